@@ -1,0 +1,67 @@
+# Every target prepares .venv by itself; nothing but Python >= 3.11 with pip is needed. Pip's own settings apply
+# (an index, a folder of wheels, a CPU-only torch).
+MAKEFLAGS += --no-print-directory
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+# Stamps: an install runs again only when what it installs has changed.
+PACKAGE := $(VENV)/.installed-package
+DEV := $(VENV)/.installed-dev
+WORKERS ?= 2
+PYTHON ?=
+
+.PHONY: help env demo test lint format docs bench clean
+
+help:  ## Show the targets
+	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-14s %s\n", $$1, $$2}'
+
+env: $(DEV)  ## Create or update .venv with everything needed to work on fedalloy
+
+demo: $(PACKAGE)  ## Compare algorithms on the embedded digits and leave demo/report.html
+	@$(BIN)/fedalloy compare recipes/demo.toml -o runs/demo
+	@$(BIN)/fedalloy report runs/demo -o demo/report.html
+
+# One thread per process: the workers share the cores, and small tensors gain nothing from threads.
+test: lint  ## Lint, type check, then all tests and doctests in random order
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+lint: $(DEV)  ## Check style, format and types
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+
+format: $(DEV)  ## Put the code into the house format
+	@$(BIN)/ruff check --fix
+	@$(BIN)/ruff format
+
+docs: $(DEV)  ## Run the examples in docstrings and check that the generated reference is up to date
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q src/fedalloy
+	@$(BIN)/python -m fedalloy.docs --check
+
+bench: $(DEV)  ## Measure the engines
+	@$(BIN)/python -m benchmarks.engines
+
+clean:  ## Remove caches, builds and the demo's output (.venv and other runs stay)
+	@rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build demo runs/demo
+	@find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+$(PACKAGE): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing fedalloy into $(VENV) (the first time takes a few minutes) ..."
+	@$(PIP_INSTALL) -e .
+	@touch $@
+
+# The development install contains the package, so it serves the demo as well.
+$(DEV): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing fedalloy and its development tools into $(VENV) (the first time takes a few minutes) ..."
+	@$(PIP_INSTALL) -e ".[dev]"
+	@touch $(PACKAGE) $@
+
+# A candidate counts only if it runs and is new enough: a version manager may answer for a Python it does not have.
+$(BIN)/python:
+	@for python in $(PYTHON) python3.11 python3.12 python3.13 python3 python; do \
+	  "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; \
+	  echo "Creating $(VENV) with $$("$$python" -V) ..."; \
+	  exec "$$python" -m venv $(VENV); \
+	done; echo "No Python >= 3.11 found: install one, or name it with 'make env PYTHON=/path/to/python'." >&2; exit 1
