@@ -1,0 +1,1 @@
+"""The heart of the house: types, protocols, the algorithm and its two halves. Imports torch and nothing else."""

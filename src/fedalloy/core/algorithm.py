@@ -1,0 +1,149 @@
+"""An algorithm is a frozen value of four parts; the server half is one pure function."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedalloy.core import tree
+from fedalloy.core.errors import AlgorithmError
+from fedalloy.core.keys import Key
+from fedalloy.core.protocols import ENGINE_STATS, LocalSolver, ServerOptimizer, Shared, Weighting, Wire
+from fedalloy.core.screening import screen
+from fedalloy.core.types import Cohort, Context, Info, Part, Payload, State, Tree, Weights
+
+OnFailure = Literal["drop", "resend"]
+ServerState = dict[str, State]
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A solver, a weighting, a server and what happens on the wire between them.
+
+    Built only when what the weighting requires is provided by the solver or the engine. ``on_failure``
+    overrides what the devices say about a client whose link failed.
+    """
+
+    solver: LocalSolver
+    weighting: Weighting
+    server: ServerOptimizer
+    wire: tuple[Wire, ...] = ()
+    on_failure: OnFailure | None = None
+
+    def __post_init__(self) -> None:
+        missing = self.weighting.requires - self.provides
+        if missing:
+            raise AlgorithmError(
+                f"weighting {_name(self.weighting)} requires {', '.join(sorted(missing))}, which solver "
+                f"{_name(self.solver)} does not provide; provided: {', '.join(sorted(self.provides))}"
+            )
+        if self.solver.update not in self.solver.parts:
+            raise AlgorithmError(f"solver {_name(self.solver)} declares no part '{self.solver.update}' to update with")
+
+    @property
+    def provides(self) -> frozenset[str]:
+        """Statistics a client can send."""
+        return self.solver.provides | ENGINE_STATS
+
+    @property
+    def stateful(self) -> bool:
+        """Whether clients keep something between rounds."""
+        return self.solver.stateful or any(wire.stateful for wire in self.wire)
+
+    def parts(self, shared: Mapping[str, Tree]) -> dict[str, Part]:
+        """Everything a client sends: the solver's parts, and the buffers of a model that has some."""
+        buffers = {"buffers": Part("samples", like="buffers")} if shared.get("buffers") else {}
+        return {**self.solver.parts, **buffers}
+
+    def init(self, params: Tree, population: int, buffers: Tree | None = None) -> ServerState:
+        """The server's state before the first round."""
+        shared: Shared = {"params": params, "buffers": buffers or {}, **self.solver.init_shared(params)}
+        return {
+            "shared": shared,
+            "weighting": self.weighting.init(population),
+            "server": self.server.init(shared[self.solver.target]),
+        }
+
+    def init_client(self, shared: Shared, key: Key) -> State:
+        """A client's state before its first round."""
+        wires = {str(i): wire.init_client(shared, key.fold("wire", i)) for i, wire in enumerate(self.wire)}
+        return {"solver": self.solver.init_client(shared, key.fold("solver")), "wire": wires}
+
+    def check_cohort(self, cohort: int, population: int) -> None:
+        """Refuse a sampled cohort where the weighting needs everyone."""
+        if self.weighting.needs_everyone and cohort < population:
+            raise AlgorithmError(
+                f"weighting {_name(self.weighting)} needs every client in every round, but the cohort is {cohort} of "
+                f"{population}: set the cohort to {population} or choose a rule for sampled cohorts"
+            )
+
+
+@dataclass(frozen=True)
+class ServerStep:
+    """What a round did at the server."""
+
+    state: ServerState
+    ids: Tensor
+    weights: Weights
+    info: Info
+    dropped: dict[int, str]
+
+
+def server_step(
+    algorithm: Algorithm, state: ServerState, cohort: Cohort, ctx: Context, max_norm: float | None = None
+) -> ServerStep:
+    """Screen, weigh, combine, undo the wire, move the target, absorb: the whole server half, pure.
+
+    A cohort without a single valid contribution leaves the state as it was.
+    """
+    cohort, dropped = screen(cohort, algorithm.solver.update, max_norm)
+    if len(cohort) == 0:
+        return ServerStep(state, cohort.ids, torch.zeros(0), {}, dropped)
+    weights, weighting_state, info = algorithm.weighting.weigh(cohort, state["weighting"], ctx)
+    aggregate = _reduce(algorithm, state["shared"], cohort, weights)
+    for wire in reversed(algorithm.wire):
+        aggregate = wire.after(aggregate, cohort, weights, ctx)
+    shared, server_state, server_info = _move(algorithm, state, aggregate, ctx)
+    shared = algorithm.solver.absorb(shared, aggregate, cohort, ctx)
+    new = {"shared": shared, "weighting": weighting_state, "server": server_state}
+    return ServerStep(new, cohort.ids, weights, {**info, **server_info}, dropped)
+
+
+def _reduce(algorithm: Algorithm, shared: Shared, cohort: Cohort, weights: Weights) -> Payload:
+    """Each part as declared."""
+    even = torch.full((len(cohort),), 1.0 / len(cohort), dtype=torch.float64)
+    reduced = {}
+    for name, part in algorithm.parts(shared).items():
+        leaves = cohort.payload[name]
+        if part.reduce == "stack":
+            reduced[name] = leaves
+        elif part.reduce == "weighted":
+            reduced[name] = tree.combine(leaves, weights)
+        else:
+            reduced[name] = tree.combine(leaves, even if part.reduce == "mean" else _by_samples(cohort))
+    return reduced
+
+
+def _by_samples(cohort: Cohort) -> Tensor:
+    sizes = cohort.stats["num_examples"].double()
+    if not bool(sizes.any()):
+        sizes = torch.ones_like(sizes)
+    return sizes / sizes.sum()
+
+
+def _move(algorithm: Algorithm, state: ServerState, aggregate: Payload, ctx: Context) -> tuple[Shared, State, Info]:
+    """The server optimizer moves the target; buffers are replaced by their average, never optimised."""
+    target = algorithm.solver.target
+    moved, server_state, info = algorithm.server.apply(
+        aggregate[algorithm.solver.update], state["server"], state["shared"][target], ctx
+    )
+    buffers = aggregate.get("buffers", state["shared"]["buffers"])
+    return {**state["shared"], target: moved, "buffers": buffers}, server_state, info
+
+
+def _name(rule: object) -> str:
+    return f"'{type(rule).__name__}'"

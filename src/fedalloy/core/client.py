@@ -1,0 +1,190 @@
+"""The client half: one client's program from received parts to contribution. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from fedalloy.core import tree
+from fedalloy.core.algorithm import Algorithm
+from fedalloy.core.errors import ClientError
+from fedalloy.core.keys import Key
+from fedalloy.core.protocols import Carry, Objective, Shared
+from fedalloy.core.types import Context, Contribution, Examples, Payload, Plan, State, Tree
+
+_CHUNK = 4096
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """One client's share of a round: its data, how many epochs it has time for, whether its link works."""
+
+    examples: Examples
+    epochs: int = -1
+    active: bool = True
+
+
+class BatchGradient:
+    """``grad_at`` for one step: gradients of the batch loss, remembering the loss and the buffers.
+
+    A solver that evaluates several models in one step passes ``track=False`` for those whose batch
+    statistics should not enter the shared buffers.
+    """
+
+    def __init__(
+        self, objective: Objective, x: Tensor, y: Tensor, mask: Tensor | None, buffers: Tree, draw: Tensor | None
+    ) -> None:
+        self._objective, self._batch, self._draw = objective, (x, y, mask), draw
+        self.buffers = buffers
+        self.loss: Tensor | None = None
+
+    def __call__(self, params: Tree, *, track: bool = True) -> Tree:
+        def loss_of(leaves: Tree) -> tuple[Tensor, tuple[Tensor, Tree]]:
+            loss, buffers = self._objective.loss(leaves, self.buffers, *self._batch, self._draw)
+            return loss, (loss, buffers)
+
+        grads, (loss, buffers) = grad(loss_of, has_aux=True)(params)
+        if track:
+            self.buffers = buffers
+        self.loss = loss if self.loss is None else self.loss
+        return dict(grads)
+
+
+def run_client(
+    algorithm: Algorithm,
+    objective: Objective,
+    shared: Shared,
+    state: State,
+    assignment: Assignment,
+    key: Key,
+    ctx: Context,
+) -> Contribution:
+    """Plan, draw, begin, step, end, encode. An error names the stage it happened in.
+
+    ``key`` is the client's own key of this round, as a batch of one.
+    """
+    solver, examples = algorithm.solver, assignment.examples
+    stats: dict[str, float] = {"num_examples": float(len(examples))}
+    with stage("plan"):
+        sizes, epochs = torch.tensor([len(examples)]), torch.tensor([assignment.epochs])
+        plan = solver.plan(sizes, epochs, key.fold("plan"))
+        draws = solver.draws(plan, key.fold("draws"))
+        stats["num_steps"] = float(plan.steps[0])
+        if algorithm.weighting.requires & solver.provides:
+            described = solver.describe(plan.steps.double(), ctx)
+            stats |= {name: float(values[0]) for name, values in described.items()}
+    if "loss_before" in algorithm.weighting.requires:
+        with stage("loss_before"):
+            stats["loss_before"] = mean_loss(objective, shared[solver.target], shared["buffers"], examples)
+    with stage("begin"):
+        carry = solver.begin(shared, state["solver"], ctx)
+    carry, buffers, stats["train_loss"] = _train(
+        algorithm, objective, carry, shared["buffers"], assignment, plan, draws, key, ctx
+    )
+    if "accuracy_after" in algorithm.weighting.requires:
+        with stage("accuracy_after"):
+            stats["accuracy_after"] = _accuracy(objective, solver.trained(carry), buffers, examples)
+    with stage("end"):
+        steps = torch.tensor(stats["num_steps"] if assignment.active else 0.0, dtype=torch.float64)
+        payload, mine = solver.end(carry, shared, state["solver"], steps, ctx)
+    if shared["buffers"]:
+        payload = {**payload, "buffers": buffers}
+    kept = {"solver": mine, "wire": state["wire"]}
+    return _send(algorithm, shared, payload, kept, stats, key, encode=assignment.active)
+
+
+def mean_loss(objective: Objective, params: Tree, buffers: Tree, examples: Examples) -> float:
+    """Mean loss over a client's examples; NaN for a client without any."""
+    total = sum(
+        float(objective.losses(objective.outputs(params, buffers, x), y).double().sum())
+        for x, y in zip(examples.x.split(_CHUNK), examples.y.split(_CHUNK), strict=True)
+    )
+    return total / len(examples) if len(examples) else float("nan")
+
+
+def client_keys(round_key: Key, ids: Tensor) -> Key:
+    """One key per client of a round, by the client's id and nothing else, as a batch."""
+    return round_key.fold("client").each(ids)
+
+
+@contextmanager
+def stage(name: str) -> Iterator[None]:
+    """Turn any error inside into one that names the stage."""
+    try:
+        yield
+    except ClientError:
+        raise
+    except Exception as error:
+        raise ClientError(name, error) from error
+
+
+def dropout_draws(plan: Plan, keys: Key) -> Tensor:
+    """One 64-bit key per client and step, from which dropout modules make their masks, ``[C, S]``."""
+    state = keys.fold("dropout").each(torch.arange(plan.index.shape[1])).state
+    assert isinstance(state, Tensor)
+    return state
+
+
+def _train(
+    algorithm: Algorithm,
+    objective: Objective,
+    carry: Carry,
+    buffers: Tree,
+    assignment: Assignment,
+    plan: Plan,
+    draws: Tree,
+    key: Key,
+    ctx: Context,
+) -> tuple[Carry, Tree, float]:
+    """Every planned step in turn; also the mean training loss over the examples seen."""
+    dropout, seen, total = dropout_draws(plan, key), 0, 0.0
+    steps = int(plan.steps[0]) if assignment.active else 0
+    for step in range(steps):
+        with stage(f"step {step + 1} of {steps}"):
+            chosen = plan.index[0, step][plan.mask[0, step]]
+            batch = assignment.examples.x[chosen], assignment.examples.y[chosen]
+            grad_at = BatchGradient(objective, *batch, None, buffers, dropout[0, step])
+            inputs: dict[str, Any] = {name: leaf[0, step] for name, leaf in draws.items()}
+            carry = algorithm.solver.step(carry, grad_at, inputs, plan.phase[0, step], ctx)
+            buffers, seen = grad_at.buffers, seen + len(chosen)
+            total += float(grad_at.loss) * len(chosen) if grad_at.loss is not None else 0.0
+    return carry, buffers, total / seen if seen else float("nan")
+
+
+def _accuracy(objective: Objective, params: Tree, buffers: Tree, examples: Examples) -> float:
+    hits = sum(
+        float(objective.hits(objective.outputs(params, buffers, x), y).sum())
+        for x, y in zip(examples.x.split(_CHUNK), examples.y.split(_CHUNK), strict=True)
+    )
+    return hits / len(examples) if len(examples) else float("nan")
+
+
+def _send(
+    algorithm: Algorithm,
+    shared: Shared,
+    payload: Payload,
+    state: State,
+    stats: dict[str, float],
+    key: Key,
+    *,
+    encode: bool,
+) -> Contribution:
+    """Encode in wire order and count what really travels.
+
+    A client whose link failed counts with an update of zero: an error memory or noise must not speak for it.
+    """
+    plain = sum(tree.nbytes(leaves) for leaves in payload.values())
+    kept = dict(state["wire"])
+    for position, wire in enumerate(algorithm.wire):
+        with stage(f"wire {position}"):
+            if encode:
+                draws = tree.rows(wire.draws(shared, key.fold("wire", position)), 0)
+                payload, kept[str(position)] = wire.encode(payload, kept[str(position)], draws)
+            plain = wire.bytes_sent(payload, plain)
+    return Contribution(payload, {**stats, "bytes_up": float(plain)}, {**state, "wire": kept})

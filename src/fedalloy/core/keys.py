@@ -1,0 +1,158 @@
+"""Randomness with an address: every draw is a function of a named key, never of call order.
+
+A key is a path (seed, round, client, stream, ...) hashed to 64 bits. Draws are counter based: number
+``i`` of a key is a hash of (key, i), so a block of clients is drawn in one vectorised call and a client
+gets the same numbers whether it is drawn alone, in a block, padded or on another device.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_FIRST = 0xBF58476D1CE4E5B9
+_SECOND = 0x94D049BB133111EB
+_LAST = torch.iinfo(torch.int64).max
+
+Label = int | str
+
+
+def _signed(value: int) -> int:
+    """The two's-complement reading of 64 bits, which is what an int64 tensor holds."""
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _mix(value: int) -> int:
+    """The splitmix64 finaliser: a bijection that spreads every input bit over all output bits."""
+    value &= _MASK
+    value = ((value ^ (value >> 30)) * _FIRST) & _MASK
+    value = ((value ^ (value >> 27)) * _SECOND) & _MASK
+    return value ^ (value >> 31)
+
+
+def _shift(value: Tensor, bits: int) -> Tensor:
+    """Logical right shift: int64 tensors shift their sign in, 64 plain bits do not."""
+    return (value >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mix_tensor(value: Tensor) -> Tensor:
+    value = (value ^ _shift(value, 30)) * _signed(_FIRST)
+    value = (value ^ _shift(value, 27)) * _signed(_SECOND)
+    return value ^ _shift(value, 31)
+
+
+@lru_cache(maxsize=4096)
+def _label_bits(label: Label) -> int:
+    """64 bits for a label; an integer and the string that spells it differ."""
+    if isinstance(label, str):
+        return int.from_bytes(hashlib.blake2b(label.encode(), digest_size=8).digest(), "big")
+    return _mix(label * _GOLDEN + 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Key:
+    """An immutable address of randomness, or a whole batch of them.
+
+    ``state`` is an int for one key, or an int64 tensor of any shape for a batch; draws then get the
+    batch's axes in front.
+
+    >>> key = Key.of(7).fold("round", 3)
+    >>> key.each(torch.tensor([4, 9])).permutation(3).shape
+    torch.Size([2, 3])
+    >>> bool((key.each(torch.tensor([4, 9])).permutation(3)[1] == key.fold(9).permutation(3)).all())
+    True
+    """
+
+    state: int | Tensor
+
+    @staticmethod
+    def of(seed: int) -> Key:
+        """The root key of an experiment."""
+        return Key(_mix(_label_bits("fedalloy") ^ _label_bits(int(seed))))
+
+    def fold(self, *labels: Label) -> Key:
+        """The key at the end of the path ``labels`` below this one."""
+        state = self.state
+        for label in labels:
+            bits = _label_bits(label)
+            if isinstance(state, int):
+                state = _mix(state ^ bits)
+            else:
+                state = _mix_tensor(state ^ _signed(bits))
+        return Key(state)
+
+    def each(self, labels: Tensor) -> Key:
+        """A batch: one key per integer label, equal to ``fold(label)`` for each; new axes come last."""
+        bits = _mix_tensor(labels.to(torch.int64) * _signed(_GOLDEN) + 1)
+        if isinstance(self.state, int):
+            return Key(_mix_tensor(bits ^ _signed(self.state)))
+        state = self.state.reshape(*self.state.shape, *([1] * labels.dim()))
+        return Key(_mix_tensor(bits ^ state))
+
+    def rows(self, begin: int, end: int) -> Key:
+        """Some keys of a batch."""
+        assert isinstance(self.state, Tensor), "a single key has no rows"
+        return Key(self.state[begin:end])
+
+    def seed(self) -> int:
+        """A 63-bit seed for a generator that lives outside fedalloy (torch, numpy)."""
+        return int(self.state) & _LAST
+
+    def generator(self) -> torch.Generator:
+        """A CPU generator seeded by this key."""
+        return torch.Generator().manual_seed(self.seed())
+
+    def bits(self, *shape: int, device: torch.device | str | None = None) -> Tensor:
+        """Random int64 values of shape ``batch + shape``."""
+        count = 1
+        for extent in shape:
+            count *= extent
+        state = self._state_tensor(device)
+        counter = torch.arange(1, count + 1, dtype=torch.int64, device=state.device) * _signed(_GOLDEN)
+        return _mix_tensor(state.unsqueeze(-1) + counter).reshape((*state.shape, *shape))
+
+    def uniform(
+        self, *shape: int, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None
+    ) -> Tensor:
+        """Values in [0, 1). The grid has 24 bits in float32 so that 1.0 can never appear."""
+        digits = 53 if dtype == torch.float64 else 24
+        return _shift(self.bits(*shape, device=device), 64 - digits).to(dtype) * 2.0**-digits
+
+    def normal(
+        self, *shape: int, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None
+    ) -> Tensor:
+        """Standard normal values, by the inverse of the normal distribution function."""
+        middle = self.uniform(*shape, dtype=torch.float64, device=device) + 2.0**-54
+        values: Tensor = torch.special.ndtri(middle)
+        return values.to(dtype)
+
+    def permutation(
+        self, length: int, *, valid: Tensor | None = None, device: torch.device | str | None = None
+    ) -> Tensor:
+        """A permutation of ``range(length)``; with ``valid`` (one count per key of the batch) the first
+        ``valid`` entries are a permutation of ``range(valid)`` and the rest is padding."""
+        order = self.bits(length, device=device)
+        if valid is not None:
+            padded = torch.arange(length, device=order.device) >= valid.to(order.device).unsqueeze(-1)
+            order = order.masked_fill(padded, _LAST)
+        return order.argsort(dim=-1, stable=True)
+
+    def choice(self, population: int, size: int) -> Tensor:
+        """``size`` distinct members of ``range(population)``, in O(size) (Floyd's sampling), sorted."""
+        chosen: set[int] = set()
+        for step, draw in enumerate(self.bits(size).tolist()):
+            top = population - size + step
+            pick = (draw & _LAST) % (top + 1)
+            chosen.add(top if pick in chosen else pick)
+        return torch.tensor(sorted(chosen), dtype=torch.int64)
+
+    def _state_tensor(self, device: torch.device | str | None) -> Tensor:
+        if isinstance(self.state, int):
+            return torch.tensor(_signed(self.state), dtype=torch.int64, device=device)
+        return self.state if device is None else self.state.to(device)

@@ -1,0 +1,266 @@
+"""What the rooms promise each other: the four kinds of rule, and the engine, task and store around them.
+
+Rules are frozen dataclasses that hold configuration only. Methods that are not abstract are *hooks*
+whose default does nothing; filling one in is the only kind of overriding there is.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from torch import Tensor
+
+from fedalloy.core.keys import Key
+from fedalloy.core.types import (
+    Block,
+    Cohort,
+    Context,
+    Descent,
+    Info,
+    Part,
+    Payload,
+    Plan,
+    State,
+    Stats,
+    Tree,
+    Weights,
+    Work,
+)
+
+if TYPE_CHECKING:
+    from fedalloy.core.algorithm import Algorithm
+
+Shared = dict[str, Tree]
+"""The parts every client receives: ``params``, ``buffers``, ``control``, ``samples``, ..."""
+Carry = dict[str, Any]
+"""What a client's program hands from step to step: nested dicts of tensors."""
+GradAt = Callable[..., Tree]
+"""``grad_at(params)`` is the gradient of the mean loss of this step's batch at ``params``."""
+DataPart = Literal["train", "valid", "test"]
+
+ENGINE_STATS = frozenset({"num_examples", "num_steps", "train_loss", "loss_before", "accuracy_after", "bytes_up"})
+"""Statistics that every engine can provide by itself."""
+
+
+class LocalSolver(ABC):
+    """What a client does with the received parts and its data. Pure and vmappable.
+
+    A solver writes ``begin``, ``step`` and ``end``; gradients come only through ``grad_at``.
+    """
+
+    @property
+    def parts(self) -> Mapping[str, Part]:
+        """What is sent, by name."""
+        return {"delta": Part()}
+
+    @property
+    def target(self) -> str:
+        """The shared part that the server optimizer moves."""
+        return "params"
+
+    @property
+    def update(self) -> str:
+        """The sent part that moves the target."""
+        return "delta"
+
+    @property
+    def provides(self) -> frozenset[str]:
+        """Statistics this solver adds to those of the engine (see ``describe``)."""
+        return frozenset()
+
+    @property
+    def stateful(self) -> bool:
+        """Whether clients keep something between rounds."""
+        return False
+
+    @property
+    def descent(self) -> Descent | None:
+        """What this solver's program is made of, if it is plain descent (then engines may fuse it)."""
+        return None
+
+    @abstractmethod
+    def lr_at(self, round: int, rounds: int | None = None) -> float:
+        """The local step size in force in a round (counted from 1)."""
+
+    @abstractmethod
+    def plan(self, sizes: Tensor, epochs: Tensor, keys: Key) -> Plan:
+        """The local steps of a block of clients: ``sizes`` and ``epochs`` are ``[C]``, ``keys`` a batch of C."""
+
+    def draws(self, plan: Plan, keys: Key) -> Tree:
+        """Random inputs of the program, ``[C, S, ...]`` each."""
+        return {}
+
+    def init_shared(self, params: Tree) -> Shared:
+        """Further shared parts, besides ``params`` and ``buffers``."""
+        return {}
+
+    def init_client(self, shared: Shared, key: Key) -> State:
+        """What a client keeps before its first round."""
+        return {}
+
+    @abstractmethod
+    def begin(self, shared: Shared, mine: State, ctx: Context) -> Carry:
+        """The carry before the first step."""
+
+    @abstractmethod
+    def step(self, carry: Carry, grad_at: GradAt, draws: Tree, phase: Tensor, ctx: Context) -> Carry:
+        """One local step."""
+
+    @abstractmethod
+    def end(
+        self, carry: Carry, shared: Shared, mine: State, steps: Tensor, ctx: Context
+    ) -> tuple[Payload, State]:
+        """What is sent and what is kept, after ``steps`` steps (a float scalar tensor, possibly 0)."""
+
+    def describe(self, steps: Tensor, ctx: Context) -> Stats:
+        """The statistics named in ``provides``, from the planned steps of a block ``[C]``."""
+        return {}
+
+    def absorb(self, shared: Shared, aggregate: Payload, cohort: Cohort, ctx: Context) -> Shared:
+        """The shared parts after the round; the target has been moved already."""
+        return shared
+
+    def trained(self, carry: Carry) -> Tree:
+        """The client's model after local training, on which ``accuracy_after`` is measured."""
+        model: Tree = carry["params"]
+        return model
+
+
+class Weighting(ABC):
+    """How much each contribution counts."""
+
+    @property
+    def requires(self) -> frozenset[str]:
+        """Statistics the rule needs from every client."""
+        return frozenset({"num_examples"})
+
+    @property
+    def reads_payload(self) -> bool:
+        """Whether the rule looks at what was sent (then nothing can be masked or streamed)."""
+        return False
+
+    @property
+    def weight_bound(self) -> float | None:
+        """The largest weight one client can get whatever it sends; None when there is no such bound."""
+        return None
+
+    @property
+    def needs_everyone(self) -> bool:
+        """Whether the rule is defined only when the cohort is the whole population."""
+        return False
+
+    def init(self, population: int) -> State:
+        """The rule's state before the first round."""
+        return {}
+
+    @abstractmethod
+    def weigh(self, cohort: Cohort, state: State, ctx: Context) -> tuple[Weights, State, Info]:
+        """Weights on the updates, the new state, and what was computed on the way."""
+
+
+class ServerOptimizer(ABC):
+    """What the server does with the combined update."""
+
+    def init(self, target: Tree) -> State:
+        """The optimizer's state before the first round."""
+        return {}
+
+    @abstractmethod
+    def apply(self, update: Tree, state: State, target: Tree, ctx: Context) -> tuple[Tree, State, Info]:
+        """The moved target, the new state, and what was computed on the way."""
+
+
+class Wire(ABC):
+    """What happens to a contribution on its way: a client half and a server half of one idea."""
+
+    @property
+    def stateful(self) -> bool:
+        """Whether clients keep something between rounds (an error memory, say)."""
+        return False
+
+    def init_client(self, shared: Shared, key: Key) -> State:
+        """What the client half keeps before its first round."""
+        return {}
+
+    def draws(self, shared: Shared, keys: Key) -> Tree:
+        """Random inputs of the client half, ``[C, ...]`` each."""
+        return {}
+
+    @abstractmethod
+    def encode(self, payload: Payload, mine: State, draws: Tree) -> tuple[Payload, State]:
+        """The client half: what is sent instead, and what is kept. Pure and vmappable."""
+
+    def after(self, aggregate: Payload, cohort: Cohort, weights: Weights, ctx: Context) -> Payload:
+        """The server half, on the combined parts; transforms are undone in reverse order."""
+        return aggregate
+
+    def bytes_sent(self, payload: Payload, plain: int) -> int:
+        """How many bytes this encoding really needs where the plain tensors need ``plain``."""
+        return plain
+
+
+class Objective(Protocol):
+    """A model and its loss as pure functions of parameters and buffers."""
+
+    def init(self, key: Key) -> tuple[Tree, Tree]:
+        """Fresh parameters and buffers."""
+
+    def loss(
+        self, params: Tree, buffers: Tree, x: Tensor, y: Tensor, mask: Tensor | None, draw: Tensor | None
+    ) -> tuple[Tensor, Tree]:
+        """Mean training loss over the (masked) batch, and the buffers after it."""
+
+    def outputs(self, params: Tree, buffers: Tree, x: Tensor) -> Tensor:
+        """What the model says, in evaluation mode."""
+
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """The loss of every example."""
+
+    def hits(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Whether every example is classified correctly, as 0 or 1."""
+
+
+class Task(Protocol):
+    """A model, its loss and the clients' data."""
+
+    @property
+    def objective(self) -> Objective:
+        """The model as pure functions."""
+
+    @property
+    def population(self) -> int:
+        """How many clients exist."""
+
+    def data(self, part: DataPart, ids: Tensor) -> Block:
+        """The examples of some clients."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an engine returns: the cohort, the clients' new states, and who failed and why."""
+
+    cohort: Cohort
+    states: dict[int, State]
+    failures: dict[int, str] = field(default_factory=dict)
+
+
+class Engine(Protocol):
+    """Runs the client half over a cohort; the only thing engines do."""
+
+    def __call__(
+        self, algorithm: Algorithm, task: Task, shared: Shared, states: Mapping[int, State], work: Work, ctx: Context
+    ) -> Outcome:
+        """One round of local work."""
+
+
+class ClientStore(Protocol):
+    """Where the states of clients live between rounds."""
+
+    def get(self, ids: Sequence[int]) -> dict[int, State]:
+        """The states that are known."""
+
+    def put(self, states: Mapping[int, State]) -> None:
+        """Remember the states of a round."""

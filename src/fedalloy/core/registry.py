@@ -1,0 +1,114 @@
+"""The one place that knows which rules exist: names, rooms, discovery, plug-ins.
+
+A rule enters by decorating its class (or, for models and algorithms, its function):
+
+    @register("weighting", "uniform")
+    @dataclass(frozen=True)
+    class Uniform(Weighting): ...
+
+Built-in rules are found by walking their room; other packages publish theirs through the entry-point
+group ``fedalloy.rules`` (each entry names a module to import).
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from typing import Any, TypeVar
+
+from fedalloy.core.errors import RegistryError, nearest
+
+Rule = TypeVar("Rule", bound=Callable[..., Any])
+
+ROOMS: dict[str, str] = {
+    "solver": "fedalloy.solvers",
+    "weighting": "fedalloy.weightings",
+    "server": "fedalloy.servers",
+    "wire": "fedalloy.wire",
+    "algorithm": "fedalloy.algorithms",
+    "dataset": "fedalloy.tasks.datasets",
+    "partition": "fedalloy.tasks.partitions",
+    "model": "fedalloy.tasks.models",
+    "metric": "fedalloy.tasks.metrics",
+    "engine": "fedalloy.engines",
+    "conform": "fedalloy.conform",
+}
+
+_rules: dict[str, dict[str, Callable[..., Any]]] = {room: {} for room in ROOMS}
+_loaded: set[str] = set()
+
+
+def register(room: str, name: str) -> Callable[[Rule], Rule]:
+    """Enter a rule under ``name``; a second rule of the same name is refused."""
+
+    def enter(rule: Rule) -> Rule:
+        rules = _room(room)
+        taken = rules.get(name)
+        if taken is not None and not _same_source(taken, rule):
+            raise RegistryError(
+                f"{room} '{name}' is taken by {taken.__module__}.{taken.__qualname__}; "
+                f"choose another name for {rule.__module__}.{rule.__qualname__}"
+            )
+        rules[name] = rule
+        return rule
+
+    return enter
+
+
+def find(room: str, name: str) -> Callable[..., Any]:
+    """The rule registered under ``name``, or an error that lists what there is."""
+    rules = everything(room)
+    if name not in rules:
+        raise RegistryError(f"unknown {room} '{name}': {nearest(name, rules)}")
+    return rules[name]
+
+
+def names(room: str) -> list[str]:
+    """All names of a room, sorted."""
+    return sorted(everything(room))
+
+
+def everything(room: str) -> dict[str, Callable[..., Any]]:
+    """All rules of a room, built in and plugged in; the room's modules are imported on first use."""
+    rules = _room(room)
+    if room not in _loaded:
+        _loaded.add(room)
+        try:
+            _import_tree(ROOMS[room])
+            _import_plugins()
+        except BaseException:
+            _loaded.discard(room)  # a room that is half there would look complete the next time
+            raise
+    return dict(rules)
+
+
+def name_of(room: str, rule: Callable[..., Any]) -> str:
+    """The name under which a rule's class was registered."""
+    for name, known in _room(room).items():
+        if known is rule:
+            return name
+    raise RegistryError(f"{rule.__module__}.{rule.__qualname__} is not a registered {room}: decorate it with @register")
+
+
+def _room(room: str) -> dict[str, Callable[..., Any]]:
+    if room not in _rules:
+        raise RegistryError(f"unknown room '{room}': {nearest(room, ROOMS)}")
+    return _rules[room]
+
+
+def _same_source(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
+    """A module that is imported again (reload, spawn) may replace its own rules."""
+    return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
+
+
+def _import_tree(package: str) -> None:
+    module = importlib.import_module(package)
+    for found in pkgutil.iter_modules(getattr(module, "__path__", [])):
+        importlib.import_module(f"{package}.{found.name}")
+
+
+def _import_plugins() -> None:
+    for point in entry_points(group="fedalloy.rules"):
+        point.load()

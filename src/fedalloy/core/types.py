@@ -1,0 +1,183 @@
+"""The values that travel between the rooms: parts, plans, work, data blocks, contributions, cohorts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedalloy.core import tree
+from fedalloy.core.keys import Key
+from fedalloy.core.tree import Tree, Weights
+
+Payload = dict[str, Tree]
+State = dict[str, Any]
+"""Nested dicts whose leaves are tensors and plain scalars."""
+Stats = dict[str, Tensor]
+Info = dict[str, Tensor]
+
+__all__ = [
+    "Block", "Cohort", "Context", "Contribution", "Descent", "Examples", "Info", "Part", "Payload", "Plan",
+    "State", "Stats", "Tree", "Weights", "Work",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Part:
+    """One thing a client sends and how the server reduces it over clients.
+
+    ``reduce``: ``weighted`` by the weighting rule, plain ``mean``, by ``samples``, or kept as a ``stack``.
+    ``like``: the shared part whose names and shapes it copies (used to check what arrives).
+    """
+
+    reduce: Literal["weighted", "mean", "samples", "stack"] = "weighted"
+    like: str = "params"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which examples enter which local step, for a block of clients.
+
+    ``index`` and ``mask`` are ``[C, S, B]``: positions in the client's own training part, and whether the
+    slot is used. ``phase`` is ``[C, S]``. A step whose mask is empty is not taken: the carry stays.
+    """
+
+    index: Tensor
+    mask: Tensor
+    phase: Tensor
+
+    @property
+    def steps(self) -> Tensor:
+        """How many steps each client takes, ``[C]``."""
+        return self.mask.any(-1).sum(-1)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the devices of a cohort do in one round.
+
+    ``epochs`` overrides the solver's own number where it is not -1. A client that is not ``active`` plans
+    its work but its link fails: it re-sends the received model (a zero update).
+    """
+
+    ids: Tensor
+    epochs: Tensor
+    active: Tensor
+
+    @staticmethod
+    def of(ids: Tensor, epochs: Tensor | None = None, active: Tensor | None = None) -> Work:
+        """Work for ``ids`` (sorted here), with the solver's epochs and every link up unless said otherwise."""
+        order = ids.argsort()
+        epochs = torch.full_like(ids, -1) if epochs is None else epochs[order]
+        active = torch.ones_like(ids, dtype=torch.bool) if active is None else active[order]
+        return Work(ids[order], epochs, active)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def rows(self, index: Tensor | slice) -> Work:
+        """Part of the cohort."""
+        return Work(self.ids[index], self.epochs[index], self.active[index])
+
+
+@dataclass(frozen=True)
+class Descent:
+    """A local program that is nothing but gradient descent on the received model, with momentum, weight decay
+    and a pull towards the received model. A solver that says it is one lets engines use kernels of their own:
+    it starts from ``params``, keeps no state and sends ``delta`` alone.
+    """
+
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    pull: float = 0.0
+
+
+@dataclass(frozen=True)
+class Examples:
+    """One client's examples, or a common pool of them."""
+
+    x: Tensor
+    y: Tensor
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+@dataclass(frozen=True)
+class Block:
+    """The examples of several clients inside one pool: client ``c`` owns rows ``start[c] .. start[c]+size[c]``."""
+
+    x: Tensor
+    y: Tensor
+    start: Tensor
+    size: Tensor
+
+    def client(self, row: int) -> Examples:
+        """A view of one client's examples."""
+        begin = int(self.start[row])
+        end = begin + int(self.size[row])
+        return Examples(self.x[begin:end], self.y[begin:end])
+
+
+@dataclass(frozen=True)
+class Context:
+    """What every rule may know about the round: read-only, the same for all clients.
+
+    ``round`` counts from 1; ``local_lr`` is the local step in force; ``absent`` are the ids that were
+    expected and sent nothing.
+    """
+
+    round: int
+    population: int
+    key: Key
+    local_lr: float = 1.0
+    rounds: int | None = None
+    absent: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What one client hands back: what it sends, its statistics, and the state it keeps."""
+
+    payload: Payload
+    stats: dict[str, float]
+    state: State
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """The contributions of a round: ``payload`` leaves have a leading client axis; always sorted by id."""
+
+    ids: Tensor
+    payload: Payload
+    stats: Stats = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def select(self, index: Tensor) -> Cohort:
+        """Some clients of the cohort."""
+        payload = {part: tree.rows(leaves, index) for part, leaves in self.payload.items()}
+        stats = {name: values[index] for name, values in self.stats.items()}
+        return Cohort(self.ids[index], payload, stats)
+
+    def with_stats(self, stats: Mapping[str, Tensor]) -> Cohort:
+        """The same cohort knowing more."""
+        return replace(self, stats={**self.stats, **stats})
+
+    @staticmethod
+    def gather(ids: list[int], contributions: list[Contribution]) -> Cohort:
+        """Stack single contributions, sorted by id."""
+        order = sorted(range(len(ids)), key=ids.__getitem__)
+        chosen = [contributions[i] for i in order]
+        parts = chosen[0].payload.keys() if chosen else ()
+        stats = chosen[0].stats.keys() if chosen else ()
+        return Cohort(
+            torch.tensor([ids[i] for i in order], dtype=torch.int64),
+            {part: tree.stack([c.payload[part] for c in chosen]) for part in parts},
+            {name: torch.tensor([c.stats[name] for c in chosen], dtype=torch.float64) for name in stats},
+        )
