@@ -1,0 +1,162 @@
+"""What all model-training solvers share: the schedule of batches, the step size and the local optimizer.
+
+``LocalTraining`` carries the settings and three final methods; a solver adds its own idea by writing
+``begin``, ``step`` and ``end`` with ``descend``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedalloy.core import tree
+from fedalloy.core.keys import Key
+from fedalloy.core.protocols import Carry, LocalSolver
+from fedalloy.core.types import Context, Descent, Plan, Stats, Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalTraining(LocalSolver):
+    """Local training by minibatches: shuffled each epoch, last partial batch kept, optimizer state anew each round.
+
+    ``decay`` multiplies the step every ``decay_every`` rounds; ``milestones`` are fractions of the run at
+    which the step is divided by ten. ``batch_size = None`` uses all examples in every step.
+    """
+
+    lr: float = 0.1
+    epochs: int = 1
+    batch_size: int | None = 32
+    shuffle: bool = True
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    decay: float = 1.0
+    decay_every: int = 1
+    milestones: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @property
+    def provides(self) -> frozenset[str]:
+        """Normalised lengths exist for linear local updates only, so not for Adam."""
+        return frozenset({"step_norm", "effective_steps"}) if self.optimizer == "sgd" else frozenset()
+
+    def lr_at(self, round: int, rounds: int | None = None) -> float:
+        passed = sum(round > fraction * rounds for fraction in self.milestones) if rounds else 0
+        return float(self.lr * self.decay ** ((round - 1) // self.decay_every) * 0.1**passed)
+
+    def plan(self, sizes: Tensor, epochs: Tensor, keys: Key) -> Plan:
+        wanted = torch.where(epochs < 0, torch.full_like(epochs, self.epochs), epochs)
+        return epoch_plan(sizes, wanted, self.batch_size, keys if self.shuffle else None)
+
+    def describe(self, steps: Tensor, ctx: Context) -> Stats:
+        length = update_length(steps, self.momentum, self.nesterov)
+        return {"step_norm": length, "effective_steps": length}
+
+
+def epoch_plan(sizes: Tensor, epochs: Tensor, batch_size: int | None, keys: Key | None) -> Plan:
+    """Batches for a block of clients; step ``s`` of a client is the same whoever shares its block.
+
+    >>> plan = epoch_plan(torch.tensor([3, 1]), torch.tensor([1, 2]), 2, None)
+    >>> plan.steps.tolist(), plan.index[0].tolist()
+    ([2, 2], [[0, 1], [2, 0]])
+    """
+    longest = max(1, int(sizes.max()))
+    width = min(batch_size or longest, longest)
+    per_epoch = (sizes + width - 1) // width
+    steps = torch.arange(max(1, int((per_epoch * epochs).max())))
+    epoch = steps // per_epoch.clamp(min=1).unsqueeze(1)
+    place = (steps % per_epoch.clamp(min=1).unsqueeze(1)).unsqueeze(2) * width + torch.arange(width)
+    taken = (epoch < epochs.unsqueeze(1)).unsqueeze(2) & (place < sizes.reshape(-1, 1, 1))
+    index = place if keys is None else _shuffled(place, epoch, sizes, max(1, int(epochs.max())), longest, keys)
+    return Plan(torch.where(taken, index, 0), taken, torch.zeros_like(epoch))
+
+
+def descend_start(training: LocalTraining, params: Tree) -> Carry:
+    """The local optimizer's memory at the start of a round."""
+    if training.optimizer == "adam":
+        first = next(iter(params.values()))
+        zero = torch.zeros((), dtype=first.dtype, device=first.device)
+        return {"first": tree.zeros_like(params), "second": tree.zeros_like(params), "count": zero}
+    return {"velocity": tree.zeros_like(params)} if training.momentum else {}
+
+
+def descend(training: LocalTraining, params: Tree, grads: Tree, memory: Carry, lr: float) -> tuple[Tree, Carry]:
+    """One step of the local optimizer: ``w <- w - lr * direction``."""
+    if training.weight_decay:
+        grads = tree.add(grads, params, training.weight_decay)
+    if training.optimizer == "adam":
+        return _adam(training, params, grads, memory, lr)
+    if not training.momentum:
+        return tree.add(params, grads, -lr), memory
+    velocity = tree.map_leaves(lambda v, g: training.momentum * v + g, memory["velocity"], grads)
+    direction = tree.add(grads, velocity, training.momentum) if training.nesterov else velocity
+    return tree.add(params, direction, -lr), {"velocity": velocity}
+
+
+def plain_descent(training: LocalTraining, pull: float = 0.0) -> Descent | None:
+    """The description that lets an engine fuse the local step; Adam has none."""
+    if training.optimizer != "sgd":
+        return None
+    return Descent(training.momentum, training.nesterov, training.weight_decay, pull)
+
+
+def update_length(steps: Tensor, momentum: float = 0.0, nesterov: bool = False, pull: float = 0.0) -> Tensor:
+    """FedNova's ``|a|_1``: how far unit gradients carry a client in ``steps`` steps, in units of the step size.
+
+    ``pull`` is ``lr * mu`` of a proximal term. The recursion reproduces the closed forms (``tau`` for plain
+    SGD; ``[tau - rho (1 - rho^tau) / (1 - rho)] / (1 - rho)`` with momentum; ``(1 - (1 - lr mu)^tau) / (lr mu)``
+    with the proximal term) and covers their combinations.
+
+    >>> update_length(torch.tensor([1.0, 2.0]), momentum=0.5).tolist()
+    [1.0, 2.5]
+    """
+    reached = torch.zeros_like(steps)
+    length = velocity = 0.0
+    for step in range(1, int(steps.max()) + 1 if len(steps) else 0):
+        slope = 1.0 - pull * length
+        velocity = momentum * velocity + slope
+        length += slope + momentum * velocity if nesterov else velocity
+        reached = torch.where(steps == step, length, reached)
+    return reached
+
+
+def _shuffled(place: Tensor, epoch: Tensor, sizes: Tensor, epochs: int, longest: int, keys: Key) -> Tensor:
+    """The example at each place of each epoch's own permutation; padding steps of small clients need none."""
+    valid = sizes.unsqueeze(1).expand(-1, epochs)
+    order = keys.each(torch.arange(epochs)).permutation(longest, valid=valid)
+    address = epoch.clamp(max=epochs - 1).unsqueeze(2) * longest + place.clamp(max=longest - 1)
+    return order.flatten(1).gather(1, address.flatten(1)).reshape(place.shape)
+
+
+def _adam(training: LocalTraining, params: Tree, grads: Tree, memory: Carry, lr: float) -> tuple[Tree, Carry]:
+    """Adam with bias correction, as it is used for local training."""
+    beta1, beta2 = training.betas
+    count = memory["count"] + 1
+    first = tree.map_leaves(lambda m, g: beta1 * m + (1 - beta1) * g, memory["first"], grads)
+    second = tree.map_leaves(lambda v, g: beta2 * v + (1 - beta2) * g * g, memory["second"], grads)
+    rate, root = lr / (1 - beta1**count), (1 - beta2**count).sqrt()
+    moved = tree.map_leaves(lambda w, m, v: w - rate * m / (v.sqrt() / root + training.eps), params, first, second)
+    return moved, {"first": first, "second": second, "count": count}
+
+
+def _check(training: LocalTraining) -> None:
+    if training.lr <= 0:
+        raise ValueError(f"lr must be above 0, got {training.lr}")
+    if training.epochs < 0:
+        raise ValueError(f"epochs must be 0 or more, got {training.epochs}")
+    if training.batch_size is not None and training.batch_size < 1:
+        raise ValueError(f"batch_size must be 1 or more (or none for full batches), got {training.batch_size}")
+    if not 0 <= training.momentum < 1:
+        raise ValueError(f"momentum must lie in [0, 1), got {training.momentum}")
+    if training.nesterov and not training.momentum:
+        raise ValueError("nesterov needs momentum > 0")
+    if training.decay_every < 1:
+        raise ValueError(f"decay_every must be 1 or more, got {training.decay_every}")

@@ -1,0 +1,29 @@
+"""Weights by data size: FedAvg (McMahan et al. 2017, arXiv:1602.05629)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedalloy.core.protocols import Weighting
+from fedalloy.core.registry import register
+from fedalloy.core.types import Cohort, Context, Info, State, Weights
+
+# Below any size there is: a cohort without a single example gets weights 0 instead of 0 / 0.
+_TINY = 1e-12
+
+
+@register("weighting", "samples")
+@dataclass(frozen=True)
+class Samples(Weighting):
+    """``p_k = n_k / sum_S n``, over the participants of the round.
+
+    When to use it: the objective is the average example, whoever owns it.
+    """
+
+    @property
+    def weight_bound(self) -> float | None:
+        return 1.0
+
+    def weigh(self, cohort: Cohort, state: State, ctx: Context) -> tuple[Weights, State, Info]:
+        sizes = cohort.stats["num_examples"]
+        return sizes / sizes.sum().clamp(min=_TINY), state, {}

@@ -1,0 +1,31 @@
+"""Every client counts the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fedalloy.core.protocols import Weighting
+from fedalloy.core.registry import register
+from fedalloy.core.types import Cohort, Context, Info, State, Weights
+
+
+@register("weighting", "uniform")
+@dataclass(frozen=True)
+class Uniform(Weighting):
+    """``p_k = 1 / m`` for the ``m`` participants of the round.
+
+    When to use it: the objective is the average client, however little data it has.
+    """
+
+    @property
+    def requires(self) -> frozenset[str]:
+        return frozenset()
+
+    @property
+    def weight_bound(self) -> float | None:
+        return 1.0
+
+    def weigh(self, cohort: Cohort, state: State, ctx: Context) -> tuple[Weights, State, Info]:
+        return torch.full((len(cohort),), 1.0 / len(cohort), dtype=torch.float64), state, {}
