@@ -1,0 +1,1 @@
+"""What is learned and on what: data sets, partitions, devices, models, losses and metrics."""

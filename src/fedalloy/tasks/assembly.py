@@ -1,0 +1,148 @@
+"""A whole task in one call: data, partition, model and loss, each as a value, a name or a spec."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from fedalloy.core.errors import SpecError, nearest
+from fedalloy.core.keys import Key
+from fedalloy.core.spec import convert, from_spec
+from fedalloy.tasks.datasets.base import Dataset, DatasetLoader
+from fedalloy.tasks.federation import FederatedTask, federate
+from fedalloy.tasks.losses import PerExample
+from fedalloy.tasks.models.build import build, resolve
+from fedalloy.tasks.objective import Factory, ModuleObjective
+from fedalloy.tasks.partitions.base import Partition
+
+Spec = Mapping[str, Any]
+Precision = Literal["float32", "float64"]
+DEFAULT_CLIENTS = 10
+_SMALLEST_IMAGE = 16
+
+
+def make_task(
+    dataset: str | Spec | DatasetLoader | Dataset = "digits",
+    model: str | Spec | Callable[..., nn.Module] | None = None,
+    partition: str | Spec | Partition | None = None,
+    clients: int | None = None,
+    *,
+    test_fraction: float = 0.2,
+    valid_fraction: float = 0.0,
+    seed: int = 0,
+    loss: str | PerExample | None = None,
+    trainable: tuple[str, ...] = ("*",),
+    dtype: Precision | torch.dtype = "float32",
+    device: str | torch.device | None = None,
+) -> FederatedTask:
+    """Clients with data, a model and a loss; everything drawn is a function of ``seed`` alone.
+
+    Without a ``partition`` the data's own clients are taken, and where there are none, ten iid ones. Without a
+    ``model`` images of at least 16 x 16 get the ``cnn`` and everything else ``logistic``. A ``model`` may
+    also be any function that returns an ``nn.Module``; of ``inputs``, ``input_shape`` and ``classes`` it
+    gets those it asks for.
+
+    >>> make_task("digits", partition={"kind": "dirichlet", "alpha": 0.3}, clients=5).population
+    5
+    """
+    key = Key.of(seed).fold("task")
+    data = as_dataset(dataset, key.fold("dataset"))
+    rule = as_partition(partition, data)
+    chosen_loss = loss or ("cross_entropy" if data.classes else "mse")
+    outputs = 1 if chosen_loss == "binary" else max(1, data.classes)
+    precision = _precision(dtype)
+    factory = as_factory(model, tuple(data.x.shape[1:]), outputs)
+    objective = ModuleObjective(factory, chosen_loss, trainable=trainable, dtype=precision)
+    made = federate(
+        data,
+        rule,
+        _count(clients, rule, data),
+        objective if device is None else objective.to(device),
+        test_fraction=test_fraction,
+        valid_fraction=valid_fraction,
+        key=key.fold("federation"),
+    )
+    return made.to(device, precision)
+
+
+def as_dataset(dataset: str | Spec | DatasetLoader | Dataset, key: Key) -> Dataset:
+    """The examples that a value, a name or a spec stands for."""
+    if isinstance(dataset, Dataset):
+        return dataset
+    loader: DatasetLoader = dataset if isinstance(dataset, DatasetLoader) else from_spec("dataset", dataset, "dataset")
+    return loader.load(key)
+
+
+def as_partition(partition: str | Spec | Partition | None, data: Dataset) -> Partition:
+    """The rule that a value, a name or a spec stands for; rules inside a rule may be specs as well.
+
+    >>> as_partition({"kind": "skewed", "label": "classes", "quantity": {"kind": "power_law"}}, None).label
+    Classes(per_client=2)
+    """
+    if isinstance(partition, Partition):
+        return partition
+    if partition is None:
+        partition = "iid" if data.owner is None else "natural"
+    if isinstance(partition, Mapping):
+        partition = {name: _inner(name, value) for name, value in partition.items()}
+    rule: Partition = from_spec("partition", partition, "partition")
+    return rule
+
+
+def as_factory(
+    model: str | Spec | Callable[..., nn.Module] | None, input_shape: tuple[int, ...], outputs: int
+) -> Factory:
+    """A function without arguments that builds the model for inputs of this shape."""
+    if model is None:
+        model = "cnn" if len(input_shape) == 3 and min(input_shape[1:]) >= _SMALLEST_IMAGE else "logistic"
+    if isinstance(model, nn.Module):
+        raise SpecError("model is a built nn.Module: give the function that builds it, so that every seed starts anew")
+    if callable(model):
+        return _filled(model, input_shape, outputs)
+    spec = {"kind": model} if isinstance(model, str) else dict(model)
+    kind = spec.pop("kind", None)
+    if not isinstance(kind, str):
+        raise SpecError("model: needs a 'kind', the name of a model or 'package.module:function'")
+    settings = _checked(kind, spec)
+    return lambda: build(kind, input_shape, outputs, **settings)
+
+
+def _inner(name: str, value: Any) -> Any:
+    """The label and quantity rules of a composed partition."""
+    is_rule = name in ("label", "quantity") or (isinstance(value, Mapping) and "kind" in value)
+    return from_spec("partition", value, f"partition.{name}") if is_rule and not isinstance(value, Partition) else value
+
+
+def _filled(factory: Callable[..., nn.Module], input_shape: tuple[int, ...], outputs: int) -> Factory:
+    known = {"inputs": math.prod(input_shape), "input_shape": input_shape, "classes": outputs}
+    taken = inspect.signature(factory).parameters
+    wanted = {name: value for name, value in known.items() if name in taken}
+    return lambda: factory(**wanted)
+
+
+def _checked(kind: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings of a model as the types its factory declares."""
+    hints = typing.get_type_hints(resolve(kind))
+    return {name: convert(value, hints.get(name, Any), f"model '{kind}'.{name}") for name, value in settings.items()}
+
+
+def _count(clients: int | None, rule: Partition, data: Dataset) -> int | None:
+    """The number of clients: as asked, as the rule makes them, or a handful."""
+    if clients is not None or rule.clients_for(data.owner) is not None:
+        return clients
+    return DEFAULT_CLIENTS
+
+
+def _precision(dtype: Precision | torch.dtype) -> torch.dtype:
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    known = {"float32": torch.float32, "float64": torch.float64}
+    if dtype not in known:
+        raise SpecError(f"dtype '{dtype}': {nearest(str(dtype), known)}")
+    return known[dtype]

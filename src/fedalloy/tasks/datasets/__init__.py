@@ -1,0 +1,1 @@
+"""Where examples come from: one small loader per data set."""

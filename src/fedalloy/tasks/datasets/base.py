@@ -1,0 +1,140 @@
+"""What a dataset is, and what a loader promises."""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedalloy.core.errors import DataError
+from fedalloy.core.keys import Key
+from fedalloy.core.types import Examples
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Examples before they are dealt to clients.
+
+    ``y`` holds class numbers (int64) or targets (float, then ``classes`` is 0). ``owner`` is the natural
+    client of every example (-1: nobody's), ``held_out`` its natural test flag, ``test`` a global test set that
+    comes with the data, ``names`` the names of the natural clients.
+    """
+
+    x: Tensor
+    y: Tensor
+    classes: int
+    owner: Tensor | None = None
+    held_out: Tensor | None = None
+    test: Examples | None = None
+    names: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("x", "owner", "held_out"):
+            column = getattr(self, name)
+            if column is not None and len(column) != len(self.y):
+                raise DataError(
+                    f"dataset has {len(self.y)} labels but {len(column)} rows of '{name}': give one per example"
+                )
+        if len(self.y) == 0:
+            raise DataError("dataset has no examples")
+        if self.owner is not None and self.names is not None and int(self.owner.max()) >= len(self.names):
+            raise DataError(f"dataset names {len(self.names)} clients but has an owner number {int(self.owner.max())}")
+        if not self.y.is_floating_point():
+            _check_labels(self.y, self.classes)
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+class DatasetLoader(ABC):
+    """A way to get a dataset: a frozen dataclass of options, entered with ``@register("dataset", name)``."""
+
+    summary: ClassVar[str] = ""
+    """One line for listings."""
+    files: ClassVar[Mapping[str, str]] = {}
+    """The files it reads, with their SHA-256."""
+    hint: ClassVar[str] = ""
+    """How to get these files."""
+
+    @abstractmethod
+    def load(self, key: Key) -> Dataset:
+        """The examples; ``key`` matters only to data that are drawn."""
+
+
+def from_clients(
+    clients: Sequence[tuple[Any, Any]], names: Sequence[str] | None = None, classes: int | None = None
+) -> Dataset:
+    """One dataset out of one ``(x, y)`` per client: arrays, lists or tensors.
+
+    ``classes`` is the largest label plus one unless said otherwise.
+
+    >>> from_clients([([[0.0], [1.0]], [0, 1]), ([[2.0]], [1])]).owner
+    tensor([0, 0, 1])
+    """
+    if not clients:
+        raise DataError("there are no clients: give at least one pair (x, y)")
+    labels = list(names) if names is not None else [f"client {k}" for k in range(len(clients))]
+    pairs = [_pair(x, y, label) for (x, y), label in zip(clients, labels, strict=True)]
+    _check_alike(pairs, labels)
+    y = torch.cat([pair[1] for pair in pairs])
+    sizes = torch.tensor([len(pair[1]) for pair in pairs])
+    owner = torch.repeat_interleave(torch.arange(len(pairs)), sizes)
+    if classes is None:
+        classes = 0 if y.is_floating_point() else int(y.max()) + 1
+    return Dataset(torch.cat([pair[0] for pair in pairs]), y, classes, owner, names=tuple(names) if names else None)
+
+
+def third_party(module: str, package: str, purpose: str) -> Any:
+    """Import a library that only this purpose needs, or say which package to install."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as missing:
+        raise DataError(
+            f"{purpose} needs the package '{package}', which is not installed: pip install {package}"
+        ) from missing
+
+
+def _pair(x: Any, y: Any, who: str) -> tuple[Tensor, Tensor]:
+    """One client's arrays as tensors of the types every model expects."""
+    try:
+        features, targets = _tensor(x).to(torch.float32), _tensor(y)
+    except (TypeError, ValueError, RuntimeError) as cause:
+        raise DataError(f"{who}: x and y must be arrays of numbers ({cause})") from cause
+    targets = targets.to(torch.float32 if targets.is_floating_point() else torch.int64)
+    if targets.dim() != 1 or features.dim() < 1 or len(features) != len(targets):
+        raise DataError(
+            f"{who}: x has shape {tuple(features.shape)} and y {tuple(targets.shape)}; "
+            "y must be one number per example and x must have as many rows"
+        )
+    if len(targets) == 0:
+        raise DataError(f"{who} has no examples: leave the client out")
+    return features, targets
+
+
+def _tensor(values: Any) -> Tensor:
+    return values if isinstance(values, Tensor) else torch.from_numpy(np.array(values))
+
+
+def _check_alike(pairs: Sequence[tuple[Tensor, Tensor]], labels: Sequence[str]) -> None:
+    """All clients have the same features and the same kind of label."""
+    x, y = pairs[0]
+    for (other_x, other_y), label in zip(pairs, labels, strict=True):
+        if other_x.shape[1:] != x.shape[1:]:
+            raise DataError(
+                f"{label}: examples have shape {tuple(other_x.shape[1:])}, those of {labels[0]} "
+                f"{tuple(x.shape[1:])}; all clients must have the same features"
+            )
+        if other_y.dtype != y.dtype:
+            raise DataError(f"{label}: labels are {other_y.dtype}, those of {labels[0]} {y.dtype}; use one kind")
+
+
+def _check_labels(y: Tensor, classes: int) -> None:
+    low, high = int(y.min()), int(y.max())
+    if low < 0 or high >= classes:
+        raise DataError(f"class labels must lie in 0..{classes - 1}, found {low}..{high}: renumber the classes from 0")

@@ -1,0 +1,66 @@
+"""MNIST: 60000 training and 10000 test images of 28x28 pixels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedalloy.core.errors import DataError, SpecError, nearest
+from fedalloy.core.keys import Key
+from fedalloy.core.registry import register
+from fedalloy.core.types import Examples
+from fedalloy.tasks import locate
+from fedalloy.tasks.datasets.base import Dataset, DatasetLoader
+
+Scale = Literal["unit", "standard", "symmetric"]
+_CENTRE_AND_SPREAD: dict[str, tuple[float, float]] = {
+    "unit": (0.0, 1.0),
+    "standard": (0.1307, 0.3081),
+    "symmetric": (0.5, 0.5),
+}
+
+
+@register("dataset", "mnist")
+@dataclass(frozen=True)
+class Mnist(DatasetLoader):
+    """MNIST with grey values in [0, 1] (``unit``), [-1, 1] (``symmetric``) or standardised (mean .1307, sd .3081)."""
+
+    flat: bool = True
+    scale: Scale = "unit"
+
+    summary: ClassVar[str] = "70000 handwritten digits of 28x28 pixels, 10 classes, with the usual 10000 for testing"
+    files: ClassVar[dict[str, str]] = {
+        "mnist_train.npz": "b243a76257a4fc7a4fe28aaf795b97a8161b8cbc16b856d88f03d03d905537d2",
+        "mnist_test.npz": "fe03ede69adf7bb5408464916ac4f1d4cd475510fdfb08add4409b34f0a435ec",
+    }
+    hint: ClassVar[str] = (
+        "make mnist_train.npz and mnist_test.npz from the four IDX files of MNIST "
+        "(arrays x: uint8 [N, 28, 28], y: int64 [N], order kept) and put them there"
+    )
+
+    def __post_init__(self) -> None:
+        if self.scale not in get_args(Scale):
+            raise SpecError(f"mnist: unknown scale '{self.scale}': {nearest(self.scale, get_args(Scale))}")
+
+    def load(self, key: Key) -> Dataset:
+        """The training images as examples, the 10000 others as global test set; nothing is drawn."""
+        train, test = self._read("mnist_train.npz"), self._read("mnist_test.npz")
+        return Dataset(train.x, train.y, classes=10, test=test)
+
+    def _read(self, filename: str) -> Examples:
+        path = locate.find(filename, self.hint)
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                x, y = torch.from_numpy(arrays["x"]), torch.from_numpy(arrays["y"])
+        except (OSError, ValueError, KeyError) as cause:
+            raise DataError(f"{path} cannot be read ({cause}); compare it with `fedalloy data check`") from cause
+        return Examples(self._scaled(x), y.to(torch.int64))
+
+    def _scaled(self, pixels: Tensor) -> Tensor:
+        centre, spread = _CENTRE_AND_SPREAD[self.scale]
+        x = (pixels.to(torch.float32) / 255 - centre) / spread
+        return x.reshape(len(x), -1) if self.flat else x.reshape(len(x), 1, 28, 28)

@@ -1,0 +1,208 @@
+"""The data of a federation: held in memory, or drawn when somebody asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from fedalloy.core.errors import DataError, SpecError, nearest
+from fedalloy.core.keys import Key
+from fedalloy.core.protocols import DataPart, Objective
+from fedalloy.core.types import Block, Examples
+from fedalloy.tasks.datasets.base import Dataset
+from fedalloy.tasks.partitions.base import Partition
+from fedalloy.tasks.partitions.manifest import Manifest
+from fedalloy.tasks.splits import check_fractions, part_sizes, split
+
+_PARTS = ("train", "valid", "test")
+_WITNESSES = 100
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """The examples of all clients side by side: client k owns rows ``start[k] .. start[k] + size[k]``."""
+
+    x: Tensor
+    y: Tensor
+    start: Tensor
+    size: Tensor
+
+    @staticmethod
+    def gather(x: Tensor, y: Tensor, hands: Sequence[Tensor]) -> Pool:
+        """Copy every client's rows next to each other, once."""
+        size = torch.tensor([len(rows) for rows in hands], dtype=torch.int64)
+        order = torch.cat(list(hands))
+        return Pool(x[order], y[order], size.cumsum(0) - size, size)
+
+    def block(self, ids: Tensor) -> Block:
+        """Some clients; the examples themselves are not copied."""
+        ids = ids.to(self.start.device)
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < len(self.size):
+            raise DataError(f"client ids must lie in 0..{len(self.size) - 1}, got {int(ids.min())}..{int(ids.max())}")
+        return Block(self.x, self.y, self.start[ids], self.size[ids])
+
+    def everyone(self) -> Block:
+        """All clients, in order of their ids."""
+        return Block(self.x, self.y, self.start, self.size)
+
+    def to(self, device: torch.device | str | None, dtype: torch.dtype | None = None) -> Pool:
+        """The pool elsewhere; ``dtype`` changes features and real-valued targets."""
+        x, y = _moved(Examples(self.x, self.y), device, dtype)
+        return Pool(x, y, self.start.to(device), self.size.to(device))
+
+
+@dataclass(frozen=True, eq=False)
+class FederatedTask:
+    """A model and clients whose data are in memory, one pool per part."""
+
+    objective: Objective
+    train: Pool
+    valid: Pool
+    test: Pool
+    manifest: Manifest
+    global_test: Examples | None = None
+    names: tuple[str, ...] | None = None
+
+    @property
+    def population(self) -> int:
+        """How many clients exist."""
+        return len(self.train.size)
+
+    def data(self, part: DataPart, ids: Tensor) -> Block:
+        """The examples of some clients, without copying."""
+        return self._pool(part).block(ids)
+
+    def everyone(self, part: DataPart) -> Block:
+        """The examples of all clients, without copying."""
+        return self._pool(part).everyone()
+
+    def to(self, device: torch.device | str | None, dtype: torch.dtype | None = None) -> FederatedTask:
+        """The same task on another device or in another precision."""
+        train, valid, test = (pool.to(device, dtype) for pool in (self.train, self.valid, self.test))
+        common = None if self.global_test is None else Examples(*_moved(self.global_test, device, dtype))
+        return replace(self, train=train, valid=valid, test=test, global_test=common)
+
+    def _pool(self, part: DataPart) -> Pool:
+        _check_part(part)
+        return {"train": self.train, "valid": self.valid, "test": self.test}[part]
+
+
+def federate(
+    dataset: Dataset,
+    partition: Partition,
+    clients: int | None,
+    objective: Objective,
+    *,
+    test_fraction: float = 0.2,
+    valid_fraction: float = 0.0,
+    key: Key,
+) -> FederatedTask:
+    """Deal a dataset to clients and split what each has.
+
+    ``clients`` may be None when the rule makes its own. The global test set is the one that comes with the
+    data, else all clients' test parts together.
+    """
+    assignment = _assignment(dataset, partition, clients, key.fold("partition"))
+    fractions = {"test_fraction": test_fraction, "valid_fraction": valid_fraction}
+    parts = split(assignment, dataset.y, key, **fractions, held_out=dataset.held_out)
+    train, valid, test = (
+        Pool.gather(dataset.x, dataset.y, [getattr(client, part) for client in parts]) for part in _PARTS
+    )
+    manifest = Manifest.of(assignment, dataset.y, dataset.classes)
+    union = Examples(test.x, test.y) if len(test.y) else None
+    return FederatedTask(objective, train, valid, test, manifest, dataset.test or union, _names(dataset, assignment))
+
+
+@dataclass(frozen=True, eq=False)
+class GeneratedTask:
+    """A model and any number of clients whose data are drawn when asked for: nothing grows with the population.
+
+    ``make(ids, key)`` is a pure function that draws a block for some clients, each from its own key
+    (``key.each(ids)``). The last rows of a client are its test part, those before them its validation part.
+    """
+
+    objective: Objective
+    population: int
+    make: Callable[[Tensor, Key], Block]
+    key: Key
+    test_fraction: float = 0.2
+    valid_fraction: float = 0.0
+    device: torch.device | str | None = None
+    dtype: torch.dtype | None = None
+
+    manifest: None = None
+    names: None = None
+
+    def __post_init__(self) -> None:
+        check_fractions(self.test_fraction, self.valid_fraction)
+        if self.population < 1:
+            raise SpecError(f"a task needs at least 1 client, not {self.population}")
+
+    def data(self, part: DataPart, ids: Tensor) -> Block:
+        """Draw the examples of some clients; the same clients get the same examples every time."""
+        _check_part(part)
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self.population:
+            raise DataError(f"client ids must lie in 0..{self.population - 1}, got {int(ids.min())}..{int(ids.max())}")
+        drawn = self.make(ids.to(self.device), self.key)
+        x, y = _moved(Examples(drawn.x, drawn.y), self.device, self.dtype)
+        sizes = part_sizes(drawn.size, self.test_fraction, self.valid_fraction)
+        before = sum((sizes[i] for i in range(_PARTS.index(part))), start=drawn.start)
+        return Block(x, y, before, sizes[_PARTS.index(part)])
+
+    def everyone(self, part: DataPart) -> Block:
+        """All clients at once: only sensible for small populations."""
+        return self.data(part, torch.arange(self.population))
+
+    @cached_property
+    def global_test(self) -> Examples | None:
+        """The test parts of (at most) 100 clients drawn once for all, as a stand-in for everybody's."""
+        ids = self.key.fold("witnesses").choice(self.population, min(_WITNESSES, self.population))
+        block = self.data("test", ids)
+        rows = [block.client(row) for row in range(len(ids))]
+        union = Examples(torch.cat([row.x for row in rows]), torch.cat([row.y for row in rows]))
+        return union if len(union) else None
+
+    def to(self, device: torch.device | str | None, dtype: torch.dtype | None = None) -> GeneratedTask:
+        """The same task drawn on another device or in another precision."""
+        return replace(self, device=device, dtype=dtype)
+
+
+def _assignment(dataset: Dataset, partition: Partition, clients: int | None, key: Key) -> list[Tensor]:
+    count = clients if clients is not None else partition.clients_for(dataset.owner)
+    if count is None:
+        raise SpecError(f"partition {type(partition).__name__} does not say how many clients there are: give 'clients'")
+    assignment = partition.assign(dataset.y, count, key, dataset.owner)
+    empty = [k for k, rows in enumerate(assignment) if not len(rows)]
+    if empty:
+        raise DataError(
+            f"partition {type(partition).__name__} leaves {len(empty)} of {count} clients without examples "
+            f"(the first is client {empty[0]}); ask for fewer clients or a larger minimum"
+        )
+    return assignment
+
+
+def _names(dataset: Dataset, assignment: Sequence[Tensor]) -> tuple[str, ...] | None:
+    """The natural names, when every client is one natural client."""
+    if dataset.names is None or dataset.owner is None:
+        return None
+    owners = [dataset.owner[rows].unique().tolist() for rows in assignment]
+    pure = all(len(owner) == 1 and owner[0] >= 0 for owner in owners)
+    distinct = len({tuple(owner) for owner in owners}) == len(owners)
+    return tuple(dataset.names[owner[0]] for owner in owners) if pure and distinct else None
+
+
+def _moved(examples: Examples, device: torch.device | str | None, dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
+    """Features and targets on a device; class numbers keep their type."""
+    x, y = examples.x.to(device), examples.y.to(device)
+    if dtype is None:
+        return x, y
+    return (x.to(dtype) if x.is_floating_point() else x), (y.to(dtype) if y.is_floating_point() else y)
+
+
+def _check_part(part: str) -> None:
+    if part not in _PARTS:
+        raise SpecError(f"unknown part of the data '{part}': {nearest(part, _PARTS)}")

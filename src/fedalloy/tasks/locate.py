@@ -1,0 +1,92 @@
+"""Where data files are found, and whether they are the files that were meant.
+
+First the folder named by ``FEDALLOY_DATA``, then the user cache (``$XDG_CACHE_HOME/fedalloy/data``, which
+is ``~/.cache/fedalloy/data`` when the variable is not set). Each dataset declares its own files and
+checksums; nothing here knows a dataset by name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from fedalloy.core import registry
+from fedalloy.core.errors import DataError, nearest
+
+Verdict = Literal["ok", "missing", "changed"]
+
+
+@dataclass(frozen=True)
+class KnownFile:
+    """A file some dataset declares: its checksum, who declares it, and how to get it."""
+
+    filename: str
+    sha256: str
+    dataset: str
+    hint: str
+
+
+@dataclass(frozen=True)
+class Check:
+    """What was found when a file was looked for: ``path`` and ``found`` are None when it is missing."""
+
+    filename: str
+    verdict: Verdict
+    expected: str
+    path: Path | None = None
+    found: str | None = None
+
+
+def folders() -> tuple[Path, ...]:
+    """The folders that are searched, in order."""
+    named = os.environ.get("FEDALLOY_DATA")
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    ours = Path(cache).expanduser() / "fedalloy" / "data"
+    return (Path(named).expanduser(), ours) if named else (ours,)
+
+
+def look(filename: str) -> Path | None:
+    """The first folder's copy of a file, or None."""
+    return next((path for folder in folders() if (path := folder / filename).is_file()), None)
+
+
+def find(filename: str, hint: str = "") -> Path:
+    """The path of a data file, or an error that says where it was looked for and how to get it."""
+    path = look(filename)
+    if path is None:
+        searched = ", ".join(str(folder) for folder in folders())
+        advice = hint or "put it into one of these folders"
+        raise DataError(
+            f"data file '{filename}' was not found in {searched}; {advice} (FEDALLOY_DATA names the folder)"
+        )
+    return path
+
+
+def known() -> dict[str, KnownFile]:
+    """All files that registered datasets declare."""
+    table: dict[str, KnownFile] = {}
+    for name, loader in registry.everything("dataset").items():
+        for filename, sha256 in getattr(loader, "files", {}).items():
+            table[filename] = KnownFile(filename, sha256, name, getattr(loader, "hint", ""))
+    return table
+
+
+def check(filename: str) -> Check:
+    """Compare a file with the checksum its dataset declares."""
+    table = known()
+    if filename not in table:
+        raise DataError(f"no dataset declares a file '{filename}': {nearest(filename, table)}")
+    expected, path = table[filename].sha256, look(filename)
+    if path is None:
+        return Check(filename, "missing", expected)
+    found = checksum(path)
+    return Check(filename, "ok" if found == expected else "changed", expected, path, found)
+
+
+def checksum(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

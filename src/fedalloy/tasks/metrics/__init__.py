@@ -1,0 +1,1 @@
+"""Metrics by name: what is kept of every example, and how clients are scored from it."""

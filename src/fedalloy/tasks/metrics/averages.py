@@ -1,0 +1,87 @@
+"""Metrics that are the mean over a client's examples: accuracy, top-k, loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedalloy.core.errors import SpecError
+from fedalloy.core.protocols import Objective
+from fedalloy.core.registry import register
+from fedalloy.tasks.metrics.metric import Metric, means
+
+
+@register("metric", "accuracy")
+@dataclass(frozen=True)
+class Accuracy(Metric):
+    """Share of examples classified correctly."""
+
+    def evidence(self, objective: Objective, outputs: Tensor, y: Tensor) -> Tensor:
+        """One hit per example."""
+        return objective.hits(outputs, y)
+
+    def score(self, evidence: Tensor, owner: Tensor, clients: int) -> Tensor:
+        """The mean."""
+        return means(evidence, owner, clients)
+
+
+@register("metric", "loss")
+@dataclass(frozen=True)
+class MeanLoss(Metric):
+    """Mean loss over the examples."""
+
+    def evidence(self, objective: Objective, outputs: Tensor, y: Tensor) -> Tensor:
+        """One loss per example."""
+        return objective.losses(outputs, y)
+
+    def score(self, evidence: Tensor, owner: Tensor, clients: int) -> Tensor:
+        """The mean."""
+        return means(evidence, owner, clients)
+
+
+@register("metric", "top_k")
+@dataclass(frozen=True)
+class TopK(Metric):
+    """Share of examples whose class is among the ``k`` largest logits; among equal logits the lower class leads."""
+
+    k: int = 5
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise SpecError(f"metric 'top_k': k is {self.k}; allowed: 1 or more")
+
+    def evidence(self, objective: Objective, outputs: Tensor, y: Tensor) -> Tensor:
+        """One hit per example."""
+        return topk_hits(outputs, y, self.k)
+
+    def score(self, evidence: Tensor, owner: Tensor, clients: int) -> Tensor:
+        """The mean."""
+        return means(evidence, owner, clients)
+
+
+@register("metric", "top3")
+def top3() -> TopK:
+    """Top-3 accuracy."""
+    return TopK(3)
+
+
+@register("metric", "top5")
+def top5() -> TopK:
+    """Top-5 accuracy."""
+    return TopK(5)
+
+
+def topk_hits(outputs: Tensor, y: Tensor, k: int) -> Tensor:
+    """Whether the class is among the k largest logits of ``[N, classes]``, as 0 or 1.
+
+    >>> topk_hits(torch.tensor([[3.0, 1.0, 2.0]] * 2), torch.tensor([2, 1]), 2)
+    tensor([1., 0.])
+    """
+    if outputs.dim() != 2 or outputs.shape[1] < 2:
+        raise SpecError(f"metric 'top_k' needs logits [N, classes], the model gives {tuple(outputs.shape)}")
+    mine = outputs.gather(1, y.unsqueeze(1))
+    earlier = torch.arange(outputs.shape[1], device=y.device) < y.unsqueeze(1)
+    rank = (outputs > mine).sum(1) + ((outputs == mine) & earlier).sum(1)
+    return ((rank < k) & mine.squeeze(1).isfinite()).to(outputs.dtype)

@@ -1,0 +1,75 @@
+"""Calibration errors: how far confidence is from accuracy, over equal bins of confidence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedalloy.core.errors import SpecError
+from fedalloy.core.protocols import Objective
+from fedalloy.core.registry import register
+from fedalloy.tasks.metrics.metric import Metric, sums
+
+
+@register("metric", "ece")
+@dataclass(frozen=True)
+class ExpectedCalibrationError(Metric):
+    """Mean gap between confidence and accuracy over bins ``(lo, hi]``, weighted by their examples."""
+
+    bins: int = 15
+
+    def __post_init__(self) -> None:
+        _check(self.bins)
+
+    def evidence(self, objective: Objective, outputs: Tensor, y: Tensor) -> Tensor:
+        """Confidence and hit of every example."""
+        return torch.stack([confidence(outputs).double(), objective.hits(outputs, y).double()], 1)
+
+    def score(self, evidence: Tensor, owner: Tensor, clients: int) -> Tensor:
+        """``sum_b n_b / n |accuracy_b - confidence_b|``, over the client's whole set and not per batch."""
+        gaps, _ = bin_gaps(evidence, owner, clients, self.bins)
+        return gaps.sum(1) / sums(torch.ones_like(evidence[:, 0]), owner, clients)
+
+
+@register("metric", "mce")
+@dataclass(frozen=True)
+class MaximumCalibrationError(Metric):
+    """Largest gap between confidence and accuracy over the bins ``(lo, hi]`` that hold examples."""
+
+    bins: int = 15
+
+    def __post_init__(self) -> None:
+        _check(self.bins)
+
+    def evidence(self, objective: Objective, outputs: Tensor, y: Tensor) -> Tensor:
+        """Confidence and hit of every example."""
+        return torch.stack([confidence(outputs).double(), objective.hits(outputs, y).double()], 1)
+
+    def score(self, evidence: Tensor, owner: Tensor, clients: int) -> Tensor:
+        """``max_b |accuracy_b - confidence_b|``; NaN for a client without examples."""
+        gaps, count = bin_gaps(evidence, owner, clients, self.bins)
+        largest = (gaps / count.clamp(min=1)).max(1).values
+        return torch.where(count.sum(1) > 0, largest, torch.nan)
+
+
+def confidence(outputs: Tensor) -> Tensor:
+    """The probability a model gives to the class it picks, from logits ``[N, classes]`` or one logit."""
+    if outputs.dim() == 1 or outputs.shape[1] == 1:
+        return outputs.reshape(outputs.shape[0]).abs().sigmoid()
+    return outputs.double().softmax(1).max(1).values
+
+
+def bin_gaps(evidence: Tensor, owner: Tensor, clients: int, bins: int) -> tuple[Tensor, Tensor]:
+    """``|sum of (hit - confidence)|`` and the number of examples, per client and bin, ``[clients, bins]``."""
+    edges = torch.arange(1, bins, dtype=torch.float64) / bins
+    place = owner * bins + torch.bucketize(evidence[:, 0].contiguous(), edges)
+    gap = sums(evidence[:, 1] - evidence[:, 0], place, clients * bins)
+    count = sums(torch.ones_like(evidence[:, 0]), place, clients * bins)
+    return gap.abs().reshape(clients, bins), count.reshape(clients, bins)
+
+
+def _check(bins: int) -> None:
+    if bins < 1:
+        raise SpecError(f"a calibration error over {bins} bins: allowed are 1 or more (15 is usual)")

@@ -1,0 +1,1 @@
+"""Models by name: each file registers the factories of one family; ``build`` finds them."""

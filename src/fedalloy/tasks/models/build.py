@@ -1,0 +1,72 @@
+"""A model from a name or a dotted path, its sizes filled in from the data."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from fedalloy.core import registry
+from fedalloy.core.errors import SpecError, nearest
+
+
+def build(name: str, input_shape: tuple[int, ...], classes: int, /, **args: Any) -> nn.Module:
+    """A registered model, or ``"package.module:function"``, for inputs of this shape.
+
+    Whichever of ``inputs`` (the number of features), ``input_shape`` and ``classes`` the factory takes and
+    ``args`` does not give is filled in from the data.
+
+    >>> build("logistic", (8, 8), 10)
+    Sequential(
+      (flatten): Flatten(start_dim=1, end_dim=-1)
+      (output): Linear(in_features=64, out_features=10, bias=True)
+    )
+    """
+    factory = resolve(name)
+    known = {"inputs": math.prod(input_shape), "input_shape": tuple(input_shape), "classes": classes}
+    taken = _arguments(factory)
+    if taken is None:
+        return _module(name, factory(**{**known, **args}))
+    if unknown := sorted(args.keys() - taken):
+        raise SpecError(f"model '{name}' has no argument '{unknown[0]}': {nearest(unknown[0], taken)}")
+    filled = {key: value for key, value in known.items() if key in taken}
+    return _module(name, factory(**{**filled, **args}))
+
+
+def resolve(name: str) -> Callable[..., Any]:
+    """The factory behind a registered name or a dotted path."""
+    if ":" not in name:
+        return registry.find("model", name)
+    module, _, function = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise SpecError(
+            f"model '{name}' cannot be imported ({error}): write 'package.module:function' and see that the "
+            "package is installed or on PYTHONPATH"
+        ) from error
+    if not callable(found):
+        raise SpecError(f"model '{name}' is a {type(found).__name__}, not a function that returns an nn.Module")
+    factory: Callable[..., Any] = found
+    return factory
+
+
+def _arguments(factory: Callable[..., Any]) -> set[str] | None:
+    """The names a factory takes; None when it takes any or does not tell."""
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except ValueError:  # some functions written in C have none
+        return None
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    return {parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_POSITIONAL}
+
+
+def _module(name: str, built: Any) -> nn.Module:
+    if not isinstance(built, nn.Module):
+        raise SpecError(f"model '{name}' returned a {type(built).__name__}: a factory returns an nn.Module")
+    return built

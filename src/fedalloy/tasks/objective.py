@@ -1,0 +1,194 @@
+"""Any ``nn.Module`` and a loss as pure functions of parameters and buffers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedalloy.core.errors import SpecError
+from fedalloy.core.keys import Key
+from fedalloy.core.types import Tree
+from fedalloy.tasks.dropout import Dropout
+from fedalloy.tasks.losses import LOSSES, PerExample, choose
+from fedalloy.tasks.trainable import Selection, select
+
+Factory = Callable[[], nn.Module]
+
+
+class ModuleObjective:
+    """A model built by ``factory`` and a loss; implements ``core.protocols.Objective``.
+
+    ``loss`` is ``cross_entropy``, ``binary``, ``mse`` or a function of ``(outputs, y)`` with one value per
+    example. ``trainable`` are name patterns (``head.*``): what they do not match is frozen, stays inside
+    the objective and is neither trained nor exchanged. All functions are pure, so they work under
+    ``torch.func.grad`` and ``vmap``; two skeletons, one in training and one in evaluation mode, are
+    filled for the length of a call and never changed.
+
+    >>> objective = ModuleObjective(lambda: nn.Linear(4, 3))
+    >>> params, buffers = objective.init(Key.of(1))
+    >>> params["weight"].shape, buffers
+    (torch.Size([3, 4]), {})
+    """
+
+    def __init__(
+        self,
+        factory: Factory,
+        loss: str | PerExample = "cross_entropy",
+        *,
+        trainable: tuple[str, ...] = ("*",),
+        dtype: torch.dtype = torch.float32,
+        hits: PerExample | None = None,
+    ) -> None:
+        self._factory, self._dtype = factory, dtype
+        self._loss = choose(loss)
+        self._hits = hits or self._loss.hits
+        module = self._build(Key.of(0).fold("skeleton"))
+        _refuse_foreign_dropout(module)
+        self._selection: Selection = select(module, trainable)
+        self._training = _skeleton(module).train()
+        self._evaluation = _skeleton(module).eval()
+        for name in self._selection.frozen_modules:
+            self._training.get_submodule(name).training = False
+        leaves = _leaves(module)
+        self._constants = {name: leaves[name] for name in self._selection.constants}
+        self._dropouts = [name for name, part in self._training.named_modules() if _drops(part)]
+
+    @property
+    def needs_full_batches(self) -> bool:
+        """Whether examples of a training batch see each other (BatchNorm), so that no row may be padding."""
+        return any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in self._training.modules())
+
+    @property
+    def structure(self) -> nn.Module:
+        """The module itself, for engines that look for a structure they have a fast kernel for. Read only."""
+        return self._training
+
+    @property
+    def loss_name(self) -> str | None:
+        """The loss by name; None for a function of the user's."""
+        return next((name for name, known in LOSSES.items() if known is self._loss), None)
+
+    @property
+    def needs_draw(self) -> bool:
+        """Whether ``loss`` needs a random draw (the model has ``Dropout``)."""
+        return bool(self._dropouts)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The floating-point type of parameters, buffers and inputs."""
+        return self._dtype
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same objective with its frozen leaves on a device; exchanged leaves live where the caller puts them."""
+        moved = copy.copy(self)
+        moved._constants = {name: leaf.to(device) for name, leaf in self._constants.items()}
+        return moved
+
+    def init(self, key: Key) -> tuple[Tree, Tree]:
+        """Fresh parameters and buffers: the model as ``factory`` initialises it under this key."""
+        leaves = _leaves(self._build(key))
+        params = {name: leaves[name] for name in self._selection.params}
+        return params, {name: leaves[name] for name in self._selection.buffers}
+
+    def loss(
+        self, params: Tree, buffers: Tree, x: Tensor, y: Tensor, mask: Tensor | None = None, draw: Tensor | None = None
+    ) -> tuple[Tensor, Tree]:
+        """Mean training loss over the (masked) batch, and the buffers after it.
+
+        ``draw`` is the state of a key as an int64 scalar tensor: dropout number ``i`` uses the key
+        ``Key(draw).fold("dropout", i)``.
+        """
+        if mask is not None and self.needs_full_batches:
+            raise SpecError(
+                "a padded batch would enter the statistics of BatchNorm: give whole batches without a mask "
+                "(engine 'loop'), or use GroupNorm"
+            )
+        new = _own(buffers, x, params)
+        leaves = {**self._here(x), **params, **new, **self._masks(draw)}
+        losses = self._loss.losses(functional_call(self._training, leaves, (self._input(x),)), y)
+        return _mean(losses, mask), new
+
+    def outputs(self, params: Tree, buffers: Tree, x: Tensor) -> Tensor:
+        """What the model says, in evaluation mode."""
+        leaves = {**self._here(x), **params, **buffers}
+        result: Tensor = functional_call(self._evaluation, leaves, (self._input(x),))
+        return result
+
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """The loss of every example."""
+        return self._loss.losses(outputs, y)
+
+    def hits(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Whether every example is classified correctly, as 0 or 1; NaN for a regression."""
+        return self._hits(outputs, y)
+
+    def _build(self, key: Key) -> nn.Module:
+        """The factory under a key; the global generator is left as it was."""
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(key.seed())
+            return self._factory().to(self._dtype)
+
+    def _input(self, x: Tensor) -> Tensor:
+        return x.to(self._dtype) if x.is_floating_point() else x
+
+    def _here(self, x: Tensor) -> Tree:
+        """The frozen leaves where the data is; no copy when ``to`` has put them there."""
+        return {name: leaf.to(x.device) for name, leaf in self._constants.items()}
+
+    def _masks(self, draw: Tensor | None) -> Tree:
+        """One key per dropout: the draw of the step folded with the module's ordinal."""
+        if draw is None:
+            return {}
+        return {
+            f"{name}.draw".removeprefix("."): torch.as_tensor(Key(draw).fold("dropout", ordinal).state)
+            for ordinal, name in enumerate(self._dropouts)
+        }
+
+
+def _leaves(module: nn.Module) -> Tree:
+    """Every parameter and buffer by name, detached copies."""
+    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return {name: leaf.detach().clone() for name, leaf in named.items()}
+
+
+def _skeleton(module: nn.Module) -> nn.Module:
+    """A copy of the structure that shares its tensors: calls replace all of them, so none needs its own."""
+    return copy.deepcopy(module, {id(leaf): leaf for leaf in [*module.parameters(), *module.buffers()]})
+
+
+def _own(buffers: Tree, x: Tensor, params: Tree) -> Tree:
+    """Copies that a module may write to. Adding a zero made from the data and the parameters gives the copy
+    every batch axis they have: under vmap a module cannot write a batched value into a shared buffer."""
+    if not buffers:
+        return {}
+    zero = torch.zeros_like(x.reshape(-1)[:1]).sum()
+    for leaf in params.values():
+        zero = zero + torch.zeros_like(leaf.reshape(-1)[:1]).sum()
+    return {name: leaf + zero.to(leaf.dtype) for name, leaf in buffers.items()}
+
+
+def _mean(losses: Tensor, mask: Tensor | None) -> Tensor:
+    if mask is None:
+        return losses.mean()
+    kept = torch.where(mask, losses, torch.zeros_like(losses))
+    return kept.sum() / mask.sum().clamp(min=1)
+
+
+def _drops(module: nn.Module) -> bool:
+    return isinstance(module, Dropout) and module.training
+
+
+def _refuse_foreign_dropout(module: nn.Module) -> None:
+    """Masks from the global generator would depend on the engine and the order of clients."""
+    for name, part in module.named_modules():
+        inside = isinstance(part, nn.RNNBase | nn.MultiheadAttention) and part.dropout > 0
+        if isinstance(part, nn.modules.dropout._DropoutNd) or inside:
+            raise SpecError(
+                f"'{name or 'the model'}' is a {type(part).__name__} that drops at random by itself: its masks would "
+                "depend on the engine; use fedalloy.Dropout, whose mask comes from the client's key"
+            )

@@ -1,0 +1,1 @@
+"""How examples are dealt to clients: one rule per file."""

@@ -1,0 +1,45 @@
+"""The pathological split: sort by label, cut into shards, give each client a few."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from fedalloy.core.errors import SpecError, nearest
+from fedalloy.core.keys import Key
+from fedalloy.core.registry import register
+from fedalloy.tasks.partitions.base import Partition, check_supply
+
+Deal = Literal["random", "stride"]
+
+
+@register("partition", "shards")
+@dataclass(frozen=True)
+class Shards(Partition):
+    """``clients * per_client`` equal shards of the examples sorted by label; every example is given.
+
+    ``random`` deals shards by chance; ``stride`` gives client i the shards i, i + K, i + 2K, ... and keeps
+    the order of the data: no chance at all.
+    """
+
+    per_client: int = 2
+    deal: Deal = "random"
+
+    def __post_init__(self) -> None:
+        if self.per_client < 1:
+            raise SpecError(f"shards: per_client = {self.per_client} must be at least 1")
+        if self.deal not in get_args(Deal):
+            raise SpecError(f"shards: unknown deal '{self.deal}': {nearest(self.deal, get_args(Deal))}")
+
+    def assign(self, labels: Tensor, clients: int, key: Key, owner: Tensor | None = None) -> list[Tensor]:
+        check_supply("shards", len(labels), clients, self.per_client)
+        chance = self.deal == "random"
+        mixed = key.fold("within").permutation(len(labels)) if chance else torch.arange(len(labels))
+        order = mixed[labels[mixed].argsort(stable=True)]
+        shards = order.tensor_split(clients * self.per_client)
+        turn = key.fold("deal").permutation(len(shards)) if chance else torch.arange(len(shards))
+        hands = turn.reshape(self.per_client, clients).T.tolist()
+        return [torch.cat([shards[shard] for shard in hand]).sort().values for hand in hands]

@@ -1,0 +1,62 @@
+"""Label skew and quantity skew together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from fedalloy.core.errors import SpecError, nearest
+from fedalloy.core.keys import Key
+from fedalloy.core.registry import register
+from fedalloy.tasks.partitions.base import Partition, class_totals, deal_by_class
+from fedalloy.tasks.partitions.manifest import Manifest
+from fedalloy.tasks.partitions.margins import fill, fit, floored
+
+Keep = Literal["labels", "sizes"]
+_LEAK = 1e-3
+
+
+@register("partition", "skewed")
+@dataclass(frozen=True)
+class Skewed(Partition):
+    """The label mix of one rule with the sizes of another.
+
+    ``label`` says which mix of classes each client has, ``quantity`` how many examples. Examples are dealt
+    anew, by class: the table of counts is the one nearest (in relative entropy) to "size times mix" among
+    those that use no example twice. The two wishes may collide (a giant client of a rare class); ``keep`` says
+    who gives way. ``labels``: a client never gets a class its label rule did not give it, may fall short of its
+    size, and examples may stay unused. ``sizes``: sizes are met exactly, with other classes where it must be.
+    """
+
+    label: Partition
+    quantity: Partition
+    keep: Keep = "labels"
+
+    def __post_init__(self) -> None:
+        if self.keep not in get_args(Keep):
+            raise SpecError(f"skewed: unknown keep '{self.keep}': {nearest(self.keep, get_args(Keep))}")
+
+    def clients_for(self, owner: Tensor | None) -> int | None:
+        made = self.label.clients_for(owner)
+        return self.quantity.clients_for(owner) if made is None else made
+
+    def assign(self, labels: Tensor, clients: int, key: Key, owner: Tensor | None = None) -> list[Tensor]:
+        totals = class_totals(labels, "skewed")
+        by_label = self.label.assign(labels, clients, key.fold("label"), owner)
+        by_size = self.quantity.assign(labels, clients, key.fold("quantity"), owner)
+        counts = Manifest.of(by_label, labels, len(totals)).class_counts
+        sizes = torch.tensor([len(rows) for rows in by_size])
+        return deal_by_class(self._table(counts, sizes, totals), labels, key.fold("deal"))
+
+    def _table(self, counts: Tensor, sizes: Tensor, totals: Tensor) -> Tensor:
+        mix = counts / counts.sum(1, keepdim=True).clamp(min=1)
+        if self.keep == "sizes":
+            mix = mix + _LEAK * totals / totals.sum()
+        table = fit(mix, sizes, totals, cover=False)
+        # A client that rounding might leave with nothing starts with one example of its commonest class.
+        poor = (table.floor().sum(1) < 2).unsqueeze(1)
+        first = torch.nn.functional.one_hot(counts.argmax(1), counts.shape[1]) * poor
+        return fill(floored(table * ~poor, first, totals), table, sizes, totals)

@@ -1,0 +1,121 @@
+"""Each client's own training, validation and test part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedalloy.core.errors import SpecError
+from fedalloy.core.keys import Key
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """The rows of one client's parts, each sorted."""
+
+    train: Tensor
+    valid: Tensor
+    test: Tensor
+
+
+def split(
+    assignment: Sequence[Tensor],
+    labels: Tensor,
+    key: Key,
+    *,
+    test_fraction: float = 0.2,
+    valid_fraction: float = 0.0,
+    held_out: Tensor | None = None,
+) -> list[Split]:
+    """Split every client's rows; client k's draws depend on ``key.fold("split").fold(k)`` alone.
+
+    Where the data come with a test flag (``held_out``), flagged rows are the test part and ``test_fraction``
+    is not used; a client with nothing but flagged rows still trains on one of them.
+    """
+    check_fractions(test_fraction, valid_fraction)
+    counts = torch.tensor([len(rows) for rows in assignment], dtype=torch.int64)
+    _, valid, test = part_sizes(counts, test_fraction, valid_fraction)
+    keys = key.fold("split")
+    if held_out is not None:
+        flags = [_never_all(held_out[rows]) for rows in assignment]
+        valid = _share(counts, valid_fraction, torch.stack([(~flag).sum() for flag in flags]))
+        return [_given(rows, labels[rows], flags[k], int(valid[k]), keys.fold(k)) for k, rows in enumerate(assignment)]
+    return [_drawn(rows, labels[rows], int(valid[k]), int(test[k]), keys.fold(k)) for k, rows in enumerate(assignment)]
+
+
+def part_sizes(sizes: Tensor, test_fraction: float, valid_fraction: float) -> tuple[Tensor, Tensor, Tensor]:
+    """How many examples train, validate and test, for clients of these sizes.
+
+    Whoever has two examples tests on at least one and trains on at least one; then validation gets its turn.
+
+    >>> [part.tolist() for part in part_sizes(torch.tensor([1, 2, 3, 10]), 0.2, 0.1)]
+    [[1, 1, 1, 7], [0, 0, 1, 1], [0, 1, 1, 2]]
+    """
+    test = _share(sizes, test_fraction, sizes)
+    valid = _share(sizes, valid_fraction, sizes - test)
+    return sizes - test - valid, valid, test
+
+
+def check_fractions(test_fraction: float, valid_fraction: float) -> None:
+    """Refuse fractions that leave nothing to train on."""
+    if not (0 <= test_fraction < 1 and 0 <= valid_fraction < 1 and test_fraction + valid_fraction < 1):
+        raise SpecError(
+            f"test_fraction = {test_fraction} and valid_fraction = {valid_fraction} must be at least 0 and together "
+            "below 1, so that something is left for training"
+        )
+
+
+def _share(sizes: Tensor, fraction: float, available: Tensor) -> Tensor:
+    """The fraction in whole examples: at least 1 if any is wanted, and 1 of what is available stays."""
+    if fraction == 0:
+        return torch.zeros_like(sizes)
+    wanted = (sizes * fraction).round().to(sizes.dtype).clamp(min=1)
+    return torch.minimum(wanted, available - 1).clamp(min=0)
+
+
+def _drawn(rows: Tensor, labels: Tensor, valid_size: int, test_size: int, key: Key) -> Split:
+    test = _stratified(labels, torch.arange(len(rows)), test_size, key.fold("test"))
+    return _given(rows, labels, test, valid_size, key)
+
+
+def _given(rows: Tensor, labels: Tensor, test: Tensor, valid_size: int, key: Key) -> Split:
+    valid = _stratified(labels, (~test).nonzero().flatten(), valid_size, key.fold("valid"))
+    return Split(rows[~(test | valid)], rows[valid], rows[test])
+
+
+def _stratified(labels: Tensor, places: Tensor, size: int, key: Key) -> Tensor:
+    """A flag on ``size`` of the ``places`` such that every class gives its share, up to rounding.
+
+    Systematic sampling: shuffle, sort by class, take evenly spaced places from a random start. A class with a
+    single place keeps it for training while the others suffice.
+    """
+    chosen = torch.zeros(len(labels), dtype=torch.bool)
+    if size == 0:
+        return chosen
+    if not labels.is_floating_point():
+        places = _in_company(labels, places, size)
+    places = places[key.fold("order").permutation(len(places))]
+    if not labels.is_floating_point():
+        places = places[labels[places].argsort(stable=True)]
+    start = float(key.fold("start").uniform(dtype=torch.float64))
+    steps = ((torch.arange(size, dtype=torch.float64) + start) * (len(places) / size)).to(torch.int64)
+    chosen[places[steps.clamp(max=len(places) - 1)]] = True
+    return chosen
+
+
+def _in_company(labels: Tensor, places: Tensor, size: int) -> Tensor:
+    """The places whose class has more than one, if these are enough."""
+    classes = labels[places]
+    several = places[torch.bincount(classes)[classes] > 1]
+    return several if len(several) >= size else places
+
+
+def _never_all(flagged: Tensor) -> Tensor:
+    """The natural test flags, less one when nothing would be left for training."""
+    flags = flagged.to(torch.bool).clone()
+    if bool(flags.all()):
+        flags[0] = False
+    return flags
