@@ -1,0 +1,47 @@
+"""Files that are either there in full or not at all, even when the machine stops in between."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+
+def write_atomically(path: Path, fill: Callable[[Path], None]) -> None:
+    """Let ``fill`` write a temporary neighbour of ``path``, bring it to the disk, then rename it into place."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        temporary.touch()
+        mode = temporary.stat().st_mode
+        fill(temporary)
+        # ``fill`` may have replaced the file by a private one of its own: keep what the user's umask allows.
+        temporary.chmod(mode)
+        sync(temporary)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a small text file atomically."""
+    write_atomically(path, lambda temporary: _fill_text(temporary, text))
+
+
+def sync(path: Path) -> None:
+    """Bring a file, or the names inside a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def leftovers(folder: Path) -> Iterable[Path]:
+    """Temporary files that a killed process left behind: ours, and those of the safetensors writer."""
+    return [*folder.glob(".*.tmp"), *folder.glob(".tmp*")]
+
+
+def _fill_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")

@@ -1,0 +1,202 @@
+"""A run on disk: written by one process at a time, resumable from any moment at which it was stopped.
+
+| file | content |
+|---|---|
+| ``recipe.toml`` | the resolved recipe |
+| ``environment.json`` | versions, threads, device |
+| ``manifest.json`` | the partition: sizes, class counts, digest (where one was given) |
+| ``status.json`` | ``state`` (running, finished, failed, stopped), ``round``, ``reason`` |
+| ``rounds.jsonl``, ``clients.jsonl`` | one object per round, per evaluation (:mod:`fedalloy.records.reading`) |
+| ``timings.jsonl`` | everything that depends on the clock; every row names its ``round`` |
+| ``checkpoints/round-000123.safetensors`` | the last two (:mod:`fedalloy.records.checkpoint`) |
+| ``lock`` | held by the writer, names its process id |
+
+Only ``timings.jsonl``, ``environment.json`` and ``lock`` may differ between two runs of one seed. A checkpoint
+therefore keeps the byte lengths of the two other streams, and timings are cut by their round.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from fedalloy.core.errors import CheckpointError, SpecError, nearest
+from fedalloy.core.types import State
+from fedalloy.records import atomic, checkpoint, toml
+from fedalloy.records.lock import locked
+from fedalloy.records.stream import Stream, encode, length_through
+
+RunState = Literal["running", "finished", "failed", "stopped"]
+StreamName = Literal["rounds", "clients", "timings"]
+KEPT = 2
+_MEASURED = ("rounds", "clients")
+_NAME = re.compile(r"round-(\d+)\.safetensors")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Everything a run needs to go on after ``round``, and how long its records were then."""
+
+    round: int
+    server: State
+    clients: dict[int, State]
+    extra: State
+    lengths: dict[str, int]
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, RuntimeWarning, stacklevel=3)
+
+
+class RunFolder:
+    """The files of one run; whatever writes happens inside ``with folder.lock():``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._streams: dict[str, Stream] = {}
+
+    @staticmethod
+    def create(
+        path: str | Path, recipe: Mapping[str, Any], environment: Mapping[str, Any],
+        manifest: Mapping[str, Any] | None = None,
+    ) -> RunFolder:  # fmt: skip
+        """Start a run in a folder that holds none; killed half-way, it can be called again."""
+        folder = RunFolder(Path(path))
+        folder._checkpoints.mkdir(parents=True, exist_ok=True)
+        with locked(folder.path / "lock"):
+            if folder._recipe.exists():
+                raise CheckpointError(f"{path} holds a run already; resume it, or choose another folder")
+            _write_json(folder.path / "environment.json", environment)
+            if manifest is not None:
+                _write_json(folder.path / "manifest.json", manifest)
+            folder._write_status("running", 0, "")
+            for name in get_args(StreamName):
+                (folder.path / f"{name}.jsonl").touch()
+            # Last: a folder with a recipe is a complete beginning.
+            atomic.write_text(folder._recipe, toml.dumps(recipe))
+        return folder
+
+    @staticmethod
+    def open(path: str | Path) -> RunFolder:
+        """The run that a folder holds."""
+        folder = RunFolder(Path(path))
+        if not folder._recipe.is_file():
+            raise CheckpointError(f"{path} holds no run (no recipe.toml); start one there, or name another folder")
+        return folder
+
+    @contextmanager
+    def lock(self) -> Iterator[RunFolder]:
+        """Be the only writer; records are flushed at the end, whatever happened."""
+        with ExitStack() as stack:
+            stack.enter_context(locked(self.path / "lock"))
+            for leftover in (*atomic.leftovers(self.path), *atomic.leftovers(self._checkpoints)):
+                leftover.unlink(missing_ok=True)
+            stack.callback(self._streams.clear)
+            for name in get_args(StreamName):
+                self._streams[name] = Stream(self.path / f"{name}.jsonl")
+                stack.callback(self._streams[name].close)
+            yield self
+
+    def append(self, stream: StreamName, row: Mapping[str, Any]) -> None:
+        """Add one row to ``rounds``, ``clients`` or ``timings``; it is safe after the next checkpoint."""
+        self._stream(stream).append(row)
+
+    def flush(self) -> None:
+        """Let readers see the rows appended so far."""
+        for name in get_args(StreamName):
+            self._stream(name).flush()
+
+    def set_status(self, state: RunState, round: int, reason: str = "") -> None:
+        """Say how the run stands."""
+        if state not in get_args(RunState):
+            raise SpecError(f"unknown status '{state}'; {nearest(state, get_args(RunState))}")
+        self._stream("rounds")
+        self._write_status(state, round, reason)
+
+    def checkpoint(
+        self, round: int, server_state: State, client_states: Mapping[int, State],
+        extra: Mapping[str, Any] | None = None,
+    ) -> Path:  # fmt: skip
+        """Make everything up to ``round`` safe; the records first, so that a checkpoint never promises more."""
+        lengths = {name: self._stream(name).sync() for name in get_args(StreamName)}
+        path = self._checkpoints / f"round-{round:06d}.safetensors"
+        checkpoint.save(path, {
+            "round": round, "lengths": {name: lengths[name] for name in _MEASURED}, "server": server_state,
+            "clients": {str(client): client_states[client] for client in sorted(client_states)},
+            "extra": dict(extra or {}),
+        })  # fmt: skip
+        for _, old in self._saved()[KEPT:]:
+            old.unlink()
+        return path
+
+    def latest(self, report: Callable[[str], None] = _warn) -> Checkpoint | None:
+        """The newest checkpoint that is whole; ``report`` hears of every damaged one that was passed over."""
+        for _, path in self._saved():
+            try:
+                return _checkpoint(checkpoint.load(path))
+            except CheckpointError as error:
+                report(str(error))
+        return None
+
+    def rewind(self, to: Checkpoint | None) -> None:
+        """Cut the records back to a checkpoint (to nothing for None) and forget the checkpoints after it."""
+        lengths = {name: self._length_at(name, to) for name in get_args(StreamName)}
+        # First the checkpoints: should this be interrupted, none is left that knows more than the records.
+        for round, path in self._saved():
+            if to is None or round > to.round:
+                path.unlink()
+        atomic.sync(self._checkpoints)
+        for name, length in lengths.items():
+            self._streams[name].cut(length)
+
+    @property
+    def _recipe(self) -> Path:
+        return self.path / "recipe.toml"
+
+    @property
+    def _checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def _saved(self) -> list[tuple[int, Path]]:
+        """The checkpoints on disk with their rounds, newest first."""
+        named = [(_NAME.fullmatch(path.name), path) for path in self._checkpoints.iterdir()]
+        return sorted(((int(match[1]), path) for match, path in named if match), reverse=True)
+
+    def _stream(self, name: str) -> Stream:
+        stream = self._streams.get(name)
+        if stream is not None:
+            return stream
+        if name not in get_args(StreamName):
+            raise SpecError(f"unknown stream '{name}'; {nearest(name, get_args(StreamName))}")
+        raise CheckpointError(f"{self.path} is not open for writing; do this inside 'with folder.lock():'")
+
+    def _length_at(self, name: str, to: Checkpoint | None) -> int:
+        size = self._stream(name).sync()
+        if to is None:
+            return 0
+        path = self.path / f"{name}.jsonl"
+        length = to.lengths[name] if name in _MEASURED else length_through(path, to.round)
+        if length > size:
+            raise CheckpointError(
+                f"{path} has {size} bytes, the checkpoint of round {to.round} expects {length}: the file was "
+                "changed from outside. Restore it, or start the run anew in another folder"
+            )
+        return length
+
+    def _write_status(self, state: RunState, round: int, reason: str) -> None:
+        _write_json(self.path / "status.json", {"state": state, "round": round, "reason": reason})
+
+
+def _checkpoint(state: State) -> Checkpoint:
+    clients = {int(client): mine for client, mine in state["clients"].items()}
+    return Checkpoint(state["round"], state["server"], clients, state["extra"], state["lengths"])
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    atomic.write_text(path, json.dumps(json.loads(encode(value)), indent=2) + "\n")

@@ -1,0 +1,158 @@
+"""Read a finished or running run, a row at a time.
+
+``rounds.jsonl`` has one object per round:
+
+| column | meaning |
+|---|---|
+| ``round`` | counted from 1 |
+| ``ids`` | the clients whose contribution counted, ascending |
+| ``weights`` | one number per id, or ``{layer: [...]}`` for finer weights |
+| ``dropped`` | ``{id: reason}`` for contributions that were refused |
+| ``absent`` | ids that were expected and sent nothing |
+| ``train_loss`` | mean training loss over the clients |
+| ``bytes_up``, ``bytes_down`` | what travelled in the round |
+| ``simulated_seconds`` | how long the round takes on the simulated devices |
+| ``info`` | ``{name: value}``: what the rules computed on the way |
+| ``evaluation`` | ``{metric: {"mean": ..., "worst10": ..., ...}}`` over clients; only in rounds that evaluate |
+| ``global`` | ``{metric: value}`` on the global test set; only in rounds that evaluate |
+
+``clients.jsonl`` has one object per evaluation, arrays in the order of ``ids``: ``round``, ``split`` (``train``,
+``valid`` or ``test``), ``ids``, and one array per metric. A number that is not finite is ``null``.
+
+With pandas::
+
+    rounds = pd.read_json("runs/a/rounds.jsonl", lines=True)
+    clients = pd.read_json("runs/a/clients.jsonl", lines=True).explode(["ids", "accuracy"])  # a row per client
+
+With DuckDB::
+
+    duckdb.sql("SELECT round, train_loss FROM read_json_auto('runs/a/rounds.jsonl')")
+    duckdb.sql("SELECT round, unnest(ids) AS id, unnest(accuracy) AS accuracy FROM read_json_auto('runs/a/clients.jsonl')")
+"""  # noqa: E501 (a one-line read stays one line)
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedalloy.core.errors import CheckpointError
+from fedalloy.records.stream import decode
+
+_BLOCK = 1 << 16
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One run as its folder tells it; the rows are read anew at every call, so a running run shows its progress."""
+
+    path: Path
+    recipe: dict[str, Any]
+    environment: dict[str, Any]
+    status: dict[str, Any]
+    manifest: dict[str, Any] | None
+
+    def rounds(self) -> Iterator[dict[str, Any]]:
+        """The rows of ``rounds.jsonl``."""
+        return read_rows(self.path / "rounds.jsonl")
+
+    def clients(self) -> Iterator[dict[str, Any]]:
+        """The rows of ``clients.jsonl``."""
+        return read_rows(self.path / "clients.jsonl")
+
+    def timings(self) -> Iterator[dict[str, Any]]:
+        """The rows of ``timings.jsonl``."""
+        return read_rows(self.path / "timings.jsonl")
+
+    @property
+    def last_round(self) -> int:
+        """The last round on record, 0 before the first; reads the end of the file only."""
+        row = last_row(self.path / "rounds.jsonl")
+        return int(row["round"]) if row else 0
+
+    @property
+    def columns(self) -> dict[str, list[str]]:
+        """The columns of ``rounds`` and ``clients`` in the order in which they appear; reads row by row."""
+        return {"rounds": _columns(self.rounds()), "clients": _columns(self.clients())}
+
+
+def read_run(path: str | Path) -> RunRecord:
+    """Open a run for reading; its records may still be growing."""
+    folder = Path(path)
+    if not is_run(folder):
+        raise CheckpointError(f"{path} holds no run (no recipe.toml with an environment.json); name a run folder")
+    return RunRecord(
+        folder,
+        tomllib.loads((folder / "recipe.toml").read_text(encoding="utf-8")),
+        _read_json(folder / "environment.json") or {},
+        _read_json(folder / "status.json") or {},
+        _read_json(folder / "manifest.json"),
+    )
+
+
+def find_runs(folder: str | Path) -> list[Path]:
+    """Every run in a folder and below, sorted; a run is not searched for further runs."""
+    found = []
+    for place, below, _ in os.walk(folder):
+        if is_run(Path(place)):
+            found.append(Path(place))
+            below.clear()
+    return sorted(found)
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder holds a run."""
+    return (folder / "recipe.toml").is_file() and (folder / "environment.json").is_file()
+
+
+def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a stream, without a last line that is still being written."""
+    if not path.exists():
+        return
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            row = decode(line)
+            if row is not None:
+                yield row
+            elif next(lines, None) is not None:
+                raise CheckpointError(f"{path}, line {number} is no JSON object; resume the run or restore the file")
+
+
+def last_row(path: Path) -> dict[str, Any] | None:
+    """The last complete row of a stream, found from its end."""
+    for line in _lines_backwards(path):
+        row = decode(line)
+        if row is not None:
+            return row
+    return None
+
+
+def _lines_backwards(path: Path) -> Iterator[bytes]:
+    """The lines of a file, last one first, read a block at a time."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        end, tail = file.seek(0, os.SEEK_END), b""
+        while end > 0:
+            begin = max(0, end - _BLOCK)
+            file.seek(begin)
+            lines = (file.read(end - begin) + tail).splitlines(keepends=True)
+            end, tail = begin, lines[0]
+            yield from reversed(lines[1:])
+        yield tail
+
+
+def _columns(rows: Iterator[dict[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in row))
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    """A small JSON file, or None where there is none."""
+    if not path.exists():
+        return None
+    value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return value

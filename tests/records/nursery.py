@@ -1,0 +1,67 @@
+"""Children to be killed: ``python nursery.py`` imports once, then forks a writer for every folder named on its
+input and prints the writer's process id. Not a test itself.
+
+A writer does what the driver does: takes the lock, goes back to the last good checkpoint, and continues.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedalloy.records.folder import RunFolder
+from fedalloy.records.store import MemoryStore
+
+ROUNDS = 60
+EVERY = 3
+
+
+def server_after(round: int) -> dict[str, Any]:
+    """A state that is a function of the round, so that any checkpoint can be checked."""
+    return {"params": {"w": torch.arange(200.0) * round}, "weighting": {"seen": round}}
+
+
+def rows_of(round: int) -> dict[str, dict[str, Any]]:
+    ids = [round % 5, round % 5 + 7]
+    return {
+        "rounds": {"round": round, "ids": ids, "weights": torch.tensor([1 / round, 0.5]), "train_loss": 1 / round},
+        "clients": {"round": round, "split": "test", "ids": ids, "accuracy": [round / 7, float("nan")]},
+        "timings": {"round": round, "seconds": 0.25},
+    }
+
+
+def write_run(path: Path, rounds: int = ROUNDS) -> None:
+    """Run to the end from wherever the folder stands."""
+    folder = RunFolder.open(path)
+    with folder.lock():
+        last = folder.latest()
+        folder.rewind(last)
+        store = MemoryStore(last.clients if last else None)
+        for round in range(last.round + 1 if last else 1, rounds + 1):
+            for stream, row in rows_of(round).items():
+                folder.append(stream, row)  # type: ignore[arg-type]
+            store.put({round % 5: {"solver": {"seen": torch.tensor(round)}}})
+            if round % EVERY == 0:
+                folder.checkpoint(round, server_after(round), store.snapshot(), {"clock": round / 8})
+            elif round % 2:
+                folder.flush()  # so that a kill finds rows beyond the checkpoint on disk
+        folder.set_status("finished", rounds)
+
+
+def main() -> None:
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            write_run(Path(line.strip()))
+            os._exit(0)
+        print(child, flush=True)
+        os.waitpid(child, 0)
+        print("gone", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""A writer killed at any moment leaves a folder that continues to the same files as one never killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedalloy.core.errors import RunLocked
+from fedalloy.records.folder import RunFolder
+from tests.records import nursery
+
+STREAMS = ("rounds", "clients", "timings")
+
+
+class Nursery:
+    """Starts writers in another process and kills them."""
+
+    def __init__(self) -> None:
+        source = Path(nursery.__file__).resolve().parents[2] / "src"
+        command = [sys.executable, "-W", "ignore", nursery.__file__]
+        env = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+
+    def start(self, folder: Path) -> int:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{folder}\n")
+        self.process.stdin.flush()
+        return int(self._line())
+
+    def wait(self) -> None:
+        assert self._line() == "gone\n"
+
+    def kill(self, pid: int) -> None:
+        os.kill(pid, signal.SIGKILL)
+        self.wait()
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.wait()
+        self.process.stdout.close()
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
+
+def wait_for(path: Path, text: str) -> None:
+    deadline = time.monotonic() + 60
+    while path.read_text() != text:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+@pytest.fixture(scope="module")
+def writers() -> Iterator[Nursery]:
+    nursery_process = Nursery()
+    yield nursery_process
+    nursery_process.close()
+
+
+def fresh(path: Path) -> RunFolder:
+    return RunFolder.create(path, {"run": {"rounds": nursery.ROUNDS}}, {})
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    """Every file of a run but its lock, which names a process."""
+    return {
+        str(file.relative_to(path)): file.read_bytes()
+        for file in sorted(path.rglob("*"))
+        if file.is_file() and file.name != "lock"
+    }
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("run") / "whole"
+    fresh(path)
+    nursery.write_run(path)
+    return path
+
+
+def check_prefix(folder: RunFolder, whole: Path) -> int:
+    """After a kill: the newest checkpoint is whole, and the records go back to exactly its rounds."""
+    with folder.lock():
+        last = folder.latest(report=pytest.fail)
+        folder.rewind(last)
+    done = last.round if last else 0
+    for name in STREAMS:
+        lines = (whole / f"{name}.jsonl").read_bytes().splitlines(keepends=True)[:done]
+        assert (folder.path / f"{name}.jsonl").read_bytes() == b"".join(lines)
+    if last is not None:
+        assert bool((last.server["params"]["w"] == nursery.server_after(done)["params"]["w"]).all())
+        assert all(int(mine["solver"]["seen"]) in range(done - 4, done + 1) for mine in last.clients.values())
+    assert not list(folder.path.rglob(".*"))
+    return done
+
+
+def test_killed_at_random_moments_it_ends_in_the_same_files(
+    tmp_path: Path, writers: Nursery, undisturbed: Path
+) -> None:
+    folder, chance, reached = fresh(tmp_path / "killed"), random.Random(4), [0]
+    for _ in range(12):
+        pid = writers.start(folder.path)
+        time.sleep(chance.uniform(0.001, 0.03))
+        writers.kill(pid)
+        reached.append(check_prefix(folder, undisturbed))
+        assert reached[-1] >= reached[-2]
+    assert max(reached) > 0, "no writer lived long enough to be a test"
+    writers.start(folder.path)
+    writers.wait()
+    assert contents(folder.path) == contents(undisturbed)
+
+
+def test_the_lock_is_refused_while_held_and_free_after_a_kill(tmp_path: Path, writers: Nursery) -> None:
+    folder = fresh(tmp_path / "busy")
+    os.mkfifo(tmp_path / "gate")
+    # The writer blocks while it holds the lock: its first stream is a pipe that nobody reads.
+    (folder.path / "rounds.jsonl").unlink()
+    os.link(tmp_path / "gate", folder.path / "rounds.jsonl")
+    pid = writers.start(folder.path)
+    wait_for(folder.path / "lock", f"{pid}\n")
+    try:
+        with pytest.raises(RunLocked, match=rf"process {pid}\. Wait .*\(kill {pid}\)"), folder.lock():
+            pass
+    finally:
+        writers.kill(pid)
+    (folder.path / "rounds.jsonl").unlink()
+    with folder.lock():
+        assert (folder.path / "lock").read_text() == f"{os.getpid()}\n"
+
+
+def test_the_status_tells_how_it_ended(undisturbed: Path) -> None:
+    status = json.loads((undisturbed / "status.json").read_text())
+    assert status == {"state": "finished", "round": nursery.ROUNDS, "reason": ""}
