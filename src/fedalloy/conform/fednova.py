@@ -1,0 +1,28 @@
+"""Replays ``fednova``: normalised averaging for plain, momentum and proximal local steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fedalloy.algorithms import named
+from fedalloy.conform.cohorts import arrive, context, flat, serve
+from fedalloy.conform.replay import Fields
+from fedalloy.conform.vectors import Case
+from fedalloy.core.registry import register
+
+
+@register("conform", "fednova")
+def fednova(case: Case) -> Iterator[Fields]:
+    """The solver says how far ``tau`` steps reach; with a step of 1 the file's ``prox`` is ``eta mu``."""
+    algorithm = named("fednova", lr=1.0, **case.params.settings(mu="prox", momentum="momentum", server_lr="server_lr"))
+    state = None
+    for number, inputs in enumerate(case.rounds, 1):
+        ctx, arrived = context(case, number), arrive(case, inputs)
+        lengths = algorithm.solver.describe(arrived.to_cohort(inputs.tensor("tau", 1)), ctx)
+        step = serve(algorithm, state, arrived.knowing(lengths), ctx)
+        state = step.state
+        yield {
+            "a_norm": arrived.to_file(step.info["a_norm"]),
+            "tau_eff": step.info["tau_eff"],
+            "w": flat(state["shared"]["params"]),
+        }

@@ -1,0 +1,40 @@
+"""Replays ``size_and_loss``: client weights from data sizes, losses and scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fedalloy.conform.cohorts import arrive, built, context, flat, serve
+from fedalloy.conform.replay import Fields
+from fedalloy.conform.vectors import Case, Values
+from fedalloy.core.algorithm import Algorithm, ServerState
+from fedalloy.core.registry import register
+from fedalloy.core.spec import Spec, from_spec
+from fedalloy.servers.sgd import ServerSgd
+from fedalloy.solvers.sgd import Sgd
+
+
+def weightings(params: Values) -> dict[str, Spec]:
+    """The weighting behind each field ``weights.NAME``; a line per rule, with its settings from the file."""
+    return {
+        "fedavg": {"kind": "samples"},
+        "dr": {"kind": "dr"},
+        "term": {"kind": "term"},
+        "propfair": {"kind": "propfair"},
+        "qffl": {"kind": "qffl"},
+    }
+
+
+@register("conform", "size_and_loss")
+def size_and_loss(case: Case) -> Iterator[Fields]:
+    """Every weighting that is registered, on the same inputs, each with its own state."""
+    chosen = {name: spec for name, spec in weightings(case.params).items() if built("weighting", spec["kind"])}
+    algorithms = {name: Algorithm(Sgd(), from_spec("weighting", spec), ServerSgd()) for name, spec in chosen.items()}
+    states: dict[str, ServerState] = {}
+    for number, inputs in enumerate(case.rounds, 1):
+        ctx = context(case, number)
+        arrived = arrive(case, inputs, loss_before="losses", accuracy_after="train_scores")
+        steps = {name: serve(rule, states.get(name), arrived, ctx) for name, rule in algorithms.items()}
+        states = {name: step.state for name, step in steps.items()}
+        models = {f"{name}_w": flat(state["shared"]["params"]) for name, state in states.items()}
+        yield {"weights": {name: arrived.weights(step) for name, step in steps.items()}, **models}
