@@ -10,9 +10,18 @@ import torch
 from torch import Tensor
 
 from fedalloy.core import tree
+from fedalloy.core.elements import combine_elements
 from fedalloy.core.errors import AlgorithmError
 from fedalloy.core.keys import Key
-from fedalloy.core.protocols import ENGINE_STATS, LocalSolver, ServerOptimizer, Shared, Weighting, Wire
+from fedalloy.core.protocols import (
+    ENGINE_STATS,
+    ElementWeighting,
+    LocalSolver,
+    ServerOptimizer,
+    Shared,
+    Weighting,
+    Wire,
+)
 from fedalloy.core.screening import screen
 from fedalloy.core.types import Cohort, Context, Info, Part, Payload, State, Tree, Weights
 
@@ -43,6 +52,13 @@ class Algorithm:
             )
         if self.solver.update not in self.solver.parts:
             raise AlgorithmError(f"solver {_name(self.solver)} declares no part '{self.solver.update}' to update with")
+        for wire in self.wire:
+            if wire.needs_weight_bound and self.weighting.weight_bound is None:
+                raise AlgorithmError(
+                    f"wire {_name(wire)} needs a weighting that bounds what one client can count for, and "
+                    f"{_name(self.weighting)} has no such bound: choose one whose weight_bound is not None, "
+                    "such as 'uniform' or 'samples'"
+                )
 
     @property
     def provides(self) -> frozenset[str]:
@@ -84,7 +100,7 @@ class Algorithm:
 
 @dataclass(frozen=True)
 class ServerStep:
-    """What a round did at the server."""
+    """What a round did at the server; of weights on elements, ``weights`` holds each leaf's mean by client."""
 
     state: ServerState
     ids: Tensor
@@ -100,11 +116,11 @@ def server_step(
 
     A cohort without a single valid contribution leaves the state as it was.
     """
-    cohort, dropped = screen(cohort, algorithm.solver.update, max_norm)
+    cohort, dropped = screen(cohort, algorithm.solver.update, max_norm, algorithm.weighting.requires)
     if len(cohort) == 0:
         return ServerStep(state, cohort.ids, torch.zeros(0), {}, dropped)
-    weights, weighting_state, info = algorithm.weighting.weigh(cohort, state["weighting"], ctx)
-    aggregate = _reduce(algorithm, state["shared"], cohort, weights)
+    weights, weighted, weighting_state, info = _weigh(algorithm, state, cohort, ctx)
+    aggregate = {**_reduce(algorithm, state["shared"], cohort), **weighted}
     for wire in reversed(algorithm.wire):
         aggregate = wire.after(aggregate, cohort, weights, ctx)
     shared, server_state, server_info = _move(algorithm, state, aggregate, ctx)
@@ -113,17 +129,30 @@ def server_step(
     return ServerStep(new, cohort.ids, weights, {**info, **server_info}, dropped)
 
 
-def _reduce(algorithm: Algorithm, shared: Shared, cohort: Cohort, weights: Weights) -> Payload:
-    """Each part as declared."""
+def _weigh(
+    algorithm: Algorithm, state: ServerState, cohort: Cohort, ctx: Context
+) -> tuple[Weights, Payload, State, Info]:
+    """The weights, and the parts that are reduced by them."""
+    rule, update = algorithm.weighting, algorithm.solver.update
+    declared = algorithm.parts(state["shared"]).items()
+    parts = {name: cohort.payload[name] for name, part in declared if part.reduce == "weighted"}
+    if isinstance(rule, ElementWeighting):
+        round = rule.open(cohort, state["weighting"], ctx)
+        means, combined = combine_elements(round, cohort.payload[update], parts)
+        return means, combined, *round.close()
+    weights, kept, info = rule.weigh(cohort, state["weighting"], ctx)
+    return weights, {name: tree.combine(leaves, weights) for name, leaves in parts.items()}, kept, info
+
+
+def _reduce(algorithm: Algorithm, shared: Shared, cohort: Cohort) -> Payload:
+    """The parts on which the weighting has no say, each as declared."""
     even = torch.full((len(cohort),), 1.0 / len(cohort), dtype=torch.float64)
     reduced = {}
     for name, part in algorithm.parts(shared).items():
         leaves = cohort.payload[name]
         if part.reduce == "stack":
             reduced[name] = leaves
-        elif part.reduce == "weighted":
-            reduced[name] = tree.combine(leaves, weights)
-        else:
+        elif part.reduce != "weighted":
             reduced[name] = tree.combine(leaves, even if part.reduce == "mean" else _by_samples(cohort))
     return reduced
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +34,8 @@ class BatchGradient:
     """``grad_at`` for one step: gradients of the batch loss, remembering the loss and the buffers.
 
     A solver that evaluates several models in one step passes ``track=False`` for those whose batch
-    statistics should not enter the shared buffers.
+    statistics should not enter the shared buffers. One that descends on a function of the batch loss passes it
+    as ``of``; the loss that is remembered is the plain one.
     """
 
     def __init__(
@@ -44,10 +45,10 @@ class BatchGradient:
         self.buffers = buffers
         self.loss: Tensor | None = None
 
-    def __call__(self, params: Tree, *, track: bool = True) -> Tree:
+    def __call__(self, params: Tree, *, track: bool = True, of: Callable[[Tensor], Tensor] | None = None) -> Tree:
         def loss_of(leaves: Tree) -> tuple[Tensor, tuple[Tensor, Tree]]:
             loss, buffers = self._objective.loss(leaves, self.buffers, *self._batch, self._draw)
-            return loss, (loss, buffers)
+            return (loss if of is None else of(loss)), (loss, buffers)
 
         grads, (loss, buffers) = grad(loss_of, has_aux=True)(params)
         if track:
@@ -84,9 +85,8 @@ def run_client(
             stats["loss_before"] = mean_loss(objective, shared[solver.target], shared["buffers"], examples)
     with stage("begin"):
         carry = solver.begin(shared, state["solver"], ctx)
-    carry, buffers, stats["train_loss"] = _train(
-        algorithm, objective, carry, shared["buffers"], assignment, plan, draws, key, ctx
-    )
+    carry, buffers, losses = _train(algorithm, objective, carry, shared["buffers"], assignment, plan, draws, key, ctx)
+    stats |= {name: losses[name] for name in ("train_loss", *algorithm.weighting.requires & losses.keys())}
     if "accuracy_after" in algorithm.weighting.requires:
         with stage("accuracy_after"):
             stats["accuracy_after"] = _accuracy(objective, solver.trained(carry), buffers, examples)
@@ -141,9 +141,9 @@ def _train(
     draws: Tree,
     key: Key,
     ctx: Context,
-) -> tuple[Carry, Tree, float]:
-    """Every planned step in turn; also the mean training loss over the examples seen."""
-    dropout, seen, total = dropout_draws(plan, key), 0, 0.0
+) -> tuple[Carry, Tree, dict[str, float]]:
+    """Every planned step in turn; also the mean training loss over the examples seen, and the sum over batches."""
+    dropout, seen, total, running = dropout_draws(plan, key), 0, 0.0, 0.0
     steps = int(plan.steps[0]) if assignment.active else 0
     for step in range(steps):
         with stage(f"step {step + 1} of {steps}"):
@@ -153,8 +153,9 @@ def _train(
             inputs: dict[str, Any] = {name: leaf[0, step] for name, leaf in draws.items()}
             carry = algorithm.solver.step(carry, grad_at, inputs, plan.phase[0, step], ctx)
             buffers, seen = grad_at.buffers, seen + len(chosen)
-            total += float(grad_at.loss) * len(chosen) if grad_at.loss is not None else 0.0
-    return carry, buffers, total / seen if seen else float("nan")
+            loss = float(grad_at.loss) if grad_at.loss is not None else 0.0
+            total, running = total + loss * len(chosen), running + loss
+    return carry, buffers, {"train_loss": total / seen if seen else float("nan"), "running_loss": running}
 
 
 def _accuracy(objective: Objective, params: Tree, buffers: Tree, examples: Examples) -> float:

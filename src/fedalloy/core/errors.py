@@ -48,6 +48,14 @@ class ClientError(FedalloyError):
             f"{round if round is not None else '?'} at stage '{stage}': {type(cause).__name__}: {cause}"
         )
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Travels between processes: the message alone could not be turned back into an error."""
+        return _client_error, (self.stage, self.cause, self.client, self.round)
+
+
+def _client_error(stage: str, cause: Exception, client: int | None, round: int | None) -> ClientError:
+    return ClientError(stage, cause, client=client, round=round)
+
 
 def nearest(word: str, allowed: Iterable[str]) -> str:
     """A hint for a misspelt word.

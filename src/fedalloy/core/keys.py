@@ -128,7 +128,7 @@ class Key:
         self, *shape: int, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None
     ) -> Tensor:
         """Standard normal values, by the inverse of the normal distribution function."""
-        middle = self.uniform(*shape, dtype=torch.float64, device=device) + 2.0**-54
+        middle = (self.uniform(*shape, dtype=torch.float64, device=device) + 2.0**-54).clamp(max=1 - 2.0**-53)
         values: Tensor = torch.special.ndtri(middle)
         return values.to(dtype)
 

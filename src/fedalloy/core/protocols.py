@@ -11,9 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+import torch
 from torch import Tensor
 
+from fedalloy.core import tree
 from fedalloy.core.keys import Key
+from fedalloy.core.tree import Chunk
 from fedalloy.core.types import (
     Block,
     Cohort,
@@ -38,11 +41,17 @@ Shared = dict[str, Tree]
 Carry = dict[str, Any]
 """What a client's program hands from step to step: nested dicts of tensors."""
 GradAt = Callable[..., Tree]
-"""``grad_at(params)`` is the gradient of the mean loss of this step's batch at ``params``."""
+"""``grad_at(params)`` is the gradient of the mean loss of this step's batch at ``params``;
+``grad_at(params, of=function)`` that of a function of this mean loss."""
 DataPart = Literal["train", "valid", "test"]
 
-ENGINE_STATS = frozenset({"num_examples", "num_steps", "train_loss", "loss_before", "accuracy_after", "bytes_up"})
-"""Statistics that every engine can provide by itself."""
+ENGINE_STATS = frozenset({
+    "num_examples", "num_steps", "train_loss", "running_loss", "loss_before", "accuracy_after", "bytes_up",
+    "cross_score",
+})  # fmt: skip
+"""What every federation can provide by itself. ``running_loss`` is the sum of the minibatch losses of local training;
+``cross_score`` is no statistic of one client but a matrix, ``Cohort.cross``, from an exchange of its own
+(``core.cross``). Losses and scores besides ``train_loss`` are measured only for rules that require them."""
 
 
 class LocalSolver(ABC):
@@ -110,9 +119,7 @@ class LocalSolver(ABC):
         """One local step."""
 
     @abstractmethod
-    def end(
-        self, carry: Carry, shared: Shared, mine: State, steps: Tensor, ctx: Context
-    ) -> tuple[Payload, State]:
+    def end(self, carry: Carry, shared: Shared, mine: State, steps: Tensor, ctx: Context) -> tuple[Payload, State]:
         """What is sent and what is kept, after ``steps`` steps (a float scalar tensor, possibly 0)."""
 
     def describe(self, steps: Tensor, ctx: Context) -> Stats:
@@ -161,6 +168,45 @@ class Weighting(ABC):
         """Weights on the updates, the new state, and what was computed on the way."""
 
 
+class ElementRound(ABC):
+    """One round of an element-wise rule: shown every chunk of the updates once, then asked what it keeps."""
+
+    @abstractmethod
+    def weigh_chunk(self, updates: Tensor, chunk: Chunk) -> Tensor:
+        """``[C, n]`` weights on ``[C, n]`` updates, which lie at ``chunk`` and are not to be changed."""
+
+    @abstractmethod
+    def close(self) -> tuple[State, Info]:
+        """The new state and what was computed on the way, after the last chunk."""
+
+
+class ElementWeighting(Weighting):
+    """A rule with a weight for every element of every client's update.
+
+    All weights together are as large as all updates together, so nobody holds them: the server opens a round,
+    shows it the updates leaf chunk by leaf chunk, adds up what each chunk's weights make of them, and closes it.
+    Neither the cohort nor the state is changed: a round writes what it will keep into tensors of its own.
+    """
+
+    @property
+    def reads_payload(self) -> bool:
+        """Weights of elements are made from elements."""
+        return True
+
+    @abstractmethod
+    def open(self, cohort: Cohort, state: State, ctx: Context) -> ElementRound:
+        """Begin a round."""
+
+    def weigh(self, cohort: Cohort, state: State, ctx: Context) -> tuple[Tree, State, Info]:
+        """All weights at once, ``{leaf: [C, *shape]}``: for small models and for looking at them."""
+        updates, round = cohort.payload["delta"], self.open(cohort, state, ctx)
+        pieces: dict[str, list[Tensor]] = {name: [tree.as_rows(leaf)[:, :0]] for name, leaf in updates.items()}
+        for chunk, part in tree.chunks(updates):
+            pieces[chunk.leaf].append(round.weigh_chunk(part, chunk))
+        weights = {name: torch.cat(parts, dim=1).reshape(updates[name].shape) for name, parts in pieces.items()}
+        return weights, *round.close()
+
+
 class ServerOptimizer(ABC):
     """What the server does with the combined update."""
 
@@ -179,6 +225,11 @@ class Wire(ABC):
     @property
     def stateful(self) -> bool:
         """Whether clients keep something between rounds (an error memory, say)."""
+        return False
+
+    @property
+    def needs_weight_bound(self) -> bool:
+        """Whether the transform means something only when no client's weight can grow without bound."""
         return False
 
     def init_client(self, shared: Shared, key: Key) -> State:

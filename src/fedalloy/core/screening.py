@@ -26,12 +26,18 @@ def misfit(payload: Payload, parts: Mapping[str, Part], shared: Mapping[str, Tre
     return None
 
 
-def screen(cohort: Cohort, update: str, max_norm: float | None = None) -> tuple[Cohort, dict[int, str]]:
-    """The cohort without contributions that are not finite or too long, and why each was dropped."""
+def screen(
+    cohort: Cohort, update: str, max_norm: float | None = None, required: frozenset[str] = frozenset()
+) -> tuple[Cohort, dict[int, str]]:
+    """The cohort without contributions that are not finite or too long, or whose ``required`` statistics are not
+    numbers, and why each was dropped."""
     if len(cohort) == 0:
         return cohort, {}
-    finite = torch.stack([_finite(leaf) for leaves in cohort.payload.values() for leaf in leaves.values()]).all(0).cpu()
+    finite = _finite_clients(cohort)
     dropped = {int(cohort.ids[row]): "not finite" for row in (~finite).nonzero().flatten().tolist()}
+    for name in sorted(required & cohort.stats.keys()):
+        for row in (finite & ~cohort.stats[name].isfinite()).nonzero().flatten().tolist():
+            dropped[int(cohort.ids[row])] = f"statistic '{name}' is not finite"
     if max_norm is not None:
         lengths = tree.norms(cohort.payload[update]).cpu()
         for row in (finite & (lengths > max_norm)).nonzero().flatten().tolist():
@@ -42,14 +48,16 @@ def screen(cohort: Cohort, update: str, max_norm: float | None = None) -> tuple[
     return cohort.select(torch.tensor(kept, dtype=torch.int64)), dropped
 
 
-def _finite(leaf: Tensor) -> Tensor:
-    """Which clients' leaves hold finite numbers only: a sum is finite only if every term is, and reading
-    once is cheaper than a mask; the rare overflow of finite terms is looked at again."""
-    if not leaf.is_floating_point():
-        return torch.ones(leaf.shape[0], dtype=torch.bool, device=leaf.device)
-    matrix = leaf.reshape(leaf.shape[0], -1)
-    finite = matrix.sum(1).isfinite()
-    return finite if bool(finite.all()) else matrix.isfinite().all(1)
+def _finite_clients(cohort: Cohort) -> Tensor:
+    """Which clients sent finite numbers only. A sum is finite only if every term is, and reading once is cheaper than
+    a mask; the rare overflow of finite terms is looked at again."""
+    leaves = [leaf for part in cohort.payload.values() for leaf in part.values() if leaf.is_floating_point()]
+    if not leaves:
+        return torch.ones(len(cohort), dtype=torch.bool)
+    sums = torch.stack([tree.as_rows(leaf).sum(1) for leaf in leaves]).isfinite().all(0).cpu()
+    if bool(sums.all()):
+        return sums
+    return torch.stack([tree.as_rows(leaf).isfinite().all(1) for leaf in leaves]).all(0).cpu()
 
 
 def _leaf_misfit(part: str, leaves: Tree, expected: Tree) -> str | None:

@@ -8,7 +8,7 @@ that is a prefix of the stacked leaf: ``[C]`` for clients, ``{leaf: [C]}`` for l
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,8 +17,20 @@ Tree = dict[str, Tensor]
 Weights = Tensor | Mapping[str, Tensor]
 Level = Literal["client", "layer", "leaf"]
 
-# Columns reduced at a time: small enough to stay in cache, large enough to hide Python.
-_COLUMNS = 1 << 16
+
+class Chunk(NamedTuple):
+    """Where a piece of a stacked leaf lies: its name, and which columns of the leaf written as ``[C, n]``."""
+
+    leaf: str
+    columns: slice
+
+
+# Columns summed by client at a time: large enough to hide Python, small enough for the partial sums to stay in cache.
+_COLUMNS = 1 << 18
+# Numbers of small leaves, all clients together, that are copied side by side to be combined in one call.
+_SIDE_BY_SIDE = 1 << 24
+# Elements looked at one by one at a time, all clients together, so that memory does not grow with their number.
+_ELEMENTS = 1 << 20
 # Rows summed in the leaf's own precision before the partial sums are added in float64: sixteen float32
 # roundings stay below the promised 1e-6 of sum |w x|.
 _ROWS = 16
@@ -39,8 +51,8 @@ def zeros_like(tree: Mapping[str, Tensor]) -> Tree:
 
 
 def add(one: Mapping[str, Tensor], other: Mapping[str, Tensor], scale: float | Tensor = 1.0) -> Tree:
-    """``one + scale * other``; integer leaves keep their dtype."""
-    return map_leaves(lambda a, b: (a + scale * b).to(a.dtype), one, other)
+    """``one + scale * other``, read and written once; integer leaves keep their dtype."""
+    return map_leaves(lambda a, b: _add(a, b, scale), one, other)
 
 
 def subtract(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Tree:
@@ -92,11 +104,31 @@ def combine(stacked: Mapping[str, Tensor], weights: Weights) -> Tree:
     >>> combine({"w": torch.tensor([[1.0, 2.0], [3.0, 6.0]])}, torch.tensor([0.5, 0.5]))
     {'w': tensor([2., 4.])}
     """
-    result = {}
+    if isinstance(weights, Tensor) and weights.dim() == 1:
+        return _combine_by_client(stacked, weights)
+    return {
+        name: _combine_leaf(leaf, weights if isinstance(weights, Tensor) else weights[name])
+        for name, leaf in stacked.items()
+    }
+
+
+def chunks(stacked: Mapping[str, Tensor]) -> Iterator[tuple[Chunk, Tensor]]:
+    """All leaves as matrices of a row per client, with fewer columns the more clients there are.
+
+    >>> [(chunk.leaf, part.shape) for chunk, part in chunks({"w": torch.ones(2, 3, 4), "b": torch.ones(2)})]
+    [('w', torch.Size([2, 12])), ('b', torch.Size([2, 1]))]
+    """
     for name, leaf in stacked.items():
-        weight = weights if isinstance(weights, Tensor) else weights[name]
-        result[name] = _combine_leaf(leaf, weight)
-    return result
+        matrix = as_rows(leaf)
+        width = max(1, _ELEMENTS // max(1, matrix.shape[0]))
+        for begin in range(0, matrix.shape[1], width):
+            columns = slice(begin, min(begin + width, matrix.shape[1]))
+            yield Chunk(name, columns), matrix[:, columns]
+
+
+def as_rows(leaf: Tensor) -> Tensor:
+    """A stacked leaf as a matrix: one row per client."""
+    return leaf.reshape(leaf.shape[0], -1)
 
 
 def layer_of(leaf: str) -> str:
@@ -151,14 +183,23 @@ def nbytes(tree: Mapping[str, Tensor]) -> int:
     return sum(leaf.numel() * leaf.element_size() for leaf in tree.values())
 
 
+def _add(a: Tensor, b: Tensor, scale: float | Tensor) -> Tensor:
+    if not (a.is_floating_point() and a.dtype == b.dtype):
+        return (a + scale * b).to(a.dtype)
+    if isinstance(scale, Tensor):
+        return torch.addcmul(a, b, scale.to(a.dtype))
+    return torch.add(a, b, alpha=scale)
+
+
 def _sum_leaves(terms: Iterator[Tensor]) -> Tensor:
-    return torch.stack(list(terms)).sum(0)
+    """Statistics of clients live on the CPU, wherever their models are."""
+    return torch.stack(list(terms)).sum(0).cpu()
 
 
 def _rowwise(leaf: Tensor, other: Tensor | None) -> Tensor:
     """Every row of a stacked leaf times ``other`` (or itself), summed in float64, a chunk of columns at a time."""
-    matrix = leaf.reshape(leaf.shape[0], -1)
-    columns = max(1, _COLUMNS * _ROWS // max(1, matrix.shape[0]))
+    matrix = as_rows(leaf)
+    columns = max(1, _ELEMENTS // max(1, matrix.shape[0]))
     total = torch.zeros(matrix.shape[0], dtype=torch.float64, device=matrix.device)
     for begin in range(0, matrix.shape[1], columns):
         part = matrix[:, begin : begin + columns].double()
@@ -166,24 +207,59 @@ def _rowwise(leaf: Tensor, other: Tensor | None) -> Tensor:
     return total
 
 
+def _combine_by_client(stacked: Mapping[str, Tensor], weights: Tensor) -> Tree:
+    """One weight per client: many small leaves are combined side by side, because each call costs more than they do."""
+    result: dict[str, Tensor] = {}
+    for names in _batches(stacked):
+        if len(names) == 1:
+            result[names[0]] = _combine_leaf(stacked[names[0]], weights)
+            continue
+        widths = [stacked[name][0].numel() for name in names]
+        together = torch.cat([as_rows(stacked[name]) for name in names], dim=1)
+        for name, part in zip(names, _combine_leaf(together, weights).split(widths), strict=True):
+            result[name] = part.reshape(stacked[name].shape[1:])
+    return {name: result[name] for name in stacked}
+
+
+def _batches(stacked: Mapping[str, Tensor]) -> Iterator[list[str]]:
+    """Leaves that may be copied side by side: of one kind, and together no more than a bounded piece of memory."""
+    open_batches: dict[tuple[torch.dtype, torch.device], list[str]] = {}
+    filled: dict[tuple[torch.dtype, torch.device], int] = {}
+    for name, leaf in stacked.items():
+        kind = (leaf.dtype, leaf.device)
+        if not leaf.is_floating_point() or leaf.numel() > _SIDE_BY_SIDE // 16:
+            yield [name]
+            continue
+        if filled.get(kind, 0) + leaf.numel() > _SIDE_BY_SIDE:
+            yield open_batches.pop(kind)
+            filled[kind] = 0
+        open_batches.setdefault(kind, []).append(name)
+        filled[kind] = filled.get(kind, 0) + leaf.numel()
+    yield from open_batches.values()
+
+
 def _combine_leaf(leaf: Tensor, weight: Tensor) -> Tensor:
     if not leaf.is_floating_point():
         return _combine_leaf(leaf.double(), weight).round().to(leaf.dtype)
     weight = weight.to(leaf)
     if weight.dim() == 1:
-        matrix = leaf.reshape(leaf.shape[0], -1)
-        parts = [_weighted_rows(weight, part) for part in matrix.split(_COLUMNS, dim=1)]
+        matrix = as_rows(leaf)
+        columns = _COLUMNS if leaf.device.type == "cpu" else max(_COLUMNS, matrix.shape[1])
+        parts = [_weighted_rows(weight, part) for part in matrix.split(columns, dim=1)]
+        if len(parts) == 1:
+            return parts[0].reshape(leaf.shape[1:])
         return torch.cat(parts).reshape(leaf.shape[1:]) if parts else leaf.new_zeros(leaf.shape[1:])
     return _combine_elements(leaf, weight)
 
 
 def _weighted_rows(weight: Tensor, part: Tensor) -> Tensor:
     """``weight @ part`` with float64 partial sums, for one chunk of columns."""
-    total: Tensor | None = None
-    for w, x in zip(weight.split(_ROWS), part.split(_ROWS), strict=True):
-        block: Tensor = w @ x
-        total = block.double() if total is None else total + block
-    assert total is not None
+    total: Tensor = weight[:_ROWS] @ part[:_ROWS]
+    if len(weight) <= _ROWS:
+        return total
+    total = total.double()
+    for w, x in zip(weight[_ROWS:].split(_ROWS), part[_ROWS:].split(_ROWS), strict=True):
+        total = total + w @ x
     return total.to(part.dtype)
 
 
@@ -191,11 +267,13 @@ def _combine_elements(leaf: Tensor, weight: Tensor) -> Tensor:
     """Weights finer than a client: the weight's shape is a prefix of the leaf's."""
     if leaf.shape[: weight.dim()] != weight.shape:
         raise ValueError(f"a weight of shape {tuple(weight.shape)} is no prefix of a leaf of {tuple(leaf.shape)}")
+    if leaf.numel() == 0:
+        return leaf.new_zeros(leaf.shape[1:])
     clients, prefix = leaf.shape[0], weight[0].numel()
     matrix = leaf.reshape(clients, prefix, -1)
     flat = weight.reshape(clients, prefix, 1)
     # The products are made in full, so a chunk holds fewer elements the more clients there are.
-    chunk = max(1, _COLUMNS * _ROWS // clients)
+    chunk = max(1, _ELEMENTS // clients)
     rows_at_once = max(1, chunk // max(1, matrix.shape[2]))
     parts = [
         torch.cat([(w * part).sum(0, dtype=torch.float64).to(leaf.dtype) for part in x.split(chunk, 2)], dim=1)

@@ -150,11 +150,16 @@ class Contribution:
 
 @dataclass(frozen=True)
 class Cohort:
-    """The contributions of a round: ``payload`` leaves have a leading client axis; always sorted by id."""
+    """The contributions of a round: ``payload`` leaves have a leading client axis; always sorted by id.
+
+    ``cross`` is ``[C, C]``, the accuracy of the model of client i on the validation part of client j, for rules
+    that require ``cross_score``.
+    """
 
     ids: Tensor
     payload: Payload
     stats: Stats = field(default_factory=dict)
+    cross: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -163,7 +168,8 @@ class Cohort:
         """Some clients of the cohort."""
         payload = {part: tree.rows(leaves, index) for part, leaves in self.payload.items()}
         stats = {name: values[index] for name, values in self.stats.items()}
-        return Cohort(self.ids[index], payload, stats)
+        cross = None if self.cross is None else self.cross[index][:, index]
+        return Cohort(self.ids[index], payload, stats, cross)
 
     def with_stats(self, stats: Mapping[str, Tensor]) -> Cohort:
         """The same cohort knowing more."""

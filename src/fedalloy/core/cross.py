@@ -1,0 +1,66 @@
+"""The extra exchange of rules that require ``cross_score``: every client's model on every client's validation part."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedalloy.core import tree
+from fedalloy.core.algorithm import Algorithm
+from fedalloy.core.errors import DataError
+from fedalloy.core.protocols import Objective, Shared, Task
+from fedalloy.core.types import Block, Cohort, Tree
+
+_CHUNK = 4096
+_WITNESSES = 1000
+
+
+def check_validation(algorithm: Algorithm, task: Task) -> None:
+    """Refuse, before the first round, a task without validation parts where the weighting needs them."""
+    if "cross_score" not in algorithm.weighting.requires:
+        return
+    some = torch.arange(min(task.population, _WITNESSES))
+    if not bool(task.data("valid", some).size.any()):
+        raise DataError(
+            f"weighting '{type(algorithm.weighting).__name__}' scores models on the clients' validation parts, and the "
+            "task has none: set its valid_fraction above 0, e.g. 0.1"
+        )
+
+
+def exchange_scores(algorithm: Algorithm, task: Task, shared: Shared, cohort: Cohort) -> Cohort:
+    """The cohort with its cross scores where the weighting requires them; otherwise nothing happens."""
+    if "cross_score" not in algorithm.weighting.requires or not len(cohort):
+        return cohort
+    with torch.no_grad():
+        cross = cross_scores(task.objective, shared, cohort, task.data("valid", cohort.ids), algorithm.solver.update)
+    return replace(cohort, cross=cross)
+
+
+def cross_scores(objective: Objective, shared: Shared, cohort: Cohort, valid: Block, update: str = "delta") -> Tensor:
+    """``[C, C]`` in float64: the accuracy of model i (received plus its update) on the validation part of client j.
+
+    A column is NaN for a client without validation examples. One model is in memory at a time.
+    """
+    size, device = valid.size.cpu(), _device(shared)
+    owner = torch.repeat_interleave(size)
+    rows = (valid.start.cpu() - size.cumsum(0) + size)[owner] + torch.arange(len(owner))
+    rows = rows.to(valid.y.device)
+    hits = torch.zeros(len(cohort), len(cohort), dtype=torch.float64)
+    for some, whose in zip(rows.split(_CHUNK), owner.split(_CHUNK), strict=True):
+        x, y = valid.x[some].to(device), valid.y[some].to(device)
+        for row in range(len(cohort)):
+            right = objective.hits(objective.outputs(*_model(shared, cohort, row, update), x), y)
+            hits[row].index_add_(0, whose, right.double().cpu())
+    return hits / size
+
+
+def _model(shared: Shared, cohort: Cohort, row: int, update: str) -> tuple[Tree, Tree]:
+    params = tree.add(shared["params"], tree.rows(cohort.payload[update], row))
+    sent = cohort.payload.get("buffers")
+    return params, tree.rows(sent, row) if sent else shared["buffers"]
+
+
+def _device(shared: Shared) -> torch.device:
+    return next(iter(shared["params"].values())).device

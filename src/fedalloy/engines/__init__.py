@@ -1,0 +1,1 @@
+"""Engines: ways to run the client half over a cohort."""

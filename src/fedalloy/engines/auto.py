@@ -1,0 +1,154 @@
+"""Picks an engine by measuring the first round, and remembers what it picked."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from fedalloy.core import tree
+from fedalloy.core.algorithm import Algorithm
+from fedalloy.core.errors import SpecError, nearest
+from fedalloy.core.protocols import Engine, Outcome, Shared, Task
+from fedalloy.core.registry import register
+from fedalloy.core.types import Context, State, Work
+from fedalloy.engines.batched import Batched, dense_of
+from fedalloy.engines.loop import Loop
+from fedalloy.engines.workers import Workers
+
+CACHE_BYTES = 16 << 20
+"""Stacked models larger than this leave the cache, and stacking no longer pays on a CPU."""
+MUCH_FASTER = 1.5
+"""A measured rival replaces the expected engine only when it is this much faster: machines are noisy, and the same
+seed should get the same engine."""
+SECOND_LOOK_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An engine by name with the number of torch threads it likes."""
+
+    name: str
+    threads: int
+    processes: int = 1
+
+    def make(self) -> Engine:
+        """The engine itself."""
+        engines: dict[str, Any] = {"loop": Loop, "batched": Batched, "workers": Workers}
+        if self.name not in engines:
+            raise SpecError(f"auto cannot pick '{self.name}': {nearest(self.name, engines)}")
+        engine: Engine = engines[self.name](self.processes) if self.name == "workers" else engines[self.name]()
+        return engine
+
+
+class Closable(Protocol):
+    """An engine that holds processes or memory."""
+
+    def close(self) -> None:
+        """Let go of them."""
+
+
+@register("engine", "auto")
+@dataclass
+class Auto:
+    """Expects an engine from the model's shape, measures it against its rivals in the first round, and stays with
+    the winner. ``choice`` says what was picked and is stored with the run; a resumed run keeps it.
+    """
+
+    choice: dict[str, Any] = field(default_factory=dict)
+    _threads: int = field(default_factory=lambda: os.cpu_count() or 1, repr=False)
+    _engine: Engine | None = field(default=None, repr=False)
+
+    def __call__(
+        self, algorithm: Algorithm, task: Task, shared: Shared, states: Mapping[int, State], work: Work, ctx: Context
+    ) -> Outcome:
+        if self._engine is None and self.choice:
+            self._settle(Candidate(self.choice["engine"], self.choice["threads"], self._threads))
+        if self._engine is None:
+            return self._pick(algorithm, task, shared, states, work, ctx)
+        return self._engine(algorithm, task, shared, states, work, ctx)
+
+    def restore(self, choice: Mapping[str, Any]) -> None:
+        """Stay with what an earlier sitting of the same run picked."""
+        self.choice, self._engine = dict(choice), None
+
+    def limit_threads(self, threads: int) -> None:
+        """Use no more cores than this."""
+        self._threads = threads
+
+    def close(self) -> None:
+        """Let the engine's processes go."""
+        _close(self._engine)
+
+    def _settle(self, candidate: Candidate, engine: Engine | None = None) -> None:
+        torch.set_num_threads(candidate.threads)
+        self._engine = engine or candidate.make()
+
+    def _pick(
+        self, algorithm: Algorithm, task: Task, shared: Shared, states: Mapping[int, State], work: Work, ctx: Context
+    ) -> Outcome:
+        """Run the round with every candidate; the expected one wins unless a rival is much faster."""
+        candidates = expected(algorithm, task, shared, len(work), self._threads)
+        runs = []
+        for candidate in candidates:
+            engine = candidate.make()
+            torch.set_num_threads(candidate.threads)
+            outcome, seconds = _timed(engine, algorithm, task, shared, states, work, ctx)
+            runs.append((candidate, engine, outcome, seconds))
+        best = runs[0]
+        for run in runs[1:]:
+            if run[3] * MUCH_FASTER < best[3]:
+                best = run
+        for run in runs:
+            if run is not best:
+                _close(run[1])
+        self._settle(best[0], best[1])
+        measured = {f"{one.name} x{one.threads}": round(seconds, 6) for one, _, _, seconds in runs}
+        self.choice = {"engine": best[0].name, "threads": best[0].threads, "measured_seconds": measured}
+        return best[2]
+
+
+def expected(algorithm: Algorithm, task: Task, shared: Shared, clients: int, cores: int) -> list[Candidate]:
+    """The candidates for a federation, the most promising first."""
+    size = tree.nbytes(shared["params"])
+    if _device(shared) != "cpu":
+        return [Candidate("batched", torch.get_num_threads())]
+    threads = cores if size * clients > 1 << 20 else 1
+    if algorithm.solver.descent is not None and dense_of(task.objective, shared) is not None:
+        if size * min(clients, 10) <= CACHE_BYTES:
+            return [Candidate("batched", threads)]
+        return [Candidate("batched", threads), Candidate("workers", 1, cores)]
+    if cores == 1 or clients == 1:
+        return [Candidate("loop", threads), Candidate("batched", threads)]
+    small = size * clients <= CACHE_BYTES and not _convolutional(shared)
+    rivals = [Candidate("batched", threads), Candidate("workers", 1, cores)]
+    return rivals if small else rivals[::-1]
+
+
+def _convolutional(shared: Shared) -> bool:
+    return any(leaf.dim() > 2 for leaf in shared["params"].values())
+
+
+def _device(shared: Shared) -> str:
+    return next((leaf.device.type for leaf in shared["params"].values()), "cpu")
+
+
+def _timed(engine: Engine, *call: Any) -> tuple[Outcome, float]:
+    """The round's outcome and its time; a short round gets a second look, because the first pays for starting up."""
+    begin = time.perf_counter()
+    outcome = engine(*call)
+    seconds = time.perf_counter() - begin
+    if seconds < SECOND_LOOK_SECONDS:
+        begin = time.perf_counter()
+        outcome = engine(*call)
+        seconds = min(seconds, time.perf_counter() - begin)
+    return outcome, seconds
+
+
+def _close(engine: Engine | Closable | None) -> None:
+    if engine is not None and hasattr(engine, "close"):
+        engine.close()

@@ -1,0 +1,101 @@
+"""Looks into a module for a plain chain of layers, for which engines have kernels of their own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.nn import functional
+
+from fedalloy.core.protocols import Objective
+from fedalloy.core.types import Tree
+
+_FUNCTIONS: dict[Any, str] = {
+    functional.relu: "relu", torch.relu: "relu", torch.tanh: "tanh", functional.tanh: "tanh",
+    torch.sigmoid: "sigmoid", functional.sigmoid: "sigmoid", torch.flatten: "flatten",
+}  # fmt: skip
+_METHODS = {"relu": "relu", "tanh": "tanh", "sigmoid": "sigmoid", "flatten": "flatten"}
+_MODULES: dict[type[nn.Module], str] = {
+    nn.ReLU: "relu", nn.Tanh: "tanh", nn.Sigmoid: "sigmoid", nn.Flatten: "flatten", nn.Identity: "identity",
+    nn.Linear: "linear", nn.Conv2d: "conv", nn.MaxPool2d: "maxpool", nn.AvgPool2d: "avgpool",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One link of a chain: its kind, its name in the parameter tree and the module itself where there is one."""
+
+    kind: str
+    name: str = ""
+    module: nn.Module | None = None
+
+
+Chain = tuple[Layer, ...]
+
+
+def chain_of(objective: Objective, params: Tree) -> Chain | None:
+    """The layers in order, or None when the model is anything but a chain whose leaves are all trained."""
+    structure = getattr(objective, "structure", None)
+    if not isinstance(structure, nn.Module):
+        return None
+    try:
+        graph = fx.symbolic_trace(structure).graph
+    except Exception:
+        return None  # data-dependent or otherwise untraceable: not a chain
+    layers = _walk(graph, structure)
+    if layers is None or _leaves(layers) != set(params):
+        return None
+    return tuple(layer for layer in layers if layer.kind != "identity")
+
+
+def _walk(graph: fx.Graph, structure: nn.Module) -> list[Layer] | None:
+    """Follow the single path from input to output; None as soon as it forks or meets something unknown."""
+    layers: list[Layer] = []
+    previous: fx.Node | None = None
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            if previous is not None:
+                return None
+        elif node.op == "output":
+            return layers if node.args[0] is previous else None
+        else:
+            layer = _layer(node, structure)
+            if layer is None or not node.args or node.args[0] is not previous:
+                return None
+            layers.append(layer)
+        previous = node
+    return None
+
+
+def _layer(node: fx.Node, structure: nn.Module) -> Layer | None:
+    if node.op == "call_module":
+        module = structure.get_submodule(str(node.target))
+        kind = _MODULES.get(type(module))
+        return Layer(kind, str(node.target), module) if kind and _plain(module) else None
+    table: dict[Any, str] = _FUNCTIONS if node.op == "call_function" else _METHODS
+    kind = table.get(node.target) if node.op in ("call_function", "call_method") else None
+    if kind == "flatten":
+        return Layer(kind) if node.args[1:] == (1,) or node.kwargs == {"start_dim": 1} else None
+    return Layer(kind) if kind and len(node.args) == 1 and not node.kwargs.get("inplace") else None
+
+
+def _plain(module: nn.Module) -> bool:
+    """Settings the kernels do not know are refused."""
+    if isinstance(module, nn.Conv2d):
+        return module.groups == 1 and module.padding_mode == "zeros" and not isinstance(module.padding, str)
+    if isinstance(module, nn.MaxPool2d):
+        return not module.return_indices
+    if isinstance(module, nn.Flatten):
+        return module.start_dim == 1 and module.end_dim == -1
+    return True
+
+
+def _leaves(layers: list[Layer]) -> set[str]:
+    return {
+        f"{layer.name}.{leaf}".removeprefix(".")
+        for layer in layers
+        if layer.module is not None
+        for leaf, _ in layer.module.named_parameters()
+    }

@@ -1,0 +1,191 @@
+"""Plain descent on a chain of linear layers: hand-written backward, updates fused in place. Not differentiable.
+
+Every leaf of all clients' models lies in one ``[C, *shape]`` buffer that this kernel owns, and one ``baddbmm_``
+computes the gradient and applies it. What is returned are those buffers minus the received model: combining
+them by client is one read of memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedalloy.core.types import Context, Descent, Tree
+from fedalloy.engines.blocks import Prepared, tally
+from fedalloy.engines.chain import Chain
+
+DIFFERENTIABLE = False
+LOSSES = ("cross_entropy", "binary")
+_ACTIVATIONS = ("relu", "tanh", "sigmoid")
+
+
+@dataclass(frozen=True)
+class Dense:
+    """One linear layer of a chain and the activation after it."""
+
+    weight: str
+    bias: str | None
+    activation: str | None
+
+
+@dataclass
+class Memory:
+    """The engine-owned buffers of a block, ``[C, *shape]`` each: the clients' models and their velocities."""
+
+    received: Tree
+    model: Tree
+    velocity: Tree
+
+
+def dense_layers(chain: Chain | None, loss: str | None) -> tuple[Dense, ...] | None:
+    """The chain as dense layers, or None when it holds anything else."""
+    if chain is None or loss not in LOSSES:
+        return None
+    layers: list[Dense] = []
+    for position, layer in enumerate(chain):
+        if layer.kind == "flatten" and not layers:
+            continue
+        if layer.kind == "linear" and layer.module is not None:
+            prefix = f"{layer.name}." if layer.name else ""
+            bias = f"{prefix}bias" if layer.module.bias is not None else None
+            layers.append(Dense(f"{prefix}weight", bias, _activation(chain, position)))
+        elif not (layer.kind in _ACTIVATIONS and layers and chain[position - 1].kind == "linear"):
+            return None
+    return tuple(layers) if layers and layers[-1].activation is None else None
+
+
+def train(
+    layers: tuple[Dense, ...], loss: str, descent: Descent, params: Tree, block: Prepared, ctx: Context
+) -> tuple[Tree, Tensor]:
+    """Every step of a block: the clients' deltas and the sums of their training losses (``tally``)."""
+    memory = _allocate(params, len(block), momentum=descent.momentum > 0)
+    loss_sum = torch.zeros(len(block), 2, dtype=torch.float64, device=block.data.y.device)
+    for step, (x, y) in enumerate(block.batches()):
+        running = block.running[step]
+        mask = None if block.full[step] else block.mask[step, :running]
+        values = _forward(layers, memory.model, x.flatten(2).transpose(1, 2), running)
+        slope, losses = _slope(loss, values.pop(), y.unsqueeze(1))
+        seen = block.mask[step, :running].sum(1)
+        loss_sum[:running] += tally(_masked(losses, mask).sum(1, dtype=torch.float64) / seen, seen)
+        scale = 1.0 / x.shape[1]
+        if mask is not None:
+            slope *= (mask.to(slope.dtype) / mask.sum(1, keepdim=True)).unsqueeze(1)
+            scale = 1.0
+        _backward(layers, memory, descent, values, slope, scale, ctx.local_lr)
+    return {name: leaf.sub_(params[name]) for name, leaf in memory.model.items()}, loss_sum
+
+
+def _activation(chain: Chain, position: int) -> str | None:
+    after = chain[position + 1].kind if position + 1 < len(chain) else None
+    return after if after in _ACTIVATIONS else None
+
+
+def _allocate(params: Tree, clients: int, momentum: bool) -> Memory:
+    # One contiguous buffer per leaf: baddbmm_ on rows of one wide matrix copies them there and back.
+    model = {name: leaf.repeat(clients, *[1] * leaf.dim()) for name, leaf in params.items()}
+    return Memory(params, model, {name: torch.zeros_like(leaf) for name, leaf in model.items()} if momentum else {})
+
+
+def _forward(layers: tuple[Dense, ...], model: Tree, x: Tensor, running: int) -> list[Tensor]:
+    """The input of every layer and last the output, ``[c, features, B]``: with the batch as the last axis the
+    softmax over a few classes is four times faster."""
+    values = [x]
+    for layer in layers:
+        weight = model[layer.weight][:running]
+        if layer.bias is None:
+            out = torch.bmm(weight, values[-1])
+        else:
+            out = torch.baddbmm(model[layer.bias][:running].unsqueeze(2), weight, values[-1])
+        values.append(_activate(out, layer.activation))
+    return values
+
+
+def _activate(out: Tensor, activation: str | None) -> Tensor:
+    if activation == "relu":
+        return out.relu_()
+    if activation == "tanh":
+        return out.tanh_()
+    return out.sigmoid_() if activation == "sigmoid" else out
+
+
+def _slope(loss: str, out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Derivative of every example's loss by the output ``[c, classes, B]``, and the losses ``[c, B]``."""
+    if loss == "binary":
+        target = y.to(out.dtype).reshape(out.shape)
+        losses = functional.binary_cross_entropy_with_logits(out, target, reduction="none")
+        return out.sigmoid_().sub_(target), losses.squeeze(1)
+    logs = out.log_softmax(1)
+    losses = logs.gather(1, y).squeeze(1).neg_()
+    slope = logs.exp_()
+    return slope.scatter_add_(1, y, slope.new_full((), -1.0).expand(y.shape)), losses
+
+
+def _backward(
+    layers: tuple[Dense, ...],
+    memory: Memory,
+    descent: Descent,
+    inputs: list[Tensor],
+    slope: Tensor,
+    scale: float,
+    lr: float,
+) -> None:
+    """From the last layer to the first: pass the slope on, then move the layer."""
+    running = slope.shape[0]
+    for depth in reversed(range(len(layers))):
+        layer, before = layers[depth], inputs[depth]
+        onward = torch.bmm(memory.model[layer.weight][:running].transpose(1, 2), slope) if depth else slope
+        _move_weight(memory, layer.weight, descent, slope, before, scale, lr)
+        if layer.bias is not None:
+            _move_bias(memory, layer.bias, descent, slope, scale, lr)
+        slope = _through(onward, before, layers[depth - 1].activation) if depth else slope
+
+
+def _through(slope: Tensor, value: Tensor, activation: str | None) -> Tensor:
+    """The slope before an activation whose output was ``value``."""
+    if activation == "relu":
+        result: Tensor = torch.ops.aten.threshold_backward(slope, value, 0)
+        return result
+    if activation == "tanh":
+        return slope.mul_(1 - value * value)
+    return slope.mul_(value * (1 - value)) if activation == "sigmoid" else slope
+
+
+def _move_weight(
+    memory: Memory, leaf: str, descent: Descent, slope: Tensor, before: Tensor, scale: float, lr: float
+) -> None:
+    """``w <- w - lr (slope before' + wd w + pull (w - received))``: without momentum the gradient never exists."""
+    weight, inputs = memory.model[leaf][: slope.shape[0]], before.transpose(1, 2)
+    if descent.momentum:
+        _momentum(memory, leaf, descent, torch.bmm(slope, inputs).mul_(scale), lr)
+        return
+    weight.baddbmm_(slope, inputs, beta=1.0 - lr * (descent.weight_decay + descent.pull), alpha=-lr * scale)
+    if descent.pull:
+        weight.add_(memory.received[leaf], alpha=lr * descent.pull)
+
+
+def _move_bias(memory: Memory, leaf: str, descent: Descent, slope: Tensor, scale: float, lr: float) -> None:
+    bias, grad = memory.model[leaf][: slope.shape[0]], slope.sum(2)
+    if descent.momentum:
+        _momentum(memory, leaf, descent, grad.mul_(scale), lr)
+        return
+    if descent.weight_decay or descent.pull:
+        bias.mul_(1.0 - lr * (descent.weight_decay + descent.pull))
+        bias.add_(memory.received[leaf], alpha=lr * descent.pull)
+    bias.sub_(grad, alpha=lr * scale)
+
+
+def _momentum(memory: Memory, leaf: str, descent: Descent, grad: Tensor, lr: float) -> None:
+    """The step with a velocity; ``grad`` is this kernel's to overwrite."""
+    value, velocity = memory.model[leaf][: grad.shape[0]], memory.velocity[leaf][: grad.shape[0]]
+    if descent.weight_decay or descent.pull:
+        grad.add_(value, alpha=descent.weight_decay + descent.pull)
+        grad.sub_(memory.received[leaf], alpha=descent.pull)
+    velocity.mul_(descent.momentum).add_(grad)
+    value.sub_(grad.add_(velocity, alpha=descent.momentum) if descent.nesterov else velocity, alpha=lr)
+
+
+def _masked(losses: Tensor, mask: Tensor | None) -> Tensor:
+    return losses if mask is None else losses.masked_fill(~mask, 0.0)

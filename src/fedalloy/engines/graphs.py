@@ -1,0 +1,210 @@
+"""The mapped step on a GPU, captured once as a CUDA graph and replayed for every step of every round.
+
+Launching a step's hundreds of small kernels costs more than running them; a graph launches them together. Few
+clients run side by side in streams, many under ``vmap``. Values live in static buffers: a replay reads this step's
+batch from them and writes the new carry back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.utils._pytree import tree_flatten, tree_map
+
+from fedalloy.core.algorithm import Algorithm
+from fedalloy.core.protocols import Objective, Shared
+from fedalloy.core.types import Context, State
+from fedalloy.engines import mapped
+from fedalloy.engines.blocks import Prepared, dropout_keys, tally
+from fedalloy.engines.im2col import ConvolutionsAsProducts
+from fedalloy.engines.mapped import Trained
+
+Precision = Literal["float32", "tf32", "bf16"]
+FEW = 8
+"""Up to this many clients run in streams of their own; more are mapped."""
+_WARM_UPS = 3
+
+
+@dataclass
+class Captured:
+    """A graph and the buffers it reads and writes."""
+
+    graph: torch.cuda.CUDAGraph
+    values: dict[str, Any]
+    loss: Tensor
+    lr: Tensor
+
+
+@dataclass
+class Graphs:
+    """Captured steps by shape; ``train`` has the contract of ``mapped.train``."""
+
+    precision: Precision = "float32"
+    compiled: bool = False
+    _captured: dict[tuple[Any, ...], Captured] = field(default_factory=dict, repr=False)
+
+    def train(
+        self, algorithm: Algorithm, objective: Objective, shared: Shared, mine: State, block: Prepared, ctx: Context
+    ) -> Trained:
+        """Every step of a block by replaying graphs; steps that not everybody takes in full use a masked one."""
+        device = mapped.device_of(shared)
+        carry = mapped.begin(algorithm, shared, mine, len(block), ctx)
+        buffers = mapped.expand(shared["buffers"], len(block))
+        inputs = {name: leaf.to(device) for name, leaf in block.draws.items()}
+        dropout, phase, mask = dropout_keys(block).to(device), block.plan.phase.to(device), block.mask.to(device)
+        loss_sum = torch.zeros(len(block), 2, dtype=torch.float64, device=device)
+        held: Captured | None = None
+        for step, (x, y) in enumerate(block.padded_batches()):
+            values = {
+                "x": _ready(x), "y": _ready(y), "mask": mask[step], "phase": phase[:, step],
+                "dropout": dropout[:, step], "inputs": {name: leaf[:, step] for name, leaf in inputs.items()},
+            }  # fmt: skip
+            whole = block.full[step] and block.running[step] == len(block)
+            graph = self._graph(algorithm, objective, ctx, {**values, "carry": carry, "buffers": buffers}, whole)
+            if graph is not held:
+                _fill(graph.values["carry"], carry)
+                _fill(graph.values["buffers"], buffers)
+                held = graph
+            _fill({name: graph.values[name] for name in values}, values)
+            graph.lr.fill_(ctx.local_lr)
+            graph.graph.replay()
+            carry, buffers = graph.values["carry"], graph.values["buffers"]
+            loss_sum += tally(graph.loss, mask[step].sum(1))
+        own = tree_map(torch.clone, (carry, buffers))
+        return Trained(own[0], own[1], loss_sum)
+
+    def _graph(
+        self, algorithm: Algorithm, objective: Objective, ctx: Context, values: dict[str, Any], whole: bool
+    ) -> Captured:
+        leaves, structure = tree_flatten(values)
+        key = (id(algorithm), id(objective), whole, str(structure), *((leaf.shape, leaf.dtype) for leaf in leaves))
+        if key not in self._captured:
+            self._captured[key] = self._capture(algorithm, objective, ctx, values, whole)
+        return self._captured[key]
+
+    def _capture(
+        self, algorithm: Algorithm, objective: Objective, ctx: Context, values: dict[str, Any], whole: bool
+    ) -> Captured:
+        """Warm up on a side stream, as capture wants it, then record one step."""
+        device = values["mask"].device
+        static = tree_map(lambda leaf: leaf.to(device, copy=True).contiguous(), values)
+        lr = torch.tensor(ctx.local_lr, device=device, dtype=_floating(values["carry"]))
+        # The step size enters the graph as a tensor, so that a schedule needs no new capture.
+        step = self._step(algorithm, objective, replace(ctx, local_lr=cast(float, lr)), whole, len(values["y"]))
+        kept = tree_map(torch.clone, static)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side), precise(self.precision):
+            for _ in range(_WARM_UPS):
+                _advance(step, static)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph), precise(self.precision):
+            loss = _advance(step, static)
+        _fill(static, kept)
+        return Captured(graph, static, loss, lr)
+
+    def _step(
+        self, algorithm: Algorithm, objective: Objective, ctx: Context, whole: bool, clients: int
+    ) -> Callable[..., Any]:
+        """The step of a whole block: in streams for few clients, mapped for many."""
+        one = mapped.step_of(algorithm, objective, ctx)
+        if clients <= FEW:
+            return _in_streams(one, whole, clients)
+        in_dims = (0, 0, 0, 0, None if whole else 0, 0, 0, 0)
+        many = vmap(one, in_dims=in_dims)
+        step = torch.compile(many) if self.compiled else many
+
+        def call(carry: Any, buffers: Any, x: Tensor, y: Tensor, mask: Tensor, *rest: Any) -> Any:
+            with nullcontext() if self.compiled else ConvolutionsAsProducts():
+                return step(carry, buffers, x, y, None if whole else mask, *rest)
+
+        return call if whole else _keeping(call)
+
+
+def _advance(step: Callable[..., Any], static: dict[str, Any]) -> Tensor:
+    """One step on the static buffers, the new carry written back into them."""
+    carry, buffers, loss = step(
+        static["carry"], static["buffers"], static["x"], static["y"], static["mask"],
+        static["dropout"], static["inputs"], static["phase"],
+    )  # fmt: skip
+    _fill(static["carry"], carry)
+    _fill(static["buffers"], buffers)
+    result: Tensor = loss
+    return result
+
+
+def _keeping(step: Callable[..., Any]) -> Callable[..., Any]:
+    """A step after which clients without an example in it are as before."""
+
+    def kept(carry: Any, buffers: Any, x: Tensor, y: Tensor, mask: Tensor, *rest: Any) -> Any:
+        on = mask.any(1)
+
+        def choose(new: Tensor, old: Tensor) -> Tensor:
+            return torch.where(on.reshape(-1, *[1] * (new.dim() - 1)), new, old)
+
+        new, fresh, loss = step(carry, buffers, x, y, mask, *rest)
+        return tree_map(choose, new, carry), tree_map(choose, fresh, buffers), loss
+
+    return kept
+
+
+def _in_streams(one: Callable[..., Any], whole: bool, clients: int) -> Callable[..., Any]:
+    """Every client's own step in a stream of its own, joined at the end; inside a capture this becomes a fork."""
+    streams = [torch.cuda.Stream() for _ in range(clients)]
+
+    def step(carry: Any, buffers: Any, x: Tensor, y: Tensor, mask: Tensor, *rest: Any) -> Any:
+        main = torch.cuda.current_stream()
+        results = []
+        for client, stream in enumerate(streams):
+            stream.wait_stream(main)
+            with torch.cuda.stream(stream):
+                args = tree_map(lambda leaf, row=client: leaf[row], (carry, buffers, x, y))
+                others = tree_map(lambda leaf, row=client: leaf[row], rest)
+                results.append(one(*args, None if whole else mask[client], *others))
+        for stream in streams:
+            main.wait_stream(stream)
+        return tree_map(lambda *leaves: torch.stack(leaves), *results)
+
+    return step if whole else _keeping(step)
+
+
+@contextmanager
+def precise(precision: Precision) -> Iterator[None]:
+    """Matrix products in float32, in tf32 (the same range, ten bits of mantissa), or in bf16."""
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "float32"
+    try:
+        with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16", cache_enabled=False):
+            yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+def _floating(carry: Any) -> torch.dtype:
+    """The precision of the models: a step size in another one would round differently than in the loop."""
+    return next((leaf.dtype for leaf in tree_flatten(carry)[0] if leaf.is_floating_point()), torch.float32)
+
+
+def _ready(batch: Tensor) -> Tensor:
+    """A batch that is not on the GPU is pinned, so that copying it does not hold up the steps in flight."""
+    return batch if batch.is_cuda else batch.contiguous().pin_memory()
+
+
+def _fill(static: Any, values: Any) -> None:
+    """Copy values into buffers of the same structure."""
+    pairs = zip(tree_flatten(static)[0], tree_flatten(values)[0], strict=True)
+    changed = [(buffer, value) for buffer, value in pairs if buffer is not value]
+    alike = [pair for pair in changed if pair[0].device == pair[1].device and pair[0].dtype == pair[1].dtype]
+    if len(alike) > 1:
+        # One kernel for all leaves instead of one each.
+        torch._foreach_copy_([buffer for buffer, _ in alike], [value for _, value in alike])
+        changed = [pair for pair in changed if not any(pair[0] is buffer for buffer, _ in alike)]
+    for buffer, value in changed:
+        buffer.copy_(value, non_blocking=True)

@@ -1,0 +1,208 @@
+"""Convolutions of many clients on a GPU: as one matrix product or as one grouped convolution, whichever is faster.
+
+Mapping a convolution over clients makes it a grouped convolution. Its kernels run client after client for some shapes
+(few input channels, more outputs than inputs; backward with a stride), and there a batched product of unfolded columns
+wins. ``Convolve`` is written for a stack of clients and tells ``vmap`` so; torch's own unfold launches one kernel per
+image, which costs more than everything else together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+Pair = tuple[int, int]
+FEW_CHANNELS = 8
+"""With fewer input channels (colour images) grouped kernels are slow in both directions."""
+
+
+class ConvolutionsAsProducts(TorchFunctionMode):
+    """While active, plain 2-d convolutions run as matrix products, for any module."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Replace the convolutions we know, leave everything else alone."""
+        if func is torch.conv2d and not kwargs and _known(*args):
+            return convolve(*args[:5])
+        return func(*args, **(kwargs or {}))
+
+
+def convolve(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0) -> Tensor:
+    """``conv2d`` without groups or dilation.
+
+    >>> x, w = torch.ones(1, 2, 4, 4), torch.ones(3, 2, 3, 3)
+    >>> bool((convolve(x, w) == torch.conv2d(x, w)).all())
+    True
+    """
+    out: Tensor = Convolve.apply(x, weight, _pair(stride), _pair(padding))  # type: ignore[no-untyped-call]
+    return out if bias is None else out + bias.reshape(-1, 1, 1)
+
+
+class Convolve(torch.autograd.Function):
+    """``[B, in, H, W]`` and ``[out, in, h, w]`` to ``[B, out, H', W']``; a stack of clients at once under vmap."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> Tensor:
+        """One client: a stack of one."""
+        return _forward(x.unsqueeze(0), weight.unsqueeze(0), stride, padding).squeeze(0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Columns are made anew on the way back: they are nine times larger than the images."""
+        x, weight, ctx.stride, ctx.padding = inputs
+        ctx.save_for_backward(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, Tensor, None, None]:
+        """Gradients by the images (where they are asked for) and by the weights."""
+        x, weight = ctx.saved_tensors
+        by_weight = ByWeight.apply(slope, x, weight.shape[-2:], ctx.stride, ctx.padding)  # type: ignore[no-untyped-call]
+        by_input = None
+        if ctx.needs_input_grad[0]:
+            by_input = ByInput.apply(slope, weight, x.shape[-2:], ctx.stride, ctx.padding)  # type: ignore[no-untyped-call]
+        return by_input, by_weight, None, None
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple[Any, ...], x: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, int]:
+        """All clients at once."""
+        return _forward(_front(x, dims[0], info), _front(weight, dims[1], info), *rest), 0
+
+
+class ByWeight(torch.autograd.Function):
+    """The gradient of a convolution by its weights."""
+
+    @staticmethod
+    def forward(slope: Tensor, x: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
+        """One client: a stack of one."""
+        return _by_weight(slope.unsqueeze(0), x.unsqueeze(0), kernel, stride, padding).squeeze(0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Nothing is kept: there are no second derivatives here."""
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple[Any, ...], slope: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, int]:
+        """All clients at once."""
+        return _by_weight(_front(slope, dims[0], info), _front(x, dims[1], info), *rest), 0
+
+
+class ByInput(torch.autograd.Function):
+    """The gradient of a convolution by its input."""
+
+    @staticmethod
+    def forward(slope: Tensor, weight: Tensor, size: Pair, stride: Pair, padding: Pair) -> Tensor:
+        """One client: a stack of one."""
+        return _by_input(slope.unsqueeze(0), weight.unsqueeze(0), size, stride, padding).squeeze(0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Nothing is kept: there are no second derivatives here."""
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple[Any, ...], slope: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, int]:
+        """All clients at once."""
+        return _by_input(_front(slope, dims[0], info), _front(weight, dims[1], info), *rest), 0
+
+
+def _forward(x: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> Tensor:
+    clients, batch, inputs, outputs = x.shape[0], x.shape[1], x.shape[2], weight.shape[1]
+    if x.is_cuda and inputs >= FEW_CHANNELS and (outputs <= inputs or stride != (1, 1)):
+        grouped = functional.conv2d(_grouped(x), weight.flatten(0, 1), None, stride, padding, 1, clients)
+        return grouped.reshape(batch, clients, outputs, *grouped.shape[2:]).transpose(0, 1)
+    columns, size = _columns(x, (weight.shape[-2], weight.shape[-1]), stride, padding)
+    out = torch.bmm(weight.flatten(2), columns)
+    return out.reshape(clients, outputs, batch, *size).transpose(1, 2).contiguous()
+
+
+def _by_weight(slope: Tensor, x: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
+    clients, inputs = x.shape[0], x.shape[2]
+    if x.is_cuda and inputs >= FEW_CHANNELS and stride == (1, 1):
+        weight = x.new_empty(clients * slope.shape[2], inputs, *kernel)
+        grad = _grouped_backward(slope, x, weight, stride, padding, by_weight=True)
+        return grad.reshape(clients, -1, inputs, *kernel)
+    columns, _ = _columns(x, kernel, stride, padding)
+    product = torch.bmm(_rows(slope), columns.transpose(1, 2))
+    return product.reshape(clients, slope.shape[2], inputs, *kernel)
+
+
+def _by_input(slope: Tensor, weight: Tensor, size: Pair, stride: Pair, padding: Pair) -> Tensor:
+    clients, batch, _, height, width = slope.shape
+    inputs, kernel = weight.shape[2], weight.shape[-2:]
+    if slope.is_cuda and inputs >= FEW_CHANNELS and stride == (1, 1):
+        x = slope.new_empty(clients, batch, inputs, *size)
+        image = _grouped_backward(slope, x, weight.flatten(0, 1), stride, padding, by_weight=False)
+        return image.reshape(batch, clients, inputs, *size).transpose(0, 1)
+    columns = torch.bmm(weight.flatten(2).transpose(1, 2), _rows(slope))
+    columns = columns.reshape(clients, inputs, *kernel, batch, height, width)
+    return _scatter(columns, size, stride, padding).transpose(1, 2)
+
+
+def _scatter(columns: Tensor, size: Pair, stride: Pair, padding: Pair) -> Tensor:
+    """Columns back into images: one addition per place of the kernel."""
+    clients, inputs, tall, wide, batch, height, width = columns.shape
+    (down, right), (top, left) = stride, padding
+    image = columns.new_zeros(clients, inputs, batch, size[0] + 2 * top, size[1] + 2 * left)
+    for i in range(tall):
+        for j in range(wide):
+            window = image[..., i : i + down * height : down, j : j + right * width : right]
+            window[..., :height, :width] += columns[:, :, i, j]
+    return image[..., top : top + size[0], left : left + size[1]]
+
+
+def _grouped_backward(
+    slope: Tensor, x: Tensor, weight: Tensor, stride: Pair, padding: Pair, *, by_weight: bool
+) -> Tensor:
+    """The library's own backward with a group per client, by the weights or by the images; the other of the two is
+    only looked at for its shape. Under autocast the slope has fewer bits than the rest, which it then shares."""
+    grads: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.convolution_backward(
+        _grouped(slope), _grouped(x.to(slope.dtype)), weight.to(slope.dtype),
+        None, stride, padding, (1, 1), False, (0, 0), x.shape[0], (not by_weight, by_weight, False),
+    )  # fmt: skip
+    return (grads[1] if by_weight else grads[0]).to(x.dtype)
+
+
+def _grouped(x: Tensor) -> Tensor:
+    """``[C, B, in, H, W]`` as ``[B, C in, H, W]``: the clients become groups of channels."""
+    return x.transpose(0, 1).flatten(1, 2).contiguous()
+
+
+def _columns(x: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> tuple[Tensor, Pair]:
+    """``[C, in h w, B H' W']``: one copy, in the order the product reads it."""
+    top, left = padding
+    padded = functional.pad(x, (left, left, top, top)) if top or left else x
+    windows = padded.unfold(3, kernel[0], stride[0]).unfold(4, kernel[1], stride[1])
+    clients, batch, inputs, height, width = windows.shape[:5]
+    columns = windows.permute(0, 2, 5, 6, 1, 3, 4)
+    return columns.reshape(clients, inputs * kernel[0] * kernel[1], batch * height * width), (height, width)
+
+
+def _rows(slope: Tensor) -> Tensor:
+    """``[C, B, out, H', W']`` as ``[C, out, B H' W']``."""
+    return slope.transpose(1, 2).flatten(2)
+
+
+def _front(value: Tensor, dim: int | None, info: Any) -> Tensor:
+    """The client axis first; what all clients share is repeated without a copy."""
+    return value.expand(info.batch_size, *value.shape) if dim is None else value.movedim(dim, 0)
+
+
+def _known(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> bool:
+    return x.dim() == 4 and groups == 1 and _pair(dilation) == (1, 1) and not isinstance(padding, str)
+
+
+def _pair(value: int | Sequence[int]) -> Pair:
+    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[-1]))

@@ -1,0 +1,60 @@
+"""The truth: one client after another, nothing clever. Every other engine is tested against this one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from fedalloy.core.algorithm import Algorithm
+from fedalloy.core.client import Assignment, client_keys, run_client
+from fedalloy.core.errors import ClientError
+from fedalloy.core.keys import Key
+from fedalloy.core.protocols import Outcome, Shared, Task
+from fedalloy.core.registry import register
+from fedalloy.core.screening import misfit
+from fedalloy.core.types import Block, Cohort, Context, Contribution, State, Work
+
+
+@register("engine", "loop")
+@dataclass(frozen=True)
+class Loop:
+    """Runs ``run_client`` for each client in turn."""
+
+    def __call__(
+        self, algorithm: Algorithm, task: Task, shared: Shared, states: Mapping[int, State], work: Work, ctx: Context
+    ) -> Outcome:
+        block, keys = task.data("train", work.ids), client_keys(ctx.key, work.ids)
+        contributions: dict[int, Contribution] = {}
+        failures: dict[int, str] = {}
+        with torch.no_grad():
+            for row, client in enumerate(work.ids.tolist()):
+                key = keys.rows(row, row + 1)
+                found = run_one(algorithm, task, shared, states[client], block, work, row, key, ctx)
+                reason = misfit(found.payload, algorithm.parts(shared), shared)
+                if reason:
+                    failures[client] = reason
+                else:
+                    contributions[client] = found
+        cohort = Cohort.gather(list(contributions), list(contributions.values()))
+        return Outcome(cohort, {client: found.state for client, found in contributions.items()}, failures)
+
+
+def run_one(
+    algorithm: Algorithm,
+    task: Task,
+    shared: Shared,
+    state: State,
+    block: Block,
+    work: Work,
+    row: int,
+    key: Key,
+    ctx: Context,
+) -> Contribution:
+    """One client of a cohort; an error says who, when and where."""
+    assignment = Assignment(block.client(row), int(work.epochs[row]), bool(work.active[row]))
+    try:
+        return run_client(algorithm, task.objective, shared, state, assignment, key, ctx)
+    except ClientError as error:
+        raise ClientError(error.stage, error.cause, client=int(work.ids[row]), round=ctx.round) from error.cause

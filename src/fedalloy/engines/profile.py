@@ -1,0 +1,39 @@
+"""Where an engine's time went, when somebody asks: outside ``collecting`` a phase costs next to nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
+
+_collected: ContextVar[dict[str, float] | None] = ContextVar("fedalloy_profile", default=None)
+
+
+@contextmanager
+def collecting() -> Iterator[dict[str, float]]:
+    """Seconds by phase for everything run inside."""
+    seconds: dict[str, float] = {}
+    token = _collected.set(seconds)
+    try:
+        yield seconds
+    finally:
+        _collected.reset(token)
+
+
+@contextmanager
+def phase(name: str) -> Iterator[None]:
+    """Count the time inside as ``name``; on a GPU the device is waited for, so that the work is counted where it is."""
+    seconds = _collected.get()
+    if seconds is None:
+        yield
+        return
+    begin = time.perf_counter()
+    try:
+        yield
+    finally:
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - begin

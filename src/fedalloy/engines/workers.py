@@ -1,0 +1,265 @@
+"""The loop's body in single-threaded processes: the fastest way to train convolutions on a CPU.
+
+Processes are forked, so they see the data and the model without a copy; models, payloads and client states travel
+through shared memory. A process that dies is replaced and its client is run once more, which gives the
+same numbers because every draw has an address; if it dies again, ``on_crash`` decides.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkProcess
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedalloy.core.algorithm import Algorithm
+from fedalloy.core.client import client_keys
+from fedalloy.core.errors import ClientError, FedalloyError
+from fedalloy.core.protocols import Outcome, Shared, Task
+from fedalloy.core.registry import register
+from fedalloy.core.screening import misfit
+from fedalloy.core.types import Cohort, Context, Payload, State, Work
+from fedalloy.engines.exchange import Layout, shared_rows
+from fedalloy.engines.loop import Loop, run_one
+
+TRIES = 2
+_PARENT_CHECK_SECONDS = 2.0
+
+
+class WorkerDied(FedalloyError):
+    """A worker process ended without an answer."""
+
+
+@register("engine", "workers")
+@dataclass
+class Workers:
+    """``processes`` single-threaded processes (default: one per core). ``on_crash``: after a second crash on the
+    same client, ``stop`` the run or ``drop`` that client from the round.
+    """
+
+    processes: int | None = None
+    on_crash: Literal["stop", "drop"] = "stop"
+    _crew: Crew | None = field(default=None, repr=False)
+
+    def __call__(
+        self, algorithm: Algorithm, task: Task, shared: Shared, states: Mapping[int, State], work: Work, ctx: Context
+    ) -> Outcome:
+        if not _possible(shared):
+            return Loop()(algorithm, task, shared, states, work, ctx)
+        crew = self._hire(algorithm, task, shared, states, len(work))
+        return crew.play(shared, states, work, ctx, self.on_crash)
+
+    def close(self) -> None:
+        """End the processes; the next call starts new ones."""
+        if self._crew is not None:
+            self._crew.dismiss()
+            self._crew = None
+
+    def _hire(
+        self, algorithm: Algorithm, task: Task, shared: Shared, states: Mapping[int, State], clients: int
+    ) -> Crew:
+        """The running crew if it fits this federation, otherwise a new one."""
+        crew = self._crew
+        if crew is None or crew.algorithm is not algorithm or crew.task is not task or crew.slots < clients:
+            self.close()
+            count = self.processes or os.cpu_count() or 1
+            self._crew = crew = Crew(algorithm, task, shared, next(iter(states.values())), clients, count)
+        return crew
+
+
+@dataclass
+class Member:
+    """One process and our end of its pipe; ``slot`` is the client it is working on."""
+
+    process: ForkProcess
+    pipe: Connection
+    slot: int | None = None
+
+
+class Crew:
+    """A fixed number of processes for one algorithm and task, and the memory they share with us."""
+
+    def __init__(
+        self, algorithm: Algorithm, task: Task, shared: Shared, state: State, slots: int, processes: int
+    ) -> None:
+        self.algorithm, self.task, self.slots = algorithm, task, slots
+        payload = {part: shared[declared.like] for part, declared in algorithm.parts(shared).items()}
+        self.layouts = {"shared": Layout.of(shared), "payload": Layout.of(payload), "state": Layout.of(state)}
+        self.shared = shared_rows(1, self.layouts["shared"])
+        self.payload = shared_rows(slots, self.layouts["payload"])
+        self.states = shared_rows(slots, self.layouts["state"])
+        self.members = [self._start() for _ in range(min(processes, slots))]
+        self._end = weakref.finalize(self, _dismiss, self.members)
+
+    def play(self, shared: Shared, states: Mapping[int, State], work: Work, ctx: Context, on_crash: str) -> Outcome:
+        """One round: the longest work first, whoever is free takes the next client."""
+        ids = work.ids.tolist()
+        self.layouts["shared"].write(self.shared[0], shared)
+        for slot, client in enumerate(ids):
+            self.layouts["state"].write(self.states[slot], states[client])
+        sizes = self.task.data("train", work.ids).size.cpu() * work.epochs.abs()
+        queue = deque(sizes.argsort(descending=True, stable=True).tolist())
+        answers: dict[int, Any] = {}
+        crashes: dict[int, int] = {}
+        while len(answers) < len(ids):
+            self._hand_out(queue, work, ctx)
+            for member in self._ready():
+                self._hear(member, answers, crashes, queue, work, ctx, on_crash)
+        return self._gather(ids, answers)
+
+    def dismiss(self) -> None:
+        """End all processes."""
+        self._end()
+
+    def _start(self) -> Member:
+        context = multiprocessing.get_context("fork")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(self, theirs, ours), daemon=True)
+        with warnings.catch_warnings():
+            # Forking beside a progress display's thread is safe here: the child touches nothing of it.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            process.start()
+        theirs.close()
+        return Member(process, ours)
+
+    def _hand_out(self, queue: deque[int], work: Work, ctx: Context) -> None:
+        for member in self.members:
+            if member.slot is None and queue:
+                member.slot = queue.popleft()
+                member.pipe.send((member.slot, work.rows(slice(member.slot, member.slot + 1)), ctx))
+
+    def _ready(self) -> list[Member]:
+        ready = wait([member.pipe for member in self.members if member.slot is not None])
+        return [member for member in self.members if member.pipe in ready]
+
+    def _hear(
+        self,
+        member: Member,
+        answers: dict[int, Any],
+        crashes: dict[int, int],
+        queue: deque[int],
+        work: Work,
+        ctx: Context,
+        on_crash: str,
+    ) -> None:
+        """Take a member's answer, or replace it when it died."""
+        slot = member.slot
+        assert slot is not None
+        try:
+            answer = member.pipe.recv()
+        except EOFError:
+            self._replace(member)
+            crashes[slot] = crashes.get(slot, 0) + 1
+            reason = WorkerDied(f"its worker process died {crashes[slot]} times (exit code {member.process.exitcode})")
+            if crashes[slot] < TRIES:
+                queue.appendleft(slot)
+            elif on_crash == "drop":
+                answers[slot] = str(reason)
+            else:
+                self.dismiss()
+                raise ClientError("worker", reason, client=int(work.ids[slot]), round=ctx.round) from None
+            return
+        if isinstance(answer, ClientError):
+            self.dismiss()
+            raise answer
+        member.slot, answers[slot] = None, answer
+
+    def _replace(self, member: Member) -> None:
+        member.process.join()
+        self.members[self.members.index(member)] = self._start()
+
+    def _gather(self, ids: list[int], answers: dict[int, Any]) -> Outcome:
+        """The cohort from the shared rows; a text instead of statistics says why a client does not count."""
+        good = [slot for slot in range(len(ids)) if isinstance(answers[slot], dict)]
+        failures = {ids[slot]: answers[slot] for slot in range(len(ids)) if slot not in good}
+        payload: Payload = {part: {} for part in self.algorithm.parts(self._shared())}
+        payload |= _stacked(self.payload, self.layouts["payload"], good)
+        names = answers[good[0]].keys() if good else ()
+        stats = {name: torch.tensor([answers[slot][name] for slot in good], dtype=torch.float64) for name in names}
+        states = {}
+        if self.algorithm.stateful:
+            states = {ids[slot]: self._state(slot, copy=True) for slot in good}
+        cohort = Cohort(torch.tensor([ids[slot] for slot in good], dtype=torch.int64), payload if good else {}, stats)
+        return Outcome(cohort, states, failures)
+
+    def _shared(self) -> Shared:
+        return self.layouts["shared"].read(self.shared[0])
+
+    def _state(self, slot: int, copy: bool = False) -> State:
+        row = self.states[slot].clone() if copy else self.states[slot]
+        return self.layouts["state"].read(row)
+
+    def run(self, slot: int, work: Work, ctx: Context) -> dict[str, float] | str:
+        """In the worker: one client's program, its results put into its rows."""
+        shared, state = self._shared(), self._state(slot, copy=True)
+        block, key = self.task.data("train", work.ids), client_keys(ctx.key, work.ids)
+        with torch.no_grad():
+            found = run_one(self.algorithm, self.task, shared, state, block, work, 0, key, ctx)
+        reason = misfit(found.payload, self.algorithm.parts(shared), shared)
+        if reason:
+            return reason
+        self.layouts["payload"].write(self.payload[slot], found.payload)
+        self.layouts["state"].write(self.states[slot], found.state)
+        return found.stats
+
+
+def _serve(crew: Crew, pipe: Connection, parents_end: Connection) -> None:
+    """A worker's life: one thread, no signals from the terminal, gone when the parent is."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    torch.set_num_threads(1)
+    parents_end.close()
+    parent = os.getppid()
+    with suppress(EOFError, BrokenPipeError):  # the parent closed its end
+        while os.getppid() == parent:
+            if pipe.poll(_PARENT_CHECK_SECONDS):
+                pipe.send(_answer(crew, *pipe.recv()))
+
+
+def _answer(crew: Crew, slot: int, work: Work, ctx: Context) -> dict[str, float] | str | ClientError:
+    try:
+        return crew.run(slot, work, ctx)
+    except ClientError as error:
+        return _portable(error)
+
+
+def _portable(error: ClientError) -> ClientError:
+    """The same error with a cause that can travel, whatever the original was."""
+    cause = RuntimeError(f"{type(error.cause).__name__}: {error.cause}")
+    return ClientError(error.stage, cause, client=error.client, round=error.round)
+
+
+def _stacked(rows: Tensor, layout: Layout, good: list[int]) -> Payload:
+    """One copy out of the shared rows, because the next round overwrites them."""
+    taken = rows[torch.tensor(good, dtype=torch.int64)] if good else rows[:0]
+    payload: Payload = {}
+    for slot in layout.slots:
+        part, name = slot.path
+        leaf = taken[:, slot.begin : slot.begin + slot.size].view(slot.dtype)
+        payload.setdefault(part, {})[name] = leaf.reshape(len(good), *slot.shape)
+    return payload
+
+
+def _possible(shared: Shared) -> bool:
+    """Forked processes cannot use a GPU that the parent has touched."""
+    on_cpu = all(leaf.device.type == "cpu" for leaves in shared.values() for leaf in leaves.values())
+    return on_cpu and "fork" in multiprocessing.get_all_start_methods()
+
+
+def _dismiss(members: list[Member]) -> None:
+    for member in members:
+        member.pipe.close()
+        member.process.terminate()
+    for member in members:
+        member.process.join()
