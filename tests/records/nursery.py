@@ -1,5 +1,5 @@
 """Children to be killed: ``python nursery.py`` imports once, then forks a writer for every folder named on its
-input and prints the writer's process id. Not a test itself.
+input and prints the writer's process id; at the next line it waits for the writer and says so. Not a test itself.
 
 A writer does what the driver does: takes the lock, goes back to the last good checkpoint, and continues.
 """
@@ -16,7 +16,7 @@ import torch
 from fedalloy.records.folder import RunFolder
 from fedalloy.records.store import MemoryStore
 
-ROUNDS = 60
+ROUNDS = 300
 EVERY = 3
 
 
@@ -59,6 +59,8 @@ def main() -> None:
             write_run(Path(line.strip()))
             os._exit(0)
         print(child, flush=True)
+        # Not before being told: until then the id belongs to this writer and no other, dead or alive.
+        sys.stdin.readline()
         os.waitpid(child, 0)
         print("gone", flush=True)
 

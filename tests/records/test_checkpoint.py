@@ -149,6 +149,15 @@ def test_views_and_shared_memory_are_stored_apart(place: Path) -> None:
     assert bool((loaded["again"] == matrix).all())
 
 
+def test_awkward_names_stay_apart(place: Path) -> None:
+    one = torch.ones(1)
+    state = {"": {"a": one, "": one * 2}, "a": one * 3, "a/b": one * 4, "c": {"b": one * 5}, "c/b": one * 6}
+    state |= {"\\0": one * 7, "__metadata__": one * 8, "\\x5f_metadata__": one * 9, "\\x2f": one * 10, "/": one * 11}
+    assert len(checkpoint.flatten(state)[0]) == 11
+    checkpoint.save(place, state)
+    assert same(checkpoint.load(place), state)
+
+
 def test_graph_and_lazy_conjugate_are_left_behind(place: Path) -> None:
     weight = torch.ones(2, requires_grad=True)
     state = {"grown": weight * 2, "conj": torch.tensor([1 + 2j]).conj(), "neg": torch.tensor([1 + 2j]).conj().imag}

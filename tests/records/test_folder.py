@@ -222,9 +222,12 @@ def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
             os.read(done[0], 1)
             os._exit(0)
         os.read(ready[0], 1)
-    with locked(tmp_path / "lock"):
+    try:
+        with locked(tmp_path / "lock"):
+            pass
+    finally:
         os.write(done[1], b"x")
-    os.waitpid(child, 0)
+        os.waitpid(child, 0)
 
 
 def test_rows_are_compact_exact_json() -> None:

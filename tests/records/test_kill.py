@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -31,13 +31,10 @@ class Nursery:
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
 
     def start(self, folder: Path) -> int:
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{folder}\n")
-        self.process.stdin.flush()
-        return int(self._line())
+        return int(self._ask(str(folder)))
 
     def wait(self) -> None:
-        assert self._line() == "gone\n"
+        assert self._ask("") == "gone\n"
 
     def kill(self, pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
@@ -47,19 +44,28 @@ class Nursery:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.close()
+        self.process.kill()
         self.process.wait()
         self.process.stdout.close()
 
-    def _line(self) -> str:
+    def _ask(self, line: str) -> str:
+        assert self.process.stdin is not None
         assert self.process.stdout is not None
+        self.process.stdin.write(f"{line}\n")
+        self.process.stdin.flush()
         return self.process.stdout.readline()
 
 
-def wait_for(path: Path, text: str) -> None:
+def wait_until(happened: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60
-    while path.read_text() != text:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    while not happened():
+        assert time.monotonic() < deadline, "the writer does not get on"
+        time.sleep(0.0005)
+
+
+def wait_for_round(folder: RunFolder, goal: int) -> None:
+    """Until a checkpoint of round ``goal`` or later is there."""
+    wait_until(lambda: goal == 0 or any(int(path.stem[6:]) >= goal for path in folder.path.glob("checkpoints/round-*")))
 
 
 @pytest.fixture(scope="module")
@@ -112,11 +118,12 @@ def test_killed_at_random_moments_it_ends_in_the_same_files(
     folder, chance, reached = fresh(tmp_path / "killed"), random.Random(4), [0]
     for _ in range(12):
         pid = writers.start(folder.path)
-        time.sleep(chance.uniform(0.001, 0.03))
+        wait_for_round(folder, min(reached[-1] + chance.randrange(20), nursery.ROUNDS))
+        time.sleep(chance.uniform(0, 0.005))
         writers.kill(pid)
         reached.append(check_prefix(folder, undisturbed))
         assert reached[-1] >= reached[-2]
-    assert max(reached) > 0, "no writer lived long enough to be a test"
+    assert len({*reached} - {0, nursery.ROUNDS}) > 0, "no writer was killed in the middle of its work"
     writers.start(folder.path)
     writers.wait()
     assert contents(folder.path) == contents(undisturbed)
@@ -129,7 +136,7 @@ def test_the_lock_is_refused_while_held_and_free_after_a_kill(tmp_path: Path, wr
     (folder.path / "rounds.jsonl").unlink()
     os.link(tmp_path / "gate", folder.path / "rounds.jsonl")
     pid = writers.start(folder.path)
-    wait_for(folder.path / "lock", f"{pid}\n")
+    wait_until(lambda: (folder.path / "lock").read_text() == f"{pid}\n")
     try:
         with pytest.raises(RunLocked, match=rf"process {pid}\. Wait .*\(kill {pid}\)"), folder.lock():
             pass

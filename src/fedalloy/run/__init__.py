@@ -1,0 +1,1 @@
+"""Running experiments: settings, sampling, the round, the driver and ``fit``."""

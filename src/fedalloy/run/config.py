@@ -1,0 +1,60 @@
+"""The settings of a run, as plain values; recipes and Python calls both end here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedalloy.core.errors import SpecError, nearest
+from fedalloy.core.protocols import Engine
+from fedalloy.run.sampling import Sampling, Uniform
+from fedalloy.tasks.devices import DeviceProfile
+from fedalloy.tasks.metrics.metric import choose
+
+LOWER_IS_BETTER = frozenset({"loss", "ece", "mce"})
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """How long, how often, with whom and where to stop.
+
+    ``target`` is a value of ``target_metric`` (mean over clients): the round that reaches it is recorded and,
+    with ``stop_at_target``, ends the run. ``patience`` ends a run whose metric has not improved for that many
+    evaluations. ``evaluate_clients`` scores only that many clients, drawn once. ``checkpoint_every`` is in seconds.
+    ``max_norm`` drops longer updates.
+    """
+
+    rounds: int = 50
+    seed: int = 0
+    sampling: Sampling = field(default_factory=Uniform)
+    devices: DeviceProfile = field(default_factory=DeviceProfile)
+    evaluate_every: int = 1
+    evaluate_clients: int | None = None
+    metrics: tuple[str, ...] = ("accuracy", "loss")
+    target: float | None = None
+    target_metric: str = "accuracy"
+    stop_at_target: bool = False
+    patience: int | None = None
+    max_norm: float | None = None
+    checkpoint_every: float = 30.0
+    engine: str | Engine = "auto"
+    engine_options: dict[str, Any] = field(default_factory=dict)
+    device: str = "cpu"
+    threads: int | None = None
+    profile: bool = False
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise SpecError(f"rounds must be 1 or more, got {self.rounds}")
+        if self.evaluate_every < 1:
+            raise SpecError(f"evaluate every: must be 1 or more rounds, got {self.evaluate_every}")
+        watched = self.target is not None or self.patience is not None
+        if watched and self.target_metric not in self.metrics:
+            raise SpecError(
+                f"target_metric '{self.target_metric}' is not evaluated: {nearest(self.target_metric, self.metrics)}"
+            )
+        choose(self.metrics)
+
+    def better(self, score: float, than: float) -> bool:
+        """Whether a value of the target metric beats another; NaN beats nothing."""
+        return score < than if self.target_metric in LOWER_IS_BETTER else score > than

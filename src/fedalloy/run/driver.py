@@ -1,0 +1,339 @@
+"""The driver: sample -> engine -> server_step -> record -> checkpoint, from the first round or the last safe one."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from fedalloy.core import tree
+from fedalloy.core.algorithm import Algorithm, ServerState
+from fedalloy.core.cross import check_validation
+from fedalloy.core.errors import CheckpointError, Diverged
+from fedalloy.core.keys import Key
+from fedalloy.core.protocols import Engine, Task
+from fedalloy.core.registry import find
+from fedalloy.core.spec import build
+from fedalloy.core.types import Tree
+from fedalloy.engines.profile import collecting
+from fedalloy.records.environment import describe
+from fedalloy.records.folder import RunFolder, RunState
+from fedalloy.records.store import MemoryStore
+from fedalloy.run.config import RunConfig
+from fedalloy.run.evaluate import Evaluation, evaluate, rows
+from fedalloy.run.interrupt import StopFlag, stop_on_signal
+from fedalloy.run.recorder import FolderRecorder, MemoryRecorder, Recorder, Row
+from fedalloy.run.round import Federation, Played, Stopwatch, play
+
+BARREN_LIMIT = 3
+"""Rounds in a row without a valid contribution after which a run counts as diverged."""
+
+
+@dataclass
+class Progress:
+    """What the driver itself must remember from round to round; part of every checkpoint."""
+
+    round: int = 0
+    best: float | None = None
+    stale: int = 0
+    reached: int | None = None
+    barren: int = 0
+    failed: str | None = None
+    simulated_seconds: float = 0.0
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+
+@dataclass(frozen=True)
+class RoundEvent:
+    """Told to whoever watches the run, after every round."""
+
+    row: Row
+    progress: Progress
+    rounds: int
+    evaluation: Evaluation | None
+    seconds: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a run stands when the driver returns."""
+
+    status: RunState
+    reason: str
+    state: ServerState
+    progress: Progress
+
+
+@dataclass
+class Session:
+    """One sitting of a run: what it works on, where it writes, what it has reached."""
+
+    fed: Federation
+    state: ServerState
+    store: MemoryStore
+    recorder: Recorder
+    progress: Progress = field(default_factory=Progress)
+    watcher: Callable[[RoundEvent], None] | None = None
+    profile: dict[str, float] | None = None
+
+
+def run(
+    algorithm: Algorithm,
+    task: Task,
+    config: RunConfig,
+    *,
+    folder: str | Path | None = None,
+    resume: bool = False,
+    recipe: Mapping[str, Any] | None = None,
+    watcher: Callable[[RoundEvent], None] | None = None,
+    initial: Tree | None = None,
+) -> tuple[Ending, Recorder]:
+    """Run to the end, to the target, or until somebody stops it; with a folder it can be resumed from there."""
+    config.devices.check(task.population)
+    algorithm.check_cohort(config.sampling.size(task.population), task.population)
+    check_validation(algorithm, task)
+    fed = Federation(algorithm, placed(task, config.device), make_engine(config), config, Key.of(config.seed))
+    opened = _open(folder, resume, recipe, task, config)
+    with _Threads(config), opened.lock() if opened else nullcontext():
+        recorder: Recorder = FolderRecorder(opened) if opened else MemoryRecorder()
+        session = Session(fed, begin(fed, initial), MemoryStore(), recorder, watcher=watcher)
+        if opened:
+            _restore(session, opened)
+        with stop_on_signal() as flag, closing(fed.engine), _profile(config) as profile:
+            session.profile = profile
+            return _play_on(session, flag), recorder
+
+
+def begin(fed: Federation, initial: Tree | None = None) -> ServerState:
+    """The server's state before round 1; the same seed gives every algorithm the same initial model."""
+    params, buffers = fed.task.objective.init(fed.root.fold("model"))
+    state = fed.algorithm.init({**params, **(initial or {})}, fed.task.population, buffers)
+    return cast(ServerState, on_device(state, fed.config.device))
+
+
+def placed(task: Task, device: str) -> Task:
+    """The task with its data where the models are, when it can be moved and fits there."""
+    if device == "cpu" or not hasattr(task, "to") or not _fits(task, device):
+        return task
+    moved: Task = task.to(device)
+    return moved
+
+
+def _fits(task: Task, device: str) -> bool:
+    """Whether the data leave room for the models; otherwise batches are copied when their step comes."""
+    pools = [getattr(task, part) for part in ("train", "valid", "test") if hasattr(task, part)]
+    size = sum(tree.nbytes({"x": pool.x, "y": pool.y}) for pool in pools)
+    free, _ = torch.cuda.mem_get_info(device) if torch.device(device).type == "cuda" else (size * 2, 0)
+    return size < 0.6 * free
+
+
+def on_device(state: Any, device: str) -> Any:
+    """A nested state with its floating-point parts on a device; what belongs to the weighting stays where it is."""
+    if isinstance(state, dict):
+        return {name: value if name == "weighting" else on_device(value, device) for name, value in state.items()}
+    return state.to(device) if isinstance(state, Tensor) else state
+
+
+def make_engine(config: RunConfig) -> Engine:
+    """The engine a configuration names."""
+    if not isinstance(config.engine, str):
+        return config.engine
+    engine: Engine = build(find("engine", config.engine), config.engine_options, f"engine '{config.engine}'")
+    if config.threads and hasattr(engine, "limit_threads"):
+        engine.limit_threads(config.threads)
+    return engine
+
+
+@contextmanager
+def closing(engine: Engine) -> Iterator[None]:
+    """Let an engine's processes go at the end of a run."""
+    try:
+        yield
+    finally:
+        if hasattr(engine, "close"):
+            engine.close()
+
+
+def _profile(config: RunConfig) -> AbstractContextManager[dict[str, float] | None]:
+    return collecting() if config.profile else nullcontext()
+
+
+def _open(
+    folder: str | Path | None, resume: bool, recipe: Mapping[str, Any] | None, task: Task, config: RunConfig
+) -> RunFolder | None:
+    """The run folder: the one that is there when resuming, otherwise a new one."""
+    if folder is None:
+        if resume:
+            raise CheckpointError("resuming needs the folder of the run")
+        return None
+    if resume and (Path(folder) / "recipe.toml").exists():
+        return RunFolder.open(folder)
+    manifest = _manifest(task)
+    described = describe(config.device) | ({"threads": config.threads} if config.threads else {})
+    return RunFolder.create(folder, recipe or {}, described, manifest)
+
+
+def _manifest(task: Task) -> dict[str, Any] | None:
+    """The partition as a record, with the clients' names where they have some."""
+    manifest, names = getattr(task, "manifest", None), getattr(task, "names", None)
+    described = manifest.to_json() if manifest else {}
+    return {**described, **({"names": list(names)} if names else {})} or None
+
+
+def _restore(session: Session, folder: RunFolder) -> None:
+    """Go back to the last safe round and cut the records to it."""
+    saved = folder.latest()
+    folder.rewind(saved)
+    if saved is None:
+        return
+    device, engine = session.fed.config.device, session.fed.engine
+    session.state = on_device(saved.server, device)
+    session.store = MemoryStore(on_device(saved.clients, device))
+    session.progress = Progress(**saved.extra["progress"])
+    if saved.extra.get("engine") and hasattr(engine, "restore"):
+        engine.restore(saved.extra["engine"])
+
+
+def _play_on(session: Session, flag: StopFlag) -> Ending:
+    """Rounds until an end is in sight; whatever the end, what was done is safe afterwards."""
+    config, saved_at = session.fed.config, time.monotonic()
+    session.recorder.status("running", session.progress.round)
+    status, reason = _verdict(session, flag)
+    try:
+        while status == "running":
+            _one_round(session)
+            status, reason = _verdict(session, flag)
+            if status == "running" and time.monotonic() - saved_at >= config.checkpoint_every:
+                _save(session)
+                saved_at = time.monotonic()
+    except Diverged as error:
+        session.progress.failed = str(error)
+        status, reason = _verdict(session, flag)
+    except Exception as error:
+        session.recorder.status("failed", session.progress.round, str(error))
+        raise
+    _save(session)
+    session.recorder.status(status, session.progress.round, reason)
+    return Ending(status, reason, session.state, session.progress)
+
+
+def _one_round(session: Session) -> None:
+    progress, config, watch = session.progress, session.fed.config, Stopwatch()
+    round = progress.round + 1
+    played = play(session.fed, session.state, session.store, round, watch)
+    session.state = played.step.state
+    evaluation = None
+    if round % config.evaluate_every == 0 or round == config.rounds:
+        with watch.time("evaluate"):
+            evaluation = _evaluate(session, round, played.row)
+    _advance(progress, config, played, evaluation)
+    with watch.time("record"):
+        session.recorder.append("rounds", played.row)
+    session.recorder.append("timings", {"round": round, **watch.seconds, **_engine_notes(session)})
+    if session.watcher:
+        session.watcher(RoundEvent(played.row, progress, config.rounds, evaluation, watch.seconds))
+    _check_health(played, evaluation, progress)
+
+
+def _engine_notes(session: Session) -> dict[str, Any]:
+    """What the engine says about itself: its choice once, and its phases when they are collected."""
+    notes: dict[str, Any] = {}
+    if session.progress.round == 1 and getattr(session.fed.engine, "choice", None):
+        notes["engine"] = session.fed.engine.choice  # type: ignore[attr-defined]
+    if session.profile is not None:
+        notes["profile"] = dict(session.profile)
+        session.profile.clear()
+    return notes
+
+
+def _evaluate(session: Session, round: int, row: Row) -> Evaluation:
+    ids = _scored(session.fed)
+    evaluation = evaluate(session.fed.task, session.state, session.fed.config.metrics, ids)
+    brief, full = rows(evaluation, ids)
+    row |= brief
+    session.recorder.append("clients", {"round": round, **full})
+    return evaluation
+
+
+def _scored(fed: Federation) -> Tensor:
+    """The clients whose scores are taken: everyone, or some drawn once for the whole run."""
+    population, wanted = fed.task.population, fed.config.evaluate_clients
+    if wanted is None or wanted >= population:
+        return torch.arange(population)
+    return fed.root.fold("evaluate").choice(population, wanted)
+
+
+def _advance(progress: Progress, config: RunConfig, played: Played, evaluation: Evaluation | None) -> None:
+    row = played.row
+    progress.round = row["round"]
+    progress.simulated_seconds += row["simulated_seconds"]
+    progress.bytes_up += row["bytes_up"]
+    progress.bytes_down += row["bytes_down"]
+    progress.barren = 0 if row["ids"] else progress.barren + 1
+    if evaluation is None:
+        return
+    score = evaluation.summary[config.target_metric]["mean"] if config.target_metric in evaluation.summary else math.nan
+    improved = not math.isnan(score) and (progress.best is None or config.better(score, progress.best))
+    progress.best = score if improved else progress.best
+    progress.stale = 0 if improved else progress.stale + 1
+    met = config.target is not None and (score == config.target or config.better(score, config.target))
+    if met and progress.reached is None:
+        progress.reached = progress.round
+
+
+def _check_health(played: Played, evaluation: Evaluation | None, progress: Progress) -> None:
+    """A model that is not finite, or a federation that sends nothing usable, has diverged."""
+    params: Tree = played.step.state["shared"]["params"]
+    if not bool(torch.stack(torch._foreach_norm(list(params.values()))).isfinite().all()):
+        raise Diverged(f"the model is not finite after round {progress.round}; try a smaller step size")
+    if progress.barren >= BARREN_LIMIT and played.row["dropped"]:
+        raise Diverged(
+            f"no valid contribution for {progress.barren} rounds, up to round {progress.round} "
+            f"({next(iter(played.row['dropped'].values()))}); try a smaller step size"
+        )
+    losses = evaluation.overall if evaluation else {}
+    if not math.isfinite(losses.get("loss", 0.0)):
+        raise Diverged(f"the global loss is not finite after round {progress.round}; try a smaller step size")
+
+
+def _verdict(session: Session, flag: StopFlag) -> tuple[RunState, str]:
+    """Whether to go on, and why not."""
+    progress, config = session.progress, session.fed.config
+    if progress.failed:
+        return "failed", progress.failed
+    if progress.round >= config.rounds:
+        return "finished", ""
+    if config.stop_at_target and progress.reached is not None:
+        return "finished", f"target reached in round {progress.reached}"
+    if config.patience is not None and progress.stale >= config.patience:
+        return "finished", f"no better {config.target_metric} in {progress.stale} evaluations"
+    return ("stopped", str(flag.reason)) if flag else ("running", "")
+
+
+def _save(session: Session) -> None:
+    choice = getattr(session.fed.engine, "choice", None) or {}
+    engine = {name: choice[name] for name in ("engine", "threads") if name in choice}
+    extra = {"progress": asdict(session.progress), "engine": engine}
+    session.recorder.checkpoint(session.progress.round, session.state, session.store, extra)
+
+
+class _Threads:
+    """Run with the stated number of torch threads, then go back."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._wanted, self._before = config.threads, torch.get_num_threads()
+
+    def __enter__(self) -> None:
+        if self._wanted:
+            torch.set_num_threads(self._wanted)
+
+    def __exit__(self, *_: object) -> None:
+        torch.set_num_threads(self._before)

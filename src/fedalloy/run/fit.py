@@ -1,0 +1,119 @@
+"""``fedalloy.fit``: one federated experiment from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from fedalloy import algorithms
+from fedalloy.core.algorithm import Algorithm
+from fedalloy.core.errors import SpecError, nearest
+from fedalloy.core.protocols import Task
+from fedalloy.core.spec import algorithm_from_spec, algorithm_to_spec
+from fedalloy.core.types import Tree
+from fedalloy.records.reading import read_run
+from fedalloy.run.config import RunConfig
+from fedalloy.run.driver import Ending, RoundEvent, run
+from fedalloy.run.recorder import MemoryRecorder, Recorder, Row
+from fedalloy.run.sampling import Uniform
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run left: how it ended, the model, and every row it recorded."""
+
+    ending: Ending
+    recorder: Recorder
+    folder: Path | None
+
+    @property
+    def status(self) -> str:
+        """finished, failed or stopped."""
+        return self.ending.status
+
+    @property
+    def model(self) -> Tree:
+        """Parameters and buffers of the global model, ready for ``module.load_state_dict``."""
+        shared = self.ending.state["shared"]
+        return {**shared["params"], **shared["buffers"]}
+
+    @property
+    def reached(self) -> int | None:
+        """The round in which the target was reached first."""
+        return self.ending.progress.reached
+
+    def rounds(self) -> Iterator[Row]:
+        """One row per round (columns: ``fedalloy.records.reading``)."""
+        return self._rows("rounds")
+
+    def clients(self) -> Iterator[Row]:
+        """One row per evaluation with every client's value."""
+        return self._rows("clients")
+
+    def last(self, metric: str = "accuracy") -> dict[str, float]:
+        """The newest summary of a metric over clients: mean, worst, best, gini, ..."""
+        found: dict[str, float] = {}
+        for row in self.rounds():
+            found = row.get("evaluation", {}).get(metric, found)
+        return found
+
+    def _rows(self, stream: str) -> Iterator[Row]:
+        if isinstance(self.recorder, MemoryRecorder):
+            return iter(self.recorder.streams["rounds" if stream == "rounds" else "clients"])
+        assert self.folder is not None
+        record = read_run(self.folder)
+        return record.rounds() if stream == "rounds" else record.clients()
+
+
+def fit(
+    algorithm: Algorithm | str | Mapping[str, Any],
+    task: Task,
+    *,
+    rounds: int = 50,
+    cohort: int | float | None = None,
+    seed: int = 0,
+    folder: str | Path | None = None,
+    resume: bool = False,
+    watcher: Callable[[RoundEvent], None] | None = None,
+    initial: Tree | None = None,
+    **settings: Any,
+) -> RunResult:
+    """Train ``algorithm`` on ``task`` and return what happened.
+
+    ``algorithm`` is a value (``fedavg(lr=0.05)``), the name of a published method, or a spec. ``settings`` are
+    the further fields of ``RunConfig``: devices, metrics, evaluate_every, target, engine, ... With a ``folder``
+    everything is written there and ``resume=True`` goes on after an interruption.
+    """
+    chosen = as_algorithm(algorithm)
+    config = RunConfig(rounds=rounds, seed=seed, **_settings(settings, cohort))
+    recipe = {"algorithm": algorithm_to_spec(chosen) if folder else {}, "run": _plain(config)}
+    ending, recorder = run(
+        chosen, task, config, folder=folder, resume=resume, recipe=recipe, watcher=watcher, initial=initial
+    )
+    return RunResult(ending, recorder, Path(folder) if folder else None)
+
+
+def as_algorithm(algorithm: Algorithm | str | Mapping[str, Any]) -> Algorithm:
+    """An algorithm from a value, a name or a spec."""
+    if isinstance(algorithm, Algorithm):
+        return algorithm
+    return algorithms.named(algorithm) if isinstance(algorithm, str) else algorithm_from_spec(algorithm)
+
+
+def _settings(settings: dict[str, Any], cohort: int | float | None) -> dict[str, Any]:
+    """The named settings with the sampling rule that ``cohort`` stands for."""
+    allowed = {field.name for field in fields(RunConfig)}
+    for name in settings:
+        if name not in allowed:
+            raise SpecError(f"fit: unknown setting '{name}'; {nearest(name, allowed | {'cohort'})}")
+    if cohort is not None and "sampling" in settings:
+        raise SpecError("fit: 'cohort' and 'sampling' both say who takes part; give one of them")
+    return {"sampling": Uniform(cohort), **settings}
+
+
+def _plain(config: RunConfig) -> dict[str, Any]:
+    """The settings that a file can hold."""
+    values = {field.name: getattr(config, field.name) for field in fields(config)}
+    return {name: value for name, value in values.items() if isinstance(value, (int, float, str, bool, tuple))}

@@ -1,0 +1,58 @@
+"""Where a run writes: a folder on disk, or lists in memory; the driver cannot tell which."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from fedalloy.core.types import State
+from fedalloy.records.folder import RunFolder, RunState, StreamName
+from fedalloy.records.store import MemoryStore
+
+Row = dict[str, Any]
+
+
+class Recorder(Protocol):
+    """The streams of a run (``rounds``, ``clients``, ``timings``), its checkpoints and its status."""
+
+    def append(self, stream: StreamName, row: Mapping[str, Any]) -> None:
+        """Add one row."""
+
+    def checkpoint(self, round: int, server: State, clients: MemoryStore, extra: Mapping[str, Any]) -> None:
+        """Make everything up to this round safe."""
+
+    def status(self, state: RunState, round: int, reason: str = "") -> None:
+        """Say how the run stands."""
+
+
+@dataclass
+class MemoryRecorder:
+    """Keeps the rows in lists; a run without a folder cannot be resumed."""
+
+    streams: dict[StreamName, list[Row]] = field(default_factory=lambda: {"rounds": [], "clients": [], "timings": []})
+
+    def append(self, stream: StreamName, row: Mapping[str, Any]) -> None:
+        self.streams[stream].append(dict(row))
+
+    def checkpoint(self, round: int, server: State, clients: MemoryStore, extra: Mapping[str, Any]) -> None:
+        """Nothing to make safe."""
+
+    def status(self, state: RunState, round: int, reason: str = "") -> None:
+        """Nobody else is looking."""
+
+
+@dataclass(frozen=True)
+class FolderRecorder:
+    """Writes into a locked run folder."""
+
+    folder: RunFolder
+
+    def append(self, stream: StreamName, row: Mapping[str, Any]) -> None:
+        self.folder.append(stream, row)
+
+    def checkpoint(self, round: int, server: State, clients: MemoryStore, extra: Mapping[str, Any]) -> None:
+        self.folder.checkpoint(round, server, clients.snapshot(), extra)
+
+    def status(self, state: RunState, round: int, reason: str = "") -> None:
+        self.folder.set_status(state, round, reason)

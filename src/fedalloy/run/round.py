@@ -1,0 +1,188 @@
+"""One round as a walk: sample, run the clients, drop the late, step the server, describe what happened."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedalloy.core import tree
+from fedalloy.core.algorithm import Algorithm, ServerState, ServerStep, server_step
+from fedalloy.core.cross import exchange_scores
+from fedalloy.core.keys import Key
+from fedalloy.core.protocols import ClientStore, Engine, Outcome, Task
+from fedalloy.core.types import Cohort, Context, State, Tree, Work
+from fedalloy.run.config import RunConfig
+
+MEGABYTE = 1e6
+
+
+@dataclass
+class Stopwatch:
+    """Where a round's time went; the only part of a run that looks at the clock."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def time(self, phase: str) -> Iterator[None]:
+        """Add the time spent inside to ``phase``."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - begin
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Everything that stays the same from round to round."""
+
+    algorithm: Algorithm
+    task: Task
+    engine: Engine
+    config: RunConfig
+    root: Key
+
+    @property
+    def resends(self) -> bool:
+        """Whether a client whose link failed counts with a zero update instead of being left out."""
+        return (self.algorithm.on_failure or self.config.devices.on_failure) == "resend"
+
+
+@dataclass(frozen=True)
+class Played:
+    """What a round did: the server's step, and the row that describes it."""
+
+    step: ServerStep
+    row: dict[str, Any]
+
+
+def play(fed: Federation, state: ServerState, store: ClientStore, round: int, watch: Stopwatch) -> Played:
+    """One round; client states are put into the store, everything else is returned."""
+    key = fed.root.fold("round", round)
+    with watch.time("plan"):
+        work, absent = _assign(fed, round, key)
+        ctx = Context(
+            round=round,
+            population=fed.task.population,
+            key=key,
+            local_lr=fed.algorithm.solver.lr_at(round, fed.config.rounds),
+            rounds=fed.config.rounds,
+        )
+        states = _states(fed, state, store, work.ids)
+    with watch.time("clients"):
+        outcome = _run(fed, state, states, work, ctx)
+    with watch.time("server"):
+        cohort, late, seconds = _punctual(fed, outcome.cohort, state["shared"]["buffers"])
+        absent = sorted({*absent, *outcome.failures, *(() if fed.resends else late)})
+        cohort = exchange_scores(fed.algorithm, fed.task, state["shared"], cohort)
+        step = server_step(fed.algorithm, state, cohort, replace(ctx, absent=tuple(absent)), fed.config.max_norm)
+    if fed.algorithm.stateful:
+        store.put(_counted(outcome, work, late, step))
+    row = {"round": round, **_describe(state, work, cohort, step, outcome)}
+    resent = sorted({*work.ids[~work.active].tolist(), *(late if fed.resends else ())})
+    row |= {"simulated_seconds": seconds, "absent": absent, "late": late, "resent": resent}
+    return Played(step, row)
+
+
+def _assign(fed: Federation, round: int, key: Key) -> tuple[Work, list[int]]:
+    """The cohort's work, and who was asked but cannot be heard."""
+    devices = fed.config.devices
+    ids = fed.config.sampling.choose(
+        fed.task, round, key.fold("sample"), lambda some: devices.available(some, key.fold("available"))
+    )
+    links, epochs = devices.links(ids, key.fold("links")), devices.epochs_for(ids, key.fold("epochs"))
+    if fed.resends:
+        return Work.of(ids, epochs, links), []
+    return Work.of(ids[links], epochs[links]), ids[~links].tolist()
+
+
+def _states(fed: Federation, state: ServerState, store: ClientStore, ids: Tensor) -> dict[int, State]:
+    """Every client's state; a client met for the first time gets its initial one."""
+    clients = ids.tolist()
+    fresh, shared = fed.root.fold("new client"), state["shared"]
+    if not fed.algorithm.stateful:
+        return dict.fromkeys(clients, fed.algorithm.init_client(shared, fresh))
+    known = store.get(clients)
+    return {
+        client: known[client] if client in known else fed.algorithm.init_client(shared, fresh.fold(client))
+        for client in clients
+    }
+
+
+def _run(fed: Federation, state: ServerState, states: dict[int, State], work: Work, ctx: Context) -> Outcome:
+    if len(work) == 0:
+        return Outcome(Cohort(work.ids, {}, {}), {})
+    return fed.engine(fed.algorithm, fed.task, state["shared"], states, work, ctx)
+
+
+def _punctual(fed: Federation, cohort: Cohort, buffers: Tree) -> tuple[Cohort, list[int], float]:
+    """The cohort without those who missed the deadline (or with their updates zeroed), and the simulated seconds."""
+    devices = fed.config.devices
+    if len(cohort) == 0:
+        return cohort, [], devices.deadline or 0.0
+    megabytes = cohort.stats["bytes_up"] / MEGABYTE
+    spent = devices.seconds(cohort.ids, cohort.stats["num_steps"], megabytes, fed.root.fold("devices"))
+    late = devices.late(spent)
+    if not bool(late.any()):
+        return cohort, [], devices.round_seconds(spent)
+    kept = _silence(cohort, late, buffers) if fed.resends else cohort.select((~late).nonzero().flatten())
+    return kept, cohort.ids[late].tolist(), devices.round_seconds(spent)
+
+
+def _silence(cohort: Cohort, late: Tensor, buffers: Tree) -> Cohort:
+    """Late clients re-send the received model: their updates become zero, their weights stay."""
+
+    def instead(leaf: Tensor, received: Tensor) -> Tensor:
+        return torch.where(late.to(leaf.device).reshape(-1, *[1] * (leaf.dim() - 1)), received, leaf)
+
+    payload = {
+        part: {
+            name: instead(leaf, buffers[name] if part == "buffers" else leaf.new_zeros(()))
+            for name, leaf in leaves.items()
+        }
+        for part, leaves in cohort.payload.items()
+    }
+    return replace(cohort, payload=payload)
+
+
+def _counted(outcome: Outcome, work: Work, late: list[int], step: ServerStep) -> dict[int, State]:
+    """A contribution that did not count leaves no trace at the client."""
+    silent = {*work.ids[~work.active].tolist(), *late, *step.dropped}
+    return {client: state for client, state in outcome.states.items() if client not in silent}
+
+
+def _describe(state: ServerState, work: Work, cohort: Cohort, step: ServerStep, outcome: Outcome) -> dict[str, Any]:
+    """The row of ``rounds.jsonl``: a function of the seed alone, never of the clock."""
+    counted = torch.isin(cohort.ids, step.ids)
+    down = sum(tree.nbytes(leaves) for leaves in state["shared"].values()) * len(work)
+    return {
+        "ids": step.ids.tolist(),
+        "weights": _plain(step.weights),
+        "num_steps": cohort.stats["num_steps"][counted].tolist() if len(cohort) else [],
+        "train_loss": _mean(cohort.stats["train_loss"][counted]) if len(cohort) else None,
+        "bytes_up": int(outcome.cohort.stats["bytes_up"].sum()) if len(outcome.cohort) else 0,
+        "bytes_down": down,
+        "dropped": {str(client): why for client, why in {**outcome.failures, **step.dropped}.items()},
+        "info": {name: _plain(value) for name, value in step.info.items()},
+    }
+
+
+def _mean(values: Tensor) -> float | None:
+    """The mean over clients that trained at all."""
+    known = values[~values.isnan()]
+    return float(known.mean()) if len(known) else None
+
+
+def _plain(value: Any) -> Any:
+    """Weights and info as JSON; element-wise weights are summarised by their mean over a leaf."""
+    if isinstance(value, Tensor):
+        return (value if value.dim() <= 1 else value.flatten(1).mean(1)).tolist()
+    if isinstance(value, dict):
+        return {name: _plain(leaf) for name, leaf in value.items()}
+    return value

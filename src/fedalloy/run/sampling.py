@@ -1,0 +1,106 @@
+"""Who takes part in a round: by key, without replacement, in O(cohort) where the rule allows it."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedalloy.core.errors import SpecError
+from fedalloy.core.keys import Key
+from fedalloy.core.protocols import Task
+
+Available = Callable[[Tensor], Tensor]
+
+
+class Sampling(ABC):
+    """Chooses the ids of a round."""
+
+    @abstractmethod
+    def size(self, population: int) -> int:
+        """The largest cohort this rule chooses."""
+
+    @abstractmethod
+    def choose(self, task: Task, round: int, key: Key, available: Available) -> Tensor:
+        """The chosen ids; ``available`` tells which of some ids can be reached in this round."""
+
+
+@dataclass(frozen=True)
+class Uniform(Sampling):
+    """Every reachable client with the same probability. ``cohort``: a number, a fraction below 1, or everyone."""
+
+    cohort: int | float | None = None
+
+    def size(self, population: int) -> int:
+        return cohort_size(self.cohort, population)
+
+    def choose(self, task: Task, round: int, key: Key, available: Available) -> Tensor:
+        wanted, population = self.size(task.population), task.population
+        drawn = wanted
+        while True:
+            ids = key.choice(population, drawn)
+            ids = ids[key.fold("order").permutation(drawn)]
+            ids = ids[available(ids)][:wanted]
+            if len(ids) == wanted or drawn == population:
+                return ids.sort().values
+            drawn = min(population, 2 * drawn + 8)
+
+
+@dataclass(frozen=True)
+class BySize(Sampling):
+    """Clients with probability proportional to their training examples, without replacement.
+
+    The clients with the largest ``u^(1/n)`` are such a sample (Efraimidis and Spirakis 2006).
+    """
+
+    cohort: int | float | None = None
+
+    def size(self, population: int) -> int:
+        return cohort_size(self.cohort, population)
+
+    def choose(self, task: Task, round: int, key: Key, available: Available) -> Tensor:
+        everyone = torch.arange(task.population)
+        everyone = everyone[available(everyone)]
+        sizes = task.data("train", everyone).size.double()
+        race = key.each(everyone).uniform(dtype=torch.float64).clamp(min=1e-300).log() / sizes.clamp(min=1e-9)
+        best = race.topk(min(self.size(task.population), len(everyone))).indices
+        return everyone[best].sort().values
+
+
+@dataclass(frozen=True)
+class Listed(Sampling):
+    """A given list of cohorts, used in turn and from the start again."""
+
+    cohorts: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        if not self.cohorts or not all(self.cohorts):
+            raise SpecError("sampling 'list' needs at least one cohort, and no empty one: cohorts = [[0, 1], [2, 3]]")
+
+    def size(self, population: int) -> int:
+        return max(len(set(cohort)) for cohort in self.cohorts)
+
+    def choose(self, task: Task, round: int, key: Key, available: Available) -> Tensor:
+        ids = torch.tensor(sorted(set(self.cohorts[(round - 1) % len(self.cohorts)])))
+        if int(ids.max()) >= task.population or int(ids.min()) < 0:
+            wrong = next(client for client in ids.tolist() if not 0 <= client < task.population)
+            raise SpecError(f"sampling 'list' names client {wrong}, but the ids are 0 to {task.population - 1}")
+        return ids[available(ids)]
+
+
+def cohort_size(cohort: int | float | None, population: int) -> int:
+    """How many clients a setting means; a fraction is rounded to the nearest number, at least one.
+
+    >>> cohort_size(0.1, 55), cohort_size(None, 7), cohort_size(3, 7)
+    (6, 7, 3)
+    """
+    if cohort is None:
+        return population
+    wanted = math.floor(cohort * population + 0.5) if isinstance(cohort, float) and cohort <= 1 else int(cohort)
+    if not (cohort > 0 and wanted <= population):
+        raise SpecError(f"cohort must lie between 1 and the number of clients ({population}), got {cohort}")
+    return max(1, wanted)

@@ -1,0 +1,133 @@
+"""The situations an engine is tested in. FedAvg over equal clients proves little: each of these has a reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fedalloy import algorithms
+from fedalloy.core.algorithm import Algorithm
+from fedalloy.core.types import Work
+from fedalloy.servers.momentum import Momentum
+from fedalloy.servers.sgd import ServerSgd
+from fedalloy.solvers.scaffold import Scaffold
+from fedalloy.solvers.sgd import Sgd
+from fedalloy.testing.problems import EQUAL, SmallTask, small_task
+from fedalloy.testing.toys import HalfWithMemory, Jitter, Lopsided, Wavering
+from fedalloy.weightings.samples import Samples
+from fedalloy.weightings.uniform import Uniform
+
+
+@dataclass(frozen=True, eq=False)
+class EngineCase:
+    """An algorithm, a task and who works in each round; ``why`` says which mistake it makes visible."""
+
+    name: str
+    why: str
+    algorithm: Algorithm
+    task: SmallTask
+    rounds: tuple[Work, ...]
+
+
+def work(*ids: int, epochs: tuple[int, ...] | None = None, active: tuple[bool, ...] | None = None) -> Work:
+    """Some clients' work, written briefly.
+
+    >>> work(4, 0, epochs=(2, 1)).epochs.tolist()
+    [1, 2]
+    """
+    return Work.of(
+        torch.tensor(ids),
+        None if epochs is None else torch.tensor(epochs),
+        None if active is None else torch.tensor(active),
+    )
+
+
+# Nobody takes part in every round, and hardly anybody sits in the same place twice.
+CHANGING = (work(0, 2, 3), work(1, 2, 3, 4), work(0, 1, 4))
+UNEVEN = (
+    work(0, 1, 2, 3, 4, epochs=(3, 1, 2, 0, -1)),
+    work(1, 3, 4, epochs=(0, 2, 5)),
+    work(0, 2, 3, epochs=(1, 4, 1)),
+)
+FAILING = (
+    work(0, 1, 2, 3, active=(True, False, True, False)),
+    work(1, 2, 4, active=(True, True, False)),
+    work(0, 3, 4, active=(False, False, False)),
+    work(1, 2, 3, 4),
+)
+
+
+def engine_cases() -> tuple[EngineCase, ...]:
+    """All cases, built anew."""
+    return (*_published(), *_local_optimizers(), *_hard_rules(), *_models(), *_devices())
+
+
+def plain_case() -> EngineCase:
+    """FedAvg over equal clients that are always all there: what a test that finds nothing looks like."""
+    everyone = (work(0, 1, 2, 3), work(0, 1, 2, 3))
+    return EngineCase("plain", "nothing", algorithms.fedavg(batch_size=3), small_task(sizes=EQUAL), everyone)
+
+
+def _published() -> tuple[EngineCase, ...]:
+    task, small = small_task(), {"batch_size": 3, "epochs": 2}
+    return (
+        EngineCase("fedavg", "keys by position, batches", algorithms.fedavg(**small), task, CHANGING),
+        EngineCase("fedprox", "a step without data", algorithms.fedprox(mu=0.5, **small), task, CHANGING),
+        EngineCase("scaffold", "client states, two parts", algorithms.scaffold(**small), task, CHANGING),
+        EngineCase("fednova", "the solver's statistics", algorithms.fednova(momentum=0.5, **small), task, CHANGING),
+        EngineCase("fedavgm", "the server's state", algorithms.fedavgm(**small), small_task("linear"), CHANGING),
+    )
+
+
+def _local_optimizers() -> tuple[EngineCase, ...]:
+    task = small_task()
+    nesterov = Sgd(lr=0.05, epochs=2, batch_size=4, momentum=0.9, nesterov=True)
+    adam = Sgd(lr=0.02, epochs=2, batch_size=3, optimizer="adam", weight_decay=0.1)
+    decay = Sgd(lr=0.1, epochs=1, batch_size=2, weight_decay=0.2, decay=0.5)
+    whole = Sgd(lr=0.1, epochs=3, batch_size=None)
+    return (
+        EngineCase("momentum", "memory within a round", _with(nesterov), task, CHANGING),
+        EngineCase("adam", "a step counter under the mask", _with(adam), task, CHANGING),
+        EngineCase("weight decay", "a forgotten step mask", _with(decay), task, CHANGING),
+        EngineCase("whole batches", "clients padded to the largest", _with(whole), task, CHANGING),
+    )
+
+
+def _hard_rules() -> tuple[EngineCase, ...]:
+    task, server = small_task(), Momentum(0.7, 0.6)
+    sgd = Sgd(lr=0.2, batch_size=3, weight_decay=0.1)
+    memory = Algorithm(sgd, Samples(), server, (HalfWithMemory(), Jitter()))
+    lopsided = Algorithm(sgd, Lopsided(), server)
+    wavering = Algorithm(Wavering(), Lopsided(), server, (Jitter(), HalfWithMemory()))
+    return (
+        EngineCase("wire with memory", "lost or mixed-up wire states", memory, task, CHANGING),
+        EngineCase("lopsided weights", "shuffled clients, wrong statistics", lopsided, task, CHANGING),
+        EngineCase("wavering steps", "draws, phases, masks and states", wavering, task, CHANGING),
+    )
+
+
+def _models() -> tuple[EngineCase, ...]:
+    local = Sgd(lr=0.1, epochs=2, batch_size=3)
+    both = Algorithm(Scaffold(lr=0.1, batch_size=3), Lopsided(), ServerSgd(), (HalfWithMemory(),))
+    return (
+        EngineCase("batchnorm", "buffers of their own per client", _with(local), small_task("batchnorm"), CHANGING),
+        EngineCase("dropout", "one mask per client and step", _with(local), small_task("dropout"), CHANGING),
+        EngineCase("batchnorm and state", "buffers beside states", both, small_task("batchnorm"), CHANGING),
+    )
+
+
+def _devices() -> tuple[EngineCase, ...]:
+    sgd = Sgd(lr=0.1, batch_size=3, weight_decay=0.1)
+    memory = Algorithm(Scaffold(lr=0.1, batch_size=3), Lopsided(), ServerSgd(), (HalfWithMemory(), Jitter()))
+    nova, norm = algorithms.fednova(batch_size=3), small_task("batchnorm")
+    return (
+        EngineCase("uneven epochs", "work per client", _with(sgd), small_task(), UNEVEN),
+        EngineCase("uneven epochs, normalised", "planned steps", nova, small_task(), UNEVEN),
+        EngineCase("failing links", "a re-sent model has a zero update", memory, small_task(), FAILING),
+        EngineCase("failing links, batchnorm", "a re-sent model keeps its buffers", _with(sgd), norm, FAILING),
+    )
+
+
+def _with(solver: Sgd) -> Algorithm:
+    return Algorithm(solver, Uniform(), ServerSgd())

@@ -1,0 +1,136 @@
+"""Does an engine do what the loop does? Both play the same rounds; cohorts and states are laid side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedalloy.core.algorithm import ServerState, server_step
+from fedalloy.core.cross import exchange_scores
+from fedalloy.core.keys import Key
+from fedalloy.core.protocols import Engine, Outcome
+from fedalloy.core.types import Cohort, Context, State, Work
+from fedalloy.engines.loop import Loop
+from fedalloy.testing.cases import EngineCase, engine_cases
+from fedalloy.testing.comparing import copied, differences
+
+TOLERANCE = 1e-9
+"""Largest error in float64, relative to ``max(1, |value|)``."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Where an engine went another way than the loop."""
+
+    case: str
+    round: int
+    what: str
+
+    def __str__(self) -> str:
+        return f"case '{self.case}', round {self.round}: {self.what}"
+
+
+def check_engine(
+    engine: Engine, cases: Iterable[EngineCase] | None = None, tolerance: float = TOLERANCE
+) -> list[Problem]:
+    """Play every case with the engine and with the loop; empty when they agree.
+
+    A case ends with the first round in which something differs. In every first round the engine also runs
+    twice: the second result must be the first, bit for bit, and what went in must come out unharmed.
+
+    >>> from fedalloy.engines.loop import Loop
+    >>> from fedalloy.testing.cases import plain_case
+    >>> check_engine(Loop(), [plain_case()])
+    []
+    """
+    return [problem for case in cases or engine_cases() for problem in _play(engine, case, tolerance)]
+
+
+@dataclass
+class _Track:
+    """One engine's way through a case."""
+
+    case: EngineCase
+    engine: Engine
+    state: ServerState = field(init=False)
+    clients: dict[int, State] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        params, buffers = self.case.task.objective.init(Key.of(1))
+        self.state = self.case.algorithm.init(params, self.case.task.population, buffers)
+
+    def inputs(self, work: Work) -> dict[int, State]:
+        """The states of those who work; a newcomer gets its initial one."""
+        fresh = Key.of(2)
+        return {
+            client: self.clients[client]
+            if client in self.clients
+            else self.case.algorithm.init_client(self.state["shared"], fresh.fold(client))
+            for client in work.ids.tolist()
+        }
+
+    def call(self, work: Work, ctx: Context) -> Outcome:
+        """The engine, with nothing but what an engine may know."""
+        shared = self.state["shared"]
+        return self.engine(self.case.algorithm, self.case.task, shared, self.inputs(work), work, ctx)
+
+    def advance(self, outcome: Outcome, ctx: Context) -> None:
+        """The server's half of the round."""
+        self.clients |= outcome.states
+        cohort = exchange_scores(self.case.algorithm, self.case.task, self.state["shared"], outcome.cohort)
+        self.state = server_step(self.case.algorithm, self.state, cohort, ctx).state
+
+
+def _play(engine: Engine, case: EngineCase, tolerance: float) -> Iterator[Problem]:
+    truth, tried = _Track(case, Loop()), _Track(case, engine)
+    for round, work in enumerate(case.rounds, start=1):
+        found = list(_one_round(truth, tried, round, work, tolerance))
+        yield from (Problem(case.name, round, what) for what in found)
+        if found:
+            return
+
+
+def _one_round(truth: _Track, tried: _Track, round: int, work: Work, tolerance: float) -> Iterator[str]:
+    ctx = _context(truth.case, round)
+    expected = truth.call(work, ctx)
+    try:
+        if round == 1:
+            yield from _twice(tried, work, ctx)
+        outcome = tried.call(work, ctx)
+        tried.advance(outcome, ctx)
+    except Exception as error:
+        yield f"{type(error).__name__}: {error}"
+        return
+    truth.advance(expected, ctx)
+    yield from differences(_visible(outcome, tried), _visible(expected, truth), tolerance)
+
+
+def _twice(track: _Track, work: Work, ctx: Context) -> Iterator[str]:
+    """A pure engine gives the same again and leaves its inputs alone."""
+    before = copied({"shared": track.state["shared"], "work": vars(work)})
+    first, second = track.call(work, ctx), track.call(work, ctx)
+    for place in differences(_told(second), _told(first)):
+        yield f"a second call gives another result: {place}"
+    for place in differences({"shared": track.state["shared"], "work": vars(work)}, before):
+        yield f"the engine changed its inputs: {place}"
+
+
+def _context(case: EngineCase, round: int) -> Context:
+    rounds = len(case.rounds)
+    lr = case.algorithm.solver.lr_at(round, rounds)
+    return Context(round, case.task.population, Key.of(3).fold("round", round), lr, rounds)
+
+
+def _visible(outcome: Outcome, track: _Track) -> dict[str, Any]:
+    """All that a round leaves; where clients keep nothing an engine need not say so."""
+    told = {**_told(outcome), "server": track.state}
+    return told if track.case.algorithm.stateful else {name: told[name] for name in told if name != "states"}
+
+
+def _told(outcome: Outcome) -> dict[str, Any]:
+    cohort: Cohort = outcome.cohort
+    states = {str(client): state for client, state in outcome.states.items()}
+    return {"ids": cohort.ids, "payload": cohort.payload, "stats": cohort.stats, "states": states} | {
+        "failures": {str(client): why for client, why in outcome.failures.items()}
+    }

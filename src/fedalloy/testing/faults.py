@@ -1,0 +1,257 @@
+"""Mistakes that engines make, planted on purpose: a check counts only once it has caught the fault it is for.
+
+Every fault wraps an engine and gives one back: ``check_engine(key_by_slot(Loop()))`` must find problems.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedalloy.core import tree
+from fedalloy.core.algorithm import Algorithm
+from fedalloy.core.keys import Key
+from fedalloy.core.protocols import Carry, DataPart, Engine, GradAt, LocalSolver, Objective, Outcome, Shared, Task
+from fedalloy.core.types import Block, Cohort, Context, Part, Payload, Plan, State, Stats, Tree, Work
+
+Fault = Callable[[Engine], Engine]
+_Call = tuple[Algorithm, Task, Shared, Mapping[int, State], Work, Context]
+
+
+@dataclass(frozen=True)
+class _Wrapped:
+    """An engine with something done to what goes in or what comes out."""
+
+    call: Callable[[_Call], Outcome]
+
+    def __call__(
+        self, algorithm: Algorithm, task: Task, shared: Shared, states: Mapping[int, State], work: Work, ctx: Context
+    ) -> Outcome:
+        return self.call((algorithm, task, shared, states, work, ctx))
+
+
+def key_by_slot(engine: Engine) -> Engine:
+    """Client keys come from the position in the cohort instead of the id."""
+
+    def call(given: _Call) -> Outcome:
+        algorithm, task, shared, states, work, ctx = given
+        slots, ids = torch.arange(len(work)), work.ids.tolist()
+        by_slot = {slot: states[client] for slot, client in enumerate(ids)}
+        outcome = engine(algorithm, _Relabelled(task, work.ids), shared, by_slot, replace(work, ids=slots), ctx)
+        cohort = replace(outcome.cohort, ids=work.ids[outcome.cohort.ids])
+        return Outcome(cohort, {ids[slot]: state for slot, state in outcome.states.items()}, outcome.failures)
+
+    return _Wrapped(call)
+
+
+def forgotten_mask(engine: Engine) -> Engine:
+    """Padding steps are taken: every client takes as many steps as the longest, the last ones without data."""
+
+    def call(given: _Call) -> Outcome:
+        algorithm, task, shared, states, work, ctx = given
+        sizes = task.data("train", work.ids).size
+        longest = int(algorithm.solver.plan(sizes, work.epochs, ctx.key.each(work.ids)).steps.max())
+        padded = replace(algorithm, solver=_Padded(algorithm.solver, longest))
+        return engine(padded, task, shared, states, work, ctx)
+
+    return _Wrapped(call)
+
+
+def lost_client_state(engine: Engine) -> Engine:
+    """Clients come back as if they had never taken part."""
+
+    def call(given: _Call) -> Outcome:
+        algorithm, _, shared, *_, ctx = given
+        outcome = engine(*given)
+        fresh = {client: algorithm.init_client(shared, ctx.key.fold(client)) for client in outcome.states}
+        return replace(outcome, states=fresh)
+
+    return _Wrapped(call)
+
+
+def shuffled_clients(engine: Engine) -> Engine:
+    """The rows of what was sent do not belong to the ids beside them."""
+
+    def call(given: _Call) -> Outcome:
+        outcome = engine(*given)
+        payload = {
+            part: tree.map_leaves(lambda leaf: leaf.roll(1, 0), leaves)
+            for part, leaves in outcome.cohort.payload.items()
+        }
+        return replace(outcome, cohort=replace(outcome.cohort, payload=payload))
+
+    return _Wrapped(call)
+
+
+def ignored_epochs(engine: Engine) -> Engine:
+    """Everybody trains as long as the solver says, whatever time the device has."""
+
+    def call(given: _Call) -> Outcome:
+        algorithm, task, shared, states, work, ctx = given
+        return engine(algorithm, task, shared, states, replace(work, epochs=torch.full_like(work.epochs, -1)), ctx)
+
+    return _Wrapped(call)
+
+
+def ignored_links(engine: Engine) -> Engine:
+    """Clients whose link failed send what they trained."""
+
+    def call(given: _Call) -> Outcome:
+        algorithm, task, shared, states, work, ctx = given
+        return engine(algorithm, task, shared, states, replace(work, active=torch.ones_like(work.active)), ctx)
+
+    return _Wrapped(call)
+
+
+def repeated_draws(engine: Engine) -> Engine:
+    """The same shuffles, masks and noise in every round."""
+
+    def call(given: _Call) -> Outcome:
+        algorithm, task, shared, states, work, ctx = given
+        return engine(algorithm, task, shared, states, work, replace(ctx, key=Key.of(0)))
+
+    return _Wrapped(call)
+
+
+def stale_buffers(engine: Engine) -> Engine:
+    """What BatchNorm learnt at the clients is thrown away."""
+
+    def call(given: _Call) -> Outcome:
+        _, _, shared, *_ = given
+        outcome = engine(*given)
+        count = len(outcome.cohort)
+        buffers = tree.map_leaves(lambda leaf: leaf.expand(count, *leaf.shape), shared["buffers"])
+        known = outcome.cohort.payload
+        payload = {**known, "buffers": buffers} if "buffers" in known else known
+        return replace(outcome, cohort=replace(outcome.cohort, payload=payload))
+
+    return _Wrapped(call)
+
+
+def call_order(engine: Engine) -> Engine:
+    """Randomness depends on how often the engine was called before."""
+    calls = 0
+
+    def call(given: _Call) -> Outcome:
+        nonlocal calls
+        calls += 1
+        algorithm, task, shared, states, work, ctx = given
+        return engine(algorithm, task, shared, states, work, replace(ctx, key=ctx.key.fold(calls)))
+
+    return _Wrapped(call)
+
+
+def written_inputs(engine: Engine) -> Engine:
+    """The received model is used as scratch memory."""
+
+    def call(given: _Call) -> Outcome:
+        _, _, shared, *_ = given
+        outcome = engine(*given)
+        for leaf in shared["params"].values():
+            leaf.mul_(1.5)
+        return outcome
+
+    return _Wrapped(call)
+
+
+FAULTS: dict[str, Fault] = {
+    fault.__name__: fault
+    for fault in (
+        key_by_slot, forgotten_mask, lost_client_state, shuffled_clients, ignored_epochs, ignored_links,
+        repeated_draws, stale_buffers, call_order, written_inputs,
+    )
+}  # fmt: skip
+"""All planted faults by name."""
+
+
+@dataclass(frozen=True)
+class _Relabelled:
+    """A task whose client ``i`` is really client ``ids[i]``."""
+
+    task: Task
+    ids: Tensor
+
+    @property
+    def objective(self) -> Objective:
+        return self.task.objective
+
+    @property
+    def population(self) -> int:
+        return self.task.population
+
+    def data(self, part: DataPart, ids: Tensor) -> Block:
+        return self.task.data(part, self.ids[ids])
+
+
+@dataclass(frozen=True)
+class _Padded(LocalSolver):
+    """A solver that ends every client's program with steps of zero gradient, up to ``longest`` in all."""
+
+    inner: LocalSolver
+    longest: int
+
+    @property
+    def parts(self) -> Mapping[str, Part]:
+        return self.inner.parts
+
+    @property
+    def target(self) -> str:
+        return self.inner.target
+
+    @property
+    def update(self) -> str:
+        return self.inner.update
+
+    @property
+    def provides(self) -> frozenset[str]:
+        return self.inner.provides
+
+    @property
+    def stateful(self) -> bool:
+        return self.inner.stateful
+
+    def lr_at(self, round: int, rounds: int | None = None) -> float:
+        return self.inner.lr_at(round, rounds)
+
+    def plan(self, sizes: Tensor, epochs: Tensor, keys: Key) -> Plan:
+        return self.inner.plan(sizes, epochs, keys)
+
+    def draws(self, plan: Plan, keys: Key) -> Tree:
+        return self.inner.draws(plan, keys)
+
+    def begin(self, shared: Shared, mine: State, ctx: Context) -> Carry:
+        return self.inner.begin(shared, mine, ctx)
+
+    def step(self, carry: Carry, grad_at: GradAt, draws: Tree, phase: Tensor, ctx: Context) -> Carry:
+        return self.inner.step(carry, grad_at, draws, phase, ctx)
+
+    def end(self, carry: Carry, shared: Shared, mine: State, steps: Tensor, ctx: Context) -> tuple[Payload, State]:
+        nobody = ctx.key.each(torch.zeros(1, dtype=torch.int64))
+        one = self.inner.plan(torch.tensor([1]), torch.tensor([1]), nobody)
+        draws = {name: torch.zeros_like(leaf[0, 0]) for name, leaf in self.inner.draws(one, nobody).items()}
+        for extra in range(self.longest):
+            moved = self.inner.step(carry, tree.zeros_like, draws, one.phase[0, 0], ctx)
+            carry = _chosen(extra < self.longest - steps, moved, carry)
+        return self.inner.end(carry, shared, mine, steps, ctx)
+
+    def describe(self, steps: Tensor, ctx: Context) -> Stats:
+        return self.inner.describe(steps, ctx)
+
+    def absorb(self, shared: Shared, aggregate: Payload, cohort: Cohort, ctx: Context) -> Shared:
+        return self.inner.absorb(shared, aggregate, cohort, ctx)
+
+    def trained(self, carry: Carry) -> Tree:
+        return self.inner.trained(carry)
+
+
+def _chosen(condition: Tensor, one: Carry, other: Carry) -> Carry:
+    """Leaf by leaf one or the other; works under vmap."""
+    return {
+        name: _chosen(condition, value, other[name])
+        if isinstance(value, dict)
+        else torch.where(condition, value, other[name])
+        for name, value in one.items()
+    }

@@ -1,0 +1,121 @@
+"""The conformance table: what each registered rule is held to, one row per rule and check."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields
+from functools import partial
+from typing import Any, NamedTuple
+
+from fedalloy.core import registry
+from fedalloy.core.algorithm import Algorithm
+from fedalloy.core.errors import SpecError, nearest
+from fedalloy.core.spec import algorithm_from_spec, algorithm_to_spec, from_spec, to_spec
+from fedalloy.testing import server_checks, solver_checks, weighting_checks, wire_checks
+from fedalloy.testing.cases import CHANGING, EngineCase, work
+from fedalloy.testing.engines import check_engine
+from fedalloy.testing.problems import small_task
+
+Check = Callable[[Any], Iterable[str]]
+
+
+class Row(NamedTuple):
+    """One rule held to one promise."""
+
+    room: str
+    name: str
+    check: str
+
+
+def conformance_table() -> Iterator[Row]:
+    """All rows: every registered rule of every room that has checks, so a new file appears by itself.
+
+    >>> Row("weighting", "samples", "order of clients") in set(conformance_table())
+    True
+    """
+    for room in ROOMS:
+        for name in registry.names(room):
+            yield from (Row(room, name, check) for check in _checks(room))
+
+
+def run_row(row: Row) -> list[str]:
+    """What is wrong with a rule in one respect; empty when nothing is."""
+    return _run(_checks(row.room)[row.check], specimen(row.room, row.name))
+
+
+def check_rule(room: str, rule: Any) -> list[str]:
+    """Hold a rule (a value, registered or not) to everything its room promises; empty when it keeps all of it.
+
+    The spec is left out for a rule that is not registered: it has no name yet.
+
+    >>> from fedalloy.weightings.samples import Samples
+    >>> check_rule("weighting", Samples())
+    []
+    """
+    checks = dict(_checks(room))
+    if type(rule) not in registry.everything(room).values() and not isinstance(rule, Algorithm):
+        checks.pop("spec", None)
+    return [f"{name}: {problem}" for name, check in checks.items() for problem in _run(check, rule)]
+
+
+def specimen(room: str, name: str) -> Any:
+    """A rule to try: built without arguments, or by the static method ``example`` of a rule that needs some."""
+    found = registry.find(room, name)
+    return getattr(found, "example", found)()
+
+
+def _run(check: Check, rule: Any) -> list[str]:
+    """An exception inside a check is a problem of the rule, not of the suite."""
+    try:
+        return list(check(rule))
+    except Exception as error:
+        return [f"{type(error).__name__}: {error}"]
+
+
+def _spec(room: str, rule: Any) -> Iterator[str]:
+    """The spec survives JSON and gives the same rule back."""
+    if "kind" in {field.name for field in fields(rule)}:
+        yield "has a field 'kind', the key under which a spec holds the rule's name: call the field something else"
+        return
+    again = from_spec(room, json.loads(json.dumps(to_spec(room, rule))))
+    if again != rule:
+        yield f"comes back from its spec as {again}"
+
+
+def _algorithm_spec(algorithm: Algorithm) -> Iterator[str]:
+    """The spec survives JSON and gives the same algorithm back."""
+    again = algorithm_from_spec(json.loads(json.dumps(algorithm_to_spec(algorithm))))
+    if again != algorithm:
+        yield f"comes back from its spec as {again}"
+
+
+def _plays(algorithm: Algorithm) -> Iterator[str]:
+    """Three rounds on the loop go through, with finite numbers."""
+    task = small_task()
+    rounds = (work(*range(task.population)),) * 3 if algorithm.weighting.needs_everyone else CHANGING
+    case = EngineCase("algorithm", "everything together", algorithm, task, rounds)
+    yield from map(str, check_engine(registry.find("engine", "loop")(), [case]))
+
+
+def _like_the_loop(engine: Any) -> Iterator[str]:
+    """The engine does what the loop does."""
+    yield from map(str, check_engine(engine))
+
+
+ROOMS: dict[str, dict[str, Check]] = {
+    "solver": dict(solver_checks.CHECKS),
+    "weighting": dict(weighting_checks.CHECKS),
+    "server": dict(server_checks.CHECKS),
+    "wire": dict(wire_checks.CHECKS),
+    "algorithm": {"spec": _algorithm_spec, "plays": _plays},
+    "engine": {"like the loop": _like_the_loop},
+}
+"""Rooms whose rules are checked, with their own checks; rules of the four kinds also have a spec."""
+
+
+def _checks(room: str) -> dict[str, Check]:
+    if room not in ROOMS:
+        raise SpecError(f"there are no checks for the room '{room}': {nearest(room, ROOMS)}")
+    own = ROOMS[room]
+    return own if room in ("algorithm", "engine") else {"spec": partial(_spec, room), **own}

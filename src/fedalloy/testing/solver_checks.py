@@ -1,0 +1,197 @@
+"""What every local solver promises, to the engines above all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from fedalloy.core.algorithm import Algorithm, server_step
+from fedalloy.core.client import Assignment, BatchGradient, run_client
+from fedalloy.core.keys import Key
+from fedalloy.core.protocols import LocalSolver, Shared
+from fedalloy.core.screening import misfit
+from fedalloy.core.types import Cohort, Context, Contribution, Plan, State
+from fedalloy.servers.sgd import ServerSgd
+from fedalloy.testing.comparing import broken, copied, differences
+from fedalloy.testing.problems import EQUAL, SmallTask, small_task
+from fedalloy.weightings.uniform import Uniform
+
+TOLERANCE = 1e-9
+
+
+class Bench:
+    """A solver with everything around it that a client needs."""
+
+    def __init__(self, solver: LocalSolver, task: SmallTask) -> None:
+        self.solver, self.task = solver, task
+        self.algorithm = Algorithm(solver, Uniform(), ServerSgd())
+        params, buffers = task.objective.init(Key.of(1))
+        self.server = self.algorithm.init(params, task.population, buffers)
+        self.shared: Shared = self.server["shared"]
+
+    def context(self, round: int = 1) -> Context:
+        """A round as the solver sees it."""
+        key = Key.of(3).fold("round", round)
+        return Context(round, self.task.population, key, self.solver.lr_at(round, 10), 10)
+
+    def fresh(self, client: int) -> State:
+        """A client's state before its first round."""
+        return self.algorithm.init_client(self.shared, Key.of(2).fold(client))
+
+    def run(self, client: int, state: State, round: int = 1, epochs: int = -1) -> Contribution:
+        """One client's round."""
+        ctx, ids = self.context(round), torch.tensor([client])
+        mine = Assignment(self.task.data("train", ids).client(0), epochs)
+        with torch.no_grad():
+            return run_client(self.algorithm, self.task.objective, self.shared, state, mine, ctx.key.each(ids), ctx)
+
+
+def parts(solver: LocalSolver) -> Iterator[str]:
+    """What is sent has the declared names, and the shapes and dtypes of the parts it is like; all of it finite."""
+    bench = Bench(solver, small_task())
+    for client in range(bench.task.population):
+        payload = bench.run(client, bench.fresh(client)).payload
+        reason = misfit(payload, bench.algorithm.parts(bench.shared), bench.shared)
+        yield from [f"client {client}: {reason}"] if reason else broken(payload)
+
+
+def no_steps(solver: LocalSolver) -> Iterator[str]:
+    """A client that takes no step sends an update of zero and keeps its state as it was."""
+    bench = Bench(solver, small_task())
+    used = bench.run(2, bench.fresh(2)).state
+    for name, state in (("fresh", bench.fresh(2)), ("used", used)):
+        found = bench.run(2, state, round=2, epochs=0)
+        for leaf, value in found.payload[solver.update].items():
+            if bool(value.any()):
+                yield f"{name} state: the update of {leaf} is not zero after no steps"
+        yield from (f"{name} state changed by no steps: {place}" for place in differences(found.state, state))
+
+
+def nobody_moved(solver: LocalSolver) -> Iterator[str]:
+    """A first round in which nobody takes a step leaves every shared part as it was."""
+    bench = Bench(solver, small_task())
+    ids = list(range(bench.task.population))
+    cohort = Cohort.gather(ids, [bench.run(client, bench.fresh(client), epochs=0) for client in ids])
+    after = server_step(bench.algorithm, bench.server, cohort, bench.context()).state
+    yield from differences(after["shared"], bench.shared, TOLERANCE)
+
+
+def same_again(solver: LocalSolver) -> Iterator[str]:
+    """Nothing given is changed, and the same inputs give the same contribution."""
+    bench = Bench(solver, small_task())
+    state = bench.run(3, bench.fresh(3)).state
+    before = copied({"state": state, "shared": bench.shared})
+    first, second = bench.run(3, state, round=2), bench.run(3, state, round=2)
+    yield from differences({"state": state, "shared": bench.shared}, before)
+    yield from (f"a second call differs: {place}" for place in differences(vars(second), vars(first)))
+
+
+def alone_or_in_a_block(solver: LocalSolver) -> Iterator[str]:
+    """A client's plan and draws do not depend on who shares its block."""
+    sizes, epochs = torch.tensor([1, 3, 7, 12, 5]), torch.tensor([2, -1, 3, 1, 0])
+    keys = Key.of(4).each(torch.arange(5))
+    block = solver.plan(sizes, epochs, keys)
+    draws = solver.draws(block, keys)
+    for row in range(len(sizes)):
+        key = Key.of(4).each(torch.tensor([row]))
+        alone = solver.plan(sizes[row : row + 1], epochs[row : row + 1], key)
+        steps = int(alone.steps[0])
+        yield from differences(_batches(block, row), _batches(alone, 0), 0.0, f"plan of client {row}")
+        expected = {name: leaf[0, :steps] for name, leaf in solver.draws(alone, key).items()}
+        found = {name: leaf[row, :steps] for name, leaf in draws.items()}
+        yield from differences(found, expected, 0.0, f"draws of client {row}")
+
+
+def vectorised(solver: LocalSolver) -> Iterator[str]:
+    """``begin``, ``step`` and ``end`` work under ``torch.func.vmap`` and give what they give one by one."""
+    bench = Bench(solver, small_task(sizes=EQUAL))
+    clients = range(bench.task.population)
+    states = [bench.run(client, bench.fresh(client)).state["solver"] for client in clients]
+    inputs, ctx = _inputs(bench), bench.context(2)
+
+    def program(row: dict[str, Any], mine: State) -> tuple[Any, Any]:
+        return _program(bench, row, mine, ctx)
+
+    apart = [program({name: _row(leaf, client) for name, leaf in inputs.items()}, states[client]) for client in clients]
+    try:
+        together = vmap(program)(inputs, _stacked(states))
+    except Exception as error:
+        yield f"fails under vmap: {type(error).__name__}: {error}"
+        return
+    for client in clients:
+        found = {"payload": _row(together[0], client), "state": _row(together[1], client)}
+        expected = {"payload": apart[client][0], "state": apart[client][1]}
+        yield from differences(found, expected, TOLERANCE, f"client {client}")
+
+
+def statistics(solver: LocalSolver) -> Iterator[str]:
+    """``describe`` gives exactly what ``provides`` names, one number per client; the step size is above 0."""
+    steps = torch.tensor([0.0, 1.0, 4.0], dtype=torch.float64)
+    ctx = Context(1, 3, Key.of(0), solver.lr_at(1, 10), 10)
+    if not ctx.local_lr > 0:
+        yield f"lr_at(1) is {ctx.local_lr}"
+    if not solver.provides:
+        return
+    told = solver.describe(steps, ctx)
+    if told.keys() != solver.provides:
+        yield f"describes {', '.join(sorted(told))} but provides {', '.join(sorted(solver.provides))}"
+    yield from (f"{name} is not [C]" for name, value in told.items() if value.shape != steps.shape)
+
+
+CHECKS = {
+    "parts": parts,
+    "no steps": no_steps,
+    "nobody moved": nobody_moved,
+    "same again": same_again,
+    "alone or in a block": alone_or_in_a_block,
+    "vectorised": vectorised,
+    "statistics": statistics,
+}
+
+
+def _batches(plan: Plan, row: int) -> dict[str, Any]:
+    """The steps one client takes: which examples, in which phase."""
+    taken = plan.mask[row].any(-1)
+    chosen = {str(step): plan.index[row, step][plan.mask[row, step]] for step in taken.nonzero().flatten().tolist()}
+    return {"batches": chosen, "phase": plan.phase[row][taken]}
+
+
+def _inputs(bench: Bench) -> dict[str, Any]:
+    """Everything that differs between the clients of a block of equal sizes."""
+    ids = torch.arange(bench.task.population)
+    keys, block = bench.context(2).key.each(ids), bench.task.data("train", ids)
+    plan = bench.solver.plan(block.size, torch.full_like(ids, 1), keys.fold("plan"))
+    rows = block.start.reshape(-1, 1, 1) + plan.index
+    return {
+        "x": block.x[rows],
+        "y": block.y[rows],
+        "phase": plan.phase,
+        "draws": bench.solver.draws(plan, keys.fold("draws")),
+        "steps": plan.steps.double(),
+    }
+
+
+def _program(bench: Bench, row: dict[str, Any], mine: State, ctx: Context) -> tuple[Any, Any]:
+    """One client's program; the batches of equal clients are all full, so no mask is needed."""
+    carry = bench.solver.begin(bench.shared, mine, ctx)
+    for step in range(row["x"].shape[0]):
+        grad_at = BatchGradient(bench.task.objective, row["x"][step], row["y"][step], None, {}, None)
+        draws = {name: leaf[step] for name, leaf in row["draws"].items()}
+        carry = bench.solver.step(carry, grad_at, draws, row["phase"][step], ctx)
+    return bench.solver.end(carry, bench.shared, mine, row["steps"], ctx)
+
+
+def _row(value: Any, index: int) -> Any:
+    if isinstance(value, dict):
+        return {name: _row(inner, index) for name, inner in value.items()}
+    return value[index]
+
+
+def _stacked(states: list[Any]) -> Any:
+    if isinstance(states[0], dict):
+        return {name: _stacked([state[name] for state in states]) for name in states[0]}
+    return torch.stack([state if isinstance(state, Tensor) else torch.tensor(state) for state in states])

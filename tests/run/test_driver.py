@@ -1,0 +1,358 @@
+"""Runs: ends, failures, resume, signals."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedalloy import algorithms
+from fedalloy.core.algorithm import Algorithm
+from fedalloy.core.errors import CheckpointError, ClientError, RunLocked, SpecError
+from fedalloy.core.keys import Key
+from fedalloy.records.folder import RunFolder
+from fedalloy.run.config import RunConfig
+from fedalloy.run.driver import BARREN_LIMIT
+from fedalloy.run.fit import RunResult, as_algorithm, fit
+from fedalloy.run.interrupt import stop_on_signal
+from fedalloy.run.sampling import Listed
+from fedalloy.servers.sgd import ServerSgd
+from fedalloy.solvers.sgd import Sgd
+from fedalloy.tasks.devices import DeviceProfile
+from fedalloy.testing import small_task
+from fedalloy.testing.comparing import differences
+from fedalloy.weightings.uniform import Uniform
+
+TASK = small_task()
+LOCAL: dict[str, Any] = {"lr": 0.3, "batch_size": 4}
+COMMON: dict[str, Any] = {"engine": "loop"}
+
+
+def train(algorithm="fedavg", task=TASK, **settings) -> RunResult:
+    chosen = algorithms.named(algorithm, **LOCAL) if isinstance(algorithm, str) else algorithm
+    return fit(chosen, task, **{"rounds": 4, **COMMON, **settings})
+
+
+# ---------------------------------------------------------------------------------------------- plain runs
+
+
+def test_a_run_records_every_round_and_learns():
+    result = train("fedavg", rounds=30)
+    rows = list(result.rounds())
+    assert result.status == "finished"
+    assert [row["round"] for row in rows] == list(range(1, 31))
+    assert rows[-1]["train_loss"] < rows[0]["train_loss"] - 0.2
+    assert result.last()["mean"] > rows[0]["evaluation"]["accuracy"]["mean"]
+    assert len(next(result.clients())["accuracy"]) == TASK.population
+    assert set(result.model) == set(TASK.objective.init(Key.of(0))[0])
+
+
+def test_one_seed_one_run_and_another_seed_another():
+    rows = [[json.dumps(row) for row in train("scaffold", cohort=3, seed=seed).rounds()] for seed in (1, 1, 2)]
+    assert rows[0] == rows[1]
+    assert rows[0] != rows[2]
+
+
+def test_the_initial_model_depends_on_the_seed_alone():
+    def initial(name, **settings):
+        result = train(name, rounds=1, devices=DeviceProfile(success=0.0), **settings)
+        return result.model["output.bias"]
+
+    assert torch.equal(initial("fedavg"), initial("scaffold"))
+    assert not torch.equal(initial("fedavg"), initial("fedavg", seed=1))
+    given = {"output.bias": torch.full((3,), 7.0, dtype=torch.float64)}
+    assert torch.equal(initial("fedavg", initial=given), given["output.bias"])
+
+
+def test_evaluation_follows_its_schedule_and_the_last_round_has_one():
+    evaluated = [row["round"] for row in train(rounds=7, evaluate_every=3).rounds() if "evaluation" in row]
+    assert evaluated == [3, 6, 7]
+
+
+def test_the_watcher_hears_of_every_round():
+    events: list[Any] = []
+    train(watcher=events.append)
+    assert [event.row["round"] for event in events] == [1, 2, 3, 4]
+    assert all(event.rounds == 4 and event.seconds["clients"] > 0 for event in events)
+
+
+def test_totals_are_kept():
+    result = train(devices=DeviceProfile(seconds_per_step=1.0))
+    rows = list(result.rounds())
+    progress = result.ending.progress
+    assert progress.simulated_seconds == sum(row["simulated_seconds"] for row in rows) > 0
+    assert progress.bytes_up == sum(row["bytes_up"] for row in rows) > 0
+    assert progress.bytes_down == sum(row["bytes_down"] for row in rows) > 0
+
+
+def test_threads_are_set_for_the_run_and_put_back():
+    seen = []
+    before = torch.get_num_threads()
+    train(threads=2, watcher=lambda event: seen.append(torch.get_num_threads()))
+    assert set(seen) == {2}
+    assert torch.get_num_threads() == before
+
+
+# ---------------------------------------------------------------------------------------------- ends
+
+
+def test_the_round_that_reaches_the_target_is_known():
+    accuracy = [row["evaluation"]["accuracy"]["mean"] for row in train(rounds=30).rounds()]
+    target = sorted(accuracy)[20]
+    expected = next(round for round, value in enumerate(accuracy, start=1) if value >= target)
+    result = train(rounds=30, target=target)
+    assert (result.reached, result.ending.progress.round) == (expected, 30)
+    stopped = train(rounds=30, target=target, stop_at_target=True)
+    assert stopped.status == "finished"
+    assert stopped.ending.reason == f"target reached in round {expected}"
+    assert stopped.ending.progress.round == expected
+
+
+def test_a_target_for_a_loss_is_reached_from_above():
+    losses = [row["evaluation"]["loss"]["mean"] for row in train(rounds=6).rounds()]
+    assert losses[0] > losses[3]
+    result = train(rounds=6, target=losses[3], target_metric="loss", stop_at_target=True)
+    assert result.reached == next(round for round, value in enumerate(losses, start=1) if value <= losses[3])
+
+
+def test_patience_ends_a_run_that_does_not_improve():
+    still = DeviceProfile(success=0.0)
+    result = train(rounds=50, patience=3, devices=still)
+    assert result.status == "finished"
+    assert result.ending.progress.round == 4
+    assert "no better accuracy in 3 evaluations" in result.ending.reason
+
+
+@pytest.mark.parametrize("watched", [{"target": 0.5}, {"patience": 3}])
+def test_watching_a_metric_that_is_not_evaluated_is_refused(watched: dict[str, Any]):
+    with pytest.raises(SpecError, match="target_metric 'accuracy' is not evaluated"):
+        RunConfig(metrics=("loss",), **watched)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"rounds": 0}, "rounds must be 1 or more"),
+        ({"evaluate_every": 0}, "evaluate every"),
+        ({"metrics": ("acuracy",)}, "did you mean 'accuracy'"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings, error):
+    with pytest.raises(Exception, match=error):
+        RunConfig(**settings)
+
+
+def test_generic_metric_names_are_accepted():
+    assert "top2" in next(train(rounds=1, metrics=("accuracy", "top2")).rounds())["evaluation"]
+
+
+# ---------------------------------------------------------------------------------------------- failures
+
+
+def test_a_diverged_run_ends_as_failed_with_its_round(tmp_path):
+    wild = algorithms.fedavg(lr=1e30, weight_decay=1.0, batch_size=4)
+    result = train(wild, rounds=20, folder=tmp_path / "run")
+    assert result.status == "failed"
+    last = result.ending.progress.round
+    assert 1 <= last < 20
+    assert f"round {last}" in result.ending.reason
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert (status["state"], status["round"]) == ("failed", last)
+    again = train(wild, rounds=20, folder=tmp_path / "run", resume=True)
+    assert (again.status, again.ending.progress.round) == ("failed", last)
+
+
+def test_rounds_in_a_row_without_a_valid_contribution_end_a_run():
+    result = train(rounds=20, max_norm=1e-9)
+    assert result.status == "failed"
+    assert result.ending.progress.round == BARREN_LIMIT
+    assert "no valid contribution for 3 rounds" in result.ending.reason
+
+
+def test_rounds_in_which_nobody_is_there_do_not():
+    assert train(rounds=6, devices=DeviceProfile(success=0.0)).status == "finished"
+
+
+@dataclass(frozen=True)
+class BreaksLater(Sgd):
+    def step(self, carry, grad_at, draws, phase, ctx):
+        if ctx.round == 3:
+            raise ZeroDivisionError("in round three")
+        return super().step(carry, grad_at, draws, phase, ctx)
+
+
+def test_an_error_in_a_client_is_raised_and_told_in_the_folder(tmp_path, monkeypatch):
+    from fedalloy.core import registry
+
+    monkeypatch.setitem(registry._rules["solver"], "breaks later", BreaksLater)
+    with pytest.raises(ClientError, match="client 0 failed in round 3"):
+        train(Algorithm(BreaksLater(**LOCAL), Uniform(), ServerSgd()), folder=tmp_path / "run")
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert (status["state"], status["round"]) == ("failed", 2)
+    assert "in round three" in status["reason"]
+
+
+def test_bad_combinations_fail_before_the_first_round():
+    with pytest.raises(SpecError, match="cohort must lie between"):
+        train(cohort=99)
+    with pytest.raises(SpecError, match=r"devices\.epochs lists 2 values for 5 clients"):
+        train(devices=DeviceProfile(epochs=(1, 2)))
+    with pytest.raises(SpecError, match="fit: unknown setting 'evaluate_evry'; did you mean 'evaluate_every'"):
+        train(evaluate_evry=2)
+    with pytest.raises(SpecError, match="give one of them"):
+        train(cohort=2, sampling=Listed(((0,),)))
+    with pytest.raises(CheckpointError, match="resuming needs the folder"):
+        train(resume=True)
+
+
+def test_an_algorithm_by_name_value_or_spec():
+    spec = {"solver": "sgd", "weighting": "samples", "server": "sgd"}
+    assert as_algorithm("fedavg") == as_algorithm(algorithms.fedavg()) == as_algorithm(spec)
+
+
+# ---------------------------------------------------------------------------------------------- folders and resume
+
+RECORDS = ("rounds.jsonl", "clients.jsonl")
+
+
+class Stop(Exception):
+    """Raised by a watcher to end a run without warning."""
+
+
+def after(round: int):
+    def watch(event) -> None:
+        if event.row["round"] == round:
+            raise Stop
+
+    return watch
+
+
+def states(folder: Path) -> dict:
+    saved = RunFolder.open(folder).latest()
+    assert saved is not None
+    return {"server": saved.server, "clients": {str(client): state for client, state in saved.clients.items()}}
+
+
+SETTINGS: dict[str, Any] = {"rounds": 8, "cohort": 3, "devices": DeviceProfile(success=0.7, on_failure="resend")}
+
+
+@pytest.mark.parametrize("name", ["scaffold", "fedavgm"])
+@pytest.mark.parametrize("every", [0.0, 1e9])
+def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(tmp_path, name, every):
+    """With a checkpoint after every round, and with none: then it begins again."""
+    task, whole, broken = small_task("dropout"), tmp_path / "whole", tmp_path / "broken"
+    settings = {**SETTINGS, "task": task, "checkpoint_every": every}
+    expected = train(name, folder=whole, **settings)
+    for stop in (3, 6):
+        with pytest.raises(Stop):
+            train(name, folder=broken, resume=stop > 3, watcher=after(stop), **settings)
+    result = train(name, folder=broken, resume=True, **settings)
+    assert result.status == "finished"
+    assert list(differences(result.model, expected.model)) == []
+    assert list(differences(states(broken), states(whole))) == []
+    for record in RECORDS:
+        assert (broken / record).read_bytes() == (whole / record).read_bytes()
+    rounds = [json.loads(line)["round"] for line in (broken / "timings.jsonl").read_text().splitlines()]
+    assert rounds == list(range(1, 9))
+    assert [row["round"] for row in result.rounds()] == rounds
+
+
+def test_patience_and_target_survive_a_resume(tmp_path):
+    settings = {"rounds": 30, "patience": 4, "checkpoint_every": 0.0}
+    whole = train(folder=tmp_path / "whole", **settings)
+    with pytest.raises(Stop):
+        train(folder=tmp_path / "broken", watcher=after(3), **settings)
+    result = train(folder=tmp_path / "broken", resume=True, **settings)
+    assert (result.ending.progress, result.ending.reason) == (whole.ending.progress, whole.ending.reason)
+
+
+def test_a_finished_run_stays_finished(tmp_path):
+    first = train(folder=tmp_path)
+    again = train(folder=tmp_path, resume=True)
+    assert again.status == "finished"
+    assert len(list(again.rounds())) == 4
+    assert list(differences(again.model, first.model)) == []
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path):
+    train(folder=tmp_path)
+    with pytest.raises(CheckpointError, match="holds a run already"):
+        train(folder=tmp_path)
+
+
+def test_a_second_writer_is_refused(tmp_path):
+    refused = []
+
+    def second(event) -> None:
+        try:
+            train(folder=tmp_path, resume=True)
+        except RunLocked as error:
+            refused.append(str(error))
+
+    train(folder=tmp_path, watcher=second)
+    assert len(refused) == 4
+
+
+def test_resuming_where_nothing_began_begins(tmp_path):
+    assert train(folder=tmp_path / "new", resume=True).status == "finished"
+
+
+# ---------------------------------------------------------------------------------------------- signals
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_run_after_the_round_with_a_checkpoint(tmp_path, number):
+    before = signal.getsignal(number)
+
+    def watch(event) -> None:
+        if event.row["round"] == 2:
+            os.kill(os.getpid(), number)
+
+    settings = {**SETTINGS, "folder": tmp_path / "run"}
+    result = train("scaffold", watcher=watch, **settings)
+    assert result.status == "stopped"
+    assert result.ending.reason == f"stopped by {number.name}"
+    assert result.ending.progress.round == 2
+    assert signal.getsignal(number) == before
+    resumed = train("scaffold", resume=True, **settings)
+    whole = train("scaffold", **SETTINGS)
+    assert resumed.status == "finished"
+    assert list(differences(resumed.model, whole.model)) == []
+
+
+def test_a_second_interrupt_ends_at_once():
+    with stop_on_signal() as flag:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert flag
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_outside_the_main_thread_signals_are_left_alone():
+    before, seen = signal.getsignal(signal.SIGINT), []
+
+    def target() -> None:
+        with stop_on_signal() as flag:
+            seen.append((bool(flag), signal.getsignal(signal.SIGINT) == before))
+
+    thread = threading.Thread(target=target)
+    thread.start()
+    thread.join()
+    assert seen == [(False, True)]
+
+
+def test_records_hold_no_numbers_that_json_cannot_say(tmp_path):
+    empty = small_task(sizes=(3, 0, 4))
+    train(task=empty, folder=tmp_path, rounds=2)
+    for record in RECORDS:
+        for line in (tmp_path / record).read_text().splitlines():
+            json.loads(line, parse_constant=lambda name: pytest.fail(f"a row holds {name}"))
+    assert not math.isnan(train(task=empty).last()["mean"])
