@@ -6,21 +6,42 @@ Every function takes the settings of its parts by keyword; local-training settin
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from fedalloy.core import registry
 from fedalloy.core.algorithm import Algorithm
+from fedalloy.core.moments import Kind
 from fedalloy.core.registry import register
 from fedalloy.core.spec import build
+from fedalloy.servers.adaptive import Adagrad, Adam, Yogi
+from fedalloy.servers.amsgrad import AmsGrad
 from fedalloy.servers.momentum import Momentum
+from fedalloy.servers.period_momentum import PeriodMomentum
 from fedalloy.servers.sgd import ServerSgd
+from fedalloy.solvers.propfair import PropFair
 from fedalloy.solvers.prox import Prox
 from fedalloy.solvers.scaffold import Scaffold
 from fedalloy.solvers.sgd import Sgd
 from fedalloy.solvers.training import LocalTraining
+from fedalloy.weightings import mirror
+from fedalloy.weightings.aaggff_d import AaggffD
+from fedalloy.weightings.aaggff_s import AaggffS
+from fedalloy.weightings.afl import Afl
+from fedalloy.weightings.angles import Angles
+from fedalloy.weightings.boosting import Boosting
+from fedalloy.weightings.cdf import Cdf, CdfName
+from fedalloy.weightings.information import Information
+from fedalloy.weightings.krum import Krum, MultiKrum
+from fedalloy.weightings.mgda import FedMgda
+from fedalloy.weightings.middle import Median, TrimmedMean
+from fedalloy.weightings.mirror import Prior
+from fedalloy.weightings.moments import Ewwa
 from fedalloy.weightings.nova import Nova
+from fedalloy.weightings.qfedavg import QFedAvg
 from fedalloy.weightings.samples import Samples
 from fedalloy.weightings.uniform import Uniform
+from fedalloy.wire.scaled_sign import ScaledSign
+from fedalloy.wire.topk import TopK
 
 
 @register("algorithm", "fedavg")
@@ -52,6 +73,232 @@ def scaffold(server_lr: float = 1.0, **local: Any) -> Algorithm:
 def fedavgm(beta: float = 0.9, server_lr: float = 1.0, **local: Any) -> Algorithm:
     """FedAvg with momentum at the server (Hsu et al. 2019)."""
     return Algorithm(Sgd(**local), Samples(), Momentum(server_lr, beta))
+
+
+@register("algorithm", "fedadam")
+def fedadam(
+    server_lr: float = 0.01,
+    beta1: float = 0.9,
+    beta2: float = 0.99,
+    tau: float = 1e-3,
+    bias_correction: bool = False,
+    **local: Any,
+) -> Algorithm:
+    """FedAvg with Adam at the server (Reddi et al. 2021)."""
+    return Algorithm(Sgd(**local), Samples(), Adam(server_lr, beta1, beta2, tau, bias_correction))
+
+
+@register("algorithm", "fedadagrad")
+def fedadagrad(
+    server_lr: float = 0.01,
+    beta1: float = 0.0,
+    beta2: float = 0.99,
+    tau: float = 1e-3,
+    bias_correction: bool = False,
+    **local: Any,
+) -> Algorithm:
+    """FedAvg with Adagrad at the server (Reddi et al. 2021)."""
+    return Algorithm(Sgd(**local), Samples(), Adagrad(server_lr, beta1, beta2, tau, bias_correction))
+
+
+@register("algorithm", "fedyogi")
+def fedyogi(
+    server_lr: float = 0.01,
+    beta1: float = 0.9,
+    beta2: float = 0.99,
+    tau: float = 1e-3,
+    bias_correction: bool = False,
+    **local: Any,
+) -> Algorithm:
+    """FedAvg with Yogi at the server (Reddi et al. 2021)."""
+    return Algorithm(Sgd(**local), Samples(), Yogi(server_lr, beta1, beta2, tau, bias_correction))
+
+
+@register("algorithm", "fedams")
+def fedams(
+    server_lr: float = 0.01,
+    beta1: float = 0.9,
+    beta2: float = 0.99,
+    eps: float = 1e-3,
+    option: Literal["max", "plus"] = "max",
+    vhat0: float = 0.0,
+    bias_correction: bool = False,
+    **local: Any,
+) -> Algorithm:
+    """AMSGrad at the server (Wang et al. 2022); clients count equally."""
+    return Algorithm(Sgd(**local), Uniform(), AmsGrad(server_lr, beta1, beta2, eps, option, vhat0, bias_correction))
+
+
+@register("algorithm", "fedcams")
+def fedcams(
+    compressor: Literal["topk", "scaled_sign"] = "topk",
+    ratio: float = 1 / 64,
+    server_lr: float = 0.01,
+    beta1: float = 0.9,
+    beta2: float = 0.99,
+    eps: float = 1e-3,
+    option: Literal["max", "plus"] = "max",
+    vhat0: float = 0.0,
+    bias_correction: bool = False,
+    **local: Any,
+) -> Algorithm:
+    """FedAMS on compressed updates with error feedback (Wang et al. 2022); ``ratio`` is that of top-k."""
+    server = AmsGrad(server_lr, beta1, beta2, eps, option, vhat0, bias_correction)
+    wire = TopK(ratio) if compressor == "topk" else ScaledSign()
+    return Algorithm(Sgd(**local), Uniform(), server, (wire,))
+
+
+@register("algorithm", "ewwa")
+def ewwa(
+    kind: Kind = "adam",
+    mode: Literal["paper", "official"] = "paper",
+    score_lr: float = 1.0,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    scratch: str | None = None,
+    server_lr: float = 1.0,
+    **local: Any,
+) -> Algorithm:
+    """A weight for every element from running moments of the updates (Hu et al. 2023)."""
+    rule = Ewwa(kind, mode, score_lr, beta1, beta2, eps, scratch=scratch)
+    return Algorithm(Sgd(**local), rule, ServerSgd(server_lr))
+
+
+@register("algorithm", "drfedavg")
+def drfedavg(q: float = 1.0, official: bool = False, server_lr: float = 1.0, **local: Any) -> Algorithm:
+    """Sizes times losses to the power ``q + 1`` (DR-FedAvg); ``official`` sums the losses met while training."""
+    return Algorithm(Sgd(**local), mirror.dr(q, official), ServerSgd(server_lr))
+
+
+@register("algorithm", "qffl")
+def qffl(q: float = 1.0, server_lr: float = 1.0, **local: Any) -> Algorithm:
+    """Sizes times losses to the power ``q``: the coefficients of q-FFL without its step control (Li et al. 2020)."""
+    return Algorithm(Sgd(**local), mirror.qffl(q), ServerSgd(server_lr))
+
+
+@register("algorithm", "qfedavg")
+def qfedavg(q: float = 1.0, weights: Prior = "uniform", server_lr: float = 1.0, **local: Any) -> Algorithm:
+    """q-FFL with the step control that goes with it (Li et al. 2020)."""
+    return Algorithm(Sgd(**local), QFedAvg(q, weights), ServerSgd(server_lr))
+
+
+@register("algorithm", "term")
+def term(tilt: float = 0.1, server_lr: float = 1.0, **local: Any) -> Algorithm:
+    """Clients with large losses count exponentially more (Li et al. 2021)."""
+    return Algorithm(Sgd(**local), mirror.term(tilt), ServerSgd(server_lr))
+
+
+@register("algorithm", "propfair")
+def propfair(
+    M: float = 3.0, gap: float = 0.2, official: bool = False, server_lr: float = 1.0, **local: Any
+) -> Algorithm:
+    """Proportional fairness (Zhang et al. 2022) by weights; ``official`` changes the clients' loss instead."""
+    if official:
+        return Algorithm(PropFair(M=M, gap=gap, **local), Samples(), ServerSgd(server_lr))
+    return Algorithm(Sgd(**local), mirror.propfair(M, gap), ServerSgd(server_lr))
+
+
+@register("algorithm", "fedboosting")
+def fedboosting(server_lr: float = 1.0, **local: Any) -> Algorithm:
+    """Models are tried on each other's validation parts (Ren et al. 2020)."""
+    return Algorithm(Sgd(**local), Boosting(), ServerSgd(server_lr))
+
+
+@register("algorithm", "fedadp")
+def fedadp(alpha: float = 5.0, server_lr: float = 1.0, **local: Any) -> Algorithm:
+    """Clients whose updates point away from the common one count less (Wu and Wang 2021)."""
+    return Algorithm(Sgd(**local), Angles("client", alpha), ServerSgd(server_lr))
+
+
+@register("algorithm", "fedlayerwise")
+def fedlayerwise(alpha: float = 5.0, server_lr: float = 1.0, **local: Any) -> Algorithm:
+    """FedAdp with angles and weights of their own for every layer."""
+    return Algorithm(Sgd(**local), Angles("layer", alpha), ServerSgd(server_lr))
+
+
+@register("algorithm", "fedfa")
+def fedfa(
+    alpha: float = 0.5,
+    beta: float = 0.5,
+    c: float = 1e-6,
+    gamma: float = 0.5,
+    period: int = 1,
+    server_lr: float = 1.0,
+    **local: Any,
+) -> Algorithm:
+    """Low accuracy and frequent participation count more; momentum at both sides (Huang et al. 2020)."""
+    solver = Sgd(**{"momentum": 0.5, **local})
+    return Algorithm(solver, Information(alpha, beta, c), PeriodMomentum(server_lr, gamma, period))
+
+
+@register("algorithm", "fedfa_mo")
+def fedfa_mo(gamma: float = 0.5, period: int = 1, server_lr: float = 1.0, **local: Any) -> Algorithm:
+    """FedFa's double momentum alone, with FedAvg's weights (Huang et al. 2020)."""
+    return Algorithm(Sgd(**{"momentum": 0.5, **local}), Samples(), PeriodMomentum(server_lr, gamma, period))
+
+
+@register("algorithm", "afl")
+def afl(step: float = 0.01, server_lr: float = 1.0, **local: Any) -> Algorithm:
+    """Weights climb the losses, for the worst-served client (Mohri et al. 2019); needs everyone in every round."""
+    return Algorithm(Sgd(**local), Afl(step), ServerSgd(server_lr))
+
+
+@register("algorithm", "fedmgda")
+def fedmgda(epsilon: float = 0.5, prior: Prior = "uniform", server_lr: float = 1.0, **local: Any) -> Algorithm:
+    """FedMGDA+: the shortest mix of unit updates, a direction that suits all (Hu et al. 2020)."""
+    return Algorithm(Sgd(**local), FedMgda(epsilon, prior), ServerSgd(server_lr))
+
+
+@register("algorithm", "aaggff_s")
+def aaggff_s(
+    cdf: CdfName | Cdf = "weibull",
+    C1: float = 0.0,
+    C2: float | None = None,
+    mode: Literal["paper", "official"] = "paper",
+    server_lr: float = 1.0,
+    **local: Any,
+) -> Algorithm:
+    """Weights learned online over a few clients that are all there (Hahn et al. 2024)."""
+    return Algorithm(Sgd(**local), AaggffS(cdf, C1, C2, mode), ServerSgd(server_lr))
+
+
+@register("algorithm", "aaggff_d")
+def aaggff_d(
+    cdf: CdfName | Cdf = "weibull",
+    C1: float = 0.0,
+    C2: float | None = None,
+    C: float | None = None,
+    mode: Literal["paper", "official"] = "paper",
+    server_lr: float = 1.0,
+    **local: Any,
+) -> Algorithm:
+    """Weights learned online over many clients of whom a few are sampled (Hahn et al. 2024)."""
+    return Algorithm(Sgd(**local), AaggffD(cdf, C1, C2, C, mode), ServerSgd(server_lr))
+
+
+@register("algorithm", "median")
+def median(server_lr: float = 1.0, **local: Any) -> Algorithm:
+    """The middle value of every parameter (Yin et al. 2018)."""
+    return Algorithm(Sgd(**local), Median(), ServerSgd(server_lr))
+
+
+@register("algorithm", "trimmed_mean")
+def trimmed_mean(trim: float = 0.1, server_lr: float = 1.0, **local: Any) -> Algorithm:
+    """The mean of every parameter without the extremes (Yin et al. 2018)."""
+    return Algorithm(Sgd(**local), TrimmedMean(trim), ServerSgd(server_lr))
+
+
+@register("algorithm", "krum")
+def krum(byzantine: int = 0, server_lr: float = 1.0, **local: Any) -> Algorithm:
+    """The one update with the closest company (Blanchard et al. 2017)."""
+    return Algorithm(Sgd(**local), Krum(byzantine), ServerSgd(server_lr))
+
+
+@register("algorithm", "multi_krum")
+def multi_krum(byzantine: int = 0, keep: int | None = None, server_lr: float = 1.0, **local: Any) -> Algorithm:
+    """The mean of the updates with the closest company (Blanchard et al. 2017)."""
+    return Algorithm(Sgd(**local), MultiKrum(byzantine, keep), ServerSgd(server_lr))
 
 
 def named(name: str, **settings: Any) -> Algorithm:

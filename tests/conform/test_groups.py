@@ -24,13 +24,21 @@ from fedalloy.core.types import Examples
 
 VECTORS = Path(__file__).resolve().parents[1] / "vectors"
 FILES = sorted(VECTORS.glob("*.json"))
-CDF_TABLE = {"weibull", "frechet", "gumbel", "exponential", "logistic", "normal"}
 # Everything else in the vectors waits for its rule; whoever builds one moves its fields here.
 BUILT: dict[str, Callable[[str], bool]] = {
+    "ewwa": lambda field: True,
+    "fedcams": lambda field: True,
     "fednova": lambda field: True,
+    "fedopt": lambda field: True,
     "local_solvers": lambda field: field.startswith(("prox_", "momentum_", "scaffold_")),
-    "size_and_loss": lambda field: field in {"weights.fedavg", "fedavg_w"},
-    "metrics": lambda field: field not in CDF_TABLE,
+    "size_and_loss": lambda field: True,
+    "fedadp": lambda field: True,
+    "fedlayerwise": lambda field: True,
+    "fedfa": lambda field: True,
+    "metrics": lambda field: True,
+    "fair": lambda field: True,
+    "aaggff_s": lambda field: True,
+    "aaggff_d": lambda field: True,
 }
 
 Rng = np.random.Generator

@@ -73,7 +73,7 @@ def arrive(case: Case, inputs: Values, **stats: str) -> Arrived:
     """The cohort of a round from ``w``, ``W``, ``ids`` and ``n``; ``stats`` maps statistics to inputs.
 
     ``n`` counts the examples of every client there is, ``W`` has one row per participant (everyone when the
-    file names no ids); ``layers`` cuts the model into leaves.
+    file names no ids); ``layers`` cuts the model into leaves; ``cross_val`` scores every model at every client.
     """
     w, W, ids = inputs.tensor("w", 1), inputs.tensor("W", 2), _ids(case, inputs)
     if W.shape != (len(ids), len(w)):
@@ -83,6 +83,8 @@ def arrive(case: Case, inputs: Values, **stats: str) -> Arrived:
     known = {stat: inputs.tensor(name, 1) for stat, name in stats.items() if name in inputs}
     if "n" in case.params:
         known["num_examples"] = case.params.tensor("n", 1)[ids]
+    if "cross_val" in inputs:
+        arrived = replace(arrived, cohort=replace(arrived.cohort, cross=_cross(arrived, inputs)))
     return arrived.knowing({stat: arrived.to_cohort(values) for stat, values in known.items()})
 
 
@@ -93,7 +95,8 @@ def context(case: Case, round: int, local_lr: float = 1.0) -> Context:
 
 def serve(algorithm: Algorithm, state: ServerState | None, arrived: Arrived, ctx: Context) -> ServerStep:
     """One server step: the model comes from the file, all other state from the round before (None at first)."""
-    missing = algorithm.weighting.requires - arrived.cohort.stats.keys()
+    scores = set() if arrived.cohort.cross is None else {"cross_score"}
+    missing = algorithm.weighting.requires - arrived.cohort.stats.keys() - scores
     if missing:
         raise SpecError(f"{type(algorithm.weighting).__name__} needs {', '.join(sorted(missing))}: not in the file")
     return server_step(algorithm, _placed(algorithm, state, arrived.received, ctx.population), arrived.cohort, ctx)
@@ -193,6 +196,12 @@ def _ids(case: Case, inputs: Values) -> Tensor:
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < _population(case):
         raise SpecError(f"{inputs.where}.ids: {ids.tolist()} are not among the {_population(case)} clients of the case")
     return ids
+
+
+def _cross(arrived: Arrived, inputs: Values) -> Tensor:
+    """The matrix of scores with its rows and columns sorted by id."""
+    cross = inputs.tensor("cross_val", 2)
+    return arrived.to_cohort(arrived.to_cohort(cross).T).T
 
 
 def _population(case: Case) -> int:

@@ -1,9 +1,10 @@
-"""Replays ``metrics``: calibration, ranking, top-k, tails, inequality, FID and label-noise matrices."""
+"""Replays ``metrics``: calibration, ranking, top-k, tails, inequality, FID, label noise and CDF transforms."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ from fedalloy.tasks.metrics.ranking import Auroc
 from fedalloy.tasks.metrics.summary import best, gini, parity_gap, worst
 from fedalloy.tasks.noise import transition
 from fedalloy.tasks.objective import ModuleObjective
+from fedalloy.weightings.cdf import CdfName, respond
 
 
 class Echo(nn.Module):
@@ -81,11 +83,18 @@ def clouds(case: Case, inputs: Values) -> Fields:
     return {"fid": frechet_distance(inputs.tensor("features_a", 2), inputs.tensor("features_b", 2))}
 
 
+def transforms(case: Case, inputs: Values) -> Fields:
+    """Losses through every distribution function, before they are scaled."""
+    losses = inputs.tensor("losses", 1)
+    return {name: respond(losses, name, 0.0, 1.0) for name in get_args(CdfName)}
+
+
 SCORES: dict[str, Callable[[Case, Values], Fields]] = {
     "logits": predictions,
     "binary_scores": ranking,
     "client_scores": clients,
     "features_a": clouds,
+    "losses": transforms,
 }
 
 

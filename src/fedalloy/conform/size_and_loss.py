@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fedalloy.conform.cohorts import arrive, built, context, flat, serve
+from fedalloy.conform.cohorts import arrive, context, flat, serve
 from fedalloy.conform.replay import Fields
 from fedalloy.conform.vectors import Case, Values
 from fedalloy.core.algorithm import Algorithm, ServerState
@@ -18,18 +18,19 @@ def weightings(params: Values) -> dict[str, Spec]:
     """The weighting behind each field ``weights.NAME``; a line per rule, with its settings from the file."""
     return {
         "fedavg": {"kind": "samples"},
-        "dr": {"kind": "dr"},
-        "term": {"kind": "term"},
-        "propfair": {"kind": "propfair"},
-        "qffl": {"kind": "qffl"},
+        "dr": {"kind": "dr", **params.settings(q="q")},
+        "term": {"kind": "term", **params.settings(tilt="tilt")},
+        "propfair": {"kind": "propfair", **params.settings(M="M", gap="propfair_eps")},
+        "qffl": {"kind": "qffl", **params.settings(q="q")},
+        "fedboosting": {"kind": "boosting"},
     }
 
 
 @register("conform", "size_and_loss")
 def size_and_loss(case: Case) -> Iterator[Fields]:
-    """Every weighting that is registered, on the same inputs, each with its own state."""
-    chosen = {name: spec for name, spec in weightings(case.params).items() if built("weighting", spec["kind"])}
-    algorithms = {name: Algorithm(Sgd(), from_spec("weighting", spec), ServerSgd()) for name, spec in chosen.items()}
+    """Every weighting that the file asks for, on the same inputs, each with its own state."""
+    wanted = {name: spec for name, spec in weightings(case.params).items() if _asked(case, name)}
+    algorithms = {name: Algorithm(Sgd(), from_spec("weighting", spec), ServerSgd()) for name, spec in wanted.items()}
     states: dict[str, ServerState] = {}
     for number, inputs in enumerate(case.rounds, 1):
         ctx = context(case, number)
@@ -38,3 +39,7 @@ def size_and_loss(case: Case) -> Iterator[Fields]:
         states = {name: step.state for name, step in steps.items()}
         models = {f"{name}_w": flat(state["shared"]["params"]) for name, state in states.items()}
         yield {"weights": {name: arrived.weights(step) for name, step in steps.items()}, **models}
+
+
+def _asked(case: Case, name: str) -> bool:
+    return not case.wanted.isdisjoint({f"weights.{name}", f"{name}_w"})

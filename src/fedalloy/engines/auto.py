@@ -25,7 +25,7 @@ CACHE_BYTES = 16 << 20
 MUCH_FASTER = 1.5
 """A measured rival replaces the expected engine only when it is this much faster: machines are noisy, and the same
 seed should get the same engine."""
-SECOND_LOOK_SECONDS = 0.5
+SECOND_LOOK_SECONDS = 3.0
 
 
 @dataclass(frozen=True)

@@ -38,16 +38,20 @@ Chain = tuple[Layer, ...]
 def chain_of(objective: Objective, params: Tree) -> Chain | None:
     """The layers in order, or None when the model is anything but a chain whose leaves are all trained."""
     structure = getattr(objective, "structure", None)
-    if not isinstance(structure, nn.Module):
+    layers = _layers(structure) if isinstance(structure, nn.Module) else None
+    if layers is None or sorted(_leaves(layers)) != sorted(params):
         return None
+    return tuple(layer for layer in layers if layer.kind != "identity")
+
+
+def _layers(structure: nn.Module) -> list[Layer] | None:
+    if type(structure) in _MODULES:  # tracing would look inside a model that is a single layer
+        return [Layer(_MODULES[type(structure)], "", structure)] if _plain(structure) else None
     try:
         graph = fx.symbolic_trace(structure).graph
     except Exception:
         return None  # data-dependent or otherwise untraceable: not a chain
-    layers = _walk(graph, structure)
-    if layers is None or _leaves(layers) != set(params):
-        return None
-    return tuple(layer for layer in layers if layer.kind != "identity")
+    return _walk(graph, structure)
 
 
 def _walk(graph: fx.Graph, structure: nn.Module) -> list[Layer] | None:
@@ -82,7 +86,9 @@ def _layer(node: fx.Node, structure: nn.Module) -> Layer | None:
 
 
 def _plain(module: nn.Module) -> bool:
-    """Settings the kernels do not know are refused."""
+    """Settings the kernels do not know are refused, and so are hooks, which may change a weight before its use."""
+    if module._forward_pre_hooks or module._forward_hooks:
+        return False
     if isinstance(module, nn.Conv2d):
         return module.groups == 1 and module.padding_mode == "zeros" and not isinstance(module.padding, str)
     if isinstance(module, nn.MaxPool2d):
@@ -92,10 +98,11 @@ def _plain(module: nn.Module) -> bool:
     return True
 
 
-def _leaves(layers: list[Layer]) -> set[str]:
-    return {
+def _leaves(layers: list[Layer]) -> list[str]:
+    """Every leaf as often as it is used: a layer that comes twice is no chain, its two gradients belong together."""
+    return [
         f"{layer.name}.{leaf}".removeprefix(".")
         for layer in layers
         if layer.module is not None
         for leaf, _ in layer.module.named_parameters()
-    }
+    ]

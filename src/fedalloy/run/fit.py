@@ -87,7 +87,7 @@ def fit(
     everything is written there and ``resume=True`` goes on after an interruption.
     """
     chosen = as_algorithm(algorithm)
-    config = RunConfig(rounds=rounds, seed=seed, **_settings(settings, cohort))
+    config = RunConfig(rounds=rounds, seed=seed, **_settings(settings, cohort, task))
     recipe = {"algorithm": algorithm_to_spec(chosen) if folder else {}, "run": _plain(config)}
     ending, recorder = run(
         chosen, task, config, folder=folder, resume=resume, recipe=recipe, watcher=watcher, initial=initial
@@ -102,15 +102,18 @@ def as_algorithm(algorithm: Algorithm | str | Mapping[str, Any]) -> Algorithm:
     return algorithms.named(algorithm) if isinstance(algorithm, str) else algorithm_from_spec(algorithm)
 
 
-def _settings(settings: dict[str, Any], cohort: int | float | None) -> dict[str, Any]:
-    """The named settings with the sampling rule that ``cohort`` stands for."""
+def _settings(settings: dict[str, Any], cohort: int | float | None, task: Task) -> dict[str, Any]:
+    """The named settings with the sampling rule that ``cohort`` stands for and, unless some are given, the metrics
+    that the task is usually scored with."""
     allowed = {field.name for field in fields(RunConfig)}
     for name in settings:
         if name not in allowed:
             raise SpecError(f"fit: unknown setting '{name}'; {nearest(name, allowed | {'cohort'})}")
     if cohort is not None and "sampling" in settings:
         raise SpecError("fit: 'cohort' and 'sampling' both say who takes part; give one of them")
-    return {"sampling": Uniform(cohort), **settings}
+    usual = getattr(task, "metrics", None) if "metrics" not in settings else None
+    scores = {"metrics": usual, "target_metric": usual[0]} if usual else {}
+    return {"sampling": Uniform(cohort), **scores, **settings}
 
 
 def _plain(config: RunConfig) -> dict[str, Any]:

@@ -43,9 +43,7 @@ class Prox(LocalTraining):
         params, memory = descend(self, carry["params"], grads, carry["memory"], ctx.local_lr)
         return {"params": params, "anchor": carry["anchor"], "memory": memory}
 
-    def end(
-        self, carry: Carry, shared: Shared, mine: State, steps: Tensor, ctx: Context
-    ) -> tuple[Payload, State]:
+    def end(self, carry: Carry, shared: Shared, mine: State, steps: Tensor, ctx: Context) -> tuple[Payload, State]:
         return {"delta": tree.subtract(carry["params"], shared["params"])}, mine
 
     def describe(self, steps: Tensor, ctx: Context) -> Stats:

@@ -48,9 +48,7 @@ class Scaffold(LocalTraining):
         params, memory = descend(self, carry["params"], grads, carry["memory"], ctx.local_lr)
         return {"params": params, "shift": carry["shift"], "memory": memory}
 
-    def end(
-        self, carry: Carry, shared: Shared, mine: State, steps: Tensor, ctx: Context
-    ) -> tuple[Payload, State]:
+    def end(self, carry: Carry, shared: Shared, mine: State, steps: Tensor, ctx: Context) -> tuple[Payload, State]:
         delta = tree.subtract(carry["params"], shared["params"])
         moved = (steps > 0).to(steps.dtype)
         scale = moved / (steps.clamp(min=1) * ctx.local_lr)

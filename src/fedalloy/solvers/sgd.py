@@ -32,7 +32,5 @@ class Sgd(LocalTraining):
         params, memory = descend(self, carry["params"], grad_at(carry["params"]), carry["memory"], ctx.local_lr)
         return {"params": params, "memory": memory}
 
-    def end(
-        self, carry: Carry, shared: Shared, mine: State, steps: Tensor, ctx: Context
-    ) -> tuple[Payload, State]:
+    def end(self, carry: Carry, shared: Shared, mine: State, steps: Tensor, ctx: Context) -> tuple[Payload, State]:
         return {"delta": tree.subtract(carry["params"], shared["params"])}, mine

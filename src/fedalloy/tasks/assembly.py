@@ -6,6 +6,7 @@ import inspect
 import math
 import typing
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -14,7 +15,7 @@ from torch import nn
 from fedalloy.core.errors import SpecError, nearest
 from fedalloy.core.keys import Key
 from fedalloy.core.spec import convert, from_spec
-from fedalloy.tasks.datasets.base import Dataset, DatasetLoader
+from fedalloy.tasks.datasets.base import Dataset, DatasetLoader, Standardise, usual_of
 from fedalloy.tasks.federation import FederatedTask, federate
 from fedalloy.tasks.losses import PerExample
 from fedalloy.tasks.models.build import build, resolve
@@ -37,27 +38,29 @@ def make_task(
     valid_fraction: float = 0.0,
     seed: int = 0,
     loss: str | PerExample | None = None,
+    standardise: Standardise | None = None,
     trainable: tuple[str, ...] = ("*",),
     dtype: Precision | torch.dtype = "float32",
     device: str | torch.device | None = None,
 ) -> FederatedTask:
     """Clients with data, a model and a loss; everything drawn is a function of ``seed`` alone.
 
-    Without a ``partition`` the data's own clients are taken, and where there are none, ten iid ones. Without a
-    ``model`` images of at least 16 x 16 get the ``cnn`` and everything else ``logistic``. A ``model`` may
+    Without a ``partition`` the data's own clients are taken, and where there are none, ten iid ones. A dataset
+    may have a usual ``model``, ``loss``, metrics and ``standardise``, which are taken unless others are given;
+    otherwise images of at least 16 x 16 get the ``cnn`` and everything else ``logistic``. A ``model`` may
     also be any function that returns an ``nn.Module``; of ``inputs``, ``input_shape`` and ``classes`` it
     gets those it asks for.
 
     >>> make_task("digits", partition={"kind": "dirichlet", "alpha": 0.3}, clients=5).population
     5
     """
-    key = Key.of(seed).fold("task")
+    key, usual = Key.of(seed).fold("task"), usual_of(dataset)
     data = as_dataset(dataset, key.fold("dataset"))
     rule = as_partition(partition, data)
-    chosen_loss = loss or ("cross_entropy" if data.classes else "mse")
+    chosen_loss = loss or usual.loss or ("cross_entropy" if data.classes else "mse")
     outputs = 1 if chosen_loss == "binary" else max(1, data.classes)
     precision = _precision(dtype)
-    factory = as_factory(model, tuple(data.x.shape[1:]), outputs)
+    factory = as_factory(usual.model if model is None else model, tuple(data.x.shape[1:]), outputs)
     objective = ModuleObjective(factory, chosen_loss, trainable=trainable, dtype=precision)
     made = federate(
         data,
@@ -66,9 +69,10 @@ def make_task(
         objective if device is None else objective.to(device),
         test_fraction=test_fraction,
         valid_fraction=valid_fraction,
+        standardise=_scaling(standardise or usual.standardise),
         key=key.fold("federation"),
     )
-    return made.to(device, precision)
+    return replace(made, metrics=usual.metrics).to(device, precision)
 
 
 def as_dataset(dataset: str | Spec | DatasetLoader | Dataset, key: Key) -> Dataset:
@@ -137,6 +141,13 @@ def _count(clients: int | None, rule: Partition, data: Dataset) -> int | None:
     if clients is not None or rule.clients_for(data.owner) is not None:
         return clients
     return DEFAULT_CLIENTS
+
+
+def _scaling(standardise: Standardise) -> Standardise:
+    allowed = typing.get_args(Standardise)
+    if standardise not in allowed:
+        raise SpecError(f"standardise '{standardise}': {nearest(str(standardise), allowed)}")
+    return standardise
 
 
 def _precision(dtype: Precision | torch.dtype) -> torch.dtype:

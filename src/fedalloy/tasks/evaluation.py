@@ -58,10 +58,11 @@ def _score(
     if len(owner) == 0:
         return {name: torch.full((clients,), torch.nan, dtype=torch.float64) for name in chosen}
     kept: dict[str, list[Tensor]] = {name: [] for name in chosen}
+    device = next((leaf.device for leaf in params.values()), pool.x.device)
     for part in _chunks(pool, rows, chunk):
-        outputs = objective.outputs(params, buffers, part.x)
+        outputs = objective.outputs(params, buffers, part.x.to(device))
         for name, metric in chosen.items():
-            kept[name].append(metric.evidence(objective, outputs, part.y))
+            kept[name].append(metric.evidence(objective, outputs, part.y.to(device)))
     # Reduced on the CPU in float64: the order of the sums, and so every bit, is the same on all devices.
     return {
         name: metric.score(torch.cat(kept[name]).to("cpu", torch.float64), owner, clients)

@@ -13,10 +13,11 @@ from fedalloy.core.errors import DataError, SpecError, nearest
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import DataPart, Objective
 from fedalloy.core.types import Block, Examples
-from fedalloy.tasks.datasets.base import Dataset
+from fedalloy.tasks.datasets.base import Dataset, Standardise
 from fedalloy.tasks.partitions.base import Partition
 from fedalloy.tasks.partitions.manifest import Manifest
 from fedalloy.tasks.splits import check_fractions, part_sizes, split
+from fedalloy.tasks.standardise import Scaler
 
 _PARTS = ("train", "valid", "test")
 _WITNESSES = 100
@@ -40,7 +41,7 @@ class Pool:
 
     def block(self, ids: Tensor) -> Block:
         """Some clients; the examples themselves are not copied."""
-        ids = ids.to(self.start.device)
+        ids = ids.cpu()
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < len(self.size):
             raise DataError(f"client ids must lie in 0..{len(self.size) - 1}, got {int(ids.min())}..{int(ids.max())}")
         return Block(self.x, self.y, self.start[ids], self.size[ids])
@@ -50,14 +51,18 @@ class Pool:
         return Block(self.x, self.y, self.start, self.size)
 
     def to(self, device: torch.device | str | None, dtype: torch.dtype | None = None) -> Pool:
-        """The pool elsewhere; ``dtype`` changes features and real-valued targets."""
+        """The pool elsewhere; ``dtype`` changes features and real-valued targets. Who owns what stays on the CPU,
+        where plans are made."""
         x, y = _moved(Examples(self.x, self.y), device, dtype)
-        return Pool(x, y, self.start.to(device), self.size.to(device))
+        return Pool(x, y, self.start, self.size)
 
 
 @dataclass(frozen=True, eq=False)
 class FederatedTask:
-    """A model and clients whose data are in memory, one pool per part."""
+    """A model and clients whose data are in memory, one pool per part.
+
+    ``metrics`` are those the data are usually scored with, the most telling one first.
+    """
 
     objective: Objective
     train: Pool
@@ -66,6 +71,7 @@ class FederatedTask:
     manifest: Manifest
     global_test: Examples | None = None
     names: tuple[str, ...] | None = None
+    metrics: tuple[str, ...] = ("accuracy", "loss")
 
     @property
     def population(self) -> int:
@@ -99,19 +105,20 @@ def federate(
     *,
     test_fraction: float = 0.2,
     valid_fraction: float = 0.0,
+    standardise: Standardise = "none",
     key: Key,
 ) -> FederatedTask:
     """Deal a dataset to clients and split what each has.
 
     ``clients`` may be None when the rule makes its own. The global test set is the one that comes with the
-    data, else all clients' test parts together.
+    data, else all clients' test parts together. ``standardise = "client"`` then scales every client's features
+    by the mean and spread of its own training part: nothing of its other parts or of other clients is looked at.
     """
     assignment = _assignment(dataset, partition, clients, key.fold("partition"))
     fractions = {"test_fraction": test_fraction, "valid_fraction": valid_fraction}
     parts = split(assignment, dataset.y, key, **fractions, held_out=dataset.held_out)
-    train, valid, test = (
-        Pool.gather(dataset.x, dataset.y, [getattr(client, part) for client in parts]) for part in _PARTS
-    )
+    pools = [Pool.gather(dataset.x, dataset.y, [getattr(client, part) for client in parts]) for part in _PARTS]
+    train, valid, test = _standardised(pools, dataset) if standardise == "client" else pools
     manifest = Manifest.of(assignment, dataset.y, dataset.classes)
     union = Examples(test.x, test.y) if len(test.y) else None
     return FederatedTask(objective, train, valid, test, manifest, dataset.test or union, _names(dataset, assignment))
@@ -183,6 +190,17 @@ def _assignment(dataset: Dataset, partition: Partition, clients: int | None, key
             f"(the first is client {empty[0]}); ask for fewer clients or a larger minimum"
         )
     return assignment
+
+
+def _standardised(pools: Sequence[Pool], dataset: Dataset) -> list[Pool]:
+    """All parts at the scale of the training part, which comes first."""
+    if dataset.test is not None:
+        raise SpecError(
+            "standardise = 'client' has no scale for the common test set of these data, which is no client's: "
+            "leave it out (or 'none')"
+        )
+    scaler = Scaler.learn(pools[0].x, pools[0].size)
+    return [replace(pool, x=scaler.apply(pool.x, pool.size)) for pool in pools]
 
 
 def _names(dataset: Dataset, assignment: Sequence[Tensor]) -> tuple[str, ...] | None:

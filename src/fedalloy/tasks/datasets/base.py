@@ -6,12 +6,13 @@ import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedalloy.core import registry
 from fedalloy.core.errors import DataError
 from fedalloy.core.keys import Key
 from fedalloy.core.types import Examples
@@ -52,6 +53,27 @@ class Dataset:
         return len(self.y)
 
 
+Standardise = Literal["none", "client"]
+
+
+@dataclass(frozen=True)
+class Usual:
+    """How a dataset is usually learned and scored: what a task takes unless it is told otherwise.
+
+    ``standardise = "client"`` scales every client's features by the mean and spread of its own training part.
+    The first of ``metrics`` is the one that targets and tables look at.
+    """
+
+    model: str | None = None
+    loss: str | None = None
+    metrics: tuple[str, ...] = ("accuracy", "loss")
+    standardise: Standardise = "none"
+
+
+TWO_CLASSES = Usual(loss="binary", metrics=("auroc", "accuracy", "loss"))
+"""One logit, binary cross-entropy, scored by AUROC."""
+
+
 class DatasetLoader(ABC):
     """A way to get a dataset: a frozen dataclass of options, entered with ``@register("dataset", name)``."""
 
@@ -61,10 +83,24 @@ class DatasetLoader(ABC):
     """The files it reads, with their SHA-256."""
     hint: ClassVar[str] = ""
     """How to get these files."""
+    usual: ClassVar[Usual] = Usual()
+    """How it is learned and scored unless somebody says otherwise."""
 
     @abstractmethod
     def load(self, key: Key) -> Dataset:
         """The examples; ``key`` matters only to data that are drawn."""
+
+
+def usual_of(dataset: object) -> Usual:
+    """The habits of a loader, of a loader's name or spec; plain habits for everything else.
+
+    >>> usual_of("digits").metrics
+    ('accuracy', 'loss')
+    """
+    kind = dataset.get("kind") if isinstance(dataset, Mapping) else dataset
+    loader = registry.everything("dataset").get(kind) if isinstance(kind, str) else kind
+    found: Usual = getattr(loader, "usual", Usual())
+    return found
 
 
 def from_clients(

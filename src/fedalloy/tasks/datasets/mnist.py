@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from fedalloy.core.errors import DataError, SpecError, nearest
+from fedalloy.core.errors import SpecError, nearest
 from fedalloy.core.keys import Key
 from fedalloy.core.registry import register
 from fedalloy.core.types import Examples
-from fedalloy.tasks import locate
 from fedalloy.tasks.datasets.base import Dataset, DatasetLoader
+from fedalloy.tasks.datasets.reading import read_npz
 
 Scale = Literal["unit", "standard", "symmetric"]
 _CENTRE_AND_SPREAD: dict[str, tuple[float, float]] = {
@@ -52,13 +51,8 @@ class Mnist(DatasetLoader):
         return Dataset(train.x, train.y, classes=10, test=test)
 
     def _read(self, filename: str) -> Examples:
-        path = locate.find(filename, self.hint)
-        try:
-            with np.load(path, allow_pickle=False) as arrays:
-                x, y = torch.from_numpy(arrays["x"]), torch.from_numpy(arrays["y"])
-        except (OSError, ValueError, KeyError) as cause:
-            raise DataError(f"{path} cannot be read ({cause}); compare it with `fedalloy data check`") from cause
-        return Examples(self._scaled(x), y.to(torch.int64))
+        arrays = read_npz(filename, ("x", "y"), self.hint)
+        return Examples(self._scaled(torch.from_numpy(arrays["x"])), torch.from_numpy(arrays["y"]).to(torch.int64))
 
     def _scaled(self, pixels: Tensor) -> Tensor:
         centre, spread = _CENTRE_AND_SPREAD[self.scale]

@@ -1,0 +1,1 @@
+"""Timing races and long measurements; never part of the tests."""

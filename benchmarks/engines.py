@@ -1,0 +1,271 @@
+"""How fast is the public ``fit``? Four workloads against a hand-written loop, many clients, and the start.
+
+    python -m benchmarks.engines [--only W1,W4] [--quick] [--json FILE]
+
+Each workload is one ``fit`` with records in a folder, the default engine, shuffling and masks. Between its rounds
+the sequential loop gets its turn, so that both see the same machine; the loop has its best number of threads. Medians
+and the middle half of the rounds are shown; start-up, the first round and the last, which evaluates, do not count.
+Both must move the model equally far. Exits with 1 when a ratio is below its minimum (``minimums.json``), when
+rounds get slower or larger with the number of clients that exist, or when the first round comes too late.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.workloads import LR, WORKLOADS, Sequential, Workload, moved, task_of
+from fedalloy.algorithms import fedavg
+from fedalloy.core.keys import Key
+from fedalloy.core.types import Tree
+from fedalloy.run.driver import RoundEvent
+from fedalloy.run.fit import RunResult, fit
+from fedalloy.tasks.datasets.lazy_synthetic import LogisticClients, lazy_synthetic
+from fedalloy.tasks.objective import ModuleObjective
+
+MINIMUMS: dict[str, Any] = json.loads(Path(__file__).with_name("minimums.json").read_text())
+SECONDS = {"W1": 20.0, "W2": 25.0, "W3": 60.0, "W4": 20.0}
+"""About how long each workload is measured."""
+POPULATIONS = (1_000, 10_000, 100_000, 1_000_000)
+UNEQUAL = 0.1
+TINY = """
+[partition]
+kind = "iid"
+clients = 4
+
+[algorithm]
+name = "fedavg"
+
+[run]
+rounds = 1
+"""
+
+
+@dataclass
+class Line:
+    """One workload in the table; times in milliseconds a round, spreads are the quartiles."""
+
+    workload: str
+    what: str
+    sequential_ms: float
+    sequential_spread: tuple[float, float]
+    fedalloy_ms: float
+    fedalloy_spread: tuple[float, float]
+    ratio: float
+    minimum: float
+    aim: float
+    engine: str
+    threads: str
+    rounds: int
+    faults: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        verdict = "below the minimum" if self.ratio < self.minimum else "aim" if self.ratio >= self.aim else "ok"
+        return (
+            f"{self.workload:4} {_with(self.sequential_ms, self.sequential_spread):>26} "
+            f"{_with(self.fedalloy_ms, self.fedalloy_spread):>26} {self.ratio:7.2f} {self.minimum:8.1f} {self.aim:5.1f}  "
+            f"{self.engine:12} {verdict}"
+        )
+
+
+def race(load: Workload, seconds: float) -> Line:
+    """One workload: our rounds and the loop's in turns, within one ``fit``."""
+    task = task_of(load)
+    initial = task.objective.init(Key.of(0).fold("model"))[0]
+    threads, once = best_threads(load, initial, task)
+    control = Turns(load.turn, Sequential(load, task, initial), threads)
+    rounds = 2 + load.turn * max(3, round(seconds / (1.4 * once * load.turn)))
+    with tempfile.TemporaryDirectory() as folder:
+        result = fit(
+            fedavg(lr=LR, batch_size=load.batch), task, rounds=rounds, cohort=load.cohort, initial=initial,
+            folder=f"{folder}/run", evaluate_every=rounds, evaluate_clients=1, checkpoint_every=1e9, watcher=control,
+        )  # fmt: skip
+        engine = next(_timings(result))["engine"]
+    for _ in range(rounds - len(control.theirs)):
+        control.sequential.round()
+    return _line(load, control, engine, threads, _faults(result.model, control.sequential, initial))
+
+
+def best_threads(load: Workload, initial: Tree, task: Any) -> tuple[int, float]:
+    """The number of threads with which the loop is fastest, and its seconds a round."""
+    found: dict[int, float] = {}
+    for threads in sorted({1, os.cpu_count() or 1}):
+        torch.set_num_threads(threads)
+        loop = Sequential(load, task, initial)
+        found[threads] = min(_timed(loop.round) for _ in range(2 if load.turn == 1 else 5))
+    fastest = min(found, key=found.__getitem__)
+    return fastest, found[fastest]
+
+
+class Turns:
+    """Told of every round of a run: notes its time and gives the loop its turn when it comes."""
+
+    def __init__(self, turn: int, sequential: Sequential, threads: int) -> None:
+        self.turn, self.sequential, self.threads = turn, sequential, threads
+        self.ours: list[float] = []
+        self.theirs: list[float] = []
+        self._since = 0.0
+
+    def __call__(self, event: RoundEvent) -> None:
+        """The first round picks the engine, and the last one evaluates: both are left out."""
+        round, now = event.row["round"], time.perf_counter()
+        if 1 < round < event.rounds:
+            self.ours.append(now - self._since)
+            if len(self.ours) % self.turn == 0:
+                self._their_turn()
+        self._since = time.perf_counter()
+
+    def _their_turn(self) -> None:
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.threads)
+        self.theirs += [_timed(self.sequential.round) for _ in range(self.turn)]
+        torch.set_num_threads(before)
+
+
+def _line(load: Workload, turns: Turns, engine: dict[str, Any], threads: int, faults: list[str]) -> Line:
+    theirs, ours = _middle(turns.theirs), _middle(turns.ours)
+    ratio, minimum = theirs[0] / ours[0], MINIMUMS["ratios"][load.name]
+    if ratio < minimum:
+        faults = [*faults, f"{load.name} is {ratio:.2f} x the sequential loop, less than {minimum}"]
+    return Line(
+        load.name, load.what, theirs[0], theirs[1], ours[0], ours[1], ratio, minimum, MINIMUMS["aims"][load.name],
+        f"{engine['engine']} x{engine['threads']}", f"sequential x{threads}", len(turns.ours), faults,
+    )  # fmt: skip
+
+
+def _faults(model: Tree, sequential: Sequential, initial: Tree) -> list[str]:
+    ours, theirs = moved(model, initial), moved(sequential.server, initial)
+    if abs(ours / theirs - 1) <= UNEQUAL:
+        return []
+    return [f"{sequential.load.name}: unequal work, the models moved by {ours:.4g} and {theirs:.4g}"]
+
+
+def flatness(rounds: int, repeats: int = 3) -> list[dict[str, float]]:
+    """Time and memory of a round with 100 clients out of more and more, in turns; data are drawn when asked for."""
+    _lazy_run(POPULATIONS[0], rounds)
+    seconds: dict[int, list[float]] = {population: [] for population in POPULATIONS}
+    grown = dict.fromkeys(POPULATIONS, 0.0)
+    for _ in range(repeats):
+        for population in POPULATIONS:
+            before = _peak_megabytes()
+            seconds[population] += _lazy_run(population, rounds)
+            grown[population] += _peak_megabytes() - before
+    return [{"clients": n, "ms": 1e3 * statistics.median(seconds[n]), "megabytes": grown[n]} for n in POPULATIONS]
+
+
+def _lazy_run(population: int, rounds: int) -> list[float]:
+    objective = ModuleObjective(lambda: nn.Linear(60, 10))
+    task = lazy_synthetic(population, objective, key=Key.of(0), clients=LogisticClients(20))
+    stamps: list[float] = []
+    with tempfile.TemporaryDirectory() as folder:
+        fit(
+            fedavg(lr=LR, batch_size=10), task, rounds=rounds, cohort=100, folder=f"{folder}/run",
+            evaluate_every=rounds, evaluate_clients=100, watcher=lambda _: stamps.append(time.perf_counter()),
+        )  # fmt: skip
+    return [after - before for before, after in zip(stamps[:-2], stamps[1:-1], strict=True)]
+
+
+def start_up(repeats: int = 3) -> float:
+    """Seconds from pressing enter to the end of a run of one round: the first round was finished before."""
+
+    def once() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            recipe = Path(folder) / "tiny.toml"
+            recipe.write_text(TINY)
+            command = [sys.executable, "-m", "fedalloy", "run", str(recipe), "-o", f"{folder}/run"]
+            subprocess.run(command, check=True, capture_output=True)
+
+    return statistics.median(_timed(once) for _ in range(repeats))
+
+
+def _timed(work: Any) -> float:
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
+
+
+def _middle(seconds: list[float]) -> tuple[float, tuple[float, float]]:
+    """The median and the quartiles, in milliseconds."""
+    low, middle, high = statistics.quantiles(seconds, n=4, method="inclusive")
+    return 1e3 * middle, (1e3 * low, 1e3 * high)
+
+
+def _with(value: float, spread: tuple[float, float]) -> str:
+    digits = 2 if value < 100 else 0
+    return f"{value:.{digits}f} ({spread[0]:.{digits}f}-{spread[1]:.{digits}f})"
+
+
+def _timings(result: RunResult) -> Any:
+    assert result.folder is not None
+    return (json.loads(line) for line in (result.folder / "timings.jsonl").read_text().splitlines())
+
+
+def _peak_megabytes() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+
+
+def _flat_faults(rows: list[dict[str, float]]) -> list[str]:
+    limit, first = MINIMUMS["flat"], rows[0]
+    slow = [row for row in rows if row["ms"] > limit["time"] * first["ms"]]
+    large = [row for row in rows if row["megabytes"] > limit["megabytes"]]
+    return [f"{row['clients']:,} clients: {row['ms']:.1f} ms a round, not {first['ms']:.1f}" for row in slow] + [
+        f"{row['clients']:,} clients: the process grew by {row['megabytes']:.0f} MB" for row in large
+    ]
+
+
+def arguments() -> argparse.Namespace:
+    """What was asked for on the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="W1,W2,W3,W4,flat,start", help="W1,W2,W3,W4,flat,start or some of them")
+    parser.add_argument("--quick", action="store_true", help="a fifth of the time")
+    parser.add_argument("--json", type=Path, help="write everything measured to a file")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Measure what was asked for, print as it comes, say whether the minimums are kept."""
+    options = arguments()
+    wanted, share = options.only.split(","), 0.2 if options.quick else 1.0
+    told: dict[str, Any] = {"machine": platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__}
+    faults: list[str] = []
+    print(f"{os.cpu_count()} cores, torch {torch.__version__}; milliseconds a round, median (quartiles)\n")
+    print(f"{'':4} {'sequential':>26} {'fedalloy':>26} {'ratio':>7} {'minimum':>8} {'aim':>5}  engine", flush=True)
+    for load in WORKLOADS:
+        if load.name in wanted:
+            line = race(load, share * SECONDS[load.name])
+            print(line, flush=True)
+            told[load.name], faults = asdict(line), faults + line.faults
+    if "flat" in wanted:
+        told["flat"] = flatness(20 if options.quick else 60)
+        print(f"\n{'clients':>10} {'ms a round':>11} {'MB more':>8}   (a cohort of 100, drawn when asked for)")
+        for row in told["flat"]:
+            print(f"{row['clients']:>10,} {row['ms']:11.2f} {row['megabytes']:8.1f}", flush=True)
+        faults += _flat_faults(told["flat"])
+    if "start" in wanted:
+        told["start_seconds"] = seconds = start_up(1 if options.quick else 3)
+        print(
+            f"\nfedalloy run: the first round is finished after {seconds:.1f} s (at most {MINIMUMS['start_seconds']})"
+        )
+        faults += [f"the first round took {seconds:.1f} s"] if seconds > MINIMUMS["start_seconds"] else []
+    print("\n" + ("\n".join(faults) or "All minimums are kept."))
+    if options.json:
+        options.json.write_text(json.dumps({**told, "faults": faults}, indent=1) + "\n")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""Federated learning over clients that differ: how much each contribution counts, and who is served badly.
+
+Names are loaded on first use, so that ``import fedalloy`` costs nothing and loads neither torch nor anything else.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedalloy import algorithms
+    from fedalloy.core.algorithm import Algorithm
+    from fedalloy.core.keys import Key
+    from fedalloy.core.registry import register
+    from fedalloy.records.reading import read_run
+    from fedalloy.run.fit import RunResult, fit
+    from fedalloy.tasks.assembly import make_task as task
+    from fedalloy.tasks.dropout import Dropout
+
+    __version__: str
+
+__all__ = ["Algorithm", "Dropout", "Key", "RunResult", "algorithms", "fit", "read_run", "register", "task"]
+
+_HOME = {
+    "Algorithm": "fedalloy.core.algorithm:Algorithm",
+    "Dropout": "fedalloy.tasks.dropout:Dropout",
+    "Key": "fedalloy.core.keys:Key",
+    "RunResult": "fedalloy.run.fit:RunResult",
+    "algorithms": "fedalloy.algorithms:",
+    "fit": "fedalloy.run.fit:fit",
+    "read_run": "fedalloy.records.reading:read_run",
+    "register": "fedalloy.core.registry:register",
+    "task": "fedalloy.tasks.assembly:make_task",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        found: Any = _version()
+    elif name in _HOME:
+        module, _, attribute = _HOME[name].partition(":")
+        loaded = import_module(module)
+        found = getattr(loaded, attribute) if attribute else loaded
+    else:
+        raise AttributeError(f"module 'fedalloy' has no attribute '{name}'; it has {', '.join(sorted(_HOME))}")
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("fedalloy")
+    except PackageNotFoundError:
+        return "0+unknown"

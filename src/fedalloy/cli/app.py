@@ -1,0 +1,75 @@
+"""All commands in one place, and what happens when one of them fails."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import click
+import typer
+from typer.core import TyperGroup
+
+from fedalloy.cli import compare, conform, data, doctor, listing, recipe, report, run, show
+from fedalloy.cli.console import complain
+from fedalloy.core.errors import AlgorithmError, FedalloyError, RegistryError, SpecError
+
+EXIT_CODES = (
+    "Exit codes: 0 fine, 1 a run failed or something does not match, 2 wrong usage or a wrong recipe, 3 not built, "
+    "130 interrupted."
+)
+USAGE = (SpecError, RegistryError, AlgorithmError)
+
+
+class Commands(TyperGroup):
+    """A group whose commands end in one clear line instead of a traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; with ``--debug`` errors pass through."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            complain("interrupted")
+            raise typer.Exit(130) from None
+        except FedalloyError as error:
+            if ctx.params.get("debug"):
+                raise
+            complain(str(error))
+            raise typer.Exit(2 if isinstance(error, USAGE) else 1) from None
+
+
+app = typer.Typer(
+    name="fedalloy",
+    cls=Commands,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    epilog=EXIT_CODES,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        import fedalloy
+
+        typer.echo(f"fedalloy {fedalloy.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def fedalloy(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Federated learning over clients that differ: run it, compare it, see who is served badly."""
+
+
+app.command(epilog=EXIT_CODES)(run.run)
+app.command(epilog=EXIT_CODES)(compare.compare)
+app.command("list")(listing.list_rules)
+app.command()(show.show)
+app.command(epilog=EXIT_CODES)(conform.conform)
+app.add_typer(data.app, name="data")
+app.command()(report.report)
+app.add_typer(recipe.app, name="recipe")
+app.command(epilog=EXIT_CODES)(doctor.doctor)

@@ -1,0 +1,139 @@
+"""``fedalloy compare``: several algorithms times seeds on one recipe."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedalloy.cli.console import console, number, print_json, print_table
+from fedalloy.cli.progress import watch_jobs
+from fedalloy.cli.run import Changes, Json, Quick
+
+if TYPE_CHECKING:
+    from fedalloy.compare.comparing import Comparison
+    from fedalloy.compare.table import Row, Spread
+    from fedalloy.recipe import Recipe
+
+COLUMNS = ("algorithm", "mean", "worst 10 %", "Gini", "rounds to target", "vs first (paired)", "seeds")
+
+
+def compare(
+    recipe: Annotated[Path, typer.Argument(help="A recipe (.toml).")],
+    changes: Changes = None,
+    algorithms: Annotated[
+        str | None, typer.Option(help="Entries of the recipe or published methods: fedavg,fedprox", metavar="A,B")
+    ] = None,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(metavar="A.B=V1,V2", help="Values to tune on run.tuning_seeds; may be repeated."),
+    ] = None,
+    quick: Quick = False,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="The folder; default: runs/NAME.")] = None,
+    jobs: Annotated[int | None, typer.Option("-j", "--jobs", min=1, help="Processes; default: one per core.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Run several algorithms with several seeds and print one table.
+
+    Every run has its own folder below the output folder. Runs that are finished are reused and interrupted ones
+    are resumed, so the same command goes on after Ctrl-C.
+    """
+    from fedalloy.compare.comparing import compare as run_all
+    from fedalloy.core.errors import FedalloyError
+
+    wanted = prepare(recipe, changes or [], algorithms, grid or [], quick)
+    folder = output or Path("runs") / recipe.stem
+    try:
+        with watch_jobs(count(wanted), as_json) as watcher:
+            done = run_all(wanted, folder, processes=jobs, watcher=watcher)
+    except KeyboardInterrupt:
+        if not as_json:
+            typer.echo("interrupted; nothing is lost: the same command goes on from here", err=True)
+        raise
+    if as_json:
+        print_json(done.to_json())
+    else:
+        _present(done, wanted)
+    if any(row.failed for row in done.rows):
+        raise typer.Exit(1)
+    if any(row.unfinished for row in done.rows):
+        raise FedalloyError("some runs did not finish; the same command goes on with them")
+
+
+def prepare(recipe: Path, changes: Sequence[str], algorithms: str | None, grid: Sequence[str], quick: bool) -> Recipe:
+    """The recipe as the command line wants it."""
+    from fedalloy.compare.comparing import select
+    from fedalloy.recipe import load
+    from fedalloy.recipe import quick as shortened
+
+    wanted = load(recipe, list(changes))
+    wanted = wanted.model_copy(update={"grid": {**wanted.grid, **dict(map(read_grid, grid))}})
+    wanted = select(wanted, [name.strip() for name in algorithms.split(",")]) if algorithms else wanted
+    return shortened(wanted) if quick else wanted
+
+
+def read_grid(text: str) -> tuple[str, list[Any]]:
+    """``a.b=v1,v2`` as a path and its values.
+
+    >>> read_grid("algorithm.lr=0.1,0.5"), read_grid("weighting.kind=samples,uniform")
+    (('algorithm.lr', [0.1, 0.5]), ('weighting.kind', ['samples', 'uniform']))
+    """
+    from fedalloy.core.errors import SpecError
+    from fedalloy.recipe import literal
+
+    path, equals, values = text.partition("=")
+    if not equals or not path.strip() or not values.strip():
+        raise SpecError(f"--grid '{text}': write a.b=v1,v2, for example algorithm.lr=0.05,0.1")
+    together = literal(f"[{values}]")
+    return path.strip(), together if isinstance(together, list) else [literal(one.strip()) for one in values.split(",")]
+
+
+def count(recipe: Recipe) -> int:
+    """How many runs a comparison makes, tuning included."""
+    import math
+
+    entries = max(1, len(recipe.compare))
+    grids = [{**recipe.grid, **entry.grid} for entry in recipe.compare] or [recipe.grid]
+    tuning = sum(math.prod(map(len, grid.values())) for grid in grids if grid) * len(recipe.run.tuning_seeds)
+    return entries * len(recipe.run.seeds) + tuning
+
+
+def _present(done: Comparison, recipe: Recipe) -> None:
+    from fedalloy.recipe.resolving import scored
+
+    for tuned in done.tuned:
+        rows = [[_settings(one.settings), number(one.score) or "failed"] for one in tuned.tried]
+        seeds = ", ".join(map(str, recipe.run.tuning_seeds))
+        print_table(["setting", "mean"], rows, f"{tuned.name}, tuned on seeds {seeds}: {_settings(tuned.best)}", (1,))
+    seeds = ", ".join(map(str, recipe.run.seeds))
+    print_table(
+        COLUMNS,
+        map(_cells, done.rows),
+        f"{scored(recipe).run.target_metric} after {recipe.run.rounds} rounds, seeds {seeds}",
+        range(1, 7),
+    )
+    out = console()
+    for row in done.rows:
+        for run in row.failed:
+            out.print(
+                f"{row.name}, seed {run.seed} FAILED in round {run.round}: {run.reason}", style="red", markup=False
+            )
+    out.print(f"runs in {done.folder}; a page of them: fedalloy report {done.folder} -o report.html", markup=False)
+
+
+def _cells(row: Row) -> list[str]:
+    failed = f" ({len(row.failed)} failed)" if row.failed else ""
+    shown = [_text(value) for value in (row.mean, row.worst, row.gini)]
+    paired = row.difference.text(signed=True) if row.difference else ""
+    return [row.name, *shown, row.target_text, paired, f"{len(row.seeds)}{failed}"]
+
+
+def _text(spread: Spread | None) -> str:
+    return spread.text() if spread else "failed"
+
+
+def _settings(settings: dict[str, Any]) -> str:
+    return ", ".join(f"{path} = {json.dumps(value)}" for path, value in settings.items())

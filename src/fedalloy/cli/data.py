@@ -1,0 +1,68 @@
+"""``fedalloy data``: which data sets there are, where they are looked for, whether the files are right."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from fedalloy.cli.console import print_json, print_table
+from fedalloy.cli.run import Json
+
+app = typer.Typer(help="Data sets: list them, find their files, check their files.", no_args_is_help=True)
+
+
+@app.command("list")
+def list_data(as_json: Json = False) -> None:
+    """List the data sets and whether their files are here."""
+    from fedalloy.core import registry
+    from fedalloy.docs import summary
+    from fedalloy.tasks import locate
+
+    rows: list[dict[str, Any]] = []
+    for name, loader in sorted(registry.everything("dataset").items()):
+        files = dict(getattr(loader, "files", {}))
+        missing = [file for file in files if locate.look(file) is None]
+        ready = "missing: " + ", ".join(missing) if missing else "ready"
+        rows.append({"name": name, "summary": summary(loader), "files": list(files), "ready": ready})
+    if as_json:
+        print_json(rows)
+    else:
+        print_table(["name", "what it is", "files"], [[r["name"], r["summary"], r["ready"]] for r in rows])
+
+
+@app.command()
+def where(as_json: Json = False) -> None:
+    """Show the folders that are searched, in order (FEDALLOY_DATA first, then the user cache)."""
+    from fedalloy.tasks import locate
+
+    rows = [{"folder": str(folder), "exists": folder.is_dir()} for folder in locate.folders()]
+    if as_json:
+        print_json(rows)
+    else:
+        print_table(["folder", ""], [[str(r["folder"]), "there" if r["exists"] else "not there"] for r in rows])
+
+
+@app.command()
+def check(
+    names: Annotated[list[str] | None, typer.Argument(help="Files or data sets; default: all.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Compare data files with their checksums; exits with 1 when one that was asked for is missing or changed."""
+    from fedalloy.core.errors import DataError, nearest
+    from fedalloy.tasks import locate
+
+    known = locate.known()
+    chosen = [file for file, one in known.items() if not names or file in names or one.dataset in names]
+    allowed = {*known, *(one.dataset for one in known.values())}
+    for name in names or []:
+        if name not in allowed:
+            raise DataError(f"'{name}' has no files to check: {nearest(name, allowed)}")
+    found = [locate.check(file) for file in chosen]
+    if as_json:
+        print_json([{"file": one.filename, "verdict": one.verdict, "path": one.path} for one in found])
+    else:
+        rows = [[one.filename, one.verdict, str(one.path or known[one.filename].hint)] for one in found]
+        print_table(["file", "verdict", "where, or how to get it"], rows)
+    wrong = [one for one in found if one.verdict == "changed" or (names and one.verdict == "missing")]
+    raise typer.Exit(1 if wrong else 0)

@@ -1,0 +1,99 @@
+"""``fedalloy doctor``: is everything here that a run needs?"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from importlib import import_module, metadata
+from pathlib import Path
+
+import typer
+
+from fedalloy.cli.console import print_json, print_table
+from fedalloy.cli.run import Json
+
+NEEDED = (
+    "torch",
+    "numpy",
+    "safetensors",
+    "scipy",
+    "scikit-learn",
+    "pydantic",
+    "typer",
+    "rich",
+    "qpsolvers",
+    "clarabel",
+)
+OPTIONAL = ("flwr", "pandas", "pyarrow", "jinja2", "matplotlib")
+_IMPORT_NAMES = {"scikit-learn": "sklearn"}
+_LEAST_DISK = 1e9
+
+Finding = tuple[str, str, bool]
+
+
+def doctor(as_json: Json = False) -> None:
+    """Check versions, threads, device, data folders and disk; exits with 1 when something needed is missing."""
+    findings = [*_packages(), *_machine(), *_data(), *_disk()]
+    wrong = [what for what, _, fine in findings if not fine]
+    if as_json:
+        print_json(
+            {
+                "fine": not wrong,
+                "findings": [dict(zip(("what", "found", "fine"), one, strict=True)) for one in findings],
+            }
+        )
+    else:
+        print_table(["what", "found", ""], [[what, found, "" if fine else "PROBLEM"] for what, found, fine in findings])
+        typer.echo(f"not fine: {', '.join(wrong)}" if wrong else "all fine")
+    raise typer.Exit(1 if wrong else 0)
+
+
+def _packages() -> Iterator[Finding]:
+    import sys
+
+    import fedalloy
+
+    yield "fedalloy", fedalloy.__version__, True
+    yield "python", sys.version.split()[0], sys.version_info >= (3, 11)
+    for package in NEEDED:
+        try:
+            import_module(_IMPORT_NAMES.get(package, package))
+            yield package, metadata.version(package), True
+        except (ImportError, metadata.PackageNotFoundError) as error:
+            yield package, f"cannot be imported ({error}): pip install {package}", False
+    for package in OPTIONAL:
+        try:
+            yield f"{package} (optional)", metadata.version(package), True
+        except metadata.PackageNotFoundError:
+            yield f"{package} (optional)", "not installed", True
+
+
+def _machine() -> Iterator[Finding]:
+    import torch
+
+    from fedalloy.recipe.resolving import cores
+
+    yield "cores", str(cores()), True
+    yield "torch threads", str(torch.get_num_threads()), True
+    found = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu only"
+    yield "device", found, True
+
+
+def _data() -> Iterator[Finding]:
+    from fedalloy.core import registry
+    from fedalloy.core.errors import FedalloyError
+    from fedalloy.core.keys import Key
+    from fedalloy.tasks import locate
+
+    for folder in locate.folders():
+        yield "data folder", f"{folder} ({'there' if folder.is_dir() else 'not there'})", True
+    try:
+        examples = len(registry.find("dataset", "digits")().load(Key.of(0)))
+        yield "embedded data", f"digits, {examples} examples", examples == 1797
+    except FedalloyError as error:
+        yield "embedded data", str(error), False
+
+
+def _disk() -> Iterator[Finding]:
+    free = shutil.disk_usage(Path.cwd()).free
+    yield "free disk", f"{free / 1e9:.1f} GB", free > _LEAST_DISK

@@ -1,0 +1,130 @@
+"""``fedalloy run``: one experiment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedalloy.cli.console import console, number, print_json, print_table
+from fedalloy.cli.progress import watch_run
+
+if TYPE_CHECKING:
+    from fedalloy.compare.outcome import Outcome
+    from fedalloy.recipe import Experiment
+
+Changes = Annotated[
+    list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="Change a value of the recipe; may be repeated.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for machines, and nothing else.")]
+Quick = Annotated[bool, typer.Option("--quick", help="A few rounds and seeds only: does it run at all?")]
+
+
+def run(
+    recipe: Annotated[Path, typer.Argument(help="A recipe (.toml), or a run folder whose recipe is meant.")],
+    changes: Changes = None,
+    quick: Quick = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on after an interruption.")] = False,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="The run folder; default: runs/NAME.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The seed; default: the recipe's first.")] = None,
+    as_json: Json = False,
+    profile: Annotated[bool, typer.Option("--profile", help="Say afterwards where the time went.")] = False,
+) -> None:
+    """Run one experiment and leave its records in a folder.
+
+    Ctrl-C ends it after the round in progress, with a checkpoint; --resume goes on from there.
+    """
+    from fedalloy.compare.outcome import read_outcome
+    from fedalloy.recipe import load, resolve
+    from fedalloy.recipe import quick as shortened
+
+    wanted = load(recipe, changes)
+    wanted = shortened(wanted) if quick else wanted
+    folder = output or default_folder(recipe, resume)
+    experiment = stored(resolve(wanted, seed), folder) if resume else resolve(wanted, seed)
+    if not as_json:
+        _introduce(experiment, folder, wanted.compare, len(wanted.run.seeds) if seed is None else 1)
+    with watch_run(experiment.config.target_metric, as_json) as watcher:
+        ending, _ = experiment.run(folder, resume=resume, watcher=watcher)
+    outcome = read_outcome(folder)
+    if as_json:
+        print_json(outcome.to_json() | ({"seconds": seconds(folder)} if profile else {}))
+    else:
+        _conclude(outcome, folder, profile)
+    if ending.status != "finished":
+        raise typer.Exit(130 if ending.status == "stopped" else 1)
+
+
+def default_folder(recipe: Path, resume: bool) -> Path:
+    """runs/NAME, or runs/NAME-2, ... when that is taken; resuming means the latest of them, or the folder given."""
+    from fedalloy.records.reading import is_run
+
+    if resume and is_run(recipe):
+        return recipe
+    place = recipe if recipe.is_dir() else recipe.parent if recipe.stem == "recipe" else recipe
+    name = (place.resolve() if place.name in ("", ".", "..") else place).stem or "run"
+    candidates = [Path("runs") / (name if number == 1 else f"{name}-{number}") for number in range(1, 10_000)]
+    free = next(position for position, folder in enumerate(candidates) if not folder.exists())
+    return candidates[max(0, free - 1) if resume else free]
+
+
+def stored(wanted: Experiment, folder: Path) -> Experiment:
+    """The experiment that a folder holds, if it is the one that is wanted; threads are those it began with."""
+    from fedalloy.compare.jobs import differences
+    from fedalloy.core.errors import CheckpointError
+    from fedalloy.recipe import load, resolve
+
+    if not (folder / "recipe.toml").exists():
+        return wanted
+    found = resolve(load(folder))
+    different = [one for one in differences(found.resolved, wanted.resolved) if not one.startswith("engine.threads ")]
+    if different:
+        raise CheckpointError(
+            f"{folder} holds another experiment ({', '.join(different)}); resume it with "
+            f"'fedalloy run {folder} --resume', or choose another folder with -o"
+        )
+    return found
+
+
+def seconds(folder: Path) -> dict[str, float]:
+    """Seconds per phase, over all rounds."""
+    from fedalloy.records.reading import read_run
+
+    total: dict[str, float] = {}
+    for row in read_run(folder).timings():
+        for phase, spent in row.items():
+            if phase != "round":
+                total[phase] = total.get(phase, 0.0) + float(spent)
+    return total
+
+
+def _introduce(experiment: Experiment, folder: Path, compared: list[Any], seeds: int) -> None:
+    from fedalloy.compare.outcome import name_of
+
+    config = experiment.config
+    typer.echo(f"{name_of(experiment.resolved)}, seed {config.seed}, {config.rounds} rounds -> {folder}")
+    if compared or seeds > 1:
+        typer.echo(f"(one run; 'fedalloy compare' makes all {max(1, len(compared)) * seeds} of this recipe)")
+
+
+def _conclude(outcome: Outcome, folder: Path, profile: bool) -> None:
+    if outcome.scores:
+        names = ["mean", "worst", "best", "gini", "variance"]
+        labels = [f"{outcome.metric} (mean)", "worst 10 %", "best 10 %", "Gini", "variance (%²)"]
+        shown = [number(outcome.scores.get(name)) for name in names]
+        print_table([*labels, "rounds to target"], [[*shown, str(outcome.reached or "")]], numbers=range(6))
+    if profile:
+        spent = seconds(folder)
+        whole = sum(spent.values()) or 1.0
+        rows = [[phase, number(part, 2), f"{100 * part / whole:.0f} %"] for phase, part in spent.items()]
+        print_table(["phase", "seconds", "share"], rows, numbers=(1, 2))
+    out = console()
+    if outcome.state == "finished":
+        reason = f": {outcome.reason}" if outcome.reason else ""
+        out.print(f"finished in round {outcome.round}{reason}; records in {folder}", markup=False)
+    elif outcome.state == "failed":
+        out.print(f"failed in round {outcome.round}: {outcome.reason}; records in {folder}", markup=False, style="red")
+    else:
+        out.print(f"stopped after round {outcome.round}, everything up to there is safe", markup=False)
+        out.print(f"go on with:  fedalloy run {folder} --resume", markup=False)

@@ -1,0 +1,71 @@
+"""``fedalloy show``: a run or a rule in detail."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedalloy.cli.console import console, number, print_json, print_table
+from fedalloy.cli.run import Json
+
+if TYPE_CHECKING:
+    from fedalloy.docs import RuleText
+
+
+def show(
+    what: Annotated[str, typer.Argument(help="A run folder, or the name of a rule.", metavar="RUN|RULE")],
+    as_json: Json = False,
+) -> None:
+    """Show what happened in a run, or what a rule does and which arguments it takes."""
+    if Path(what).is_dir():
+        show_run(Path(what), as_json)
+    else:
+        show_rule(what, as_json)
+
+
+def show_run(folder: Path, as_json: bool) -> None:
+    """What a run did and how it ended."""
+    from fedalloy.compare.outcome import read_outcome
+    from fedalloy.records import toml
+    from fedalloy.records.reading import read_run
+
+    outcome, record = read_outcome(folder), read_run(folder)
+    if as_json:
+        print_json(outcome.to_json() | {"recipe": record.recipe, "environment": record.environment})
+        return
+    out = console()
+    ending = f": {outcome.reason}" if outcome.reason else ""
+    out.print(f"{outcome.name}, seed {outcome.seed}: {outcome.state} after round {outcome.round}{ending}", markup=False)
+    if outcome.scores:
+        rows = [[name, number(value, 4)] for name, value in outcome.scores.items()]
+        print_table([outcome.metric, "last"], rows, "over clients", (1,))
+    dropped = [
+        f"round {row['round']}, client {who}: {why}" for row in record.rounds() for who, why in row["dropped"].items()
+    ]
+    for line in dropped[:10]:
+        out.print(f"dropped in {line}", markup=False)
+    if len(dropped) > 10:
+        out.print(f"and {len(dropped) - 10} more")
+    out.print("\n" + toml.dumps(record.recipe), markup=False)
+
+
+def show_rule(name: str, as_json: bool) -> None:
+    """Every rule of that name: a method and its solver may share one."""
+    from fedalloy.docs import find_rules
+
+    found = find_rules(name)
+    if as_json:
+        print_json([rule.to_json() for rule in found])
+        return
+    for rule in found:
+        _print_rule(rule)
+
+
+def _print_rule(rule: RuleText) -> None:
+    console().print(f"{rule.room} {rule.name}", style="bold", markup=False)
+    console().print(rule.text, markup=False)
+    if rule.arguments:
+        rows = [[one.name, one.default, one.kind] for one in rule.arguments]
+        print_table(["argument", "default", "allowed"], rows)

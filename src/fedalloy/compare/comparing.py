@@ -1,0 +1,225 @@
+"""Several algorithms times seeds on one recipe, after tuning each on seeds of its own."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedalloy.compare.jobs import Job, Watcher, run_jobs
+from fedalloy.compare.outcome import Outcome, read_outcome
+from fedalloy.compare.table import Row, summarise
+from fedalloy.core import registry
+from fedalloy.core.errors import SpecError, nearest
+from fedalloy.recipe.changes import merge
+from fedalloy.recipe.reading import parse
+from fedalloy.recipe.resolving import cores, entry_names, resolve, with_entry
+from fedalloy.recipe.tables import EntryTable, Recipe
+from fedalloy.records import atomic
+
+Settings = dict[str, Any]
+Tries = list[tuple[Settings, list[Job]]]
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One setting of a grid: its mean score over the tuning seeds, None where a run failed."""
+
+    settings: Settings
+    score: float | None
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What a grid found for one entry."""
+
+    name: str
+    best: Settings
+    tried: tuple[Tried, ...]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All outcomes, what tuning chose, and the table."""
+
+    folder: Path
+    outcomes: tuple[Outcome, ...]
+    tuned: tuple[Tuned, ...]
+
+    @property
+    def rows(self) -> list[Row]:
+        """One row per algorithm."""
+        return summarise(self.outcomes)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for machines."""
+        return {
+            "folder": str(self.folder),
+            "table": [row.to_json() for row in self.rows],
+            "tuned": [tuned_json(tuned) for tuned in self.tuned],
+            "runs": [outcome.to_json() for outcome in self.outcomes],
+        }
+
+
+def compare(
+    recipe: Recipe, folder: str | Path, *, processes: int | None = None, watcher: Watcher = lambda news: None
+) -> Comparison:
+    """Run every entry of the recipe's comparison with every seed; each run in ``folder/<name>/seed-<s>``.
+
+    Where there is a grid, each entry first tries every setting on the tuning seeds (in ``folder/tuning``) and
+    goes on with the one whose target metric is best at the end, on average over these seeds.
+    """
+    entries = _single_threaded(_as_entries(recipe))
+    check_seeds(entries)
+    where = Path(folder)
+    for _, one in _each(entries):
+        resolve(one)  # a bad entry is told before the first round of any
+    tuning = {name: _tuning_jobs(entries, name, where) for name in entry_names(entries) if grid_of(entries, name)}
+    workers = processes or default_processes(entries)
+    _write_json(where / "comparison.json", {"order": entry_names(entries)})
+    tuned = _tune(tuning, workers, watcher)
+    if tuned:
+        _write_json(where / "tuning.json", [tuned_json(one) for one in tuned])
+    chosen = {one.name: one.best for one in tuned}
+    jobs = [
+        _job(_changed(one, chosen.get(name, {})), name, seed, where / safe(name))
+        for name, one in _each(entries)
+        for seed in entries.run.seeds
+    ]
+    broken = run_jobs(jobs, workers, watcher)
+    return Comparison(where, tuple(_outcome(job, broken) for job in jobs), tuple(tuned))
+
+
+def select(recipe: Recipe, names: Sequence[str]) -> Recipe:
+    """The recipe comparing these names: entries it has, or published methods."""
+    known = {entry.name: entry for entry in recipe.compare}
+    allowed = {*known, *registry.names("algorithm")}
+    for name in names:
+        if name not in allowed:
+            raise SpecError(f"--algorithms: unknown '{name}': {nearest(name, allowed)}")
+    return recipe.model_copy(update={"compare": [known.get(name, EntryTable(name=name)) for name in names]})
+
+
+def check_seeds(recipe: Recipe) -> None:
+    """Tuning on the seeds that are reported would choose what happens to win there."""
+    both = sorted(set(recipe.run.seeds) & set(recipe.run.tuning_seeds))
+    if both:
+        raise SpecError(
+            f"run.tuning_seeds and run.seeds both have {', '.join(map(str, both))}: tune on other seeds than "
+            "those that are reported"
+        )
+    if len(set(recipe.run.seeds)) < len(recipe.run.seeds):
+        raise SpecError(f"run.seeds names a seed twice: {recipe.run.seeds}")
+    if not recipe.run.tuning_seeds and any(grid_of(recipe, name) for name in entry_names(recipe)):
+        raise SpecError("a grid needs seeds to be tuned on, apart from run.seeds: give run.tuning_seeds = [1000, 1001]")
+
+
+def grid_of(recipe: Recipe, name: str) -> dict[str, list[Any]]:
+    """What is tuned for an entry: the recipe's grid and its own."""
+    own = next(entry.grid for entry in recipe.compare if entry.name == name)
+    return {path: values for path, values in {**recipe.grid, **own}.items() if values}
+
+
+def default_processes(recipe: Recipe) -> int:
+    """One process per core on a CPU; a device is not shared."""
+    return cores() if recipe.engine.device == "cpu" else 1
+
+
+def safe(name: str) -> str:
+    """A name as a folder.
+
+    >>> safe("FedProx (mu=0.1)")
+    'FedProx_mu=0.1'
+    """
+    return re.sub(r"[^\w.=+-]+", "_", name).strip("_") or "run"
+
+
+def tuned_json(tuned: Tuned) -> dict[str, Any]:
+    """Plain values for ``tuning.json``."""
+    tried = [{"settings": one.settings, "score": one.score} for one in tuned.tried]
+    return {"name": tuned.name, "best": tuned.best, "tried": tried}
+
+
+def _as_entries(recipe: Recipe) -> Recipe:
+    """A recipe without a comparison compares itself with nobody."""
+    names = entry_names(recipe)
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise SpecError(f"compare: two entries are called '{twice[0]}': give each its own name")
+    if names:
+        return recipe
+    name = recipe.algorithm.name or "fedavg"
+    alone = EntryTable(name=recipe.name or name, set={"algorithm.name": name})
+    return recipe.model_copy(update={"compare": [alone]})
+
+
+def _each(recipe: Recipe) -> list[tuple[str, Recipe]]:
+    return [(name, with_entry(recipe, name)) for name in entry_names(recipe)]
+
+
+def _single_threaded(recipe: Recipe) -> Recipe:
+    """One thread unless the recipe says otherwise, so that results do not depend on the number of processes."""
+    engine = recipe.engine.model_copy(update={"threads": recipe.engine.threads or 1})
+    return recipe.model_copy(update={"engine": engine})
+
+
+def _changed(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
+    return parse(merge(recipe.model_dump(exclude_none=True), settings), "grid") if settings else recipe
+
+
+def _job(recipe: Recipe, name: str, seed: int, folder: Path) -> Job:
+    return Job(name, seed, resolve(recipe, seed).resolved, folder / f"seed-{seed}")
+
+
+def _tuning_jobs(recipe: Recipe, name: str, folder: Path) -> Tries:
+    """Every combination of an entry's grid, each with its runs."""
+    grid, entry = grid_of(recipe, name), with_entry(recipe, name)
+    tries = []
+    for values in itertools.product(*grid.values()):
+        settings = dict(zip(grid, values, strict=True))
+        place = folder / "tuning" / safe(name) / safe(",".join(f"{path}={value}" for path, value in settings.items()))
+        changed = _changed(entry, settings)
+        tries.append((settings, [_job(changed, name, seed, place) for seed in recipe.run.tuning_seeds]))
+    return tries
+
+
+def _tune(tuning: Mapping[str, Tries], processes: int, watcher: Watcher) -> list[Tuned]:
+    """Run the grids of all entries together."""
+    broken = run_jobs([job for tries in tuning.values() for _, jobs in tries for job in jobs], processes, watcher)
+    return [
+        _best(name, [Tried(settings, _score(jobs, broken)) for settings, jobs in tries])
+        for name, tries in tuning.items()
+    ]
+
+
+def _score(jobs: Sequence[Job], broken: Mapping[Path, str]) -> float | None:
+    """The mean over the tuning seeds; a setting with a failed run has none."""
+    outcomes = [_outcome(job, broken) for job in jobs]
+    scores = [run.scores.get("mean", math.nan) for run in outcomes if run.finished]
+    whole = len(scores) == len(jobs) and not any(map(math.isnan, scores))
+    return statistics.fmean(scores) if whole else None
+
+
+def _best(name: str, tried: Sequence[Tried]) -> Tuned:
+    scored = [(one.score, one.settings) for one in tried if one.score is not None]
+    if not scored:
+        raise SpecError(f"grid: every setting of '{name}' failed on the tuning seeds; try smaller steps")
+    return Tuned(name, max(scored, key=lambda pair: pair[0])[1], tuple(tried))
+
+
+def _outcome(job: Job, broken: Mapping[Path, str]) -> Outcome:
+    if job.folder in broken and not (job.folder / "environment.json").exists():
+        return Outcome(job.name, job.seed, "failed", broken[job.folder], folder=job.folder)
+    found = replace(read_outcome(job.folder), name=job.name)
+    return replace(found, state="failed", reason=broken[job.folder]) if job.folder in broken else found
+
+
+def _write_json(file: Path, value: Any) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    atomic.write_text(file, json.dumps(value, indent=2) + "\n")

@@ -1,0 +1,97 @@
+"""What one run reached, read from its folder; loads no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedalloy.records.reading import read_run
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended and how its clients fared at the last evaluation.
+
+    ``scores`` summarises the target metric over clients (mean, worst, best, gini, ...); ``reached`` is the first
+    round whose mean is at least ``target``.
+    """
+
+    name: str
+    seed: int
+    state: str
+    reason: str = ""
+    round: int = 0
+    rounds: int = 0
+    metric: str = "accuracy"
+    target: float | None = None
+    reached: int | None = None
+    scores: dict[str, float] = field(default_factory=dict)
+    folder: Path | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end; a failed one has scores, too, but they do not count."""
+        return self.state == "finished"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        values = {name: value for name, value in vars(self).items() if name != "folder"}
+        return values | {"folder": str(self.folder) if self.folder else None}
+
+
+def read_outcome(folder: str | Path) -> Outcome:
+    """The outcome of the run in a folder."""
+    record = read_run(folder)
+    settings, status = record.recipe.get("run", {}), record.status
+    metric, target = settings.get("target_metric", "accuracy"), settings.get("target")
+    scores: dict[str, float] = {}
+    reached = None
+    for row in record.rounds():
+        found = row.get("evaluation", {}).get(metric)
+        if found is None:
+            continue
+        scores = {name: math.nan if value is None else float(value) for name, value in found.items()}
+        if target is not None and reached is None and scores.get("mean", math.nan) >= target:
+            reached = int(row["round"])
+    return Outcome(
+        name_of(record.recipe),
+        seed_of(record.recipe),
+        status.get("state", "running"),
+        status.get("reason", ""),
+        record.last_round,
+        int(settings.get("rounds", 0)),
+        metric,
+        target,
+        reached,
+        scores,
+        record.path,
+    )
+
+
+def name_of(recipe: Mapping[str, Any]) -> str:
+    """How a run is called: its own name, its method's, or its parts'.
+
+    >>> name_of({"algorithm": {"name": "fedavg"}}), name_of({"weighting": {"kind": "uniform"}})
+    ('fedavg', 'fedavg, uniform')
+    """
+    if recipe.get("name"):
+        return str(recipe["name"])
+    table = recipe.get("algorithm", {})
+    inside = {**table, **recipe}
+    parts = [str(inside[part]["kind"]) for part in ("solver", "weighting", "server") if _is_rule(inside.get(part))]
+    named = table.get("name") or ("fedavg" if len(parts) < 3 else "")
+    return ", ".join([str(named)] * bool(named) + parts)
+
+
+def seed_of(recipe: Mapping[str, Any]) -> int:
+    """The seed of a one-run recipe; runs started from Python store it as a single number."""
+    settings = recipe.get("run", {})
+    seeds = settings.get("seeds", [settings.get("seed", 0)])
+    return int(seeds[0])
+
+
+def _is_rule(value: Any) -> bool:
+    return isinstance(value, Mapping) and "kind" in value

@@ -1,0 +1,122 @@
+"""One line per algorithm: mean and spread over seeds, and the paired difference to the first algorithm."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedalloy.compare.outcome import Outcome
+
+_SCORES = ("mean", "worst", "best", "gini", "variance")
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and sample standard deviation over seeds; the latter is None for a single value."""
+
+    mean: float
+    deviation: float | None
+    count: int
+
+    @staticmethod
+    def of(values: Iterable[float]) -> Spread | None:
+        """None when there is nothing to average.
+
+        >>> Spread.of([1.0, 3.0])
+        Spread(mean=2.0, deviation=1.4142135623730951, count=2)
+        """
+        known = [value for value in values if not math.isnan(value)]
+        if not known:
+            return None
+        return Spread(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None, len(known))
+
+    def text(self, digits: int = 3, signed: bool = False) -> str:
+        """The two numbers for a table.
+
+        >>> Spread(0.5, 0.01, 3).text(), Spread(0.5, None, 1).text(1, signed=True)
+        ('0.500 ± 0.010', '+0.5')
+        """
+        mean = f"{self.mean:{'+' if signed else ''}.{digits}f}"
+        return mean if self.deviation is None else f"{mean} ± {self.deviation:.{digits}f}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One algorithm over its seeds; only finished runs count, the others are named."""
+
+    name: str
+    seeds: tuple[int, ...]
+    mean: Spread | None
+    worst: Spread | None
+    best: Spread | None
+    gini: Spread | None
+    variance: Spread | None
+    target: float | None
+    to_target: Spread | None
+    reached: int
+    difference: Spread | None
+    failed: tuple[Outcome, ...]
+    unfinished: tuple[Outcome, ...]
+
+    @property
+    def target_text(self) -> str:
+        """Rounds to the target; how many seeds reached it, unless all did."""
+        if self.to_target is None:
+            return "not reached" if self.seeds and self.target is not None else ""
+        missing = f" ({self.reached}/{len(self.seeds)})" if self.reached < len(self.seeds) else ""
+        return self.to_target.text(1) + missing
+
+    @property
+    def trouble(self) -> str:
+        """The runs that do not count, by seed."""
+        said = [f"seed {run.seed} failed in round {run.round}" for run in self.failed]
+        return "; ".join(said + [f"seed {run.seed} {run.state} in round {run.round}" for run in self.unfinished])
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for machines."""
+        plain = {
+            name: vars(value) if isinstance(value, Spread) else value
+            for name, value in vars(self).items()
+            if name not in ("failed", "unfinished")
+        }
+        failed = [{"seed": run.seed, "round": run.round, "reason": run.reason} for run in self.failed]
+        return plain | {"failed": failed, "unfinished": [run.seed for run in self.unfinished]}
+
+
+def summarise(outcomes: Sequence[Outcome]) -> list[Row]:
+    """One row per name, in order of appearance; differences are paired by seed with the first name."""
+    groups: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        groups.setdefault(outcome.name, []).append(outcome)
+    first = _by_seed(next(iter(groups.values()), []))
+    return [_row(name, runs, first, is_first=i == 0) for i, (name, runs) in enumerate(groups.items())]
+
+
+def _row(name: str, runs: Sequence[Outcome], first: dict[int, float], is_first: bool) -> Row:
+    done = [run for run in runs if run.finished]
+    mine = _by_seed(runs)
+    pairs = [mine[seed] - first[seed] for seed in mine if seed in first]
+    reached = [float(run.reached) for run in done if run.reached is not None]
+    spreads = {key: Spread.of(run.scores.get(key, math.nan) for run in done) for key in _SCORES}
+    return Row(
+        name,
+        tuple(run.seed for run in done),
+        spreads["mean"],
+        spreads["worst"],
+        spreads["best"],
+        spreads["gini"],
+        spreads["variance"],
+        target=runs[0].target,
+        to_target=Spread.of(reached),
+        reached=len(reached),
+        difference=None if is_first else Spread.of(pairs),
+        failed=tuple(run for run in runs if run.state == "failed"),
+        unfinished=tuple(run for run in runs if run.state not in ("failed", "finished")),
+    )
+
+
+def _by_seed(runs: Sequence[Outcome]) -> dict[int, float]:
+    return {run.seed: run.scores["mean"] for run in runs if run.finished and "mean" in run.scores}

@@ -1,0 +1,214 @@
+"""The tables of a recipe, as pydantic models: their fields, types, limits and one line of explanation each.
+
+Tables that name a rule (``kind`` plus the rule's own arguments) accept any further key here; the rule itself
+checks them when the recipe is resolved, with the same kind of message.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Count = Annotated[int, Field(ge=1)]
+Probability = Annotated[float, Field(ge=0, le=1)]
+Seconds = Annotated[float, Field(ge=0)]
+Table = dict[str, Any]
+
+
+class Closed(BaseModel):
+    """A table whose keys are all known."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+
+
+class Open(BaseModel):
+    """A table that also holds the arguments of the rule it names."""
+
+    model_config = ConfigDict(extra="allow", strict=True, use_attribute_docstrings=True)
+
+    @property
+    def arguments(self) -> Table:
+        """The rule's own arguments."""
+        return dict(self.model_extra or {})
+
+
+class RuleTable(Open):
+    """A rule: its name and its arguments."""
+
+    kind: str
+    """Name of the rule; `fedalloy list` shows all."""
+
+
+class TaskTable(Closed):
+    """What is learned, from which data."""
+
+    dataset: str | Table = "digits"
+    """A dataset's name, or a table of its `kind` and arguments."""
+    model: str | Table | None = None
+    """A model's name, `package.module:function`, or a table of `kind` and arguments; left out: chosen by the data."""
+    loss: Literal["cross_entropy", "binary", "mse"] | None = None
+    """Left out: the data's usual one, else cross-entropy for classes and squared error for numbers."""
+    standardise: Literal["none", "client"] | None = None
+    """`client`: scale every client's features by its own training part; left out: as is usual for the data."""
+    trainable: list[str] = ["*"]
+    """Patterns of the parameter names that are trained and exchanged."""
+    test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    """Share of every client's examples kept for testing."""
+    valid_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of every client's examples kept for validation."""
+    dtype: Literal["float32", "float64"] = "float32"
+    """Precision of the model and the features."""
+
+
+class PartitionTable(Open):
+    """How examples are dealt to clients."""
+
+    kind: str | None = None
+    """Name of the partition rule; left out: the data's own clients, or iid."""
+    clients: Count | None = None
+    """Number of clients; rules that make their own number need none."""
+
+
+class EpochsTable(Closed):
+    """A range of local epochs, drawn per client and round."""
+
+    low: Annotated[int, Field(ge=0)]
+    """Fewest epochs."""
+    high: Annotated[int, Field(ge=0)]
+    """Most epochs."""
+
+
+class SlowTable(Closed):
+    """Slow devices."""
+
+    fraction: Probability
+    """Share of the clients that are slow."""
+    factor: Annotated[float, Field(ge=1)]
+    """How many times slower they compute."""
+
+
+class DevicesTable(Closed):
+    """What the clients' devices can do."""
+
+    epochs: Annotated[int, Field(ge=0)] | list[int] | EpochsTable | None = None
+    """Local epochs: one number, one per client, or `{ low, high }` drawn anew; left out: what the solver says."""
+    success: Probability | list[float] = 1.0
+    """Probability that a client's link works in a round; one number or one per client."""
+    availability: Probability | list[float] = 1.0
+    """Probability that a client can be sampled in a round; one number or one per client."""
+    slow: SlowTable | None = None
+    """Slow clients: `{ fraction, factor }`."""
+    seconds_per_step: Seconds = 0.0
+    """Simulated time of one local step."""
+    seconds_per_megabyte: Seconds = 0.0
+    """Simulated time of sending a megabyte."""
+    deadline: Seconds | None = None
+    """Simulated seconds after which a client counts as failed."""
+    on_failure: Literal["drop", "resend"] = "drop"
+    """What a failed client's contribution becomes: nothing, or the received model."""
+
+
+class SamplingTable(Closed):
+    """Who takes part in a round."""
+
+    kind: Literal["uniform", "by_size", "list"] = "uniform"
+    """Everyone alike, in proportion to examples, or given cohorts."""
+    cohort: int | float | None = None
+    """Clients per round: a number, or a fraction up to 1.0; left out: everyone."""
+    cohorts: list[list[int]] | None = None
+    """For `list`: the cohorts, used in turn."""
+
+
+class AlgorithmTable(Open):
+    """A published method and its settings; those the method does not name go to local training."""
+
+    name: str | None = None
+    """Name of the method; `fedalloy list algorithms` shows all."""
+    on_failure: Literal["drop", "resend"] | None = None
+    """Overrides what the devices say about failed links."""
+
+
+class RunTable(Closed):
+    """How long, how often repeated, and when to stop."""
+
+    rounds: Count = 50
+    """Number of rounds."""
+    seeds: Annotated[list[int], Field(min_length=1)] = [0]
+    """One run each; results are reported over these."""
+    tuning_seeds: list[int] = []
+    """Seeds on which a grid is tuned; none of them may be in `seeds`."""
+    target: float | None = None
+    """Value of the target metric (mean over clients) whose first round is reported."""
+    target_metric: str | None = None
+    """The metric that the target, patience and tuning look at; left out: the data's usual one (accuracy)."""
+    stop_at_target: bool = False
+    """End the run when the target is reached."""
+    patience: Count | None = None
+    """End the run after this many evaluations without improvement."""
+    max_norm: Annotated[float, Field(gt=0)] | None = None
+    """Longer updates are dropped and named."""
+    checkpoint_every: Seconds = 30.0
+    """Seconds between checkpoints."""
+
+
+class EvaluateTable(Closed):
+    """When and on whom the model is scored."""
+
+    every: Count = 1
+    """Rounds between evaluations; the last round always is one."""
+    metrics: Annotated[list[str], Field(min_length=1)] | None = None
+    """Names of metrics; `fedalloy list metrics` shows all; left out: the data's usual ones (accuracy, loss)."""
+    clients: Count | None = None
+    """Score only this many clients, drawn once; left out: everyone."""
+
+
+class EngineTable(Open):
+    """What runs the clients; further keys are arguments of the engine."""
+
+    kind: str = "loop"
+    """Name of the engine."""
+    device: str = "cpu"
+    """A torch device."""
+    threads: Count | None = None
+    """Threads of torch; left out: torch's choice in a run, one in a comparison."""
+
+
+class EntryTable(Closed):
+    """One algorithm of a comparison."""
+
+    name: str
+    """How it is called in tables; a published method's name also chooses that method."""
+    set: Table = {}
+    """What differs from the recipe: `{ "algorithm.mu" = 0.1 }`."""
+    grid: dict[str, list[Any]] = {}
+    """Values to tune for this entry alone: `{ "algorithm.mu" = [0.01, 0.1] }`."""
+
+
+class Recipe(Closed):
+    """Everything about an experiment. Every table may be left out."""
+
+    name: str | None = None
+    """How the experiment is called in tables."""
+    description: str | None = None
+    """What it is for, in a sentence."""
+    task: TaskTable = TaskTable()
+    partition: PartitionTable = PartitionTable()
+    devices: DevicesTable = DevicesTable()
+    sampling: SamplingTable = SamplingTable()
+    algorithm: AlgorithmTable = AlgorithmTable()
+    solver: RuleTable | None = None
+    """Replaces the algorithm's solver."""
+    weighting: RuleTable | None = None
+    """Replaces the algorithm's weighting."""
+    server: RuleTable | None = None
+    """Replaces the algorithm's server optimizer."""
+    wire: list[RuleTable] | None = None
+    """Replaces what happens to contributions on their way, in client order."""
+    run: RunTable = RunTable()
+    evaluate: EvaluateTable = EvaluateTable()
+    engine: EngineTable = EngineTable()
+    compare: list[EntryTable] = []
+    """The algorithms of a comparison."""
+    grid: dict[str, list[Any]] = {}
+    """Values to tune for every entry: `"algorithm.lr" = [0.05, 0.1]`."""

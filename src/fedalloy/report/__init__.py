@@ -1,0 +1,1 @@
+"""Pages about runs, made with the standard library alone."""

@@ -1,0 +1,43 @@
+"""Features at one scale, client by client, without looking at what is held out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedalloy.core.errors import SpecError
+
+
+@dataclass(frozen=True, eq=False)
+class Scaler:
+    """The centre and spread of every client's features, ``[K, ...]``, learned from training rows alone.
+
+    Both are computed in float64; the spread divides by n. A feature that is constant in a client's training
+    part has spread 1: it becomes 0 there, and what differs in the test part stays as far off as it was.
+    """
+
+    centre: Tensor
+    spread: Tensor
+
+    @staticmethod
+    def learn(x: Tensor, sizes: Tensor) -> Scaler:
+        """From all clients' training rows, client by client: the first ``sizes[0]`` are those of client 0.
+
+        >>> Scaler.learn(torch.tensor([[1.0], [3.0], [7.0]]), torch.tensor([2, 1])).centre.flatten()
+        tensor([2., 7.], dtype=torch.float64)
+        """
+        if not x.is_floating_point():
+            raise SpecError(f"features of type {x.dtype} are no measurements: leave 'standardise' out (or 'none')")
+        parts = x.double().split(sizes.tolist())
+        centre = torch.stack([part.mean(0) for part in parts])
+        spread = torch.stack([part.std(0, correction=0) for part in parts])
+        # Rounding alone gives a constant column a spread of some 1e-16 of its size.
+        constant = spread <= 1e-12 * (1 + centre.abs())
+        return Scaler(centre, torch.where(constant, 1.0, spread))
+
+    def apply(self, x: Tensor, sizes: Tensor) -> Tensor:
+        """Any part of the clients' rows, client by client, at the scale of their training rows."""
+        owner = torch.repeat_interleave(sizes)
+        return ((x.double() - self.centre[owner]) / self.spread[owner]).to(x.dtype)

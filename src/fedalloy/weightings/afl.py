@@ -1,0 +1,56 @@
+"""Weights that climb the losses: AFL (Mohri, Sivek and Suresh 2019, arXiv:1902.00146)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fedalloy.core.protocols import Weighting
+from fedalloy.core.registry import register
+from fedalloy.core.types import Cohort, Context, Info, State, Weights
+from fedalloy.weightings.attendance import among, everyone, imputed, usable
+from fedalloy.weightings.simplex import project
+
+
+@register("weighting", "afl")
+@dataclass(frozen=True)
+class Afl(Weighting):
+    """``lambda <- Proj_simplex(lambda + step F)``, starting at ``1 / K``; the *new* lambda weighs the updates.
+
+    ``F_k`` is the loss of the received model on client k. Mohri et al. move the model with the old lambda; here
+    the round's own losses decide, as in every other rule. AFL is the limit q -> infinity of q-FFL, not q -> 0.
+    A client that drops out counts with the mean loss of those present, and the weights are renormalised over them.
+    When to use it: a few clients that are always there, and the worst-served one is what matters.
+
+    >>> from fedalloy.core.keys import Key
+    >>> cohort = Cohort(torch.arange(2), {}, {"loss_before": torch.tensor([1.0, 3.0])})
+    >>> Afl(step=0.1).weigh(cohort, Afl().init(2), Context(1, 2, Key.of(0)))[0]
+    tensor([0.4000, 0.6000], dtype=torch.float64)
+    """
+
+    step: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not 0 < self.step < float("inf"):
+            raise ValueError(f"step must be a finite number above 0, got {self.step}")
+
+    @property
+    def requires(self) -> frozenset[str]:
+        return frozenset({"loss_before"})
+
+    @property
+    def weight_bound(self) -> float | None:
+        return 1.0
+
+    @property
+    def needs_everyone(self) -> bool:
+        return True
+
+    def init(self, population: int) -> State:
+        return {"lambda": torch.full((population,), 1 / population, dtype=torch.float64)}
+
+    def weigh(self, cohort: Cohort, state: State, ctx: Context) -> tuple[Weights, State, Info]:
+        losses = everyone(usable(cohort.stats["loss_before"]), cohort.ids, ctx.population)
+        new = project(state["lambda"] + self.step * losses)
+        return among(new, cohort.ids), {"lambda": new}, {"lambda": new, **imputed(cohort.ids, ctx.population)}

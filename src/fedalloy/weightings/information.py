@@ -1,0 +1,69 @@
+"""Weights from what a client's accuracy and participation tell: FedFa (Huang et al. 2020, arXiv:2012.10069)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedalloy.core.protocols import Weighting
+from fedalloy.core.registry import register
+from fedalloy.core.types import Cohort, Context, Info, State, Weights
+
+
+@register("weighting", "information")
+@dataclass(frozen=True)
+class Information(Weighting):
+    """``p_k = alpha I_k + beta J_k``: ``I_k`` is ``-log2(a_k)`` and ``J_k`` is ``-log2(1 - u_k)``, each as a share.
+
+    ``a_k`` is the client's share of all training accuracies (of the trained models), ``u_k`` its share of all
+    participations, counting this round; both over the participants. So a low accuracy counts more, and so does
+    frequent participation. ``c`` is put into a logarithm whose argument is 0; a single participant has weight 1;
+    accuracies that are all 0 are all alike. Data sizes do not enter.
+    When to use it: clients of unequal difficulty that show up unequally often.
+
+    >>> cohort = Cohort(torch.arange(2), {}, {"accuracy_after": torch.tensor([0.25, 0.75])})
+    >>> rule = Information(alpha=1.0, beta=0.0)
+    >>> rule.weigh(cohort, rule.init(2), None)[0]
+    tensor([0.8281, 0.1719], dtype=torch.float64)
+    """
+
+    alpha: float = 0.5
+    beta: float = 0.5
+    c: float = 1e-6
+
+    def __post_init__(self) -> None:
+        if min(self.alpha, self.beta) < 0 or abs(self.alpha + self.beta - 1) > 1e-9:
+            raise ValueError(f"alpha and beta must be 0 or more and sum to 1, got {self.alpha} and {self.beta}")
+        if not 0 < self.c < 1:
+            raise ValueError(f"c must lie in (0, 1), got {self.c}")
+
+    @property
+    def requires(self) -> frozenset[str]:
+        return frozenset({"accuracy_after"})
+
+    @property
+    def weight_bound(self) -> float | None:
+        return 1.0
+
+    def init(self, population: int) -> State:
+        return {"participation": torch.zeros(population, dtype=torch.float64)}
+
+    def weigh(self, cohort: Cohort, state: State, ctx: Context) -> tuple[Weights, State, Info]:
+        accuracies = cohort.stats["accuracy_after"].double().nan_to_num(nan=0.0)
+        counts = state["participation"].index_add(0, cohort.ids, torch.ones_like(accuracies))
+        rarity = _informative(_shares(accuracies), self.c)
+        presence = _informative(1 - _shares(counts[cohort.ids]), self.c)
+        info = {"accuracy_information": rarity, "participation_information": presence}
+        return self.alpha * rarity + self.beta * presence, {"participation": counts}, info
+
+
+def _informative(chances: Tensor, c: float) -> Tensor:
+    """``-log2`` of every chance, as shares; one client alone has all of it."""
+    return _shares(-torch.where(chances > 0, chances, c).log2())
+
+
+def _shares(values: Tensor) -> Tensor:
+    total = values.sum()
+    return values / total if bool(total > 0) else torch.full_like(values, 1 / len(values))

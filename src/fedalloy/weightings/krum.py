@@ -1,0 +1,119 @@
+"""The update with the closest company: Krum and multi-Krum (Blanchard et al. 2017, arXiv:1703.02757)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedalloy.core.errors import AlgorithmError
+from fedalloy.core.protocols import Weighting
+from fedalloy.core.registry import register
+from fedalloy.core.types import Cohort, Context, Info, State, Weights
+from fedalloy.weightings.pairs import squared_distances
+
+
+@register("weighting", "krum")
+@dataclass(frozen=True)
+class Krum(Weighting):
+    """Weight 1 for one client, 0 for all others: the one whose ``m - f - 2`` nearest updates are nearest.
+
+    ``score_i = sum |delta_i - delta_j|^2`` over those neighbours; the smallest score wins, the smaller id among equals.
+    ``f`` is ``byzantine``, how many of the m clients of a round may send anything; the guarantee needs
+    ``m >= 2 f + 3``, and smaller rounds are refused when f is not 0. Buffers are averaged by samples and not protected.
+    When to use it: a known number of hostile clients, and clients alike enough that one of them can stand for all.
+
+    >>> from fedalloy.core.keys import Key
+    >>> cohort = Cohort(torch.arange(4), {"delta": {"w": torch.tensor([[1.0], [1.1], [1.3], [900.0]])}}, {})
+    >>> Krum().weigh(cohort, {}, Context(1, 4, Key.of(0)))[0]
+    tensor([0., 1., 0., 0.], dtype=torch.float64)
+    """
+
+    byzantine: int = 0
+
+    def __post_init__(self) -> None:
+        _check_count(self.byzantine)
+
+    @property
+    def requires(self) -> frozenset[str]:
+        return frozenset()
+
+    @property
+    def reads_payload(self) -> bool:
+        return True
+
+    @property
+    def weight_bound(self) -> float | None:
+        return 1.0
+
+    def weigh(self, cohort: Cohort, state: State, ctx: Context) -> tuple[Weights, State, Info]:
+        scores = krum_scores(cohort, self.byzantine)
+        return _chosen(scores, cohort.ids, 1), state, {"scores": scores}
+
+
+@register("weighting", "multi_krum")
+@dataclass(frozen=True)
+class MultiKrum(Weighting):
+    """Weight ``1 / keep`` for the ``keep`` clients with the smallest Krum scores, 0 for all others.
+
+    ``keep = None`` keeps all but the ``byzantine`` ones (m - f); a round with fewer clients than ``keep`` keeps all of
+    them. Scores, their guarantee and refusals are Krum's. Data sizes do not count.
+    When to use it: a known number of hostile clients, and the honest ones should be averaged.
+
+    >>> from fedalloy.core.keys import Key
+    >>> cohort = Cohort(torch.arange(4), {"delta": {"w": torch.tensor([[1.0], [1.1], [1.3], [900.0]])}}, {})
+    >>> MultiKrum(keep=3).weigh(cohort, {}, Context(1, 4, Key.of(0)))[0]
+    tensor([0.3333, 0.3333, 0.3333, 0.0000], dtype=torch.float64)
+    """
+
+    byzantine: int = 0
+    keep: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_count(self.byzantine)
+        if self.keep is not None and self.keep < 1:
+            raise ValueError(f"keep must be at least 1, got {self.keep}")
+
+    @property
+    def requires(self) -> frozenset[str]:
+        return frozenset()
+
+    @property
+    def reads_payload(self) -> bool:
+        return True
+
+    @property
+    def weight_bound(self) -> float | None:
+        return 1.0
+
+    def weigh(self, cohort: Cohort, state: State, ctx: Context) -> tuple[Weights, State, Info]:
+        scores = krum_scores(cohort, self.byzantine)
+        keep = len(cohort) - self.byzantine if self.keep is None else min(self.keep, len(cohort))
+        return _chosen(scores, cohort.ids, keep), state, {"scores": scores}
+
+
+def krum_scores(cohort: Cohort, byzantine: int) -> Tensor:
+    """Every client's sum of squared distances to its ``m - f - 2`` nearest others, at least one where there is one."""
+    clients = len(cohort)
+    if byzantine and clients < 2 * byzantine + 3:
+        raise AlgorithmError(
+            f"Krum withstands {byzantine} hostile clients only among at least {2 * byzantine + 3}, but the round has "
+            f"{clients}: sample more clients or lower 'byzantine'"
+        )
+    distances = squared_distances(cohort.payload["delta"])
+    nearest = distances.sort(dim=1).values[:, 1:]  # the first is the client itself
+    return nearest[:, : max(1, clients - byzantine - 2)].sum(1)
+
+
+def _chosen(scores: Tensor, ids: Tensor, keep: int) -> Tensor:
+    by_id = ids.cpu().argsort()
+    ranked = by_id[scores[by_id].argsort(stable=True)]
+    weights = torch.zeros_like(scores)
+    weights[ranked[:keep]] = 1 / keep
+    return weights
+
+
+def _check_count(byzantine: int) -> None:
+    if byzantine < 0:
+        raise ValueError(f"byzantine, the number of hostile clients in a round, must be at least 0, got {byzantine}")

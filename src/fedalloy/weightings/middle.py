@@ -1,0 +1,136 @@
+"""Weights of single elements that leave the extremes out: coordinate-wise median and trimmed mean
+(Yin et al. 2018, arXiv:1803.01498)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedalloy.core.protocols import ElementRound, ElementWeighting
+from fedalloy.core.registry import register
+from fedalloy.core.tree import Chunk
+from fedalloy.core.types import Cohort, Context, Info, State
+
+
+@register("weighting", "median")
+@dataclass(frozen=True)
+class Median(ElementWeighting):
+    """Weight 1 on the middle value of every element, one half on each of two middle values.
+
+    Clients that sent the same value share its weight, so the order of clients never matters. Data sizes do not count.
+    Up to half the clients may send anything: each element stays between values that others sent. Buffers are averaged
+    by samples and are not protected.
+    When to use it: some clients may send wrong or hostile updates, and you cannot say how many.
+
+    >>> from fedalloy.core.keys import Key
+    >>> cohort = Cohort(torch.arange(3), {"delta": {"w": torch.tensor([[1.0, 5.0], [2.0, 5.0], [900.0, 0.0]])}}, {})
+    >>> Median().weigh(cohort, {}, Context(1, 3, Key.of(0)))[0]["w"]
+    tensor([[0.0000, 0.5000],
+            [1.0000, 0.5000],
+            [0.0000, 0.0000]])
+    """
+
+    @property
+    def requires(self) -> frozenset[str]:
+        return frozenset()
+
+    @property
+    def weight_bound(self) -> float | None:
+        return 1.0
+
+    def open(self, cohort: Cohort, state: State, ctx: Context) -> ElementRound:
+        return _Cutting((len(cohort) - 1) // 2)
+
+
+@register("weighting", "trimmed_mean")
+@dataclass(frozen=True)
+class TrimmedMean(ElementWeighting):
+    """Every element's mean without its ``b`` smallest and ``b`` largest values, ``b = ceil(trim m)`` of m clients.
+
+    ``weight = 1 / (m - 2 b)`` for what is kept; clients that sent the same value share its weight. At least one value
+    is always kept, and ``trim = 0`` is the plain mean. ``trim`` should be at least the share of clients that may be
+    wrong. Data sizes do not count; buffers are averaged by samples and are not protected.
+    When to use it: a known share of clients may send wrong or hostile updates, and the rest should all count.
+
+    >>> from fedalloy.core.keys import Key
+    >>> cohort = Cohort(torch.arange(3), {"delta": {"w": torch.tensor([[1.0], [-70.0], [900.0]])}}, {})
+    >>> TrimmedMean(0.3).weigh(cohort, {}, Context(1, 3, Key.of(0)))[0]["w"].flatten()
+    tensor([1., 0., 0.])
+    """
+
+    trim: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.trim < 0.5:
+            raise ValueError(f"trim, the share left out at each end, must lie in [0, 0.5), got {self.trim}")
+
+    @property
+    def requires(self) -> frozenset[str]:
+        return frozenset()
+
+    @property
+    def weight_bound(self) -> float | None:
+        return 1.0
+
+    def open(self, cohort: Cohort, state: State, ctx: Context) -> ElementRound:
+        # 0.1 of 30 clients is 3, though the product is a little more.
+        return _Cutting(min(math.ceil(self.trim * len(cohort) - 1e-9), (len(cohort) - 1) // 2))
+
+
+class _Cutting(ElementRound):
+    """Both rules differ only in how many values are left out at each end."""
+
+    def __init__(self, cut: int) -> None:
+        self._cut = cut
+
+    def weigh_chunk(self, updates: Tensor, chunk: Chunk) -> Tensor:
+        return middle(updates.detach(), self._cut)
+
+    def close(self) -> tuple[State, Info]:
+        return {}, {"cut": torch.tensor(self._cut)}
+
+
+def middle(values: Tensor, cut: int) -> Tensor:
+    """Weights ``[C, n]`` that average each column without its ``cut`` smallest and largest values.
+
+    >>> middle(torch.tensor([[4.0], [2.0], [2.0], [9.0]]), 1).flatten()
+    tensor([0.5000, 0.2500, 0.2500, 0.0000])
+    """
+    values = values if values.is_floating_point() else values.double()
+    kept = len(values) - 2 * cut
+    ordered = _sorted(values)
+    low, high = ordered[cut], ordered[len(values) - 1 - cut]
+    inside = (values >= low) & (values <= high)
+    weights = inside.to(values.dtype) / kept
+    tied = (inside.sum(0) > kept).nonzero().flatten()
+    if len(tied):
+        weights[:, tied] = _shared(values[:, tied], low[tied], high[tied], cut)
+    return weights
+
+
+def _shared(values: Tensor, low: Tensor, high: Tensor, cut: int) -> Tensor:
+    """The same where more values than are kept lie between two order statistics, because some equal one of them.
+
+    These are kept in part: they share what of their number is kept.
+    """
+    at_low, at_high = values == low, (values == high) & (low != high)
+    between = ((values > low) & (values < high)).to(values.dtype)
+    low_share = _kept_share((values < low).sum(0), at_low.sum(0), cut, len(values))
+    high_share = _kept_share((values > high).sum(0), at_high.sum(0), cut, len(values))
+    return ((between + at_low * low_share + at_high * high_share) / (len(values) - 2 * cut)).to(values.dtype)
+
+
+def _kept_share(outside: Tensor, ties: Tensor, cut: int, clients: int) -> Tensor:
+    """Which part of the values tied at an end is kept, when ``outside`` values lie beyond them."""
+    return ((outside + ties).clamp(max=clients - cut) - cut).double() / ties.clamp(min=1)
+
+
+def _sorted(values: Tensor) -> Tensor:
+    """Columns in ascending order; on a CPU numpy does it ten times as fast."""
+    if values.device.type == "cpu" and values.dtype in (torch.float32, torch.float64):
+        return torch.from_numpy(np.sort(values.numpy(), axis=0))
+    return values.sort(dim=0).values

@@ -1,0 +1,92 @@
+"""A run that is killed anywhere and resumed leaves the same files as one that was left alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+KILLS = 3
+# Many clients make long rows, so that some reach the file between two checkpoints and must be cut on resuming.
+CHANGES = [
+    "partition={kind='iid', clients=150}", "evaluate.metrics=['accuracy', 'loss', 'top3']",
+    "run.rounds=100", "run.checkpoint_every=0.25",
+]  # fmt: skip
+SETTINGS = [word for change in CHANGES for word in ("--set", change)]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Everything that must not depend on interruptions: records, and the last checkpoint with model and states."""
+    last = max((folder / "checkpoints").glob("round-*.safetensors"))
+    files = [folder / "rounds.jsonl", folder / "clients.jsonl", folder / "status.json", folder / "manifest.json", last]
+    return {file.name: file.read_bytes() for file in files}
+
+
+def wait_for(condition, seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "nothing happened"
+        time.sleep(0.002)
+
+
+def newest(folder: Path) -> int:
+    found = [int(file.stem.split("-")[1]) for file in (folder / "checkpoints").glob("round-*.safetensors")]
+    return max(found, default=0)
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold"])
+def test_sigkill_anywhere_and_resume(cli, recipe, tmp_path, algorithm):
+    line = ["run", recipe, "--json", *SETTINGS, "--set", f"algorithm.name={algorithm}"]
+    whole = cli.run(*line, "-o", tmp_path / "whole")
+    assert whole.code == 0, whole.err
+    chance, cut = random.Random(algorithm), tmp_path / "cut"
+    for number in range(KILLS):
+        before = newest(cut) if number else 0
+        child = cli.start(*map(str, line), "-o", str(cut), *["--resume"] * (number > 0))
+        wait_for(lambda before=before: newest(cut) > before)
+        time.sleep(chance.uniform(0, 0.25))
+        os.kill(child[0], signal.SIGKILL)
+        assert cli.wait(child).code == -signal.SIGKILL, "the run ended before it could be killed"
+    # A folder stands for its own recipe, so nothing needs to be said again.
+    resumed = cli.run("run", cut, "--resume", "--json")
+    assert resumed.code == 0, resumed.err
+    assert contents(cut) == contents(tmp_path / "whole")
+
+
+def test_ctrl_c_is_safe_says_how_to_go_on_and_a_second_writer_is_refused(cli, recipe, tmp_path):
+    folder = tmp_path / "run"
+    child = cli.start(
+        "run", str(recipe), "-o", str(folder), "--set", "run.rounds=100000", "--set", "run.checkpoint_every=0.1"
+    )
+    wait_for(lambda: newest(folder) >= 2)
+    second = cli.run("run", folder, "--resume")
+    os.kill(child[0], signal.SIGINT)
+    first = cli.wait(child)
+    assert second.code == 1
+    assert f"is being written by process {child[0]}" in second.err
+    assert first.code == 130
+    assert f"fedalloy run {folder} --resume" in first.out
+    assert '"stopped"' in (folder / "status.json").read_text()
+
+
+def test_ctrl_c_ends_a_comparison_and_the_same_command_goes_on(cli, recipe, tmp_path):
+    line = ["compare", str(recipe), "--set", "run.rounds=80", "--set", "run.checkpoint_every=0.1", "-j"]
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    child = cli.start(*line, "2", "-o", str(cut))
+    # Both in the middle of playing: a worker that is still setting up simply dies, which proves nothing.
+    wait_for(lambda: len({file.parent for file in cut.glob("*/seed-*/checkpoints/round-*")}) == 2)
+    os.kill(child[0], signal.SIGINT)
+    begin = time.monotonic()
+    assert cli.wait(child).code == 130
+    assert time.monotonic() - begin < 60, "it should stop after the round"
+    states = [json.loads(file.read_text())["state"] for file in cut.glob("*/seed-*/status.json")]
+    assert set(states) != {"finished"}, "nothing was interrupted"
+    assert cli.run(*line, 1, "-o", cut, "--json").code == 0
+    assert cli.run(*line, 1, "-o", whole, "--json").code == 0
+    for run in sorted(whole.glob("*/seed-*")):
+        assert contents(run) == contents(cut / run.relative_to(whole)), run.name

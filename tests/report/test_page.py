@@ -1,0 +1,112 @@
+"""The page: complete, self-contained, well formed, and with nothing that a name could smuggle in."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from fedalloy.compare.comparing import compare
+from fedalloy.core.errors import CheckpointError
+from fedalloy.recipe import parse
+from fedalloy.report.chart import line_chart
+from fedalloy.report.gathering import gather
+from fedalloy.report.page import page, write_page
+
+VOID = {"meta", "line", "circle", "polyline"}
+
+
+class Checked(HTMLParser):
+    """Every opened tag is closed in order; remembers what is there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.links += [value or "" for name, value in attrs if name in ("src", "href")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    recipe = parse({
+        "task": {"model": "logistic"},
+        "partition": {"kind": "dirichlet", "alpha": 0.3, "clients": 5},
+        "devices": {"success": 0.6},
+        "algorithm": {"lr": 0.5, "batch_size": 128},
+        "run": {"rounds": 3, "seeds": [0, 1], "target": 0.5},
+        "compare": [{"name": "<b>zeta</b>", "set": {"algorithm.name": "fedavg"}},
+                    {"name": "alpha", "set": {"algorithm.name": "fedavg", "algorithm.lr": 1e38}}],
+    })  # fmt: skip
+    compare(recipe, folder, processes=1)
+    return folder
+
+
+def test_the_page_is_well_formed_and_needs_no_network(runs, tmp_path):
+    assert write_page([runs], tmp_path / "deep" / "page.html") == 4
+    text = (tmp_path / "deep" / "page.html").read_text()
+    checked = Checked()
+    checked.feed(text)
+    assert checked.open == []
+    assert checked.links == []
+    assert "script" not in checked.tags
+    assert "url(" not in text
+    assert "http" not in text
+    assert "prefers-color-scheme: dark" in text
+    assert "width=device-width" in text
+
+
+def test_every_section_is_there_and_names_are_escaped(runs):
+    text = page(gather([runs]))
+    for heading in ("Results", "Over rounds", "Fairness", "Who is served worst", "Data", "Participation", "Reproduce"):
+        assert f"<h2>{heading}</h2>" in text
+    assert "&lt;b&gt;zeta&lt;/b&gt;" in text
+    assert "<b>zeta</b>" not in text
+    assert "failed in round" in text
+    assert text.count("<polyline") >= 1
+
+
+def test_algorithms_keep_the_order_of_the_comparison(runs):
+    assert [story.name for story in gather([runs])][::2] == ["<b>zeta</b>", "alpha"]
+
+
+def test_what_the_page_tells_is_what_the_records_say(runs):
+    story = gather([runs])[0]
+    assert story.outcome.folder is not None
+    rows = [json.loads(line) for line in (story.outcome.folder / "rounds.jsonl").read_text().splitlines()]
+    last = json.loads((story.outcome.folder / "clients.jsonl").read_text().splitlines()[-1])
+    assert story.tally.counted.total() == sum(len(row["ids"]) for row in rows)
+    assert story.tally.absent == sum(len(row["absent"]) for row in rows)
+    assert [client.score for client in story.clients] == last["accuracy"]
+    worst = min(story.clients, key=lambda client: client.score)
+    assert f"{worst.name} ({worst.score:.2f}, {worst.examples} ex." in page([story])
+
+
+def test_tuning_runs_are_not_results(runs, tmp_path):
+    shutil.copytree(runs, tmp_path / "all")
+    assert len(gather([tmp_path / "all"])) == 4
+    shutil.move(tmp_path / "all" / "alpha", tmp_path / "all" / "tuning" / "alpha")
+    assert {story.name for story in gather([tmp_path / "all"])} == {"<b>zeta</b>"}
+    with pytest.raises(CheckpointError, match="no run in"):
+        gather([tmp_path / "nothing"])
+
+
+def test_a_chart_survives_one_point_and_none():
+    assert "<circle" in line_chart({"a": [(1, 0.5)]}, "x")
+    assert "Nothing was evaluated" in line_chart({"a": [(1, float("nan"))]}, "x")
+    assert line_chart({"a": [(1, 3.0), (2, 3.0)]}, "constant").count("polyline") == 1

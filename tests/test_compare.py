@@ -1,0 +1,149 @@
+"""Comparing: each run in its folder, tuning apart from reporting, failures named, differences paired by seed."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from typing import Any
+
+import pytest
+
+from fedalloy.compare.comparing import compare, select
+from fedalloy.compare.jobs import News
+from fedalloy.compare.outcome import Outcome, name_of, read_outcome
+from fedalloy.compare.table import Spread, summarise
+from fedalloy.core.errors import CheckpointError, SpecError
+from fedalloy.recipe import parse
+
+TINY: dict[str, dict[str, Any]] = {
+    "task": {"model": "logistic"},
+    "partition": {"kind": "iid", "clients": 4},
+    "sampling": {"cohort": 2},
+    "algorithm": {"lr": 0.5, "batch_size": 128},
+    "run": {"rounds": 2, "seeds": [0, 1], "target": 0.4},
+}
+
+
+def tiny(**tables):
+    return parse({**TINY, **tables})
+
+
+def run(name: str, seed: int, mean: float, state: str = "finished", reached: int | None = None) -> Outcome:
+    return Outcome(name, seed, state, round=2, rounds=2, target=0.5, reached=reached, scores={"mean": mean})
+
+
+def test_the_table_averages_over_seeds_and_pairs_by_seed():
+    rows = summarise([
+        run("a", 0, 0.5, reached=1), run("a", 1, 0.7), run("b", 1, 0.9, reached=2), run("b", 0, 0.6, reached=4),
+    ])  # fmt: skip
+    first, second = rows
+    assert first.mean is not None
+    assert first.mean.mean == pytest.approx(0.6)
+    assert first.mean.deviation == pytest.approx(statistics.stdev([0.5, 0.7]))
+    assert first.difference is None
+    assert second.difference is not None
+    assert second.difference.mean == pytest.approx(0.15)
+    assert second.difference.deviation == pytest.approx(statistics.stdev([0.1, 0.2]))
+    assert first.target_text == "1.0 (1/2)"
+    assert summarise([run("a", 0, 0.5)])[0].target_text == "not reached"
+    assert summarise([Outcome("a", 0, "finished", scores={"mean": 0.5})])[0].target_text == "", "nobody asked"
+    assert second.target_text == "3.0 ± 1.4"
+
+
+def test_a_failed_run_is_named_and_does_not_count():
+    rows = summarise(
+        [run("a", 0, 0.5), run("b", 0, 0.1, state="failed"), run("b", 1, 0.9), run("c", 0, 0.2, state="stopped")]
+    )
+    assert rows[1].mean == Spread(0.9, None, 1)
+    assert [one.seed for one in rows[1].failed] == [0]
+    assert rows[1].difference is None, "seed 1 has no partner"
+    assert rows[1].trouble == "seed 0 failed in round 2"
+    assert rows[2].mean is None
+    assert rows[2].trouble == "seed 0 stopped in round 2"
+
+
+def test_scores_that_are_not_numbers_are_skipped():
+    assert Spread.of([math.nan, 0.5]) == Spread(0.5, None, 1)
+    assert Spread.of([math.nan]) is None
+
+
+def test_a_comparison_in_one_process_equals_one_in_two_and_is_reused(tmp_path):
+    recipe = select(tiny(), ["fedavg", "scaffold"])
+    alone = compare(recipe, tmp_path / "alone", processes=1)
+    beside = compare(recipe, tmp_path / "beside", processes=2)
+    assert [row.to_json() for row in alone.rows] == [row.to_json() for row in beside.rows]
+    assert all(outcome.finished for outcome in alone.outcomes)
+    for outcome in alone.outcomes:
+        assert outcome.folder is not None
+        twin = tmp_path / "beside" / outcome.folder.relative_to(tmp_path / "alone")
+        assert (twin / "rounds.jsonl").read_bytes() == (outcome.folder / "rounds.jsonl").read_bytes()
+    news: list[News] = []
+    compare(recipe, tmp_path / "alone", watcher=news.append)
+    assert [one.kind for one in news] == ["reused"] * 4
+    with pytest.raises(CheckpointError, match=r"run\.rounds is 2 there, 3 here"):
+        compare(tiny(run={**TINY["run"], "rounds": 3}, compare=[{"name": "fedavg"}]), tmp_path / "alone")
+
+
+def test_a_grid_is_tuned_on_its_own_seeds_and_the_best_is_reported(tmp_path):
+    grid = {"algorithm.lr": [0.001, 0.5]}
+    recipe = tiny(run={"rounds": 2, "seeds": [0], "tuning_seeds": [9]}, grid=grid, compare=[{"name": "fedavg"}])
+    done = compare(recipe, tmp_path, processes=1)
+    (tuned,) = done.tuned
+    assert tuned.best == {"algorithm.lr": 0.5}
+    scores = {one.settings["algorithm.lr"]: one.score or math.nan for one in tuned.tried}
+    assert scores[0.5] > scores[0.001]
+    assert [outcome.seed for outcome in done.outcomes] == [0]
+    chosen = read_outcome(tmp_path / "fedavg" / "seed-0")
+    assert chosen.scores == done.outcomes[0].scores
+    assert json.loads((tmp_path / "tuning.json").read_text())[0]["best"] == {"algorithm.lr": 0.5}
+    assert "lr = 0.5" in (tmp_path / "fedavg" / "seed-0" / "recipe.toml").read_text()
+    assert sorted(path.name for path in tmp_path.glob("tuning/fedavg/*/*")) == ["seed-9", "seed-9"]
+
+
+def test_an_entry_may_tune_what_only_it_has(tmp_path):
+    entries = [{"name": "fedavg"}, {"name": "fedprox", "grid": {"algorithm.mu": [0.0, 0.1]}}]
+    done = compare(tiny(run={"rounds": 1, "seeds": [0], "tuning_seeds": [9]}, compare=entries), tmp_path, processes=1)
+    assert [tuned.name for tuned in done.tuned] == ["fedprox"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "grid", "said"),
+    [
+        ({"seeds": [0, 1], "tuning_seeds": [1, 2]}, {}, "both have 1"),
+        ({"seeds": [0, 0]}, {}, "names a seed twice"),
+        ({"seeds": [0]}, {"algorithm.lr": [0.1]}, "run.tuning_seeds"),
+    ],
+)
+def test_seeds_that_would_flatter_are_refused(tmp_path, settings, grid, said):
+    with pytest.raises(SpecError, match=said):
+        compare(tiny(run=settings, grid=grid), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_bad_entry_is_told_before_any_run_starts(tmp_path):
+    entries = [{"name": "fedavg"}, {"name": "wrong", "set": {"algorithm.mu": 1.0}}]
+    with pytest.raises(SpecError, match="unknown argument 'mu'"):
+        compare(tiny(compare=entries), tmp_path)
+    with pytest.raises(SpecError, match="two entries are called 'a'"):
+        compare(tiny(compare=[{"name": "a"}, {"name": "a"}]), tmp_path)
+    with pytest.raises(SpecError, match="did you mean 'fedavg'"):
+        select(tiny(), ["fedavgg"])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_diverged_run_is_a_failed_row_and_the_others_go_on(tmp_path):
+    entries = [{"name": "fedavg"}, {"name": "wild", "set": {"algorithm.lr": 1e38}}]
+    done = compare(tiny(compare=entries), tmp_path, processes=1)
+    calm, wild = done.rows
+    assert calm.mean is not None
+    assert wild.mean is None
+    assert [one.seed for one in wild.failed] == [0, 1]
+    assert all(one.reason for one in wild.failed)
+
+
+def test_runs_are_named_after_what_they_ran():
+    assert name_of({"name": "mine", "algorithm": {"name": "fedavg"}}) == "mine"
+    assert name_of({"algorithm": {"name": "fedprox"}}) == "fedprox"
+    parts = {"solver": {"kind": "sgd"}, "weighting": {"kind": "nova"}, "server": {"kind": "sgd"}}
+    assert name_of({"algorithm": parts}) == "sgd, nova, sgd"

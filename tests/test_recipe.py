@@ -1,0 +1,179 @@
+"""Recipes: what they say is what runs, and what they cannot say is told with the field and the nearest spelling."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedalloy.core.errors import FedalloyError, SpecError
+from fedalloy.recipe import assign, entry_names, literal, load, parse, quick, resolve, schema
+from fedalloy.recipe.changes import leaves, merge
+from fedalloy.records import toml
+from fedalloy.run.sampling import BySize, Listed, Uniform
+from fedalloy.solvers.prox import Prox
+from fedalloy.tasks.devices import EpochRange
+from fedalloy.weightings.uniform import Uniform as UniformWeights
+
+RECIPES = Path(__file__).resolve().parents[1] / "recipes"
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"runn": {}}, "runn: unknown key; did you mean 'run'?"),
+        ({"run": {"ronds": 3}}, "run.ronds: unknown key; did you mean 'rounds'?"),
+        ({"run": {"rounds": "ten"}}, "run.rounds: got 'ten'; should be a whole number"),
+        ({"run": {"rounds": 2.5}}, "run.rounds: got 2.5"),
+        ({"run": {"rounds": 0}}, "run.rounds: got 0; should be greater than or equal to 1"),
+        ({"run": {"seeds": [1, "a"]}}, "run.seeds: got [1, 'a']; entry 1 should be a whole number"),
+        ({"run": 3}, "run: got 3; should be a table"),
+        ({"devices": {"epochs": {"low": 1}}}, "one number, one per client, or `{ low, high }`"),
+        ({"devices": {"on_failure": "resent"}}, "did you mean 'resend'? allowed: drop, resend"),
+        ({"devices": {"slow": {"fraction": 2, "factor": 2}}}, "devices.slow.fraction: got 2"),
+        ({"sampling": {"kind": "bysize"}}, "did you mean 'by_size'?"),
+        ({"sampling": {"kind": "list", "cohort": 3}}, "sampling.cohort"),
+        ({"sampling": {"cohorts": [[1]]}}, "sampling.cohorts: only for kind = 'list'"),
+        ({"compare": [{"nam": "a"}]}, "compare.0.nam: unknown key; did you mean 'name'?"),
+        ({"solver": {"lr": 1}}, "solver.kind: the key 'kind' is missing"),
+        ({"solver": {"kind": "sdg"}}, "solver.kind: unknown solver 'sdg': did you mean 'sgd'?"),
+        ({"solver": {"kind": "sgd", "lrr": 1}}, "unknown argument 'lrr'; did you mean 'lr'?"),
+        ({"algorithm": {"name": "fedavgg"}}, "algorithm.name: unknown algorithm 'fedavgg': did you mean 'fedavg'?"),
+        ({"algorithm": {"lr": "fast"}}, "lr: expected a number, got 'fast'"),
+        ({"engine": {"kind": "lop"}}, "engine.kind: unknown engine 'lop': did you mean 'loop'?"),
+        ({"evaluate": {"metrics": ["acuracy"]}}, "did you mean 'accuracy'?"),
+    ],
+)
+def test_a_wrong_recipe_names_the_field_and_the_nearest_spelling(data, said):
+    with pytest.raises(FedalloyError) as caught:
+        resolve(parse(data))
+    assert said in str(caught.value)
+
+
+def test_every_wrong_field_is_told_at_once():
+    with pytest.raises(SpecError) as caught:
+        parse({"run": {"rounds": 0, "sedes": [1]}, "task": {"test_fraction": 2.0}})
+    assert all(field in str(caught.value) for field in ("run.rounds", "run.sedes", "task.test_fraction"))
+
+
+def test_tables_become_the_values_they_describe():
+    recipe = parse({
+        "devices": {"epochs": {"low": 1, "high": 5}, "success": [1.0, 0.5]},
+        "sampling": {"kind": "by_size", "cohort": 0.5},
+        "algorithm": {"name": "fedprox", "mu": 0.3, "lr": 0.2, "on_failure": "resend"},
+        "weighting": {"kind": "uniform"},
+        "run": {"rounds": 7, "seeds": [5]},
+        "evaluate": {"every": 2, "clients": 3, "metrics": ["accuracy", "top7"]},
+    })  # fmt: skip
+    made = resolve(recipe)
+    solver = made.algorithm.solver
+    assert isinstance(solver, Prox)
+    assert (solver.mu, solver.lr) == (0.3, 0.2)
+    assert made.algorithm.weighting == UniformWeights()
+    assert made.algorithm.on_failure == "resend"
+    assert made.config.devices.epochs == EpochRange(1, 5)
+    assert made.config.sampling == BySize(0.5)
+    assert (made.config.rounds, made.config.seed, made.config.evaluate_clients) == (7, 5, 3)
+    assert resolve(parse({})).config.sampling == Uniform()
+    assert resolve(parse({"sampling": {"kind": "list", "cohorts": [[0], [1, 2]]}})).config.sampling == Listed(
+        ((0,), (1, 2))
+    )
+
+
+def test_a_resolved_recipe_resolves_to_itself_through_toml(tmp_path):
+    recipe = load(RECIPES / "demo.toml")
+    made = resolve(recipe, 2, "fedprox")
+    (tmp_path / "recipe.toml").write_text(toml.dumps(made.resolved))
+    again = resolve(load(tmp_path))
+    assert again.resolved == made.resolved
+    assert (again.algorithm, again.config) == (made.algorithm, made.config)
+    assert made.resolved["run"]["seeds"] == [2]
+    assert made.resolved["engine"]["threads"] >= 1
+    assert not {"compare", "grid"} & made.resolved.keys()
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
+def test_every_recipe_of_the_repository_resolves(path):
+    recipe = load(path)
+    for entry in [None, *entry_names(recipe)]:
+        resolve(recipe, entry=entry)
+
+
+def test_all_algorithms_of_a_comparison_see_the_same_federation():
+    recipe = load(RECIPES / "demo.toml")
+    digests = {resolve(recipe, seed, entry).task().manifest.digest for entry in ("fedavg", "scaffold") for seed in (0,)}
+    assert len(digests) == 1
+    assert resolve(recipe, 1, "fedavg").task().manifest.digest not in digests
+
+
+def test_an_entry_named_like_a_method_is_that_method_unless_it_says_otherwise():
+    recipe = parse({"compare": [{"name": "scaffold"}, {"name": "fedprox", "set": {"algorithm": {"name": "fedavg"}}}]})
+    assert resolve(recipe, entry="scaffold").resolved["algorithm"]["name"] == "scaffold"
+    assert resolve(recipe, entry="fedprox").resolved["algorithm"]["name"] == "fedavg"
+    with pytest.raises(SpecError, match="compares no 'scafold': did you mean 'scaffold'"):
+        resolve(recipe, entry="scafold")
+
+
+def test_quick_shortens():
+    recipe = parse({"run": {"rounds": 90, "seeds": [1, 2, 3, 4], "tuning_seeds": [7, 8]}})
+    short = quick(recipe)
+    assert (short.run.rounds, short.run.seeds, short.run.tuning_seeds) == (3, [1, 2], [7])
+    assert short.evaluate.every == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3", 3),
+        ("0.1", 0.1),
+        ("true", True),
+        ("fedprox", "fedprox"),
+        ("[1, 2]", [1, 2]),
+        ('"3"', "3"),
+        ("{a = 1}", {"a": 1}),
+    ],
+)
+def test_values_are_typed_as_in_toml_and_bare_words_are_text(text, value):
+    assert literal(text) == value
+    assert type(literal(text)) is type(value)
+
+
+def test_assignments_reach_lists_and_short_forms():
+    data = {"task": {"dataset": "mnist"}, "wire": [{"kind": "clip"}]}
+    changed = assign(data, ["task.dataset.flat=false", "wire.0.kind=noise"])
+    assert changed == {"task": {"dataset": {"kind": "mnist", "flat": False}}, "wire": [{"kind": "noise"}]}
+    assert data["wire"] == [{"kind": "clip"}], "the given tables stay as they were"
+    for wrong in ("wire.3.kind=noise", "run", "=3"):
+        with pytest.raises(SpecError):
+            assign(data, [wrong])
+    with pytest.raises(SpecError, match="not a table"):
+        assign({"run": 3}, ["run.rounds=4"])
+
+
+words = st.text("abcdef", min_size=1, max_size=4)
+
+
+@given(
+    st.dictionaries(
+        words, st.recursive(st.integers(), lambda inner: st.dictionaries(words, inner, min_size=1)), max_size=4
+    )
+)
+def test_merging_a_tables_own_leaves_changes_nothing(table):
+    assert merge(table, dict(leaves(table))) == table
+
+
+def test_a_missing_file_names_its_neighbours_and_broken_toml_its_line(tmp_path):
+    (tmp_path / "demo.toml").write_text("[run\n")
+    with pytest.raises(SpecError, match=r"did you mean 'demo\.toml'"):
+        load(tmp_path / "demmo.toml")
+    with pytest.raises(SpecError, match="line 1"):
+        load(tmp_path / "demo.toml")
+
+
+def test_the_schema_is_json_and_knows_the_registered_names():
+    made = json.loads(json.dumps(schema()))
+    assert "fedavg" in made["$defs"]["AlgorithmTable"]["properties"]["name"]["examples"]
+    assert made["$defs"]["RunTable"]["additionalProperties"] is False

@@ -1,0 +1,90 @@
+"""Clipping and noise: lengths, draws by client, and the refusal of weightings without a bound."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedalloy.core import tree
+from fedalloy.core.algorithm import Algorithm
+from fedalloy.core.errors import AlgorithmError
+from fedalloy.core.keys import Key
+from fedalloy.core.spec import from_spec
+from fedalloy.servers.sgd import ServerSgd
+from fedalloy.solvers.sgd import Sgd
+from fedalloy.testing import EngineCase, check_engine, check_rule, small_task
+from fedalloy.testing.cases import CHANGING
+from fedalloy.weightings.nova import Nova
+from fedalloy.weightings.samples import Samples
+from fedalloy.weightings.uniform import Uniform
+from fedalloy.wire.clip import Clip
+from fedalloy.wire.noise import Noise
+from fedalloy.wire.scaled_sign import ScaledSign
+from fedalloy.wire.topk import TopK
+
+PARAMS = {"a": torch.zeros(200, 50), "b": torch.zeros(3, dtype=torch.float64)}
+
+
+@given(st.floats(1e-6, 1e6), st.floats(1e-3, 1e3), st.integers(0, 100))
+def test_no_update_is_longer_than_the_limit_and_directions_stay(scale, norm, seed):
+    x = {name: scale * Key.of(seed).fold(name).normal(2, 3, dtype=torch.float64) for name in "ab"}
+    sent, _ = Clip(norm).encode({"delta": x}, {}, {})
+    length, after = float(tree.norm(x)), float(tree.norm(sent["delta"]))
+    assert after == pytest.approx(min(length, norm))
+    assert float(tree.dot(x, sent["delta"])) == pytest.approx(length * after)
+    if length <= norm:
+        assert all(torch.equal(sent["delta"][name], x[name]) for name in x)
+
+
+def test_an_update_of_zero_stays_zero():
+    sent, _ = Clip(0.5).encode({"delta": {"w": torch.zeros(3)}}, {}, {})
+    assert sent["delta"]["w"].tolist() == [0.0, 0.0, 0.0]
+
+
+def test_noise_has_the_said_size_and_belongs_to_the_client():
+    wire = Noise(std=0.5)
+    draws = wire.draws({"params": PARAMS}, Key.of(3).each(torch.tensor([4, 9])))
+    assert {name: (leaf.shape[1:], leaf.dtype) for name, leaf in draws.items()} == {
+        name: (leaf.shape, leaf.dtype) for name, leaf in PARAMS.items()
+    }
+    alone = wire.draws({"params": PARAMS}, Key.of(3).each(torch.tensor([9])))
+    assert torch.equal(draws["a"][1], alone["a"][0])
+    sent, _ = wire.encode({"delta": PARAMS}, {}, tree.rows(draws, 0))
+    assert float(sent["delta"]["a"].std()) == pytest.approx(0.5, rel=0.05)
+    assert abs(float(sent["delta"]["a"].mean())) < 0.02
+    assert sent["delta"]["b"].dtype == torch.float64
+
+
+def test_noise_refuses_a_weighting_without_a_bound():
+    for weighting in (Samples(), Uniform()):
+        Algorithm(Sgd(), weighting, ServerSgd(), (Clip(), Noise()))
+    Algorithm(Sgd(), Nova(), ServerSgd(), (Clip(),))
+    with pytest.raises(AlgorithmError, match=r"wire 'Noise' needs a weighting that bounds .* 'Nova' has no such bound"):
+        Algorithm(Sgd(), Nova(), ServerSgd(), (Clip(), Noise()))
+
+
+def test_bytes_of_clipped_and_noisy_updates():
+    one, plain = {"delta": PARAMS}, tree.nbytes(PARAMS)
+    assert Clip().bytes_sent(one, plain) == plain
+    assert Noise().bytes_sent(one, plain) == plain
+    assert Noise().bytes_sent(one, TopK(0.1).bytes_sent(one, plain)) == plain
+
+
+@pytest.mark.parametrize("engine", [{"kind": "loop"}, {"kind": "batched", "kernel": "mapped"}])
+def test_engines_agree_on_a_whole_chain(engine):
+    algorithm = Algorithm(Sgd(lr=0.3, batch_size=3), Samples(), ServerSgd(), (Clip(0.1), Noise(0.05), ScaledSign()))
+    case = EngineCase("chain", "draws and memories", algorithm, small_task(), CHANGING)
+    assert check_engine(from_spec("engine", engine), [case]) == []
+
+
+@pytest.mark.parametrize("wire", [Clip(0.2), Noise(0.3)])
+def test_every_promise_of_a_wire(wire):
+    assert check_rule("wire", wire) == []
+
+
+@pytest.mark.parametrize("make", [lambda: Clip(0.0), lambda: Clip(-1.0), lambda: Noise(-0.1)])
+def test_settings_out_of_range_are_refused(make):
+    with pytest.raises(ValueError, match="must"):
+        make()
