@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -75,11 +76,10 @@ class Line:
 
     def __str__(self) -> str:
         verdict = "below the minimum" if self.ratio < self.minimum else "aim" if self.ratio >= self.aim else "ok"
-        return (
-            f"{self.workload:4} {_with(self.sequential_ms, self.sequential_spread):>26} "
-            f"{_with(self.fedalloy_ms, self.fedalloy_spread):>26} {self.ratio:7.2f} {self.minimum:8.1f} {self.aim:5.1f}  "
-            f"{self.engine:12} {verdict}"
-        )
+        theirs = _with(self.sequential_ms, self.sequential_spread)
+        times = f"{theirs:>26} {_with(self.fedalloy_ms, self.fedalloy_spread):>26}"
+        limits = f"{self.ratio:7.2f} {self.minimum:8.1f} {self.aim:5.1f}"
+        return f"{self.workload:4} {times} {limits}  {self.engine:12} {verdict}"
 
 
 def race(load: Workload, seconds: float) -> Line:
@@ -176,7 +176,7 @@ def _lazy_run(population: int, rounds: int) -> list[float]:
             fedavg(lr=LR, batch_size=10), task, rounds=rounds, cohort=100, folder=f"{folder}/run",
             evaluate_every=rounds, evaluate_clients=100, watcher=lambda _: stamps.append(time.perf_counter()),
         )  # fmt: skip
-    return [after - before for before, after in zip(stamps[:-2], stamps[1:-1], strict=True)]
+    return [after - before for before, after in pairwise(stamps[:-1])]
 
 
 def start_up(repeats: int = 3) -> float:

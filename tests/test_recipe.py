@@ -95,11 +95,23 @@ def test_a_resolved_recipe_resolves_to_itself_through_toml(tmp_path):
     assert not {"compare", "grid"} & made.resolved.keys()
 
 
-@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(RECIPES.rglob("*.toml")), ids=lambda path: path.stem)
 def test_every_recipe_of_the_repository_resolves(path):
     recipe = load(path)
     for entry in [None, *entry_names(recipe)]:
         resolve(recipe, entry=entry)
+
+
+def test_data_say_how_they_are_scored_unless_the_recipe_does():
+    usual = resolve(parse({"task": {"dataset": {"kind": "heart", "variant": "flamby"}}, "run": {"target": 0.8}}))
+    assert usual.config.metrics == ("auroc", "accuracy", "loss")
+    assert usual.config.target_metric == usual.resolved["run"]["target_metric"] == "auroc"
+    assert usual.resolved["evaluate"]["metrics"] == ["auroc", "accuracy", "loss"]
+    said = resolve(parse({"task": {"dataset": "heart"}, "evaluate": {"metrics": ["loss", "accuracy"]}})).config
+    assert (said.metrics, said.target_metric) == (("loss", "accuracy"), "loss")
+    plain = resolve(parse({"run": {"target_metric": "loss"}})).config
+    assert (plain.metrics, plain.target_metric) == (("accuracy", "loss"), "loss")
+    assert resolve(parse({"evaluate": {"metrics": ["loss", "accuracy"]}})).config.target_metric == "accuracy"
 
 
 def test_all_algorithms_of_a_comparison_see_the_same_federation():

@@ -18,10 +18,15 @@ from fedalloy.servers.amsgrad import AmsGrad
 from fedalloy.servers.momentum import Momentum
 from fedalloy.servers.period_momentum import PeriodMomentum
 from fedalloy.servers.sgd import ServerSgd
+from fedalloy.solvers.apfl import Apfl
+from fedalloy.solvers.ditto import Ditto
+from fedalloy.solvers.personal import HEAD, NORM, Personal
+from fedalloy.solvers.pfedme import PFedMe
 from fedalloy.solvers.propfair import PropFair
 from fedalloy.solvers.prox import Prox
 from fedalloy.solvers.scaffold import Scaffold
 from fedalloy.solvers.sgd import Sgd
+from fedalloy.solvers.superfed import SuPerFed
 from fedalloy.solvers.training import LocalTraining
 from fedalloy.weightings import mirror
 from fedalloy.weightings.aaggff_d import AaggffD
@@ -299,6 +304,70 @@ def krum(byzantine: int = 0, server_lr: float = 1.0, **local: Any) -> Algorithm:
 def multi_krum(byzantine: int = 0, keep: int | None = None, server_lr: float = 1.0, **local: Any) -> Algorithm:
     """The mean of the updates with the closest company (Blanchard et al. 2017)."""
     return Algorithm(Sgd(**local), MultiKrum(byzantine, keep), ServerSgd(server_lr))
+
+
+@register("algorithm", "superfed_mm")
+def superfed_mm(
+    mu: float = 0.01, nu: float = 1.0, start: float = 0.4, server_lr: float = 1.0, **local: Any
+) -> Algorithm:
+    """SuPerFed with one mixing coefficient for the whole model (Hahn et al. 2022)."""
+    return Algorithm(SuPerFed(mu, nu, "model", start, **local), Samples(), ServerSgd(server_lr))
+
+
+@register("algorithm", "superfed_lm")
+def superfed_lm(
+    mu: float = 0.01, nu: float = 2.0, start: float = 0.6, server_lr: float = 1.0, **local: Any
+) -> Algorithm:
+    """SuPerFed with a mixing coefficient for every layer (Hahn et al. 2022)."""
+    return Algorithm(SuPerFed(mu, nu, "layer", start, **local), Samples(), ServerSgd(server_lr))
+
+
+@register("algorithm", "fedper")
+def fedper(names: tuple[str, ...] = HEAD, server_lr: float = 1.0, **local: Any) -> Algorithm:
+    """The head of the model stays at the client (Arivazhagan et al. 2019)."""
+    return Algorithm(Personal(Sgd(**local), names), Samples(), ServerSgd(server_lr))
+
+
+@register("algorithm", "lgfedavg")
+def lgfedavg(names: tuple[str, ...] = HEAD, server_lr: float = 1.0, **local: Any) -> Algorithm:
+    """Only the head of the model is shared (Liang et al. 2020)."""
+    return Algorithm(Personal(Sgd(**local), names, keep="others"), Samples(), ServerSgd(server_lr))
+
+
+@register("algorithm", "fedrep")
+def fedrep(names: tuple[str, ...] = HEAD, tau: int = 5, server_lr: float = 1.0, **local: Any) -> Algorithm:
+    """FedPer in two phases: ``epochs`` on the head, then ``tau`` epochs on the body (Collins et al. 2021)."""
+    return Algorithm(Personal(Sgd(**local), names, shared_epochs=tau), Samples(), ServerSgd(server_lr))
+
+
+@register("algorithm", "fedbn")
+def fedbn(names: tuple[str, ...] = NORM, server_lr: float = 1.0, **local: Any) -> Algorithm:
+    """Normalisation layers and their statistics stay at the client (Li et al. 2021)."""
+    return Algorithm(Personal(Sgd(**local), names), Samples(), ServerSgd(server_lr))
+
+
+@register("algorithm", "apfl")
+def apfl(alpha: float = 0.25, adaptive: bool = False, server_lr: float = 1.0, **local: Any) -> Algorithm:
+    """A mixture of the shared and an own model (Deng et al. 2020), ``alpha`` of it local; ``adaptive`` learns alpha."""
+    return Algorithm(Apfl(alpha, adaptive, **local), Samples(), ServerSgd(server_lr))
+
+
+@register("algorithm", "pfedme")
+def pfedme(lam: float = 15.0, inner: int = 5, inner_lr: float = 0.09, beta: float = 1.0, **local: Any) -> Algorithm:
+    """Personal models by a Moreau envelope (Dinh et al. 2020); ``beta`` is how far the server goes to the average."""
+    return Algorithm(PFedMe(lam, inner, inner_lr, **local), Samples(), ServerSgd(beta))
+
+
+@register("algorithm", "ditto")
+def ditto(lam: float = 1.0, personal_epochs: int = 5, server_lr: float = 1.0, **local: Any) -> Algorithm:
+    """FedAvg, and beside it a model at every client that is held near it (Li et al. 2021)."""
+    return Algorithm(Ditto(lam, personal_epochs, **local), Samples(), ServerSgd(server_lr))
+
+
+@register("algorithm", "local_only")
+def local_only(**local: Any) -> Algorithm:
+    """Every client trains alone and nothing is sent: the control of every personal method."""
+    return Algorithm(Personal(Sgd(**local), ("*",)), Uniform(), ServerSgd())
 
 
 def named(name: str, **settings: Any) -> Algorithm:

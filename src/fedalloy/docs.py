@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 import sys
 import types
 import typing
@@ -19,6 +20,8 @@ from fedalloy.core import registry
 from fedalloy.core.errors import RegistryError, nearest
 
 ROOMS = ("algorithm", "solver", "weighting", "server", "wire", "dataset", "partition", "model", "metric", "engine")
+CITED = ("solver", "weighting", "server", "wire")
+"""Rooms in which one file is one idea, whose source stands in the first line of the file."""
 PAGE = Path("docs") / "reference.md"
 _FOLLOWS = "local training"
 
@@ -47,9 +50,10 @@ class RuleText:
 
 
 def describe(room: str, name: str) -> RuleText:
-    """A rule's docstring and arguments."""
+    """A rule's docstring and arguments; the idea and its source in front, unless the docstring itself names one."""
     rule = registry.find(room, name)
-    text = inspect.cleandoc(own_docstring(rule))
+    own, idea = inspect.cleandoc(own_docstring(rule)), _idea(rule)
+    text = f"{idea}\n\n{own}" if room in CITED and not cites(own) and cites(idea) else own
     return RuleText(room, name, text, tuple(_arguments(rule)))
 
 
@@ -76,6 +80,22 @@ def own_docstring(rule: Callable[..., Any]) -> str:
     """A rule's docstring, unless a dataclass made it up from its fields."""
     text = rule.__doc__ or ""
     return "" if dataclasses.is_dataclass(rule) and text.startswith(f"{rule.__name__}(") else text
+
+
+def cites(text: str) -> bool:
+    """Whether a text names a source: a paper's number, or authors and a year.
+
+    >>> cites("FedAvg (McMahan et al. 2017)"), cites("see arXiv:1602.05629"), cites("the usual 20 rounds")
+    (True, True, False)
+    """
+    return bool(re.search(r"arXiv:\d{4}\.\d{4,5}|[A-Z][\w-]+ (et al\.|and [A-Z][\w-]+) (19|20)\d\d", text))
+
+
+def _idea(rule: Callable[..., Any]) -> str:
+    """What the file a rule is written in says first, down to the paragraph that names a source."""
+    paragraphs = inspect.cleandoc(sys.modules[rule.__module__].__doc__ or "").split("\n\n")
+    citing = next((place for place, text in enumerate(paragraphs) if cites(text)), 0)
+    return "\n\n".join(" ".join(text.split()) for text in paragraphs[: citing + 1])
 
 
 def words(hint: Any) -> str:

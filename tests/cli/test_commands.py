@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -18,11 +18,13 @@ def test_help_answers_at_once_and_loads_nothing_heavy():
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     spent = []
     for _ in range(3):
-        begin = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run([sys.executable, "-m", "fedalloy", "--help"], env=env, capture_output=True, text=True)
-        spent.append(time.perf_counter() - begin)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         assert done.returncode == 0
     assert "Exit codes" in done.stdout
+    # Processor time, not the clock: the promise is about our work, not about what else the machine does.
     assert min(spent) < 0.5, spent
     program = "import sys, fedalloy.cli.app; print({'torch', 'numpy', 'pydantic', 'sklearn'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)

@@ -24,7 +24,13 @@ def contents(folder: Path) -> dict[str, bytes]:
     """Everything that must not depend on interruptions: records, and the last checkpoint with model and states."""
     last = max((folder / "checkpoints").glob("round-*.safetensors"))
     files = [folder / "rounds.jsonl", folder / "clients.jsonl", folder / "status.json", folder / "manifest.json", last]
-    return {file.name: file.read_bytes() for file in files}
+    return {file.name: file.read_bytes() for file in [*files, *current_states(folder)]}
+
+
+def current_states(folder: Path) -> list[Path]:
+    """The states of clients that are on disk: of every client the newest; older ones may or may not still be there."""
+    newest = {file.name[:7]: file for file in sorted((folder / "clients").glob("*-*.safetensors"))}
+    return list(newest.values())
 
 
 def wait_for(condition, seconds: float = 60.0) -> None:
@@ -39,9 +45,11 @@ def newest(folder: Path) -> int:
     return max(found, default=0)
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold"])
-def test_sigkill_anywhere_and_resume(cli, recipe, tmp_path, algorithm):
+@pytest.mark.parametrize(("algorithm", "memory"), [("fedavg", 64), ("scaffold", 64), ("scaffold", 0), ("ditto", 0)])
+def test_sigkill_anywhere_and_resume(cli, recipe, tmp_path, algorithm, memory):
+    """With memory = 0 the clients' states are files of their own beside the checkpoint."""
     line = ["run", recipe, "--json", *SETTINGS, "--set", f"algorithm.name={algorithm}"]
+    line += ["--set", f"run.client_memory_mb={memory}"]
     whole = cli.run(*line, "-o", tmp_path / "whole")
     assert whole.code == 0, whole.err
     chance, cut = random.Random(algorithm), tmp_path / "cut"
@@ -56,6 +64,7 @@ def test_sigkill_anywhere_and_resume(cli, recipe, tmp_path, algorithm):
     resumed = cli.run("run", cut, "--resume", "--json")
     assert resumed.code == 0, resumed.err
     assert contents(cut) == contents(tmp_path / "whole")
+    assert bool(current_states(cut)) == (memory == 0)
 
 
 def test_ctrl_c_is_safe_says_how_to_go_on_and_a_second_writer_is_refused(cli, recipe, tmp_path):

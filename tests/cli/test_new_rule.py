@@ -44,7 +44,8 @@ def test_a_toy_weighting_in_one_file_is_everywhere(nurseries, recipe, tmp_path):
     assert not any(table["problems"])
     recipe.write_text(recipe.read_text() + '[weighting]\nkind = "toy_log"\nbase = 3.0\n')
     done = cli.run("run", recipe, "-o", tmp_path / "run", "--json")
-    assert json.loads(done.out)["state"] == "finished", done.err
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["state"] == "finished"
     row = json.loads((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()[0])
     plain = cli.run("run", recipe, "-o", tmp_path / "other", "--json", "--set", "weighting={kind='samples'}")
     assert plain.code == 0, plain.err

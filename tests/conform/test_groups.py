@@ -30,8 +30,9 @@ BUILT: dict[str, Callable[[str], bool]] = {
     "fedcams": lambda field: True,
     "fednova": lambda field: True,
     "fedopt": lambda field: True,
-    "local_solvers": lambda field: field.startswith(("prox_", "momentum_", "scaffold_")),
+    "local_solvers": lambda field: True,
     "size_and_loss": lambda field: True,
+    "superfed": lambda field: True,
     "fedadp": lambda field: True,
     "fedlayerwise": lambda field: True,
     "fedfa": lambda field: True,
@@ -92,7 +93,7 @@ def test_solvers_that_expect_no_model_still_carry_the_right_one():
     for recorded in read(VECTORS / "local_solvers.json").records:
         computed = list(registry.find("conform", "local_solvers")(recorded.case))
         for before, after in zip(computed[:-1], recorded.case.rounds[1:], strict=True):
-            for name in ("prox_w", "momentum_w", "scaffold_w"):
+            for name in ("prox_w", "momentum_w", "scaffold_w", "pfedme_w", "apfl_w"):
                 assert torch.allclose(before[name], after.tensor(name, 1), atol=1e-12)
 
 

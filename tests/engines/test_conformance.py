@@ -96,12 +96,12 @@ def test_the_loop_passes():
 CAUGHT_BY = {
     "key_by_slot": ("fedavg", "dropout", "wire with memory", "wavering steps"),
     "forgotten_mask": ("weight decay", "momentum", "adam", "fedprox"),
-    "lost_client_state": ("scaffold", "wire with memory", "wavering steps"),
+    "lost_client_state": ("scaffold", "wire with memory", "wavering steps", "a model at home", "leaves at home"),
     "shuffled_clients": ("lopsided weights", "fedavg"),
     "ignored_epochs": ("uneven epochs", "uneven epochs, normalised"),
     "ignored_links": ("failing links", "failing links, batchnorm"),
     "repeated_draws": ("fedavg", "dropout"),
-    "stale_buffers": ("batchnorm", "batchnorm and state"),
+    "stale_buffers": ("batchnorm", "batchnorm and state", "two phases"),
     "call_order": ("fedavg", "wavering steps"),
     "written_inputs": ("fedavg", "batchnorm"),
 }
@@ -243,7 +243,7 @@ class BrokenSolver(Sgd):
         # A stride that depends on the longest client of the block.
         return replace(plan, index=plan.index.flip(2)) if self.fault == "block" else plan
 
-    def draws(self, plan, keys):
+    def draws(self, plan, keys, shared):
         scale = keys.uniform(plan.index.shape[1], dtype=torch.float64)
         return {"scale": scale.flip(1) if self.fault == "draws" else scale}
 

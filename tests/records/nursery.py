@@ -1,5 +1,6 @@
-"""Children to be killed: ``python nursery.py`` imports once, then forks a writer for every folder named on its
-input and prints the writer's process id; at the next line it waits for the writer and says so. Not a test itself.
+"""Children to be killed: ``python nursery.py`` imports once, then forks a writer for every line on its input, which
+names a kind of store and a folder, and prints the writer's process id; at the next line it waits for the writer and
+says so. Not a test itself.
 
 A writer does what the driver does: takes the lock, goes back to the last good checkpoint, and continues.
 """
@@ -13,6 +14,8 @@ from typing import Any
 
 import torch
 
+from fedalloy.core.protocols import ClientStore
+from fedalloy.records.disk_store import DiskStore
 from fedalloy.records.folder import RunFolder
 from fedalloy.records.store import MemoryStore
 
@@ -34,19 +37,28 @@ def rows_of(round: int) -> dict[str, dict[str, Any]]:
     }
 
 
-def write_run(path: Path, rounds: int = ROUNDS) -> None:
+def client_after(round: int) -> dict[str, Any]:
+    return {"solver": {"seen": torch.tensor(round), "model": torch.arange(3000.0) * round}}
+
+
+def make_store(kind: str, folder: RunFolder) -> ClientStore:
+    return DiskStore(folder.clients) if kind == "disk" else MemoryStore()
+
+
+def write_run(kind: str, path: Path, rounds: int = ROUNDS) -> None:
     """Run to the end from wherever the folder stands."""
     folder = RunFolder.open(path)
     with folder.lock():
         last = folder.latest()
         folder.rewind(last)
-        store = MemoryStore(last.clients if last else None)
+        store = make_store(kind, folder)
+        store.restore(last.round if last else 0, last.clients if last else {})
         for round in range(last.round + 1 if last else 1, rounds + 1):
             for stream, row in rows_of(round).items():
                 folder.append(stream, row)  # type: ignore[arg-type]
-            store.put({round % 5: {"solver": {"seen": torch.tensor(round)}}})
+            store.put(round, {round % 5: client_after(round), 7 * round % 11: client_after(round)})
             if round % EVERY == 0:
-                folder.checkpoint(round, server_after(round), store.snapshot(), {"clock": round / 8})
+                folder.checkpoint(round, server_after(round), store.commit(round), {"clock": round / 8})
             elif round % 2:
                 folder.flush()  # so that a kill finds rows beyond the checkpoint on disk
         folder.set_status("finished", rounds)
@@ -56,7 +68,8 @@ def main() -> None:
     for line in sys.stdin:
         child = os.fork()
         if child == 0:
-            write_run(Path(line.strip()))
+            kind, _, path = line.strip().partition(" ")
+            write_run(kind, Path(path))
             os._exit(0)
         print(child, flush=True)
         # Not before being told: until then the id belongs to this writer and no other, dead or alive.

@@ -275,8 +275,8 @@ def _seconds(folder: RunFolder, row: dict[str, Any]) -> float:
 def test_the_store_remembers_clients_that_miss_rounds() -> None:
     store = MemoryStore({2: {"a": 1}})
     as_protocol: ClientStore = store
-    as_protocol.put({9: {"a": 2}, 1: {"a": 3}})
-    as_protocol.put({9: {"a": 4}})
+    as_protocol.put(1, {9: {"a": 2}, 1: {"a": 3}})
+    as_protocol.put(2, {9: {"a": 4}})
     assert store.get([1, 5, 9]) == {1: {"a": 3}, 9: {"a": 4}}
-    assert list(store.snapshot()) == [1, 2, 9]
+    assert list(store.commit(2)) == [1, 2, 9]
     assert len(store) == 3

@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from fedalloy.core.errors import RunLocked
+from fedalloy.core.protocols import ClientStore
 from fedalloy.records.folder import RunFolder
 from tests.records import nursery
 
@@ -30,8 +32,8 @@ class Nursery:
         env = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
 
-    def start(self, folder: Path) -> int:
-        return int(self._ask(str(folder)))
+    def start(self, folder: Path, kind: str = "memory") -> int:
+        return int(self._ask(f"{kind} {folder}"))
 
     def wait(self) -> None:
         assert self._ask("") == "gone\n"
@@ -80,53 +82,77 @@ def fresh(path: Path) -> RunFolder:
 
 
 def contents(path: Path) -> dict[str, bytes]:
-    """Every file of a run but its lock, which names a process."""
+    """Every file of a run but its lock, which names a process, and clients' states that only an older checkpoint
+    names: how long these stay depends on when the run was resumed."""
+    last = RunFolder.open(path).latest()
+    named = {f"{client:07d}-{kept['generation']:06d}.safetensors" for client, kept in last.clients.items()
+             if "generation" in kept} if last else set()  # fmt: skip
     return {
         str(file.relative_to(path)): file.read_bytes()
         for file in sorted(path.rglob("*"))
-        if file.is_file() and file.name != "lock"
+        if file.is_file() and file.name != "lock" and (file.parent.name != "clients" or file.name in named)
     }
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("run") / "whole"
-    fresh(path)
-    nursery.write_run(path)
-    return path
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    paths = {kind: tmp_path_factory.mktemp("run") / kind for kind in ("memory", "disk")}
+    for kind, path in paths.items():
+        fresh(path)
+        nursery.write_run(kind, path)
+    return paths
 
 
-def check_prefix(folder: RunFolder, whole: Path) -> int:
+def expected_states(round: int) -> dict[int, int]:
+    """In which round each client's state was made."""
+    seen: dict[int, int] = {}
+    for past in range(1, round + 1):
+        seen |= {past % 5: past, 7 * past % 11: past}
+    return seen
+
+
+def check_states(store: ClientStore, round: int) -> None:
+    found = store.get(range(11))
+    assert {client: int(mine["solver"]["seen"]) for client, mine in found.items()} == expected_states(round)
+    for client, seen in expected_states(round).items():
+        assert torch.equal(found[client]["solver"]["model"], nursery.client_after(seen)["solver"]["model"])
+
+
+def check_prefix(folder: RunFolder, whole: Path, kind: str) -> int:
     """After a kill: the newest checkpoint is whole, and the records go back to exactly its rounds."""
     with folder.lock():
         last = folder.latest(report=pytest.fail)
         folder.rewind(last)
+        store = nursery.make_store(kind, folder)
+        store.restore(last.round if last else 0, last.clients if last else {})
     done = last.round if last else 0
+    check_states(store, done)
     for name in STREAMS:
         lines = (whole / f"{name}.jsonl").read_bytes().splitlines(keepends=True)[:done]
         assert (folder.path / f"{name}.jsonl").read_bytes() == b"".join(lines)
     if last is not None:
         assert bool((last.server["params"]["w"] == nursery.server_after(done)["params"]["w"]).all())
-        assert all(int(mine["solver"]["seen"]) in range(done - 4, done + 1) for mine in last.clients.values())
     assert not list(folder.path.rglob(".*"))
     return done
 
 
+@pytest.mark.parametrize("kind", ["memory", "disk"])
 def test_killed_at_random_moments_it_ends_in_the_same_files(
-    tmp_path: Path, writers: Nursery, undisturbed: Path
+    tmp_path: Path, writers: Nursery, undisturbed: dict[str, Path], kind: str
 ) -> None:
     folder, chance, reached = fresh(tmp_path / "killed"), random.Random(4), [0]
     for _ in range(12):
-        pid = writers.start(folder.path)
+        pid = writers.start(folder.path, kind)
         wait_for_round(folder, min(reached[-1] + chance.randrange(20), nursery.ROUNDS))
         time.sleep(chance.uniform(0, 0.005))
         writers.kill(pid)
-        reached.append(check_prefix(folder, undisturbed))
+        reached.append(check_prefix(folder, undisturbed[kind], kind))
         assert reached[-1] >= reached[-2]
     assert len({*reached} - {0, nursery.ROUNDS}) > 0, "no writer was killed in the middle of its work"
-    writers.start(folder.path)
+    writers.start(folder.path, kind)
     writers.wait()
-    assert contents(folder.path) == contents(undisturbed)
+    assert contents(folder.path) == contents(undisturbed[kind])
+    assert (kind == "disk") == any(name.startswith("clients/") for name in contents(folder.path))
 
 
 def test_the_lock_is_refused_while_held_and_free_after_a_kill(tmp_path: Path, writers: Nursery) -> None:
@@ -147,6 +173,6 @@ def test_the_lock_is_refused_while_held_and_free_after_a_kill(tmp_path: Path, wr
         assert (folder.path / "lock").read_text() == f"{os.getpid()}\n"
 
 
-def test_the_status_tells_how_it_ended(undisturbed: Path) -> None:
-    status = json.loads((undisturbed / "status.json").read_text())
+def test_the_status_tells_how_it_ended(undisturbed: dict[str, Path]) -> None:
+    status = json.loads((undisturbed["memory"] / "status.json").read_text())
     assert status == {"state": "finished", "round": nursery.ROUNDS, "reason": ""}

@@ -82,12 +82,12 @@ def test_an_error_memory_does_not_speak_for_a_client_that_is_not_there():
     algorithm = Algorithm(Sgd(**LOCAL), Uniform(), ServerSgd(), (HalfWithMemory(),))
     store, devices = MemoryStore(), DeviceProfile(on_failure="resend")
     _, played = first(federation(algorithm, devices=devices), store)
-    memories = store.snapshot()
+    memories = store.commit(2)
     silent = federation(algorithm, devices=replace(devices, success=0.0))
     second = play(silent, played.step.state, store, 2, Stopwatch())
     assert second.row["ids"] == [0, 1, 2, 3, 4]
     assert list(differences(second.step.state["shared"], played.step.state["shared"])) == []
-    after, before = ({str(client): mine for client, mine in kept.items()} for kept in (store.snapshot(), memories))
+    after, before = ({str(client): mine for client, mine in kept.items()} for kept in (store.commit(2), memories))
     assert list(differences(after, before)) == []
 
 

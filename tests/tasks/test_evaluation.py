@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from fedalloy.core.keys import Key
 from fedalloy.core.types import Block, Examples
-from fedalloy.tasks.evaluation import evaluate_clients, evaluate_pool
+from fedalloy.tasks import evaluation
+from fedalloy.tasks.evaluation import evaluate_clients, evaluate_models, evaluate_pool
 from fedalloy.tasks.objective import ModuleObjective
 
 METRICS = ("accuracy", "loss", "top2", "ece", "mce")
@@ -93,3 +94,42 @@ def test_a_regression_has_a_loss_but_no_accuracy():
 def test_evaluation_builds_no_graph():
     params = {name: leaf.clone().requires_grad_() for name, leaf in PARAMS.items()}
     assert not evaluate_clients(OBJECTIVE, params, BUFFERS, block(pool(5), [0], [5]), ["loss"])["loss"].requires_grad
+
+
+# ---------------------------------------------------------------------------------------------- a model per client
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 10)), min_size=1, max_size=6), st.integers(1, 40))
+def test_every_client_is_scored_with_its_own_model_however_it_is_done(segments, chunk):
+    metrics = (*METRICS, "ece_batch")
+    clients = block(pool(30), [begin for begin, _ in segments], [size for _, size in segments])
+    models = [OBJECTIVE.init(Key.of(row)) for row in range(len(segments))]
+    together = evaluation._side_by_side(OBJECTIVE, models, clients, metrics, chunk)
+    singly = evaluation._one_by_one(OBJECTIVE, models, clients, metrics, chunk)
+    for row, model in enumerate(models):
+        alone = evaluate_pool(OBJECTIVE, *model, clients.client(row), metrics)
+        for name in metrics:
+            expected = pytest.approx(alone[name], abs=1e-12, nan_ok=True)
+            assert float(together[name][row]) == expected, name
+            assert float(singly[name][row]) == expected, name
+
+
+def test_what_vmap_cannot_take_is_scored_one_by_one(monkeypatch):
+    class Stubborn(ModuleObjective):
+        def outputs(self, params, buffers, x: Tensor) -> Tensor:
+            return super().outputs(params, buffers, x) * float(x.sum() != 1e9)  # a number cannot be asked for in vmap
+
+    stubborn = Stubborn(lambda: nn.Linear(4, 3), dtype=torch.float64)
+    models = [stubborn.init(Key.of(row)) for row in range(2)]
+    clients = block(pool(30), [0, 10], [10, 20])
+    expected = evaluate_models(OBJECTIVE, models, clients, METRICS)
+    found = evaluate_models(stubborn, models, clients, METRICS)
+    for name in METRICS:
+        assert torch.allclose(found[name], expected[name], rtol=0, atol=1e-12)
+
+
+def test_a_model_that_fails_says_so():
+    broken = ModuleObjective(lambda: nn.Linear(5, 3), dtype=torch.float64)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        evaluate_models(broken, [broken.init(Key.of(0))] * 2, block(pool(30), [0, 10], [10, 20]))

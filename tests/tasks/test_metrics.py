@@ -220,3 +220,19 @@ def test_frechet_is_zero_for_the_same_cloud_and_refuses_misfits():
     assert frechet_distance(cloud, cloud) == pytest.approx(0.0, abs=1e-9)
     with pytest.raises(DataError, match="two matrices"):
         frechet_distance(cloud, cloud[:, :3])
+
+
+@pytest.mark.parametrize(("name", "whole"), [("ece_batch", "ece"), ("mce_batch", "mce")])
+def test_calibration_by_batches_is_the_mean_over_tens_in_turn(name, whole):
+    key, sizes = Key.of(8), [23, 0, 10, 4]
+    evidence = torch.stack([key.uniform(37, dtype=torch.float64), (key.fold("hit").bits(37) & 1).double()], 1)
+    owner = torch.repeat_interleave(torch.tensor(sizes))
+    found = choose([name])[name].score(evidence, owner, len(sizes))
+    plain = choose([whole])[whole]
+    for client, part in enumerate(evidence.split(sizes)):
+        if not len(part):
+            assert bool(found[client].isnan())
+            continue
+        batches = [plain.score(ten, torch.zeros(len(ten), dtype=torch.int64), 1) for ten in part.split(10)]
+        assert float(found[client]) == pytest.approx(float(torch.cat(batches).mean()), abs=1e-12)
+    assert float(found[0]) > float(plain.score(evidence[:23], owner[:23], 1))

@@ -52,9 +52,9 @@ K = 5
 
 
 def labels_of(size: int, classes: int, seed: int) -> torch.Tensor:
-    """Labels of uneven classes, each present."""
+    """Labels of uneven classes, each with enough examples that no rule below has to refuse."""
     drawn = (Key.of(seed).uniform(size) ** 2 * classes).to(torch.int64)
-    return torch.cat([torch.arange(classes), drawn])
+    return torch.cat([torch.arange(classes).repeat(3 * K), drawn])
 
 
 def owners_of(labels: torch.Tensor) -> torch.Tensor:

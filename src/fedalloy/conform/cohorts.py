@@ -177,7 +177,7 @@ def federate(
         ctx = Context(number, task.population, Key.of(0).fold("round", number), algorithm.solver.lr_at(number))
         server = _placed(algorithm, server, split(w), task.population)
         shared = server["shared"]
-        states = states or {k: algorithm.init_client(shared, ctx.key.fold(k)) for k in everyone.ids.tolist()}
+        states = states or {k: algorithm.init_client(shared, ctx.key.fold(k), task.init) for k in everyone.ids.tolist()}
         outcome = Loop()(algorithm, task, shared, states, everyone, ctx)
         step = server_step(algorithm, server, outcome.cohort, ctx)
         server, states = step.state, outcome.states

@@ -16,6 +16,7 @@ from fedalloy.core.keys import Key
 from fedalloy.core.protocols import (
     ENGINE_STATS,
     ElementWeighting,
+    Fresh,
     LocalSolver,
     ServerOptimizer,
     Shared,
@@ -52,6 +53,11 @@ class Algorithm:
             )
         if self.solver.update not in self.solver.parts:
             raise AlgorithmError(f"solver {_name(self.solver)} declares no part '{self.solver.update}' to update with")
+        if self.solver.stays and "cross_score" in self.weighting.requires:
+            raise AlgorithmError(
+                f"weighting {_name(self.weighting)} tries every client's model at every other client, but with solver "
+                f"{_name(self.solver)} no client sends a whole model: choose another weighting, such as 'samples'"
+            )
         for wire in self.wire:
             if wire.needs_weight_bound and self.weighting.weight_bound is None:
                 raise AlgorithmError(
@@ -72,8 +78,15 @@ class Algorithm:
 
     def parts(self, shared: Mapping[str, Tree]) -> dict[str, Part]:
         """Everything a client sends: the solver's parts, and the buffers of a model that has some."""
-        buffers = {"buffers": Part("samples", like="buffers")} if shared.get("buffers") else {}
-        return {**self.solver.parts, **buffers}
+        if not shared.get("buffers"):
+            return dict(self.solver.parts)
+        return {**self.solver.parts, "buffers": Part("samples", like="buffers", without=self.solver.stays)}
+
+    def exchanged(self, shared: Shared) -> Shared:
+        """The shared parts without the leaves that stay at the clients: what the wire and the server know of."""
+        if not self.solver.stays:
+            return shared
+        return {part: self.solver.stays.split(leaves)[1] for part, leaves in shared.items()}
 
     def init(self, params: Tree, population: int, buffers: Tree | None = None) -> ServerState:
         """The server's state before the first round."""
@@ -81,13 +94,27 @@ class Algorithm:
         return {
             "shared": shared,
             "weighting": self.weighting.init(population),
-            "server": self.server.init(shared[self.solver.target]),
+            "server": self.server.init(self.exchanged(shared)[self.solver.target]),
         }
 
-    def init_client(self, shared: Shared, key: Key) -> State:
-        """A client's state before its first round."""
-        wires = {str(i): wire.init_client(shared, key.fold("wire", i)) for i, wire in enumerate(self.wire)}
+    def init_client(self, shared: Shared, key: Key, fresh: Fresh | None = None) -> State:
+        """A client's state before its first round; ``fresh`` is the objective's ``init``, for solvers that give every
+        client a start of its own."""
+        known = self.exchanged(shared)
+        wires = {str(i): wire.init_client(known, key.fold("wire", i)) for i, wire in enumerate(self.wire)}
+        if self.solver.own_start:
+            shared = {**shared, "fresh": self._fresh(shared, key, fresh)}
         return {"solver": self.solver.init_client(shared, key.fold("solver")), "wire": wires}
+
+    def _fresh(self, shared: Shared, key: Key, fresh: Fresh | None) -> Tree:
+        """A new model with the received one's names, dtypes and device."""
+        if fresh is None:
+            raise AlgorithmError(
+                f"solver {_name(self.solver)} starts every client from a model of its own: give init_client the "
+                "'init' of the task's objective as 'fresh'"
+            )
+        drawn, _ = fresh(key.fold("fresh"))
+        return {name: drawn[name].to(leaf) for name, leaf in shared["params"].items()}
 
     def check_cohort(self, cohort: int, population: int) -> None:
         """Refuse a sampled cohort where the weighting needs everyone."""
@@ -114,11 +141,13 @@ def server_step(
 ) -> ServerStep:
     """Screen, weigh, combine, undo the wire, move the target, absorb: the whole server half, pure.
 
-    A cohort without a single valid contribution leaves the state as it was.
+    A cohort without a single valid contribution leaves the state as it was, and so does one that shares nothing.
     """
     cohort, dropped = screen(cohort, algorithm.solver.update, max_norm, algorithm.weighting.requires)
     if len(cohort) == 0:
         return ServerStep(state, cohort.ids, torch.zeros(0), {}, dropped)
+    if not any(cohort.payload.values()):
+        return ServerStep(state, cohort.ids, torch.zeros(len(cohort), dtype=torch.float64), {}, dropped)
     weights, weighted, weighting_state, info = _weigh(algorithm, state, cohort, ctx)
     aggregate = {**_reduce(algorithm, state["shared"], cohort), **weighted}
     for wire in reversed(algorithm.wire):
@@ -165,13 +194,13 @@ def _by_samples(cohort: Cohort) -> Tensor:
 
 
 def _move(algorithm: Algorithm, state: ServerState, aggregate: Payload, ctx: Context) -> tuple[Shared, State, Info]:
-    """The server optimizer moves the target; buffers are replaced by their average, never optimised."""
-    target = algorithm.solver.target
-    moved, server_state, info = algorithm.server.apply(
-        aggregate[algorithm.solver.update], state["server"], state["shared"][target], ctx
-    )
-    buffers = aggregate.get("buffers", state["shared"]["buffers"])
-    return {**state["shared"], target: moved, "buffers": buffers}, server_state, info
+    """The server optimizer moves the target; buffers are replaced by their average, never optimised. Leaves that
+    stay at the clients stay as they are here."""
+    target, shared = algorithm.solver.target, state["shared"]
+    known = algorithm.exchanged(shared)[target]
+    moved, server_state, info = algorithm.server.apply(aggregate[algorithm.solver.update], state["server"], known, ctx)
+    buffers = {**shared["buffers"], **aggregate.get("buffers", {})}
+    return {**shared, target: {**shared[target], **moved}, "buffers": buffers}, server_state, info
 
 
 def _name(rule: object) -> str:

@@ -45,13 +45,17 @@ class BatchGradient:
         self.buffers = buffers
         self.loss: Tensor | None = None
 
-    def __call__(self, params: Tree, *, track: bool = True, of: Callable[[Tensor], Tensor] | None = None) -> Tree:
+    def __call__(
+        self, params: Tree, *, track: bool | Tensor = True, of: Callable[[Tensor], Tensor] | None = None
+    ) -> Tree:
         def loss_of(leaves: Tree) -> tuple[Tensor, tuple[Tensor, Tree]]:
             loss, buffers = self._objective.loss(leaves, self.buffers, *self._batch, self._draw)
             return (loss if of is None else of(loss)), (loss, buffers)
 
         grads, (loss, buffers) = grad(loss_of, has_aux=True)(params)
-        if track:
+        if isinstance(track, Tensor):
+            self.buffers = tree.map_leaves(lambda new, old: torch.where(track, new, old), buffers, self.buffers)
+        elif track:
             self.buffers = buffers
         self.loss = loss if self.loss is None else self.loss
         return dict(grads)
@@ -75,17 +79,18 @@ def run_client(
     with stage("plan"):
         sizes, epochs = torch.tensor([len(examples)]), torch.tensor([assignment.epochs])
         plan = solver.plan(sizes, epochs, key.fold("plan"))
-        draws = solver.draws(plan, key.fold("draws"))
+        draws = solver.draws(plan, key.fold("draws"), shared)
         stats["num_steps"] = float(plan.steps[0])
         if algorithm.weighting.requires & solver.provides:
             described = solver.describe(plan.steps.double(), ctx)
             stats |= {name: float(values[0]) for name, values in described.items()}
+    model, buffers = solver.start_model(shared, state["solver"])
     if "loss_before" in algorithm.weighting.requires:
         with stage("loss_before"):
-            stats["loss_before"] = mean_loss(objective, shared[solver.target], shared["buffers"], examples)
+            stats["loss_before"] = mean_loss(objective, model, buffers, examples)
     with stage("begin"):
         carry = solver.begin(shared, state["solver"], ctx)
-    carry, buffers, losses = _train(algorithm, objective, carry, shared["buffers"], assignment, plan, draws, key, ctx)
+    carry, buffers, losses = train(algorithm, objective, carry, buffers, assignment, plan, draws, key, ctx)
     stats |= {name: losses[name] for name in ("train_loss", *algorithm.weighting.requires & losses.keys())}
     if "accuracy_after" in algorithm.weighting.requires:
         with stage("accuracy_after"):
@@ -94,7 +99,7 @@ def run_client(
         steps = torch.tensor(stats["num_steps"] if assignment.active else 0.0, dtype=torch.float64)
         payload, mine = solver.end(carry, shared, state["solver"], steps, ctx)
     if shared["buffers"]:
-        payload = {**payload, "buffers": buffers}
+        payload, mine = {**payload, "buffers": solver.stays.split(buffers)[1]}, solver.settle(mine, buffers)
     kept = {"solver": mine, "wire": state["wire"]}
     return _send(algorithm, shared, payload, kept, stats, key, encode=assignment.active)
 
@@ -131,7 +136,7 @@ def dropout_draws(plan: Plan, keys: Key) -> Tensor:
     return state
 
 
-def _train(
+def train(
     algorithm: Algorithm,
     objective: Objective,
     carry: Carry,
@@ -178,14 +183,15 @@ def _send(
 ) -> Contribution:
     """Encode in wire order and count what really travels.
 
-    A client whose link failed counts with an update of zero: an error memory or noise must not speak for it.
+    A client whose link failed counts with an update of zero: an error memory or noise must not speak for it. Where
+    nothing is sent there is nothing to encode.
     """
     plain = sum(tree.nbytes(leaves) for leaves in payload.values())
     kept = dict(state["wire"])
-    for position, wire in enumerate(algorithm.wire):
+    for position, wire in enumerate(algorithm.wire if plain else ()):
         with stage(f"wire {position}"):
             if encode:
-                draws = tree.rows(wire.draws(shared, key.fold("wire", position)), 0)
+                draws = tree.rows(wire.draws(algorithm.exchanged(shared), key.fold("wire", position)), 0)
                 payload, kept[str(position)] = wire.encode(payload, kept[str(position)], draws)
             plain = wire.bytes_sent(payload, plain)
     return Contribution(payload, {**stats, "bytes_up": float(plain)}, {**state, "wire": kept})

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedalloy.core import tree
 from fedalloy.core.keys import Key
+from fedalloy.core.names import NO_NAMES, Names
 from fedalloy.core.tree import Chunk
 from fedalloy.core.types import (
     Block,
@@ -42,7 +43,10 @@ Carry = dict[str, Any]
 """What a client's program hands from step to step: nested dicts of tensors."""
 GradAt = Callable[..., Tree]
 """``grad_at(params)`` is the gradient of the mean loss of this step's batch at ``params``;
-``grad_at(params, of=function)`` that of a function of this mean loss."""
+``grad_at(params, of=function)`` that of a function of this mean loss. With ``track`` false (a bool, or a tensor of
+one) the batch statistics met on the way do not enter the buffers."""
+Fresh = Callable[[Key], tuple[Tree, Tree]]
+"""Draws a new model, parameters and buffers, from a key: ``Objective.init``."""
 DataPart = Literal["train", "valid", "test"]
 
 ENGINE_STATS = frozenset({
@@ -86,6 +90,26 @@ class LocalSolver(ABC):
         return False
 
     @property
+    def personalised(self) -> bool:
+        """Whether clients have a model of their own (see ``personal``)."""
+        return False
+
+    @property
+    def mixable(self) -> bool:
+        """Whether ``personal`` takes a mixing coefficient in [0, 1]."""
+        return False
+
+    @property
+    def stays(self) -> Names:
+        """Leaves of the model, buffers included, that never leave the client; its state holds their values."""
+        return NO_NAMES
+
+    @property
+    def own_start(self) -> bool:
+        """Whether ``init_client`` needs a model drawn for this client alone: the part ``fresh`` it then receives."""
+        return False
+
+    @property
     def descent(self) -> Descent | None:
         """What this solver's program is made of, if it is plain descent (then engines may fuse it)."""
         return None
@@ -98,7 +122,7 @@ class LocalSolver(ABC):
     def plan(self, sizes: Tensor, epochs: Tensor, keys: Key) -> Plan:
         """The local steps of a block of clients: ``sizes`` and ``epochs`` are ``[C]``, ``keys`` a batch of C."""
 
-    def draws(self, plan: Plan, keys: Key) -> Tree:
+    def draws(self, plan: Plan, keys: Key, shared: Shared) -> Tree:
         """Random inputs of the program, ``[C, S, ...]`` each."""
         return {}
 
@@ -109,6 +133,18 @@ class LocalSolver(ABC):
     def init_client(self, shared: Shared, key: Key) -> State:
         """What a client keeps before its first round."""
         return {}
+
+    def start_model(self, shared: Shared, mine: State) -> tuple[Tree, Tree]:
+        """The parameters and buffers a client begins its round with: what was received, its own leaves in place.
+        ``loss_before`` is measured on them. Pure and vmappable, like ``personal``."""
+        return shared[self.target], shared["buffers"]
+
+    def personal(self, shared: Shared, mine: State, mix: float | None = None) -> tuple[Tree, Tree]:
+        """The parameters and buffers a client itself uses, outside of training.
+
+        ``mix`` is for ``mixable`` solvers: ``(1 - mix)`` federated plus ``mix`` local; None is the method's own choice.
+        """
+        return shared["params"], shared["buffers"]
 
     @abstractmethod
     def begin(self, shared: Shared, mine: State, ctx: Context) -> Carry:
@@ -121,6 +157,10 @@ class LocalSolver(ABC):
     @abstractmethod
     def end(self, carry: Carry, shared: Shared, mine: State, steps: Tensor, ctx: Context) -> tuple[Payload, State]:
         """What is sent and what is kept, after ``steps`` steps (a float scalar tensor, possibly 0)."""
+
+    def settle(self, mine: State, buffers: Tree) -> State:
+        """The state with the trained ``buffers`` that stay in it."""
+        return mine
 
     def describe(self, steps: Tensor, ctx: Context) -> Stats:
         """The statistics named in ``provides``, from the planned steps of a block ``[C]``."""
@@ -308,10 +348,23 @@ class Engine(Protocol):
 
 
 class ClientStore(Protocol):
-    """Where the states of clients live between rounds."""
+    """Where the states of clients live between rounds.
+
+    A round is safe once it is committed and the checkpoint that holds what ``commit`` returned is written; what was
+    put later is undone by ``restore``.
+    """
 
     def get(self, ids: Sequence[int]) -> dict[int, State]:
         """The states that are known."""
 
-    def put(self, states: Mapping[int, State]) -> None:
-        """Remember the states of a round."""
+    def put(self, round: int, states: Mapping[int, State]) -> None:
+        """Remember the states of a round; clients that took no part keep theirs."""
+
+    def commit(self, round: int) -> dict[int, State]:
+        """What a checkpoint of this round must hold for every known client: its state, or where it lies."""
+
+    def check(self, kept: Mapping[int, State]) -> None:
+        """Raise a ``CheckpointError`` where something that a checkpoint holds cannot be found any more."""
+
+    def restore(self, round: int, kept: Mapping[int, State]) -> None:
+        """Go back to what was committed in a round; ``restore(0, {})`` forgets everybody."""

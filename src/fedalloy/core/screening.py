@@ -20,7 +20,7 @@ def misfit(payload: Payload, parts: Mapping[str, Part], shared: Mapping[str, Tre
     if payload.keys() != parts.keys():
         return f"sent the parts {_listed(payload)} instead of {_listed(parts)}"
     for name, part in parts.items():
-        reason = _leaf_misfit(name, payload[name], shared.get(part.like, {}))
+        reason = _leaf_misfit(name, payload[name], part.template(shared))
         if reason:
             return reason
     return None
@@ -38,7 +38,7 @@ def screen(
     for name in sorted(required & cohort.stats.keys()):
         for row in (finite & ~cohort.stats[name].isfinite()).nonzero().flatten().tolist():
             dropped[int(cohort.ids[row])] = f"statistic '{name}' is not finite"
-    if max_norm is not None:
+    if max_norm is not None and cohort.payload[update]:
         lengths = tree.norms(cohort.payload[update]).cpu()
         for row in (finite & (lengths > max_norm)).nonzero().flatten().tolist():
             dropped[int(cohort.ids[row])] = f"norm {float(lengths[row]):.4g} above the limit {max_norm:g}"

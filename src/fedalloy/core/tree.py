@@ -8,6 +8,7 @@ that is a prefix of the stacked leaf: ``[C]`` for clients, ``{leaf: [C]}`` for l
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import torch
@@ -25,15 +26,16 @@ class Chunk(NamedTuple):
     columns: slice
 
 
-# Columns summed by client at a time: large enough to hide Python, small enough for the partial sums to stay in cache.
-_COLUMNS = 1 << 18
+# Columns summed by client at a time: the partial sums stay in cache, and torch gives so few to one thread, which is as
+# fast as memory allows and never waits for a second one that another process is in the way of.
+_COLUMNS = 1 << 15
 # Numbers of small leaves, all clients together, that are copied side by side to be combined in one call.
 _SIDE_BY_SIDE = 1 << 24
 # Elements looked at one by one at a time, all clients together, so that memory does not grow with their number.
 _ELEMENTS = 1 << 20
-# Rows summed in the leaf's own precision before the partial sums are added in float64: sixteen float32
-# roundings stay below the promised 1e-6 of sum |w x|.
-_ROWS = 16
+# Roundings in the leaf's own precision that one number goes through at most: sixteen of float32 stay below the
+# promised 1e-6 of sum |w x|. Blocks of rows are summed first, then their sums; where that is too many, in float64.
+_ROUNDINGS = 16
 
 
 def map_leaves(function: Callable[..., Tensor], first: Mapping[str, Tensor], *others: Mapping[str, Tensor]) -> Tree:
@@ -253,14 +255,29 @@ def _combine_leaf(leaf: Tensor, weight: Tensor) -> Tensor:
 
 
 def _weighted_rows(weight: Tensor, part: Tensor) -> Tensor:
-    """``weight @ part`` with float64 partial sums, for one chunk of columns."""
-    total: Tensor = weight[:_ROWS] @ part[:_ROWS]
-    if len(weight) <= _ROWS:
-        return total
-    total = total.double()
-    for w, x in zip(weight[_ROWS:].split(_ROWS), part[_ROWS:].split(_ROWS), strict=True):
-        total = total + w @ x
+    """``weight @ part`` for one chunk of columns, in blocks of rows."""
+    rows, exact = _blocks(len(weight))
+    blocks = zip(weight.split(rows), part.split(rows), strict=True)
+    total: Tensor | None = None
+    for w, x in blocks:
+        block: Tensor = w @ x
+        total = (block.double() if exact else block) if total is None else total + block
+    assert total is not None
     return total.to(part.dtype)
+
+
+@lru_cache
+def _blocks(clients: int) -> tuple[int, bool]:
+    """How many rows a block has, and whether the blocks' sums must be added in float64.
+
+    >>> _blocks(50), _blocks(1000)
+    ((13, False), (16, True))
+    """
+    for count in range(1, _ROUNDINGS + 1):
+        rows = max(1, -(-clients // count))
+        if rows + count - 1 <= _ROUNDINGS:
+            return rows, False
+    return _ROUNDINGS, True
 
 
 def _combine_elements(leaf: Tensor, weight: Tensor) -> Tensor:

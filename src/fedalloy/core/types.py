@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedalloy.core import tree
 from fedalloy.core.keys import Key
+from fedalloy.core.names import NO_NAMES, Names
 from fedalloy.core.tree import Tree, Weights
 
 Payload = dict[str, Tree]
@@ -30,11 +31,17 @@ class Part:
     """One thing a client sends and how the server reduces it over clients.
 
     ``reduce``: ``weighted`` by the weighting rule, plain ``mean``, by ``samples``, or kept as a ``stack``.
-    ``like``: the shared part whose names and shapes it copies (used to check what arrives).
+    ``like``: the shared part whose names and shapes it copies (used to check what arrives), except for the leaves
+    in ``without``, which stay at the client.
     """
 
     reduce: Literal["weighted", "mean", "samples", "stack"] = "weighted"
     like: str = "params"
+    without: Names = NO_NAMES
+
+    def template(self, shared: Mapping[str, Tree]) -> Tree:
+        """A tree of the names, shapes and dtypes that are sent."""
+        return self.without.split(shared.get(self.like, {}))[1]
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ class Batched:
         ctx: Context,
     ) -> Finished:
         with phase("plan"):
-            block = prepare(algorithm, task, work, data, ctx)
+            block = prepare(algorithm, work, data, shared, ctx)
         layers = self._fused(algorithm, task.objective, shared)
         with phase("compute"):
             if layers is not None:
@@ -146,11 +146,11 @@ def _fused_block(
 ) -> Finished:
     descent, loss = algorithm.solver.descent, getattr(objective, "loss_name", "")
     assert descent is not None
-    before = _before(algorithm, objective, shared, block)
+    before = _before(algorithm, objective, shared, block, {})
     delta, loss_sum = fused.train(layers, loss, descent, shared["params"], block, ctx)
     if "accuracy_after" in algorithm.weighting.requires:
         trained = {name: leaf + shared["params"][name] for name, leaf in delta.items()}
-        before["accuracy_after"] = _accuracy(objective, trained, {}, block)
+        before["accuracy_after"] = _own_mean(objective, objective.hits, trained, {}, block)
     kept = _stack_wire(states, block) if algorithm.wire else {}
     payload, kept = mapped.encode(algorithm, shared, {"delta": delta}, kept, block)
     stats = {**_stats(algorithm, block, loss_sum, ctx), **before}
@@ -167,15 +167,16 @@ def _mapped_block(
     ctx: Context,
 ) -> Finished:
     mine = stack_states([states[client] for client in block.work.ids.tolist()])
-    before = _before(algorithm, objective, shared, block)
+    before = _before(algorithm, objective, shared, block, mine["solver"])
     trained = train(algorithm, objective, shared, mine["solver"], block, ctx)
     if "accuracy_after" in algorithm.weighting.requires:
         model = algorithm.solver.trained(trained.carry)
-        before["accuracy_after"] = _accuracy(objective, model, trained.buffers, block)
+        before["accuracy_after"] = _own_mean(objective, objective.hits, model, trained.buffers, block)
     steps = torch.where(block.work.active, block.planned, 0).double().to(mapped.device_of(shared))
     payload, solver_state = mapped.finish(algorithm, shared, mine["solver"], trained.carry, steps, ctx)
     if shared["buffers"]:
-        payload = {**payload, "buffers": trained.buffers}
+        payload = {**payload, "buffers": algorithm.solver.stays.split(trained.buffers)[1]}
+        solver_state = algorithm.solver.settle(solver_state, trained.buffers)
     payload, kept = mapped.encode(algorithm, shared, payload, mine["wire"], block)
     stats = {**_stats(algorithm, block, trained.loss_sum, ctx), **before}
     return _finished(algorithm, block, payload, stats, {"solver": solver_state, "wire": kept})
@@ -184,7 +185,7 @@ def _mapped_block(
 def _finished(algorithm: Algorithm, block: Prepared, payload: Payload, stats: Stats, states: State) -> Finished:
     plain = sum(tree.nbytes(leaves) for leaves in payload.values()) // len(block)
     one = {part: tree.rows(leaves, 0) for part, leaves in payload.items()} if algorithm.wire else {}
-    for wire in algorithm.wire:
+    for wire in algorithm.wire if plain else ():
         plain = wire.bytes_sent(one, plain)
     sent = torch.full((len(block),), float(plain), dtype=torch.float64)
     return Finished(block.work.ids, payload, {**stats, "bytes_up": sent}, states)
@@ -203,10 +204,14 @@ def _stats(algorithm: Algorithm, block: Prepared, loss_sum: Tensor, ctx: Context
     }
 
 
-def _before(algorithm: Algorithm, objective: Objective, shared: Shared, block: Prepared) -> Stats:
-    """The received model's mean loss at every client: one model, so one pass over all their examples."""
+def _before(algorithm: Algorithm, objective: Objective, shared: Shared, block: Prepared, mine: State) -> Stats:
+    """The received model's mean loss at every client: one model, so one pass over all their examples, unless clients
+    put leaves of their own into it."""
     if "loss_before" not in algorithm.weighting.requires:
         return {}
+    if algorithm.solver.stays:
+        models, buffers = mapped.first_models(algorithm, shared, mine, len(block))
+        return {"loss_before": _own_mean(objective, objective.losses, models, buffers, block)}
     owner = torch.repeat_interleave(block.data.size.cpu())
     total = torch.zeros(len(block), dtype=torch.float64)
     pool = _own_examples(block, owner, mapped.device_of(shared))
@@ -224,10 +229,12 @@ def _own_examples(block: Prepared, owner: Tensor, device: torch.device) -> Examp
     return Examples(block.data.x[rows].to(device), block.data.y[rows].to(device))
 
 
-def _accuracy(objective: Objective, models: Tree, buffers: Tree, block: Prepared) -> Tensor:
-    """Every client's own model on its own training examples."""
+def _own_mean(
+    objective: Objective, score: Callable[[Tensor, Tensor], Tensor], models: Tree, buffers: Tree, block: Prepared
+) -> Tensor:
+    """The mean score of every client's own model over its own training examples."""
     size, start = block.data.size.cpu(), block.data.start.cpu()
-    hits = torch.zeros(len(block), dtype=torch.float64)
+    total = torch.zeros(len(block), dtype=torch.float64)
     outputs = vmap(objective.outputs)
     for begin in range(0, int(size.max()), 512):
         place = torch.arange(begin, min(begin + 512, int(size.max())))
@@ -235,9 +242,9 @@ def _accuracy(objective: Objective, models: Tree, buffers: Tree, block: Prepared
         rows = (start.unsqueeze(1) + torch.where(valid, place, 0)).to(block.data.y.device)
         device = next(iter(models.values())).device
         x, y = block.data.x[rows].to(device), block.data.y[rows].to(device)
-        right = vmap(objective.hits)(outputs(models, buffers, x), y)
-        hits += (right.cpu().double() * valid).sum(1)
-    return hits / size
+        values = vmap(score)(outputs(models, buffers, x), y)
+        total += (values.cpu().double() * valid).sum(1)
+    return total / size
 
 
 def stack_states(states: list[State]) -> State:

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.client import client_keys, dropout_draws
 from fedalloy.core.keys import Key
-from fedalloy.core.protocols import Task
+from fedalloy.core.protocols import Shared
 from fedalloy.core.types import Block, Context, Plan, Tree, Work
 from fedalloy.engines.profile import phase
 
@@ -73,7 +73,7 @@ def blocks(work: Work, data: Block, most: int) -> Iterator[tuple[Work, Block]]:
         yield work.rows(rows), _rows(data, rows)
 
 
-def prepare(algorithm: Algorithm, task: Task, work: Work, data: Block, ctx: Context) -> Prepared:
+def prepare(algorithm: Algorithm, work: Work, data: Block, shared: Shared, ctx: Context) -> Prepared:
     """Plans and draws for a whole block in a few vectorised calls."""
     keys = client_keys(ctx.key, work.ids)
     plan = algorithm.solver.plan(data.size.cpu(), work.epochs, keys.fold("plan"))
@@ -83,7 +83,7 @@ def prepare(algorithm: Algorithm, task: Task, work: Work, data: Block, ctx: Cont
         order = taken.argsort(descending=True, stable=True)
         work, data, planned, taken = work.rows(order), _rows(data, order), planned[order], taken[order]
         plan, keys = Plan(plan.index[order], plan.mask[order], plan.phase[order]), client_keys(ctx.key, work.ids)
-    draws = algorithm.solver.draws(plan, keys.fold("draws"))
+    draws = algorithm.solver.draws(plan, keys.fold("draws"), shared)
     steps = int(taken[0]) if len(work) else 0
     counts = plan.mask.sum(-1)
     used = (counts == plan.mask.shape[2]) | (torch.arange(counts.shape[1]) >= taken.unsqueeze(1))

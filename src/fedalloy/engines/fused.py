@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedalloy.core.types import Context, Descent, Tree
-from fedalloy.engines.blocks import Prepared, tally
+from fedalloy.engines.blocks import Prepared
 from fedalloy.engines.chain import Chain
 
 DIFFERENTIABLE = False
@@ -39,6 +39,11 @@ class Memory:
     model: Tree
     velocity: Tree
 
+    def first(self, clients: int) -> Memory:
+        """The rows of the first clients, as views."""
+        model, velocity = ({name: leaf[:clients] for name, leaf in kept.items()} for kept in (self.model, self.velocity))
+        return Memory(self.received, model, velocity)
+
 
 def dense_layers(chain: Chain | None, loss: str | None) -> tuple[Dense, ...] | None:
     """The chain as dense layers, or None when it holds anything else."""
@@ -60,22 +65,27 @@ def dense_layers(chain: Chain | None, loss: str | None) -> tuple[Dense, ...] | N
 def train(
     layers: tuple[Dense, ...], loss: str, descent: Descent, params: Tree, block: Prepared, ctx: Context
 ) -> tuple[Tree, Tensor]:
-    """Every step of a block: the clients' deltas and the sums of their training losses (``tally``)."""
+    """Every step of a block: the clients' deltas and the sums of their training losses (as ``tally`` counts them)."""
     memory = _allocate(params, len(block), momentum=descent.momentum > 0)
-    loss_sum = torch.zeros(len(block), 2, dtype=torch.float64, device=block.data.y.device)
+    seen = block.mask.sum(2)
+    summed = torch.zeros(seen.shape, dtype=torch.float64, device=seen.device)
+    deltas, now = memory.model, memory
     for step, (x, y) in enumerate(block.batches()):
         running = block.running[step]
-        mask = None if block.full[step] else block.mask[step, :running]
-        values = _forward(layers, memory.model, x.flatten(2).transpose(1, 2), running)
+        if running < len(summed[step]):
+            now = memory.first(running)
+        values = _forward(layers, now.model, x.flatten(2))
         slope, losses = _slope(loss, values.pop(), y.unsqueeze(1))
-        seen = block.mask[step, :running].sum(1)
-        loss_sum[:running] += tally(_masked(losses, mask).sum(1, dtype=torch.float64) / seen, seen)
         scale = 1.0 / x.shape[1]
-        if mask is not None:
-            slope *= (mask.to(slope.dtype) / mask.sum(1, keepdim=True)).unsqueeze(1)
-            scale = 1.0
-        _backward(layers, memory, descent, values, slope, scale, ctx.local_lr)
-    return {name: leaf.sub_(params[name]) for name, leaf in memory.model.items()}, loss_sum
+        if not block.full[step]:
+            mask, scale = block.mask[step, :running], 1.0
+            losses.masked_fill_(~mask, 0.0)
+            slope *= (mask.to(slope.dtype) / seen[step, :running].unsqueeze(1)).unsqueeze(1)
+        torch.sum(losses, 1, dtype=torch.float64, out=summed[step, :running])
+        _backward(layers, now, descent, values, slope, scale, ctx.local_lr)
+    for name, leaf in deltas.items():
+        leaf.sub_(params[name])
+    return deltas, torch.stack([summed.sum(0), (summed / seen.clamp(min=1)).sum(0)], dim=1)
 
 
 def _activation(chain: Chain, position: int) -> str | None:
@@ -89,18 +99,21 @@ def _allocate(params: Tree, clients: int, momentum: bool) -> Memory:
     return Memory(params, model, {name: torch.zeros_like(leaf) for name, leaf in model.items()} if momentum else {})
 
 
-def _forward(layers: tuple[Dense, ...], model: Tree, x: Tensor, running: int) -> list[Tensor]:
-    """The input of every layer and last the output, ``[c, features, B]``: with the batch as the last axis the
-    softmax over a few classes is four times faster."""
-    values = [x]
-    for layer in layers:
-        weight = model[layer.weight][:running]
-        if layer.bias is None:
-            out = torch.bmm(weight, values[-1])
-        else:
-            out = torch.baddbmm(model[layer.bias][:running].unsqueeze(2), weight, values[-1])
+def _forward(layers: tuple[Dense, ...], model: Tree, x: Tensor) -> list[Tensor]:
+    """The input of every layer, ``[c, B, features]``, and last the output, ``[c, classes, B]``: with the batch as the
+    last axis the softmax over a few classes is four times faster."""
+    values = [x.to(model[layers[0].weight].dtype)]
+    for layer in layers[:-1]:
+        bias = None if layer.bias is None else model[layer.bias].unsqueeze(1)
+        out = _affine(bias, values[-1], model[layer.weight].transpose(1, 2))
         values.append(_activate(out, layer.activation))
-    return values
+    last = layers[-1]
+    bias = None if last.bias is None else model[last.bias].unsqueeze(2)
+    return [*values, _affine(bias, model[last.weight], values[-1].transpose(1, 2))]
+
+
+def _affine(bias: Tensor | None, one: Tensor, other: Tensor) -> Tensor:
+    return torch.bmm(one, other) if bias is None else torch.baddbmm(bias, one, other)
 
 
 def _activate(out: Tensor, activation: str | None) -> Tensor:
@@ -132,15 +145,15 @@ def _backward(
     scale: float,
     lr: float,
 ) -> None:
-    """From the last layer to the first: pass the slope on, then move the layer."""
-    running = slope.shape[0]
+    """From the last layer to the first: pass the slope on, then move the layer. Slopes are ``[c, features, B]``."""
     for depth in reversed(range(len(layers))):
         layer, before = layers[depth], inputs[depth]
-        onward = torch.bmm(memory.model[layer.weight][:running].transpose(1, 2), slope) if depth else slope
+        onward = torch.bmm(slope.transpose(1, 2), memory.model[layer.weight]) if depth else slope
         _move_weight(memory, layer.weight, descent, slope, before, scale, lr)
         if layer.bias is not None:
             _move_bias(memory, layer.bias, descent, slope, scale, lr)
-        slope = _through(onward, before, layers[depth - 1].activation) if depth else slope
+        if depth:
+            slope = _through(onward, before, layers[depth - 1].activation).transpose(1, 2)
 
 
 def _through(slope: Tensor, value: Tensor, activation: str | None) -> Tensor:
@@ -156,18 +169,18 @@ def _through(slope: Tensor, value: Tensor, activation: str | None) -> Tensor:
 def _move_weight(
     memory: Memory, leaf: str, descent: Descent, slope: Tensor, before: Tensor, scale: float, lr: float
 ) -> None:
-    """``w <- w - lr (slope before' + wd w + pull (w - received))``: without momentum the gradient never exists."""
-    weight, inputs = memory.model[leaf][: slope.shape[0]], before.transpose(1, 2)
+    """``w <- w - lr (slope before + wd w + pull (w - received))``: without momentum the gradient never exists."""
+    weight = memory.model[leaf]
     if descent.momentum:
-        _momentum(memory, leaf, descent, torch.bmm(slope, inputs).mul_(scale), lr)
+        _momentum(memory, leaf, descent, torch.bmm(slope, before).mul_(scale), lr)
         return
-    weight.baddbmm_(slope, inputs, beta=1.0 - lr * (descent.weight_decay + descent.pull), alpha=-lr * scale)
+    weight.baddbmm_(slope, before, beta=1.0 - lr * (descent.weight_decay + descent.pull), alpha=-lr * scale)
     if descent.pull:
         weight.add_(memory.received[leaf], alpha=lr * descent.pull)
 
 
 def _move_bias(memory: Memory, leaf: str, descent: Descent, slope: Tensor, scale: float, lr: float) -> None:
-    bias, grad = memory.model[leaf][: slope.shape[0]], slope.sum(2)
+    bias, grad = memory.model[leaf], slope.sum(2)
     if descent.momentum:
         _momentum(memory, leaf, descent, grad.mul_(scale), lr)
         return
@@ -179,13 +192,10 @@ def _move_bias(memory: Memory, leaf: str, descent: Descent, slope: Tensor, scale
 
 def _momentum(memory: Memory, leaf: str, descent: Descent, grad: Tensor, lr: float) -> None:
     """The step with a velocity; ``grad`` is this kernel's to overwrite."""
-    value, velocity = memory.model[leaf][: grad.shape[0]], memory.velocity[leaf][: grad.shape[0]]
+    value, velocity = memory.model[leaf], memory.velocity[leaf]
     if descent.weight_decay or descent.pull:
         grad.add_(value, alpha=descent.weight_decay + descent.pull)
         grad.sub_(memory.received[leaf], alpha=descent.pull)
     velocity.mul_(descent.momentum).add_(grad)
     value.sub_(grad.add_(velocity, alpha=descent.momentum) if descent.nesterov else velocity, alpha=lr)
 
-
-def _masked(losses: Tensor, mask: Tensor | None) -> Tensor:
-    return losses if mask is None else losses.masked_fill(~mask, 0.0)

@@ -55,7 +55,7 @@ class Graphs:
         """Every step of a block by replaying graphs; steps that not everybody takes in full use a masked one."""
         device = mapped.device_of(shared)
         carry = mapped.begin(algorithm, shared, mine, len(block), ctx)
-        buffers = mapped.expand(shared["buffers"], len(block))
+        buffers = mapped.first_buffers(algorithm, shared, mine, len(block))
         inputs = {name: leaf.to(device) for name, leaf in block.draws.items()}
         dropout, phase, mask = dropout_keys(block).to(device), block.plan.phase.to(device), block.mask.to(device)
         loss_sum = torch.zeros(len(block), 2, dtype=torch.float64, device=device)

@@ -34,7 +34,7 @@ def train(
     """Every step of a block; only the clients that still run take part in it."""
     device = device_of(shared)
     carry = begin(algorithm, shared, mine, len(block), ctx)
-    buffers = expand(shared["buffers"], len(block))
+    buffers = first_buffers(algorithm, shared, mine, len(block))
     dropout, mask_of = dropout_keys(block).to(device), block.mask.to(device)
     loss_sum = torch.zeros(len(block), 2, dtype=torch.float64, device=device)
     draws = {name: leaf.to(device) for name, leaf in block.draws.items()}
@@ -73,9 +73,11 @@ def encode(
     algorithm: Algorithm, shared: Shared, payload: Payload, kept: State, block: Prepared
 ) -> tuple[Payload, State]:
     """The wire transforms over a block, in order; they do not touch clients whose link failed."""
+    if not any(payload.values()):
+        return payload, kept
     before, kept = (payload, kept), dict(kept)
     for position, wire in enumerate(algorithm.wire):
-        draws = wire.draws(shared, block.keys.fold("wire", position))
+        draws = wire.draws(algorithm.exchanged(shared), block.keys.fold("wire", position))
         draws = {name: leaf.to(device_of(shared)) for name, leaf in draws.items()}
         payload, kept[str(position)] = vmap(wire.encode)(payload, kept[str(position)], draws)
     if not algorithm.wire or bool(block.work.active.all()):
@@ -118,6 +120,23 @@ def begin(algorithm: Algorithm, shared: Shared, mine: State, clients: int, ctx: 
 
     carry: Carry = vmap(first, in_dims=(0, 0))(mine, torch.zeros(clients))
     return carry
+
+
+def first_buffers(algorithm: Algorithm, shared: Shared, mine: State, clients: int) -> Tree:
+    """Every client's buffers before the first step: the received ones, unless some of them stay at the clients."""
+    if not algorithm.solver.stays or not shared["buffers"]:
+        return expand(shared["buffers"], clients)
+    return first_models(algorithm, shared, mine, clients)[1]
+
+
+def first_models(algorithm: Algorithm, shared: Shared, mine: State, clients: int) -> tuple[Tree, Tree]:
+    """Every client's model before the first step, for solvers whose clients do not all begin with the same one."""
+
+    def first(kept: State, _: Tensor) -> tuple[Tree, Tree]:
+        return algorithm.solver.start_model(shared, kept)
+
+    models: tuple[Tree, Tree] = vmap(first, in_dims=(0, 0))(mine, torch.zeros(clients))
+    return models
 
 
 def device_of(shared: Shared) -> torch.device:

@@ -94,7 +94,7 @@ class Crew:
         self, algorithm: Algorithm, task: Task, shared: Shared, state: State, slots: int, processes: int
     ) -> None:
         self.algorithm, self.task, self.slots = algorithm, task, slots
-        payload = {part: shared[declared.like] for part, declared in algorithm.parts(shared).items()}
+        payload = {part: declared.template(shared) for part, declared in algorithm.parts(shared).items()}
         self.layouts = {"shared": Layout.of(shared), "payload": Layout.of(payload), "state": Layout.of(state)}
         self.shared = shared_rows(1, self.layouts["shared"])
         self.payload = shared_rows(slots, self.layouts["payload"])

@@ -2,6 +2,7 @@
 
 from fedalloy.recipe.changes import assign, literal
 from fedalloy.recipe.reading import load, parse, read
+from fedalloy.recipe.reopening import reopen
 from fedalloy.recipe.resolving import Experiment, entry_names, quick, resolve
 from fedalloy.recipe.schema import schema
 from fedalloy.recipe.tables import Recipe
@@ -16,6 +17,7 @@ __all__ = [
     "parse",
     "quick",
     "read",
+    "reopen",
     "resolve",
     "schema",
 ]

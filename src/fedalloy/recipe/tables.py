@@ -68,6 +68,21 @@ class PartitionTable(Open):
     """Name of the partition rule; left out: the data's own clients, or iid."""
     clients: Count | None = None
     """Number of clients; rules that make their own number need none."""
+    newcomers: Annotated[int, Field(ge=0)] = 0
+    """How many of these clients, drawn once, never take part; `fedalloy newcomers` scores them."""
+
+
+class NoiseTable(Closed):
+    """Wrong labels."""
+
+    kind: Literal["pair", "symmetric"]
+    """A wrong label is the next class, or any other class alike."""
+    ratio: Probability
+    """Share of the labels that become wrong."""
+    test: Literal["clean", "noisy"] = "clean"
+    """Whether the clients' test labels stay true."""
+    protocol: Literal["paper", "public_code"] = "paper"
+    """`public_code`: the kinds swapped and everything corrupted before it is dealt, as for the published numbers."""
 
 
 class EpochsTable(Closed):
@@ -150,6 +165,8 @@ class RunTable(Closed):
     """Longer updates are dropped and named."""
     checkpoint_every: Seconds = 30.0
     """Seconds between checkpoints."""
+    client_memory_mb: Annotated[float, Field(ge=0)] = 64.0
+    """States of clients go to disk when those of all clients together are larger than this."""
 
 
 class EvaluateTable(Closed):
@@ -161,6 +178,8 @@ class EvaluateTable(Closed):
     """Names of metrics; `fedalloy list metrics` shows all; left out: the data's usual ones (accuracy, loss)."""
     clients: Count | None = None
     """Score only this many clients, drawn once; left out: everyone."""
+    mix_every: Count | None = None
+    """Rounds between readings at lambda = 0, 0.1, ..., 1, for methods that mix two models; left out: at the end."""
 
 
 class EngineTable(Open):
@@ -194,6 +213,7 @@ class Recipe(Closed):
     """What it is for, in a sentence."""
     task: TaskTable = TaskTable()
     partition: PartitionTable = PartitionTable()
+    noise: NoiseTable | None = None
     devices: DevicesTable = DevicesTable()
     sampling: SamplingTable = SamplingTable()
     algorithm: AlgorithmTable = AlgorithmTable()

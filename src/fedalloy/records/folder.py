@@ -9,6 +9,7 @@
 | ``rounds.jsonl``, ``clients.jsonl`` | one object per round, per evaluation (:mod:`fedalloy.records.reading`) |
 | ``timings.jsonl`` | everything that depends on the clock; every row names its ``round`` |
 | ``checkpoints/round-000123.safetensors`` | the last two (:mod:`fedalloy.records.checkpoint`) |
+| ``clients/0000007-000123.safetensors`` | large states of clients, by id and round (:mod:`.disk_store`) |
 | ``lock`` | held by the writer, names its process id |
 
 Only ``timings.jsonl``, ``environment.json`` and ``lock`` may differ between two runs of one seed. A checkpoint
@@ -135,13 +136,21 @@ class RunFolder:
             old.unlink()
         return path
 
-    def latest(self, report: Callable[[str], None] = _warn) -> Checkpoint | None:
-        """The newest checkpoint that is whole; ``report`` hears of every damaged one that was passed over."""
+    def latest(
+        self, report: Callable[[str], None] = _warn, accept: Callable[[Checkpoint], None] = lambda _: None
+    ) -> Checkpoint | None:
+        """The newest checkpoint that is whole; ``report`` hears of every damaged one that was passed over.
+
+        ``accept`` may refuse one for what it points to, by a ``CheckpointError``.
+        """
         for _, path in self._saved():
             try:
-                return _checkpoint(checkpoint.load(path))
+                found = _checkpoint(checkpoint.load(path))
+                accept(found)
             except CheckpointError as error:
                 report(str(error))
+            else:
+                return found
         return None
 
     def rewind(self, to: Checkpoint | None) -> None:
@@ -154,6 +163,11 @@ class RunFolder:
         atomic.sync(self._checkpoints)
         for name, length in lengths.items():
             self._streams[name].cut(length)
+
+    @property
+    def clients(self) -> Path:
+        """Where states of clients that are too large for a checkpoint lie."""
+        return self.path / "clients"
 
     @property
     def _recipe(self) -> Path:

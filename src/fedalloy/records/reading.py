@@ -13,16 +13,21 @@
 | ``bytes_up``, ``bytes_down`` | what travelled in the round |
 | ``simulated_seconds`` | how long the round takes on the simulated devices |
 | ``info`` | ``{name: value}``: what the rules computed on the way |
-| ``evaluation`` | ``{metric: {"mean": ..., "worst10": ..., ...}}`` over clients; only in rounds that evaluate |
+| ``evaluation`` | ``{metric: {"mean": ..., "worst": ..., ...}}`` over clients; only in rounds that evaluate |
+| ``evaluation_global`` | the same for the global model, where ``evaluation`` is of the clients' own models |
+| ``evaluation_mix`` | ``{metric: {"lambda", "mean", "fixed", "best_mean", "oracle"}}`` (:mod:`fedalloy.run.mixing`) |
 | ``global`` | ``{metric: value}`` on the global test set; only in rounds that evaluate |
 
-``clients.jsonl`` has one object per evaluation, arrays in the order of ``ids``: ``round``, ``split`` (``train``,
-``valid`` or ``test``), ``ids``, and one array per metric. A number that is not finite is ``null``.
+``clients.jsonl`` has one object per evaluation and model, arrays in the order of ``ids``: ``round``, ``split``
+(``train``, ``valid`` or ``test``), ``model``, ``ids``, and one array per metric. ``model`` is ``global``, or, for methods
+whose clients have a model of their own, also ``personal``, which then comes last in its round; ``mixed`` rows score
+``(1 - mix)`` federated plus ``mix`` local model and have a column ``mix``. A number that is not finite is ``null``.
 
 With pandas::
 
     rounds = pd.read_json("runs/a/rounds.jsonl", lines=True)
     clients = pd.read_json("runs/a/clients.jsonl", lines=True).explode(["ids", "accuracy"])  # a row per client
+    mine = clients[clients["model"] == "personal"]
 
 With DuckDB::
 

@@ -71,12 +71,15 @@ class Story:
         return self.outcome.name
 
 
-def gather(places: Sequence[Path]) -> list[Story]:
-    """The runs in some folders and below, in the order of the comparison they belong to; tuning runs are left out."""
+def gather(places: Sequence[Path], metric: str | None = None) -> list[Story]:
+    """The runs in some folders and below, in the order of the comparison they belong to; tuning runs are left out.
+
+    ``metric`` is what curves and clients show instead of the run's own.
+    """
     folders = [folder for place in places for folder in _runs(place)]
     if not folders:
         raise CheckpointError(f"no run in {', '.join(map(str, places))}; name run folders, or a folder that holds some")
-    stories = [tell(folder) for folder in dict.fromkeys(folders)]
+    stories = [tell(folder, metric) for folder in dict.fromkeys(folders)]
     order = {name: position for position, name in enumerate(_order(places))}
     return sorted(stories, key=lambda story: (order.get(story.name, len(order)), story.name, story.outcome.seed))
 
@@ -87,17 +90,18 @@ def tunings(places: Sequence[Path]) -> list[dict[str, Any]]:
     return [entry for file in files if file.is_file() for entry in json.loads(file.read_text(encoding="utf-8"))]
 
 
-def tell(folder: Path) -> Story:
+def tell(folder: Path, metric: str | None = None) -> Story:
     """Read one run."""
     record, outcome, tally = read_run(folder), read_outcome(folder), Tally()
+    metric = metric or outcome.metric
     curve = []
     for row in record.rounds():
         tally.add(row)
-        found = row.get("evaluation", {}).get(outcome.metric)
+        found = row.get("evaluation", {}).get(metric)
         if found:
             curve.append((int(row["round"]), _number(found.get("mean")), _number(found.get("worst"))))
     manifest = record.manifest or {}
-    clients = tuple(_clients(last_row(folder / "clients.jsonl") or {}, outcome.metric, manifest))
+    clients = tuple(_clients(last_row(folder / "clients.jsonl") or {}, metric, manifest))
     return Story(outcome, record.recipe, record.environment, manifest, tuple(curve), clients, tally)
 
 

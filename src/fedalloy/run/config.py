@@ -11,7 +11,7 @@ from fedalloy.run.sampling import Sampling, Uniform
 from fedalloy.tasks.devices import DeviceProfile
 from fedalloy.tasks.metrics.metric import choose
 
-LOWER_IS_BETTER = frozenset({"loss", "ece", "mce"})
+LOWER_IS_BETTER = frozenset({"loss", "ece", "mce", "ece_batch", "mce_batch"})
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,9 @@ class RunConfig:
     ``target`` is a value of ``target_metric`` (mean over clients): the round that reaches it is recorded and,
     with ``stop_at_target``, ends the run. ``patience`` ends a run whose metric has not improved for that many
     evaluations. ``evaluate_clients`` scores only that many clients, drawn once. ``checkpoint_every`` is in seconds.
-    ``max_norm`` drops longer updates.
+    ``max_norm`` drops longer updates. ``mix_every`` also scores the mixtures of federated and local models every so
+    many rounds, for methods that have some; the last round always does. States of clients go to disk when those of
+    the whole population are larger than ``client_memory_mb`` (:func:`fedalloy.records.store.open_store`).
     """
 
     rounds: int = 50
@@ -30,6 +32,7 @@ class RunConfig:
     devices: DeviceProfile = field(default_factory=DeviceProfile)
     evaluate_every: int = 1
     evaluate_clients: int | None = None
+    mix_every: int | None = None
     metrics: tuple[str, ...] = ("accuracy", "loss")
     target: float | None = None
     target_metric: str = "accuracy"
@@ -37,6 +40,7 @@ class RunConfig:
     patience: int | None = None
     max_norm: float | None = None
     checkpoint_every: float = 30.0
+    client_memory_mb: float = 64.0
     engine: str | Engine = "auto"
     engine_options: dict[str, Any] = field(default_factory=dict)
     device: str = "cpu"
@@ -48,6 +52,8 @@ class RunConfig:
             raise SpecError(f"rounds must be 1 or more, got {self.rounds}")
         if self.evaluate_every < 1:
             raise SpecError(f"evaluate every: must be 1 or more rounds, got {self.evaluate_every}")
+        if self.mix_every is not None and self.mix_every < 1:
+            raise SpecError(f"evaluate mix_every: must be 1 or more rounds, got {self.mix_every}")
         watched = self.target is not None or self.patience is not None
         if watched and self.target_metric not in self.metrics:
             raise SpecError(

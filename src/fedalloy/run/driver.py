@@ -18,19 +18,21 @@ from fedalloy.core.algorithm import Algorithm, ServerState
 from fedalloy.core.cross import check_validation
 from fedalloy.core.errors import CheckpointError, Diverged
 from fedalloy.core.keys import Key
-from fedalloy.core.protocols import Engine, Task
+from fedalloy.core.protocols import ClientStore, Engine, Task
 from fedalloy.core.registry import find
 from fedalloy.core.spec import build
 from fedalloy.core.types import Tree
 from fedalloy.engines.profile import collecting
 from fedalloy.records.environment import describe
 from fedalloy.records.folder import RunFolder, RunState
-from fedalloy.records.store import MemoryStore
+from fedalloy.records.store import open_store
 from fedalloy.run.config import RunConfig
 from fedalloy.run.evaluate import Evaluation, evaluate, rows
 from fedalloy.run.interrupt import StopFlag, stop_on_signal
+from fedalloy.run.mixing import evaluate_mixes
 from fedalloy.run.recorder import FolderRecorder, MemoryRecorder, Recorder, Row
 from fedalloy.run.round import Federation, Played, Stopwatch, play
+from fedalloy.run.trained import Trained
 
 BARREN_LIMIT = 3
 """Rounds in a row without a valid contribution after which a run counts as diverged."""
@@ -70,6 +72,7 @@ class Ending:
     reason: str
     state: ServerState
     progress: Progress
+    trained: Trained
 
 
 @dataclass
@@ -78,7 +81,7 @@ class Session:
 
     fed: Federation
     state: ServerState
-    store: MemoryStore
+    store: ClientStore
     recorder: Recorder
     progress: Progress = field(default_factory=Progress)
     watcher: Callable[[RoundEvent], None] | None = None
@@ -104,7 +107,8 @@ def run(
     opened = _open(folder, resume, recipe, task, config)
     with _Threads(config), opened.lock() if opened else nullcontext():
         recorder: Recorder = FolderRecorder(opened) if opened else MemoryRecorder()
-        session = Session(fed, begin(fed, initial), MemoryStore(), recorder, watcher=watcher)
+        state = begin(fed, initial)
+        session = Session(fed, state, make_store(fed, state, opened), recorder, watcher=watcher)
         if opened:
             _restore(session, opened)
         with stop_on_signal() as flag, closing(fed.engine), _profile(config) as profile:
@@ -117,6 +121,15 @@ def begin(fed: Federation, initial: Tree | None = None) -> ServerState:
     params, buffers = fed.task.objective.init(fed.root.fold("model"))
     state = fed.algorithm.init({**params, **(initial or {})}, fed.task.population, buffers)
     return cast(ServerState, on_device(state, fed.config.device))
+
+
+def make_store(fed: Federation, state: ServerState, folder: RunFolder | None) -> ClientStore:
+    """Where the clients' states go, by the size of one of them."""
+    config, one = fed.config, {}
+    if fed.algorithm.stateful:
+        one = fed.algorithm.init_client(state["shared"], fed.root, fed.task.objective.init)
+    place = folder.clients if folder else None
+    return open_store(one, fed.task.population, config.client_memory_mb, place, config.device)
 
 
 def placed(task: Task, device: str) -> Task:
@@ -190,13 +203,13 @@ def _manifest(task: Task) -> dict[str, Any] | None:
 
 def _restore(session: Session, folder: RunFolder) -> None:
     """Go back to the last safe round and cut the records to it."""
-    saved = folder.latest()
+    saved = folder.latest(accept=lambda found: session.store.check(found.clients))
     folder.rewind(saved)
+    session.store.restore(saved.round if saved else 0, saved.clients if saved else {})
     if saved is None:
         return
-    device, engine = session.fed.config.device, session.fed.engine
-    session.state = on_device(saved.server, device)
-    session.store = MemoryStore(on_device(saved.clients, device))
+    engine = session.fed.engine
+    session.state = on_device(saved.server, session.fed.config.device)
     session.progress = Progress(**saved.extra["progress"])
     if saved.extra.get("engine") and hasattr(engine, "restore"):
         engine.restore(saved.extra["engine"])
@@ -222,7 +235,8 @@ def _play_on(session: Session, flag: StopFlag) -> Ending:
         raise
     _save(session)
     session.recorder.status(status, session.progress.round, reason)
-    return Ending(status, reason, session.state, session.progress)
+    trained = Trained(session.fed, session.state, session.store, session.progress.round)
+    return Ending(status, reason, session.state, session.progress, trained)
 
 
 def _one_round(session: Session) -> None:
@@ -231,8 +245,8 @@ def _one_round(session: Session) -> None:
     played = play(session.fed, session.state, session.store, round, watch)
     session.state = played.step.state
     evaluation = None
-    if round % config.evaluate_every == 0 or round == config.rounds:
-        with watch.time("evaluate"):
+    with watch.time("evaluate"):
+        if round % config.evaluate_every == 0 or round == config.rounds or _mixes(session.fed, round):
             evaluation = _evaluate(session, round, played.row)
     _advance(progress, config, played, evaluation)
     with watch.time("record"):
@@ -255,12 +269,24 @@ def _engine_notes(session: Session) -> dict[str, Any]:
 
 
 def _evaluate(session: Session, round: int, row: Row) -> Evaluation:
+    trained, config = Trained(session.fed, session.state, session.store, round), session.fed.config
     ids = _scored(session.fed)
-    evaluation = evaluate(session.fed.task, session.state, session.fed.config.metrics, ids)
+    evaluation = evaluate(trained, config.metrics, ids)
     brief, full = rows(evaluation, ids)
+    if _mixes(session.fed, round):
+        mixed, before = evaluate_mixes(trained, config.metrics, ids)
+        brief, full = brief | mixed, before + full
     row |= brief
-    session.recorder.append("clients", {"round": round, **full})
+    for one in full:
+        session.recorder.append("clients", {"round": round, **one})
     return evaluation
+
+
+def _mixes(fed: Federation, round: int) -> bool:
+    """Whether mixtures of federated and local models are scored in this round."""
+    every = fed.config.mix_every
+    due = round == fed.config.rounds or (every is not None and round % every == 0)
+    return due and fed.algorithm.solver.mixable
 
 
 def _scored(fed: Federation) -> Tensor:

@@ -1,46 +1,95 @@
-"""How the model serves every client, and the world: never averaged away, always summarised too."""
+"""How every client is served, by the global model and by its own: never averaged away, always summarised too."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedalloy.core.algorithm import ServerState
 from fedalloy.core.protocols import Task
 from fedalloy.core.types import Examples
-from fedalloy.tasks.evaluation import evaluate_clients, evaluate_pool
+from fedalloy.run.trained import Trained
+from fedalloy.tasks.evaluation import evaluate_clients, evaluate_models, evaluate_pool
 from fedalloy.tasks.metrics.summary import summarise
+
+Values = dict[str, Tensor]
+"""One value per client, by metric."""
+Summary = dict[str, dict[str, float]]
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Per-client values by metric in id order, their summaries, and the values on the global test set."""
+    """Per-client values by metric in id order, and the values of the global model on the global test set.
 
-    clients: dict[str, list[float | None]]
-    summary: dict[str, dict[str, float]]
+    ``clients`` is what counts: the readings of the clients' own models where they have some (then those of the
+    global model are ``shared``), otherwise those of the global model.
+    """
+
+    clients: Values
     overall: dict[str, float]
+    shared: Values | None = None
+    summary: Summary = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "summary", summaries(self.clients))
 
 
-def evaluate(task: Task, state: ServerState, metrics: tuple[str, ...], ids: torch.Tensor) -> Evaluation:
-    """Score the global model on the test parts of ``ids`` and on the global test set."""
+def evaluate(trained: Trained, metrics: tuple[str, ...], ids: Tensor) -> Evaluation:
+    """Score the models on the test parts of ``ids``, and the global one on the global test set too."""
+    task, state = trained.fed.task, trained.state
+    shared, overall = _global_scores(task, state, metrics, ids)
+    if not trained.fed.algorithm.solver.personalised:
+        return Evaluation(shared, overall)
+    return Evaluation(personal_scores(trained, metrics, ids)[0], overall, shared)
+
+
+def personal_scores(
+    trained: Trained, metrics: tuple[str, ...], ids: Tensor, mixes: Sequence[float | None] = (None,)
+) -> list[Values]:
+    """Every client's own model on its own test part, once per mix; states are read a few clients at a time."""
+    parts: list[list[Values]] = [[] for _ in mixes]
+    task = trained.fed.task
+    for some in ids.split(trained.at_once):
+        states, block = trained.states(some), task.data("test", some)
+        for mix, found in zip(mixes, parts, strict=True):
+            models = [trained.model_of(states[client], mix) for client in some.tolist()]
+            found.append(evaluate_models(task.objective, models, block, metrics))
+    return [{name: torch.cat([part[name] for part in found]) for name in metrics} for found in parts]
+
+
+def summaries(values: Values) -> Summary:
+    """Mean, spread and tails over clients, by metric."""
+    return {name: summarise(vector) for name, vector in values.items()}
+
+
+def rows(evaluation: Evaluation, ids: Tensor) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What goes into the row of the round, and what into ``clients.jsonl``: what counts comes last."""
+    brief: dict[str, Any] = {"evaluation": evaluation.summary, "global": evaluation.overall}
+    if evaluation.shared is None:
+        return brief, [client_row("global", ids, evaluation.clients)]
+    brief["evaluation_global"] = summaries(evaluation.shared)
+    both = {"global": evaluation.shared, "personal": evaluation.clients}
+    return brief, [client_row(model, ids, values) for model, values in both.items()]
+
+
+def client_row(model: str, ids: Tensor, values: Values, **more: Any) -> dict[str, Any]:
+    """One row of ``clients.jsonl``."""
+    numbers = {name: [_number(value) for value in vector.tolist()] for name, vector in values.items()}
+    return {"split": "test", "model": model, **more, "ids": ids.tolist(), **numbers}
+
+
+def _global_scores(
+    task: Task, state: ServerState, metrics: tuple[str, ...], ids: Tensor
+) -> tuple[Values, dict[str, float]]:
     params, buffers = state["shared"]["params"], state["shared"]["buffers"]
     values = evaluate_clients(task.objective, params, buffers, task.data("test", ids), metrics)
     pool: Examples | None = getattr(task, "global_test", None)
-    overall = evaluate_pool(task.objective, params, buffers, pool, metrics) if pool is not None else {}
-    return Evaluation(
-        {name: [_number(value) for value in vector.tolist()] for name, vector in values.items()},
-        {name: summarise(vector) for name, vector in values.items()},
-        overall,
-    )
-
-
-def rows(evaluation: Evaluation, ids: torch.Tensor) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What goes into the row of the round, and what into ``clients.jsonl``."""
-    brief = {"evaluation": evaluation.summary, "global": evaluation.overall}
-    return brief, {"split": "test", "ids": ids.tolist(), **evaluation.clients}
+    return values, evaluate_pool(task.objective, params, buffers, pool, metrics) if pool is not None else {}
 
 
 def _number(value: float) -> float | None:

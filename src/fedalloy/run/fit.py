@@ -18,6 +18,7 @@ from fedalloy.run.config import RunConfig
 from fedalloy.run.driver import Ending, RoundEvent, run
 from fedalloy.run.recorder import MemoryRecorder, Recorder, Row
 from fedalloy.run.sampling import Uniform
+from fedalloy.run.trained import Trained
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,11 @@ class RunResult:
         """Parameters and buffers of the global model, ready for ``module.load_state_dict``."""
         shared = self.ending.state["shared"]
         return {**shared["params"], **shared["buffers"]}
+
+    @property
+    def trained(self) -> Trained:
+        """The run as it ended, for newcomers and for every client's own model."""
+        return self.ending.trained
 
     @property
     def reached(self) -> int | None:

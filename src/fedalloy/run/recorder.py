@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from fedalloy.core.protocols import ClientStore
 from fedalloy.core.types import State
 from fedalloy.records.folder import RunFolder, RunState, StreamName
-from fedalloy.records.store import MemoryStore
 
 Row = dict[str, Any]
 
@@ -19,7 +19,7 @@ class Recorder(Protocol):
     def append(self, stream: StreamName, row: Mapping[str, Any]) -> None:
         """Add one row."""
 
-    def checkpoint(self, round: int, server: State, clients: MemoryStore, extra: Mapping[str, Any]) -> None:
+    def checkpoint(self, round: int, server: State, clients: ClientStore, extra: Mapping[str, Any]) -> None:
         """Make everything up to this round safe."""
 
     def status(self, state: RunState, round: int, reason: str = "") -> None:
@@ -35,7 +35,7 @@ class MemoryRecorder:
     def append(self, stream: StreamName, row: Mapping[str, Any]) -> None:
         self.streams[stream].append(dict(row))
 
-    def checkpoint(self, round: int, server: State, clients: MemoryStore, extra: Mapping[str, Any]) -> None:
+    def checkpoint(self, round: int, server: State, clients: ClientStore, extra: Mapping[str, Any]) -> None:
         """Nothing to make safe."""
 
     def status(self, state: RunState, round: int, reason: str = "") -> None:
@@ -51,8 +51,8 @@ class FolderRecorder:
     def append(self, stream: StreamName, row: Mapping[str, Any]) -> None:
         self.folder.append(stream, row)
 
-    def checkpoint(self, round: int, server: State, clients: MemoryStore, extra: Mapping[str, Any]) -> None:
-        self.folder.checkpoint(round, server, clients.snapshot(), extra)
+    def checkpoint(self, round: int, server: State, clients: ClientStore, extra: Mapping[str, Any]) -> None:
+        self.folder.checkpoint(round, server, clients.commit(round), extra)
 
     def status(self, state: RunState, round: int, reason: str = "") -> None:
         self.folder.set_status(state, round, reason)

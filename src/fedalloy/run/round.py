@@ -74,7 +74,7 @@ def play(fed: Federation, state: ServerState, store: ClientStore, round: int, wa
             local_lr=fed.algorithm.solver.lr_at(round, fed.config.rounds),
             rounds=fed.config.rounds,
         )
-        states = _states(fed, state, store, work.ids)
+        states = client_states(fed, state, store, work.ids)
     with watch.time("clients"):
         outcome = _run(fed, state, states, work, ctx)
     with watch.time("server"):
@@ -83,7 +83,7 @@ def play(fed: Federation, state: ServerState, store: ClientStore, round: int, wa
         cohort = exchange_scores(fed.algorithm, fed.task, state["shared"], cohort)
         step = server_step(fed.algorithm, state, cohort, replace(ctx, absent=tuple(absent)), fed.config.max_norm)
     if fed.algorithm.stateful:
-        store.put(_counted(outcome, work, late, step))
+        store.put(round, _counted(outcome, work, late, step))
     row = {"round": round, **_describe(state, work, cohort, step, outcome)}
     resent = sorted({*work.ids[~work.active].tolist(), *(late if fed.resends else ())})
     row |= {"simulated_seconds": seconds, "absent": absent, "late": late, "resent": resent}
@@ -102,15 +102,17 @@ def _assign(fed: Federation, round: int, key: Key) -> tuple[Work, list[int]]:
     return Work.of(ids[links], epochs[links]), ids[~links].tolist()
 
 
-def _states(fed: Federation, state: ServerState, store: ClientStore, ids: Tensor) -> dict[int, State]:
+def client_states(fed: Federation, state: ServerState, store: ClientStore, ids: Tensor) -> dict[int, State]:
     """Every client's state; a client met for the first time gets its initial one."""
     clients = ids.tolist()
     fresh, shared = fed.root.fold("new client"), state["shared"]
     if not fed.algorithm.stateful:
-        return dict.fromkeys(clients, fed.algorithm.init_client(shared, fresh))
+        return dict.fromkeys(clients, fed.algorithm.init_client(shared, fresh, fed.task.objective.init))
     known = store.get(clients)
     return {
-        client: known[client] if client in known else fed.algorithm.init_client(shared, fresh.fold(client))
+        client: known[client]
+        if client in known
+        else fed.algorithm.init_client(shared, fresh.fold(client), fed.task.objective.init)
         for client in clients
     }
 

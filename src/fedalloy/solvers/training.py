@@ -16,6 +16,7 @@ from fedalloy.core import tree
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Carry, LocalSolver
 from fedalloy.core.types import Context, Descent, Plan, Stats, Tree
+from fedalloy.solvers.phases import in_phases
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,17 +45,31 @@ class LocalTraining(LocalSolver):
         _check(self)
 
     @property
+    def linear(self) -> bool:
+        """Whether every step adds its gradient to what is sent, as plain descent does."""
+        return True
+
+    @property
+    def second_epochs(self) -> int:
+        """Epochs of a second phase after the ordinary ones (``Plan.phase`` is 1 there)."""
+        return 0
+
+    @property
     def provides(self) -> frozenset[str]:
         """Normalised lengths exist for linear local updates only, so not for Adam."""
-        return frozenset({"step_norm", "effective_steps"}) if self.optimizer == "sgd" else frozenset()
+        known = self.optimizer == "sgd" and self.linear
+        return frozenset({"step_norm", "effective_steps"}) if known else frozenset()
 
     def lr_at(self, round: int, rounds: int | None = None) -> float:
         passed = sum(round > fraction * rounds for fraction in self.milestones) if rounds else 0
         return float(self.lr * self.decay ** ((round - 1) // self.decay_every) * 0.1**passed)
 
     def plan(self, sizes: Tensor, epochs: Tensor, keys: Key) -> Plan:
-        wanted = torch.where(epochs < 0, torch.full_like(epochs, self.epochs), epochs)
-        return epoch_plan(sizes, wanted, self.batch_size, keys if self.shuffle else None)
+        first = torch.where(epochs < 0, torch.full_like(epochs, self.epochs), epochs)
+        # What a device says about its epochs is about the first phase; one without time takes no step at all.
+        whole = torch.where(first > 0, first + self.second_epochs, first)
+        plan = epoch_plan(sizes, whole, self.batch_size, keys if self.shuffle else None)
+        return in_phases(plan, first, whole) if self.second_epochs else plan
 
     def describe(self, steps: Tensor, ctx: Context) -> Stats:
         length = update_length(steps, self.momentum, self.nesterov)
@@ -96,7 +111,7 @@ def descend(training: LocalTraining, params: Tree, grads: Tree, memory: Carry, l
         return _adam(training, params, grads, memory, lr)
     if not training.momentum:
         return tree.add(params, grads, -lr), memory
-    velocity = tree.map_leaves(lambda v, g: training.momentum * v + g, memory["velocity"], grads)
+    velocity = tree.add(grads, memory["velocity"], training.momentum)
     direction = tree.add(grads, velocity, training.momentum) if training.nesterov else velocity
     return tree.add(params, direction, -lr), {"velocity": velocity}
 

@@ -19,6 +19,7 @@ from fedalloy.tasks.datasets.base import Dataset, DatasetLoader, Standardise, us
 from fedalloy.tasks.federation import FederatedTask, federate
 from fedalloy.tasks.losses import PerExample
 from fedalloy.tasks.models.build import build, resolve
+from fedalloy.tasks.noise import LabelNoise, as_noise
 from fedalloy.tasks.objective import Factory, ModuleObjective
 from fedalloy.tasks.partitions.base import Partition
 
@@ -39,6 +40,8 @@ def make_task(
     seed: int = 0,
     loss: str | PerExample | None = None,
     standardise: Standardise | None = None,
+    noise: LabelNoise | Spec | None = None,
+    newcomers: int = 0,
     trainable: tuple[str, ...] = ("*",),
     dtype: Precision | torch.dtype = "float32",
     device: str | torch.device | None = None,
@@ -49,7 +52,8 @@ def make_task(
     may have a usual ``model``, ``loss``, metrics and ``standardise``, which are taken unless others are given;
     otherwise images of at least 16 x 16 get the ``cnn`` and everything else ``logistic``. A ``model`` may
     also be any function that returns an ``nn.Module``; of ``inputs``, ``input_shape`` and ``classes`` it
-    gets those it asks for.
+    gets those it asks for. ``noise`` makes labels wrong (:class:`fedalloy.tasks.noise.LabelNoise`), ``newcomers`` is
+    how many of the clients never take part.
 
     >>> make_task("digits", partition={"kind": "dirichlet", "alpha": 0.3}, clients=5).population
     5
@@ -70,6 +74,8 @@ def make_task(
         test_fraction=test_fraction,
         valid_fraction=valid_fraction,
         standardise=_scaling(standardise or usual.standardise),
+        noise=as_noise(noise),
+        newcomers=newcomers,
         key=key.fold("federation"),
     )
     return replace(made, metrics=usual.metrics).to(device, precision)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
+from torch.func import vmap
 
+from fedalloy.core import tree
 from fedalloy.core.protocols import Objective
 from fedalloy.core.types import Block, Examples, Tree
 from fedalloy.tasks.metrics.metric import Metric, choose
 
 Metrics = Iterable[str] | Mapping[str, Metric]
+Model = tuple[Tree, Tree]
+"""Parameters and buffers."""
+# Measured on a CPU: 32 logistic models are 3 to 8 times faster side by side with 20 examples each, slower with 200.
+_SMALL_MODEL, _FEW_EXAMPLES = 50_000, 64
 
 
 @torch.no_grad()
@@ -26,6 +32,24 @@ def evaluate_clients(
     owner = torch.repeat_interleave(block.size.cpu())
     rows = _rows(block, owner)
     return _score(objective, params, buffers, Examples(block.x, block.y), rows, owner, len(block.size), metrics, chunk)
+
+
+@torch.no_grad()
+def evaluate_models(
+    objective: Objective, models: Sequence[Model], block: Block, metrics: Metrics = ("accuracy",), chunk: int = 4096
+) -> dict[str, Tensor]:
+    """Every client of the block scored with its own model, ``[K]`` in float64 on the CPU.
+
+    On a GPU models run side by side under ``vmap``; on a CPU only where calling them one by one would cost more
+    than they compute. What ``vmap`` cannot take runs one by one.
+    """
+    if len(models) > 1 and _worth_stacking(models, block):
+        try:
+            return _side_by_side(objective, models, block, metrics, chunk)
+        except Exception:
+            # One by one tells whether it was the batching or the model: the model's error comes again.
+            pass
+    return _one_by_one(objective, models, block, metrics, chunk)
 
 
 @torch.no_grad()
@@ -68,6 +92,65 @@ def _score(
         name: metric.score(torch.cat(kept[name]).to("cpu", torch.float64), owner, clients)
         for name, metric in chosen.items()
     }
+
+
+def _worth_stacking(models: Sequence[Model], block: Block) -> bool:
+    params = models[0][0]
+    if any(leaf.is_cuda for leaf in params.values()):
+        return True
+    return tree.count(params) <= _SMALL_MODEL and int(block.size.sum()) <= _FEW_EXAMPLES * len(models)
+
+
+def _one_by_one(
+    objective: Objective, models: Sequence[Model], block: Block, metrics: Metrics, chunk: int
+) -> dict[str, Tensor]:
+    scores = [
+        evaluate_clients(objective, *model, _only(block, row), metrics, chunk) for row, model in enumerate(models)
+    ]
+    return {name: torch.cat([score[name] for score in scores]) for name in choose(metrics)}
+
+
+def _only(block: Block, row: int) -> Block:
+    return Block(block.x, block.y, block.start[row : row + 1], block.size[row : row + 1])
+
+
+def _side_by_side(
+    objective: Objective, models: Sequence[Model], block: Block, metrics: Metrics, chunk: int
+) -> dict[str, Tensor]:
+    """Models stacked, the largest clients first, so that those with examples left are always the first rows."""
+    chosen, size = choose(metrics), block.size.cpu()
+    order = size.argsort(descending=True, stable=True)
+    params, buffers = (tree.stack([models[row][part] for row in order.tolist()]) for part in (0, 1))
+    start, size = block.start.cpu()[order], size[order]
+    device = next(iter(params.values())).device
+    width, longest = max(1, chunk // len(models)), int(size[0])
+    owners: list[Tensor] = [order[:0]]
+    kept: dict[str, list[Tensor]] = {name: [] for name in chosen}
+    for begin in range(0, longest, width):
+        running = int((size > begin).sum())
+        place = torch.arange(begin, min(begin + width, longest))
+        valid = place < size[:running].unsqueeze(1)
+        rows = (start[:running].unsqueeze(1) + torch.where(valid, place, 0)).to(block.y.device)
+        x, y = block.x[rows].to(device), block.y[rows[valid.to(rows.device)]].to(device)
+        outputs = vmap(objective.outputs)(_first(params, running), _first(buffers, running), x)[valid.to(device)]
+        owners.append(order[:running].unsqueeze(1).expand(-1, len(place))[valid])
+        for name, metric in chosen.items():
+            kept[name].append(metric.evidence(objective, outputs, y).to("cpu", torch.float64))
+    return _scored(chosen, kept, torch.cat(owners), len(models))
+
+
+def _first(stacked: Tree, count: int) -> Tree:
+    return {name: leaf[:count] for name, leaf in stacked.items()}
+
+
+def _scored(
+    chosen: Mapping[str, Metric], kept: Mapping[str, list[Tensor]], owner: Tensor, clients: int
+) -> dict[str, Tensor]:
+    """Scores from evidence that came in columns: sorted by client, a client's examples stay in their order."""
+    if len(owner) == 0:
+        return {name: torch.full((clients,), torch.nan, dtype=torch.float64) for name in chosen}
+    order = owner.argsort(stable=True)
+    return {name: metric.score(torch.cat(kept[name])[order], owner[order], clients) for name, metric in chosen.items()}
 
 
 def _rows(block: Block, owner: Tensor) -> Tensor | None:

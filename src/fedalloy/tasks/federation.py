@@ -14,6 +14,7 @@ from fedalloy.core.keys import Key
 from fedalloy.core.protocols import DataPart, Objective
 from fedalloy.core.types import Block, Examples
 from fedalloy.tasks.datasets.base import Dataset, Standardise
+from fedalloy.tasks.noise import LabelNoise
 from fedalloy.tasks.partitions.base import Partition
 from fedalloy.tasks.partitions.manifest import Manifest
 from fedalloy.tasks.splits import check_fractions, part_sizes, split
@@ -61,7 +62,8 @@ class Pool:
 class FederatedTask:
     """A model and clients whose data are in memory, one pool per part.
 
-    ``metrics`` are those the data are usually scored with, the most telling one first.
+    ``metrics`` are those the data are usually scored with, the most telling one first. The last ``newcomers`` clients
+    exist but are no part of the population: nobody samples or weighs them, and ``data`` knows them by their ids.
     """
 
     objective: Objective
@@ -72,19 +74,25 @@ class FederatedTask:
     global_test: Examples | None = None
     names: tuple[str, ...] | None = None
     metrics: tuple[str, ...] = ("accuracy", "loss")
+    newcomers: int = 0
 
     @property
     def population(self) -> int:
-        """How many clients exist."""
-        return len(self.train.size)
+        """How many clients may take part."""
+        return len(self.train.size) - self.newcomers
+
+    @property
+    def newcomer_ids(self) -> Tensor:
+        """The clients that never take part."""
+        return torch.arange(self.population, len(self.train.size))
 
     def data(self, part: DataPart, ids: Tensor) -> Block:
         """The examples of some clients, without copying."""
         return self._pool(part).block(ids)
 
     def everyone(self, part: DataPart) -> Block:
-        """The examples of all clients, without copying."""
-        return self._pool(part).everyone()
+        """The examples of all clients that may take part, without copying."""
+        return self._pool(part).block(torch.arange(self.population))
 
     def to(self, device: torch.device | str | None, dtype: torch.dtype | None = None) -> FederatedTask:
         """The same task on another device or in another precision."""
@@ -106,22 +114,30 @@ def federate(
     test_fraction: float = 0.2,
     valid_fraction: float = 0.0,
     standardise: Standardise = "none",
+    noise: LabelNoise | None = None,
+    newcomers: int = 0,
     key: Key,
 ) -> FederatedTask:
     """Deal a dataset to clients and split what each has.
 
     ``clients`` may be None when the rule makes its own. The global test set is the one that comes with the
-    data, else all clients' test parts together. ``standardise = "client"`` then scales every client's features
+    data, else the test parts of all clients that take part. ``newcomers`` of the clients, drawn by key, get the last
+    ids and never take part. ``standardise = "client"`` then scales every client's features
     by the mean and spread of its own training part: nothing of its other parts or of other clients is looked at.
     """
+    seen = dataset.y if noise is None else noise.apply(dataset.y, dataset.classes, key.fold("noise"))
+    dataset = replace(dataset, y=seen) if noise and noise.first else dataset
     assignment = _assignment(dataset, partition, clients, key.fold("partition"))
+    assignment = _newcomers_last(assignment, newcomers, key.fold("newcomers"))
     fractions = {"test_fraction": test_fraction, "valid_fraction": valid_fraction}
     parts = split(assignment, dataset.y, key, **fractions, held_out=dataset.held_out)
-    pools = [Pool.gather(dataset.x, dataset.y, [getattr(client, part) for client in parts]) for part in _PARTS]
+    labels = {"train": seen, "valid": seen, "test": seen if noise and noise.test == "noisy" else dataset.y}
+    pools = [Pool.gather(dataset.x, labels[part], [getattr(client, part) for client in parts]) for part in _PARTS]
     train, valid, test = _standardised(pools, dataset) if standardise == "client" else pools
     manifest = Manifest.of(assignment, dataset.y, dataset.classes)
-    union = Examples(test.x, test.y) if len(test.y) else None
-    return FederatedTask(objective, train, valid, test, manifest, dataset.test or union, _names(dataset, assignment))
+    common = dataset.test or _union(test, len(assignment) - newcomers)
+    names = _names(dataset, assignment)
+    return FederatedTask(objective, train, valid, test, manifest, common, names, newcomers=newcomers)
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,6 +206,23 @@ def _assignment(dataset: Dataset, partition: Partition, clients: int | None, key
             f"(the first is client {empty[0]}); ask for fewer clients or a larger minimum"
         )
     return assignment
+
+
+def _newcomers_last(assignment: list[Tensor], newcomers: int, key: Key) -> list[Tensor]:
+    """The same clients, those drawn as newcomers behind all others, which keep their order."""
+    if not 0 <= newcomers < len(assignment):
+        raise SpecError(
+            f"newcomers = {newcomers} of {len(assignment)} clients: allowed are 0 to {len(assignment) - 1}, "
+            "so that somebody takes part"
+        )
+    late = set(key.choice(len(assignment), newcomers).tolist())
+    return [assignment[client] for client in sorted(range(len(assignment)), key=lambda client: client in late)]
+
+
+def _union(test: Pool, clients: int) -> Examples | None:
+    """The test parts of the first clients, which lie side by side, as one set."""
+    count = int(test.size[:clients].sum())
+    return Examples(test.x[:count], test.y[:count]) if count else None
 
 
 def _standardised(pools: Sequence[Pool], dataset: Dataset) -> list[Pool]:

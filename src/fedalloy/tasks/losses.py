@@ -23,8 +23,10 @@ class Loss:
     hits: PerExample
 
 
-def choose(loss: str | PerExample) -> Loss:
+def choose(loss: str | PerExample | Loss) -> Loss:
     """A loss by name, or any function of ``(outputs, y)`` that returns one value per example."""
+    if isinstance(loss, Loss):
+        return loss
     if callable(loss):
         return Loss(loss, guessed_hits)
     if loss not in LOSSES:

@@ -1,14 +1,63 @@
-"""Label noise: which class becomes which, as a transition matrix."""
+"""Label noise: which class becomes which, as a transition matrix, and whose labels are touched."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from fedalloy.core.errors import SpecError, nearest
 from fedalloy.core.keys import Key
+from fedalloy.core.spec import build
 
 KINDS = ("pair", "symmetric")
+
+
+@dataclass(frozen=True)
+class LabelNoise:
+    """A share ``ratio`` of the clients' labels is wrong: their training and validation labels, and those of their test
+    parts with ``test = "noisy"``.
+
+    ``protocol = "paper"``: examples are dealt and split by their true labels, then corrupted; a global test set
+    stays clean. ``protocol = "public_code"`` repeats what the published numbers were made with: the kinds are
+    swapped (``pair`` flips symmetrically and the other way round) and everything is corrupted before it is dealt and
+    split, so that the clients' test labels are noisy whatever ``test`` says.
+    """
+
+    kind: Literal["pair", "symmetric"]
+    ratio: float
+    test: Literal["clean", "noisy"] = "clean"
+    protocol: Literal["paper", "public_code"] = "paper"
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("kind", KINDS), ("test", ("clean", "noisy")), ("protocol", ("paper", "public_code"))):
+            if getattr(self, name) not in allowed:
+                raise SpecError(f"noise.{name} '{getattr(self, name)}': {nearest(str(getattr(self, name)), allowed)}")
+        if not 0.0 <= self.ratio <= 1.0:
+            raise SpecError(f"noise.ratio is {self.ratio}: allowed are values in [0, 1]")
+
+    @property
+    def first(self) -> bool:
+        """Whether labels are corrupted before anything else is done with them."""
+        return self.protocol == "public_code"
+
+    def apply(self, labels: Tensor, classes: int, key: Key) -> Tensor:
+        """The labels as the clients see them; what becomes of a label depends on its place in the data and the key."""
+        if labels.is_floating_point() or labels.dim() != 1 or classes < 2:
+            raise SpecError("label noise needs one class number per example; leave 'noise' out for these data")
+        swapped = {"pair": "symmetric", "symmetric": "pair"}[self.kind] if self.first else self.kind
+        return corrupt(labels, transition(swapped, classes, self.ratio), key)
+
+
+def as_noise(noise: LabelNoise | Mapping[str, Any] | None) -> LabelNoise | None:
+    """The noise that a value or a table stands for."""
+    if noise is None or isinstance(noise, LabelNoise):
+        return noise
+    made: LabelNoise = build(LabelNoise, dict(noise), "noise")
+    return made
 
 
 def transition(kind: str, classes: int, ratio: float) -> Tensor:

@@ -14,7 +14,7 @@ from fedalloy.core.errors import SpecError
 from fedalloy.core.keys import Key
 from fedalloy.core.types import Tree
 from fedalloy.tasks.dropout import Dropout
-from fedalloy.tasks.losses import LOSSES, PerExample, choose
+from fedalloy.tasks.losses import LOSSES, Loss, PerExample, choose
 from fedalloy.tasks.trainable import Selection, select
 
 Factory = Callable[[], nn.Module]
@@ -38,13 +38,13 @@ class ModuleObjective:
     def __init__(
         self,
         factory: Factory,
-        loss: str | PerExample = "cross_entropy",
+        loss: str | PerExample | Loss = "cross_entropy",
         *,
         trainable: tuple[str, ...] = ("*",),
         dtype: torch.dtype = torch.float32,
         hits: PerExample | None = None,
     ) -> None:
-        self._factory, self._dtype = factory, dtype
+        self._factory, self._dtype, self._patterns = factory, dtype, trainable
         self._loss = choose(loss)
         self._hits = hits or self._loss.hits
         module = self._build(Key.of(0).fold("skeleton"))
@@ -88,6 +88,13 @@ class ModuleObjective:
         moved = copy.copy(self)
         moved._constants = {name: leaf.to(device) for name, leaf in self._constants.items()}
         return moved
+
+    def remodelled(self, change: Callable[[nn.Module], nn.Module]) -> ModuleObjective:
+        """The same loss, patterns and precision for what ``change`` makes of the model, initial values included."""
+        factory = self._factory
+        return ModuleObjective(
+            lambda: change(factory()), self._loss, trainable=self._patterns, dtype=self._dtype, hits=self._hits
+        )
 
     def init(self, key: Key) -> tuple[Tree, Tree]:
         """Fresh parameters and buffers: the model as ``factory`` initialises it under this key."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -11,8 +12,11 @@ from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.types import Work
 from fedalloy.servers.momentum import Momentum
 from fedalloy.servers.sgd import ServerSgd
+from fedalloy.solvers.ditto import Ditto
+from fedalloy.solvers.personal import Personal
 from fedalloy.solvers.scaffold import Scaffold
 from fedalloy.solvers.sgd import Sgd
+from fedalloy.solvers.superfed import SuPerFed
 from fedalloy.testing.problems import EQUAL, SmallTask, small_task
 from fedalloy.testing.toys import HalfWithMemory, Jitter, Lopsided, Wavering
 from fedalloy.weightings.samples import Samples
@@ -60,7 +64,7 @@ FAILING = (
 
 def engine_cases() -> tuple[EngineCase, ...]:
     """All cases, built anew."""
-    return (*_published(), *_local_optimizers(), *_hard_rules(), *_models(), *_devices())
+    return (*_published(), *_local_optimizers(), *_hard_rules(), *_models(), *_personal(), *_devices())
 
 
 def plain_case() -> EngineCase:
@@ -114,6 +118,27 @@ def _models() -> tuple[EngineCase, ...]:
         EngineCase("batchnorm", "buffers of their own per client", _with(local), small_task("batchnorm"), CHANGING),
         EngineCase("dropout", "one mask per client and step", _with(local), small_task("dropout"), CHANGING),
         EngineCase("batchnorm and state", "buffers beside states", both, small_task("batchnorm"), CHANGING),
+    )
+
+
+def _personal() -> tuple[EngineCase, ...]:
+    local: dict[str, Any] = {"lr": 0.1, "batch_size": 3, "momentum": 0.5, "weight_decay": 0.1}
+    mixed = Algorithm(SuPerFed(start=2, mixing="layer", **local), Lopsided(), ServerSgd())
+    phases = Algorithm(Ditto(personal_epochs=2, **local), Lopsided(), Momentum(0.7, 0.6))
+    kept = Algorithm(Personal(Sgd(**local), ("norm*",)), Lopsided(), Momentum(0.7, 0.6), (HalfWithMemory(), Jitter()))
+    apart = Algorithm(Personal(Sgd(**local), shared_epochs=2), Lopsided(), ServerSgd())
+    return (
+        EngineCase(
+            "a model at home", "own starts, draws by layer, another step from round 2", mixed, small_task(), CHANGING
+        ),
+        EngineCase("two phases", "phases, buffers of one of two models", phases, small_task("batchnorm"), CHANGING),
+        EngineCase(
+            "leaves at home", "own leaves and buffers, parts of a model", kept, small_task("batchnorm"), CHANGING
+        ),
+        EngineCase("leaves at home, two phases", "planned steps and phases", apart, small_task(), UNEVEN),
+        EngineCase(
+            "leaves at home, failing links", "buffers kept as they were", kept, small_task("batchnorm"), FAILING
+        ),
     )
 
 

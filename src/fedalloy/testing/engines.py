@@ -66,7 +66,9 @@ class _Track:
         return {
             client: self.clients[client]
             if client in self.clients
-            else self.case.algorithm.init_client(self.state["shared"], fresh.fold(client))
+            else self.case.algorithm.init_client(
+                self.state["shared"], fresh.fold(client), self.case.task.objective.init
+            )
             for client in work.ids.tolist()
         }
 

@@ -64,9 +64,9 @@ def lost_client_state(engine: Engine) -> Engine:
     """Clients come back as if they had never taken part."""
 
     def call(given: _Call) -> Outcome:
-        algorithm, _, shared, *_, ctx = given
-        outcome = engine(*given)
-        fresh = {client: algorithm.init_client(shared, ctx.key.fold(client)) for client in outcome.states}
+        algorithm, task, shared, *_, ctx = given
+        outcome, draw = engine(*given), task.objective.init
+        fresh = {client: algorithm.init_client(shared, ctx.key.fold(client), draw) for client in outcome.states}
         return replace(outcome, states=fresh)
 
     return _Wrapped(call)
@@ -219,8 +219,8 @@ class _Padded(LocalSolver):
     def plan(self, sizes: Tensor, epochs: Tensor, keys: Key) -> Plan:
         return self.inner.plan(sizes, epochs, keys)
 
-    def draws(self, plan: Plan, keys: Key) -> Tree:
-        return self.inner.draws(plan, keys)
+    def draws(self, plan: Plan, keys: Key, shared: Shared) -> Tree:
+        return self.inner.draws(plan, keys, shared)
 
     def begin(self, shared: Shared, mine: State, ctx: Context) -> Carry:
         return self.inner.begin(shared, mine, ctx)
@@ -231,7 +231,7 @@ class _Padded(LocalSolver):
     def end(self, carry: Carry, shared: Shared, mine: State, steps: Tensor, ctx: Context) -> tuple[Payload, State]:
         nobody = ctx.key.each(torch.zeros(1, dtype=torch.int64))
         one = self.inner.plan(torch.tensor([1]), torch.tensor([1]), nobody)
-        draws = {name: torch.zeros_like(leaf[0, 0]) for name, leaf in self.inner.draws(one, nobody).items()}
+        draws = {name: torch.zeros_like(leaf[0, 0]) for name, leaf in self.inner.draws(one, nobody, shared).items()}
         for extra in range(self.longest):
             moved = self.inner.step(carry, tree.zeros_like, draws, one.phase[0, 0], ctx)
             carry = _chosen(extra < self.longest - steps, moved, carry)

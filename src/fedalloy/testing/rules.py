@@ -91,8 +91,8 @@ def _algorithm_spec(algorithm: Algorithm) -> Iterator[str]:
 
 
 def _plays(algorithm: Algorithm) -> Iterator[str]:
-    """Three rounds on the loop go through, with finite numbers."""
-    task = small_task()
+    """Three rounds on the loop go through, with finite numbers, on a model that has layers of every kind."""
+    task = small_task("batchnorm")
     rounds = (work(*range(task.population)),) * 3 if algorithm.weighting.needs_everyone else CHANGING
     case = EngineCase("algorithm", "everything together", algorithm, task, rounds)
     yield from map(str, check_engine(registry.find("engine", "loop")(), [case]))

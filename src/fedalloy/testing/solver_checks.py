@@ -40,7 +40,7 @@ class Bench:
 
     def fresh(self, client: int) -> State:
         """A client's state before its first round."""
-        return self.algorithm.init_client(self.shared, Key.of(2).fold(client))
+        return self.algorithm.init_client(self.shared, Key.of(2).fold(client), self.task.objective.init)
 
     def run(self, client: int, state: State, round: int = 1, epochs: int = -1) -> Contribution:
         """One client's round."""
@@ -93,15 +93,15 @@ def same_again(solver: LocalSolver) -> Iterator[str]:
 def alone_or_in_a_block(solver: LocalSolver) -> Iterator[str]:
     """A client's plan and draws do not depend on who shares its block."""
     sizes, epochs = torch.tensor([1, 3, 7, 12, 5]), torch.tensor([2, -1, 3, 1, 0])
-    keys = Key.of(4).each(torch.arange(5))
+    keys, shared = Key.of(4).each(torch.arange(5)), Bench(solver, small_task()).shared
     block = solver.plan(sizes, epochs, keys)
-    draws = solver.draws(block, keys)
+    draws = solver.draws(block, keys, shared)
     for row in range(len(sizes)):
         key = Key.of(4).each(torch.tensor([row]))
         alone = solver.plan(sizes[row : row + 1], epochs[row : row + 1], key)
         steps = int(alone.steps[0])
         yield from differences(_batches(block, row), _batches(alone, 0), 0.0, f"plan of client {row}")
-        expected = {name: leaf[0, :steps] for name, leaf in solver.draws(alone, key).items()}
+        expected = {name: leaf[0, :steps] for name, leaf in solver.draws(alone, key, shared).items()}
         found = {name: leaf[row, :steps] for name, leaf in draws.items()}
         yield from differences(found, expected, 0.0, f"draws of client {row}")
 
@@ -170,7 +170,7 @@ def _inputs(bench: Bench) -> dict[str, Any]:
         "x": block.x[rows],
         "y": block.y[rows],
         "phase": plan.phase,
-        "draws": bench.solver.draws(plan, keys.fold("draws")),
+        "draws": bench.solver.draws(plan, keys.fold("draws"), bench.shared),
         "steps": plan.steps.double(),
     }
 

@@ -91,7 +91,7 @@ class Wavering(LocalSolver):
         plan = epoch_plan(sizes, torch.where(epochs < 0, self.epochs, epochs), self.batch_size, keys)
         return Plan(plan.index, plan.mask, torch.arange(plan.phase.shape[1]).expand_as(plan.phase) % 2)
 
-    def draws(self, plan: Plan, keys: Key) -> Tree:
+    def draws(self, plan: Plan, keys: Key, shared: Shared) -> Tree:
         steps = torch.arange(plan.index.shape[1])
         return {"scale": keys.fold("scale").each(steps).uniform(2, dtype=torch.float64)}
 

@@ -19,7 +19,7 @@ from fedalloy.core.types import Cohort, Context, Info, State
 @register("weighting", "median")
 @dataclass(frozen=True)
 class Median(ElementWeighting):
-    """Weight 1 on the middle value of every element, one half on each of two middle values.
+    """``update = median_k delta_k``, element by element: weight 1 on the middle value, or 1/2 on each of two.
 
     Clients that sent the same value share its weight, so the order of clients never matters. Data sizes do not count.
     Up to half the clients may send anything: each element stays between values that others sent. Buffers are averaged

@@ -93,6 +93,7 @@ def qffl(q: float = 1.0) -> Mirror:
 def dr(q: float = 1.0, official: bool = False) -> Mirror:
     """``p_k`` proportional to ``n_k F_k^(q+1)``: DR-FedAvg, as compared with by deep-unfolded weights (q = 1).
 
+    Source of that comparison: Nakai-Kasai and Wadayama 2022, arXiv:2212.12191.
     ``official`` takes the sum of the minibatch losses met during local training, as the public code does: it grows
     with the number of batches, so that ``n_k`` enters about ``q + 2`` times. Both agree with one batch per round.
     A client whose link failed has met no batch and weighs nothing there. Correction: the mean loss of the received

@@ -29,10 +29,10 @@ class MedicalQuestionPairs(DatasetLoader):
     An example is ``[2, length]`` token numbers, 0 where a question is shorter. A word's number is a hash of its
     letters in ``1 .. vocabulary - 1``: nothing is learned from the text, so nothing of the test part leaks, and
     two words may share a number. It stands in for the pretrained DistilBERT of the published experiment, whose
-    weights are not here. A doctor wrote one alike and one unlike question for every first question, so a
-    split row by row puts one of the two into training and the other, with the opposite label, into the test part.
-    ``test_questions`` is the share of a doctor's first questions that are held out with both pairs; 0 gives the
-    published split row by row, by the task's ``test_fraction``.
+    weights are not here. A doctor wrote one alike and one unlike question for every first question, so a split
+    row by row often trains on one of the two and tests on the other, which has the opposite label.
+    ``test_questions`` is the share of a doctor's first questions that are held out with both pairs (a task
+    then does not use ``test_fraction``); 0 gives the published split row by row, by ``test_fraction``.
     """
 
     length: int = 48

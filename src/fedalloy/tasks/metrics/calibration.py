@@ -10,7 +10,7 @@ from torch import Tensor
 from fedalloy.core.errors import SpecError
 from fedalloy.core.protocols import Objective
 from fedalloy.core.registry import register
-from fedalloy.tasks.metrics.metric import Metric, sums
+from fedalloy.tasks.metrics.metric import Metric, means, sums
 
 
 @register("metric", "ece")
@@ -54,6 +54,61 @@ class MaximumCalibrationError(Metric):
         return torch.where(count.sum(1) > 0, largest, torch.nan)
 
 
+@register("metric", "ece_batch")
+@dataclass(frozen=True)
+class BatchedExpectedCalibrationError(Metric):
+    """``ece`` of every ten examples in turn, averaged over these batches: far larger than that of the whole set.
+
+    Only for comparison with numbers that were made in this way; ``ece`` is the error of a client.
+    """
+
+    bins: int = 15
+    batch: int = 10
+
+    def __post_init__(self) -> None:
+        _check(self.bins, self.batch)
+
+    def evidence(self, objective: Objective, outputs: Tensor, y: Tensor) -> Tensor:
+        """Confidence and hit of every example."""
+        return ExpectedCalibrationError(self.bins).evidence(objective, outputs, y)
+
+    def score(self, evidence: Tensor, owner: Tensor, clients: int) -> Tensor:
+        """The mean over the client's batches, the last one possibly shorter."""
+        return over_batches(ExpectedCalibrationError(self.bins), self.batch, evidence, owner, clients)
+
+
+@register("metric", "mce_batch")
+@dataclass(frozen=True)
+class BatchedMaximumCalibrationError(Metric):
+    """``mce`` of every ten examples in turn, averaged over these batches; only for comparison, as ``ece_batch``."""
+
+    bins: int = 15
+    batch: int = 10
+
+    def __post_init__(self) -> None:
+        _check(self.bins, self.batch)
+
+    def evidence(self, objective: Objective, outputs: Tensor, y: Tensor) -> Tensor:
+        """Confidence and hit of every example."""
+        return MaximumCalibrationError(self.bins).evidence(objective, outputs, y)
+
+    def score(self, evidence: Tensor, owner: Tensor, clients: int) -> Tensor:
+        """The mean over the client's batches, the last one possibly shorter."""
+        return over_batches(MaximumCalibrationError(self.bins), self.batch, evidence, owner, clients)
+
+
+def over_batches(metric: Metric, batch: int, evidence: Tensor, owner: Tensor, clients: int) -> Tensor:
+    """A metric of every ``batch`` examples of a client in turn, averaged over the client's batches."""
+    if len(owner) == 0:
+        return torch.full((clients,), torch.nan, dtype=torch.float64)
+    count = sums(torch.ones_like(owner), owner, clients)
+    batches = (count + batch - 1) // batch
+    place = torch.arange(len(owner)) - (count.cumsum(0) - count)[owner]
+    number = (batches.cumsum(0) - batches)[owner] + place // batch
+    scores = metric.score(evidence, number, int(batches.sum()))
+    return means(scores, torch.repeat_interleave(batches), clients)
+
+
 def confidence(outputs: Tensor) -> Tensor:
     """The probability a model gives to the class it picks, from logits ``[N, classes]`` or one logit."""
     if outputs.dim() == 1 or outputs.shape[1] == 1:
@@ -70,6 +125,6 @@ def bin_gaps(evidence: Tensor, owner: Tensor, clients: int, bins: int) -> tuple[
     return gap.abs().reshape(clients, bins), count.reshape(clients, bins)
 
 
-def _check(bins: int) -> None:
-    if bins < 1:
-        raise SpecError(f"a calibration error over {bins} bins: allowed are 1 or more (15 is usual)")
+def _check(bins: int, batch: int = 1) -> None:
+    if bins < 1 or batch < 1:
+        raise SpecError(f"a calibration error of {bins} bins, batches of {batch}: allowed are 1 or more (15 is usual)")

@@ -1,0 +1,66 @@
+"""Measure the corrections and write the tables of docs/corrections.md.
+
+    python -m benchmarks.corrections [--only NAME ...] [--seeds 0 1 2 3 4] [--check] [--list]
+
+Readings are stored in benchmarks/results/corrections.json; the page is made from those. ``--check`` measures nothing:
+it fails when the page is not what the stored readings give, or when a case was never measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+import torch
+
+from benchmarks.corrections import page
+from benchmarks.corrections.cases import training_cases
+from benchmarks.corrections.exact import exact_cases
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="measure these cases alone")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[], metavar="N", help="other seeds than 0 to 4")
+    parser.add_argument("--check", action="store_true", help="compare the page with the stored readings")
+    parser.add_argument("--list", action="store_true", help="name the cases")
+    parser.add_argument("--dry", action="store_true", help="print the tables and store nothing")
+    given = parser.parse_args(arguments)
+    cases = [*training_cases(), *exact_cases()]
+    if given.list:
+        print("\n".join(case.name for case in cases))
+        return 0
+    if unknown := set(given.only) - {case.name for case in cases}:
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; --list names the cases")
+    return check(cases) if given.check else measure(cases, given)
+
+
+def measure(cases: list[page.Case], given: argparse.Namespace) -> int:
+    torch.set_num_threads(1)
+    results = page.read()
+    for case in cases:
+        if given.only and case.name not in given.only:
+            continue
+        begin, seeds = time.process_time(), given.seeds or list(case.seeds)
+        results[case.name] = {"seeds": seeds, "forms": page.gather(case, seeds)}
+        print(f"{case.name}: {time.process_time() - begin:.1f} s\n{page.table(case, results[case.name]['forms'])}\n")
+    if not given.dry:
+        ordered = {case.name: results[case.name] for case in cases if case.name in results}
+        page.write(ordered)
+        page.PAGE.write_text(page.filled(page.PAGE.read_text(), cases, ordered))
+    return 0
+
+
+def check(cases: list[page.Case]) -> int:
+    results, text = page.read(), page.PAGE.read_text()
+    missing = [case.name for case in cases if case.name not in results]
+    if missing or page.filled(text, cases, results) != text:
+        what = f"never measured: {', '.join(missing)}" if missing else "docs/corrections.md differs from its readings"
+        print(f"{what}; run 'python -m benchmarks.corrections'", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""The tables of docs/corrections.md: written between the markers of each case, from the stored readings."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.corrections.measuring import ACCURACY, GAIN, Case, Column
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "corrections.md"
+STORE = ROOT / "benchmarks" / "results" / "corrections.json"
+# Two-sided 95 % quantiles of Student's t by degrees of freedom.
+_T = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
+_ALMOST = 1.96
+
+Stored = dict[str, dict[str, list[float | None]]]
+"""Form -> column -> one value per seed; None where there is no number."""
+
+
+def gather(case: Case, seeds: Sequence[int]) -> Stored:
+    """Measure a case for some seeds."""
+    found: dict[str, dict[str, list[float | None]]] = {}
+    for seed in seeds:
+        for name, readings in case.measure(seed).items():
+            for key, value in readings.items():
+                found.setdefault(name, {}).setdefault(key, []).append(_storable(value))
+    return found
+
+
+def _storable(value: float) -> float | None:
+    """Six digits say all; rounding at the last of many would differ between machines."""
+    return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
+def table(case: Case, stored: Stored) -> str:
+    """A case as a table: mean and standard deviation over seeds, and the paired difference to the first form."""
+    paired = ACCURACY in case.columns
+    headings = ["form", *(column.heading for column in case.columns), *([GAIN.heading] if paired else [])]
+    lines = [f"| {' | '.join(headings)} |", f"|---{'|---:' * (len(headings) - 1)}|"]
+    first = next(iter(stored.values()))
+    for number, (name, columns) in enumerate(stored.items()):
+        cells = [_cell(column, columns.get(column.key, []), columns) for column in case.columns]
+        if paired:
+            cells.append(_paired(columns["accuracy"], first["accuracy"]) if number else "")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _cell(column: Column, values: Sequence[float | None], columns: Mapping[str, Sequence[float | None]]) -> str:
+    numbers = [column.scale * value for value in values if value is not None]
+    if not numbers:
+        return _broken(columns)
+    mean = statistics.fmean(numbers)
+    if column.shape == "e":
+        return f"{mean:.{column.digits}e}"
+    deviation = statistics.stdev(numbers) if len(numbers) > 1 else 0.0
+    lost = f" ({len(values) - len(numbers)} runs broke off)" if len(numbers) < len(values) else ""
+    shown = f"{mean:.{column.digits}f}"
+    return (f"{shown} ± {deviation:.{column.digits}f}" if deviation > 0 else shown) + lost
+
+
+def _broken(columns: Mapping[str, Sequence[float | None]]) -> str:
+    rounds = sorted({int(value) for value in columns.get("broke", []) if value is not None})
+    return f"not a number after round {rounds[0]}" if rounds else "none"
+
+
+def _paired(values: Sequence[float | None], first: Sequence[float | None]) -> str:
+    """The mean difference with a 95 % interval by Student's t over the seeds."""
+    gaps = [GAIN.scale * (a - b) for a, b in zip(values, first, strict=True) if a is not None and b is not None]
+    if not gaps:
+        return "none"
+    if len(gaps) == 1:
+        return f"{gaps[0]:+.1f}"
+    half = _T.get(len(gaps) - 1, _ALMOST) * statistics.stdev(gaps) / math.sqrt(len(gaps))
+    return f"{statistics.fmean(gaps):+.1f} ± {half:.1f}"
+
+
+def filled(text: str, cases: Sequence[Case], results: Mapping[str, Any]) -> str:
+    """The page with every table in its place; a case without a place is an error, and so is the reverse."""
+    wanted = re.findall(r"<!-- measured: ([\w-]+) -->", text)
+    known = {case.name: case for case in cases}
+    if sorted(wanted) != sorted(known):
+        raise SystemExit(f"places on the page and cases differ: {sorted(set(wanted) ^ set(known))}")
+    for name, case in known.items():
+        begin, end = f"<!-- measured: {name} -->", f"<!-- end: {name} -->"
+        if name in results:
+            made = f"{begin}\n\n{table(case, results[name]['forms'])}\n\n{end}"
+            text = re.sub(f"{re.escape(begin)}.*?{re.escape(end)}", lambda _, made=made: made, text, flags=re.DOTALL)
+    return text
+
+
+def read() -> dict[str, Any]:
+    """The stored readings."""
+    return dict(json.loads(STORE.read_text())) if STORE.exists() else {}
+
+
+def write(results: Mapping[str, Any]) -> None:
+    """Store the readings, one line per form and column."""
+    STORE.parent.mkdir(exist_ok=True)
+    text = json.dumps(results, indent=1, ensure_ascii=False)
+    text = re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", lambda found: f"[{' '.join(found[1].split())}]", text)
+    STORE.write_text(text + "\n")

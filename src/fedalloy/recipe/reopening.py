@@ -1,0 +1,35 @@
+"""A run folder opened again: what was run, and what it had learned at its last checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedalloy.core.errors import CheckpointError
+from fedalloy.core.keys import Key
+from fedalloy.engines.loop import Loop
+from fedalloy.recipe.reading import load
+from fedalloy.recipe.resolving import resolve
+from fedalloy.records.folder import RunFolder
+from fedalloy.records.store import read_store
+from fedalloy.run.driver import on_device, placed
+from fedalloy.run.round import Federation
+from fedalloy.run.trained import Trained
+
+
+def reopen(folder: str | Path) -> Trained:
+    """The run in a folder at its last checkpoint; its data are made anew from its recipe, and nothing is changed.
+
+    Only for runs of a recipe: one that was started from Python has no data in its folder, but
+    ``RunResult.trained``.
+    """
+    opened = RunFolder.open(folder)
+    experiment = resolve(load(opened.path))
+    saved = opened.latest()
+    if saved is None:
+        raise CheckpointError(f"{folder} holds no checkpoint yet; wait for the first one, or resume the run")
+    config = experiment.config
+    fed = Federation(
+        experiment.algorithm, placed(experiment.task(), config.device), Loop(), config, Key.of(config.seed)
+    )
+    store = read_store(saved.clients, opened.clients, config.device)
+    return Trained(fed, on_device(saved.server, config.device), store, saved.round)

@@ -1,0 +1,23 @@
+"""A metric over rounds: the mean over clients, and how far the worst tenth is behind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedalloy.report.gathering import gather
+from fedalloy.report.plots.kinds import Options
+
+
+def draw(axes: Any, runs: Sequence[Path], options: Options) -> None:
+    """One line per run; the worst tenth of its clients dotted in the same colour."""
+    stories = gather(runs, options.metric)
+    several_seeds = len({story.outcome.seed for story in stories}) > 1
+    for story in stories:
+        rounds, means, worst = zip(*story.curve, strict=True) if story.curve else ((), (), ())
+        label = f"{story.name}, seed {story.outcome.seed}" if several_seeds else story.name
+        (line,) = axes.plot(rounds, means, label=label)
+        axes.plot(rounds, worst, linestyle=":", color=line.get_color())
+    axes.set(xlabel="round", ylabel=f"{options.metric or stories[0].outcome.metric} (dotted: worst 10 %)")
+    axes.legend()

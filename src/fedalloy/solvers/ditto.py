@@ -1,0 +1,83 @@
+"""A second model that stays at home, held near the shared one: Ditto (Li et al. 2021, arXiv:2012.04221)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedalloy.core import tree
+from fedalloy.core.keys import Key
+from fedalloy.core.protocols import Carry, GradAt, Shared
+from fedalloy.core.registry import register
+from fedalloy.core.types import Context, Payload, State, Tree
+from fedalloy.solvers.phases import chosen
+from fedalloy.solvers.training import LocalTraining, descend, descend_start
+
+
+@register("solver", "ditto")
+@dataclass(frozen=True)
+class Ditto(LocalTraining):
+    """``w`` as in FedAvg; then ``v <- v - lr (grad F(v) + lam (v - w))`` for ``personal_epochs``, w as received.
+
+    The penalty is the squared norm over the whole model, ``lam/2 |v - w|^2``. Both models take the local optimizer's
+    settings. A client begins with v = w as it first receives it. Batch statistics are those of w.
+    When to use it: clients that want a model of their own without giving up a fair shared one.
+    """
+
+    lam: float = 1.0
+    personal_epochs: int = 5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.lam < 0 or self.personal_epochs < 0:
+            raise ValueError(f"lam and personal_epochs must be 0 or more, got {self.lam} and {self.personal_epochs}")
+
+    @property
+    def stateful(self) -> bool:
+        return True
+
+    @property
+    def personalised(self) -> bool:
+        return True
+
+    @property
+    def linear(self) -> bool:
+        """Steps of the second phase move nothing that is sent."""
+        return False
+
+    @property
+    def second_epochs(self) -> int:
+        return self.personal_epochs
+
+    def init_client(self, shared: Shared, key: Key) -> State:
+        return {"personal": shared["params"]}
+
+    def personal(self, shared: Shared, mine: State, mix: float | None = None) -> tuple[Tree, Tree]:
+        return mine["personal"], shared["buffers"]
+
+    def begin(self, shared: Shared, mine: State, ctx: Context) -> Carry:
+        received, memory = shared["params"], descend_start(self, shared["params"])
+        return {
+            "anchor": received,
+            "shared": {"params": received, "memory": memory},
+            "personal": {"params": mine["personal"], "memory": memory},
+        }
+
+    def step(self, carry: Carry, grad_at: GradAt, draws: Tree, phase: Tensor, ctx: Context) -> Carry:
+        own = phase == 1
+        shared, personal = carry["shared"], carry["personal"]
+        now = chosen(own, personal, shared)
+        pull = tree.subtract(now["params"], carry["anchor"])
+        grads = tree.add(grad_at(now["params"], track=~own), pull, self.lam * own)
+        params, memory = descend(self, now["params"], grads, now["memory"], ctx.local_lr)
+        moved = {"params": params, "memory": memory}
+        return {**carry, "shared": chosen(own, shared, moved), "personal": chosen(own, moved, personal)}
+
+    def end(self, carry: Carry, shared: Shared, mine: State, steps: Tensor, ctx: Context) -> tuple[Payload, State]:
+        delta = tree.subtract(carry["shared"]["params"], shared["params"])
+        return {"delta": delta}, {"personal": carry["personal"]["params"]}
+
+    def trained(self, carry: Carry) -> Tree:
+        model: Tree = carry["shared"]["params"]
+        return model

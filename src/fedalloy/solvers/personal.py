@@ -1,0 +1,160 @@
+"""Parts of the model that stay at home: FedPer, LG-FedAvg, FedRep, FedBN and local training as one wrapper.
+
+What stays is a choice of leaves by name. FedPer keeps the head (Arivazhagan et al. 2019, arXiv:1912.00818), LG-FedAvg
+the body (Liang et al. 2020, arXiv:2001.01523), FedRep the head with a phase for each (Collins et al. 2021,
+arXiv:2102.07078), FedBN the normalisation (Li et al. 2021, arXiv:2102.07623); keeping everything is local training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedalloy.core.errors import SpecError
+from fedalloy.core.keys import Key
+from fedalloy.core.names import Names
+from fedalloy.core.protocols import Carry, GradAt, LocalSolver, Shared
+from fedalloy.core.registry import register
+from fedalloy.core.types import Cohort, Context, Part, Payload, Plan, State, Stats, Tree
+from fedalloy.solvers.phases import in_phases
+from fedalloy.solvers.sgd import Sgd
+from fedalloy.solvers.training import LocalTraining
+
+HEAD = ("classifier.*", "head.*", "output.*", "fc.*")
+"""What the last block of a model is called, in the house and in most others."""
+NORM = ("*norm*", "*bn*")
+"""What normalisation layers are called."""
+
+
+@register("solver", "personal")
+@dataclass(frozen=True)
+class Personal(LocalSolver):
+    """Any plain solver on a model of which some leaves, with their buffers, never leave the client.
+
+    ``keep`` = ``named`` keeps the leaves that match ``names`` (patterns such as ``classifier.*``), ``others`` all the
+    rest. They are not sent, not averaged and not moved by the server, where they stay as they were initialised; a
+    client that never took part uses them so. With ``shared_epochs`` the two are trained apart: first the solver's own
+    epochs on what is kept, then so many on what is shared.
+    When to use it: clients that agree on features and differ in labels (keep the head), or the other way round.
+    """
+
+    solver: LocalSolver = Sgd()  # noqa: RUF009 (a frozen value)
+    names: tuple[str, ...] = HEAD
+    keep: Literal["named", "others"] = "named"
+    shared_epochs: int | None = None
+
+    def __post_init__(self) -> None:
+        inner = self.solver
+        if inner.personalised or len(inner.parts) > 1:
+            raise ValueError(
+                f"'{type(inner).__name__}' cannot leave parts of its model at home: allowed are solvers that send one "
+                "update and keep no model of their own, such as 'sgd' and 'prox'"
+            )
+        if self.shared_epochs is not None and not (isinstance(inner, LocalTraining) and inner.optimizer == "sgd"):
+            raise ValueError("shared_epochs needs a solver that trains by epochs with the optimizer 'sgd'")
+
+    @property
+    def stays(self) -> Names:
+        return Names(self.names, others=self.keep == "others")
+
+    @property
+    def parts(self) -> Mapping[str, Part]:
+        return {name: replace(part, without=self.stays) for name, part in self.solver.parts.items()}
+
+    @property
+    def target(self) -> str:
+        return self.solver.target
+
+    @property
+    def update(self) -> str:
+        return self.solver.update
+
+    @property
+    def provides(self) -> frozenset[str]:
+        """In two phases only some of the steps move what is sent."""
+        return self.solver.provides if self.shared_epochs is None else frozenset()
+
+    @property
+    def stateful(self) -> bool:
+        return True
+
+    @property
+    def personalised(self) -> bool:
+        return True
+
+    def lr_at(self, round: int, rounds: int | None = None) -> float:
+        return self.solver.lr_at(round, rounds)
+
+    def plan(self, sizes: Tensor, epochs: Tensor, keys: Key) -> Plan:
+        if self.shared_epochs is None or not isinstance(self.solver, LocalTraining):
+            return self.solver.plan(sizes, epochs, keys)
+        first = torch.where(epochs < 0, torch.full_like(epochs, self.solver.epochs), epochs)
+        whole = torch.where(first > 0, first + self.shared_epochs, first)
+        return in_phases(self.solver.plan(sizes, whole, keys), first, whole)
+
+    def draws(self, plan: Plan, keys: Key, shared: Shared) -> Tree:
+        return self.solver.draws(plan, keys, shared)
+
+    def init_shared(self, params: Tree) -> Shared:
+        if not self.stays.split(params)[0]:
+            meant = f"keep = '{self.keep}' with names = {', '.join(self.names) or '(none)'}"
+            raise SpecError(
+                f"no parameter stays at home: {meant} means none of {', '.join(params)}; patterns look like 'head.*'"
+            )
+        return self.solver.init_shared(params)
+
+    def init_client(self, shared: Shared, key: Key) -> State:
+        return {
+            "params": self.stays.split(shared["params"])[0],
+            "buffers": self.stays.split(shared["buffers"])[0],
+            "solver": self.solver.init_client(shared, key),
+        }
+
+    def start_model(self, shared: Shared, mine: State) -> tuple[Tree, Tree]:
+        return {**shared["params"], **mine["params"]}, {**shared["buffers"], **mine["buffers"]}
+
+    def personal(self, shared: Shared, mine: State, mix: float | None = None) -> tuple[Tree, Tree]:
+        return self.start_model(shared, mine)
+
+    def begin(self, shared: Shared, mine: State, ctx: Context) -> Carry:
+        return self.solver.begin(self._whole(shared, mine), mine["solver"], ctx)
+
+    def step(self, carry: Carry, grad_at: GradAt, draws: Tree, phase: Tensor, ctx: Context) -> Carry:
+        moved = self.solver.step(carry, grad_at, draws, phase, ctx)
+        return moved if self.shared_epochs is None else self._thawed(moved, carry, phase == 0)
+
+    def end(self, carry: Carry, shared: Shared, mine: State, steps: Tensor, ctx: Context) -> tuple[Payload, State]:
+        payload, kept = self.solver.end(carry, self._whole(shared, mine), mine["solver"], steps, ctx)
+        sent = {part: self.stays.split(leaves)[1] for part, leaves in payload.items()}
+        own = self.stays.split(self.solver.trained(carry))[0]
+        return sent, {"params": own, "buffers": mine["buffers"], "solver": kept}
+
+    def settle(self, mine: State, buffers: Tree) -> State:
+        return {**mine, "buffers": self.stays.split(buffers)[0]}
+
+    def describe(self, steps: Tensor, ctx: Context) -> Stats:
+        return self.solver.describe(steps, ctx)
+
+    def absorb(self, shared: Shared, aggregate: Payload, cohort: Cohort, ctx: Context) -> Shared:
+        return self.solver.absorb(shared, aggregate, cohort, ctx)
+
+    def trained(self, carry: Carry) -> Tree:
+        return self.solver.trained(carry)
+
+    def _whole(self, shared: Shared, mine: State) -> Shared:
+        """What was received, with the client's own leaves in place."""
+        params, buffers = self.start_model(shared, mine)
+        return {**shared, "params": params, "buffers": buffers}
+
+    def _thawed(self, new: Mapping[str, Any], old: Mapping[str, Any], own_turn: Tensor) -> dict[str, Any]:
+        """Everything by the name of a leaf (models, momenta) moves only in its own phase."""
+        return {
+            name: self._thawed(value, old[name], own_turn)
+            if isinstance(value, Mapping)
+            else torch.where((own_turn if name in self.stays else ~own_turn).to(value.device), value, old[name])
+            for name, value in new.items()
+        }

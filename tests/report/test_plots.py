@@ -1,0 +1,150 @@
+"""Pictures: what they show is what the run did, and each of them can be drawn."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from fedalloy.core.errors import SpecError
+from fedalloy.core.keys import Key
+from fedalloy.recipe import parse, reopen, resolve
+from fedalloy.records.reading import read_run
+from fedalloy.report.plots import line, plane, reliability
+from fedalloy.report.plots.kinds import KINDS, Options, draw
+from fedalloy.report.plots.mixture import gather_mixture
+from fedalloy.tasks.evaluation import evaluate_pool
+
+MAGIC = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xml"}
+
+
+def make(folder: Path, name: str, **local) -> Path:
+    recipe = {
+        "task": {"model": {"kind": "mlp", "hidden": [12]}},
+        "partition": {"kind": "classes", "per_client": 3, "clients": 6},
+        "algorithm": {"name": name, "lr": 0.2, "batch_size": 32, **local},
+        "run": {"rounds": 3},
+        "evaluate": {"metrics": ["accuracy", "loss", "ece"]},
+    }
+    resolve(parse(recipe)).run(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("runs") / "superfed", "superfed_mm", start=0.0)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("runs") / "fedavg", "fedavg")
+
+
+@pytest.mark.parametrize("suffix", sorted(MAGIC))
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_every_picture_is_drawn(kind, suffix, mixed, tmp_path):
+    if suffix == ".svg" and kind != "curves":
+        pytest.skip("one picture tells whether the format works")
+    draw(kind, [mixed], tmp_path / "deep" / f"picture{suffix}", Options(points=3, clients=2))
+    assert (tmp_path / "deep" / f"picture{suffix}").read_bytes().startswith(MAGIC[suffix])
+
+
+def axes():
+    return Figure().add_subplot()
+
+
+def test_curves_are_the_means_of_the_evaluations(mixed, plain):
+    from fedalloy.report.plots import curves
+
+    sheet = axes()
+    curves.draw(sheet, [mixed, plain], Options(metric="loss"))
+    drawn = {text.get_text() for text in sheet.get_legend().get_texts()}
+    assert drawn == {"superfed_mm", "fedavg"}
+    expected = [row["evaluation"]["loss"]["mean"] for row in read_run(plain).rounds()]
+    assert any(np.allclose(one.get_ydata(), expected) for one in sheet.get_lines())
+
+
+def test_the_mixture_is_read_from_the_records(mixed, plain):
+    found = gather_mixture(read_run(mixed))
+    assert found.lambdas.tolist() == pytest.approx([step / 10 for step in range(11)])
+    assert found.values.shape == (11, 6)
+    last = list(read_run(mixed).rounds())[-1]["evaluation_mix"]["accuracy"]
+    assert found.values.mean(1) == pytest.approx(last["mean"])
+    with pytest.raises(SpecError, match="no readings at several lambdas"):
+        gather_mixture(read_run(plain))
+    with pytest.raises(SpecError, match="not scored by 'auroc'"):
+        gather_mixture(read_run(mixed), "auroc")
+
+
+def test_the_line_goes_from_the_federated_to_the_local_model(mixed, plain):
+    trained = reopen(mixed)
+    places, values = line.along_the_line(trained, "loss", 3, 6)
+    rows = {row["mix"]: row for row in read_run(mixed).clients() if row["model"] == "mixed"}
+    assert places.tolist() == [0.0, 0.5, 1.0]
+    for place, row in zip(values, (rows[0.0], rows[0.5], rows[1.0]), strict=True):
+        assert place.tolist() == pytest.approx(row["loss"], rel=1e-5)
+    with pytest.raises(SpecError, match="no model of their own"):
+        line.along_the_line(reopen(plain), "loss", 3, 6)
+
+
+def test_a_method_that_does_not_mix_has_a_line_too(tmp_path):
+    folder = make(tmp_path / "ditto", "ditto")
+    _, values = line.along_the_line(reopen(folder), "loss", 2, 6)
+    ends = {row["model"]: row["loss"] for row in read_run(folder).clients() if row["round"] == 3}
+    assert values[0].tolist() == pytest.approx(ends["global"], rel=1e-5)
+    assert values[1].tolist() == pytest.approx(ends["personal"], rel=1e-5)
+
+
+def test_the_middle_of_the_plane_is_the_global_model(plain):
+    trained = reopen(plain)
+    places, values = plane.on_the_plane(trained, "loss", 3)
+    expected = evaluate_pool(
+        trained.fed.task.objective, trained.shared["params"], {}, trained.fed.task.global_test, ("loss",)
+    )
+    assert places.tolist() == [-1.0, 0.0, 1.0]
+    assert float(values[1, 1]) == pytest.approx(expected["loss"], rel=1e-6)
+    assert float(values[0, 0]) != pytest.approx(float(values[2, 2]), rel=1e-3)
+    again = plane.on_the_plane(trained, "loss", 3)[1]
+    assert torch.equal(again, values)
+
+
+def test_a_direction_is_as_long_as_the_model_leaf_by_leaf():
+    params = {"w": torch.full((3, 4), 2.0), "b": torch.zeros(3)}
+    found = plane.direction(params, Key.of(1))
+    assert float(found["w"].norm()) == pytest.approx(float(params["w"].norm()))
+    assert float(found["b"].norm()) == 0.0
+
+
+def test_reliability_counts_every_test_example_with_the_clients_own_model(mixed):
+    trained = reopen(mixed)
+    confidence, hit = reliability.confidences(trained)
+    row = list(read_run(mixed).clients())[-1]
+    sizes = trained.fed.task.test.size.tolist()
+    assert len(confidence) == sum(sizes)
+    means = [float(part.mean()) for part in hit.split(sizes)]
+    assert means == pytest.approx(row["accuracy"])
+    said, right, inside = reliability.bins(confidence, hit)
+    assert int(inside.sum()) == sum(sizes)
+    assert float((right.nan_to_num() * inside).sum() / inside.sum()) == pytest.approx(float(hit.mean()))
+    known = inside > 0
+    edges = torch.arange(reliability.BINS) / reliability.BINS
+    assert bool((said[known] > edges[known]).all())
+
+
+def test_wrong_questions_are_refused_before_anything_is_computed(mixed, plain, tmp_path):
+    with pytest.raises(SpecError, match="did you mean 'plane'"):
+        draw("plan", [mixed], tmp_path / "a.png")
+    with pytest.raises(SpecError, match="allowed: pdf, png, svg"):
+        draw("plane", [mixed], tmp_path / "a.jpeg")
+    with pytest.raises(SpecError, match="'plane' shows one run, not 2"):
+        draw("plane", [mixed, plain], tmp_path / "a.png")
+
+
+def test_without_matplotlib_it_says_what_to_install(mixed, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(SpecError, match=r"fedalloy\[report\]"):
+        draw("curves", [mixed], tmp_path / "a.png")

@@ -1,0 +1,50 @@
+"""What every rule must say about itself, so that the generated reference can say it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from fedalloy.core import registry
+from fedalloy.docs import CITED, cites, describe, page
+
+# Rules that are nobody's in particular.
+UNSIGNED = {("weighting", "uniform"), ("server", "sgd")}
+ADVICE = re.compile(r"When to use it: \S+(\s+\S+){3,}")
+FORMULA = re.compile(r"``[^`]*[=<(^*][^`]*``")
+RULES = [(room, name) for room in CITED for name in registry.names(room)]
+
+
+def missing(text: str, signed: bool = True) -> list[str]:
+    """What a rule's text leaves the reader to guess."""
+    told = {
+        "when to use it": ADVICE.search(text) is not None,
+        "a formula": FORMULA.search(text) is not None,
+        "a source": cites(text) or not signed,
+    }
+    return [what for what, there in told.items() if not there]
+
+
+@pytest.mark.parametrize(("room", "name"), RULES)
+def test_every_rule_has_a_formula_a_source_and_says_when_to_use_it(room, name):
+    assert missing(describe(room, name).text, signed=(room, name) not in UNSIGNED) == []
+
+
+@pytest.mark.parametrize(
+    ("lacking", "text"),
+    [
+        ("when to use it", "``w = 1`` (Li et al. 2020)."),
+        ("when to use it", "``w = 1`` (Li et al. 2020).\nWhen to use it: ..."),
+        ("a formula", "Weights (arXiv:1602.05629).\nWhen to use it: clients that differ a lot."),
+        ("a source", "``w = 1``.\nWhen to use it: clients that differ a lot, since 2020."),
+    ],
+)
+def test_a_text_that_leaves_something_out_is_noticed(lacking, text):
+    assert missing(text) == [lacking]
+
+
+def test_the_page_has_the_advice_and_the_idea_of_a_rule():
+    written = " ".join(page().split())
+    assert "#### `samples` Weights by data size: FedAvg (McMahan et al. 2017, arXiv:1602.05629)." in written
+    assert written.count("When to use it:") >= len(RULES)
