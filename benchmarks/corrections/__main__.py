@@ -15,8 +15,10 @@ import time
 import torch
 
 from benchmarks.corrections import page
-from benchmarks.corrections.cases import training_cases
+from benchmarks.corrections.cases import client_cases
 from benchmarks.corrections.exact import exact_cases
+from benchmarks.corrections.measuring import Case
+from benchmarks.corrections.server_cases import server_cases
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -27,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--list", action="store_true", help="name the cases")
     parser.add_argument("--dry", action="store_true", help="print the tables and store nothing")
     given = parser.parse_args(arguments)
-    cases = [*training_cases(), *exact_cases()]
+    cases = every_case()
     if given.list:
         print("\n".join(case.name for case in cases))
         return 0
@@ -36,7 +38,12 @@ def main(arguments: list[str] | None = None) -> int:
     return check(cases) if given.check else measure(cases, given)
 
 
-def measure(cases: list[page.Case], given: argparse.Namespace) -> int:
+def every_case() -> list[Case]:
+    """All cases, in the order of the page."""
+    return [*client_cases(), *server_cases(), *exact_cases()]
+
+
+def measure(cases: list[Case], given: argparse.Namespace) -> int:
     torch.set_num_threads(1)
     results = page.read()
     for case in cases:
@@ -52,7 +59,7 @@ def measure(cases: list[page.Case], given: argparse.Namespace) -> int:
     return 0
 
 
-def check(cases: list[page.Case]) -> int:
+def check(cases: list[Case]) -> int:
     results, text = page.read(), page.PAGE.read_text()
     missing = [case.name for case in cases if case.name not in results]
     if missing or page.filled(text, cases, results) != text:

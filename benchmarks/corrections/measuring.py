@@ -22,7 +22,7 @@ from fedalloy.tasks.federation import FederatedTask
 SEEDS = (0, 1, 2, 3, 4)
 OURS = "ours"
 EVERY, LAST = 2, 10
-"""A model is scored every other round; accuracies are means over the last ten rounds, which swing less than the last."""
+"""A model is scored every other round; accuracies are means over the last ten rounds, which swing less than one."""
 Readings = dict[str, dict[str, float]]
 """What every form reads in every column, for one seed."""
 
@@ -68,11 +68,11 @@ class Played:
 
 Reading = Callable[[Played], float]
 
-ACCURACY = Column("accuracy", "accuracy, mean over clients (%)", 1, 100)
-WORST = Column("worst", "worst 10 % of clients (%)", 1, 100)
-WAY = Column("way", "mean over all rounds (%)", 1, 100)
-APART = Column("apart", "distance from our model", 2)
-GAIN = Column("gain", "accuracy minus ours, paired (95 %)", 1, 100)
+ACCURACY = Column("accuracy", "accuracy", 1, 100)
+WORST = Column("worst", "worst tenth", 1, 100)
+WAY = Column("way", "all rounds", 1, 100)
+APART = Column("apart", "apart", 2)
+GAIN = Column("gain", "difference", 1, 100)
 
 
 def form(name: str, algorithm: Algorithm, **settings: Any) -> Form:
@@ -176,6 +176,7 @@ class Watched(Weighting):
             "seen_loss": cohort.stats["loss_before"],
             "seen_length": tree.norms(cohort.payload["delta"]),
             "seen_size": cohort.stats["num_examples"],
+            "seen_move": tree.norm(tree.combine(cohort.payload["delta"], weights)),
         }
         return weights, kept, {**info, **seen}
 
@@ -212,7 +213,7 @@ def largest_owner(row: dict[str, Any]) -> float:
     """The weight of the client with most examples, over its share of the examples."""
     sizes = torch.tensor(row["info"]["seen_size"], dtype=torch.float64)
     most = int(sizes.argmax())
-    return row["weights"][most] / float(sizes[most] / sizes.sum())
+    return float(row["weights"][most] / (sizes[most] / sizes.sum()))
 
 
 def _mean(values: Tensor) -> float:

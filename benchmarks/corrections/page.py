@@ -18,6 +18,8 @@ STORE = ROOT / "benchmarks" / "results" / "corrections.json"
 # Two-sided 95 % quantiles of Student's t by degrees of freedom.
 _T = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 _ALMOST = 1.96
+# From this size on a mean is printed with a power of ten, as is one that its digits would round to zero.
+_MANY = 1e4
 
 Stored = dict[str, dict[str, list[float | None]]]
 """Form -> column -> one value per seed; None where there is no number."""
@@ -45,36 +47,38 @@ def table(case: Case, stored: Stored) -> str:
     lines = [f"| {' | '.join(headings)} |", f"|---{'|---:' * (len(headings) - 1)}|"]
     first = next(iter(stored.values()))
     for number, (name, columns) in enumerate(stored.items()):
-        cells = [_cell(column, columns.get(column.key, []), columns) for column in case.columns]
+        cells = _cells(case.columns, columns)
         if paired:
             cells.append(_paired(columns["accuracy"], first["accuracy"]) if number else "")
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _cell(column: Column, values: Sequence[float | None], columns: Mapping[str, Sequence[float | None]]) -> str:
+def _cells(wanted: Sequence[Column], columns: Mapping[str, Sequence[float | None]]) -> list[str]:
+    broke = [int(value) for value in columns.get("broke", []) if value is not None]
+    if broke and len(broke) == len(columns["accuracy"]):
+        return [f"not a number after round {min(broke)}", *[""] * (len(wanted) - 1)]
+    return [_cell(column, columns.get(column.key, [])) for column in wanted]
+
+
+def _cell(column: Column, values: Sequence[float | None]) -> str:
     numbers = [column.scale * value for value in values if value is not None]
     if not numbers:
-        return _broken(columns)
+        return ""
     mean = statistics.fmean(numbers)
-    if column.shape == "e":
-        return f"{mean:.{column.digits}e}"
+    if column.shape == "e" or abs(mean) >= _MANY or 0 < abs(mean) < 0.5 / 10**column.digits:
+        return f"{mean:.1e}"
     deviation = statistics.stdev(numbers) if len(numbers) > 1 else 0.0
-    lost = f" ({len(values) - len(numbers)} runs broke off)" if len(numbers) < len(values) else ""
+    lost = f" ({len(values) - len(numbers)} broke off)" if len(numbers) < len(values) else ""
     shown = f"{mean:.{column.digits}f}"
     return (f"{shown} ± {deviation:.{column.digits}f}" if deviation > 0 else shown) + lost
-
-
-def _broken(columns: Mapping[str, Sequence[float | None]]) -> str:
-    rounds = sorted({int(value) for value in columns.get("broke", []) if value is not None})
-    return f"not a number after round {rounds[0]}" if rounds else "none"
 
 
 def _paired(values: Sequence[float | None], first: Sequence[float | None]) -> str:
     """The mean difference with a 95 % interval by Student's t over the seeds."""
     gaps = [GAIN.scale * (a - b) for a, b in zip(values, first, strict=True) if a is not None and b is not None]
     if not gaps:
-        return "none"
+        return ""
     if len(gaps) == 1:
         return f"{gaps[0]:+.1f}"
     half = _T.get(len(gaps) - 1, _ALMOST) * statistics.stdev(gaps) / math.sqrt(len(gaps))
@@ -90,8 +94,9 @@ def filled(text: str, cases: Sequence[Case], results: Mapping[str, Any]) -> str:
     for name, case in known.items():
         begin, end = f"<!-- measured: {name} -->", f"<!-- end: {name} -->"
         if name in results:
-            made = f"{begin}\n\n{table(case, results[name]['forms'])}\n\n{end}"
-            text = re.sub(f"{re.escape(begin)}.*?{re.escape(end)}", lambda _, made=made: made, text, flags=re.DOTALL)
+            before, _, rest = text.partition(begin)
+            after = rest.partition(end)[2]
+            text = f"{before}{begin}\n\n{table(case, results[name]['forms'])}\n\n{end}{after}"
     return text
 
 

@@ -75,7 +75,7 @@ def leaves(tree: Tree) -> Tree:
 def gap(one: Tree, other: Tree) -> float:
     """The largest difference between two trees of the same names."""
     assert one.keys() == other.keys()
-    return max(float((leaf - other[name]).abs().max()) for name, leaf in one.items())
+    return max(float((leaf - other[name]).detach().abs().max()) for name, leaf in one.items())
 
 
 def changed(one: Tree, other: Tree) -> set[str]:

@@ -52,7 +52,8 @@ def test_only_what_is_shared_is_sent_and_counted(keep, sent, kept):
 
 def test_the_head_goes_on_where_it_was_left():
     """Two rounds by torch: the body starts again from what is received, the head from the client's own."""
-    client, state = OneClient(Personal(Sgd(**FULL))), None
+    client = OneClient(Personal(Sgd(**FULL)))
+    state = client.fresh
     head = {name: client.params[name] for name in TOP}
     for round in (1, 2):
         found = client.run(state, round)
@@ -70,7 +71,8 @@ def test_the_head_goes_on_where_it_was_left():
 
 
 def test_fedrep_trains_the_head_first_and_then_the_body():
-    client, state = OneClient(Personal(Sgd(**FULL), shared_epochs=3)), None
+    client = OneClient(Personal(Sgd(**FULL), shared_epochs=3))
+    state = client.fresh
     head = {name: client.params[name] for name in TOP}
     assert [phase for *_, phase, _ in client.steps()] == [0] * 6 + [1] * 9
     for round in (1, 2):

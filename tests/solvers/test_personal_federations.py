@@ -32,7 +32,7 @@ from fedalloy.weightings.samples import Samples
 from tests.solvers.bench import gap
 
 LOCAL: dict[str, Any] = {"lr": 0.05, "batch_size": 3, "momentum": 0.5, "weight_decay": 0.1}
-SOLVERS = {
+SOLVERS: dict[str, Any] = {
     "superfed_mm": (SuPerFed(0.3, 1.5, start=2, **LOCAL), "mlp", CHANGING),
     "superfed_lm": (SuPerFed(0.3, 1.5, "layer", start=0, **LOCAL), "batchnorm", CHANGING),
     "superfed_adam": (SuPerFed(start=0, batch_size=3, optimizer="adam", lr=0.01), "mlp", UNEVEN),
@@ -99,7 +99,7 @@ def test_superfed_with_aaggff():
         assert float(torch.as_tensor(step.weights).sum()) == pytest.approx(1.0)
         assert step.ids.tolist() == work.ids.tolist()
     sizes = small_task().block.size[CHANGING[0].ids]
-    assert not torch.allclose(torch.as_tensor(steps[0].weights), sizes / sizes.sum(), atol=1e-3)
+    assert not torch.allclose(torch.as_tensor(steps[0].weights), sizes.double() / sizes.sum(), atol=1e-3)
     ready = {client: float(state["solver"]["ready"]) for client, state in clients.items()}
     assert ready == {0: 1, 1: 1, 4: 1, 2: 0, 3: 0}
 

@@ -32,7 +32,8 @@ def test_dittos_shared_model_is_fedavgs():
 
 
 def test_dittos_personal_model_is_pulled_to_the_received_one():
-    client, state = OneClient(Ditto(0.7, 3, momentum=0.9, weight_decay=0.05, **LOCAL)), None
+    client = OneClient(Ditto(0.7, 3, momentum=0.9, weight_decay=0.05, **LOCAL))
+    state = client.fresh
     own = client.params
     assert [phase for *_, phase, _ in client.steps()] == [0] * 6 + [1] * 9
     for round in (1, 2):
@@ -59,7 +60,8 @@ def test_only_the_shared_models_batches_enter_the_statistics():
 
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_apfl_mixes_parameters_and_may_learn_how_much(adaptive):
-    client, state = OneClient(Apfl(0.4, adaptive, **LOCAL)), None
+    client = OneClient(Apfl(0.4, adaptive, **LOCAL))
+    state = client.fresh
     v, alpha = client.params, 0.4
     for round in (1, 2):
         found, w = client.run(state, round), client.params
@@ -91,7 +93,7 @@ def test_apfls_shared_model_counts_for_fednova_as_sgd_does():
 
 def test_pfedme_by_hand():
     client = OneClient(PFedMe(2.0, 3, 0.05, lr=0.1, batch_size=4, epochs=2, decay=0.5))
-    state = None
+    state = client.fresh
     for round, scale in ((1, 1.0), (2, 0.5)):
         found, w = client.run(state, round), client.params
         theta = w

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch.func import vmap
@@ -15,29 +17,29 @@ from fedalloy.solvers.prox import Prox
 from fedalloy.solvers.superfed import SuPerFed
 from tests.solvers.bench import CLIENT, OneClient, gap, leaves
 
-LOCAL = {"lr": 0.1, "batch_size": 4, "epochs": 2}
+LOCAL: dict[str, Any] = {"lr": 0.1, "batch_size": 4, "epochs": 2}
 
 
 def flat(model):
     return torch.cat([leaf.reshape(-1) for leaf in model.values()])
 
 
-def written_loss(client, f, l, mix, x, y, mu, nu, *, prox="squared", cosine="squared"):
+def written_loss(client, f, own, mix, x, y, mu, nu, *, prox="squared", cosine="squared"):
     """Section 3.1 of the method sheet, by the letter; the other readings are the ones found in the wild."""
     layers = list(tree.layers(f))
     shares = {name: mix if mix.dim() == 0 else mix[layers.index(tree.layer_of(name))] for name in f}
-    mixed = {name: (1 - shares[name]) * f[name] + shares[name] * l[name] for name in f}
-    away, cos = flat(f) - flat(client.params), torch.nn.functional.cosine_similarity(flat(f), flat(l), dim=0)
+    mixed = {name: (1 - shares[name]) * f[name] + shares[name] * own[name] for name in f}
+    away, cos = flat(f) - flat(client.params), torch.nn.functional.cosine_similarity(flat(f), flat(own), dim=0)
     pulls = {"squared": mu / 2 * away @ away, "unsquared": mu * away.norm()}
     angles = {"squared": nu * cos**2, "unsquared": nu * cos}
     return client.loss(mixed, x, y) + pulls[prox] + angles[cosine]
 
 
-def gradients(client, f, l, mix, x, y, **reading):
-    f, l = leaves(f), leaves(l)
+def gradients(client, f, own, mix, x, y, **reading):
+    f, own = leaves(f), leaves(own)
     solver = client.solver
-    written_loss(client, f, l, mix, x, y, solver.mu, solver.nu, **reading).backward()
-    return {name: leaf.grad for name, leaf in f.items()}, {name: leaf.grad for name, leaf in l.items()}
+    written_loss(client, f, own, mix, x, y, solver.mu, solver.nu, **reading).backward()
+    return {name: leaf.grad for name, leaf in f.items()}, {name: leaf.grad for name, leaf in own.items()}
 
 
 def moved_away(client):
@@ -48,15 +50,15 @@ def moved_away(client):
     }
 
 
-def one_step(client, f, l, mix, x, y):
+def one_step(client, f, own, mix, x, y):
     """The gradients the solver's step descended along."""
     solver, ctx = client.solver, client.context()
-    mine = {"local": l, "ready": torch.zeros((), dtype=torch.float64)}
+    mine = {"local": own, "ready": torch.zeros((), dtype=torch.float64)}
     carry = {**solver.begin(client.shared, mine, ctx), "params": f}
     grad_at = BatchGradient(client.task.objective, x, y, None, {}, None)
     moved = solver.step(carry, grad_at, {"mix": mix}, torch.tensor(0), ctx)
     by_f = tree.map_leaves(lambda a, b: (a - b) / solver.lr, f, moved["params"])
-    return by_f, tree.map_leaves(lambda a, b: (a - b) / solver.lr, l, moved["local"])
+    return by_f, tree.map_leaves(lambda a, b: (a - b) / solver.lr, own, moved["local"])
 
 
 @pytest.mark.parametrize("mixing", ["model", "layer"])
@@ -65,8 +67,8 @@ def test_the_step_descends_along_the_gradient_of_the_written_loss(mixing, mu, nu
     client = OneClient(SuPerFed(mu, nu, mixing, start=0, **LOCAL))
     x, y, _, draws = client.steps()[0]
     assert draws["mix"].shape == (() if mixing == "model" else (2,))
-    f, l = moved_away(client), client.fresh["solver"]["local"]
-    found, expected = one_step(client, f, l, draws["mix"], x, y), gradients(client, f, l, draws["mix"], x, y)
+    f, own = moved_away(client), client.fresh["solver"]["local"]
+    found, expected = one_step(client, f, own, draws["mix"], x, y), gradients(client, f, own, draws["mix"], x, y)
     assert gap(found[0], expected[0]) < 1e-12
     assert gap(found[1], expected[1]) < 1e-12
 
@@ -74,10 +76,10 @@ def test_the_step_descends_along_the_gradient_of_the_written_loss(mixing, mu, nu
 def test_norms_without_their_square_are_something_else():
     client = OneClient(SuPerFed(0.3, 1.5, start=0, **LOCAL))
     x, y, _, draws = client.steps()[0]
-    f, l = moved_away(client), client.fresh["solver"]["local"]
-    found = one_step(client, f, l, draws["mix"], x, y)
-    wrong_pull = gradients(client, f, l, draws["mix"], x, y, prox="unsquared")
-    wrong_angle = gradients(client, f, l, draws["mix"], x, y, cosine="unsquared")
+    f, own = moved_away(client), client.fresh["solver"]["local"]
+    found = one_step(client, f, own, draws["mix"], x, y)
+    wrong_pull = gradients(client, f, own, draws["mix"], x, y, prox="unsquared")
+    wrong_angle = gradients(client, f, own, draws["mix"], x, y, cosine="unsquared")
     assert gap(found[0], wrong_pull[0]) > 1e-2
     assert gap(found[1], wrong_angle[1]) > 1e-2
 
@@ -85,19 +87,20 @@ def test_norms_without_their_square_are_something_else():
 @pytest.mark.parametrize("mixing", ["model", "layer"])
 def test_two_rounds_with_momentum_and_weight_decay_in_both_models(mixing):
     local = {**LOCAL, "momentum": 0.9, "weight_decay": 0.05, "decay": 0.5}
-    client, state = OneClient(SuPerFed(0.3, 1.5, mixing, start=0, **local)), None
+    client = OneClient(SuPerFed(0.3, 1.5, mixing, start=0, **local))
+    state = client.fresh
     own = client.fresh["solver"]["local"]
     for round in (1, 2):
         found = client.run(state, round)
-        f, l = leaves(client.params), leaves(own)
+        f, home = leaves(client.params), leaves(own)
         torch_sgd = torch.optim.SGD(
-            [*f.values(), *l.values()], lr=0.1 * 0.5 ** (round - 1), momentum=0.9, weight_decay=0.05
+            [*f.values(), *home.values()], lr=0.1 * 0.5 ** (round - 1), momentum=0.9, weight_decay=0.05
         )
         for x, y, _, draws in client.steps(round):
             torch_sgd.zero_grad()
-            written_loss(client, f, l, draws["mix"], x, y, 0.3, 1.5).backward()
+            written_loss(client, f, home, draws["mix"], x, y, 0.3, 1.5).backward()
             torch_sgd.step()
-        state, own = found.state, {name: leaf.detach() for name, leaf in l.items()}
+        state, own = found.state, {name: leaf.detach() for name, leaf in home.items()}
         assert gap(tree.add(client.params, found.payload["delta"]), f) < 1e-12
         assert gap(state["solver"]["local"], own) < 1e-12
 
@@ -164,7 +167,7 @@ def test_the_local_model_never_travels():
 def test_the_model_a_client_uses():
     client = OneClient(SuPerFed(start=0, **LOCAL))
     personal, fresh, used = client.solver.personal, client.fresh["solver"], client.run().state["solver"]
-    middle = tree.map_leaves(lambda f, l: 0.5 * f + 0.5 * l, client.params, used["local"])
+    middle = tree.map_leaves(lambda f, own: 0.5 * f + 0.5 * own, client.params, used["local"])
     assert gap(personal(client.shared, used, 0.0)[0], client.params) == 0
     assert gap(personal(client.shared, used, 1.0)[0], used["local"]) == 0
     assert gap(personal(client.shared, used)[0], middle) < 1e-15
@@ -191,6 +194,6 @@ def test_models_in_single_precision_stay_there():
 
 
 def test_senseless_settings_are_refused():
-    for wrong in ({"mu": -1.0}, {"nu": -1.0}, {"start": -0.1}):
+    for mu, nu, start in ((-1, 0, 0), (0, -1, 0), (0, 0, -0.1)):
         with pytest.raises(ValueError, match="must be 0 or more"):
-            SuPerFed(**wrong)
+            SuPerFed(mu, nu, start=start)

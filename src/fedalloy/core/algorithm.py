@@ -175,15 +175,18 @@ def _weigh(
 
 def _reduce(algorithm: Algorithm, shared: Shared, cohort: Cohort) -> Payload:
     """The parts on which the weighting has no say, each as declared."""
-    even = torch.full((len(cohort),), 1.0 / len(cohort), dtype=torch.float64)
     reduced = {}
     for name, part in algorithm.parts(shared).items():
         leaves = cohort.payload[name]
         if part.reduce == "stack":
             reduced[name] = leaves
         elif part.reduce != "weighted":
-            reduced[name] = tree.combine(leaves, even if part.reduce == "mean" else _by_samples(cohort))
+            reduced[name] = tree.combine(leaves, _evenly(cohort) if part.reduce == "mean" else _by_samples(cohort))
     return reduced
+
+
+def _evenly(cohort: Cohort) -> Tensor:
+    return torch.full((len(cohort),), 1.0 / len(cohort), dtype=torch.float64)
 
 
 def _by_samples(cohort: Cohort) -> Tensor:

@@ -54,7 +54,9 @@ class BatchGradient:
 
         grads, (loss, buffers) = grad(loss_of, has_aux=True)(params)
         if isinstance(track, Tensor):
-            self.buffers = tree.map_leaves(lambda new, old: torch.where(track, new, old), buffers, self.buffers)
+            self.buffers = tree.map_leaves(
+                lambda new, old: torch.where(track.to(new.device), new, old), buffers, self.buffers
+            )
         elif track:
             self.buffers = buffers
         self.loss = loss if self.loss is None else self.loss

@@ -38,13 +38,14 @@ def _mix(value: int) -> int:
 
 def _shift(value: Tensor, bits: int) -> Tensor:
     """Logical right shift: int64 tensors shift their sign in, 64 plain bits do not."""
-    return (value >> bits) & ((1 << (64 - bits)) - 1)
+    return (value >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def _mix_tensor(value: Tensor) -> Tensor:
-    value = (value ^ _shift(value, 30)) * _signed(_FIRST)
-    value = (value ^ _shift(value, 27)) * _signed(_SECOND)
-    return value ^ _shift(value, 31)
+    """``_mix`` for a batch; every round draws a few, so its own intermediate results are overwritten."""
+    value = _shift(value, 30).bitwise_xor_(value).mul_(_signed(_FIRST))
+    value.bitwise_xor_(_shift(value, 27)).mul_(_signed(_SECOND))
+    return value.bitwise_xor_(_shift(value, 31))
 
 
 @lru_cache(maxsize=4096)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch.func import vmap
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from fedalloy.core import tree
 from fedalloy.core.algorithm import Algorithm
@@ -60,7 +60,7 @@ class Batched:
     ) -> Outcome:
         if self._unbatchable:
             return Loop()(algorithm, task, shared, states, work, ctx)
-        data, most = task.data("train", work.ids), self.block or self._most(shared)
+        data, most = task.data("train", work.ids), self.block or self._most(shared, states)
         try:
             with torch.no_grad():
                 done = [
@@ -74,9 +74,11 @@ class Batched:
             return outcome
         return _join(done, algorithm)
 
-    def _most(self, shared: Shared) -> int:
-        """How many clients fit: a model, its gradient and what the step keeps of both."""
-        one = 4 * sum(tree.nbytes(leaves) for leaves in shared.values())
+    def _most(self, shared: Shared, states: Mapping[int, State]) -> int:
+        """How many clients fit: a model, what the client keeps, their gradients and what the step keeps of them."""
+        kept = tree_leaves(next(iter(states.values()), {}))
+        own = sum(leaf.numel() * leaf.element_size() for leaf in kept if isinstance(leaf, Tensor))
+        one = 4 * (sum(tree.nbytes(leaves) for leaves in shared.values()) + own)
         budget = self.memory_mb or (8192.0 if _on_gpu(shared) else 1024.0)
         return max(1, int(budget * 1e6 / max(1, one)))
 
@@ -276,22 +278,25 @@ def _stack_wire(states: Mapping[int, State], block: Prepared) -> State:
 def _join(done: list[Finished], algorithm: Algorithm) -> Outcome:
     """All blocks together, sorted by id."""
     ids = torch.cat([block.ids for block in done])
-    order = ids.argsort()
-    together = len(done) > 1 or not bool((order[1:] > order[:-1]).all())
-    payload = {
-        part: {name: _arranged([block.payload[part][name] for block in done], order, together) for name in leaves}
-        for part, leaves in done[0].payload.items()
-    }
-    stats = {name: torch.cat([block.stats[name] for block in done])[order] for name in done[0].stats}
+    if len(done) == 1 and bool((ids[1:] > ids[:-1]).all()):
+        cohort = Cohort(ids, done[0].payload, done[0].stats)
+    else:
+        order = ids.argsort()
+        payload = {
+            part: {name: _arranged([block.payload[part][name] for block in done], order) for name in leaves}
+            for part, leaves in done[0].payload.items()
+        }
+        stats = {name: _arranged([block.stats[name] for block in done], order) for name in done[0].stats}
+        cohort = Cohort(ids[order], payload, stats)
     states: dict[int, State] = {}
     if algorithm.stateful:
         for block in done:
             states |= zip(block.ids.tolist(), unstack_states(block.states, len(block.ids)), strict=True)
-    return Outcome(Cohort(ids[order], payload, stats), states)
+    return Outcome(cohort, states)
 
 
-def _arranged(leaves: list[Tensor], order: Tensor, together: bool) -> Tensor:
-    return torch.cat(leaves)[order.to(leaves[0].device)] if together else leaves[0]
+def _arranged(leaves: list[Tensor], order: Tensor) -> Tensor:
+    return torch.cat(leaves)[order.to(leaves[0].device)]
 
 
 def _on_gpu(shared: Shared) -> bool:

@@ -46,8 +46,8 @@ class Prepared:
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """``x, y`` of every step for the running clients, ``[c, B, ...]``."""
-        for step, (x, y) in enumerate(self.padded_batches()):
-            yield x[: self.running[step]], y[: self.running[step]]
+        for running, (x, y) in zip(self.running, self.padded_batches(), strict=True):
+            yield (x, y) if running == len(self) else (x[:running], y[:running])
 
     def padded_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """``x, y`` of every step for all clients: one indexed read for the whole block where that fits, otherwise
@@ -85,8 +85,6 @@ def prepare(algorithm: Algorithm, work: Work, data: Block, shared: Shared, ctx: 
         plan, keys = Plan(plan.index[order], plan.mask[order], plan.phase[order]), client_keys(ctx.key, work.ids)
     draws = algorithm.solver.draws(plan, keys.fold("draws"), shared)
     steps = int(taken[0]) if len(work) else 0
-    counts = plan.mask.sum(-1)
-    used = (counts == plan.mask.shape[2]) | (torch.arange(counts.shape[1]) >= taken.unsqueeze(1))
     rows = (data.start.cpu().reshape(-1, 1, 1) + plan.index[:, :steps]).transpose(0, 1).contiguous()
     return Prepared(
         work=work,
@@ -95,11 +93,33 @@ def prepare(algorithm: Algorithm, work: Work, data: Block, shared: Shared, ctx: 
         plan=plan,
         draws=draws,
         planned=planned,
-        running=(torch.arange(steps).unsqueeze(1) < taken).sum(1).tolist(),
-        full=used.all(0).tolist()[:steps],
+        running=_running(taken.tolist(), steps),
+        full=_full(plan.mask[:, :steps], taken),
         rows=rows.to(data.y.device),
         mask=plan.mask[:, :steps].transpose(0, 1).to(data.y.device),
     )
+
+
+def _full(mask: Tensor, taken: Tensor) -> list[bool]:
+    """Of which steps those who take them use every slot."""
+    used = mask.all(2)
+    if not bool(used.all()):
+        used |= torch.arange(mask.shape[1]) >= taken.unsqueeze(1)
+    return used.all(0).tolist()
+
+
+def _running(taken: list[int], steps: int) -> list[int]:
+    """How many clients take each step, from how many steps each takes, longest first.
+
+    >>> _running([3, 1, 0], 3)
+    [2, 1, 1]
+    """
+    running, clients = [], len(taken)
+    for step in range(steps):
+        while taken[clients - 1] <= step:
+            clients -= 1
+        running.append(clients)
+    return running
 
 
 def tally(losses: Tensor, seen: Tensor) -> Tensor:

@@ -41,8 +41,8 @@ class Memory:
 
     def first(self, clients: int) -> Memory:
         """The rows of the first clients, as views."""
-        model, velocity = ({name: leaf[:clients] for name, leaf in kept.items()} for kept in (self.model, self.velocity))
-        return Memory(self.received, model, velocity)
+        views = ({name: leaf[:clients] for name, leaf in kept.items()} for kept in (self.model, self.velocity))
+        return Memory(self.received, *views)
 
 
 def dense_layers(chain: Chain | None, loss: str | None) -> tuple[Dense, ...] | None:
@@ -132,8 +132,7 @@ def _slope(loss: str, out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return out.sigmoid_().sub_(target), losses.squeeze(1)
     logs = out.log_softmax(1)
     losses = logs.gather(1, y).squeeze(1).neg_()
-    slope = logs.exp_()
-    return slope.scatter_add_(1, y, slope.new_full((), -1.0).expand(y.shape)), losses
+    return logs.exp_().scatter_(1, y, -1.0, reduce="add"), losses
 
 
 def _backward(

@@ -318,7 +318,7 @@ def _advance(progress: Progress, config: RunConfig, played: Played, evaluation: 
 def _check_health(played: Played, evaluation: Evaluation | None, progress: Progress) -> None:
     """A model that is not finite, or a federation that sends nothing usable, has diverged."""
     params: Tree = played.step.state["shared"]["params"]
-    if not bool(torch.stack(torch._foreach_norm(list(params.values()))).isfinite().all()):
+    if not bool(torch.stack([leaf.sum(dtype=torch.float64) for leaf in params.values()]).isfinite().all()):
         raise Diverged(f"the model is not finite after round {progress.round}; try a smaller step size")
     if progress.barren >= BARREN_LIMIT and played.row["dropped"]:
         raise Diverged(

@@ -83,9 +83,10 @@ def play(fed: Federation, state: ServerState, store: ClientStore, round: int, wa
         cohort = exchange_scores(fed.algorithm, fed.task, state["shared"], cohort)
         step = server_step(fed.algorithm, state, cohort, replace(ctx, absent=tuple(absent)), fed.config.max_norm)
     if fed.algorithm.stateful:
-        store.put(round, _counted(outcome, work, late, step))
+        with watch.time("store"):
+            store.put(round, _counted(outcome, work, late, step))
     row = {"round": round, **_describe(state, work, cohort, step, outcome)}
-    resent = sorted({*work.ids[~work.active].tolist(), *(late if fed.resends else ())})
+    resent = sorted({*_silent(work), *(late if fed.resends else ())})
     row |= {"simulated_seconds": seconds, "absent": absent, "late": late, "resent": resent}
     return Played(step, row)
 
@@ -97,7 +98,7 @@ def _assign(fed: Federation, round: int, key: Key) -> tuple[Work, list[int]]:
         fed.task, round, key.fold("sample"), lambda some: devices.available(some, key.fold("available"))
     )
     links, epochs = devices.links(ids, key.fold("links")), devices.epochs_for(ids, key.fold("epochs"))
-    if fed.resends:
+    if fed.resends or bool(links.all()):
         return Work.of(ids, epochs, links), []
     return Work.of(ids[links], epochs[links]), ids[~links].tolist()
 
@@ -155,13 +156,18 @@ def _silence(cohort: Cohort, late: Tensor, buffers: Tree) -> Cohort:
 
 def _counted(outcome: Outcome, work: Work, late: list[int], step: ServerStep) -> dict[int, State]:
     """A contribution that did not count leaves no trace at the client."""
-    silent = {*work.ids[~work.active].tolist(), *late, *step.dropped}
+    silent = {*_silent(work), *late, *step.dropped}
     return {client: state for client, state in outcome.states.items() if client not in silent}
+
+
+def _silent(work: Work) -> list[int]:
+    """Whose link failed."""
+    return [] if bool(work.active.all()) else work.ids[~work.active].tolist()
 
 
 def _describe(state: ServerState, work: Work, cohort: Cohort, step: ServerStep, outcome: Outcome) -> dict[str, Any]:
     """The row of ``rounds.jsonl``: a function of the seed alone, never of the clock."""
-    counted = torch.isin(cohort.ids, step.ids)
+    counted = torch.isin(cohort.ids, step.ids) if len(step.ids) < len(cohort) else slice(None)
     down = sum(tree.nbytes(leaves) for leaves in state["shared"].values()) * len(work)
     return {
         "ids": step.ids.tolist(),

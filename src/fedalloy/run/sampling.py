@@ -43,8 +43,11 @@ class Uniform(Sampling):
         drawn = wanted
         while True:
             ids = key.choice(population, drawn)
-            ids = ids[key.fold("order").permutation(drawn)]
-            ids = ids[available(ids)][:wanted]
+            reachable = available(ids)
+            if drawn == wanted and bool(reachable.all()):
+                return ids
+            order = key.fold("order").permutation(drawn)
+            ids = ids[order][reachable[order]][:wanted]
             if len(ids) == wanted or drawn == population:
                 return ids.sort().values
             drawn = min(population, 2 * drawn + 8)

@@ -65,11 +65,11 @@ class Ditto(LocalTraining):
         }
 
     def step(self, carry: Carry, grad_at: GradAt, draws: Tree, phase: Tensor, ctx: Context) -> Carry:
-        own = phase == 1
         shared, personal = carry["shared"], carry["personal"]
+        own = phase.to(next(iter(carry["anchor"].values())).device) == 1
         now = chosen(own, personal, shared)
         pull = tree.subtract(now["params"], carry["anchor"])
-        grads = tree.add(grad_at(now["params"], track=~own), pull, self.lam * own)
+        grads = tree.add(grad_at(now["params"], track=~own), pull, self.lam * own.double())
         params, memory = descend(self, now["params"], grads, now["memory"], ctx.local_lr)
         moved = {"params": params, "memory": memory}
         return {**carry, "shared": chosen(own, shared, moved), "personal": chosen(own, moved, personal)}

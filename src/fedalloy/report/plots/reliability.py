@@ -54,9 +54,8 @@ def draw(axes: Any, runs: Sequence[Path], options: Options) -> None:
     axes.bar(middle.tolist(), right.nan_to_num(0.0).tolist(), width=0.9 / BINS, label="accuracy")
     axes.plot([0, 1], [0, 1], color="0.3", linestyle="--", label="perfectly calibrated")
     share = (inside / inside.sum()).tolist()
-    axes.step(
-        [number / BINS for number in range(BINS + 1)], [*share, share[-1]], where="post", label="share of examples"
-    )
+    edges = [number / BINS for number in range(BINS + 1)]
+    axes.step(edges, [*share, share[-1]], where="post", color="tab:orange", label="share of examples")
     axes.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
     axes.set_title(f"all clients' test examples together: ECE {float(gap):.3f}")
     axes.legend(loc="upper left")
