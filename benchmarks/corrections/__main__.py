@@ -1,9 +1,10 @@
 """Measure the corrections and write the tables of docs/corrections.md.
 
-    python -m benchmarks.corrections [--only NAME ...] [--seeds 0 1 2 3 4] [--check] [--list]
+    python -m benchmarks.corrections [--only NAME ...] [--seeds 0 1 2 3 4] [--page] [--check] [--list] [--dry]
 
-Readings are stored in benchmarks/results/corrections.json; the page is made from those. ``--check`` measures nothing:
-it fails when the page is not what the stored readings give, or when a case was never measured.
+Readings are stored in benchmarks/results/corrections.json; the tables of the page are made from those. ``--page`` and
+``--check`` measure nothing: the first writes the tables anew, the second fails when the page is not what the stored
+readings give, or when a case was never measured.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from typing import Any
 
 import torch
 
@@ -26,6 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="measure these cases alone")
     parser.add_argument("--seeds", nargs="+", type=int, default=[], metavar="N", help="other seeds than 0 to 4")
     parser.add_argument("--check", action="store_true", help="compare the page with the stored readings")
+    parser.add_argument("--page", action="store_true", help="write the tables from the stored readings")
     parser.add_argument("--list", action="store_true", help="name the cases")
     parser.add_argument("--dry", action="store_true", help="print the tables and store nothing")
     given = parser.parse_args(arguments)
@@ -35,7 +38,12 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     if unknown := set(given.only) - {case.name for case in cases}:
         parser.error(f"unknown: {', '.join(sorted(unknown))}; --list names the cases")
-    return check(cases) if given.check else measure(cases, given)
+    if given.check:
+        return check(cases)
+    results = page.read() if given.page else measure(cases, given)
+    if not given.dry:
+        page.PAGE.write_text(page.filled(page.PAGE.read_text(), cases, results))
+    return 0
 
 
 def every_case() -> list[Case]:
@@ -43,7 +51,8 @@ def every_case() -> list[Case]:
     return [*client_cases(), *server_cases(), *exact_cases()]
 
 
-def measure(cases: list[Case], given: argparse.Namespace) -> int:
+def measure(cases: list[Case], given: argparse.Namespace) -> dict[str, Any]:
+    """The stored readings with those that were asked for measured anew."""
     torch.set_num_threads(1)
     results = page.read()
     for case in cases:
@@ -52,11 +61,10 @@ def measure(cases: list[Case], given: argparse.Namespace) -> int:
         begin, seeds = time.process_time(), given.seeds or list(case.seeds)
         results[case.name] = {"seeds": seeds, "forms": page.gather(case, seeds)}
         print(f"{case.name}: {time.process_time() - begin:.1f} s\n{page.table(case, results[case.name]['forms'])}\n")
+    ordered = {case.name: results[case.name] for case in cases if case.name in results}
     if not given.dry:
-        ordered = {case.name: results[case.name] for case in cases if case.name in results}
         page.write(ordered)
-        page.PAGE.write_text(page.filled(page.PAGE.read_text(), cases, ordered))
-    return 0
+    return ordered
 
 
 def check(cases: list[Case]) -> int:

@@ -221,7 +221,9 @@ STEPS = st.lists(st.one_of(ROUND, ROUND, st.just(("commit", None)), st.sampled_f
 def test_any_history_of_rounds_commits_and_crashes(tmp_path_factory: pytest.TempPathFactory, steps: list) -> None:
     """Against a dict; a crash goes back to the last checkpoint, or to the one before if that is still there."""
     place = tmp_path_factory.mktemp("history") / "clients"
-    store, truth, round, saved = DiskStore(place), {}, 0, [(0, {}, {})]
+    store, round = DiskStore(place), 0
+    truth: dict[int, float] = {}
+    saved: list[tuple[int, dict[int, State], dict[int, float]]] = [(0, {}, {})]
     for kind, what in steps:
         if kind == "round":
             round += 1

@@ -36,6 +36,7 @@ def test_newcomers_are_drawn_from_all_clients_and_come_last():
     places = [before.index(counts) for counts in after]
     assert places[:6] == sorted(places[:6])
     assert places[6:] != [6, 7, 8, 9], "the last clients of a partition are not like the others: some are drawn"
+    assert aside.global_test is not None
     assert len(aside.global_test) == int(aside.test.size[:6].sum())
     assert aside.data("test", aside.newcomer_ids).size.tolist() == aside.test.size[6:].tolist()
     with pytest.raises(SpecError, match="somebody takes part"):
@@ -65,7 +66,7 @@ def test_steps_are_those_of_the_local_solver():
     result, _ = run(task=task, batch_size=None)
     model, own = dict(result.model), task.data("train", torch.tensor([3])).client(0)
     for _ in range(4):
-        slope = grad(lambda leaves: task.objective.loss(leaves, {}, own.x, own.y)[0])(model)
+        slope = grad(lambda leaves: task.objective.loss(leaves, {}, own.x, own.y, None, None)[0])(model)
         model = {name: leaf - 0.2 * slope[name] for name, leaf in model.items()}
     adapted, _ = adapt(result.trained, 3, 4)
     for name, leaf in model.items():

@@ -88,7 +88,12 @@ def test_states_are_read_a_few_clients_at_a_time(monkeypatch):
     monkeypatch.setattr(trained_module, "_MOST", 2)
     asked: list[int] = []
     real = MemoryStore.get
-    monkeypatch.setattr(MemoryStore, "get", lambda self, ids: asked.append(len(ids)) or real(self, ids))
+
+    def counting(self, ids):
+        asked.append(len(ids))
+        return real(self, ids)
+
+    monkeypatch.setattr(MemoryStore, "get", counting)
     few = train("ditto", cohort=2)
     assert max(asked) == 2
     monkeypatch.setattr(MemoryStore, "get", real)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -60,7 +62,7 @@ def test_the_public_code_swaps_the_kinds_and_corrupts_before_dealing(said, reall
 
 
 def test_the_public_code_deals_by_the_noisy_labels():
-    settings = {"partition": {"kind": "classes", "per_client": 1}, "clients": 5}
+    settings: dict[str, Any] = {"partition": {"kind": "classes", "per_client": 1}, "clients": 5}
     noise = {"kind": "symmetric", "ratio": 0.4}
     by_truth = make_task(DATA, "logistic", noise=noise, **settings)
     by_noise = make_task(DATA, "logistic", noise={**noise, "protocol": "public_code"}, **settings)
@@ -74,6 +76,7 @@ def test_a_global_test_set_that_comes_with_the_data_stays_clean():
     data = Dataset(DATA.x, DATA.y, CLASSES, test=Examples(DATA.x[:50], DATA.y[:50]))
     for protocol in ("paper", "public_code"):
         made = make_task(data, "logistic", clients=4, noise={"kind": "pair", "ratio": 0.9, "protocol": protocol})
+        assert made.global_test is not None
         assert torch.equal(made.global_test.y, Y[:50])
 
 

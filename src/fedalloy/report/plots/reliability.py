@@ -28,8 +28,9 @@ def confidences(trained: Trained) -> tuple[Tensor, Tensor]:
         for row, model in enumerate(trained.models(some)):
             own = block.client(row)
             if len(own):
-                outputs = task.objective.outputs(*model, own.x)
-                found.append(metric.evidence(task.objective, outputs, own.y).cpu())
+                device = next(iter(model[0].values())).device
+                outputs = task.objective.outputs(*model, own.x.to(device))
+                found.append(metric.evidence(task.objective, outputs, own.y.to(device)).cpu())
     both = torch.cat(found)
     return both[:, 0], both[:, 1]
 
