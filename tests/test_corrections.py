@@ -53,6 +53,13 @@ def test_the_page_is_what_the_stored_readings_give():
     assert main(["--check"]) == 0
 
 
+def test_the_page_says_how_many_differences_it_shows():
+    count = page.count_comparisons(every_case(), page.read())
+    text = " ".join(page.PAGE.read_text().split())
+    assert f"for all {count} differences on this page" in text
+    assert f"of {count} intervals" in text
+
+
 def test_a_page_that_says_something_else_is_noticed(monkeypatch, tmp_path, capsys):
     changed = tmp_path / "corrections.md"
     changed.write_text(re.sub(r"\| ours \| [\d.]+", "| ours | 99.9", page.PAGE.read_text(), count=1))
@@ -86,12 +93,13 @@ def test_a_table_shows_spread_differences_and_runs_that_broke_off():
     case = Case("made up", (ACCURACY, APART), lambda seed: {})
     stored: page.Stored = {
         "ours": {"accuracy": [0.5, 0.6], "apart": [0.0, 0.0]},
-        "other": {"accuracy": [0.4, 0.5], "apart": [1e-5, 1e-5]},
+        "other": {"accuracy": [0.4, 0.51], "apart": [1e-5, 1e-5]},
         "broken": {"accuracy": [None, None], "apart": [None, None], "broke": [3, 4]},
     }
     rows = page.table(case, stored).splitlines()[2:]
     assert rows[0] == "| ours | 55.0 ± 7.1 | 0.00 |  |"
-    assert rows[1] == "| other | 45.0 ± 7.1 | 1.0e-05 | -10.0 ± 0.0 |"
+    assert rows[1] == "| other | 45.5 ± 7.8 | 1.0e-05 | **-9.5 ± 6.4** |"
+    assert "| -9.5 ± 6.4 |" in page.table(case, stored, comparisons=50)  # one of fifty such is no news
     assert rows[2] == "| broken | not a number after round 3 |  |  |"
 
 

@@ -145,6 +145,7 @@ def losses() -> list[Case]:
     skewed = digits(sizes="skewed")
     sizes = {POOLED: pooled, OWNER: over_rounds(largest_owner), AGREES: over_rounds(agreement)}
     fading: dict[str, Any] = {"decay": 0.9}
+    longer = form("the same, local step 3 times as long", solved(PropFair(M=3.0, **{**LOCAL, "lr": 3 * LR})))
     return [
         trained(
             "drfedavg",
@@ -181,7 +182,7 @@ def losses() -> list[Case]:
             {POOLED: pooled},
             cohort=10,
         ),
-        trained("propfair", skewed, propfair(3.0), {POOLED: pooled}, cohort=10),
+        trained("propfair", skewed, [*propfair(3.0), longer], {POOLED: pooled}, cohort=10),
         trained("propfair-low", skewed, propfair(2.0), {POOLED: pooled}, cohort=10),
         trained(
             "fedboosting",

@@ -138,8 +138,9 @@ def splits() -> Case:
 
     def measure(seed: int) -> Readings:
         rules: dict[str, Partition] = {
-            OURS: Dirichlet(0.5, min_samples=10),
-            "public code (AAggFF)": SharedDirichlet(0.5),
+            "ours, alpha = 0.5": Dirichlet(0.5, min_samples=10),
+            "ours, alpha = 0.1, for a like skew": Dirichlet(0.1, min_samples=10),
+            "public code (AAggFF), alpha = 0.5": SharedDirichlet(0.5),
         }
         return {name: _split(rule, one, seed) for name, rule in rules.items()}
 

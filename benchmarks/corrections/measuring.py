@@ -19,7 +19,8 @@ from fedalloy.run.fit import RunResult, fit
 from fedalloy.tasks.assembly import make_task
 from fedalloy.tasks.federation import FederatedTask
 
-SEEDS = (0, 1, 2, 3, 4)
+SEEDS = (10, 11, 12, 13, 14)
+"""Settings were chosen while looking at the seeds 0 to 4; what is reported comes from these, which nobody had seen."""
 OURS = "ours"
 EVERY, LAST = 2, 10
 """A model is scored every other round; accuracies are means over the last ten rounds, which swing less than one."""
@@ -29,7 +30,10 @@ Readings = dict[str, dict[str, float]]
 
 @dataclass(frozen=True)
 class Column:
-    """A number that is read off every form; ``scale`` and ``digits`` say how it is printed."""
+    """A number that is read off every form; ``scale`` and ``digits`` say how it is printed.
+
+    ``shape``: ``e`` always with a power of ten, ``g`` when it would round to zero, ``f`` only when it is huge.
+    """
 
     key: str
     heading: str
@@ -71,7 +75,7 @@ Reading = Callable[[Played], float]
 ACCURACY = Column("accuracy", "accuracy", 1, 100)
 WORST = Column("worst", "worst tenth", 1, 100)
 WAY = Column("way", "all rounds", 1, 100)
-APART = Column("apart", "apart", 2)
+APART = Column("apart", "apart", 2, shape="g")
 GAIN = Column("gain", "difference", 1, 100)
 
 

@@ -10,15 +10,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from scipy.stats import t as student
+
 from benchmarks.corrections.measuring import ACCURACY, GAIN, Case, Column
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "corrections.md"
 STORE = ROOT / "benchmarks" / "results" / "corrections.json"
-# Two-sided 95 % quantiles of Student's t by degrees of freedom.
-_T = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
-_ALMOST = 1.96
-# From this size on a mean is printed with a power of ten, as is one that its digits would round to zero.
+# From this size on a mean is printed with a power of ten.
 _MANY = 1e4
 
 Stored = dict[str, dict[str, list[float | None]]]
@@ -40,7 +39,7 @@ def _storable(value: float) -> float | None:
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
-def table(case: Case, stored: Stored) -> str:
+def table(case: Case, stored: Stored, comparisons: int = 1) -> str:
     """A case as a table: mean and standard deviation over seeds, and the paired difference to the first form."""
     paired = ACCURACY in case.columns
     headings = ["form", *(column.heading for column in case.columns), *([GAIN.heading] if paired else [])]
@@ -49,7 +48,7 @@ def table(case: Case, stored: Stored) -> str:
     for number, (name, columns) in enumerate(stored.items()):
         cells = _cells(case.columns, columns)
         if paired:
-            cells.append(_paired(columns["accuracy"], first["accuracy"]) if number else "")
+            cells.append(_paired(columns["accuracy"], first["accuracy"], comparisons) if number else "")
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -66,7 +65,8 @@ def _cell(column: Column, values: Sequence[float | None]) -> str:
     if not numbers:
         return ""
     mean = statistics.fmean(numbers)
-    if column.shape == "e" or abs(mean) >= _MANY or 0 < abs(mean) < 0.5 / 10**column.digits:
+    tiny = column.shape == "g" and 0 < abs(mean) < 0.5 / 10**column.digits
+    if column.shape == "e" or abs(mean) >= _MANY or tiny:
         return f"{mean:.1e}"
     deviation = statistics.stdev(numbers) if len(numbers) > 1 else 0.0
     lost = f" ({len(values) - len(numbers)} broke off)" if len(numbers) < len(values) else ""
@@ -74,15 +74,34 @@ def _cell(column: Column, values: Sequence[float | None]) -> str:
     return (f"{shown} ± {deviation:.{column.digits}f}" if deviation > 0 else shown) + lost
 
 
-def _paired(values: Sequence[float | None], first: Sequence[float | None]) -> str:
-    """The mean difference with a 95 % interval by Student's t over the seeds."""
-    gaps = [GAIN.scale * (a - b) for a, b in zip(values, first, strict=True) if a is not None and b is not None]
-    if not gaps:
-        return ""
-    if len(gaps) == 1:
-        return f"{gaps[0]:+.1f}"
-    half = _T.get(len(gaps) - 1, _ALMOST) * statistics.stdev(gaps) / math.sqrt(len(gaps))
-    return f"{statistics.fmean(gaps):+.1f} ± {half:.1f}"
+def _paired(values: Sequence[float | None], first: Sequence[float | None], comparisons: int) -> str:
+    """The mean difference with a 95 % interval by Student's t over the seeds; bold where zero stays excluded when
+    the interval is widened for all ``comparisons`` of the page together (Bonferroni)."""
+    gaps = _gaps(values, first)
+    if len(gaps) < 2:
+        return f"{gaps[0]:+.1f}" if gaps else ""
+    mean, error = statistics.fmean(gaps), statistics.stdev(gaps) / math.sqrt(len(gaps))
+    shown = f"{mean:+.1f} ± {_quantile(len(gaps), 1) * error:.1f}"
+    return f"**{shown}**" if abs(mean) > _quantile(len(gaps), comparisons) * error else shown
+
+
+def _gaps(values: Sequence[float | None], first: Sequence[float | None]) -> list[float]:
+    return [GAIN.scale * (a - b) for a, b in zip(values, first, strict=True) if a is not None and b is not None]
+
+
+def _quantile(seeds: int, comparisons: int) -> float:
+    """How many standard errors a 95 % interval reaches to either side."""
+    return float(student.ppf(1 - 0.025 / comparisons, seeds - 1))
+
+
+def count_comparisons(cases: Sequence[Case], results: Mapping[str, Any]) -> int:
+    """How many differences of accuracies the page shows."""
+    forms = [list(results[case.name]["forms"].values()) for case in cases if _compared(case, results)]
+    return sum(bool(_gaps(one["accuracy"], some[0]["accuracy"])) for some in forms for one in some[1:])
+
+
+def _compared(case: Case, results: Mapping[str, Any]) -> bool:
+    return ACCURACY in case.columns and case.name in results
 
 
 def filled(text: str, cases: Sequence[Case], results: Mapping[str, Any]) -> str:
@@ -91,12 +110,13 @@ def filled(text: str, cases: Sequence[Case], results: Mapping[str, Any]) -> str:
     known = {case.name: case for case in cases}
     if sorted(wanted) != sorted(known):
         raise SystemExit(f"places on the page and cases differ: {sorted(set(wanted) ^ set(known))}")
+    comparisons = max(1, count_comparisons(cases, results))
     for name, case in known.items():
         begin, end = f"<!-- measured: {name} -->", f"<!-- end: {name} -->"
         if name in results:
             before, _, rest = text.partition(begin)
             after = rest.partition(end)[2]
-            text = f"{before}{begin}\n\n{table(case, results[name]['forms'])}\n\n{end}{after}"
+            text = f"{before}{begin}\n\n{table(case, results[name]['forms'], comparisons)}\n\n{end}{after}"
     return text
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +20,7 @@ Changes = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for machines, and nothing else.")]
 Quick = Annotated[bool, typer.Option("--quick", help="A few rounds and seeds only: does it run at all?")]
+_PHASES = ("plan", "data", "compute", "clients", "combine", "evaluate", "record")
 
 
 def run(
@@ -43,6 +45,7 @@ def run(
     wanted = shortened(wanted) if quick else wanted
     folder = output or default_folder(recipe, resume)
     experiment = stored(resolve(wanted, seed), folder) if resume else resolve(wanted, seed)
+    experiment = replace(experiment, config=replace(experiment.config, profile=profile))
     if not as_json:
         _introduce(experiment, folder, wanted.compare, len(wanted.run.seeds) if seed is None else 1)
     with watch_run(experiment.config.target_metric, as_json) as watcher:
@@ -88,15 +91,18 @@ def stored(wanted: Experiment, folder: Path) -> Experiment:
 
 
 def seconds(folder: Path) -> dict[str, float]:
-    """Seconds per phase, over all rounds."""
+    """Seconds per phase, over all rounds; what the engine tells about the clients' part stands in its place."""
     from fedalloy.records.reading import read_run
 
     total: dict[str, float] = {}
     for row in read_run(folder).timings():
-        for phase, spent in row.items():
-            if phase != "round":
-                total[phase] = total.get(phase, 0.0) + float(spent)
-    return total
+        inside = row.get("profile", {})
+        told = {phase: spent for phase, spent in row.items() if phase not in ("round", "engine", "profile")}
+        told["clients"] = max(0.0, told["clients"] - sum(inside.values()))
+        told["combine"] = told.pop("server")
+        for phase, spent in (*told.items(), *inside.items()):
+            total[phase] = total.get(phase, 0.0) + float(spent)
+    return {phase: total[phase] for phase in _PHASES if phase in total}
 
 
 def _introduce(experiment: Experiment, folder: Path, compared: list[Any], seeds: int) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import os
+import ctypes
+import math
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -22,10 +24,13 @@ from fedalloy.engines.workers import Workers
 
 CACHE_BYTES = 16 << 20
 """Stacked models larger than this leave the cache, and stacking no longer pays on a CPU."""
+THREADS_PAY_BYTES = 4 << 20
+"""Below this much of stacked models, several threads wait for each other longer than they compute."""
 MUCH_FASTER = 1.5
 """A measured rival replaces the expected engine only when it is this much faster: machines are noisy, and the same
 seed should get the same engine."""
 SECOND_LOOK_SECONDS = 3.0
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,16 @@ class Candidate:
         return engine
 
 
+@dataclass
+class Run:
+    """A candidate's trial of the first round."""
+
+    candidate: Candidate
+    engine: Engine
+    outcome: Outcome | None = None
+    seconds: float = math.inf
+
+
 class Closable(Protocol):
     """An engine that holds processes or memory."""
 
@@ -60,20 +75,24 @@ class Auto:
     """
 
     choice: dict[str, Any] = field(default_factory=dict)
-    _threads: int = field(default_factory=lambda: os.cpu_count() or 1, repr=False)
+    _threads: int = field(default_factory=torch.get_num_threads, repr=False)
     _engine: Engine | None = field(default=None, repr=False)
 
     def __call__(
         self, algorithm: Algorithm, task: Task, shared: Shared, states: Mapping[int, State], work: Work, ctx: Context
     ) -> Outcome:
-        if self._engine is None and self.choice:
-            self._settle(Candidate(self.choice["engine"], self.choice["threads"], self._threads))
         if self._engine is None:
-            return self._pick(algorithm, task, shared, states, work, ctx)
+            keep_freed_memory()
+            if not self.choice:
+                return self._pick(algorithm, task, shared, states, work, ctx)
+            kept = Candidate(self.choice["engine"], self.choice["threads"], self._threads)
+            self._settle(kept, kept.make())
+        assert self._engine is not None
         return self._engine(algorithm, task, shared, states, work, ctx)
 
     def restore(self, choice: Mapping[str, Any]) -> None:
         """Stay with what an earlier sitting of the same run picked."""
+        self.close()
         self.choice, self._engine = dict(choice), None
 
     def limit_threads(self, threads: int) -> None:
@@ -84,32 +103,31 @@ class Auto:
         """Let the engine's processes go."""
         _close(self._engine)
 
-    def _settle(self, candidate: Candidate, engine: Engine | None = None) -> None:
+    def _settle(self, candidate: Candidate, engine: Engine) -> None:
         torch.set_num_threads(candidate.threads)
-        self._engine = engine or candidate.make()
+        self._engine = engine
 
     def _pick(
         self, algorithm: Algorithm, task: Task, shared: Shared, states: Mapping[int, State], work: Work, ctx: Context
     ) -> Outcome:
         """Run the round with every candidate; the expected one wins unless a rival is much faster."""
         candidates = expected(algorithm, task, shared, len(work), self._threads)
-        runs = []
-        for candidate in candidates:
-            engine = candidate.make()
-            torch.set_num_threads(candidate.threads)
-            outcome, seconds = _timed(engine, algorithm, task, shared, states, work, ctx)
-            runs.append((candidate, engine, outcome, seconds))
+        runs = [Run(candidate, candidate.make()) for candidate in candidates]
         best = runs[0]
-        for run in runs[1:]:
-            if run[3] * MUCH_FASTER < best[3]:
-                best = run
-        for run in runs:
-            if run is not best:
-                _close(run[1])
-        self._settle(best[0], best[1])
-        measured = {f"{one.name} x{one.threads}": round(seconds, 6) for one, _, _, seconds in runs}
-        self.choice = {"engine": best[0].name, "threads": best[0].threads, "measured_seconds": measured}
-        return best[2]
+        try:
+            for run in runs:
+                torch.set_num_threads(run.candidate.threads)
+                run.outcome, run.seconds = _timed(run.engine, algorithm, task, shared, states, work, ctx)
+                best = run if run.seconds * MUCH_FASTER < best.seconds else best
+            self._settle(best.candidate, best.engine)
+        finally:
+            for run in runs:
+                if run.engine is not self._engine:
+                    _close(run.engine)
+        measured = {f"{run.candidate.name} x{run.candidate.threads}": round(run.seconds, 6) for run in runs}
+        self.choice = {"engine": best.candidate.name, "threads": best.candidate.threads, "measured_seconds": measured}
+        assert best.outcome is not None
+        return best.outcome
 
 
 def expected(algorithm: Algorithm, task: Task, shared: Shared, clients: int, cores: int) -> list[Candidate]:
@@ -117,7 +135,7 @@ def expected(algorithm: Algorithm, task: Task, shared: Shared, clients: int, cor
     size = tree.nbytes(shared["params"])
     if _device(shared) != "cpu":
         return [Candidate("batched", torch.get_num_threads())]
-    threads = cores if size * clients > 1 << 20 else 1
+    threads = cores if size * clients > THREADS_PAY_BYTES else 1
     if algorithm.solver.descent is not None and dense_of(task.objective, shared) is not None:
         if size * min(clients, 10) <= CACHE_BYTES:
             return [Candidate("batched", threads)]
@@ -127,6 +145,15 @@ def expected(algorithm: Algorithm, task: Task, shared: Shared, clients: int, cor
     small = size * clients <= CACHE_BYTES and not _convolutional(shared)
     rivals = [Candidate("batched", threads), Candidate("workers", 1, cores)]
     return rivals if small else rivals[::-1]
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep what a block has freed for the next one: giving it back and getting it again costs page faults,
+    a tenth of a round with blocks of 100 MB. Elsewhere nothing happens."""
+    with suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_THRESHOLD, 256 << 20)
+        libc.mallopt(_M_TRIM_THRESHOLD, 512 << 20)
 
 
 def _convolutional(shared: Shared) -> bool:

@@ -60,7 +60,8 @@ class Batched:
     ) -> Outcome:
         if self._unbatchable:
             return Loop()(algorithm, task, shared, states, work, ctx)
-        data, most = task.data("train", work.ids), self.block or self._most(shared, states)
+        with phase("data"):
+            data, most = task.data("train", work.ids), self.block or self._most(shared, states)
         try:
             with torch.no_grad():
                 done = [
@@ -241,7 +242,7 @@ def _own_mean(
     for begin in range(0, int(size.max()), 512):
         place = torch.arange(begin, min(begin + 512, int(size.max())))
         valid = place < size.unsqueeze(1)
-        rows = (start.unsqueeze(1) + torch.where(valid, place, 0)).to(block.data.y.device)
+        rows = torch.where(valid, start.unsqueeze(1) + place, 0).to(block.data.y.device)
         device = next(iter(models.values())).device
         x, y = block.data.x[rows].to(device), block.data.y[rows].to(device)
         values = vmap(score)(outputs(models, buffers, x), y)

@@ -85,7 +85,8 @@ def prepare(algorithm: Algorithm, work: Work, data: Block, shared: Shared, ctx: 
         plan, keys = Plan(plan.index[order], plan.mask[order], plan.phase[order]), client_keys(ctx.key, work.ids)
     draws = algorithm.solver.draws(plan, keys.fold("draws"), shared)
     steps = int(taken[0]) if len(work) else 0
-    rows = (data.start.cpu().reshape(-1, 1, 1) + plan.index[:, :steps]).transpose(0, 1).contiguous()
+    # Unused slots may point anywhere inside the pool: the start of a client without examples need not.
+    rows = (data.start.cpu().reshape(-1, 1, 1) + plan.index[:, :steps]).clamp_(max=max(0, len(data.y) - 1))
     return Prepared(
         work=work,
         keys=keys,
@@ -95,7 +96,7 @@ def prepare(algorithm: Algorithm, work: Work, data: Block, shared: Shared, ctx: 
         planned=planned,
         running=_running(taken.tolist(), steps),
         full=_full(plan.mask[:, :steps], taken),
-        rows=rows.to(data.y.device),
+        rows=rows.transpose(0, 1).contiguous().to(data.y.device),
         mask=plan.mask[:, :steps].transpose(0, 1).to(data.y.device),
     )
 

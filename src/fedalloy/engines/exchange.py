@@ -10,18 +10,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedalloy.core.errors import SpecError
+
 _ALIGN = 64
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Where one leaf lies inside a row."""
+    """Where one leaf lies inside a row; a ``plain`` one is a Python number."""
 
     path: tuple[str, ...]
     shape: torch.Size
     dtype: torch.dtype
     begin: int
     size: int
+    plain: bool = False
 
 
 @dataclass(frozen=True)
@@ -40,15 +43,20 @@ class Layout:
             if leaf is None:
                 empty.append(path)
                 continue
-            size = leaf.numel() * leaf.element_size()
-            slots.append(Slot(path, leaf.shape, leaf.dtype, begin, size))
+            value = torch.as_tensor(leaf, dtype=_kind(leaf))
+            size = value.numel() * value.element_size()
+            slots.append(Slot(path, value.shape, value.dtype, begin, size, not isinstance(leaf, Tensor)))
             begin += -(-size // _ALIGN) * _ALIGN
         return Layout(tuple(slots), max(begin, _ALIGN), tuple(empty))
 
     def write(self, row: Tensor, values: Mapping[str, Any]) -> None:
-        """Copy ``values`` into a row."""
+        """Copy ``values`` into a row; refused when they are not shaped like the example."""
+        found, known = dict(_walk(values, ())), {*(slot.path for slot in self.slots), *self.empty}
+        if found.keys() != known:
+            strange = ", ".join(sorted(".".join(path) for path in found.keys() ^ known))
+            raise SpecError(f"a state or a part changed its structure at {strange}: every client has the same, always")
         for slot in self.slots:
-            _leaf(row, slot).copy_(_at(values, slot.path))
+            _leaf(row, slot).copy_(torch.as_tensor(found[slot.path], dtype=slot.dtype))
 
     def read(self, row: Tensor) -> dict[str, Any]:
         """The values in a row, as views of it."""
@@ -56,7 +64,8 @@ class Layout:
         for path in self.empty:
             _place(values, path)[path[-1]] = {}
         for slot in self.slots:
-            _place(values, slot.path)[slot.path[-1]] = _leaf(row, slot)
+            leaf = _leaf(row, slot)
+            _place(values, slot.path)[slot.path[-1]] = leaf.item() if slot.plain else leaf
         return values
 
 
@@ -70,13 +79,13 @@ def _leaf(row: Tensor, slot: Slot) -> Tensor:
     return row[slot.begin : slot.begin + slot.size].view(slot.dtype).reshape(slot.shape)
 
 
-def _walk(tree: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Tensor | None]]:
+def _walk(tree: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Every leaf with its path; an empty dict is a leaf that is None."""
     for name, value in tree.items():
         if isinstance(value, Mapping) and value:
             yield from _walk(value, (*path, name))
         else:
-            yield (*path, name), value if isinstance(value, Tensor) else None
+            yield (*path, name), None if isinstance(value, Mapping) else value
 
 
 def _place(values: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
@@ -86,9 +95,11 @@ def _place(values: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
     return values
 
 
-def _at(tree: Mapping[str, Any], path: tuple[str, ...]) -> Tensor:
-    value: Any = tree
-    for name in path:
-        value = value[name]
-    leaf: Tensor = value
-    return leaf
+def _kind(leaf: Any) -> torch.dtype:
+    """The dtype that holds a leaf as it is; Python's numbers have 64 bits."""
+    if isinstance(leaf, Tensor):
+        return leaf.dtype
+    for kind, dtype in ((bool, torch.bool), (int, torch.int64), (float, torch.float64)):
+        if isinstance(leaf, kind):
+            return dtype
+    raise SpecError(f"{leaf!r} is a {type(leaf).__name__}: states hold tensors and plain numbers")

@@ -197,4 +197,3 @@ def _momentum(memory: Memory, leaf: str, descent: Descent, grad: Tensor, lr: flo
         grad.sub_(memory.received[leaf], alpha=descent.pull)
     velocity.mul_(descent.momentum).add_(grad)
     value.sub_(grad.add_(velocity, alpha=descent.momentum) if descent.nesterov else velocity, alpha=lr)
-

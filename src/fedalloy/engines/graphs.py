@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, cast
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -29,16 +29,28 @@ Precision = Literal["float32", "tf32", "bf16"]
 FEW = 8
 """Up to this many clients run in streams of their own; more are mapped."""
 _WARM_UPS = 3
+DIFFERENTIABLE = False
+
+
+class StepContext(Context):
+    """What a step may read while it is captured; a graph would go on with this round's values in every later one."""
+
+    def __getattribute__(self, name: str) -> Any:
+        """Refuse what changes from round to round; the step size is a tensor of the graph."""
+        if name in ("round", "key", "absent"):
+            raise AttributeError(f"a local step reads ctx.{name}: read it in 'begin' and put it into the carry")
+        return super().__getattribute__(name)
 
 
 @dataclass
 class Captured:
-    """A graph and the buffers it reads and writes."""
+    """A graph and the buffers it reads and writes; ``owners`` live as long, or others could get their ids."""
 
     graph: torch.cuda.CUDAGraph
     values: dict[str, Any]
     loss: Tensor
     lr: Tensor
+    owners: tuple[Algorithm, Objective]
 
 
 @dataclass
@@ -96,7 +108,8 @@ class Graphs:
         static = tree_map(lambda leaf: leaf.to(device, copy=True).contiguous(), values)
         lr = torch.tensor(ctx.local_lr, device=device, dtype=_floating(values["carry"]))
         # The step size enters the graph as a tensor, so that a schedule needs no new capture.
-        step = self._step(algorithm, objective, replace(ctx, local_lr=cast(float, lr)), whole, len(values["y"]))
+        captured = StepContext(**{**vars(ctx), "local_lr": lr})
+        step = self._step(algorithm, objective, captured, whole, len(values["y"]))
         kept = tree_map(torch.clone, static)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -108,7 +121,7 @@ class Graphs:
         with torch.cuda.graph(graph), precise(self.precision):
             loss = _advance(step, static)
         _fill(static, kept)
-        return Captured(graph, static, loss, lr)
+        return Captured(graph, static, loss, lr, (algorithm, objective))
 
     def _step(
         self, algorithm: Algorithm, objective: Objective, ctx: Context, whole: bool, clients: int
@@ -201,10 +214,10 @@ def _fill(static: Any, values: Any) -> None:
     """Copy values into buffers of the same structure."""
     pairs = zip(tree_flatten(static)[0], tree_flatten(values)[0], strict=True)
     changed = [(buffer, value) for buffer, value in pairs if buffer is not value]
-    alike = [pair for pair in changed if pair[0].device == pair[1].device and pair[0].dtype == pair[1].dtype]
+    alike = [(one, other) for one, other in changed if (one.device, one.dtype) == (other.device, other.dtype)]
     if len(alike) > 1:
         # One kernel for all leaves instead of one each.
         torch._foreach_copy_([buffer for buffer, _ in alike], [value for _, value in alike])
-        changed = [pair for pair in changed if not any(pair[0] is buffer for buffer, _ in alike)]
+        changed = [(one, other) for one, other in changed if (one.device, one.dtype) != (other.device, other.dtype)]
     for buffer, value in changed:
         buffer.copy_(value, non_blocking=True)

@@ -15,6 +15,7 @@ from fedalloy.core.protocols import Outcome, Shared, Task
 from fedalloy.core.registry import register
 from fedalloy.core.screening import misfit
 from fedalloy.core.types import Block, Cohort, Context, Contribution, State, Work
+from fedalloy.engines.profile import phase
 
 
 @register("engine", "loop")
@@ -25,10 +26,11 @@ class Loop:
     def __call__(
         self, algorithm: Algorithm, task: Task, shared: Shared, states: Mapping[int, State], work: Work, ctx: Context
     ) -> Outcome:
-        block, keys = task.data("train", work.ids), client_keys(ctx.key, work.ids)
+        with phase("data"):
+            block, keys = task.data("train", work.ids), client_keys(ctx.key, work.ids)
         contributions: dict[int, Contribution] = {}
         failures: dict[int, str] = {}
-        with torch.no_grad():
+        with torch.no_grad(), phase("compute"):
             for row, client in enumerate(work.ids.tolist()):
                 key = keys.rows(row, row + 1)
                 found = run_one(algorithm, task, shared, states[client], block, work, row, key, ctx)

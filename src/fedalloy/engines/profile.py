@@ -25,15 +25,17 @@ def collecting() -> Iterator[dict[str, float]]:
 
 @contextmanager
 def phase(name: str) -> Iterator[None]:
-    """Count the time inside as ``name``; on a GPU the device is waited for, so that the work is counted where it is."""
+    """Count the time inside as ``name``, but for the phases within it, which count for themselves; on a GPU the
+    device is waited for, so that the work is counted where it is."""
     seconds = _collected.get()
     if seconds is None:
         yield
         return
-    begin = time.perf_counter()
+    begin, counted = time.perf_counter(), sum(seconds.values())
     try:
         yield
     finally:
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
-        seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - begin
+        inside = sum(seconds.values()) - counted
+        seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - begin - inside

@@ -32,6 +32,7 @@ from fedalloy.core.screening import misfit
 from fedalloy.core.types import Cohort, Context, Payload, State, Work
 from fedalloy.engines.exchange import Layout, shared_rows
 from fedalloy.engines.loop import Loop, run_one
+from fedalloy.engines.profile import phase
 
 TRIES = 2
 _PARENT_CHECK_SECONDS = 2.0
@@ -57,8 +58,17 @@ class Workers:
     ) -> Outcome:
         if not _possible(shared):
             return Loop()(algorithm, task, shared, states, work, ctx)
-        crew = self._hire(algorithm, task, shared, states, len(work))
-        return crew.play(shared, states, work, ctx, self.on_crash)
+        try:
+            with phase("compute"):
+                crew = self._hire(algorithm, task, shared, states, len(work))
+                return crew.play(shared, states, work, ctx, self.on_crash)
+        except BaseException:
+            self.close()  # some are still at work on this round: nobody could tell their answers from later ones
+            raise
+
+    def limit_threads(self, threads: int) -> None:
+        """Use no more cores than this, unless a number of processes was given."""
+        self.processes = self.processes or threads
 
     def close(self) -> None:
         """End the processes; the next call starts new ones."""
@@ -99,6 +109,8 @@ class Crew:
         self.shared = shared_rows(1, self.layouts["shared"])
         self.payload = shared_rows(slots, self.layouts["payload"])
         self.states = shared_rows(slots, self.layouts["state"])
+        # What the first gradient imports (a second's worth) is imported once, before the processes part.
+        torch.func.grad(torch.sum)(torch.zeros(1))
         self.members = [self._start() for _ in range(min(processes, slots))]
         self._end = weakref.finalize(self, _dismiss, self.members)
 
@@ -108,7 +120,8 @@ class Crew:
         self.layouts["shared"].write(self.shared[0], shared)
         for slot, client in enumerate(ids):
             self.layouts["state"].write(self.states[slot], states[client])
-        sizes = self.task.data("train", work.ids).size.cpu() * work.epochs.abs()
+        with phase("data"):
+            sizes = self.task.data("train", work.ids).size.cpu() * work.epochs.abs()
         queue = deque(sizes.argsort(descending=True, stable=True).tolist())
         answers: dict[int, Any] = {}
         crashes: dict[int, int] = {}
@@ -134,10 +147,17 @@ class Crew:
         return Member(process, ours)
 
     def _hand_out(self, queue: deque[int], work: Work, ctx: Context) -> None:
-        for member in self.members:
+        for member in list(self.members):
             if member.slot is None and queue:
-                member.slot = queue.popleft()
-                member.pipe.send((member.slot, work.rows(slice(member.slot, member.slot + 1)), ctx))
+                slot = queue.popleft()
+                # Plain numbers: tensors in a pipe would open files and start a thread to pass them.
+                order = slot, int(work.ids[slot]), int(work.epochs[slot]), bool(work.active[slot]), ctx
+                try:
+                    member.pipe.send(order)
+                except OSError:  # it was killed while it had nothing to do
+                    member = self._replace(member)
+                    member.pipe.send(order)
+                member.slot = slot
 
     def _ready(self) -> list[Member]:
         ready = wait([member.pipe for member in self.members if member.slot is not None])
@@ -158,7 +178,7 @@ class Crew:
         assert slot is not None
         try:
             answer = member.pipe.recv()
-        except EOFError:
+        except (EOFError, OSError):
             self._replace(member)
             crashes[slot] = crashes.get(slot, 0) + 1
             reason = WorkerDied(f"its worker process died {crashes[slot]} times (exit code {member.process.exitcode})")
@@ -167,17 +187,18 @@ class Crew:
             elif on_crash == "drop":
                 answers[slot] = str(reason)
             else:
-                self.dismiss()
                 raise ClientError("worker", reason, client=int(work.ids[slot]), round=ctx.round) from None
             return
         if isinstance(answer, ClientError):
-            self.dismiss()
             raise answer
         member.slot, answers[slot] = None, answer
 
-    def _replace(self, member: Member) -> None:
+    def _replace(self, member: Member) -> Member:
+        member.pipe.close()
         member.process.join()
-        self.members[self.members.index(member)] = self._start()
+        place = self.members.index(member)
+        self.members[place] = self._start()
+        return self.members[place]
 
     def _gather(self, ids: list[int], answers: dict[int, Any]) -> Outcome:
         """The cohort from the shared rows; a text instead of statistics says why a client does not count."""
@@ -227,11 +248,16 @@ def _serve(crew: Crew, pipe: Connection, parents_end: Connection) -> None:
                 pipe.send(_answer(crew, *pipe.recv()))
 
 
-def _answer(crew: Crew, slot: int, work: Work, ctx: Context) -> dict[str, float] | str | ClientError:
+def _answer(
+    crew: Crew, slot: int, client: int, epochs: int, active: bool, ctx: Context
+) -> dict[str, float] | str | ClientError:
+    work = Work(torch.tensor([client]), torch.tensor([epochs]), torch.tensor([active]))
     try:
         return crew.run(slot, work, ctx)
     except ClientError as error:
         return _portable(error)
+    except Exception as error:  # the data, or a state that does not fit: not the end of this process
+        return _portable(ClientError("worker", error, client=client, round=ctx.round))
 
 
 def _portable(error: ClientError) -> ClientError:

@@ -1,0 +1,218 @@
+"""The fused kernel: equal to the loop for every chain, option and shape it takes, and never a word to the server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from fedalloy import algorithms
+from fedalloy.core.algorithm import Algorithm
+from fedalloy.core.keys import Key
+from fedalloy.engines import fused, graphs, mapped
+from fedalloy.engines.batched import Batched, dense_of
+from fedalloy.engines.loop import Loop
+from fedalloy.servers.sgd import ServerSgd
+from fedalloy.solvers.prox import Prox
+from fedalloy.solvers.sgd import Sgd
+from fedalloy.testing import work
+from fedalloy.testing.comparing import copied, differences
+from fedalloy.testing.toys import Lopsided
+from fedalloy.weightings.uniform import Uniform
+from tests.engines.rounds import context, gaps, play, shared_of, task_of
+
+ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid, "none": nn.Identity}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A chain: its inputs, and for each layer its width, whether it has a bias and what comes after it."""
+
+    inputs: int
+    layers: tuple[tuple[int, bool, str], ...]
+    loss: str
+
+    def build(self) -> nn.Module:
+        parts: list[nn.Module] = []
+        before = self.inputs
+        for depth, (width, bias, after) in enumerate(self.layers):
+            last = depth == len(self.layers) - 1
+            parts += [nn.Linear(before, width, bias=bias), nn.Identity() if last else ACTIVATIONS[after]()]
+            before = width
+        return nn.Sequential(*parts)
+
+    @property
+    def classes(self) -> int:
+        return 2 if self.loss == "binary" else self.layers[-1][0]
+
+
+@st.composite
+def shapes(draw) -> Shape:
+    layer = st.tuples(st.integers(1, 4), st.booleans(), st.sampled_from(sorted(ACTIVATIONS)))
+    layers = draw(st.lists(layer, min_size=1, max_size=3))
+    loss = draw(st.sampled_from(["cross_entropy", "binary"]))
+    layers[-1] = (1 if loss == "binary" else draw(st.integers(2, 4)), *layers[-1][1:])
+    return Shape(draw(st.integers(1, 4)), tuple(layers), loss)
+
+
+@st.composite
+def solvers(draw) -> Sgd | Prox:
+    momentum = draw(st.sampled_from([0.0, 0.7]))
+    options = {
+        "lr": 0.3,
+        "epochs": draw(st.integers(0, 2)),
+        "batch_size": draw(st.sampled_from([1, 2, 3, 5, None])),
+        "momentum": momentum,
+        "nesterov": bool(momentum) and draw(st.booleans()),
+        "weight_decay": draw(st.sampled_from([0.0, 0.2])),
+    }
+    return Prox(mu=0.4, **options) if draw(st.booleans()) else Sgd(**options)
+
+
+@st.composite
+def federations(draw):
+    """Sizes, and every client's epochs (-1: the solver's own) and link; a single client is a federation too."""
+    sizes = draw(st.lists(st.integers(1, 7), min_size=1, max_size=4))
+    epochs = draw(st.lists(st.integers(-1, 2), min_size=len(sizes), max_size=len(sizes)))
+    active = draw(st.lists(st.sampled_from([True, True, False]), min_size=len(sizes), max_size=len(sizes)))
+    return tuple(sizes), work(*range(len(sizes)), epochs=tuple(epochs), active=tuple(active))
+
+
+@settings(max_examples=80)
+@given(shapes(), solvers(), federations(), st.sampled_from([None, 2]))
+def test_it_is_the_loop(shape, solver, federation, block):
+    sizes, now = federation
+    task = task_of(shape.build, sizes, (shape.inputs,), shape.classes, shape.loss)
+    algorithm = Algorithm(solver, Uniform(), ServerSgd())
+    found = play(Batched(kernel="fused", block=block), algorithm, task, now)
+    assert gaps(found, play(Loop(), algorithm, task, now)) == []
+
+
+@settings(max_examples=15)
+@given(shapes(), federations())
+def test_statistics_of_demanding_weightings_agree(shape, federation):
+    sizes, now = federation
+    task = task_of(shape.build, sizes, (shape.inputs,), shape.classes, shape.loss)
+    algorithm = Algorithm(Sgd(lr=0.2, batch_size=3), Lopsided(), ServerSgd())
+    found = play(Batched(kernel="fused"), algorithm, task, now)
+    assert {"loss_before", "accuracy_after"} <= found.cohort.stats.keys()
+    assert gaps(found, play(Loop(), algorithm, task, now)) == []
+
+
+@pytest.mark.parametrize("clients", [1, 2, 4])
+@pytest.mark.parametrize("kernel", ["fused", "mapped"])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_the_servers_model_is_not_written(clients, kernel, momentum):
+    """With one client, an expanded leaf that is made contiguous is the server's own memory."""
+    task = task_of(lambda: nn.Linear(4, 3))
+    algorithm = algorithms.fedavg(lr=0.5, batch_size=2, momentum=momentum)
+    shared, now = shared_of(algorithm, task), work(*range(clients))
+    before = copied(shared)
+    states = {client: algorithm.init_client(shared, Key.of(2)) for client in range(clients)}
+    call = (algorithm, task, shared, states, now, context(algorithm, task))
+    outcome = Batched(kernel=kernel)(*call)
+    assert list(differences(shared, before)) == []
+    for name, leaf in outcome.cohort.payload["delta"].items():
+        assert bool(leaf.any())
+        leaf.fill_(7.0)
+        assert not bool((shared["params"][name] == 7.0).any())
+
+
+def test_a_client_without_examples_is_no_reason_to_give_up():
+    task = task_of(lambda: nn.Linear(4, 3), sizes=(4, 2, 0))
+    algorithm = algorithms.fedavg(batch_size=3)
+    expected = play(Loop(), algorithm, task)
+    for kernel in ("fused", "mapped"):
+        assert gaps(play(Batched(kernel=kernel), algorithm, task), expected) == []
+    lopsided = Algorithm(Sgd(batch_size=3), Lopsided(), ServerSgd())
+    assert gaps(play(Batched(), lopsided, task), play(Loop(), lopsided, task)) == []
+
+
+def test_inputs_in_another_precision_are_converted_as_the_model_does():
+    task = task_of(lambda: nn.Linear(4, 3))
+    single = replace(task, block=replace(task.block, x=task.block.x.float()))
+    algorithm = algorithms.fedavg(batch_size=3)
+    assert gaps(play(Batched(kernel="fused"), algorithm, single), play(Loop(), algorithm, single)) == []
+
+
+# ---------------------------------------------------------------------------------------------- what can be fused
+
+
+class Tied(nn.Module):
+    """One layer used twice: its two gradients belong together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.layer(torch.tanh(self.layer(x)))))
+
+
+class Skips(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.two(torch.relu(self.one(x)) + x)
+
+
+class Functions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.two(nn.functional.relu(self.one(torch.flatten(x, 1))))
+
+
+def hooked() -> nn.Module:
+    layer = nn.Linear(4, 3)
+    layer.register_forward_pre_hook(lambda module, given: (2 * given[0],))
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("factory", "possible"),
+    [
+        (lambda: nn.Linear(4, 3), True),
+        (Functions, True),
+        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), True),
+        (Tied, False),
+        (Skips, False),
+        (hooked, False),
+        (lambda: nn.Sequential(nn.Linear(4, 3), nn.Softplus()), False),
+        (lambda: nn.Sequential(nn.Linear(4, 3), nn.Tanh()), False),
+        (lambda: nn.Sequential(nn.Tanh(), nn.Linear(4, 3)), False),
+        (lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Tanh(), nn.Linear(5, 3)), False),
+        (lambda: nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Linear(5, 3)), False),
+    ],
+)
+def test_only_plain_chains_are_fused_and_others_still_agree(factory, possible):
+    task, algorithm = task_of(factory), algorithms.fedavg(lr=0.3, batch_size=2)
+    assert (dense_of(task.objective, shared_of(algorithm, task)) is not None) is possible
+    assert gaps(play(Batched(), algorithm, task), play(Loop(), algorithm, task)) == []
+
+
+def test_frozen_leaves_are_not_fused():
+    task = task_of(Functions)
+    objective = type(task.objective)(Functions, trainable=("two.*",), dtype=torch.float64)  # type: ignore[call-arg]
+    algorithm = algorithms.fedavg()
+    assert dense_of(objective, shared_of(algorithm, replace(task, objective=objective))) is None
+
+
+def test_kernels_say_whether_they_can_be_differentiated():
+    assert (mapped.DIFFERENTIABLE, fused.DIFFERENTIABLE, graphs.DIFFERENTIABLE) == (True, False, False)
+
+
+def test_a_step_that_would_be_captured_may_not_read_what_changes_from_round_to_round():
+    seen = graphs.StepContext(3, 5, Key.of(0), local_lr=0.2, rounds=9)
+    assert (seen.local_lr, seen.population, seen.rounds) == (0.2, 5, 9)
+    for name in ("round", "key", "absent"):
+        with pytest.raises(AttributeError, match=f"a local step reads ctx.{name}: read it in 'begin'"):
+            getattr(seen, name)
