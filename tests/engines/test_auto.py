@@ -67,7 +67,7 @@ def test_one_core_has_no_workers(model):
 def test_small_models_get_one_thread():
     (small,) = expected(FEDAVG, task := small_task(), shared_of(FEDAVG, task), 4, 8)
     assert (small.name, small.threads) == ("batched", 1)
-    large = task_of(lambda: nn.Linear(1000, 100), sizes=(1,), shape=(1000,))
+    large = task_of(lambda: nn.Linear(1000, 300), sizes=(1,), shape=(1000,))
     (wide,) = expected(FEDAVG, large, shared_of(FEDAVG, large), 4, 8)
     assert (wide.name, wide.threads) == ("batched", 8)
 
