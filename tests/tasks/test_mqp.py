@@ -11,7 +11,8 @@ import fedalloy
 from fedalloy.core.errors import DataError, SpecError
 from fedalloy.core.keys import Key
 from fedalloy.tasks.assembly import make_task
-from fedalloy.tasks.datasets.mqp import MedicalQuestionPairs, token
+from fedalloy.tasks.datasets.mqp import MedicalQuestionPairs
+from fedalloy.tasks.datasets.words import token
 from tests.tasks.real_data import use_real_data
 
 KEY = Key.of(0)

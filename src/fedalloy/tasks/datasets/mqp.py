@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -16,9 +14,7 @@ from fedalloy.core.keys import Key
 from fedalloy.core.registry import register
 from fedalloy.tasks.datasets.base import TWO_CLASSES, Dataset, DatasetLoader, Usual
 from fedalloy.tasks.datasets.reading import read_csv
-
-PADDING = 0
-_WORD = re.compile(r"[a-z0-9']+")
+from fedalloy.tasks.datasets.words import tokens
 
 
 @register("dataset", "mqp")
@@ -58,17 +54,16 @@ class MedicalQuestionPairs(DatasetLoader):
     def load(self, key: Key) -> Dataset:
         """The pairs in the order of the file; which questions are held out depends on the key."""
         rows = read_csv("mqp.csv", ("doctor", "first", "second", "label"), self.hint, header=False)
-        tokens = [[self._tokens(row["first"]), self._tokens(row["second"])] for row in rows]
+        pairs = [[self._tokens(row[name]) for name in ("first", "second")] for row in rows]
         doctors = sorted({int(row["doctor"]) for row in rows})
         owner = torch.tensor([doctors.index(int(row["doctor"])) for row in rows])
         y = torch.tensor([int(row["label"]) for row in rows])
         held_out = self._held_out([row["first"] for row in rows], owner, key)
         names = tuple(f"doctor {number}" for number in doctors)
-        return Dataset(torch.tensor(tokens), y, 2, owner, held_out, names=names)
+        return Dataset(torch.tensor(pairs), y, 2, owner, held_out, names=names)
 
     def _tokens(self, text: str) -> list[int]:
-        words = _WORD.findall(text.lower())[: self.length]
-        return [token(word, self.vocabulary) for word in words] + [PADDING] * (self.length - len(words))
+        return tokens(text, self.length, self.vocabulary)
 
     def _held_out(self, questions: Sequence[str], owner: Tensor, key: Key) -> Tensor | None:
         """A flag on both pairs of some first questions of every doctor."""
@@ -81,13 +76,3 @@ class MedicalQuestionPairs(DatasetLoader):
             chosen = key.fold("questions", doctor).permutation(len(mine))[: round(self.test_questions * len(mine))]
             flagged.update(mine[place] for place in chosen.tolist())
         return torch.tensor([one in flagged for one in asked])
-
-
-def token(word: str, vocabulary: int) -> int:
-    """A number in ``1 .. vocabulary - 1`` that depends on the letters alone: the same on every machine.
-
-    >>> token("fever", 4096) == token("fever", 4096) != token("cough", 4096)
-    True
-    """
-    digest = hashlib.blake2b(word.encode(), digest_size=8).digest()
-    return 1 + int.from_bytes(digest, "big") % (vocabulary - 1)

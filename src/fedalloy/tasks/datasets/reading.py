@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import csv
+import gzip
+import zlib
 from collections.abc import Iterable
-from typing import Any
+from pathlib import Path
+from typing import Any, TextIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,14 +27,21 @@ def read_npz(filename: str, names: Iterable[str], hint: str = "") -> dict[str, N
 
 
 def read_csv(filename: str, columns: Iterable[str], hint: str = "", header: bool = True) -> list[dict[str, str]]:
-    """The rows of a ``.csv`` file by column; without a ``header`` the columns are named here, in order."""
+    """The rows of a ``.csv`` (or ``.csv.gz``) file by column; without ``header`` the columns are named in order."""
     path, wanted = locate.find(filename, hint), list(columns)
     try:
-        with path.open(encoding="utf-8", newline="") as stream:
+        with _text(path) as stream:
             rows = list(csv.DictReader(stream, None if header else wanted))
             return [{name: _cell(row, name) for name in wanted} for row in rows]
-    except (OSError, ValueError, KeyError, csv.Error) as cause:
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, csv.Error) as cause:
         raise DataError(f"{path} cannot be read ({cause}); compare it with `fedalloy data check`") from cause
+
+
+def _text(path: Path) -> TextIO:
+    """The characters of a file, unpacked if it is packed."""
+    if path.suffix == ".gz":
+        return cast(TextIO, gzip.open(path, "rt", encoding="utf-8", newline=""))
+    return path.open(encoding="utf-8", newline="")
 
 
 def _cell(row: dict[str, Any], name: str) -> str:
