@@ -27,8 +27,11 @@ def evaluate_clients(
     """Every metric for every client of the block, ``[K]`` in float64 on the CPU; NaN for a client without a score.
 
     One model for all clients. The pool is read ``chunk`` examples at a time; only rows that a client of the
-    block owns are.
+    block owns are. A model whose outputs depend on the batch (BatchNorm without running statistics) meets the clients
+    one by one, so that nobody's score depends on who else is scored.
     """
+    if _by_batch(objective) and len(block.size) > 1:
+        return _one_by_one(objective, [(params, buffers)] * len(block.size), block, metrics, chunk)
     owner = torch.repeat_interleave(block.size.cpu())
     rows = _rows(block, owner)
     return _score(objective, params, buffers, Examples(block.x, block.y), rows, owner, len(block.size), metrics, chunk)
@@ -43,7 +46,7 @@ def evaluate_models(
     On a GPU models run side by side under ``vmap``; on a CPU only where calling them one by one would cost more
     than they compute. What ``vmap`` cannot take runs one by one.
     """
-    if len(models) > 1 and _worth_stacking(models, block):
+    if len(models) > 1 and not _by_batch(objective) and _worth_stacking(models, block):
         try:
             return _side_by_side(objective, models, block, metrics, chunk)
         except Exception:
@@ -92,6 +95,10 @@ def _score(
         name: metric.score(torch.cat(kept[name]).to("cpu", torch.float64), owner, clients)
         for name, metric in chosen.items()
     }
+
+
+def _by_batch(objective: Objective) -> bool:
+    return bool(getattr(objective, "scores_by_batch", False))
 
 
 def _worth_stacking(models: Sequence[Model], block: Block) -> bool:

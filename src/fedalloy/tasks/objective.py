@@ -64,6 +64,12 @@ class ModuleObjective:
         return any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in self._training.modules())
 
     @property
+    def scores_by_batch(self) -> bool:
+        """Whether examples see each other in evaluation too: BatchNorm without running statistics uses the batch's."""
+        norms = (m for m in self._evaluation.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
+        return any(norm.running_mean is None for norm in norms)
+
+    @property
     def structure(self) -> nn.Module:
         """The module itself, for engines that look for a structure they have a fast kernel for. Read only."""
         return self._training
