@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedalloy.core.errors import FedalloyError, SpecError
+from fedalloy.core.spec import from_spec
 from fedalloy.recipe import assign, entry_names, literal, load, parse, quick, resolve, schema
 from fedalloy.recipe.changes import leaves, merge
 from fedalloy.records import toml
 from fedalloy.run.sampling import BySize, Listed, Uniform
 from fedalloy.solvers.prox import Prox
+from fedalloy.tasks.assembly import as_factory
 from fedalloy.tasks.devices import EpochRange
+from fedalloy.tasks.noise import LabelNoise
 from fedalloy.weightings.uniform import Uniform as UniformWeights
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
@@ -189,3 +193,66 @@ def test_the_schema_is_json_and_knows_the_registered_names():
     made = json.loads(json.dumps(schema()))
     assert "fedavg" in made["$defs"]["AlgorithmTable"]["properties"]["name"]["examples"]
     assert made["$defs"]["RunTable"]["additionalProperties"] is False
+
+
+class TestPersonalisationRecipes:
+    """The recipes of S4 chapter II: what cannot be seen without data is that data and model fit each other."""
+
+    SHAPES: ClassVar[dict[str, tuple[tuple[int, ...], int]]] = {
+        "mnist": ((784,), 10),
+        "cifar10": ((3, 28, 28), 10),
+        "femnist": ((1, 28, 28), 62),
+        "tinyshakespeare": ((80,), 100),
+    }
+    COUNTS: ClassVar[dict[str, int]] = {
+        "mnist": 238_800,
+        "cifar10": 722_800,
+        "femnist": 1_718_416,
+        "tinyshakespeare": 821_024,
+    }
+    PATHS = sorted((RECIPES / "s4-ch2").glob("*.toml"))
+
+    @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+    def test_data_and_model_fit(self, path):
+        table = load(path).task
+        loader = from_spec("dataset", table.dataset, "dataset")
+        name = table.dataset["kind"] if isinstance(table.dataset, dict) else table.dataset
+        assert loader.files
+        model = as_factory(table.model, *self.SHAPES[name])()
+        assert sum(leaf.numel() for leaf in model.parameters()) == self.COUNTS[name]
+        assert getattr(loader, "side", 28) == 28
+
+    def test_every_method_of_the_table_with_its_start(self):
+        starts = {50: (0.6, 0.8), 100: (0.4, 0.6), 500: (0.2, 0.4)}
+        methods = set(entry_names(load(self.PATHS[0].with_name("table-2.3-mnist-50.toml"))))
+        assert len(methods) == 12
+        for data in ("mnist", "cifar10"):
+            for clients, expected in starts.items():
+                recipe = load(RECIPES / "s4-ch2" / f"table-2.3-{data}-{clients}.toml")
+                assert recipe.partition.clients == clients
+                assert set(entry_names(recipe)) == methods
+                found = [resolve(recipe, entry=f"superfed_{kind}").algorithm.solver for kind in ("mm", "lm")]
+                assert tuple(solver.start for solver in found) == expected  # type: ignore[attr-defined]
+                assert [(solver.mu, solver.nu) for solver in found] == [(0.01, 1.0), (0.01, 2.0)]  # type: ignore[attr-defined]
+                for entry in methods:
+                    solver = resolve(recipe, entry=entry).algorithm.solver
+                    local: Any = getattr(solver, "solver", solver)
+                    said = (local.lr, local.momentum, local.weight_decay, local.epochs, local.batch_size, local.decay)
+                    assert said == (0.01, 0.9, 1e-4, 10, 10, 0.999), entry
+
+    @pytest.mark.parametrize("changes", [[], ["noise.ratio=0.4"], ["noise.kind=symmetric", "noise.ratio=0.2"]])
+    def test_the_columns_of_the_noise_table(self, changes):
+        for data in ("mnist", "cifar10"):
+            for protocol in ("paper", "public-code"):
+                recipe = load(RECIPES / "s4-ch2" / f"table-2.6-{data}-{protocol}.toml", changes)
+                assert recipe.noise is not None
+                assert LabelNoise(**recipe.noise.model_dump()).first == (protocol == "public-code")
+                assert resolve(recipe, entry="superfed_lm").resolved["noise"]["ratio"] == recipe.noise.ratio
+
+    def test_every_cell_of_the_ablations(self):
+        grid = load(RECIPES / "s4-ch2" / "mu-nu-grid.toml")
+        cells = [resolve(grid, entry=name).algorithm.solver for name in entry_names(grid)]
+        assert len({(cell.mixing, cell.mu, cell.nu) for cell in cells}) == 32  # type: ignore[attr-defined]
+        starts = load(RECIPES / "s4-ch2" / "start-round.toml")
+        begun = [resolve(starts, entry=name).algorithm.solver.start for name in entry_names(starts)]  # type: ignore[attr-defined]
+        assert begun == [0.0, 0.2, 0.4, 0.6, 0.8] * 2
