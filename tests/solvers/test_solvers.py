@@ -16,6 +16,7 @@ from fedalloy.servers.sgd import ServerSgd
 from fedalloy.solvers.prox import Prox
 from fedalloy.solvers.scaffold import Scaffold
 from fedalloy.solvers.sgd import Sgd
+from fedalloy.solvers.training import update_length
 from fedalloy.testing import SmallTask
 from fedalloy.weightings.uniform import Uniform
 
@@ -119,6 +120,23 @@ def test_scaffolds_first_control_is_the_mean_gradient():
         seen.append(gradient(place, batch))
         place = place - 0.2 * seen[-1]
     close(play(Scaffold(**PLAIN)).state["solver"]["control"]["w"], np.mean(seen, 0))
+
+
+def test_scaffold_divides_by_the_length_that_momentum_gives():
+    """Dividing by the steps alone would make the control variate ten times a gradient, and the run diverge."""
+    place, velocity = START, np.zeros(2)
+    for batch in BATCHES:
+        velocity = 0.9 * velocity + gradient(place, batch)
+        place = place - 0.2 * velocity
+    length = float(update_length(torch.tensor([float(len(BATCHES))], dtype=torch.float64), 0.9)[0])
+    found = play(Scaffold(**PLAIN, momentum=0.9)).state["solver"]["control"]["w"]
+    close(found, (START - place) / (length * 0.2))
+
+
+@pytest.mark.parametrize("settings", [{"optimizer": "adam"}, {"momentum": 0.9, "nesterov": True}])
+def test_scaffold_refuses_steps_that_are_no_mean_gradients(settings):
+    with pytest.raises(ValueError, match="mean gradients"):
+        Scaffold(**settings)
 
 
 def test_scaffold_sums_to_a_single_precision_model_in_single_precision():

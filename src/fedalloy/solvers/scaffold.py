@@ -20,10 +20,16 @@ from fedalloy.solvers.training import LocalTraining, descend, descend_start
 class Scaffold(LocalTraining):
     """``y <- y - lr (grad - c_k + c)``, then ``c_k+ = c_k - c + (w - y) / (steps lr)``.
 
-    The server adds ``(1/K) sum_S (c_k+ - c_k)`` to ``c``. The denominator counts steps, not epochs. A client
-    that took no step keeps its control variate.
+    The server adds ``(1/K) sum_S (c_k+ - c_k)`` to ``c``. The denominator counts steps, not epochs; with momentum it is
+    how far unit gradients carry a client (FedNova's ``|a|_1``), because momentum stretches the distance and a
+    control variate must stay a mean gradient. A client that took no step keeps its control variate.
     When to use it: strong label skew with full or frequent participation; clients must keep state.
     """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.optimizer != "sgd" or self.nesterov:
+            raise ValueError("scaffold needs optimizer 'sgd' without nesterov: its control variates are mean gradients")
 
     @property
     def parts(self) -> Mapping[str, Part]:
@@ -51,12 +57,17 @@ class Scaffold(LocalTraining):
     def end(self, carry: Carry, shared: Shared, mine: State, steps: Tensor, ctx: Context) -> tuple[Payload, State]:
         delta = tree.subtract(carry["params"], shared["params"])
         moved = (steps > 0).to(steps.dtype)
-        scale = moved / (steps.clamp(min=1) * ctx.local_lr)
+        scale = moved / (self._length(steps.clamp(min=1)) * ctx.local_lr)
         change = tree.map_leaves(
             lambda d, control: -(scale * d + moved * control).to(d.dtype), delta, shared["control"]
         )
         kept = {"control": tree.add(mine["control"], change)}
         return {"delta": delta, "control": change}, kept
+
+    def _length(self, steps: Tensor) -> Tensor:
+        """``|a|_1`` in closed form, because here the number of steps is a mapped tensor."""
+        rho = self.momentum
+        return (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho) if rho else steps
 
     def absorb(self, shared: Shared, aggregate: Payload, cohort: Cohort, ctx: Context) -> Shared:
         share = len(cohort) / ctx.population
