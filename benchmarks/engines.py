@@ -242,7 +242,11 @@ def main() -> int:
     wanted, share = options.only.split(","), 0.2 if options.quick else 1.0
     told: dict[str, Any] = {"machine": platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__}
     faults: list[str] = []
-    print(f"{os.cpu_count()} cores, torch {torch.__version__}; milliseconds a round, median (quartiles)\n")
+    told["load"] = load_before = os.getloadavg()[0]
+    print(f"{os.cpu_count()} cores, torch {torch.__version__}; milliseconds a round, median (quartiles)")
+    if load_before > 0.5 * (os.cpu_count() or 1):
+        print(f"The machine is busy (load {load_before:.1f}): short rounds suffer most, ratios are too low.")
+    print()
     print(f"{'':4} {'sequential':>26} {'fedalloy':>26} {'ratio':>7} {'minimum':>8} {'aim':>5}  engine", flush=True)
     for load in WORKLOADS:
         if load.name in wanted:

@@ -54,8 +54,9 @@ SIZES = (5, 3, 6, 2, 8)
 # ---------------------------------------------------------------------------------------------- equal to the loop
 
 
-@pytest.mark.parametrize("options", [{}, {"kernel": "mapped"}, {"block": 2}], ids=["best", "mapped", "blocks of two"])
+@pytest.mark.parametrize("options", [{"kernel": "mapped"}, {"block": 2}], ids=["mapped", "blocks of two"])
 def test_the_conformance_suite_passes(options):
+    """As registered, the engine is in the table of ``test_conformance``; here are its other faces."""
     assert check_engine(Batched(**options)) == []
 
 

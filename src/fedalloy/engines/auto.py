@@ -137,12 +137,14 @@ def expected(algorithm: Algorithm, task: Task, shared: Shared, clients: int, cor
         return [Candidate("batched", torch.get_num_threads())]
     threads = cores if size * clients > THREADS_PAY_BYTES else 1
     if algorithm.solver.descent is not None and dense_of(task.objective, shared) is not None:
-        if size * min(clients, 10) <= CACHE_BYTES:
-            return [Candidate("batched", threads)]
-        return [Candidate("batched", threads), Candidate("workers", 1, cores)]
-    if cores == 1 or clients == 1:
-        return [Candidate("loop", threads), Candidate("batched", threads)]
+        # Threads that wait for each other lose on a machine that is busy otherwise: one alone is always a rival.
+        alone = [Candidate("batched", 1)] if threads > 1 else []
+        large = size * min(clients, 10) > CACHE_BYTES and cores > 1
+        return [Candidate("batched", threads), *alone, *([Candidate("workers", 1, cores)] if large else [])]
     small = size * clients <= CACHE_BYTES and not _convolutional(shared)
+    if cores == 1 or clients == 1:
+        # Little to gain, so nothing is measured: comparisons give each run one core, and are the same every time.
+        return [Candidate("batched" if small and clients > 1 else "loop", threads)]
     rivals = [Candidate("batched", threads), Candidate("workers", 1, cores)]
     return rivals if small else rivals[::-1]
 

@@ -185,7 +185,7 @@ class EvaluateTable(Closed):
 class EngineTable(Open):
     """What runs the clients; further keys are arguments of the engine."""
 
-    kind: str = "loop"
+    kind: str = "auto"
     """Name of the engine."""
     device: str = "cpu"
     """A torch device."""
