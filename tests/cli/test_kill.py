@@ -15,7 +15,7 @@ KILLS = 3
 # Many clients make long rows, so that some reach the file between two checkpoints and must be cut on resuming.
 CHANGES = [
     "partition={kind='iid', clients=150}", "evaluate.metrics=['accuracy', 'loss', 'top3']",
-    "run.rounds=100", "run.checkpoint_every=0.25",
+    "run.checkpoint_every=0.1",
 ]  # fmt: skip
 SETTINGS = [word for change in CHANGES for word in ("--set", change)]
 
@@ -45,25 +45,40 @@ def newest(folder: Path) -> int:
     return max(found, default=0)
 
 
+def killed_thrice(cli, line: list[str], cut: Path, chance: random.Random) -> bool:
+    """Kills the run in three places, each after a checkpoint of its own; False if it ended before a kill."""
+    for number in range(KILLS):
+        before = newest(cut) if number else 0
+        child = cli.start(*line, "-o", str(cut), *["--resume"] * (number > 0))
+        wait_for(lambda before=before: newest(cut) > before)
+        time.sleep(chance.uniform(0, 0.1))
+        os.kill(child[0], signal.SIGKILL)
+        if cli.wait(child).code != -signal.SIGKILL:
+            return False
+    return True
+
+
+def long_enough(cli, line: list[str], tmp_path: Path, chance: random.Random) -> tuple[list[str], Path]:
+    """How many rounds outlast three kills depends on the machine: as many as needed, and the folder of the cut run."""
+    for rounds in (100, 400, 1600, 6400):
+        longer, cut = [*line, "--set", f"run.rounds={rounds}"], tmp_path / f"cut-{rounds}"
+        if killed_thrice(cli, longer, cut, chance):
+            return longer, cut
+    raise AssertionError("6400 rounds ended before three kills")
+
+
 @pytest.mark.parametrize(("algorithm", "memory"), [("fedavg", 64), ("scaffold", 64), ("ditto", 0)])
 def test_sigkill_anywhere_and_resume(cli, recipe, tmp_path, algorithm, memory):
     """With memory = 0 the clients' states are files of their own beside the checkpoint."""
-    line = ["run", recipe, "--json", *SETTINGS, "--set", f"algorithm.name={algorithm}"]
+    line = ["run", str(recipe), "--json", *SETTINGS, "--set", f"algorithm.name={algorithm}"]
     line += ["--set", f"run.client_memory_mb={memory}"]
     line += ["--set", "algorithm.personal_epochs=1"] if algorithm == "ditto" else []
-    whole = cli.run(*line, "-o", tmp_path / "whole")
-    assert whole.code == 0, whole.err
-    chance, cut = random.Random(algorithm), tmp_path / "cut"
-    for number in range(KILLS):
-        before = newest(cut) if number else 0
-        child = cli.start(*map(str, line), "-o", str(cut), *["--resume"] * (number > 0))
-        wait_for(lambda before=before: newest(cut) > before)
-        time.sleep(chance.uniform(0, 0.25))
-        os.kill(child[0], signal.SIGKILL)
-        assert cli.wait(child).code == -signal.SIGKILL, "the run ended before it could be killed"
+    line, cut = long_enough(cli, line, tmp_path, random.Random(algorithm))
     # A folder stands for its own recipe, so nothing needs to be said again.
     resumed = cli.run("run", cut, "--resume", "--json")
     assert resumed.code == 0, resumed.err
+    whole = cli.run(*line, "-o", tmp_path / "whole")
+    assert whole.code == 0, whole.err
     assert contents(cut) == contents(tmp_path / "whole")
     assert bool(current_states(cut)) == (memory == 0)
 
