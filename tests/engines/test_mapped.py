@@ -99,8 +99,8 @@ def test_a_memory_budget_makes_blocks():
     algorithm = algorithms.scaffold(batch_size=2)
     shared = shared_of(algorithm, task)
     states = {client: algorithm.init_client(shared, Key.of(2)) for client in range(4)}
-    assert engine._most(shared, states) == 1
-    assert Batched(memory_mb=1.0)._most(shared, states) > 100
+    assert engine._most(algorithm, task.objective, shared, states) == 1
+    assert Batched(memory_mb=1.0)._most(algorithm, task.objective, shared, states) > 100
     assert gaps(play(engine, algorithm, task), play(Loop(), algorithm, task)) == []
 
 

@@ -24,6 +24,7 @@ from fedalloy.core.types import (
     Context,
     Descent,
     Info,
+    Mixture,
     Part,
     Payload,
     Plan,
@@ -112,6 +113,11 @@ class LocalSolver(ABC):
     @property
     def descent(self) -> Descent | None:
         """What this solver's program is made of, if it is plain descent (then engines may fuse it)."""
+        return None
+
+    @property
+    def mixture(self) -> Mixture | None:
+        """The same for descent on a federated and a local model at once."""
         return None
 
     @abstractmethod

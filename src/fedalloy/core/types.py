@@ -21,8 +21,8 @@ Stats = dict[str, Tensor]
 Info = dict[str, Tensor]
 
 __all__ = [
-    "Block", "Cohort", "Context", "Contribution", "Descent", "Examples", "Info", "Part", "Payload", "Plan",
-    "State", "Stats", "Tree", "Weights", "Work",
+    "Block", "Cohort", "Context", "Contribution", "Descent", "Examples", "Info", "Mixture", "Part", "Payload",
+    "Plan", "State", "Stats", "Tree", "Weights", "Work",
 ]  # fmt: skip
 
 
@@ -101,6 +101,21 @@ class Descent:
     nesterov: bool = False
     weight_decay: float = 0.0
     pull: float = 0.0
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """A local program that is nothing but gradient descent on a federated model f and a local model l at once, by the
+    loss at ``(1 - share) f + share l`` plus ``pull/2 |f - received|^2 + angle cos^2(f, l)``, with momentum and weight
+    decay in both. A solver that says it is one lets engines use kernels of their own: its carry begins with f as
+    ``params`` and l as ``local`` (without l the share is 0 and nothing but f is trained), it draws the shares as
+    ``mix``, one for the model or one per layer, and its ``end`` reads only these two trees of the carry.
+    """
+
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    pull: float = 0.0
+    angle: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from fedalloy.core.errors import SpecError, nearest
 from fedalloy.core.protocols import Engine, Outcome, Shared, Task
 from fedalloy.core.registry import register
 from fedalloy.core.types import Context, State, Work
+from fedalloy.engines import fused_mixture
 from fedalloy.engines.batched import Batched, dense_of
 from fedalloy.engines.loop import Loop
 from fedalloy.engines.workers import Workers
@@ -141,6 +142,9 @@ def expected(algorithm: Algorithm, task: Task, shared: Shared, clients: int, cor
         alone = [Candidate("batched", 1)] if threads > 1 else []
         large = size * min(clients, 10) > CACHE_BYTES and cores > 1
         return [Candidate("batched", threads), *alone, *([Candidate("workers", 1, cores)] if large else [])]
+    mixes = algorithm.solver.mixture is not None and dense_of(task.objective, shared) is not None
+    if mixes and cores > 1 and fused_mixture.clients_in_cache(shared["params"]) < clients:
+        return [Candidate("workers", 1, cores), Candidate("batched", 1)]
     small = size * clients <= CACHE_BYTES and not _convolutional(shared)
     if cores == 1 or clients == 1:
         # Little to gain, so nothing is measured: comparisons give each run one core, and are the same every time.

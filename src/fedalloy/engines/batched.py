@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -17,7 +18,7 @@ from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.protocols import Objective, Outcome, Shared, Task
 from fedalloy.core.registry import register
 from fedalloy.core.types import Block, Cohort, Context, Examples, Payload, State, Stats, Tree, Work
-from fedalloy.engines import fused, mapped
+from fedalloy.engines import fused, fused_mixture, mapped
 from fedalloy.engines.blocks import Prepared, blocks, prepare
 from fedalloy.engines.chain import chain_of
 from fedalloy.engines.graphs import Graphs, Precision
@@ -61,8 +62,9 @@ class Batched:
         if self._unbatchable:
             return Loop()(algorithm, task, shared, states, work, ctx)
         with phase("data"):
-            data, most = task.data("train", work.ids), self.block or self._most(shared, states)
+            data = task.data("train", work.ids)
         try:
+            most = self.block or self._most(algorithm, task.objective, shared, states)
             with torch.no_grad():
                 done = [
                     self._run(algorithm, task, shared, states, some, rows, ctx)
@@ -75,8 +77,10 @@ class Batched:
             return outcome
         return _join(done, algorithm)
 
-    def _most(self, shared: Shared, states: Mapping[int, State]) -> int:
+    def _most(self, algorithm: Algorithm, objective: Objective, shared: Shared, states: Mapping[int, State]) -> int:
         """How many clients fit: a model, what the client keeps, their gradients and what the step keeps of them."""
+        if algorithm.solver.mixture is not None and self._fused(algorithm, objective, shared) is not None:
+            return fused_mixture.clients_in_cache(shared["params"])
         kept = tree_leaves(next(iter(states.values()), {}))
         own = sum(leaf.numel() * leaf.element_size() for leaf in kept if isinstance(leaf, Tensor))
         one = 4 * (sum(tree.nbytes(leaves) for leaves in shared.values()) + own)
@@ -105,12 +109,13 @@ class Batched:
             block = prepare(algorithm, work, data, shared, ctx)
         layers = self._fused(algorithm, task.objective, shared)
         with phase("compute"):
-            if layers is not None:
+            if layers is not None and algorithm.solver.descent is not None:
                 return _fused_block(layers, algorithm, task.objective, shared, states, block, ctx)
-            train = self._trainer(algorithm, task.objective, shared)
+            mixed = None if layers is None else partial(fused_mixture.train, layers)
+            train = mixed or self._trainer(task.objective, shared)
             return _mapped_block(train, algorithm, task.objective, shared, states, block, ctx)
 
-    def _trainer(self, algorithm: Algorithm, objective: Objective, shared: Shared) -> Trainer:
+    def _trainer(self, objective: Objective, shared: Shared) -> Trainer:
         """Graphs on a GPU, plain vmap elsewhere and where batches must not be padded."""
         if not _on_gpu(shared) or getattr(objective, "needs_full_batches", False):
             return mapped.train
@@ -119,12 +124,17 @@ class Batched:
 
     def _fused(self, algorithm: Algorithm, objective: Objective, shared: Shared) -> tuple[fused.Dense, ...] | None:
         """The dense layers of the model when the whole local program can be fused."""
-        plain = algorithm.solver.descent is not None and not shared["buffers"]
+        plain = is_fusible(algorithm) and not shared["buffers"]
         possible = plain and self.kernel != "mapped" and (self.kernel == "fused" or not _on_gpu(shared))
         layers = dense_of(objective, shared) if possible else None
         if self.kernel == "fused" and layers is None:
             raise ValueError("kernel 'fused' needs a chain of linear layers with plain local SGD and no buffers")
         return layers
+
+
+def is_fusible(algorithm: Algorithm) -> bool:
+    """Whether there is a fused kernel for what the clients do."""
+    return algorithm.solver.descent is not None or algorithm.solver.mixture is not None
 
 
 def dense_of(objective: Objective, shared: Shared) -> tuple[fused.Dense, ...] | None:

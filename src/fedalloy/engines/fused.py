@@ -67,25 +67,41 @@ def train(
 ) -> tuple[Tree, Tensor]:
     """Every step of a block: the clients' deltas and the sums of their training losses (as ``tally`` counts them)."""
     memory = _allocate(params, len(block), momentum=descent.momentum > 0)
-    seen = block.mask.sum(2)
-    summed = torch.zeros(seen.shape, dtype=torch.float64, device=seen.device)
-    deltas, now = memory.model, memory
+    deltas, now, passes = memory.model, memory, Passes(layers, loss, block)
     for step, (x, y) in enumerate(block.batches()):
-        running = block.running[step]
-        if running < len(summed[step]):
-            now = memory.first(running)
-        values = _forward(layers, now.model, x.flatten(2))
-        slope, losses = _slope(loss, values.pop(), y.unsqueeze(1))
-        scale = 1.0 / x.shape[1]
-        if not block.full[step]:
-            mask, scale = block.mask[step, :running], 1.0
-            losses.masked_fill_(~mask, 0.0)
-            slope *= (mask.to(slope.dtype) / seen[step, :running].unsqueeze(1)).unsqueeze(1)
-        torch.sum(losses, 1, dtype=torch.float64, out=summed[step, :running])
+        if block.running[step] < len(block):
+            now = memory.first(block.running[step])
+        values, slope, scale = passes.forward(now.model, step, x, y)
         _backward(layers, now, descent, values, slope, scale, ctx.local_lr)
     for name, leaf in deltas.items():
         leaf.sub_(params[name])
-    return deltas, torch.stack([summed.sum(0), (summed / seen.clamp(min=1)).sum(0)], dim=1)
+    return deltas, passes.totals()
+
+
+class Passes:
+    """The forward passes of a block, noting the losses on the way."""
+
+    def __init__(self, layers: tuple[Dense, ...], loss: str, block: Prepared) -> None:
+        self.layers, self.loss, self.block = layers, loss, block
+        self.seen = block.mask.sum(2)
+        self.summed = torch.zeros(self.seen.shape, dtype=torch.float64, device=self.seen.device)
+
+    def forward(self, model: Tree, step: int, x: Tensor, y: Tensor) -> tuple[list[Tensor], Tensor, float]:
+        """The inputs of all layers, the slope of the running clients' losses by the output, and what is still to be
+        multiplied to it to make it that of a mean."""
+        running, scale = self.block.running[step], 1.0 / x.shape[1]
+        values = _forward(self.layers, model, x.flatten(2))
+        slope, losses = _slope(self.loss, values.pop(), y.unsqueeze(1))
+        if not self.block.full[step]:
+            mask, scale = self.block.mask[step, :running], 1.0
+            losses.masked_fill_(~mask, 0.0)
+            slope *= (mask.to(slope.dtype) / self.seen[step, :running].unsqueeze(1)).unsqueeze(1)
+        torch.sum(losses, 1, dtype=torch.float64, out=self.summed[step, :running])
+        return values, slope, scale
+
+    def totals(self) -> Tensor:
+        """The sums of the losses over examples and over batches, ``[C, 2]``."""
+        return torch.stack([self.summed.sum(0), (self.summed / self.seen.clamp(min=1)).sum(0)], dim=1)
 
 
 def _activation(chain: Chain, position: int) -> str | None:
@@ -152,10 +168,10 @@ def _backward(
         if layer.bias is not None:
             _move_bias(memory, layer.bias, descent, slope, scale, lr)
         if depth:
-            slope = _through(onward, before, layers[depth - 1].activation).transpose(1, 2)
+            slope = through(onward, before, layers[depth - 1].activation).transpose(1, 2)
 
 
-def _through(slope: Tensor, value: Tensor, activation: str | None) -> Tensor:
+def through(slope: Tensor, value: Tensor, activation: str | None) -> Tensor:
     """The slope before an activation whose output was ``value``."""
     if activation == "relu":
         result: Tensor = torch.ops.aten.threshold_backward(slope, value, 0)

@@ -1,4 +1,5 @@
-"""The loop's body in single-threaded processes: the fastest way to train convolutions on a CPU.
+"""The loop's body in single-threaded processes: the fastest way to train convolutions on a CPU. Where a federated
+and a local model can be trained by the fused kernel, which takes few clients at a time anyhow, processes use that.
 
 Processes are forked, so they see the data and the model without a copy; models, payloads and client states travel
 through shared memory. A process that dies is replaced and its client is run once more, which gives the
@@ -23,13 +24,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from fedalloy.core import tree
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.client import client_keys
 from fedalloy.core.errors import ClientError, FedalloyError
 from fedalloy.core.protocols import Outcome, Shared, Task
 from fedalloy.core.registry import register
 from fedalloy.core.screening import misfit
-from fedalloy.core.types import Cohort, Context, Payload, State, Work
+from fedalloy.core.types import Cohort, Context, Contribution, Payload, State, Work
+from fedalloy.engines.batched import Batched, dense_of
 from fedalloy.engines.exchange import Layout, shared_rows
 from fedalloy.engines.loop import Loop, run_one
 from fedalloy.engines.profile import phase
@@ -104,6 +107,8 @@ class Crew:
         self, algorithm: Algorithm, task: Task, shared: Shared, state: State, slots: int, processes: int
     ) -> None:
         self.algorithm, self.task, self.slots = algorithm, task, slots
+        mixes = algorithm.solver.mixture is not None and not shared["buffers"]
+        self.fused = Batched(block=1) if mixes and dense_of(task.objective, shared) is not None else None
         payload = {part: declared.template(shared) for part, declared in algorithm.parts(shared).items()}
         self.layouts = {"shared": Layout.of(shared), "payload": Layout.of(payload), "state": Layout.of(state)}
         self.shared = shared_rows(1, self.layouts["shared"])
@@ -224,15 +229,24 @@ class Crew:
     def run(self, slot: int, work: Work, ctx: Context) -> dict[str, float] | str:
         """In the worker: one client's program, its results put into its rows."""
         shared, state = self._shared(), self._state(slot, copy=True)
-        block, key = self.task.data("train", work.ids), client_keys(ctx.key, work.ids)
-        with torch.no_grad():
-            found = run_one(self.algorithm, self.task, shared, state, block, work, 0, key, ctx)
+        found = self._contribution(shared, state, work, ctx)
         reason = misfit(found.payload, self.algorithm.parts(shared), shared)
         if reason:
             return reason
         self.layouts["payload"].write(self.payload[slot], found.payload)
         self.layouts["state"].write(self.states[slot], found.state)
         return found.stats
+
+    def _contribution(self, shared: Shared, state: State, work: Work, ctx: Context) -> Contribution:
+        if self.fused is None:
+            block, key = self.task.data("train", work.ids), client_keys(ctx.key, work.ids)
+            with torch.no_grad():
+                return run_one(self.algorithm, self.task, shared, state, block, work, 0, key, ctx)
+        client = int(work.ids[0])
+        outcome = self.fused(self.algorithm, self.task, shared, {client: state}, work, ctx)
+        payload = {part: tree.rows(leaves, 0) for part, leaves in outcome.cohort.payload.items()}
+        stats = {name: float(values[0]) for name, values in outcome.cohort.stats.items()}
+        return Contribution(payload, stats, outcome.states[client])
 
 
 def _serve(crew: Crew, pipe: Connection, parents_end: Connection) -> None:

@@ -12,7 +12,7 @@ from fedalloy.core import tree
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Carry, GradAt, Shared
 from fedalloy.core.registry import register
-from fedalloy.core.types import Context, Payload, Plan, State, Tree
+from fedalloy.core.types import Context, Mixture, Payload, Plan, State, Tree
 from fedalloy.solvers.mixing import mixture
 from fedalloy.solvers.phases import chosen
 from fedalloy.solvers.training import LocalTraining, descend, descend_start
@@ -63,6 +63,12 @@ class SuPerFed(LocalTraining):
     @property
     def linear(self) -> bool:
         return False
+
+    @property
+    def mixture(self) -> Mixture | None:
+        if self.optimizer != "sgd" or self.nesterov:
+            return None
+        return Mixture(self.momentum, self.weight_decay, pull=self.mu, angle=self.nu)
 
     def started(self, ctx: Context) -> bool:
         """Whether local models are trained in this round."""

@@ -1,0 +1,195 @@
+"""Descent on a federated and a local model at once, on a chain of linear layers: in place. Not differentiable.
+
+All leaves of a client's model lie in one row of a ``[C, d]`` buffer that this kernel owns. A step is one forward and
+backward pass at the mixture and then a handful of sums of multiples, each one pass over rows that stay in the
+processor's cache: nothing is allocated, and a block should hold no more clients than fit there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from fedalloy.core import tree
+from fedalloy.core.algorithm import Algorithm
+from fedalloy.core.protocols import Objective, Shared
+from fedalloy.core.types import Context, Mixture, State, Tree
+from fedalloy.engines import mapped
+from fedalloy.engines.blocks import Prepared
+from fedalloy.engines.fused import Dense, Passes, through
+from fedalloy.engines.mapped import Trained
+
+DIFFERENTIABLE = False
+CACHE_BYTES = 8 << 20
+"""What the rows of a block may take."""
+_ROWS = 7
+Span = tuple[slice, int]
+"""Columns that share a mixing coefficient, and which one."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """One row per client: both models, their velocities, the mixture and the slope of the loss there. ``local`` and
+    ``mixed`` are the federated model while there is no local one. ``received`` is the same for everybody."""
+
+    received: Tensor
+    federated: Tensor
+    local: Tensor
+    velocity: Tensor
+    local_velocity: Tensor
+    mixed: Tensor
+    slope: Tensor
+    mixed_leaves: Tree
+    slope_leaves: Tree
+
+    @property
+    def mixes(self) -> bool:
+        """Whether there is a local model."""
+        return self.local is not self.federated
+
+    def first(self, clients: int) -> Memory:
+        """The rows of the first clients, as views."""
+        federated, local, mixed = (rows[:clients] for rows in (self.federated, self.local, self.mixed))
+        if not self.mixes:
+            local = mixed = federated
+        velocities = self.velocity[:clients], self.local_velocity[:clients]
+        leaves = ({n: leaf[:clients] for n, leaf in kept.items()} for kept in (self.mixed_leaves, self.slope_leaves))
+        return Memory(self.received, federated, local, *velocities, mixed, self.slope[:clients], *leaves)
+
+
+def clients_in_cache(params: Tree) -> int:
+    """How many clients a block should hold."""
+    return max(1, CACHE_BYTES // (_ROWS * max(1, tree.nbytes(params))))
+
+
+def train(
+    layers: tuple[Dense, ...],
+    algorithm: Algorithm,
+    objective: Objective,
+    shared: Shared,
+    mine: State,
+    block: Prepared,
+    ctx: Context,
+) -> Trained:
+    """Every step of a block."""
+    mixture, params = algorithm.solver.mixture, shared["params"]
+    assert mixture is not None
+    carry = mapped.begin(algorithm, shared, mine, len(block), ctx)
+    memory = _allocate(params, carry.get("local"), len(block))
+    passes, now = Passes(layers, getattr(objective, "loss_name", ""), block), memory
+    shares, spans = _shares(block.draws["mix"], params)
+    for step, (x, y) in enumerate(block.batches()):
+        running = block.running[step]
+        if running < len(block):
+            now = memory.first(running)
+        share = shares[:running, step]
+        _mix(now, share, spans)
+        values, slope, scale = passes.forward(now.mixed_leaves, step, x, y)
+        _backward(layers, now, values, slope)
+        _move(now, mixture, share, spans, scale, ctx.local_lr)
+    # Copies: rows of one buffer would keep all of it alive in the clients' states.
+    kept = {"params": memory.federated, **({"local": memory.local} if memory.mixes else {})}
+    models = {name: {n: leaf.clone() for n, leaf in _leaves(flat, params).items()} for name, flat in kept.items()}
+    return Trained({**carry, **models}, {}, passes.totals())
+
+
+def _allocate(params: Tree, local: Tree | None, clients: int) -> Memory:
+    received = torch.cat([leaf.reshape(-1) for leaf in params.values()])
+    federated = received.repeat(clients, 1)
+    velocity, slope = torch.zeros_like(federated), torch.empty_like(federated)
+    if local is None:
+        own = mixed = federated
+    else:
+        own, mixed = torch.cat([local[name].flatten(1) for name in params], dim=1), torch.empty_like(federated)
+    other = velocity if local is None else torch.zeros_like(federated)
+    leaves = _leaves(mixed, params), _leaves(slope, params)
+    return Memory(received, federated, own, velocity, other, mixed, slope, *leaves)
+
+
+def _slices(params: Tree) -> list[slice]:
+    ends = list(accumulate(leaf.numel() for leaf in params.values()))
+    return [slice(begin, end) for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
+
+
+def _leaves(flat: Tensor, params: Tree) -> Tree:
+    """The rows as leaves ``[C, *shape]``, without a copy."""
+    named = zip(params.items(), _slices(params), strict=True)
+    return {name: flat[:, span].unflatten(1, leaf.shape) for (name, leaf), span in named}
+
+
+def _shares(mix: Tensor, params: Tree) -> tuple[Tensor, list[Span]]:
+    """The coefficients ``[C, S, n]`` in the model's precision, and which columns each of them mixes."""
+    dtype, slices = next(iter(params.values())).dtype, _slices(params)
+    if mix.dim() == 2:
+        return mix.to(dtype).unsqueeze(2), [(slice(0, slices[-1].stop), 0)]
+    places = {name: place for place, names in enumerate(tree.layers(params).values()) for name in names}
+    return mix.to(dtype), [(span, places[name]) for name, span in zip(params, slices, strict=True)]
+
+
+def _mix(memory: Memory, share: Tensor, spans: list[Span]) -> None:
+    if memory.mixes:
+        for span, place in spans:
+            weight = share[:, place : place + 1]
+            torch.lerp(memory.federated[:, span], memory.local[:, span], weight, out=memory.mixed[:, span])
+
+
+def _backward(layers: tuple[Dense, ...], memory: Memory, inputs: list[Tensor], slope: Tensor) -> None:
+    """From the last layer to the first: the slopes of the summed loss by the leaves of the mixture."""
+    for depth in reversed(range(len(layers))):
+        layer, before = layers[depth], inputs[depth]
+        torch.bmm(slope, before, out=memory.slope_leaves[layer.weight])
+        if layer.bias is not None:
+            torch.sum(slope, 2, out=memory.slope_leaves[layer.bias])
+        if depth:
+            onward = torch.bmm(slope.transpose(1, 2), memory.mixed_leaves[layer.weight])
+            slope = through(onward, before, layers[depth - 1].activation).transpose(1, 2)
+
+
+def _move(memory: Memory, mixture: Mixture, share: Tensor, spans: list[Span], scale: float, lr: float) -> None:
+    """Both models at once: each one's slope is made of the slope at the mixture and of multiples of the models."""
+    f, own, both = memory.federated, memory.local, memory.mixes and mixture.angle > 0
+    cross, along_f, along_own = _angle(f, own, mixture.angle) if both else (None, 0.0, 0.0)
+    _gather(memory.velocity, mixture, f, mixture.weight_decay + mixture.pull - along_f, own, cross)
+    if mixture.pull:
+        memory.velocity.sub_(memory.received, alpha=mixture.pull)
+    if not memory.mixes:
+        f.sub_(memory.velocity.add_(memory.slope, alpha=scale), alpha=lr)
+        return
+    _gather(memory.local_velocity, mixture, own, mixture.weight_decay - along_own, f, cross)
+    for span, place in spans:
+        weight = share[:, place : place + 1]
+        memory.velocity[:, span].addcmul_(memory.slope[:, span], (1 - weight) * scale)
+        memory.local_velocity[:, span].addcmul_(memory.slope[:, span], weight * scale)
+    f.sub_(memory.velocity, alpha=lr)
+    own.sub_(memory.local_velocity, alpha=lr)
+
+
+def _gather(
+    velocity: Tensor, mixture: Mixture, one: Tensor, along: float | Tensor, other: Tensor, cross: Tensor | None
+) -> None:
+    """``velocity <- momentum velocity + along one + cross other``."""
+    if mixture.momentum:
+        velocity.mul_(mixture.momentum)
+        velocity.addcmul_(one, torch.as_tensor(along, dtype=one.dtype))
+    else:
+        torch.mul(one, along, out=velocity)
+    if cross is not None:
+        velocity.addcmul_(other, cross)
+
+
+def _angle(f: Tensor, own: Tensor, nu: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The slopes of ``nu cos^2(f, l)`` are ``cross l - along_f f`` and ``cross f - along_l l``; all ``[C, 1]``."""
+    tiny = torch.finfo(f.dtype).tiny
+    ff, ll = (_inner(model, model).clamp_(min=tiny) for model in (f, own))
+    lengths = ff.sqrt() * ll.sqrt()
+    cosine = _inner(f, own) / lengths
+    along = 2 * nu * cosine.square()
+    return 2 * nu * cosine / lengths, along / ff, along / ll
+
+
+def _inner(one: Tensor, other: Tensor) -> Tensor:
+    """The inner products of the rows, ``[C, 1]``; as matrix products, which is faster than any reduction."""
+    return torch.bmm(one.unsqueeze(1), other.unsqueeze(2)).squeeze(2)
