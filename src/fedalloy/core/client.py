@@ -30,6 +30,10 @@ class Assignment:
     active: bool = True
 
 
+Training = Callable[..., tuple[Carry, Tree, dict[str, float]]]
+"""Takes what ``train`` takes and returns the same, within a stated tolerance."""
+
+
 class BatchGradient:
     """``grad_at`` for one step: gradients of the batch loss, remembering the loss and the buffers.
 
@@ -71,10 +75,11 @@ def run_client(
     assignment: Assignment,
     key: Key,
     ctx: Context,
+    training: Training | None = None,
 ) -> Contribution:
     """Plan, draw, begin, step, end, encode. An error names the stage it happened in.
 
-    ``key`` is the client's own key of this round, as a batch of one.
+    ``key`` is the client's own key of this round, as a batch of one; ``training`` a kernel in place of ``train``.
     """
     solver, examples = algorithm.solver, assignment.examples
     stats: dict[str, float] = {"num_examples": float(len(examples))}
@@ -92,7 +97,8 @@ def run_client(
             stats["loss_before"] = mean_loss(objective, model, buffers, examples)
     with stage("begin"):
         carry = solver.begin(shared, state["solver"], ctx)
-    carry, buffers, losses = train(algorithm, objective, carry, buffers, assignment, plan, draws, key, ctx)
+    run = training or train
+    carry, buffers, losses = run(algorithm, objective, carry, buffers, assignment, plan, draws, key, ctx)
     stats |= {name: losses[name] for name in ("train_loss", *algorithm.weighting.requires & losses.keys())}
     if "accuracy_after" in algorithm.weighting.requires:
         with stage("accuracy_after"):
@@ -150,7 +156,7 @@ def train(
     ctx: Context,
 ) -> tuple[Carry, Tree, dict[str, float]]:
     """Every planned step in turn; also the mean training loss over the examples seen, and the sum over batches."""
-    dropout, seen, total, running = dropout_draws(plan, key), 0, 0.0, 0.0
+    dropout, losses = dropout_draws(plan, key), []
     steps = int(plan.steps[0]) if assignment.active else 0
     for step in range(steps):
         with stage(f"step {step + 1} of {steps}"):
@@ -159,10 +165,16 @@ def train(
             grad_at = BatchGradient(objective, *batch, None, buffers, dropout[0, step])
             inputs: dict[str, Any] = {name: leaf[0, step] for name, leaf in draws.items()}
             carry = algorithm.solver.step(carry, grad_at, inputs, plan.phase[0, step], ctx)
-            buffers, seen = grad_at.buffers, seen + len(chosen)
-            loss = float(grad_at.loss) if grad_at.loss is not None else 0.0
-            total, running = total + loss * len(chosen), running + loss
-    return carry, buffers, {"train_loss": total / seen if seen else float("nan"), "running_loss": running}
+            buffers = grad_at.buffers
+            losses.append((len(chosen), float(grad_at.loss) if grad_at.loss is not None else 0.0))
+    return carry, buffers, mean_losses(losses)
+
+
+def mean_losses(losses: list[tuple[int, float]]) -> dict[str, float]:
+    """Of the losses of batches, with their numbers of examples: the mean over examples and the sum over batches."""
+    seen, total = sum(count for count, _ in losses), sum(count * loss for count, loss in losses)
+    running = sum(loss for _, loss in losses)
+    return {"train_loss": total / seen if seen else float("nan"), "running_loss": running}
 
 
 def _accuracy(objective: Objective, params: Tree, buffers: Tree, examples: Examples) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from fedalloy.core.algorithm import Algorithm
-from fedalloy.core.client import Assignment, client_keys, run_client
+from fedalloy.core.client import Assignment, Training, client_keys, run_client
 from fedalloy.core.errors import ClientError
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Outcome, Shared, Task
@@ -53,10 +53,11 @@ def run_one(
     row: int,
     key: Key,
     ctx: Context,
+    training: Training | None = None,
 ) -> Contribution:
     """One client of a cohort; an error says who, when and where."""
     assignment = Assignment(block.client(row), int(work.epochs[row]), bool(work.active[row]))
     try:
-        return run_client(algorithm, task.objective, shared, state, assignment, key, ctx)
+        return run_client(algorithm, task.objective, shared, state, assignment, key, ctx, training)
     except ClientError as error:
         raise ClientError(error.stage, error.cause, client=int(work.ids[row]), round=ctx.round) from error.cause

@@ -1,5 +1,5 @@
-"""The loop's body in single-threaded processes: the fastest way to train convolutions on a CPU. Where a federated
-and a local model can be trained by the fused kernel, which takes few clients at a time anyhow, processes use that.
+"""The loop's body in single-threaded processes: the fastest way to train convolutions on a CPU. Plain descent moves
+its model in place; a federated and a local model trained at once use the fused kernel, which takes few clients anyhow.
 
 Processes are forked, so they see the data and the model without a copy; models, payloads and client states travel
 through shared memory. A process that dies is replaced and its client is run once more, which gives the
@@ -32,6 +32,7 @@ from fedalloy.core.protocols import Outcome, Shared, Task
 from fedalloy.core.registry import register
 from fedalloy.core.screening import misfit
 from fedalloy.core.types import Cohort, Context, Contribution, Payload, State, Work
+from fedalloy.engines import inplace
 from fedalloy.engines.batched import Batched, dense_of
 from fedalloy.engines.exchange import Layout, shared_rows
 from fedalloy.engines.loop import Loop, run_one
@@ -109,6 +110,7 @@ class Crew:
         self.algorithm, self.task, self.slots = algorithm, task, slots
         mixes = algorithm.solver.mixture is not None and not shared["buffers"]
         self.fused = Batched(block=1) if mixes and dense_of(task.objective, shared) is not None else None
+        self.training = inplace.train if algorithm.solver.descent is not None else None
         payload = {part: declared.template(shared) for part, declared in algorithm.parts(shared).items()}
         self.layouts = {"shared": Layout.of(shared), "payload": Layout.of(payload), "state": Layout.of(state)}
         self.shared = shared_rows(1, self.layouts["shared"])
@@ -241,7 +243,7 @@ class Crew:
         if self.fused is None:
             block, key = self.task.data("train", work.ids), client_keys(ctx.key, work.ids)
             with torch.no_grad():
-                return run_one(self.algorithm, self.task, shared, state, block, work, 0, key, ctx)
+                return run_one(self.algorithm, self.task, shared, state, block, work, 0, key, ctx, self.training)
         client = int(work.ids[0])
         outcome = self.fused(self.algorithm, self.task, shared, {client: state}, work, ctx)
         payload = {part: tree.rows(leaves, 0) for part, leaves in outcome.cohort.payload.items()}

@@ -32,7 +32,7 @@ class Prox(LocalTraining):
 
     @property
     def descent(self) -> Descent | None:
-        return plain_descent(self, pull=self.mu)
+        return plain_descent(self, pull=self.mu) if type(self) is Prox else None  # see Sgd
 
     def begin(self, shared: Shared, mine: State, ctx: Context) -> Carry:
         return {"params": shared["params"], "anchor": shared["params"], "memory": descend_start(self, shared["params"])}

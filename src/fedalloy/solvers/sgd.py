@@ -23,7 +23,8 @@ class Sgd(LocalTraining):
 
     @property
     def descent(self) -> Descent | None:
-        return plain_descent(self)
+        # A subclass changes something, or it would not be one: it must say again that it is plain descent.
+        return plain_descent(self) if type(self) is Sgd else None
 
     def begin(self, shared: Shared, mine: State, ctx: Context) -> Carry:
         return {"params": shared["params"], "memory": descend_start(self, shared["params"])}

@@ -66,7 +66,7 @@ class SuPerFed(LocalTraining):
 
     @property
     def mixture(self) -> Mixture | None:
-        if self.optimizer != "sgd" or self.nesterov:
+        if self.optimizer != "sgd" or self.nesterov or type(self) is not SuPerFed:
             return None
         return Mixture(self.momentum, self.weight_decay, pull=self.mu, angle=self.nu)
 

@@ -1,0 +1,93 @@
+"""Plain descent on any model of one client: plain autograd, updates in place. Not differentiable.
+
+Rules are pure, so the loop makes a new model in every step. This kernel owns one and overwrites it, and lays images
+out with their channels last where a model takes maxima of them: there torch's pooling on a CPU is several times
+faster. Used by processes, for models that no fused kernel knows.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fedalloy.core.algorithm import Algorithm
+from fedalloy.core.client import Assignment, dropout_draws, mean_losses, stage
+from fedalloy.core.keys import Key
+from fedalloy.core.protocols import Carry, Objective
+from fedalloy.core.types import Context, Descent, Plan, Tree
+
+DIFFERENTIABLE = False
+
+
+class Model:
+    """One client's parameters, moved in place by their gradients."""
+
+    def __init__(self, received: Tree, descent: Descent) -> None:
+        self.names, self.received = list(received), list(received.values())
+        self.leaves = [leaf.clone().requires_grad_() for leaf in self.received]
+        self.velocity = [torch.zeros_like(leaf) for leaf in self.received] if descent.momentum else []
+        self.descent = descent
+
+    @property
+    def tree(self) -> Tree:
+        """The parameters by name."""
+        return dict(zip(self.names, self.leaves, strict=True))
+
+    def trained(self) -> Tree:
+        """The parameters by name, without their history."""
+        return {name: leaf.detach() for name, leaf in self.tree.items()}
+
+    def descend(self, loss: Tensor, lr: float) -> None:
+        """One step down this loss."""
+        grads = list(torch.autograd.grad(loss, self.leaves))
+        how, leaves = self.descent, [leaf.detach() for leaf in self.leaves]
+        if how.weight_decay or how.pull:
+            torch._foreach_add_(grads, leaves, alpha=how.weight_decay + how.pull)
+            torch._foreach_sub_(grads, self.received, alpha=how.pull)
+        if self.velocity:
+            torch._foreach_mul_(self.velocity, how.momentum)
+            torch._foreach_add_(self.velocity, grads)
+            if how.nesterov:
+                torch._foreach_add_(grads, self.velocity, alpha=how.momentum)
+        torch._foreach_sub_(leaves, grads if how.nesterov or not self.velocity else self.velocity, alpha=lr)
+
+
+def train(
+    algorithm: Algorithm,
+    objective: Objective,
+    carry: Carry,
+    buffers: Tree,
+    assignment: Assignment,
+    plan: Plan,
+    draws: Tree,
+    key: Key,
+    ctx: Context,
+) -> tuple[Carry, Tree, dict[str, float]]:
+    """What ``core.client.train`` does, for a solver that says it is plain descent."""
+    descent = algorithm.solver.descent
+    assert descent is not None
+    model, dropout, pools = Model(carry["params"], descent), dropout_draws(plan, key), _takes_maxima(objective)
+    losses: list[tuple[int, float]] = []
+    for step in range(int(plan.steps[0]) if assignment.active else 0):
+        with stage(f"step {step + 1} of {int(plan.steps[0])}"), torch.enable_grad():
+            chosen = plan.index[0, step][plan.mask[0, step]]
+            x, y = assignment.examples.x[chosen], assignment.examples.y[chosen]
+            x = _channels_last(x) if pools else x
+            loss, buffers = objective.loss(model.tree, buffers, x, y, None, dropout[0, step])
+            model.descend(loss, ctx.local_lr)
+            losses.append((len(chosen), float(loss.detach())))
+    settled = {name: leaf.detach() for name, leaf in buffers.items()}
+    return {**carry, "params": model.trained()}, settled, mean_losses(losses)
+
+
+def _takes_maxima(objective: Objective) -> bool:
+    structure: nn.Module | None = getattr(objective, "structure", None)
+    return structure is not None and any(isinstance(part, nn.MaxPool2d) for part in structure.modules())
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    """A copy with this layout. With one channel both layouts are the same memory, and ``contiguous`` would leave the
+    strides that tell torch which one is meant."""
+    if x.dim() != 4 or x.device.type != "cpu":
+        return x
+    return torch.empty_like(x, memory_format=torch.channels_last).copy_(x)

@@ -1,0 +1,98 @@
+"""The kernel for plain descent on any model: equal to the loop, and only for solvers that are nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from fedalloy.core.algorithm import Algorithm
+from fedalloy.engines import inplace, loop
+from fedalloy.engines.loop import Loop, run_one
+from fedalloy.engines.workers import Workers
+from fedalloy.servers.sgd import ServerSgd
+from fedalloy.solvers.prox import Prox
+from fedalloy.solvers.sgd import Sgd
+from fedalloy.solvers.superfed import SuPerFed
+from fedalloy.tasks.dropout import Dropout
+from fedalloy.testing import work
+from fedalloy.testing.toys import Lopsided
+from tests.engines.rounds import gaps, play, task_of
+
+SOLVERS = [
+    Sgd(lr=0.3, batch_size=2, epochs=2),
+    Sgd(lr=0.3, batch_size=2, epochs=2, momentum=0.9, weight_decay=0.1),
+    Sgd(lr=0.3, batch_size=2, epochs=2, momentum=0.9, nesterov=True),
+    Prox(lr=0.3, batch_size=2, epochs=3, mu=0.7),
+    Prox(lr=0.3, batch_size=2, epochs=3, mu=0.7, momentum=0.5),
+]
+
+
+def pictures() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 2), nn.BatchNorm2d(3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(3, 2, 2), nn.Flatten(),
+        Dropout(0.3), nn.Linear(2, 3),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    """The loop with this kernel in place of its own training, in this process."""
+    monkeypatch.setattr(loop, "run_one", partial(run_one, training=inplace.train))
+    return Loop()
+
+
+@pytest.mark.parametrize("solver", SOLVERS, ids=str)
+def test_it_is_the_loop(solver, kernel, monkeypatch):
+    algorithm, task = Algorithm(solver, Lopsided(), ServerSgd()), task_of(pictures, (5, 3, 6, 1), (1, 5, 5))
+    now = work(0, 1, 2, 3, epochs=(-1, 2, 0, 1), active=(True, True, True, False))
+    found = play(kernel, algorithm, task, now)
+    monkeypatch.undo()
+    assert gaps(found, play(Loop(), algorithm, task, now)) == []
+
+
+def test_images_lie_channels_last_where_maxima_are_taken_of_them(monkeypatch):
+    seen: list[tuple[int, ...]] = []
+
+    class Looks(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append(x.stride())
+            return x
+
+    def strides(pool: nn.Module) -> set[tuple[int, ...]]:
+        seen.clear()
+        task = task_of(lambda: nn.Sequential(Looks(), pool, nn.Flatten(), nn.Linear(4, 3)), (2,), (1, 4, 4))
+        monkeypatch.setattr(loop, "run_one", partial(run_one, training=inplace.train))
+        play(Loop(), Algorithm(Sgd(batch_size=None), Lopsided(), ServerSgd()), task)
+        return set(seen)
+
+    assert (16, 1, 4, 1) in strides(nn.MaxPool2d(2))
+    assert strides(nn.AvgPool2d(2)) == {(16, 16, 4, 1)}
+
+
+def test_processes_use_it_for_convolutions():
+    algorithm = Algorithm(Sgd(lr=0.3, batch_size=2), Lopsided(), ServerSgd())
+    task, engine = task_of(pictures, shape=(1, 5, 5)), Workers(2)
+    try:
+        assert gaps(play(engine, algorithm, task), play(Loop(), algorithm, task)) == []
+        assert engine._crew is not None
+        assert engine._crew.training is inplace.train
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("kind", [Sgd, Prox, SuPerFed])
+def test_what_is_made_from_a_plain_solver_does_not_pass_for_one(kind):
+    """An engine that believed it would leave out what the new class adds."""
+
+    @dataclass(frozen=True)
+    class Changed(kind):  # type: ignore[misc, valid-type]
+        pass
+
+    plain = kind()
+    assert plain.descent is not None or plain.mixture is not None
+    assert Changed().descent is None
+    assert Changed().mixture is None
