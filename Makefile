@@ -36,9 +36,11 @@ format: $(DEV)  ## Put the code into the house format
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
 
-docs: $(DEV)  ## Run the examples in docstrings and check that the generated reference is up to date
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q src/fedalloy
+docs: $(DEV)  ## Run every example of the documentation, check the generated pages, build site/ strictly
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) src/fedalloy tests/site
 	@$(BIN)/python -m fedalloy.docs --check
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "Open site/index.html"
 
 bench: $(DEV)  ## Measure the engines
 	@$(BIN)/python -m benchmarks.engines

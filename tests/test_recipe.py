@@ -257,3 +257,14 @@ class TestPersonalisationRecipes:
         starts = load(RECIPES / "s4-ch2" / "start-round.toml")
         begun = [resolve(starts, entry=name).algorithm.solver.start for name in entry_names(starts)]  # type: ignore[attr-defined]
         assert begun == [0.0, 0.2, 0.4, 0.6, 0.8] * 2
+
+
+def test_modules_with_rules_of_ones_own_are_imported_or_named(tmp_path, monkeypatch):
+    (tmp_path / "strange_rules.py").write_text("LOADED = True\n")
+    with pytest.raises(
+        SpecError, match=r"imports: 'strange_rules' cannot be imported .* run the command in its folder"
+    ):
+        parse({"imports": ["strange_rules"]})
+    monkeypatch.syspath_prepend(tmp_path)
+    recipe = parse({"imports": ["strange_rules"]})
+    assert resolve(recipe).resolved["imports"] == ["strange_rules"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -44,10 +45,24 @@ def parse(data: Mapping[str, Any], source: str = "recipe") -> Recipe:
     fedalloy.core.errors.SpecError: recipe: run.ronds: unknown key; did you mean 'rounds'? allowed: ...
     """
     try:
-        return Recipe.model_validate(data)
+        recipe = Recipe.model_validate(data)
     except ValidationError as error:
         problems = dict.fromkeys(_sentences([dict(one) for one in error.errors(include_url=False)], data))
         raise SpecError(f"{source}: " + "\n".join(problems)) from None
+    for module in recipe.imports:
+        _import(module, source)
+    return recipe
+
+
+def _import(module: str, source: str) -> None:
+    """A module whose rules register themselves when it is imported."""
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        raise SpecError(
+            f"{source}: imports: '{module}' cannot be imported ({error}): install it, put its folder on PYTHONPATH, "
+            "or run the command in its folder"
+        ) from error
 
 
 def _sentences(problems: list[dict[str, Any]], data: Mapping[str, Any]) -> Iterator[str]:

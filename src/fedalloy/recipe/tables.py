@@ -211,6 +211,8 @@ class Recipe(Closed):
     """How the experiment is called in tables."""
     description: str | None = None
     """What it is for, in a sentence."""
+    imports: list[str] = []
+    """Modules of yours with rules to register; found on PYTHONPATH and, by the command line, in the current folder."""
     task: TaskTable = TaskTable()
     partition: PartitionTable = PartitionTable()
     noise: NoiseTable | None = None
