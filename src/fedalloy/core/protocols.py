@@ -45,7 +45,11 @@ Carry = dict[str, Any]
 GradAt = Callable[..., Tree]
 """``grad_at(params)`` is the gradient of the mean loss of this step's batch at ``params``;
 ``grad_at(params, of=function)`` that of a function of this mean loss. With ``track`` false (a bool, or a tensor of
-one) the batch statistics met on the way do not enter the buffers."""
+one) the batch statistics met on the way do not enter the buffers. ``grad_at(params, by=loss, fixed=others)`` is for
+models that do more than classify: the gradient of the mean of ``loss(model, x, y)``, one value per example, in
+``params`` alone, where ``model(role, *inputs)`` has the leaves of ``fixed`` too (see ``LocalSolver.roles``)."""
+Act = Callable[..., Any]
+"""``model(role, *inputs)``: what the model does in one of its roles, in training mode, with the leaves of this moment."""
 Fresh = Callable[[Key], tuple[Tree, Tree]]
 """Draws a new model, parameters and buffers, from a key: ``Objective.init``."""
 DataPart = Literal["train", "valid", "test"]
@@ -109,6 +113,11 @@ class LocalSolver(ABC):
     def own_start(self) -> bool:
         """Whether ``init_client`` needs a model drawn for this client alone: the part ``fresh`` it then receives."""
         return False
+
+    @property
+    def roles(self) -> frozenset[str]:
+        """What the model must do besides ``classify``, by name: ``generate``, ``judge``, ``reconstruct``, ..."""
+        return frozenset()
 
     @property
     def descent(self) -> Descent | None:
@@ -175,6 +184,13 @@ class LocalSolver(ABC):
     def absorb(self, shared: Shared, aggregate: Payload, cohort: Cohort, ctx: Context) -> Shared:
         """The shared parts after the round; the target has been moved already."""
         return shared
+
+    def synthesise(
+        self, shared: Shared, key: Key, per_class: int, objective: Objective
+    ) -> tuple[Tensor, Tensor] | None:
+        """Labelled synthetic examples ``(x, y)``, about ``per_class`` of every class, from what everybody knows; None
+        where the method makes none."""
+        return None
 
     def trained(self, carry: Carry) -> Tree:
         """The client's model after local training, on which ``accuracy_after`` is measured."""
@@ -312,6 +328,11 @@ class Objective(Protocol):
 
     def outputs(self, params: Tree, buffers: Tree, x: Tensor) -> Tensor:
         """What the model says, in evaluation mode."""
+
+    def act(
+        self, role: str, params: Tree, buffers: Tree, inputs: tuple[Tensor, ...], draw: Tensor | None, training: bool
+    ) -> tuple[Any, Tree]:
+        """What the model does in one of its roles, and the buffers after it."""
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The loss of every example."""

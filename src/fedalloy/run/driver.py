@@ -20,6 +20,7 @@ from fedalloy.core.errors import CheckpointError, Diverged
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import ClientStore, Engine, Task
 from fedalloy.core.registry import find
+from fedalloy.core.roles import check_roles
 from fedalloy.core.spec import build
 from fedalloy.core.types import Tree
 from fedalloy.engines.profile import collecting
@@ -103,6 +104,7 @@ def run(
     config.devices.check(task.population)
     algorithm.check_cohort(config.sampling.size(task.population), task.population)
     check_validation(algorithm, task)
+    check_roles(algorithm, task)
     fed = Federation(algorithm, placed(task, config.device), make_engine(config), config, Key.of(config.seed))
     opened = _open(folder, resume, recipe, task, config)
     with _Threads(config), opened.lock() if opened else nullcontext():
