@@ -138,6 +138,11 @@ class ModuleObjective:
         known: frozenset[str] = getattr(self._training, "roles", frozenset({"classify"}))
         return known
 
+    @property
+    def classes(self) -> int:
+        """How many classes a model with roles knows; 0 for an ordinary one, which has outputs instead."""
+        return int(getattr(self._training, "classes", 0))
+
     def act(
         self,
         role: str,
