@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -15,7 +15,8 @@ from fedalloy.core import tree
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.errors import ClientError
 from fedalloy.core.keys import Key
-from fedalloy.core.protocols import Act, Carry, Objective, Shared
+from fedalloy.core.objective import Act, Actor, Objective
+from fedalloy.core.protocols import Carry, Shared
 from fedalloy.core.types import Context, Contribution, Examples, Payload, Plan, State, Tree
 
 _CHUNK = 4096
@@ -73,6 +74,10 @@ class BatchGradient:
         self.loss = loss if self.loss is None else self.loss
         return dict(grads)
 
+    def outputs(self, params: Tree, x: Tensor) -> Tensor:
+        """What the model says about any ``x``, in evaluation mode."""
+        return self._objective.outputs(params, self.buffers, x)
+
     def _own_loss(self, leaves: Tree, by: Callable[[Act, Tensor, Tensor], Tensor]) -> tuple[Tensor, Tree]:
         """The masked mean of a loss that calls the model itself; every call of a step has dropout masks of its own."""
         x, y, mask = self._batch
@@ -82,7 +87,7 @@ class BatchGradient:
             nonlocal buffers
             draw = None if self._draw is None else torch.as_tensor(Key(self._draw).fold("act", self._acts).state)
             self._acts += 1
-            result, buffers = self._objective.act(role, leaves, buffers, inputs, draw, training=True)
+            result, buffers = cast(Actor, self._objective).act(role, leaves, buffers, inputs, draw, training=True)
             return result
 
         losses = by(act, x, y)
@@ -125,6 +130,8 @@ def run_client(
     if "accuracy_after" in algorithm.weighting.requires:
         with stage("accuracy_after"):
             stats["accuracy_after"] = _accuracy(objective, solver.trained(carry), buffers, examples)
+    with stage("conclude"):
+        carry = solver.conclude(carry, shared, lambda params, x: objective.outputs(params, buffers, x))
     with stage("end"):
         steps = torch.tensor(stats["num_steps"] if assignment.active else 0.0, dtype=torch.float64)
         payload, mine = solver.end(carry, shared, state["solver"], steps, ctx)

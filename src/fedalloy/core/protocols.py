@@ -7,7 +7,7 @@ whose default does nothing; filling one in is the only kind of overriding there 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -17,12 +17,18 @@ from torch import Tensor
 from fedalloy.core import tree
 from fedalloy.core.keys import Key
 from fedalloy.core.names import NO_NAMES, Names
+from fedalloy.core.objective import Act as Act
+from fedalloy.core.objective import Fresh as Fresh
+from fedalloy.core.objective import GradAt as GradAt
+from fedalloy.core.objective import Objective as Objective
+from fedalloy.core.objective import Outputs as Outputs
 from fedalloy.core.tree import Chunk
 from fedalloy.core.types import (
     Block,
     Cohort,
     Context,
     Descent,
+    Facts,
     Info,
     Mixture,
     Part,
@@ -42,18 +48,7 @@ Shared = dict[str, Tree]
 """The parts every client receives: ``params``, ``buffers``, ``control``, ``samples``, ..."""
 Carry = dict[str, Any]
 """What a client's program hands from step to step: nested dicts of tensors."""
-GradAt = Callable[..., Tree]
-"""``grad_at(params)`` is the gradient of the mean loss of this step's batch at ``params``;
-``grad_at(params, of=function)`` that of a function of this mean loss. With ``track`` false (a bool, or a tensor of
-one) the batch statistics met on the way do not enter the buffers. ``grad_at(params, by=loss, fixed=others)`` is for
-models that do more than classify: the gradient of the mean of ``loss(model, x, y)``, one value per example, in
-``params`` alone, where ``model(role, *inputs)`` has the leaves of ``fixed`` too (see ``LocalSolver.roles``)."""
-Act = Callable[..., Any]
-"""``model(role, *inputs)``: what the model does in one of its roles, in training mode, with the leaves of this moment."""
-Fresh = Callable[[Key], tuple[Tree, Tree]]
-"""Draws a new model, parameters and buffers, from a key: ``Objective.init``."""
 DataPart = Literal["train", "valid", "test"]
-
 ENGINE_STATS = frozenset({
     "num_examples", "num_steps", "train_loss", "running_loss", "loss_before", "accuracy_after", "bytes_up",
     "cross_score",
@@ -111,8 +106,19 @@ class LocalSolver(ABC):
 
     @property
     def own_start(self) -> bool:
-        """Whether ``init_client`` needs a model drawn for this client alone: the part ``fresh`` it then receives."""
+        """Whether ``init_client`` needs a model drawn for this client alone: the part ``fresh`` it then receives. For
+        clients that keep nothing it is drawn anew in every round."""
         return False
+
+    @property
+    def receives(self) -> frozenset[str] | None:
+        """The shared parts that travel to the clients; None: all of them."""
+        return None
+
+    def fitted(self, facts: Facts) -> LocalSolver:
+        """The same solver knowing what it must know of the data, for methods that exchange no parameters. Refuses data
+        it cannot work on."""
+        return self
 
     @property
     def roles(self) -> frozenset[str]:
@@ -169,6 +175,10 @@ class LocalSolver(ABC):
     def step(self, carry: Carry, grad_at: GradAt, draws: Tree, phase: Tensor, ctx: Context) -> Carry:
         """One local step."""
 
+    def conclude(self, carry: Carry, shared: Shared, outputs: Outputs) -> Carry:
+        """Work with the trained model that needs no batch, between the last step and ``end``."""
+        return carry
+
     @abstractmethod
     def end(self, carry: Carry, shared: Shared, mine: State, steps: Tensor, ctx: Context) -> tuple[Payload, State]:
         """What is sent and what is kept, after ``steps`` steps (a float scalar tensor, possibly 0)."""
@@ -210,6 +220,11 @@ class Weighting(ABC):
     def reads_payload(self) -> bool:
         """Whether the rule looks at what was sent (then nothing can be masked or streamed)."""
         return False
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """The parts that a rule looks at, so that no solver without them gets it."""
+        return frozenset({"delta"}) if self.reads_payload else frozenset()
 
     @property
     def weight_bound(self) -> float | None:
@@ -313,32 +328,6 @@ class Wire(ABC):
     def bytes_sent(self, payload: Payload, plain: int) -> int:
         """How many bytes this encoding really needs where the plain tensors need ``plain``."""
         return plain
-
-
-class Objective(Protocol):
-    """A model and its loss as pure functions of parameters and buffers."""
-
-    def init(self, key: Key) -> tuple[Tree, Tree]:
-        """Fresh parameters and buffers."""
-
-    def loss(
-        self, params: Tree, buffers: Tree, x: Tensor, y: Tensor, mask: Tensor | None, draw: Tensor | None
-    ) -> tuple[Tensor, Tree]:
-        """Mean training loss over the (masked) batch, and the buffers after it."""
-
-    def outputs(self, params: Tree, buffers: Tree, x: Tensor) -> Tensor:
-        """What the model says, in evaluation mode."""
-
-    def act(
-        self, role: str, params: Tree, buffers: Tree, inputs: tuple[Tensor, ...], draw: Tensor | None, training: bool
-    ) -> tuple[Any, Tree]:
-        """What the model does in one of its roles, and the buffers after it."""
-
-    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """The loss of every example."""
-
-    def hits(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Whether every example is classified correctly, as 0 or 1."""
 
 
 class Task(Protocol):

@@ -35,6 +35,7 @@ from fedalloy.run.recorder import FolderRecorder, MemoryRecorder, Recorder, Row
 from fedalloy.run.round import Federation, Played, Stopwatch, play
 from fedalloy.run.trained import Trained
 
+_NAMES = {"params": "model", "samples": "synthetic set"}
 BARREN_LIMIT = 3
 """Rounds in a row without a valid contribution after which a run counts as diverged."""
 
@@ -104,6 +105,7 @@ def run(
     config.devices.check(task.population)
     algorithm.check_cohort(config.sampling.size(task.population), task.population)
     check_validation(algorithm, task)
+    algorithm = algorithm.fitted(task, Key.of(config.seed))
     check_roles(algorithm, task)
     fed = Federation(algorithm, placed(task, config.device), make_engine(config), config, Key.of(config.seed))
     opened = _open(folder, resume, recipe, task, config)
@@ -256,7 +258,7 @@ def _one_round(session: Session) -> None:
     session.recorder.append("timings", {"round": round, **watch.seconds, **_engine_notes(session)})
     if session.watcher:
         session.watcher(RoundEvent(played.row, progress, config.rounds, evaluation, watch.seconds))
-    _check_health(played, evaluation, progress)
+    _check_health(played, evaluation, progress, session.fed.algorithm.solver.target)
 
 
 def _engine_notes(session: Session) -> dict[str, Any]:
@@ -317,11 +319,12 @@ def _advance(progress: Progress, config: RunConfig, played: Played, evaluation: 
         progress.reached = progress.round
 
 
-def _check_health(played: Played, evaluation: Evaluation | None, progress: Progress) -> None:
+def _check_health(played: Played, evaluation: Evaluation | None, progress: Progress, target: str) -> None:
     """A model that is not finite, or a federation that sends nothing usable, has diverged."""
-    params: Tree = played.step.state["shared"]["params"]
-    if not bool(torch.stack([leaf.sum(dtype=torch.float64) for leaf in params.values()]).isfinite().all()):
-        raise Diverged(f"the model is not finite after round {progress.round}; try a smaller step size")
+    moved: Tree = played.step.state["shared"][target]
+    if not bool(torch.stack([leaf.sum(dtype=torch.float64) for leaf in moved.values()]).isfinite().all()):
+        what = _NAMES.get(target, target)
+        raise Diverged(f"the {what} is not finite after round {progress.round}; try a smaller step size")
     if progress.barren >= BARREN_LIMIT and played.row["dropped"]:
         raise Diverged(
             f"no valid contribution for {progress.barren} rounds, up to round {progress.round} "
