@@ -13,7 +13,7 @@ from fedalloy.core.registry import register
 from fedalloy.tasks.dropout import Dropout
 from fedalloy.tasks.models.convolutional import image_shape
 from fedalloy.tasks.models.norms import Norm, norm_layer
-from fedalloy.tasks.models.roles import Between, Bounds, Versatile, check_classes, one_hot
+from fedalloy.tasks.models.roles import Between, Bounds, Versatile, check_classes, declared, one_hot
 from fedalloy.tasks.models.sides import Frame
 
 _SLOPE = 0.2
@@ -84,7 +84,7 @@ def acgan(
     size, frame = latent or 2 * width, Frame(height, breadth, ground=-1.0)
     generator = _Generator(size + classes, channels, [width * k for k in _GENERATOR[frame.side]], norm, frame)
     discriminator = _Discriminator(channels, classes, [width * k for k in _DISCRIMINATOR[frame.side]], norm, frame)
-    return Acgan(generator, discriminator, input_shape, classes, size, bounds).apply(_small_start)
+    return Acgan(generator, discriminator, input_shape, classes, size, declared("acgan", bounds)).apply(_small_start)
 
 
 @register("model", "acgan_rows")

@@ -13,7 +13,7 @@ from fedalloy.core.keys import Key
 from fedalloy.core.registry import register
 from fedalloy.tasks.models.convolutional import image_shape
 from fedalloy.tasks.models.norms import Norm, norm_layer
-from fedalloy.tasks.models.roles import Between, Bounds, Versatile, check_classes, one_hot
+from fedalloy.tasks.models.roles import Between, Bounds, Versatile, check_classes, declared, one_hot
 from fedalloy.tasks.models.sides import Frame
 
 _SMALLEST_SPREAD = 1e-8
@@ -100,7 +100,7 @@ def cvae(
         _Encoder(channels, widths, latent, norm, frame),
         _Decoder(latent + classes, widths[::-1], channels, norm, frame),
     )
-    return Cvae(encoder, decoder, input_shape, classes, latent, bounds)
+    return Cvae(encoder, decoder, input_shape, classes, latent, declared("cvae", bounds))
 
 
 @register("model", "cvae_rows")

@@ -73,3 +73,13 @@ def check_classes(model: str, classes: int) -> None:
             f"model '{model}' makes examples of a wanted class and needs two classes or more, not {classes} output: "
             "for data with two classes set loss = 'cross_entropy'"
         )
+
+
+def declared(model: str, bounds: Bounds | None) -> Bounds:
+    """The bounds of image data; without them nobody knows what black and white are."""
+    if bounds is None:
+        raise SpecError(
+            f"model '{model}' needs data with a declared range of values: scale = 'unit' of mnist or cifar10 has one; "
+            f"for other data write model = {{ kind = '{model}', bounds = [0.0, 1.0] }}"
+        )
+    return bounds
