@@ -15,15 +15,11 @@ from fedalloy.core.registry import register
 from fedalloy.core.spec import build
 from fedalloy.servers.adaptive import Adagrad, Adam, Yogi
 from fedalloy.servers.amsgrad import AmsGrad
-from fedalloy.servers.langevin import Langevin, Schedule
 from fedalloy.servers.momentum import Momentum
 from fedalloy.servers.period_momentum import PeriodMomentum
 from fedalloy.servers.sgd import ServerSgd
 from fedalloy.solvers.apfl import Apfl
-from fedalloy.solvers.cgan import Cgan
-from fedalloy.solvers.cvae import Cvae
 from fedalloy.solvers.ditto import Ditto
-from fedalloy.solvers.energy import Energy
 from fedalloy.solvers.personal import HEAD, NORM, Personal
 from fedalloy.solvers.pfedme import PFedMe
 from fedalloy.solvers.propfair import PropFair
@@ -32,6 +28,9 @@ from fedalloy.solvers.scaffold import Scaffold
 from fedalloy.solvers.sgd import Sgd
 from fedalloy.solvers.superfed import SuPerFed
 from fedalloy.solvers.training import LocalTraining
+from fedalloy.synthetic.methods import fedcgan as fedcgan
+from fedalloy.synthetic.methods import fedcvae as fedcvae
+from fedalloy.synthetic.methods import fedevg as fedevg
 from fedalloy.weightings import mirror
 from fedalloy.weightings.aaggff_d import AaggffD
 from fedalloy.weightings.aaggff_s import AaggffS
@@ -39,7 +38,6 @@ from fedalloy.weightings.afl import Afl
 from fedalloy.weightings.angles import Angles
 from fedalloy.weightings.boosting import Boosting
 from fedalloy.weightings.cdf import Cdf, CdfName
-from fedalloy.weightings.energies import Energies
 from fedalloy.weightings.information import Information
 from fedalloy.weightings.krum import Krum, MultiKrum
 from fedalloy.weightings.mgda import FedMgda
@@ -363,43 +361,10 @@ def pfedme(lam: float = 15.0, inner: int = 5, inner_lr: float = 0.09, beta: floa
     return Algorithm(PFedMe(lam, inner, inner_lr, **local), Samples(), ServerSgd(beta))
 
 
-@register("algorithm", "fedevg")
-def fedevg(
-    start: float = 10.0,
-    end: float = 0.01,
-    noise: float = 0.01,
-    schedule: Schedule = "diffusion",
-    low: float | None = 0.0,
-    high: float | None = 1.0,
-    **local: Any,
-) -> Algorithm:
-    """Labelled synthetic samples from energies and their gradients (Hahn et al.); samples lie in ``[low, high]``."""
-    usual = {"lr": 1e-3, "optimizer": "adam", "betas": (0.5, 0.999), "weight_decay": 1e-4, "batch_size": 64}
-    solver = Energy(**{**usual, "decay": 0.9, "decay_every": 50, "low": low, "high": high, **local})
-    return Algorithm(solver, Energies(), Langevin(start, end, noise, schedule, low, high))
-
-
 @register("algorithm", "ditto")
 def ditto(lam: float = 1.0, personal_epochs: int = 5, server_lr: float = 1.0, **local: Any) -> Algorithm:
     """FedAvg, and beside it a model at every client that is held near it (Li et al. 2021)."""
     return Algorithm(Ditto(lam, personal_epochs, **local), Samples(), ServerSgd(server_lr))
-
-
-@register("algorithm", "fedcgan")
-def fedcgan(official: bool = False, server_lr: float = 1.0, **local: Any) -> Algorithm:
-    """Averaged conditional GANs: a model that makes labelled data (AC-GAN, Odena et al. 2017); local Adam."""
-    return Algorithm(Cgan(official=official, **_generative(local)), Samples(), ServerSgd(server_lr))
-
-
-@register("algorithm", "fedcvae")
-def fedcvae(official: bool = False, server_lr: float = 1.0, **local: Any) -> Algorithm:
-    """Averaged conditional VAEs: a model that makes labelled data (Kingma & Welling 2014); local Adam."""
-    return Algorithm(Cvae(official=official, **_generative(local)), Samples(), ServerSgd(server_lr))
-
-
-def _generative(local: dict[str, Any]) -> dict[str, Any]:
-    """Adam as generative models are trained with it, where nothing else is said."""
-    return {"optimizer": "adam", "lr": 1e-3, "betas": (0.5, 0.999), "batch_size": 64, **local}
 
 
 @register("algorithm", "local_only")

@@ -22,6 +22,7 @@ from fedalloy.tasks.models.build import build, resolve
 from fedalloy.tasks.noise import LabelNoise, as_noise
 from fedalloy.tasks.objective import Factory, ModuleObjective
 from fedalloy.tasks.partitions.base import Partition
+from fedalloy.tasks.synthetic_part import SyntheticPart, as_part, mixed_in
 
 Spec = Mapping[str, Any]
 Precision = Literal["float32", "float64"]
@@ -43,6 +44,8 @@ def make_task(
     noise: LabelNoise | Spec | None = None,
     newcomers: int = 0,
     trainable: tuple[str, ...] = ("*",),
+    classifier: str | Spec | Callable[..., nn.Module] | None = None,
+    synthetic: str | Spec | SyntheticPart | None = None,
     dtype: Precision | torch.dtype = "float32",
     device: str | torch.device | None = None,
 ) -> FederatedTask:
@@ -54,6 +57,8 @@ def make_task(
     also be any function that returns an ``nn.Module``; of ``inputs``, ``input_shape``, ``classes`` and ``bounds`` (the
     data's lowest and highest value, None where none are declared) it gets those it asks for. ``noise`` makes labels
     wrong (:class:`fedalloy.tasks.noise.LabelNoise`), ``newcomers`` is how many of the clients never take part.
+    ``classifier`` is the model that learns from synthetic samples where it is another than ``model``, ``synthetic`` the
+    file of samples that every client trains on besides its own.
 
     >>> make_task("digits", partition={"kind": "dirichlet", "alpha": 0.3}, clients=5).population
     5
@@ -79,6 +84,11 @@ def make_task(
         newcomers=newcomers,
         key=key.fold("federation"),
     )
+    if classifier is not None:
+        other = ModuleObjective(as_factory(classifier, tuple(data.x.shape[1:]), outputs), chosen_loss, dtype=precision)
+        made = replace(made, classifier=other if device is None else other.to(device))
+    if synthetic is not None:
+        made = mixed_in(made, *as_part(synthetic).load())
     return replace(made, metrics=usual.metrics, bounds=bounds).to(device, precision)
 
 

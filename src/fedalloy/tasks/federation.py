@@ -65,6 +65,7 @@ class FederatedTask:
     ``metrics`` are those the data are usually scored with, the most telling one first. ``bounds`` are the declared
     lowest and highest value of the features. The last ``newcomers`` clients
     exist but are no part of the population: nobody samples or weighs them, and ``data`` knows them by their ids.
+    ``classifier`` is the model that learns from synthetic samples, where it is another than ``objective``.
     """
 
     objective: Objective
@@ -76,6 +77,7 @@ class FederatedTask:
     names: tuple[str, ...] | None = None
     metrics: tuple[str, ...] = ("accuracy", "loss")
     newcomers: int = 0
+    classifier: Objective | None = None
     bounds: tuple[float, float] | None = None
 
     @property
