@@ -160,6 +160,7 @@ def config_of(recipe: Recipe) -> RunConfig:
         evaluate_every=recipe.evaluate.every,
         evaluate_clients=recipe.evaluate.clients,
         mix_every=recipe.evaluate.mix_every,
+        snapshot_every=recipe.evaluate.snapshots,
         metrics=tuple(recipe.evaluate.metrics or ()),
         target=table.target,
         target_metric=table.target_metric or "",

@@ -208,6 +208,8 @@ class EvaluateTable(Closed):
     """Score only this many clients, drawn once; left out: everyone."""
     mix_every: Count | None = None
     """Rounds between readings at lambda = 0, 0.1, ..., 1, for methods that mix two models; left out: at the end."""
+    snapshots: Count | None = None
+    """Rounds between sets of synthetic samples kept in the run folder, for methods that make some; left out: none."""
     classifier: ClassifierTable = ClassifierTable()
     """The classifier that scores synthetic samples."""
 

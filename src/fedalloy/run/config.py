@@ -23,8 +23,9 @@ class RunConfig:
     with ``stop_at_target``, ends the run. ``patience`` ends a run whose metric has not improved for that many
     evaluations. ``evaluate_clients`` scores only that many clients, drawn once. ``checkpoint_every`` is in seconds.
     ``max_norm`` drops longer updates. ``classifier`` is how the server learns from synthetic samples, for methods that
-    make some. ``mix_every`` also scores the mixtures of federated and local models every so
-    many rounds, for methods that have some; the last round always does. States of clients go to disk when those of
+    make some. ``mix_every`` also scores the mixtures of federated and local models every so many rounds, for methods
+    that have some; the last round always does. ``snapshot_every`` keeps synthetic samples in the run folder every so
+    many rounds, for methods that make some. States of clients go to disk when those of
     the whole population are larger than ``client_memory_mb`` (:func:`fedalloy.records.store.open_store`).
     """
 
@@ -35,6 +36,7 @@ class RunConfig:
     evaluate_every: int = 1
     evaluate_clients: int | None = None
     mix_every: int | None = None
+    snapshot_every: int | None = None
     metrics: tuple[str, ...] = ("accuracy", "loss")
     target: float | None = None
     target_metric: str = "accuracy"
@@ -57,6 +59,8 @@ class RunConfig:
             raise SpecError(f"evaluate every: must be 1 or more rounds, got {self.evaluate_every}")
         if self.mix_every is not None and self.mix_every < 1:
             raise SpecError(f"evaluate mix_every: must be 1 or more rounds, got {self.mix_every}")
+        if self.snapshot_every is not None and self.snapshot_every < 1:
+            raise SpecError(f"evaluate snapshots: must be 1 or more rounds, got {self.snapshot_every}")
         watched = self.target is not None or self.patience is not None
         if watched and self.target_metric not in self.metrics:
             raise SpecError(

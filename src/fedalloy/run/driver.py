@@ -34,6 +34,7 @@ from fedalloy.run.mixing import evaluate_mixes
 from fedalloy.run.recorder import FolderRecorder, MemoryRecorder, Recorder, Row
 from fedalloy.run.round import Federation, Played, Stopwatch, play
 from fedalloy.run.trained import Trained
+from fedalloy.synthetic.classifier import synthetic_set
 
 _NAMES = {"params": "model", "samples": "synthetic set"}
 BARREN_LIMIT = 3
@@ -254,11 +255,24 @@ def _one_round(session: Session) -> None:
             evaluation = _evaluate(session, round, played.row)
     _advance(progress, config, played, evaluation)
     with watch.time("record"):
+        _snapshot(session, round)
         session.recorder.append("rounds", played.row)
     session.recorder.append("timings", {"round": round, **watch.seconds, **_engine_notes(session)})
     if session.watcher:
         session.watcher(RoundEvent(played.row, progress, config.rounds, evaluation, watch.seconds))
     _check_health(played, evaluation, progress, session.fed.algorithm.solver.target)
+
+
+def _snapshot(session: Session, round: int) -> None:
+    """Keep synthetic samples where they are wanted; from the same draws every time, so that one can be watched."""
+    fed, every = session.fed, session.fed.config.snapshot_every
+    if every is None or (round % every and round != fed.config.rounds):
+        return
+    made = synthetic_set(
+        fed.task, fed.algorithm, session.state, fed.root.fold("snapshot"), fed.config.classifier.per_class
+    )
+    if made is not None:
+        session.recorder.snapshot(round, *made)
 
 
 def _engine_notes(session: Session) -> dict[str, Any]:
