@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from fedalloy.weightings.qfedavg import QFedAvg
 from fedalloy.weightings.samples import Samples
 
 TASK = small_task("mlp", sizes=(24, 18))
-FREE = {"low": None, "high": None}
+FREE: dict[str, Any] = {"low": None, "high": None}
 
 
 def energies_apart(solver: Energy) -> float:
@@ -142,7 +143,7 @@ def test_the_noise_of_a_step_is_the_clients_own_under_vmap():
     """The walk is drawn from a key inside the mapped program: each client gets what it gets alone."""
     solver, params = Energy(noise=0.5, **FREE), TASK.objective.init(Key.of(4))[0]
     x, y = torch.zeros(2, 3, 4, dtype=torch.float64), torch.arange(3)
-    states = Key.of(8).each(torch.arange(2)).state
+    states = torch.as_tensor(Key.of(8).each(torch.arange(2)).state)
 
     def walk(start, state):
         return solver.walk(start, y, params, lambda leaves, z: TASK.objective.outputs(leaves, {}, z), Key(state))

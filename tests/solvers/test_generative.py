@@ -237,7 +237,7 @@ def test_dropout_masks_differ_between_the_calls_of_a_step():
 
 @pytest.mark.parametrize("name", ["fedcgan", "fedcvae"])
 def test_a_model_that_only_classifies_is_refused_before_the_first_round(name):
-    with pytest.raises(SpecError, match="needs a model that can .* choose a generative model"):
+    with pytest.raises(SpecError, match=r"needs a model that can .* choose a generative model"):
         run(algorithms.named(name), small_task(), RunConfig(rounds=1, engine="loop"))
 
 
