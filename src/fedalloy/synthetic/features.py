@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,7 +103,10 @@ def _script(path: Path) -> Callable[[Tensor], Tensor]:
     if not path.is_file():
         raise DataError(f"there is no file {path}: name a TorchScript file made with torch.jit.save")
     try:
-        network: Callable[[Tensor], Tensor] = torch.jit.load(str(path), map_location="cpu").eval()
+        with warnings.catch_warnings():
+            # The format is old, but the Inception files that people have are in it.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            network: Callable[[Tensor], Tensor] = torch.jit.load(str(path), map_location="cpu").eval()
     except (RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise DataError(f"{path} is no TorchScript file ({reason}); make one with torch.jit.save") from error

@@ -24,19 +24,18 @@ def growth_grid(samples: list[tuple[Tensor, Tensor]], bounds: Bounds | None) -> 
 
 
 def kept_rounds(run: Path, most: int) -> list[int]:
-    """At most so many of the rounds a run kept samples of, evenly chosen, the last one among them.
-
-    >>> from fedalloy.synthetic.growth import evenly
-    >>> evenly([10, 20, 30, 40, 50], 3)
-    [10, 30, 50]
-    """
+    """At most so many of the rounds a run kept samples of, evenly chosen, the last one among them."""
     return evenly(snapshots.rounds(run), most)
 
 
 def evenly(rounds: list[int], most: int) -> list[int]:
-    """First, last and what lies evenly between."""
-    if len(rounds) <= most:
-        return rounds
+    """First, last and what lies evenly between; the last alone where one is enough.
+
+    >>> evenly([10, 20, 30, 40, 50], 3)
+    [10, 30, 50]
+    """
+    if len(rounds) <= most or most == 1:
+        return rounds[-most:]
     places = torch.linspace(0, len(rounds) - 1, most).round().long().tolist()
     return [rounds[place] for place in places]
 
