@@ -24,7 +24,7 @@ from fedalloy.tasks.objective import ModuleObjective
 WIDTH = 64
 INCEPTION_SIDE = 299
 _CHUNK = 512
-_BATCH, _STEPS, _MOST_EPOCHS = 64, 1500, 50
+_BATCH, _STEPS, _MOST_EPOCHS = 64, 1500, 25
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ def fedevg(
     end: float = 0.01,
     noise: float = 0.01,
     schedule: Schedule = "diffusion",
-    low: float | None = 0.0,
-    high: float | None = 1.0,
+    low: float | None = None,
+    high: float | None = None,
     bound: float | None = 3.0,
     synthetic: float = 0.1,
     langevin: int = 1,
@@ -32,8 +32,8 @@ def fedevg(
     iterations: int | None = None,
     **local: Any,
 ) -> Algorithm:
-    """Labelled synthetic samples from energies and their gradients (Hahn et al.); samples lie in ``[low, high]``.
-    ``start``, ``end`` and ``noise`` are the server's steps and noise, ``local_step`` and ``local_noise`` those of the
+    """Labelled synthetic samples from energies and their gradients (Hahn et al.); samples lie in ``[low, high]``,
+    or in the bounds declared for the data.    ``start``, ``end`` and ``noise`` are the server's steps and noise, ``local_step`` and ``local_noise`` those of the
     clients' chains."""
     usual = {"optimizer": "adam", "lr": 1e-3, "betas": (0.5, 0.999), "weight_decay": 1e-4, "batch_size": 64}
     solver = Energy(
