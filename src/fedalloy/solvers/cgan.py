@@ -81,9 +81,9 @@ def discriminator_loss(noise: Tensor, official: bool = False) -> Loss:
         both = torch.stack([x.to(fake.dtype), fake], dim=1).flatten(0, 1)
         real_logit, classes = model("judge", both)
         named = torch.stack([y, _random_labels(noise, y, classes.shape[1]) if official else y], dim=1).flatten()
-        sign = torch.tensor([-1.0, 1.0], dtype=fake.dtype, device=fake.device)
-        sides = functional.softplus(sign * real_logit.reshape(-1, 2))
-        return sides.sum(1) + functional.cross_entropy(classes, named, reduction="none").reshape(-1, 2).sum(1)
+        real, made = real_logit.reshape(-1, 2).unbind(1)
+        sides = functional.softplus(-real) + functional.softplus(made)
+        return sides + functional.cross_entropy(classes, named, reduction="none").reshape(-1, 2).sum(1)
 
     return loss
 
