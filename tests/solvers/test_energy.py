@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -25,7 +24,6 @@ from fedalloy.weightings.qfedavg import QFedAvg
 from fedalloy.weightings.samples import Samples
 
 TASK = small_task("mlp", sizes=(24, 18))
-FREE: dict[str, Any] = {"low": None, "high": None}
 
 
 def energies_apart(solver: Energy) -> float:
@@ -52,7 +50,7 @@ def energies_apart(solver: Energy) -> float:
     return float(real.mean() - fake.mean())
 
 
-SIGNED = Energy(per_class=8, epochs=30, batch_size=8, lr=0.05, synthetic=0.0, langevin=0, **FREE)
+SIGNED = Energy(per_class=8, epochs=30, batch_size=8, lr=0.05, synthetic=0.0, langevin=0)
 
 
 def test_training_makes_real_data_likelier_than_the_chain():
@@ -105,7 +103,7 @@ def test_factors_know_only_the_sign():
 
 
 def test_only_what_is_known_of_the_samples_is_sent_and_only_they_are_received():
-    algorithm = Algorithm(Energy(per_class=2, **FREE), Energies(), Langevin()).fitted(TASK)
+    algorithm = Algorithm(Energy(per_class=2), Energies(), Langevin()).fitted(TASK)
     shared = algorithm.init(*TASK.objective.init(Key.of(0))[:1], 2)["shared"]
     assert shared["samples"]["x"].shape == (6, 4)
     assert shared["labels"]["y"].tolist() == [0, 0, 1, 1, 2, 2]
@@ -122,16 +120,20 @@ def test_iterations_limit_the_local_steps():
 def test_data_outside_the_limits_and_single_outputs_are_refused():
     facts = facts_of(TASK, Key.of(0))
     with pytest.raises(ValueError, match=r"\[0.0, 1.0\], but the data reach from"):
-        Energy().fitted(facts)
+        Energy().fitted(replace(facts, bounds=(0.0, 1.0)))
     with pytest.raises(ValueError, match="one output per class"):
-        Energy(**FREE).fitted(replace(facts, outputs=1))
+        Energy().fitted(replace(facts, outputs=1))
     with pytest.raises(ValueError, match="does not know its data yet"):
-        Energy(**FREE).init_shared({})
-    assert Energy().fitted(replace(facts, low=0.0, high=1.0)).shape == (4,)
+        Energy().init_shared({})
+    assert Energy().fitted(facts).low is None
+    inside = Energy().fitted(replace(facts, low=0.0, high=1.0, bounds=(0.0, 1.0)))
+    assert (inside.shape, inside.low, inside.high) == ((4,), 0.0, 1.0)
+    assert Energy(low=-9.0, high=9.0).fitted(replace(facts, bounds=(0.0, 1.0))).high == 9.0
+    assert Langevin(low=-2.0).fitted(replace(facts, bounds=(0.0, 1.0))) == Langevin(low=-2.0, high=1.0)
 
 
 def test_rules_that_need_a_model_are_refused_and_client_weights_are_not():
-    solver = Energy(**FREE)
+    solver = Energy()
     with pytest.raises(AlgorithmError, match="looks at the part 'delta'"):
         Algorithm(solver, Angles(), Langevin())
     with pytest.raises(AlgorithmError, match="loss_before"):
@@ -141,7 +143,7 @@ def test_rules_that_need_a_model_are_refused_and_client_weights_are_not():
 
 def test_the_noise_of_a_step_is_the_clients_own_under_vmap():
     """The walk is drawn from a key inside the mapped program: each client gets what it gets alone."""
-    solver, params = Energy(noise=0.5, **FREE), TASK.objective.init(Key.of(4))[0]
+    solver, params = Energy(noise=0.5), TASK.objective.init(Key.of(4))[0]
     x, y = torch.zeros(2, 3, 4, dtype=torch.float64), torch.arange(3)
     states = torch.as_tensor(Key.of(8).each(torch.arange(2)).state)
 

@@ -20,8 +20,6 @@ from fedalloy.tasks.federation import FederatedTask
 
 SHORT = ClassifierTraining(epochs=40, batch_size=32, lr=0.01)
 ROWS: dict[str, Any] = {
-    "low": None,
-    "high": None,
     "per_class": 5,
     "batch_size": 16,
     "epochs": 4,
@@ -34,7 +32,7 @@ def digits(classes: int = 3, **settings: Any) -> FederatedTask:
     """The first digits, dealt unevenly."""
     whole = fedalloy.task("digits").train
     kept = whole.y < classes
-    data = Dataset(whole.x[kept], whole.y[kept], classes)
+    data = Dataset(whole.x[kept], whole.y[kept], classes, bounds=(0.0, 1.0))
     usual: dict[str, Any] = {"model": {"kind": "energy_cnn", "width": 8}, "seed": 1, "clients": 3}
     return make_task(data, partition={"kind": "dirichlet", "alpha": 0.5}, **{**usual, **settings})
 

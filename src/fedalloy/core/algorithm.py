@@ -102,9 +102,11 @@ class Algorithm:
         return shared if wanted is None else {part: leaves for part, leaves in shared.items() if part in wanted}
 
     def fitted(self, task: Task, key: Key | None = None) -> Algorithm:
-        """The same algorithm, its solver knowing the form of the task's data; ``key`` is the root of the run."""
-        solver = self.solver.fitted(facts_of(task, key or Key.of(0))) if self.solver.target != "params" else self.solver
-        return self if solver is self.solver else replace(self, solver=solver)
+        """The same algorithm, solver and server knowing the form of the task's data; ``key`` is the root of the run."""
+        if self.solver.target == "params":
+            return self
+        facts = facts_of(task, key or Key.of(0))
+        return replace(self, solver=self.solver.fitted(facts), server=self.server.fitted(facts))
 
     def init(self, params: Tree, population: int, buffers: Tree | None = None) -> ServerState:
         """The server's state before the first round."""
@@ -152,7 +154,8 @@ def facts_of(task: Task, key: Key) -> Facts:
     params, buffers = task.objective.init(Key.of(0))
     said = task.objective.outputs(_beside(x, params), _beside(x, buffers), x[:1])
     limits, count = (float(x.min()), float(x.max())), said.shape[-1] if said.dim() > 1 else 1
-    return Facts(tuple(x.shape[1:]), x.dtype, count, *limits, seed=key.fold("facts").seed())
+    bounds = getattr(task, "bounds", None)
+    return Facts(tuple(x.shape[1:]), x.dtype, count, *limits, bounds=bounds, seed=key.fold("facts").seed())
 
 
 def _beside(x: Tensor, leaves: Tree) -> Tree:

@@ -287,6 +287,10 @@ class ElementWeighting(Weighting):
 class ServerOptimizer(ABC):
     """What the server does with the combined update."""
 
+    def fitted(self, facts: Facts) -> ServerOptimizer:
+        """The same optimizer knowing what it must know of the data, where samples are its target."""
+        return self
+
     def init(self, target: Tree) -> State:
         """The optimizer's state before the first round."""
         return {}

@@ -132,13 +132,15 @@ class Examples:
 @dataclass(frozen=True)
 class Facts:
     """What a solver may know of a task before the first round: the form of one example, how many outputs the model
-    has, between which values the first clients' features lie, and a seed of the run for what the server draws."""
+    has, between which values the first clients' features lie, the ``bounds`` that are declared for the data (None:
+    there are none), and a seed of the run for what the server draws."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     outputs: int
     low: float
     high: float
+    bounds: tuple[float, float] | None = None
     seed: int = 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedalloy.core.protocols import ServerOptimizer
 from fedalloy.core.registry import register
-from fedalloy.core.types import Context, Info, State, Tree
+from fedalloy.core.types import Context, Facts, Info, State, Tree
 
 Schedule = Literal["diffusion", "half_cosine", "constant"]
 _OFFSET = 0.008
@@ -24,7 +24,8 @@ class Langevin(ServerOptimizer):
     arrives is the gradient of an energy.
 
     ``step_t`` goes from ``start`` to ``end``: by ``diffusion`` with the noise schedule of diffusion models (it stays
-    near the start almost to the end), by ``half_cosine`` smoothly, or stays ``constant`` at the start.
+    near the start almost to the end), by ``half_cosine`` smoothly, or stays ``constant`` at the start. Limits that are
+    not given are those declared for the data, if there are any.
     When to use it: with solver ``energy``.
     """
 
@@ -40,6 +41,10 @@ class Langevin(ServerOptimizer):
             raise ValueError(f"schedule is '{self.schedule}'; allowed: diffusion, half_cosine, constant")
         if self.start < 0 or self.end < 0 or self.noise < 0:
             raise ValueError(f"start, end and noise must be 0 or more, got {self.start}, {self.end} and {self.noise}")
+
+    def fitted(self, facts: Facts) -> Langevin:
+        low, high = facts.bounds or (None, None)
+        return replace(self, low=low if self.low is None else self.low, high=high if self.high is None else self.high)
 
     def apply(self, update: Tree, state: State, target: Tree, ctx: Context) -> tuple[Tree, State, Info]:
         step = self.step_at(ctx.round, ctx.rounds)

@@ -27,12 +27,13 @@ class Energy(LocalTraining):
 
     With the energy ``E(x, y) = -f(x)[y]`` a local step descends on ``mean E(real) - mean E(fake) + CE(real) + synthetic
     CE(received)``: it makes real data likely and the chain's samples unlikely. The chain begins with the received
-    samples and lives for a round; before it is used ``batch_size`` of it take ``langevin`` steps ``x <- x - step grad
-    E + noise z``. Sent: ``grad E`` at the received samples and the factor ``exp(sign f(x_j)[y_j])``; the model itself
-    neither travels nor stays. Gradients of the energy are cut to ``[-bound, bound]`` and samples to ``[low, high]``
-    (None: no limit). ``per_class`` samples of every class start as normal noise. ``iterations`` limits the local steps.
-    ``shape``, ``classes`` and ``seed`` come from the run. When to use it: models too large to send, or clients whose
-    models differ; classifiers with one output per class, better with GroupNorm than with BatchNorm.
+    samples and lives for a round; before it is used ``batch_size`` of it take ``langevin`` steps ``x <- x - step_size
+    grad E + noise z``. Sent: ``grad E`` at the received samples and the factor ``exp(sign f(x_j)[y_j])``; the model
+    itself neither travels nor stays. Gradients of the energy are cut to ``[-bound, bound]`` and samples to ``[low,
+    high]`` (left out: the limits declared for the data, if any). ``per_class`` samples of every class start as normal
+    noise. ``iterations`` limits the local steps. ``shape``, ``classes`` and ``seed`` come from the run. When to use it:
+    models too large to send, or clients whose models differ; classifiers with one output per class, better with
+    GroupNorm than with BatchNorm.
     """
 
     per_class: int = 10
@@ -41,8 +42,8 @@ class Energy(LocalTraining):
     step_size: float = 1.0
     noise: float = 0.01
     bound: float | None = 3.0
-    low: float | None = 0.0
-    high: float | None = 1.0
+    low: float | None = None
+    high: float | None = None
     iterations: int | None = None
     shape: tuple[int, ...] | None = None
     classes: int | None = None
@@ -60,8 +61,8 @@ class Energy(LocalTraining):
 
     @staticmethod
     def example() -> Energy:
-        """For the checks that every solver goes through: data without limits."""
-        return Energy(per_class=2, batch_size=3, lr=0.01, low=None, high=None)
+        """For the checks that every solver goes through."""
+        return Energy(per_class=2, batch_size=3, lr=0.01)
 
     @property
     def parts(self) -> dict[str, Part]:
@@ -93,13 +94,15 @@ class Energy(LocalTraining):
                 "solver 'energy' needs a model with one output per class, and this one has a single output: "
                 'set loss = "cross_entropy" for the task'
             )
-        low, high = facts.low if self.low is None else self.low, facts.high if self.high is None else self.high
-        if facts.low < low - _ROOM or facts.high > high + _ROOM:
+        low, high = facts.bounds or (None, None)
+        low, high = low if self.low is None else self.low, high if self.high is None else self.high
+        below, above = low is not None and facts.low < low - _ROOM, high is not None and facts.high > high + _ROOM
+        if below or above:
             raise ValueError(
-                f"solver 'energy' keeps its samples in [{self.low}, {self.high}], but the data reach from "
-                f"{facts.low:g} to {facts.high:g}: scale the data, or set low and high (none: no limit)"
+                f"solver 'energy' keeps its samples in [{low}, {high}], but the data reach from {facts.low:g} to "
+                f"{facts.high:g}: scale the data, or set low and high (-inf and inf: no limit)"
             )
-        return replace(self, shape=facts.shape, classes=facts.outputs, seed=facts.seed)
+        return replace(self, low=low, high=high, shape=facts.shape, classes=facts.outputs, seed=facts.seed)
 
     def plan(self, sizes: Tensor, epochs: Tensor, keys: Key) -> Plan:
         whole = super().plan(sizes, epochs, keys)

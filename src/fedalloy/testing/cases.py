@@ -150,7 +150,7 @@ def _personal() -> tuple[EngineCase, ...]:
 def _generative() -> tuple[EngineCase, ...]:
     local: dict[str, Any] = {"lr": 0.05, "batch_size": 3, "optimizer": "adam"}
     cgan = Algorithm(Cgan(official=True, **local), Lopsided(), Momentum(0.7, 0.6))
-    evg = Algorithm(Energy(per_class=2, langevin=2, low=None, high=None, **local), Energies(), Langevin(noise=0.1))
+    evg = Algorithm(Energy(per_class=2, langevin=2, **local), Energies(), Langevin(noise=0.1))
     cvae = Algorithm(Cvae(**local), Lopsided(), ServerSgd())
     return (
         EngineCase("cgan", "two losses in parts of the model, noise by slot", cgan, small_task("acgan"), CHANGING),

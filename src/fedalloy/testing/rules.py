@@ -18,8 +18,6 @@ from fedalloy.testing.engines import check_engine
 from fedalloy.testing.problems import model_for, small_task
 
 Check = Callable[[Any], Iterable[str]]
-_EXAMPLES: dict[str, dict[str, Any]] = {"fedevg": {"per_class": 2, "low": None, "high": None}}
-"""Arguments of rules whose usual ones are made for data of another scale."""
 
 
 class Row(NamedTuple):
@@ -64,7 +62,7 @@ def check_rule(room: str, rule: Any) -> list[str]:
 def specimen(room: str, name: str) -> Any:
     """A rule to try: built without arguments, or by the static method ``example`` of a rule that needs some."""
     found = registry.find(room, name)
-    return getattr(found, "example", found)(**_EXAMPLES.get(name, {}))
+    return getattr(found, "example", found)()
 
 
 def _run(check: Check, rule: Any) -> list[str]:
