@@ -111,7 +111,8 @@ def test_the_unsquared_pull_does_not_depend_on_the_distance():
             "anchor": {"w.weight": torch.zeros(2)},
             "memory": {},
         }
-        done = solver.step(carry, lambda params: {"w.weight": torch.zeros(2)}, {}, torch.tensor(0), context())
+        still: Any = lambda params: {"w.weight": torch.zeros(2)}  # noqa: E731
+        done = solver.step(carry, still, {}, torch.tensor(0), context())
         return away - float(done["params"]["w.weight"][0])
 
     assert move(1.0) == pytest.approx(0.05, rel=1e-3)

@@ -28,6 +28,9 @@ from fedalloy.solvers.scaffold import Scaffold
 from fedalloy.solvers.sgd import Sgd
 from fedalloy.solvers.superfed import SuPerFed
 from fedalloy.solvers.training import LocalTraining
+from fedalloy.synthetic.methods import fedcgan as fedcgan
+from fedalloy.synthetic.methods import fedcvae as fedcvae
+from fedalloy.synthetic.methods import fedevg as fedevg
 from fedalloy.weightings import mirror
 from fedalloy.weightings.aaggff_d import AaggffD
 from fedalloy.weightings.aaggff_s import AaggffS

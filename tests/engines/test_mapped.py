@@ -116,7 +116,7 @@ def meta_loss(params: Tree, algorithm: Algorithm, task, now) -> torch.Tensor:
     mine = {name: torch.stack([state["solver"][name] for state in states]) for name in states[0]["solver"]}
     trained = mapped.train(algorithm, task.objective, shared, mine, block, ctx)
     steps = block.planned.double()
-    payload, _ = mapped.finish(algorithm, shared, mine, trained.carry, steps, ctx)
+    payload, _ = mapped.finish(algorithm, task.objective, shared, mine, trained, steps, ctx)
     weights = torch.linspace(0.5, 1.5, len(now), dtype=torch.float64)
     moved = [leaf.flatten(1).square().sum(1) @ weights for leaf in payload["delta"].values()]
     return torch.stack(moved).sum() + sum((params[name] ** 3).sum() for name in params)

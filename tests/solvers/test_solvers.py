@@ -144,7 +144,8 @@ def test_scaffold_sums_to_a_single_precision_model_in_single_precision():
     shared = {"params": params, "buffers": {}, **solver.init_shared(params)}
     mine = solver.init_client(shared, Key.of(0))
     ctx = Context(1, 1, Key.of(0), local_lr=0.1)
-    carry = solver.step(solver.begin(shared, mine, ctx), lambda at: {"w": torch.ones(3)}, {}, torch.tensor(0), ctx)
+    slope: Any = lambda at: {"w": torch.ones(3)}  # noqa: E731
+    carry = solver.step(solver.begin(shared, mine, ctx), slope, {}, torch.tensor(0), ctx)
     payload, kept = solver.end(carry, shared, mine, torch.tensor(1.0, dtype=torch.float64), ctx)
     assert {leaf.dtype for part in (*payload.values(), kept["control"]) for leaf in part.values()} == {torch.float32}
 

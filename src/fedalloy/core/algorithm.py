@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -20,14 +20,16 @@ from fedalloy.core.protocols import (
     LocalSolver,
     ServerOptimizer,
     Shared,
+    Task,
     Weighting,
     Wire,
 )
 from fedalloy.core.screening import screen
-from fedalloy.core.types import Cohort, Context, Info, Part, Payload, State, Tree, Weights
+from fedalloy.core.types import Cohort, Context, Facts, Info, Part, Payload, State, Tree, Weights
 
 OnFailure = Literal["drop", "resend"]
 ServerState = dict[str, State]
+OF_A_RECEIVED_MODEL = frozenset({"loss_before", "cross_score"})
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,11 @@ class Algorithm:
             )
         if self.solver.update not in self.solver.parts:
             raise AlgorithmError(f"solver {_name(self.solver)} declares no part '{self.solver.update}' to update with")
+        if unread := self.weighting.reads - self.solver.parts.keys():
+            raise AlgorithmError(
+                f"weighting {_name(self.weighting)} looks at the part '{min(unread)}', which solver "
+                f"{_name(self.solver)} does not send; sent: {', '.join(sorted(self.solver.parts))}"
+            )
         if self.solver.stays and "cross_score" in self.weighting.requires:
             raise AlgorithmError(
                 f"weighting {_name(self.weighting)} tries every client's model at every other client, but with solver "
@@ -68,8 +75,9 @@ class Algorithm:
 
     @property
     def provides(self) -> frozenset[str]:
-        """Statistics a client can send."""
-        return self.solver.provides | ENGINE_STATS
+        """Statistics a client can send; where no model is received there is none to try before training."""
+        known = ENGINE_STATS if self.solver.target == "params" else ENGINE_STATS - OF_A_RECEIVED_MODEL
+        return self.solver.provides | known
 
     @property
     def stateful(self) -> bool:
@@ -87,6 +95,18 @@ class Algorithm:
         if not self.solver.stays:
             return shared
         return {part: self.solver.stays.split(leaves)[1] for part, leaves in shared.items()}
+
+    def received(self, shared: Shared) -> Shared:
+        """The shared parts that travel to the clients."""
+        wanted = self.solver.receives
+        return shared if wanted is None else {part: leaves for part, leaves in shared.items() if part in wanted}
+
+    def fitted(self, task: Task, key: Key | None = None) -> Algorithm:
+        """The same algorithm, solver and server knowing the form of the task's data; ``key`` is the root of the run."""
+        if self.solver.target == "params":
+            return self
+        facts = facts_of(task, key or Key.of(0))
+        return replace(self, solver=self.solver.fitted(facts), server=self.server.fitted(facts))
 
     def init(self, params: Tree, population: int, buffers: Tree | None = None) -> ServerState:
         """The server's state before the first round."""
@@ -123,6 +143,23 @@ class Algorithm:
                 f"weighting {_name(self.weighting)} needs every client in every round, but the cohort is {cohort} of "
                 f"{population}: set the cohort to {population} or choose a rule for sampled cohorts"
             )
+
+
+def facts_of(task: Task, key: Key) -> Facts:
+    """What a solver may know of a task, from the examples of its first clients that have some."""
+    for client in range(task.population):
+        x = task.data("train", torch.tensor([client])).client(0).x
+        if len(x):
+            break
+    params, buffers = task.objective.init(Key.of(0))
+    said = task.objective.outputs(_beside(x, params), _beside(x, buffers), x[:1])
+    limits, count = (float(x.min()), float(x.max())), said.shape[-1] if said.dim() > 1 else 1
+    bounds = getattr(task, "bounds", None)
+    return Facts(tuple(x.shape[1:]), x.dtype, count, *limits, bounds=bounds, seed=key.fold("facts").seed())
+
+
+def _beside(x: Tensor, leaves: Tree) -> Tree:
+    return {name: leaf.to(x.device) for name, leaf in leaves.items()}
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -15,7 +15,8 @@ from fedalloy.core import tree
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.errors import ClientError
 from fedalloy.core.keys import Key
-from fedalloy.core.protocols import Carry, Objective, Shared
+from fedalloy.core.objective import Act, Actor, Objective
+from fedalloy.core.protocols import Carry, Shared
 from fedalloy.core.types import Context, Contribution, Examples, Payload, Plan, State, Tree
 
 _CHUNK = 4096
@@ -39,21 +40,32 @@ class BatchGradient:
 
     A solver that evaluates several models in one step passes ``track=False`` for those whose batch
     statistics should not enter the shared buffers. One that descends on a function of the batch loss passes it
-    as ``of``; the loss that is remembered is the plain one.
+    as ``of``; the loss that is remembered is the plain one. One with a loss of its own passes it as ``by``.
     """
 
     def __init__(
         self, objective: Objective, x: Tensor, y: Tensor, mask: Tensor | None, buffers: Tree, draw: Tensor | None
     ) -> None:
         self._objective, self._batch, self._draw = objective, (x, y, mask), draw
+        self._acts = 0
         self.buffers = buffers
         self.loss: Tensor | None = None
 
     def __call__(
-        self, params: Tree, *, track: bool | Tensor = True, of: Callable[[Tensor], Tensor] | None = None
+        self,
+        params: Tree,
+        *,
+        track: bool | Tensor = True,
+        of: Callable[[Tensor], Tensor] | None = None,
+        by: Callable[[Act, Tensor, Tensor], Tensor] | None = None,
+        fixed: Tree | None = None,
     ) -> Tree:
         def loss_of(leaves: Tree) -> tuple[Tensor, tuple[Tensor, Tree]]:
-            loss, buffers = self._objective.loss(leaves, self.buffers, *self._batch, self._draw)
+            whole = {**(fixed or {}), **leaves}
+            if by is None:
+                loss, buffers = self._objective.loss(whole, self.buffers, *self._batch, self._draw)
+            else:
+                loss, buffers = self._own_loss(whole, by)
             return (loss if of is None else of(loss)), (loss, buffers)
 
         grads, (loss, buffers) = grad(loss_of, has_aux=True)(params)
@@ -65,6 +77,27 @@ class BatchGradient:
             self.buffers = buffers
         self.loss = loss if self.loss is None else self.loss
         return dict(grads)
+
+    def outputs(self, params: Tree, x: Tensor) -> Tensor:
+        """What the model says about any ``x``, in evaluation mode."""
+        return self._objective.outputs(params, self.buffers, x)
+
+    def _own_loss(self, leaves: Tree, by: Callable[[Act, Tensor, Tensor], Tensor]) -> tuple[Tensor, Tree]:
+        """The masked mean of a loss that calls the model itself; every call of a step has dropout masks of its own."""
+        x, y, mask = self._batch
+        buffers = self.buffers
+
+        def act(role: str, *inputs: Tensor) -> Any:
+            nonlocal buffers
+            draw = None if self._draw is None else torch.as_tensor(Key(self._draw).fold("act", self._acts).state)
+            self._acts += 1
+            result, buffers = cast(Actor, self._objective).act(role, leaves, buffers, inputs, draw, training=True)
+            return result
+
+        losses = by(act, x, y)
+        if mask is None:
+            return losses.mean(), buffers
+        return torch.where(mask, losses, torch.zeros_like(losses)).sum() / mask.sum().clamp(min=1), buffers
 
 
 def run_client(
@@ -103,6 +136,8 @@ def run_client(
     if "accuracy_after" in algorithm.weighting.requires:
         with stage("accuracy_after"):
             stats["accuracy_after"] = _accuracy(objective, solver.trained(carry), buffers, examples)
+    with stage("conclude"):
+        carry = solver.conclude(carry, shared, lambda params, x: objective.outputs(params, buffers, x))
     with stage("end"):
         steps = torch.tensor(stats["num_steps"] if assignment.active else 0.0, dtype=torch.float64)
         payload, mine = solver.end(carry, shared, state["solver"], steps, ctx)

@@ -7,7 +7,7 @@ whose default does nothing; filling one in is the only kind of overriding there 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -17,12 +17,18 @@ from torch import Tensor
 from fedalloy.core import tree
 from fedalloy.core.keys import Key
 from fedalloy.core.names import NO_NAMES, Names
+from fedalloy.core.objective import Act as Act
+from fedalloy.core.objective import Fresh as Fresh
+from fedalloy.core.objective import GradAt as GradAt
+from fedalloy.core.objective import Objective as Objective
+from fedalloy.core.objective import Outputs as Outputs
 from fedalloy.core.tree import Chunk
 from fedalloy.core.types import (
     Block,
     Cohort,
     Context,
     Descent,
+    Facts,
     Info,
     Mixture,
     Part,
@@ -42,14 +48,7 @@ Shared = dict[str, Tree]
 """The parts every client receives: ``params``, ``buffers``, ``control``, ``samples``, ..."""
 Carry = dict[str, Any]
 """What a client's program hands from step to step: nested dicts of tensors."""
-GradAt = Callable[..., Tree]
-"""``grad_at(params)`` is the gradient of the mean loss of this step's batch at ``params``;
-``grad_at(params, of=function)`` that of a function of this mean loss. With ``track`` false (a bool, or a tensor of
-one) the batch statistics met on the way do not enter the buffers."""
-Fresh = Callable[[Key], tuple[Tree, Tree]]
-"""Draws a new model, parameters and buffers, from a key: ``Objective.init``."""
 DataPart = Literal["train", "valid", "test"]
-
 ENGINE_STATS = frozenset({
     "num_examples", "num_steps", "train_loss", "running_loss", "loss_before", "accuracy_after", "bytes_up",
     "cross_score",
@@ -107,8 +106,24 @@ class LocalSolver(ABC):
 
     @property
     def own_start(self) -> bool:
-        """Whether ``init_client`` needs a model drawn for this client alone: the part ``fresh`` it then receives."""
+        """Whether ``init_client`` needs a model drawn for this client alone: the part ``fresh`` it then receives. For
+        clients that keep nothing it is drawn anew in every round."""
         return False
+
+    @property
+    def receives(self) -> frozenset[str] | None:
+        """The shared parts that travel to the clients; None: all of them."""
+        return None
+
+    def fitted(self, facts: Facts) -> LocalSolver:
+        """The same solver knowing what it must know of the data, for methods that exchange no parameters. Refuses data
+        it cannot work on."""
+        return self
+
+    @property
+    def roles(self) -> frozenset[str]:
+        """What the model must do besides ``classify``, by name: ``generate``, ``judge``, ``reconstruct``, ..."""
+        return frozenset()
 
     @property
     def descent(self) -> Descent | None:
@@ -160,6 +175,10 @@ class LocalSolver(ABC):
     def step(self, carry: Carry, grad_at: GradAt, draws: Tree, phase: Tensor, ctx: Context) -> Carry:
         """One local step."""
 
+    def conclude(self, carry: Carry, shared: Shared, outputs: Outputs) -> Carry:
+        """Work with the trained model that needs no batch, between the last step and ``end``."""
+        return carry
+
     @abstractmethod
     def end(self, carry: Carry, shared: Shared, mine: State, steps: Tensor, ctx: Context) -> tuple[Payload, State]:
         """What is sent and what is kept, after ``steps`` steps (a float scalar tensor, possibly 0)."""
@@ -175,6 +194,13 @@ class LocalSolver(ABC):
     def absorb(self, shared: Shared, aggregate: Payload, cohort: Cohort, ctx: Context) -> Shared:
         """The shared parts after the round; the target has been moved already."""
         return shared
+
+    def synthesise(
+        self, shared: Shared, key: Key, per_class: int, objective: Objective
+    ) -> tuple[Tensor, Tensor] | None:
+        """Labelled synthetic examples ``(x, y)``, about ``per_class`` of every class, from what everybody knows; None
+        where the method makes none."""
+        return None
 
     def trained(self, carry: Carry) -> Tree:
         """The client's model after local training, on which ``accuracy_after`` is measured."""
@@ -194,6 +220,11 @@ class Weighting(ABC):
     def reads_payload(self) -> bool:
         """Whether the rule looks at what was sent (then nothing can be masked or streamed)."""
         return False
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """The parts that a rule looks at, so that no solver without them gets it."""
+        return frozenset({"delta"}) if self.reads_payload else frozenset()
 
     @property
     def weight_bound(self) -> float | None:
@@ -256,6 +287,10 @@ class ElementWeighting(Weighting):
 class ServerOptimizer(ABC):
     """What the server does with the combined update."""
 
+    def fitted(self, facts: Facts) -> ServerOptimizer:
+        """The same optimizer knowing what it must know of the data, where samples are its target."""
+        return self
+
     def init(self, target: Tree) -> State:
         """The optimizer's state before the first round."""
         return {}
@@ -297,27 +332,6 @@ class Wire(ABC):
     def bytes_sent(self, payload: Payload, plain: int) -> int:
         """How many bytes this encoding really needs where the plain tensors need ``plain``."""
         return plain
-
-
-class Objective(Protocol):
-    """A model and its loss as pure functions of parameters and buffers."""
-
-    def init(self, key: Key) -> tuple[Tree, Tree]:
-        """Fresh parameters and buffers."""
-
-    def loss(
-        self, params: Tree, buffers: Tree, x: Tensor, y: Tensor, mask: Tensor | None, draw: Tensor | None
-    ) -> tuple[Tensor, Tree]:
-        """Mean training loss over the (masked) batch, and the buffers after it."""
-
-    def outputs(self, params: Tree, buffers: Tree, x: Tensor) -> Tensor:
-        """What the model says, in evaluation mode."""
-
-    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """The loss of every example."""
-
-    def hits(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Whether every example is classified correctly, as 0 or 1."""
 
 
 class Task(Protocol):

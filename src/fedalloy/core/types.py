@@ -21,8 +21,8 @@ Stats = dict[str, Tensor]
 Info = dict[str, Tensor]
 
 __all__ = [
-    "Block", "Cohort", "Context", "Contribution", "Descent", "Examples", "Info", "Mixture", "Part", "Payload",
-    "Plan", "State", "Stats", "Tree", "Weights", "Work",
+    "Block", "Cohort", "Context", "Contribution", "Descent", "Examples", "Facts", "Info", "Mixture", "Part",
+    "Payload", "Plan", "State", "Stats", "Tree", "Weights", "Work",
 ]  # fmt: skip
 
 
@@ -127,6 +127,21 @@ class Examples:
 
     def __len__(self) -> int:
         return len(self.y)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a solver may know of a task before the first round: the form of one example, how many outputs the model
+    has, between which values the first clients' features lie, the ``bounds`` that are declared for the data (None:
+    there are none), and a seed of the run for what the server draws."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    outputs: int
+    low: float
+    high: float
+    bounds: tuple[float, float] | None = None
+    seed: int = 0
 
 
 @dataclass(frozen=True)

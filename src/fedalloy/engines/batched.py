@@ -186,7 +186,7 @@ def _mapped_block(
         model = algorithm.solver.trained(trained.carry)
         before["accuracy_after"] = _own_mean(objective, objective.hits, model, trained.buffers, block)
     steps = torch.where(block.work.active, block.planned, 0).double().to(mapped.device_of(shared))
-    payload, solver_state = mapped.finish(algorithm, shared, mine["solver"], trained.carry, steps, ctx)
+    payload, solver_state = mapped.finish(algorithm, objective, shared, mine["solver"], trained, steps, ctx)
     if shared["buffers"]:
         payload = {**payload, "buffers": algorithm.solver.stays.split(trained.buffers)[1]}
         solver_state = algorithm.solver.settle(solver_state, trained.buffers)

@@ -59,11 +59,12 @@ class Convolve(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, Tensor, None, None]:
-        """Gradients by the images (where they are asked for) and by the weights."""
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        """Gradients by the images and by the weights, each where it is asked for."""
         x, weight = ctx.saved_tensors
-        by_weight = ByWeight.apply(slope, x, weight.shape[-2:], ctx.stride, ctx.padding)  # type: ignore[no-untyped-call]
-        by_input = None
+        by_weight = by_input = None
+        if ctx.needs_input_grad[1]:  # not in Langevin steps, which differentiate by the images alone
+            by_weight = ByWeight.apply(slope, x, weight.shape[-2:], ctx.stride, ctx.padding)  # type: ignore[no-untyped-call]
         if ctx.needs_input_grad[0]:
             by_input = ByInput.apply(slope, weight, x.shape[-2:], ctx.stride, ctx.padding)  # type: ignore[no-untyped-call]
         return by_input, by_weight, None, None

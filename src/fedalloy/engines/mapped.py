@@ -58,14 +58,22 @@ def train(
 
 
 def finish(
-    algorithm: Algorithm, shared: Shared, mine: State, carry: Carry, steps: Tensor, ctx: Context
+    algorithm: Algorithm,
+    objective: Objective,
+    shared: Shared,
+    mine: State,
+    trained: Trained,
+    steps: Tensor,
+    ctx: Context,
 ) -> tuple[Payload, State]:
     """What the block's clients send and keep."""
+    solver = algorithm.solver
 
-    def end(carried: Carry, kept: State, taken: Tensor) -> tuple[Payload, State]:
-        return algorithm.solver.end(carried, shared, kept, taken, ctx)
+    def end(carry: Carry, buffers: Tree, kept: State, taken: Tensor) -> tuple[Payload, State]:
+        carry = solver.conclude(carry, shared, lambda params, x: objective.outputs(params, buffers, x))
+        return solver.end(carry, shared, kept, taken, ctx)
 
-    payload, state = vmap(end)(carry, mine, steps)
+    payload, state = vmap(end)(trained.carry, trained.buffers, mine, steps)
     return payload, state
 
 

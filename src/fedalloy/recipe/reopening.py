@@ -28,8 +28,7 @@ def reopen(folder: str | Path) -> Trained:
     if saved is None:
         raise CheckpointError(f"{folder} holds no checkpoint yet; wait for the first one, or resume the run")
     config = experiment.config
-    fed = Federation(
-        experiment.algorithm, placed(experiment.task(), config.device), Loop(), config, Key.of(config.seed)
-    )
+    task, root = placed(experiment.task(), config.device), Key.of(config.seed)
+    fed = Federation(experiment.algorithm.fitted(task, root), task, Loop(), config, root)
     store = read_store(saved.clients, opened.clients, config.device)
     return Trained(fed, on_device(saved.server, config.device), store, saved.round)

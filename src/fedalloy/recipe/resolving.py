@@ -14,11 +14,12 @@ from fedalloy.core.errors import RegistryError, SpecError, nearest
 from fedalloy.core.spec import from_spec
 from fedalloy.recipe.changes import merge
 from fedalloy.recipe.reading import parse
-from fedalloy.recipe.tables import EntryTable, Recipe, SamplingTable
+from fedalloy.recipe.tables import EntryTable, Recipe, SamplingTable, SyntheticTable
 from fedalloy.run.config import RunConfig
 from fedalloy.run.driver import Ending, RoundEvent, run
 from fedalloy.run.recorder import Recorder
 from fedalloy.run.sampling import BySize, Listed, Sampling, Uniform
+from fedalloy.synthetic.classifier import ClassifierTraining
 from fedalloy.tasks.assembly import make_task
 from fedalloy.tasks.datasets.base import usual_of
 from fedalloy.tasks.devices import DeviceProfile
@@ -129,6 +130,8 @@ def task_of(recipe: Recipe) -> FederatedTask:
         noise=recipe.noise.model_dump() if recipe.noise else None,
         newcomers=dealt.newcomers,
         trainable=tuple(table.trainable),
+        classifier=table.classifier,
+        synthetic=table.synthetic.model_dump() if isinstance(table.synthetic, SyntheticTable) else table.synthetic,
         dtype=table.dtype,
         device=recipe.engine.device,
     )
@@ -157,12 +160,14 @@ def config_of(recipe: Recipe) -> RunConfig:
         evaluate_every=recipe.evaluate.every,
         evaluate_clients=recipe.evaluate.clients,
         mix_every=recipe.evaluate.mix_every,
+        snapshot_every=recipe.evaluate.snapshots,
         metrics=tuple(recipe.evaluate.metrics or ()),
         target=table.target,
         target_metric=table.target_metric or "",
         stop_at_target=table.stop_at_target,
         patience=table.patience,
         max_norm=table.max_norm,
+        classifier=ClassifierTraining(**recipe.evaluate.classifier.model_dump()),
         checkpoint_every=table.checkpoint_every,
         client_memory_mb=table.client_memory_mb,
         engine=engine.kind,

@@ -40,6 +40,15 @@ class RuleTable(Open):
     """Name of the rule; `fedalloy list` shows all."""
 
 
+class SyntheticTable(Closed):
+    """Samples for everybody's training."""
+
+    path: str
+    """An `.npz` file with the arrays `x` and `y`, as `fedalloy synth export` writes it."""
+    per_class: Count | None = None
+    """How many of every class; left out: all."""
+
+
 class TaskTable(Closed):
     """What is learned, from which data."""
 
@@ -59,6 +68,10 @@ class TaskTable(Closed):
     """Share of every client's examples kept for validation."""
     dtype: Literal["float32", "float64"] = "float32"
     """Precision of the model and the features."""
+    classifier: str | Table | None = None
+    """The model that the server trains on synthetic samples; left out: the task's own."""
+    synthetic: str | SyntheticTable | None = None
+    """A file of synthetic samples that every client trains on besides its own examples."""
 
 
 class PartitionTable(Open):
@@ -169,6 +182,21 @@ class RunTable(Closed):
     """States of clients go to disk when those of all clients together are larger than this."""
 
 
+class ClassifierTable(Closed):
+    """How the server's classifier learns from synthetic samples, for methods that make some."""
+
+    epochs: Count = 200
+    """Passes over the samples."""
+    batch_size: Count = 64
+    """Samples per step."""
+    lr: Annotated[float, Field(gt=0)] = 1e-3
+    """Step size of Adam."""
+    weight_decay: Annotated[float, Field(ge=0)] = 1e-4
+    """Pull of the parameters to zero."""
+    per_class: Count = 10
+    """Samples of every class that a generator is asked for."""
+
+
 class EvaluateTable(Closed):
     """When and on whom the model is scored."""
 
@@ -180,6 +208,10 @@ class EvaluateTable(Closed):
     """Score only this many clients, drawn once; left out: everyone."""
     mix_every: Count | None = None
     """Rounds between readings at lambda = 0, 0.1, ..., 1, for methods that mix two models; left out: at the end."""
+    snapshots: Count | None = None
+    """Rounds between sets of synthetic samples kept in the run folder, for methods that make some; left out: none."""
+    classifier: ClassifierTable = ClassifierTable()
+    """The classifier that scores synthetic samples."""
 
 
 class EngineTable(Open):

@@ -10,6 +10,7 @@
 | ``timings.jsonl`` | everything that depends on the clock; every row names its ``round`` |
 | ``checkpoints/round-000123.safetensors`` | the last two (:mod:`fedalloy.records.checkpoint`) |
 | ``clients/0000007-000123.safetensors`` | large states of clients, by id and round (:mod:`.disk_store`) |
+| ``synthetic/round-000050.safetensors`` | synthetic samples of a round (:mod:`fedalloy.synthetic.snapshots`) |
 | ``lock`` | held by the writer, names its process id |
 
 Only ``timings.jsonl``, ``environment.json`` and ``lock`` may differ between two runs of one seed. A checkpoint

@@ -8,6 +8,7 @@ from typing import Any
 from fedalloy.core.errors import SpecError, nearest
 from fedalloy.core.protocols import Engine
 from fedalloy.run.sampling import Sampling, Uniform
+from fedalloy.synthetic.classifier import ClassifierTraining
 from fedalloy.tasks.devices import DeviceProfile
 from fedalloy.tasks.metrics.metric import choose
 
@@ -21,8 +22,10 @@ class RunConfig:
     ``target`` is a value of ``target_metric`` (mean over clients): the round that reaches it is recorded and,
     with ``stop_at_target``, ends the run. ``patience`` ends a run whose metric has not improved for that many
     evaluations. ``evaluate_clients`` scores only that many clients, drawn once. ``checkpoint_every`` is in seconds.
-    ``max_norm`` drops longer updates. ``mix_every`` also scores the mixtures of federated and local models every so
-    many rounds, for methods that have some; the last round always does. States of clients go to disk when those of
+    ``max_norm`` drops longer updates. ``classifier`` is how the server learns from synthetic samples, for methods that
+    make some. ``mix_every`` also scores the mixtures of federated and local models every so many rounds, for methods
+    that have some; the last round always does. ``snapshot_every`` keeps synthetic samples in the run folder every so
+    many rounds, for methods that make some. States of clients go to disk when those of
     the whole population are larger than ``client_memory_mb`` (:func:`fedalloy.records.store.open_store`).
     """
 
@@ -33,12 +36,14 @@ class RunConfig:
     evaluate_every: int = 1
     evaluate_clients: int | None = None
     mix_every: int | None = None
+    snapshot_every: int | None = None
     metrics: tuple[str, ...] = ("accuracy", "loss")
     target: float | None = None
     target_metric: str = "accuracy"
     stop_at_target: bool = False
     patience: int | None = None
     max_norm: float | None = None
+    classifier: ClassifierTraining = field(default_factory=ClassifierTraining)
     checkpoint_every: float = 30.0
     client_memory_mb: float = 64.0
     engine: str | Engine = "auto"
@@ -54,6 +59,8 @@ class RunConfig:
             raise SpecError(f"evaluate every: must be 1 or more rounds, got {self.evaluate_every}")
         if self.mix_every is not None and self.mix_every < 1:
             raise SpecError(f"evaluate mix_every: must be 1 or more rounds, got {self.mix_every}")
+        if self.snapshot_every is not None and self.snapshot_every < 1:
+            raise SpecError(f"evaluate snapshots: must be 1 or more rounds, got {self.snapshot_every}")
         watched = self.target is not None or self.patience is not None
         if watched and self.target_metric not in self.metrics:
             raise SpecError(

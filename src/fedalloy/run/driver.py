@@ -20,6 +20,7 @@ from fedalloy.core.errors import CheckpointError, Diverged
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import ClientStore, Engine, Task
 from fedalloy.core.registry import find
+from fedalloy.core.roles import check_roles
 from fedalloy.core.spec import build
 from fedalloy.core.types import Tree
 from fedalloy.engines.profile import collecting
@@ -33,7 +34,9 @@ from fedalloy.run.mixing import evaluate_mixes
 from fedalloy.run.recorder import FolderRecorder, MemoryRecorder, Recorder, Row
 from fedalloy.run.round import Federation, Played, Stopwatch, play
 from fedalloy.run.trained import Trained
+from fedalloy.synthetic.classifier import synthetic_set
 
+_NAMES = {"params": "model", "samples": "synthetic set"}
 BARREN_LIMIT = 3
 """Rounds in a row without a valid contribution after which a run counts as diverged."""
 
@@ -103,6 +106,8 @@ def run(
     config.devices.check(task.population)
     algorithm.check_cohort(config.sampling.size(task.population), task.population)
     check_validation(algorithm, task)
+    algorithm = algorithm.fitted(task, Key.of(config.seed))
+    check_roles(algorithm, task)
     fed = Federation(algorithm, placed(task, config.device), make_engine(config), config, Key.of(config.seed))
     opened = _open(folder, resume, recipe, task, config)
     with _Threads(config), opened.lock() if opened else nullcontext():
@@ -250,11 +255,24 @@ def _one_round(session: Session) -> None:
             evaluation = _evaluate(session, round, played.row)
     _advance(progress, config, played, evaluation)
     with watch.time("record"):
+        _snapshot(session, round)
         session.recorder.append("rounds", played.row)
     session.recorder.append("timings", {"round": round, **watch.seconds, **_engine_notes(session)})
     if session.watcher:
         session.watcher(RoundEvent(played.row, progress, config.rounds, evaluation, watch.seconds))
-    _check_health(played, evaluation, progress)
+    _check_health(played, evaluation, progress, session.fed.algorithm.solver.target)
+
+
+def _snapshot(session: Session, round: int) -> None:
+    """Keep synthetic samples where they are wanted; from the same draws every time, so that one can be watched."""
+    fed, every = session.fed, session.fed.config.snapshot_every
+    if every is None or (round % every and round != fed.config.rounds):
+        return
+    made = synthetic_set(
+        fed.task, fed.algorithm, session.state, fed.root.fold("snapshot"), fed.config.classifier.per_class
+    )
+    if made is not None:
+        session.recorder.snapshot(round, *made)
 
 
 def _engine_notes(session: Session) -> dict[str, Any]:
@@ -315,11 +333,12 @@ def _advance(progress: Progress, config: RunConfig, played: Played, evaluation: 
         progress.reached = progress.round
 
 
-def _check_health(played: Played, evaluation: Evaluation | None, progress: Progress) -> None:
+def _check_health(played: Played, evaluation: Evaluation | None, progress: Progress, target: str) -> None:
     """A model that is not finite, or a federation that sends nothing usable, has diverged."""
-    params: Tree = played.step.state["shared"]["params"]
-    if not bool(torch.stack([leaf.sum(dtype=torch.float64) for leaf in params.values()]).isfinite().all()):
-        raise Diverged(f"the model is not finite after round {progress.round}; try a smaller step size")
+    moved: Tree = played.step.state["shared"][target]
+    if not bool(torch.stack([leaf.sum(dtype=torch.float64) for leaf in moved.values()]).isfinite().all()):
+        what = _NAMES.get(target, target)
+        raise Diverged(f"the {what} is not finite after round {progress.round}; try a smaller step size")
     if progress.barren >= BARREN_LIMIT and played.row["dropped"]:
         raise Diverged(
             f"no valid contribution for {progress.barren} rounds, up to round {progress.round} "

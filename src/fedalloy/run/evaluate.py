@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedalloy.core.algorithm import ServerState
-from fedalloy.core.protocols import Task
 from fedalloy.core.types import Examples
 from fedalloy.run.trained import Trained
 from fedalloy.tasks.evaluation import evaluate_clients, evaluate_models, evaluate_pool
@@ -41,8 +39,7 @@ class Evaluation:
 
 def evaluate(trained: Trained, metrics: tuple[str, ...], ids: Tensor) -> Evaluation:
     """Score the models on the test parts of ``ids``, and the global one on the global test set too."""
-    task, state = trained.fed.task, trained.state
-    shared, overall = _global_scores(task, state, metrics, ids)
+    shared, overall = _global_scores(trained, metrics, ids)
     if not trained.fed.algorithm.solver.personalised:
         return Evaluation(shared, overall)
     return Evaluation(personal_scores(trained, metrics, ids)[0], overall, shared)
@@ -83,13 +80,11 @@ def client_row(model: str, ids: Tensor, values: Values, **more: Any) -> dict[str
     return {"split": "test", "model": model, **more, "ids": ids.tolist(), **numbers}
 
 
-def _global_scores(
-    task: Task, state: ServerState, metrics: tuple[str, ...], ids: Tensor
-) -> tuple[Values, dict[str, float]]:
-    params, buffers = state["shared"]["params"], state["shared"]["buffers"]
-    values = evaluate_clients(task.objective, params, buffers, task.data("test", ids), metrics)
+def _global_scores(trained: Trained, metrics: tuple[str, ...], ids: Tensor) -> tuple[Values, dict[str, float]]:
+    task, model = trained.fed.task, trained.server_model()
+    values = evaluate_clients(*model, task.data("test", ids), metrics)
     pool: Examples | None = getattr(task, "global_test", None)
-    return values, evaluate_pool(task.objective, params, buffers, pool, metrics) if pool is not None else {}
+    return values, evaluate_pool(*model, pool, metrics) if pool is not None else {}
 
 
 def _number(value: float) -> float | None:

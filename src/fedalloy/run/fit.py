@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from fedalloy import algorithms
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.errors import SpecError, nearest
@@ -19,6 +21,7 @@ from fedalloy.run.driver import Ending, RoundEvent, run
 from fedalloy.run.recorder import MemoryRecorder, Recorder, Row
 from fedalloy.run.sampling import Uniform
 from fedalloy.run.trained import Trained
+from fedalloy.synthetic.classifier import synthetic_set
 
 
 @dataclass(frozen=True)
@@ -36,9 +39,20 @@ class RunResult:
 
     @property
     def model(self) -> Tree:
-        """Parameters and buffers of the global model, ready for ``module.load_state_dict``."""
-        shared = self.ending.state["shared"]
-        return {**shared["params"], **shared["buffers"]}
+        """Parameters and buffers of the global model, ready for ``module.load_state_dict``: for methods that learn
+        samples, those of a classifier trained on them."""
+        model = self.trained.server_model()
+        return {**model.params, **model.buffers}
+
+    def synthetic(self, per_class: int = 10) -> tuple[Tensor, Tensor]:
+        """The labelled synthetic samples ``(x, y)`` of the run; a method that makes none is refused."""
+        fed, key = self.trained.fed, self.trained.fed.root.fold("synthetic", self.trained.round)
+        made = synthetic_set(fed.task, fed.algorithm, self.ending.state, key, per_class)
+        if made is None:
+            raise SpecError(
+                f"solver '{type(fed.algorithm.solver).__name__}' makes no synthetic samples; fedevg does"
+            )
+        return made
 
     @property
     def trained(self) -> Trained:

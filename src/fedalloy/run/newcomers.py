@@ -51,6 +51,8 @@ def evaluate_newcomers(
     it has trained, mixed with or replaced by its own where the method has one, starting from its initial private
     state. Without ``ids`` they are the task's newcomers. Nothing of this changes the run.
     """
+    if trained.fed.algorithm.solver.target != "params":
+        raise SpecError("newcomers: this method exchanges samples, so there is no shared model to go on from")
     ids = _newcomers(trained) if ids is None else ids
     if any(count < 0 for count in steps):
         raise SpecError(f"newcomers: steps are {list(steps)}; allowed are whole numbers from 0")

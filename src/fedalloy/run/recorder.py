@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from fedalloy.core.protocols import ClientStore
 from fedalloy.core.types import State
 from fedalloy.records.folder import RunFolder, RunState, StreamName
+from fedalloy.synthetic import snapshots
 
 Row = dict[str, Any]
 
@@ -21,6 +24,9 @@ class Recorder(Protocol):
 
     def checkpoint(self, round: int, server: State, clients: ClientStore, extra: Mapping[str, Any]) -> None:
         """Make everything up to this round safe."""
+
+    def snapshot(self, round: int, x: Tensor, y: Tensor) -> None:
+        """Keep the synthetic samples of a round."""
 
     def status(self, state: RunState, round: int, reason: str = "") -> None:
         """Say how the run stands."""
@@ -38,6 +44,9 @@ class MemoryRecorder:
     def checkpoint(self, round: int, server: State, clients: ClientStore, extra: Mapping[str, Any]) -> None:
         """Nothing to make safe."""
 
+    def snapshot(self, round: int, x: Tensor, y: Tensor) -> None:
+        """A run without a folder hands out its samples when it ends."""
+
     def status(self, state: RunState, round: int, reason: str = "") -> None:
         """Nobody else is looking."""
 
@@ -53,6 +62,9 @@ class FolderRecorder:
 
     def checkpoint(self, round: int, server: State, clients: ClientStore, extra: Mapping[str, Any]) -> None:
         self.folder.checkpoint(round, server, clients.commit(round), extra)
+
+    def snapshot(self, round: int, x: Tensor, y: Tensor) -> None:
+        snapshots.save(self.folder.path, round, x, y)
 
     def status(self, state: RunState, round: int, reason: str = "") -> None:
         self.folder.set_status(state, round, reason)

@@ -74,7 +74,7 @@ def play(fed: Federation, state: ServerState, store: ClientStore, round: int, wa
             local_lr=fed.algorithm.solver.lr_at(round, fed.config.rounds),
             rounds=fed.config.rounds,
         )
-        states = client_states(fed, state, store, work.ids)
+        states = client_states(fed, state, store, work.ids, round)
     with watch.time("clients"):
         outcome = _run(fed, state, states, work, ctx)
     with watch.time("server"):
@@ -85,7 +85,7 @@ def play(fed: Federation, state: ServerState, store: ClientStore, round: int, wa
     if fed.algorithm.stateful:
         with watch.time("store"):
             store.put(round, _counted(outcome, work, late, step))
-    row = {"round": round, **_describe(state, work, cohort, step, outcome)}
+    row = {"round": round, **_describe(fed.algorithm, state, work, cohort, step, outcome)}
     resent = sorted({*_silent(work), *(late if fed.resends else ())})
     row |= {"simulated_seconds": seconds, "absent": absent, "late": late, "resent": resent}
     return Played(step, row)
@@ -103,11 +103,16 @@ def _assign(fed: Federation, round: int, key: Key) -> tuple[Work, list[int]]:
     return Work.of(ids[links], epochs[links]), ids[~links].tolist()
 
 
-def client_states(fed: Federation, state: ServerState, store: ClientStore, ids: Tensor) -> dict[int, State]:
-    """Every client's state; a client met for the first time gets its initial one."""
+def client_states(
+    fed: Federation, state: ServerState, store: ClientStore, ids: Tensor, round: int = 0
+) -> dict[int, State]:
+    """Every client's state; a client met for the first time gets its initial one. Clients that keep nothing but begin
+    with a model of their own draw it anew in every round."""
     clients = ids.tolist()
     fresh, shared = fed.root.fold("new client"), state["shared"]
-    if not fed.algorithm.stateful:
+    if fed.algorithm.solver.own_start and not fed.algorithm.solver.stateful:
+        fresh = fresh.fold("round", round)
+    elif not fed.algorithm.stateful:
         return dict.fromkeys(clients, fed.algorithm.init_client(shared, fresh, fed.task.objective.init))
     known = store.get(clients)
     return {
@@ -165,11 +170,15 @@ def _silent(work: Work) -> list[int]:
     return [] if bool(work.active.all()) else work.ids[~work.active].tolist()
 
 
-def _describe(state: ServerState, work: Work, cohort: Cohort, step: ServerStep, outcome: Outcome) -> dict[str, Any]:
-    """The row of ``rounds.jsonl``: a function of the seed alone, never of the clock."""
+def _describe(
+    algorithm: Algorithm, state: ServerState, work: Work, cohort: Cohort, step: ServerStep, outcome: Outcome
+) -> dict[str, Any]:
+    """The row of ``rounds.jsonl``: a function of the seed alone, never of the clock. Where something else than a model
+    travels, ``bytes_model`` is what the model would have cost in each direction."""
     counted = torch.isin(cohort.ids, step.ids) if len(step.ids) < len(cohort) else slice(None)
-    down = sum(tree.nbytes(leaves) for leaves in state["shared"].values()) * len(work)
-    return {
+    down = sum(tree.nbytes(leaves) for leaves in algorithm.received(state["shared"]).values()) * len(work)
+    model = {} if algorithm.solver.target == "params" else {"bytes_model": _model_bytes(state) * len(work)}
+    return model | {
         "ids": step.ids.tolist(),
         "weights": _plain(step.weights),
         "num_steps": cohort.stats["num_steps"][counted].tolist() if len(cohort) else [],
@@ -179,6 +188,10 @@ def _describe(state: ServerState, work: Work, cohort: Cohort, step: ServerStep, 
         "dropped": {str(client): why for client, why in {**outcome.failures, **step.dropped}.items()},
         "info": {name: _plain(value) for name, value in step.info.items()},
     }
+
+
+def _model_bytes(state: ServerState) -> int:
+    return sum(tree.nbytes(state["shared"][part]) for part in ("params", "buffers"))
 
 
 def _mean(values: Tensor) -> float | None:

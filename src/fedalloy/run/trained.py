@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
 from fedalloy.core import tree
 from fedalloy.core.algorithm import ServerState
-from fedalloy.core.protocols import ClientStore, Shared
+from fedalloy.core.protocols import ClientStore, Objective, Shared
 from fedalloy.core.types import State, Tree
+from fedalloy.engines.batched import Batched
 from fedalloy.run.round import Federation, client_states
+from fedalloy.synthetic.classifier import classifier_of, synthetic_set, train_classifier
 
 _CHUNK_BYTES = 128 << 20
 _MOST = 64
+
+
+class ServerModel(NamedTuple):
+    """A model as pure functions, with its parameters and buffers."""
+
+    objective: Objective
+    params: Tree
+    buffers: Tree
 
 
 @dataclass(frozen=True)
@@ -42,6 +53,18 @@ class Trained:
     def model_of(self, state: State, mix: float | None = None) -> tuple[Tree, Tree]:
         """The model of a client that keeps this state."""
         return self.fed.algorithm.solver.personal(self.shared, state["solver"], mix)
+
+    def server_model(self) -> ServerModel:
+        """The model of the server: what was learned, or, where samples were learned, a classifier trained on them."""
+        fed, settings = self.fed, self.fed.config.classifier
+        key = fed.root.fold("classifier", self.round)
+        made = synthetic_set(fed.task, fed.algorithm, self.state, key.fold("samples"), settings.per_class)
+        if made is None:
+            return ServerModel(fed.task.objective, self.shared["params"], self.shared["buffers"])
+        objective = classifier_of(fed.task)
+        # Only this engine pays here: it replays a captured step where the others would launch it kernel by kernel.
+        engine = fed.engine if isinstance(fed.engine, Batched) else None
+        return ServerModel(objective, *train_classifier(objective, *made, key, settings, engine))
 
     @property
     def at_once(self) -> int:

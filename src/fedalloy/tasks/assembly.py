@@ -22,6 +22,7 @@ from fedalloy.tasks.models.build import build, resolve
 from fedalloy.tasks.noise import LabelNoise, as_noise
 from fedalloy.tasks.objective import Factory, ModuleObjective
 from fedalloy.tasks.partitions.base import Partition
+from fedalloy.tasks.synthetic_part import SyntheticPart, as_part, mixed_in
 
 Spec = Mapping[str, Any]
 Precision = Literal["float32", "float64"]
@@ -43,6 +44,8 @@ def make_task(
     noise: LabelNoise | Spec | None = None,
     newcomers: int = 0,
     trainable: tuple[str, ...] = ("*",),
+    classifier: str | Spec | Callable[..., nn.Module] | None = None,
+    synthetic: str | Spec | SyntheticPart | None = None,
     dtype: Precision | torch.dtype = "float32",
     device: str | torch.device | None = None,
 ) -> FederatedTask:
@@ -51,9 +54,11 @@ def make_task(
     Without a ``partition`` the data's own clients are taken, and where there are none, ten iid ones. A dataset
     may have a usual ``model``, ``loss``, metrics and ``standardise``, which are taken unless others are given;
     otherwise images of at least 16 x 16 get the ``cnn`` and everything else ``logistic``. A ``model`` may
-    also be any function that returns an ``nn.Module``; of ``inputs``, ``input_shape`` and ``classes`` it
-    gets those it asks for. ``noise`` makes labels wrong (:class:`fedalloy.tasks.noise.LabelNoise`), ``newcomers`` is
-    how many of the clients never take part.
+    also be any function that returns an ``nn.Module``; of ``inputs``, ``input_shape``, ``classes`` and ``bounds`` (the
+    data's lowest and highest value, None where none are declared) it gets those it asks for. ``noise`` makes labels
+    wrong (:class:`fedalloy.tasks.noise.LabelNoise`), ``newcomers`` is how many of the clients never take part.
+    ``classifier`` is the model that learns from synthetic samples where it is another than ``model``, ``synthetic`` the
+    file of samples that every client trains on besides its own.
 
     >>> make_task("digits", partition={"kind": "dirichlet", "alpha": 0.3}, clients=5).population
     5
@@ -63,8 +68,9 @@ def make_task(
     rule = as_partition(partition, data)
     chosen_loss = loss or usual.loss or ("cross_entropy" if data.classes else "mse")
     outputs = 1 if chosen_loss == "binary" else max(1, data.classes)
-    precision = _precision(dtype)
-    factory = as_factory(usual.model if model is None else model, tuple(data.x.shape[1:]), outputs)
+    precision, scaling = _precision(dtype), _scaling(standardise or usual.standardise)
+    bounds = data.bounds if scaling == "none" else None
+    factory = as_factory(usual.model if model is None else model, tuple(data.x.shape[1:]), outputs, bounds)
     objective = ModuleObjective(factory, chosen_loss, trainable=trainable, dtype=precision)
     made = federate(
         data,
@@ -73,12 +79,17 @@ def make_task(
         objective if device is None else objective.to(device),
         test_fraction=test_fraction,
         valid_fraction=valid_fraction,
-        standardise=_scaling(standardise or usual.standardise),
+        standardise=scaling,
         noise=as_noise(noise),
         newcomers=newcomers,
         key=key.fold("federation"),
     )
-    return replace(made, metrics=usual.metrics).to(device, precision)
+    if classifier is not None:
+        other = ModuleObjective(as_factory(classifier, tuple(data.x.shape[1:]), outputs), chosen_loss, dtype=precision)
+        made = replace(made, classifier=other if device is None else other.to(device))
+    if synthetic is not None:
+        made = mixed_in(made, *as_part(synthetic).load())
+    return replace(made, metrics=usual.metrics, bounds=bounds).to(device, precision)
 
 
 def as_dataset(dataset: str | Spec | DatasetLoader | Dataset, key: Key) -> Dataset:
@@ -106,20 +117,25 @@ def as_partition(partition: str | Spec | Partition | None, data: Dataset) -> Par
 
 
 def as_factory(
-    model: str | Spec | Callable[..., nn.Module] | None, input_shape: tuple[int, ...], outputs: int
+    model: str | Spec | Callable[..., nn.Module] | None,
+    input_shape: tuple[int, ...],
+    outputs: int,
+    bounds: tuple[float, float] | None = None,
 ) -> Factory:
-    """A function without arguments that builds the model for inputs of this shape."""
+    """A function without arguments that builds the model for inputs of this shape, between these values."""
     if model is None:
         model = "cnn" if len(input_shape) == 3 and min(input_shape[1:]) >= _SMALLEST_IMAGE else "logistic"
     if isinstance(model, nn.Module):
         raise SpecError("model is a built nn.Module: give the function that builds it, so that every seed starts anew")
     if callable(model):
-        return _filled(model, input_shape, outputs)
+        return _filled(model, input_shape, outputs, bounds)
     spec = {"kind": model} if isinstance(model, str) else dict(model)
     kind = spec.pop("kind", None)
     if not isinstance(kind, str):
         raise SpecError("model: needs a 'kind', the name of a model or 'package.module:function'")
     settings = _checked(kind, spec)
+    if "bounds" in typing.get_type_hints(resolve(kind)):
+        settings = {"bounds": bounds, **settings}
     return lambda: build(kind, input_shape, outputs, **settings)
 
 
@@ -129,8 +145,13 @@ def _inner(name: str, value: Any) -> Any:
     return from_spec("partition", value, f"partition.{name}") if is_rule and not isinstance(value, Partition) else value
 
 
-def _filled(factory: Callable[..., nn.Module], input_shape: tuple[int, ...], outputs: int) -> Factory:
-    known = {"inputs": math.prod(input_shape), "input_shape": input_shape, "classes": outputs}
+def _filled(
+    factory: Callable[..., nn.Module],
+    input_shape: tuple[int, ...],
+    outputs: int,
+    bounds: tuple[float, float] | None,
+) -> Factory:
+    known = {"inputs": math.prod(input_shape), "input_shape": input_shape, "classes": outputs, "bounds": bounds}
     taken = inspect.signature(factory).parameters
     wanted = {name: value for name, value in known.items() if name in taken}
     return lambda: factory(**wanted)

@@ -62,8 +62,10 @@ class Pool:
 class FederatedTask:
     """A model and clients whose data are in memory, one pool per part.
 
-    ``metrics`` are those the data are usually scored with, the most telling one first. The last ``newcomers`` clients
+    ``metrics`` are those the data are usually scored with, the most telling one first. ``bounds`` are the declared
+    lowest and highest value of the features. The last ``newcomers`` clients
     exist but are no part of the population: nobody samples or weighs them, and ``data`` knows them by their ids.
+    ``classifier`` is the model that learns from synthetic samples, where it is another than ``objective``.
     """
 
     objective: Objective
@@ -75,6 +77,8 @@ class FederatedTask:
     names: tuple[str, ...] | None = None
     metrics: tuple[str, ...] = ("accuracy", "loss")
     newcomers: int = 0
+    classifier: Objective | None = None
+    bounds: tuple[float, float] | None = None
 
     @property
     def population(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -131,6 +131,35 @@ class ModuleObjective:
         leaves = {**self._here(x), **params, **buffers}
         result: Tensor = functional_call(self._evaluation, leaves, (self._input(x),))
         return result
+
+    @property
+    def roles(self) -> frozenset[str]:
+        """What the model can do, by name; an ordinary one only classifies."""
+        known: frozenset[str] = getattr(self._training, "roles", frozenset({"classify"}))
+        return known
+
+    @property
+    def classes(self) -> int:
+        """How many classes a model with roles knows; 0 for an ordinary one, which has outputs instead."""
+        return int(getattr(self._training, "classes", 0))
+
+    def act(
+        self,
+        role: str,
+        params: Tree,
+        buffers: Tree,
+        inputs: tuple[Tensor, ...],
+        draw: Tensor | None = None,
+        training: bool = False,
+    ) -> tuple[Any, Tree]:
+        """What the model does in one of its roles (:class:`fedalloy.tasks.models.roles.Versatile`), and the buffers
+        after it. ``draw`` is the key of the dropout masks, as in ``loss``."""
+        given = tuple(self._input(value) for value in inputs)
+        new = _own(buffers, given[0], params) if training else buffers
+        leaves = {**self._here(given[0]), **params, **new, **(self._masks(draw) if training else {})}
+        module = self._training if training else self._evaluation
+        named = {"role": role} if hasattr(module, "roles") else {}
+        return functional_call(module, leaves, given, named), new
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The loss of every example."""

@@ -10,15 +10,20 @@ import torch
 from fedalloy import algorithms
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.types import Work
+from fedalloy.servers.langevin import Langevin
 from fedalloy.servers.momentum import Momentum
 from fedalloy.servers.sgd import ServerSgd
+from fedalloy.solvers.cgan import Cgan
+from fedalloy.solvers.cvae import Cvae
 from fedalloy.solvers.ditto import Ditto
+from fedalloy.solvers.energy import Energy
 from fedalloy.solvers.personal import Personal
 from fedalloy.solvers.scaffold import Scaffold
 from fedalloy.solvers.sgd import Sgd
 from fedalloy.solvers.superfed import SuPerFed
 from fedalloy.testing.problems import EQUAL, SmallTask, small_task
 from fedalloy.testing.toys import HalfWithMemory, Jitter, Lopsided, Wavering
+from fedalloy.weightings.energies import Energies
 from fedalloy.weightings.samples import Samples
 from fedalloy.weightings.uniform import Uniform
 
@@ -64,7 +69,7 @@ FAILING = (
 
 def engine_cases() -> tuple[EngineCase, ...]:
     """All cases, built anew."""
-    return (*_published(), *_local_optimizers(), *_hard_rules(), *_models(), *_personal(), *_devices())
+    return (*_published(), *_local_optimizers(), *_hard_rules(), *_models(), *_personal(), *_generative(), *_devices())
 
 
 def plain_case() -> EngineCase:
@@ -139,6 +144,24 @@ def _personal() -> tuple[EngineCase, ...]:
         EngineCase(
             "leaves at home, failing links", "buffers kept as they were", kept, small_task("batchnorm"), FAILING
         ),
+    )
+
+
+def _generative() -> tuple[EngineCase, ...]:
+    local: dict[str, Any] = {"lr": 0.05, "batch_size": 3, "optimizer": "adam"}
+    cgan = Algorithm(Cgan(official=True, **local), Lopsided(), Momentum(0.7, 0.6))
+    evg = Algorithm(Energy(per_class=2, langevin=2, **local), Energies(), Langevin(noise=0.1))
+    cvae = Algorithm(Cvae(**local), Lopsided(), ServerSgd())
+    return (
+        EngineCase("cgan", "two losses in parts of the model, noise by slot", cgan, small_task("acgan"), CHANGING),
+        EngineCase(
+            "fedevg",
+            "samples instead of a model, input gradients, a fresh model per client",
+            evg,
+            small_task("mlp"),
+            CHANGING,
+        ),
+        EngineCase("cvae", "a loss of its own under the mask", cvae, small_task("cvae"), UNEVEN),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedalloy.core.algorithm import ServerState, server_step
@@ -57,6 +57,7 @@ class _Track:
     clients: dict[int, State] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.case = replace(self.case, algorithm=self.case.algorithm.fitted(self.case.task))
         params, buffers = self.case.task.objective.init(Key.of(1))
         self.state = self.case.algorithm.init(params, self.case.task.population, buffers)
 

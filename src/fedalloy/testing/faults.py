@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -233,7 +234,7 @@ class _Padded(LocalSolver):
         one = self.inner.plan(torch.tensor([1]), torch.tensor([1]), nobody)
         draws = {name: torch.zeros_like(leaf[0, 0]) for name, leaf in self.inner.draws(one, nobody, shared).items()}
         for extra in range(self.longest):
-            moved = self.inner.step(carry, tree.zeros_like, draws, one.phase[0, 0], ctx)
+            moved = self.inner.step(carry, cast(GradAt, tree.zeros_like), draws, one.phase[0, 0], ctx)
             carry = _chosen(extra < self.longest - steps, moved, carry)
         return self.inner.end(carry, shared, mine, steps, ctx)
 

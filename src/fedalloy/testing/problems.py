@@ -10,12 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from fedalloy.core.keys import Key
-from fedalloy.core.protocols import DataPart, Objective
+from fedalloy.core.protocols import DataPart, LocalSolver, Objective
 from fedalloy.core.types import Block, Examples
 from fedalloy.tasks.dropout import Dropout
+from fedalloy.tasks.models.acgan import Acgan, acgan_rows
+from fedalloy.tasks.models.cvae import Cvae, cvae_rows
 from fedalloy.tasks.objective import ModuleObjective
 
-Model = Literal["linear", "mlp", "batchnorm", "dropout"]
+Model = Literal["linear", "mlp", "batchnorm", "dropout", "acgan", "cvae"]
 
 INPUTS, CLASSES, HIDDEN = 4, 3, 5
 RAGGED = (1, 3, 7, 12, 5)
@@ -66,6 +68,16 @@ def small_objective(model: Model = "mlp") -> ModuleObjective:
     return ModuleObjective(_BUILDERS[model], dtype=torch.float64)
 
 
+def model_for(solver: LocalSolver, ordinary: Model = "mlp") -> Model:
+    """The ordinary model, unless the solver asks for one that plays other roles too.
+
+    >>> from fedalloy.solvers.cvae import Cvae
+    >>> model_for(Cvae())
+    'cvae'
+    """
+    return next((model for model in _GENERATIVE if solver.roles and solver.roles <= _ROLES[model]), ordinary)
+
+
 def _linear() -> nn.Module:
     return nn.Sequential(OrderedDict(output=nn.Linear(INPUTS, CLASSES)))
 
@@ -81,4 +93,8 @@ _BUILDERS = {
     "mlp": lambda: _with_middle("same", nn.Identity()),
     "batchnorm": lambda: _with_middle("norm", nn.BatchNorm1d(HIDDEN)),
     "dropout": lambda: _with_middle("drop", Dropout(0.4)),
+    "acgan": lambda: acgan_rows((INPUTS,), CLASSES, width=HIDDEN, latent=2),
+    "cvae": lambda: cvae_rows((INPUTS,), CLASSES, width=HIDDEN, latent=2),
 }
+_GENERATIVE: tuple[Model, ...] = ("acgan", "cvae")
+_ROLES: dict[Model, frozenset[str]] = {"acgan": Acgan.roles, "cvae": Cvae.roles}

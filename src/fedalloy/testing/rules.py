@@ -15,7 +15,7 @@ from fedalloy.core.spec import algorithm_from_spec, algorithm_to_spec, from_spec
 from fedalloy.testing import server_checks, solver_checks, weighting_checks, wire_checks
 from fedalloy.testing.cases import CHANGING, EngineCase, work
 from fedalloy.testing.engines import check_engine
-from fedalloy.testing.problems import small_task
+from fedalloy.testing.problems import model_for, small_task
 
 Check = Callable[[Any], Iterable[str]]
 
@@ -92,7 +92,7 @@ def _algorithm_spec(algorithm: Algorithm) -> Iterator[str]:
 
 def _plays(algorithm: Algorithm) -> Iterator[str]:
     """Three rounds on the loop go through, with finite numbers, on a model that has layers of every kind."""
-    task = small_task("batchnorm")
+    task = small_task(model_for(algorithm.solver, "batchnorm"))
     rounds = (work(*range(task.population)),) * 3 if algorithm.weighting.needs_everyone else CHANGING
     case = EngineCase("algorithm", "everything together", algorithm, task, rounds)
     yield from map(str, check_engine(registry.find("engine", "loop")(), [case]))

@@ -17,7 +17,7 @@ from fedalloy.core.screening import misfit
 from fedalloy.core.types import Cohort, Context, Contribution, Plan, State
 from fedalloy.servers.sgd import ServerSgd
 from fedalloy.testing.comparing import broken, copied, differences
-from fedalloy.testing.problems import EQUAL, SmallTask, small_task
+from fedalloy.testing.problems import EQUAL, SmallTask, model_for, small_task
 from fedalloy.weightings.uniform import Uniform
 
 TOLERANCE = 1e-9
@@ -27,8 +27,8 @@ class Bench:
     """A solver with everything around it that a client needs."""
 
     def __init__(self, solver: LocalSolver, task: SmallTask) -> None:
-        self.solver, self.task = solver, task
-        self.algorithm = Algorithm(solver, Uniform(), ServerSgd())
+        self.algorithm = Algorithm(solver, Uniform(), ServerSgd()).fitted(task)
+        self.solver, self.task = self.algorithm.solver, task
         params, buffers = task.objective.init(Key.of(1))
         self.server = self.algorithm.init(params, task.population, buffers)
         self.shared: Shared = self.server["shared"]
@@ -52,7 +52,7 @@ class Bench:
 
 def parts(solver: LocalSolver) -> Iterator[str]:
     """What is sent has the declared names, and the shapes and dtypes of the parts it is like; all of it finite."""
-    bench = Bench(solver, small_task())
+    bench = Bench(solver, small_task(model_for(solver)))
     for client in range(bench.task.population):
         payload = bench.run(client, bench.fresh(client)).payload
         reason = misfit(payload, bench.algorithm.parts(bench.shared), bench.shared)
@@ -61,7 +61,7 @@ def parts(solver: LocalSolver) -> Iterator[str]:
 
 def no_steps(solver: LocalSolver) -> Iterator[str]:
     """A client that takes no step sends an update of zero and keeps its state as it was."""
-    bench = Bench(solver, small_task())
+    bench = Bench(solver, small_task(model_for(solver)))
     used = bench.run(2, bench.fresh(2)).state
     for name, state in (("fresh", bench.fresh(2)), ("used", used)):
         found = bench.run(2, state, round=2, epochs=0)
@@ -73,7 +73,7 @@ def no_steps(solver: LocalSolver) -> Iterator[str]:
 
 def nobody_moved(solver: LocalSolver) -> Iterator[str]:
     """A first round in which nobody takes a step leaves every shared part as it was."""
-    bench = Bench(solver, small_task())
+    bench = Bench(solver, small_task(model_for(solver)))
     ids = list(range(bench.task.population))
     cohort = Cohort.gather(ids, [bench.run(client, bench.fresh(client), epochs=0) for client in ids])
     after = server_step(bench.algorithm, bench.server, cohort, bench.context()).state
@@ -82,7 +82,7 @@ def nobody_moved(solver: LocalSolver) -> Iterator[str]:
 
 def same_again(solver: LocalSolver) -> Iterator[str]:
     """Nothing given is changed, and the same inputs give the same contribution."""
-    bench = Bench(solver, small_task())
+    bench = Bench(solver, small_task(model_for(solver)))
     state = bench.run(3, bench.fresh(3)).state
     before = copied({"state": state, "shared": bench.shared})
     first, second = bench.run(3, state, round=2), bench.run(3, state, round=2)
@@ -93,7 +93,7 @@ def same_again(solver: LocalSolver) -> Iterator[str]:
 def alone_or_in_a_block(solver: LocalSolver) -> Iterator[str]:
     """A client's plan and draws do not depend on who shares its block."""
     sizes, epochs = torch.tensor([1, 3, 7, 12, 5]), torch.tensor([2, -1, 3, 1, 0])
-    keys, shared = Key.of(4).each(torch.arange(5)), Bench(solver, small_task()).shared
+    keys, shared = Key.of(4).each(torch.arange(5)), Bench(solver, small_task(model_for(solver))).shared
     block = solver.plan(sizes, epochs, keys)
     draws = solver.draws(block, keys, shared)
     for row in range(len(sizes)):
@@ -108,7 +108,7 @@ def alone_or_in_a_block(solver: LocalSolver) -> Iterator[str]:
 
 def vectorised(solver: LocalSolver) -> Iterator[str]:
     """``begin``, ``step`` and ``end`` work under ``torch.func.vmap`` and give what they give one by one."""
-    bench = Bench(solver, small_task(sizes=EQUAL))
+    bench = Bench(solver, small_task(model_for(solver), sizes=EQUAL))
     clients = range(bench.task.population)
     states = [bench.run(client, bench.fresh(client)).state["solver"] for client in clients]
     inputs, ctx = _inputs(bench), bench.context(2)
@@ -182,6 +182,9 @@ def _program(bench: Bench, row: dict[str, Any], mine: State, ctx: Context) -> tu
         grad_at = BatchGradient(bench.task.objective, row["x"][step], row["y"][step], None, {}, None)
         draws = {name: leaf[step] for name, leaf in row["draws"].items()}
         carry = bench.solver.step(carry, grad_at, draws, row["phase"][step], ctx)
+    carry = bench.solver.conclude(
+        carry, bench.shared, lambda params, x: bench.task.objective.outputs(params, bench.shared["buffers"], x)
+    )
     return bench.solver.end(carry, bench.shared, mine, row["steps"], ctx)
 
 

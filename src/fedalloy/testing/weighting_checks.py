@@ -12,11 +12,11 @@ from torch import Tensor
 from fedalloy.core import tree
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Weighting
-from fedalloy.core.types import Cohort, Context, Weights
+from fedalloy.core.types import Cohort, Context, Payload, Weights
 from fedalloy.testing.comparing import broken, copied, differences
 from fedalloy.testing.problems import small_objective
 
-CLIENTS, POPULATION = 5, 8
+CLIENTS, POPULATION, SAMPLES = 5, 8, 6
 TOLERANCE = 1e-9
 EXTREMES = (0.0, 1e-8, 1.0, 1e4, 1e8)
 
@@ -55,7 +55,7 @@ def nobody_moved(rule: Weighting) -> Iterator[str]:
     """From a fresh state updates of zero combine to zero."""
     cohort = _still(sample(rule))
     weights, _, _ = rule.weigh(cohort, rule.init(_population(rule)), context(rule))
-    moved = tree.combine(cohort.payload["delta"], weights)
+    moved = tree.combine(cohort.payload[_update(cohort)], weights)
     yield from differences(moved, tree.zeros_like(moved))
 
 
@@ -63,7 +63,7 @@ def shapes(rule: Weighting) -> Iterator[str]:
     """A weight's shape is a prefix of the stacked leaf's, and its first axis is the clients."""
     cohort = sample(rule)
     weights, _, _ = rule.weigh(cohort, rule.init(_population(rule)), context(rule))
-    for name, leaf in cohort.payload["delta"].items():
+    for name, leaf in cohort.payload[_update(cohort)].items():
         weight = weights if isinstance(weights, Tensor) else weights[name]
         if weight.dim() == 0 or leaf.shape[: weight.dim()] != weight.shape:
             yield f"the weight of {name} has shape {tuple(weight.shape)}, no prefix of {tuple(leaf.shape)}"
@@ -98,7 +98,19 @@ def sample(rule: Weighting, clients: int = CLIENTS) -> Cohort:
     stats = {name: _statistic(name, clients, key) for name in sorted(rule.requires - {"cross_score"})}
     crossed = "cross_score" in rule.requires
     scores = key.fold("cross").uniform(clients, clients, dtype=torch.float64) if crossed else None
-    return Cohort(ids, {"delta": delta}, stats, scores)
+    return Cohort(ids, _samples(clients, key) if "factors" in rule.reads else {"delta": delta}, stats, scores)
+
+
+def _samples(clients: int, key: Key) -> Payload:
+    """What clients send about synthetic samples: a gradient and a factor for each."""
+    slopes = key.fold("slopes").normal(clients, SAMPLES, 2, dtype=torch.float64)
+    factors = key.fold("factors").normal(clients, SAMPLES, dtype=torch.float64).sign().exp()
+    return {"energy_grad": {"x": slopes}, "factors": {"x": factors}}
+
+
+def _update(cohort: Cohort) -> str:
+    """The part that moves the target: the first."""
+    return next(iter(cohort.payload))
 
 
 def context(rule: Weighting, round: int = 1) -> Context:
@@ -139,11 +151,12 @@ def _still(cohort: Cohort, but: int | None = None) -> Cohort:
     moving = torch.zeros(len(cohort), dtype=torch.bool)
     if but is not None:
         moving[but] = True
-    delta = {
+    update = _update(cohort)
+    still = {
         name: torch.where(moving.reshape(-1, *[1] * (leaf.dim() - 1)), leaf, 0.0)
-        for name, leaf in cohort.payload["delta"].items()
+        for name, leaf in cohort.payload[update].items()
     }
-    return replace(cohort, payload={"delta": delta})
+    return replace(cohort, payload={**cohort.payload, update: still})
 
 
 def _weigh(rule: Weighting, cohort: Cohort, state: dict[str, Any]) -> dict[str, Any]:

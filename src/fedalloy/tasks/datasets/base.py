@@ -24,7 +24,8 @@ class Dataset:
 
     ``y`` holds class numbers (int64) or targets (float, then ``classes`` is 0). ``owner`` is the natural
     client of every example (-1: nobody's), ``held_out`` its natural test flag, ``test`` a global test set that
-    comes with the data, ``names`` the names of the natural clients.
+    comes with the data, ``names`` the names of the natural clients, ``bounds`` the lowest and highest value that the
+    features can have (None: any).
     """
 
     x: Tensor
@@ -34,6 +35,7 @@ class Dataset:
     held_out: Tensor | None = None
     test: Examples | None = None
     names: tuple[str, ...] | None = None
+    bounds: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         for name in ("x", "owner", "held_out"):

@@ -23,6 +23,8 @@ _CENTRE_AND_SPREAD: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "standard": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
     "symmetric": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
 }
+# Standardised colours have bounds of their own each, so none in common are declared.
+_BOUNDS = {"unit": (0.0, 1.0), "symmetric": (-1.0, 1.0), "standard": None}
 _SIDE = 32
 
 
@@ -60,7 +62,8 @@ class Cifar10(DatasetLoader):
     def load(self, key: Key) -> Dataset:
         """The training images as examples, the 4000 others as global test set; nothing is drawn."""
         parts, test = [self._read(f"cifar10_train_{part}.npz") for part in "ab"], self._read("cifar10_test.npz")
-        return Dataset(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]), 10, test=test)
+        x, y = torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts])
+        return Dataset(x, y, 10, test=test, bounds=_BOUNDS[self.scale])
 
     def _read(self, filename: str) -> Examples:
         arrays = read_npz(filename, ("x", "y"), self.hint)

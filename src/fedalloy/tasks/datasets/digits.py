@@ -30,7 +30,7 @@ class Digits(DatasetLoader):
         """The digits; nothing is drawn."""
         table = torch.from_numpy(_table())
         x, y = table[:, :-1].to(torch.float32) / 16, table[:, -1].to(torch.int64)
-        return Dataset(x if self.flat else x.reshape(-1, 1, 8, 8), y, classes=10)
+        return Dataset(x if self.flat else x.reshape(-1, 1, 8, 8), y, classes=10, bounds=(0.0, 1.0))
 
 
 def _table() -> Any:

@@ -1,0 +1,130 @@
+"""``fedalloy synth``: what a run of a method that makes data has made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedalloy.cli.console import number, print_json, print_table
+from fedalloy.cli.run import Json
+
+if TYPE_CHECKING:
+    from fedalloy.synthetic.quality import Quality
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Synthetic data of a run (fedevg, fedcgan, fedcvae): take it out, judge it, look at it.",
+    epilog="Begin with: fedalloy run recipes/digits-cvae.toml -o RUN, then fedalloy synth export RUN -o samples",
+)
+Run = Annotated[Path, typer.Argument(help="A run folder; the run may still be going on.", metavar="RUN")]
+PerClass = Annotated[
+    int, typer.Option("--per-class", min=1, help="Examples per class; fedevg has as many as were learned.")
+]
+
+
+@app.command()
+def export(
+    run: Run,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The folder to write.", metavar="DIR")],
+    per_class: PerClass = 10,
+    round: Annotated[int | None, typer.Option(help="A round whose samples were kept; left out: now.")] = None,
+) -> None:
+    """Write a run's synthetic examples: samples.npz (arrays x, y, bounds) and a look at them.
+
+    The look is grid.png (one row per class) where examples are pictures, samples.csv where they are rows of a table.
+    Values are those the run was trained on: a table standardised by client comes out standardised. Read with
+    numpy.load("DIR/samples.npz").
+    """
+    from fedalloy.recipe import reopen
+    from fedalloy.synthetic import snapshots
+    from fedalloy.synthetic.export import export as write
+    from fedalloy.synthetic.quality import samples_of
+
+    trained = reopen(run)
+    x, y = samples_of(trained, per_class) if round is None else snapshots.load(run, round)
+    for path in write(x, y, output, getattr(trained.fed.task, "bounds", None)):
+        typer.echo(str(path))
+
+
+@app.command()
+def quality(
+    run: Run,
+    per_class: PerClass = 10,
+    inception: Annotated[
+        Path | None,
+        typer.Option(help="A TorchScript file: pictures [N, 3, 299, 299] in [0, 1] to features.", metavar="FILE"),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Judge a run's synthetic examples by its real ones, which must be at hand: near, useful, revealing, cheap?
+
+    Frechet distance to the whole test set, at one scale, in the features of a classifier trained here on real data
+    (with --inception: of that network), beside that of equally many real examples. Accuracy on real test data after
+    training on synthetic ones, beside training on equally many real ones. Distances to the nearest training and
+    held-out example, and how well they tell who was trained on: 0.5 is as good as chance. Bytes on the wire.
+    """
+    from fedalloy.recipe import reopen
+    from fedalloy.synthetic.features import features_of_file
+    from fedalloy.synthetic.quality import quality as judge
+    from fedalloy.synthetic.quality import real_data, samples_of
+
+    trained = reopen(run)
+    features = None if inception is None else features_of_file(inception, real_data(trained).bounds)
+    found = judge(trained, *samples_of(trained, per_class), features)
+    if as_json:
+        print_json(found.to_json())
+        return
+    print_table(["what", "value", "beside it"], _rows(found), f"{found.count} examples after round {found.round}", [1])
+    typer.echo(f"Features: {found.features}. Compare distances only at equal counts.")
+
+
+@app.command()
+def grid(
+    run: Run,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The picture.", metavar="PNG")] = Path("grid.png"),
+    rounds: Annotated[int, typer.Option(min=1, help="At most so many moments.")] = 10,
+) -> None:
+    """Draw one example of every class over rounds: classes downwards, rounds to the right.
+
+    Needs samples kept on the way: snapshots = N in [evaluate] keeps some every N rounds. A run without them is drawn
+    as it stands, ten examples of every class.
+    """
+    from fedalloy.core.errors import SpecError
+    from fedalloy.recipe import reopen
+    from fedalloy.synthetic import snapshots
+    from fedalloy.synthetic.growth import growth_grid, kept_rounds
+    from fedalloy.synthetic.pictures import class_grid, is_picture, write_png
+    from fedalloy.synthetic.quality import samples_of
+
+    trained, kept = reopen(run), kept_rounds(run, rounds)
+    bounds = getattr(trained.fed.task, "bounds", None)
+    if kept:
+        write_png(output, growth_grid([snapshots.load(run, round) for round in kept], bounds))
+        typer.echo(f"{output}: rounds {', '.join(map(str, kept))}")
+        return
+    x, y = samples_of(trained, 10)
+    if bounds is None or not is_picture(tuple(x.shape[1:]), bounds):
+        raise SpecError("these examples are no pictures: use `fedalloy synth export`, which writes a table")
+    write_png(output, class_grid(x, y, bounds))
+    typer.echo(f"{output}: round {trained.round}; no samples were kept on the way (snapshots = N in [evaluate])")
+
+
+def _rows(found: Quality) -> list[list[str]]:
+    """Every number with what it is to be compared with."""
+    leak, wire = found.leakage, found.wire
+    verdict = "suspicious: it knows its training examples" if leak.suspicious else "nothing suspicious"
+    sure = f"0.5 +- {leak.margin:.3f} is chance; {verdict}"
+    clients = found.to_json()["clients_accuracy"]
+    return [
+        ["Frechet distance", number(found.frechet), f"{found.frechet_real:.3f} of equally many real examples"],
+        ["accuracy, trained on synthetic", number(found.synthetic_accuracy), f"{found.real_accuracy:.3f} on real ones"],
+        ["the same, mean over clients", number(clients.get("mean")), f"lowest {number(clients.get('lowest'))}"],
+        ["nearest training example", number(leak.to_train, 4), f"{leak.to_held_out:.4f} to the nearest held-out one"],
+        ["share closer to training", number(leak.closer_to_train), "0.5 is chance"],
+        ["membership AUC", number(leak.membership_auc), sure],
+        ["near copies", str(leak.copies), f"of {leak.synthetic}"],
+        ["bytes of the samples", str(wire["samples"]), f"{wire['classifier']} of the classifier's model"],
+        ["bytes sent per client and round", str(wire["upload"]), f"{wire['download']} received"],
+    ]

@@ -1,0 +1,35 @@
+"""What the solvers of generative models share: keys for their noise, and handing out what the model makes."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from fedalloy.core.keys import Key
+from fedalloy.core.objective import Actor, Objective
+from fedalloy.core.protocols import Shared
+from fedalloy.core.types import Plan, Tree
+
+_AT_ONCE = 256
+
+
+def noise_keys(plan: Plan, keys: Key) -> Tree:
+    """One 64-bit key per client and step, from which the model makes its noise, ``[C, S]``."""
+    state = keys.fold("noise").each(torch.arange(plan.index.shape[1])).state
+    assert isinstance(state, Tensor)
+    return {"noise": state}
+
+
+@torch.no_grad()
+def generated(shared: Shared, key: Key, per_class: int, objective: Objective) -> tuple[Tensor, Tensor]:
+    """``per_class`` examples of every class by the shared model in its role ``generate``, sorted by class."""
+    model, params, buffers = cast(Actor, objective), shared["params"], shared["buffers"]
+    device = next(iter(params.values())).device
+    y = torch.arange(model.classes, device=device).repeat_interleave(per_class)
+    parts = []
+    for number, labels in enumerate(y.split(_AT_ONCE)):
+        draw = torch.as_tensor(key.fold("generate").each(torch.tensor(number)).state).to(device)
+        parts.append(model.act("generate", params, buffers, (draw, labels), None, training=False)[0])
+    return torch.cat(parts), y

@@ -1,0 +1,116 @@
+"""The server's classifier: trained on synthetic samples, to be tried on real ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from fedalloy.core.algorithm import Algorithm, ServerState
+from fedalloy.core.errors import SpecError
+from fedalloy.core.keys import Key
+from fedalloy.core.protocols import DataPart, Engine, Objective, Task
+from fedalloy.core.types import Block, Context, Tree, Work
+from fedalloy.engines.loop import Loop
+from fedalloy.servers.sgd import ServerSgd
+from fedalloy.solvers.sgd import Sgd
+from fedalloy.tasks.evaluation import Metrics, evaluate_clients
+from fedalloy.weightings.uniform import Uniform
+
+
+@dataclass(frozen=True)
+class ClassifierTraining:
+    """How the server's classifier is trained: Adam from a new model, ``epochs`` passes over the synthetic set, which is
+    long enough to fit it. ``per_class`` is how many samples a generator is asked for; a method whose samples are the
+    result uses all it has."""
+
+    epochs: int = 200
+    batch_size: int = 64
+    lr: float = 1e-3
+    weight_decay: float = 1e-4
+    per_class: int = 10
+
+    def __post_init__(self) -> None:
+        if min(self.epochs, self.batch_size, self.per_class) < 1 or self.lr <= 0:
+            raise SpecError(
+                "the server's classifier needs epochs, batch_size and per_class of 1 or more and lr above 0, got "
+                f"{self.epochs}, {self.batch_size}, {self.per_class} and {self.lr}"
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class OneClient:
+    """A single client that holds given examples; implements ``core.protocols.Task``."""
+
+    objective: Objective
+    x: Tensor
+    y: Tensor
+    population: int = 1
+
+    def data(self, part: DataPart, ids: Tensor) -> Block:
+        """All of them, in every part."""
+        return Block(self.x, self.y, torch.zeros(1, dtype=torch.int64), torch.tensor([len(self.y)]))
+
+
+def synthetic_set(
+    task: Task, algorithm: Algorithm, state: ServerState, key: Key, per_class: int = 10
+) -> tuple[Tensor, Tensor] | None:
+    """The labelled synthetic samples ``(x, y)`` of a run; None where the method makes none."""
+    own = getattr(algorithm.solver, "per_class", per_class)
+    return algorithm.solver.synthesise(state["shared"], key, max(per_class, own), task.objective)
+
+
+def classifier_of(task: Task) -> Objective:
+    """The model that is trained on synthetic samples: the task's ``classifier`` where it names one, else its own."""
+    return getattr(task, "classifier", None) or task.objective
+
+
+def train_classifier(
+    objective: Objective,
+    x: Tensor,
+    y: Tensor,
+    key: Key,
+    settings: ClassifierTraining | None = None,
+    engine: Engine | None = None,
+) -> tuple[Tree, Tree]:
+    """Parameters and buffers of a new model after training on ``x`` and ``y``: one client's local training, on any
+    engine."""
+    algorithm, ids = _trainer(settings or ClassifierTraining()), torch.zeros(1, dtype=torch.int64)
+    params, buffers = ({name: leaf.to(x.device) for name, leaf in made.items()} for made in objective.init(key))
+    shared = algorithm.init(params, 1, buffers)["shared"]
+    states = {0: algorithm.init_client(shared, key)}
+    ctx = Context(1, 1, key, algorithm.solver.lr_at(1), 1)
+    task = OneClient(objective, x, y)
+    sent = (engine or Loop())(algorithm, task, shared, states, Work.of(ids), ctx).cohort.payload
+    moved = {name: leaf + sent["delta"][name][0] for name, leaf in params.items()}
+    return moved, {name: leaf[0] for name, leaf in sent.get("buffers", {}).items()}
+
+
+def score_on_real(
+    task: Task,
+    x: Tensor,
+    y: Tensor,
+    key: Key,
+    metrics: Metrics = ("accuracy",),
+    settings: ClassifierTraining | None = None,
+) -> dict[str, Tensor]:
+    """Train on synthetic, test on real: one value per client and metric, on every client's test part."""
+    objective = classifier_of(task)
+    params, buffers = train_classifier(objective, x, y, key, settings)
+    block = task.data("test", torch.arange(task.population))
+    return evaluate_clients(objective, params, buffers, block, metrics)
+
+
+@lru_cache(maxsize=16)
+def _trainer(settings: ClassifierTraining) -> Algorithm:
+    """The same value every time: an engine that has captured its steps finds them again."""
+    solver = Sgd(
+        lr=settings.lr,
+        epochs=settings.epochs,
+        batch_size=settings.batch_size,
+        optimizer="adam",
+        weight_decay=settings.weight_decay,
+    )
+    return Algorithm(solver, Uniform(), ServerSgd())

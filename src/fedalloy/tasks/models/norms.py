@@ -1,0 +1,24 @@
+"""Normalisation layers by name."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from torch import nn
+
+from fedalloy.core.errors import SpecError, nearest
+
+Norm = Literal["batch", "group"]
+_GROUPS = 8
+
+
+def norm_layer(width: int, norm: Norm) -> nn.Module:
+    """Batch statistics, or groups of channels (at most 8) of one example; both have two parameters per channel.
+
+    >>> norm_layer(12, "group")
+    GroupNorm(6, 12, eps=1e-05, affine=True)
+    """
+    if norm not in get_args(Norm):
+        raise SpecError(f"norm '{norm}': {nearest(str(norm), get_args(Norm))}")
+    groups = next(count for count in range(_GROUPS, 0, -1) if width % count == 0)
+    return nn.BatchNorm2d(width) if norm == "batch" else nn.GroupNorm(groups, width)

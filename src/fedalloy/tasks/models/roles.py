@@ -1,0 +1,85 @@
+"""Models that do more than classify: several roles behind one ``forward``, so that every engine can run each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedalloy.core.errors import SpecError, nearest
+
+Bounds = tuple[float, float]
+
+
+class Versatile(nn.Module):
+    """A module whose ``forward(*inputs, role=...)`` plays one of its ``roles``; without a role it classifies.
+
+    A role is a method of that name. A generative model written by somebody else needs nothing but this class and
+    the roles its solver names.
+    """
+
+    roles: frozenset[str] = frozenset({"classify"})
+
+    def forward(self, *inputs: Tensor, role: str = "classify") -> Any:
+        """Play a role."""
+        if role not in self.roles:
+            raise SpecError(f"{type(self).__name__} cannot '{role}': {nearest(role, self.roles)}")
+        part: Callable[..., Any] = getattr(self, role)
+        return part(*inputs)
+
+
+class Between(nn.Module):
+    """Values as a network likes them and as the data have them: ``[inner]`` stands for the data's ``bounds``.
+
+    Without bounds nothing is changed, for rows whose values may be anything.
+
+    >>> between = Between((0.0, 1.0), (-1.0, 1.0))
+    >>> between.inward(torch.tensor([0.0, 0.5])), between.outward(torch.tensor([1.0]))
+    (tensor([-1.,  0.]), tensor([1.]))
+    """
+
+    def __init__(self, bounds: Bounds | None, inner: Bounds) -> None:
+        super().__init__()
+        if bounds is not None and not bounds[0] < bounds[1]:
+            raise SpecError(f"bounds are {bounds}: the lower one must be below the upper one")
+        low, high = bounds or inner
+        self.factor = (inner[1] - inner[0]) / (high - low)
+        self.low, self.inner_low = low, inner[0]
+
+    def inward(self, x: Tensor) -> Tensor:
+        """From the data's values to the network's."""
+        return (x - self.low) * self.factor + self.inner_low
+
+    def outward(self, x: Tensor) -> Tensor:
+        """From the network's values to the data's."""
+        return (x - self.inner_low) / self.factor + self.low
+
+
+def one_hot(y: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
+    """``[N, classes]``, made by comparison so that it works under ``vmap``.
+
+    >>> one_hot(torch.tensor([1]), 3, torch.float32)
+    tensor([[0., 1., 0.]])
+    """
+    return (y.unsqueeze(-1) == torch.arange(classes, device=y.device)).to(dtype)
+
+
+def check_classes(model: str, classes: int) -> None:
+    """Refuse a conditional model without classes to condition on."""
+    if classes < 2:
+        raise SpecError(
+            f"model '{model}' makes examples of a wanted class and needs two classes or more, not {classes} output: "
+            "for data with two classes set loss = 'cross_entropy'"
+        )
+
+
+def declared(model: str, bounds: Bounds | None) -> Bounds:
+    """The bounds of image data; without them nobody knows what black and white are."""
+    if bounds is None:
+        raise SpecError(
+            f"model '{model}' needs data with a declared range of values: scale = 'unit' of mnist or cifar10 has one; "
+            f"for other data write model = {{ kind = '{model}', bounds = [0.0, 1.0] }}"
+        )
+    return bounds

@@ -1,0 +1,43 @@
+"""A weight for every client and every synthetic sample: FedEvg's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fedalloy.core.protocols import Weighting
+from fedalloy.core.registry import register
+from fedalloy.core.types import Cohort, Context, Info, State, Weights
+
+
+@register("weighting", "energies")
+@dataclass(frozen=True)
+class Energies(Weighting):
+    """``n_k e_kj / sum_k n_k e_kj``: by data size and by how sure client k is of sample j, ``e_kj = exp(sign f)``.
+
+    A factor is e, 1 or 1/e, so a client that finds a sample likely counts at most e^2 times as much per example as one
+    that does not. When to use it: with solver ``energy``, whose clients send these factors.
+
+    >>> sent = {"energy_grad": {"x": torch.ones(2, 1, 3)}, "factors": {"x": torch.tensor([[3.0], [1.0]])}}
+    >>> cohort = Cohort(torch.arange(2), sent, {"num_examples": torch.tensor([1.0, 1.0])})
+    >>> from fedalloy.core.keys import Key
+    >>> Energies().weigh(cohort, {}, Context(1, 2, Key.of(0)))[0].tolist()
+    [[0.75], [0.25]]
+    """
+
+    @property
+    def reads_payload(self) -> bool:
+        return True
+
+    @property
+    def reads(self) -> frozenset[str]:
+        return frozenset({"energy_grad", "factors"})
+
+    def weigh(self, cohort: Cohort, state: State, ctx: Context) -> tuple[Weights, State, Info]:
+        sent = cohort.payload["factors"]["x"].double()
+        sizes = cohort.stats["num_examples"].double().to(sent.device)
+        shares = sizes.unsqueeze(1) * sent
+        total = shares.sum(0)
+        weights = torch.where(total > 0, shares / total.clamp(min=torch.finfo(torch.float64).tiny), shares)
+        return weights, state, {"factors": sent}
