@@ -15,7 +15,7 @@ from fedalloy.core import tree
 from fedalloy.core.algorithm import Algorithm, ServerState, ServerStep, server_step
 from fedalloy.core.cross import exchange_scores
 from fedalloy.core.keys import Key
-from fedalloy.core.protocols import ClientStore, Engine, Outcome, Task
+from fedalloy.core.protocols import ClientStore, DistantEngine, Engine, Outcome, Shared, Task
 from fedalloy.core.types import Cohort, Context, State, Tree, Work
 from fedalloy.run.config import RunConfig
 
@@ -80,7 +80,7 @@ def play(fed: Federation, state: ServerState, store: ClientStore, round: int, wa
     with watch.time("server"):
         cohort, late, seconds = _punctual(fed, outcome.cohort, state["shared"]["buffers"])
         absent = sorted({*absent, *outcome.failures, *(() if fed.resends else late)})
-        cohort = exchange_scores(fed.algorithm, fed.task, state["shared"], cohort)
+        cohort = _cross(fed, state["shared"], cohort)
         step = server_step(fed.algorithm, state, cohort, replace(ctx, absent=tuple(absent)), fed.config.max_norm)
     if fed.algorithm.stateful:
         with watch.time("store"):
@@ -106,6 +106,8 @@ def _assign(fed: Federation, round: int, key: Key) -> tuple[Work, list[int]]:
 def client_states(fed: Federation, state: ServerState, store: ClientStore, ids: Tensor) -> dict[int, State]:
     """Every client's state; a client met for the first time gets its initial one."""
     clients = ids.tolist()
+    if isinstance(fed.engine, DistantEngine):
+        return {client: {} for client in clients} | store.get(clients)
     fresh, shared = fed.root.fold("new client"), state["shared"]
     if not fed.algorithm.stateful:
         return dict.fromkeys(clients, fed.algorithm.init_client(shared, fresh, fed.task.objective.init))
@@ -122,6 +124,15 @@ def _run(fed: Federation, state: ServerState, states: dict[int, State], work: Wo
     if len(work) == 0:
         return Outcome(Cohort(work.ids, {}, {}), {})
     return fed.engine(fed.algorithm, fed.task, state["shared"], states, work, ctx)
+
+
+def _cross(fed: Federation, shared: Shared, cohort: Cohort) -> Cohort:
+    """The cohort with its cross scores, measured where the data are."""
+    if not isinstance(fed.engine, DistantEngine):
+        return exchange_scores(fed.algorithm, fed.task, shared, cohort)
+    if "cross_score" not in fed.algorithm.weighting.requires or not len(cohort):
+        return cohort
+    return replace(cohort, cross=fed.engine.cross_score(fed.algorithm, shared, cohort))
 
 
 def _punctual(fed: Federation, cohort: Cohort, buffers: Tree) -> tuple[Cohort, list[int], float]:

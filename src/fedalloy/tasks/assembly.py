@@ -61,11 +61,10 @@ def make_task(
     key, usual = Key.of(seed).fold("task"), usual_of(dataset)
     data = as_dataset(dataset, key.fold("dataset"))
     rule = as_partition(partition, data)
-    chosen_loss = loss or usual.loss or ("cross_entropy" if data.classes else "mse")
-    outputs = 1 if chosen_loss == "binary" else max(1, data.classes)
-    precision = _precision(dtype)
-    factory = as_factory(usual.model if model is None else model, tuple(data.x.shape[1:]), outputs)
-    objective = ModuleObjective(factory, chosen_loss, trainable=trainable, dtype=precision)
+    model = usual.model if model is None else model
+    objective = make_objective(
+        tuple(data.x.shape[1:]), data.classes, model, loss=loss or usual.loss, trainable=trainable, dtype=dtype
+    )
     made = federate(
         data,
         rule,
@@ -78,7 +77,26 @@ def make_task(
         newcomers=newcomers,
         key=key.fold("federation"),
     )
-    return replace(made, metrics=usual.metrics).to(device, precision)
+    return replace(made, metrics=usual.metrics).to(device, _precision(dtype))
+
+
+def make_objective(
+    input_shape: tuple[int, ...],
+    classes: int,
+    model: str | Spec | Callable[..., nn.Module] | None = None,
+    *,
+    loss: str | PerExample | None = None,
+    trainable: tuple[str, ...] = ("*",),
+    dtype: Precision | torch.dtype = "float32",
+) -> ModuleObjective:
+    """A model and its loss for examples of this shape; ``classes`` is 0 where targets are numbers.
+
+    >>> list(make_objective((4,), 3, "logistic").init(Key.of(0))[0])
+    ['output.weight', 'output.bias']
+    """
+    chosen = loss or ("cross_entropy" if classes else "mse")
+    factory = as_factory(model, input_shape, 1 if chosen == "binary" else max(1, classes))
+    return ModuleObjective(factory, chosen, trainable=trainable, dtype=_precision(dtype))
 
 
 def as_dataset(dataset: str | Spec | DatasetLoader | Dataset, key: Key) -> Dataset:
