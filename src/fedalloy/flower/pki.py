@@ -1,7 +1,7 @@
 """Certificates and keys for a federation: an authority, a server certificate, one key pair per node.
 
-The authority signs nothing but the server's certificate and its key may then be locked away. Nodes prove who they are by
-an elliptic-curve key whose public half is registered at the server (Flower reads both halves in OpenSSH's format).
+The authority signs nothing but the server's certificate and its key may then be locked away. Nodes prove who they are
+by an elliptic-curve key whose public half is registered at the server (Flower reads both halves in OpenSSH's format).
 """
 
 from __future__ import annotations
