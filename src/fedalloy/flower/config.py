@@ -83,9 +83,13 @@ class NodeConfig:
     def to_keys(self) -> dict[str, str | int]:
         """The keys that :meth:`read` understands, for whoever writes a node's configuration."""
         keys: dict[str, str | int] = {CLIENT: self.client, DATA: self.data, STORE: str(self.store)}
-        optional = {POLICY: str(self.policy) if self.policy else "", THREADS: self.threads or 0}
-        device = {} if self.device == "cpu" else {DEVICE: self.device}
-        return keys | {key: value for key, value in optional.items() if value} | device
+        if self.policy:
+            keys[POLICY] = str(self.policy)
+        if self.device != "cpu":
+            keys[DEVICE] = self.device
+        if self.threads:
+            keys[THREADS] = self.threads
+        return keys
 
 
 @dataclass(frozen=True)
