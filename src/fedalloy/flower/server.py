@@ -80,9 +80,9 @@ class Sitting:
         """The next sitting of the run in a folder."""
         file = folder / "federation.json"
         folder.mkdir(parents=True, exist_ok=True)
-        known = (
-            json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"run": uuid.uuid4().hex, "sitting": 0}
-        )
+        known: dict[str, Any] = {"run": uuid.uuid4().hex, "sitting": 0}
+        if file.exists():
+            known = json.loads(file.read_text(encoding="utf-8"))
         sitting = Sitting(known["run"], known["sitting"] + 1)
         atomic.write_text(file, json.dumps({"run": sitting.run, "sitting": sitting.number}) + "\n")
         return sitting
