@@ -1,0 +1,246 @@
+"""A complete federation on this machine: a SuperLink and some SuperNodes, encrypted and authenticated, on loopback."""
+
+from __future__ import annotations
+
+import secrets
+import sqlite3
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fedalloy.core.errors import SpecError, nearest
+from fedalloy.flower import commands
+from fedalloy.flower.config import as_arguments
+from fedalloy.flower.layout import NodePlace, ServerPlace
+from fedalloy.flower.processes import TOKEN, DidNotStart, Program, end_all, free_port, wait_until
+from fedalloy.flower.shell import FlwrFailed, Shell
+
+STARTUP = 180.0
+"""Seconds that programs have for getting ready; a busy machine needs many times what an idle one does."""
+_TRIES = 5
+_ASK = 0.5
+"""Seconds between two questions to the server."""
+
+
+@dataclass
+class LocalFederation:
+    """Starts what a folder of ``fedalloy flower init`` describes, on free ports; a context manager that leaves nothing.
+
+    ``with LocalFederation.of(folder) as federation: federation.run(app)``
+    """
+
+    server: ServerPlace
+    nodes: dict[str, NodePlace]
+    logs: Path
+    startup: float = STARTUP
+    programs: dict[str, Program] = field(default_factory=dict)
+    node_ids: dict[str, str] = field(default_factory=dict)
+    shell: Shell = field(init=False)
+    _token: str = field(default_factory=lambda: secrets.token_hex(8))
+
+    def __post_init__(self) -> None:
+        self.shell = Shell(self.server, {TOKEN: self._token})
+
+    @staticmethod
+    def of(folder: Path, logs: Path | None = None, **settings: Any) -> LocalFederation:
+        """The federation that a folder describes; logs go to ``folder/logs``."""
+        server = replace(ServerPlace.read(folder / "server"), host="127.0.0.1")
+        places = sorted(path.parent for path in (folder / "nodes").glob("*/node.toml"))
+        if not places:
+            raise SpecError(f"{folder} describes no node; write it with 'fedalloy flower init'")
+        nodes = {place.name: NodePlace.read(place) for place in places}
+        return LocalFederation(server, nodes, logs or folder.absolute() / "logs", **settings)
+
+    def __enter__(self) -> LocalFederation:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start the server, register the nodes' keys, start the nodes, and return when all of them are online."""
+        self.start_server()
+        self.register()
+        for name in self.nodes:
+            self._launch_node(name)
+        self.wait_online(*self.nodes)
+
+    def start_server(self) -> None:
+        """Start the SuperLink; after a restart it has the port that the nodes know."""
+        known = "server" in self.programs
+        for attempt in range(_TRIES):
+            if not known:
+                self.server = replace(self.server, port=free_port())
+            self.shell.close()
+            self.shell = Shell(self.server, {TOKEN: self._token})
+            program = self._launch("server", commands.superlink(self.server), self.server.home)
+            try:
+                wait_until(self._answers, "the server answered", self.startup, [program])
+                return
+            except DidNotStart:
+                # The port may have been taken between the choice and the use.
+                program.stop()
+                if attempt == _TRIES - 1 or not _port_taken(program):
+                    raise
+
+    def register(self) -> None:
+        """Let the server know the nodes by their public keys; those it knows already stay."""
+        if not self.server.secure:
+            return
+        keys = {key.stem: key for key in self.server.node_keys}
+        for name in self.nodes:
+            if name in keys and name not in self.node_ids:
+                self.node_ids[name] = self._register(name, keys[name])
+
+    def _register(self, name: str, key: Path) -> str:
+        kept = self.server.folder / "nodes" / f"{name}.id"
+        try:
+            answer = self.shell.ask("supernode", "register", str(key), commands.CONNECTION, "--name", name)
+        except FlwrFailed as error:
+            if "already in use" in str(error) and kept.exists():
+                return kept.read_text(encoding="ascii")
+            raise
+        found = str(answer["node-id"])
+        kept.write_text(found, encoding="ascii")
+        return found
+
+    def start_node(self, name: str) -> None:
+        """Start one node, and return when the server has heard of it. After a kill the server believes for up to a
+        minute that the old one is still there, and refuses a second one with the same key: that is waited for."""
+        if self.server.secure:
+            noticed = f"the silence of {name} was noticed"
+            wait_until(lambda: self._status(name) != "online", noticed, self.startup, poll=_ASK)
+        self._launch_node(name)
+        self.wait_online(name)
+
+    def kill_node(self, name: str) -> None:
+        """End a node as a power failure would, with everything it started."""
+        self._program(name).kill()
+        end_all(f"{self._token}.{name}")
+
+    def notice_silence(self, name: str) -> None:
+        """Let a killed node's minute of grace be over, for tests that cannot wait for it: what Flower's own table says
+        about how long the node counts as online is set to the past."""
+        with closing(sqlite3.connect(self.server.database, timeout=self.startup)) as database, database:
+            # Flower's ids are unsigned, the table's are not.
+            signed = int.from_bytes(int(self.node_ids[name]).to_bytes(8, "big"), "big", signed=True)
+            changed = database.execute("UPDATE node SET online_until = 1 WHERE node_id = ?", (signed,)).rowcount
+        assert changed == 1, f"Flower's table of nodes does not know {name}"
+
+    def stop_node(self, name: str) -> None:
+        """Ask a node to end."""
+        self._program(name).stop()
+        end_all(f"{self._token}.{name}")
+
+    def kill_server(self) -> None:
+        """End the server as a power failure would, with everything it started."""
+        self._program("server").kill()
+        self.shell.close()
+        end_all(f"{self._token}.server")
+
+    def wait_online(self, *names: str) -> None:
+        """Return when the server has heard of these nodes."""
+        programs = [self.programs[name] for name in ("server", *names)]
+        wait_until(lambda: self._online(names), f"{', '.join(names)} went online", self.startup, programs, _ASK)
+
+    def run(self, app: Path, config: Mapping[str, str | int] | None = None) -> Run:
+        """Start a run of a Flower app."""
+        settings = ("--run-config", as_arguments(config)) if config else ()
+        answer = self.shell.ask("run", str(app), commands.CONNECTION, *settings)
+        return Run(self, str(answer["run-id"]))
+
+    def stop(self) -> None:
+        """End everything, nodes first, so that the server hears that they leave."""
+        self.shell.close()
+        nodes = [program for name, program in self.programs.items() if name != "server"]
+        for program in nodes:
+            program.process.terminate()
+        for program in (*nodes, *(self.programs[name] for name in self.programs if name == "server")):
+            program.stop()
+        for name in self.programs:
+            end_all(f"{self._token}.{name}")
+
+    def _program(self, name: str) -> Program:
+        if name not in self.programs:
+            raise SpecError(f"'{name}' was not started; {nearest(name, self.programs)}")
+        return self.programs[name]
+
+    def _launch(self, name: str, command: list[str], home: Path) -> Program:
+        environment = commands.environment(home, {TOKEN: f"{self._token}.{name}"})
+        place = self.server.folder if name == "server" else self.nodes[name].folder
+        self.programs[name] = Program.start(name, command, environment, self.logs / f"{name}.log", place)
+        return self.programs[name]
+
+    def _launch_node(self, name: str) -> None:
+        place = replace(self.nodes[name], port=free_port(), server=self.server.local_address)
+        # What Flower's own examples expect, so that other apps can run here too.
+        share: dict[str, str | int] = {"partition-id": list(self.nodes).index(name), "num-partitions": len(self.nodes)}
+        self._launch(name, commands.supernode(place, share), place.home)
+
+    def _answers(self) -> bool:
+        scheme, context = "http", None
+        if self.server.secure:
+            scheme, context = "https", ssl.create_default_context(cafile=self.server.files.ca_certificate)
+        try:
+            with urllib.request.urlopen(f"{scheme}://{self.server.local_address}/health", timeout=5, context=context):
+                return True
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def _online(self, names: tuple[str, ...]) -> bool:
+        """Without authentication nobody knows whose nodes they are, and they are counted."""
+        online = {node for node, one in self.shell.nodes().items() if one["status"] == "online"}
+        if not self.server.secure:
+            return len(online) >= sum(program.running for program in self.programs.values()) - 1
+        return online >= {self.node_ids[name] for name in names}
+
+    def _status(self, name: str) -> str:
+        return str(self.shell.nodes()[self.node_ids[name]]["status"])
+
+
+@dataclass
+class Run:
+    """One run of an app."""
+
+    federation: LocalFederation
+    id: str
+
+    def status(self) -> str:
+        """pending, starting, running, finished:completed, finished:failed, finished:stopped."""
+        answer = self.federation.shell.ask("list", commands.CONNECTION, "--run-id", self.id)
+        return str(answer["runs"][0]["status"])
+
+    def wait(self, limit: float) -> str:
+        """Return how it ended."""
+        ended = ""
+
+        def over() -> bool:
+            nonlocal ended
+            ended = self.status()
+            return ended.startswith("finished")
+
+        wait_until(over, f"run {self.id} ended", limit, [self.federation.programs["server"]], _ASK)
+        return ended
+
+    def stop(self) -> None:
+        """End it."""
+        self.federation.shell.ask("stop", self.id, commands.CONNECTION)
+
+    def log(self) -> str:
+        """What its ServerApp wrote so far."""
+        how = "--stream" if self.status().startswith("finished") else "--show"
+        return self.federation.shell.text("log", self.id, commands.CONNECTION, how)
+
+
+def _port_taken(program: Program) -> bool:
+    return "address already in use" in program.complaint().lower()
