@@ -8,7 +8,7 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from fedalloy.cli import compare, conform, data, doctor, listing, newcomers, plot, recipe, report, run, show
+from fedalloy.cli import compare, conform, data, doctor, flower, listing, newcomers, plot, recipe, report, run, show
 from fedalloy.cli.console import complain
 from fedalloy.core.errors import AlgorithmError, FedalloyError, RegistryError, SpecError
 
@@ -74,4 +74,5 @@ app.command()(report.report)
 app.command(epilog=EXIT_CODES)(plot.plot)
 app.command(epilog=EXIT_CODES)(newcomers.newcomers)
 app.add_typer(recipe.app, name="recipe")
+app.add_typer(flower.app, name="flower")
 app.command(epilog=EXIT_CODES)(doctor.doctor)

@@ -17,6 +17,8 @@ from fedalloy.flower.config import FROM_RECIPE, NodeConfig
 from fedalloy.flower.pki import ServerFiles
 
 SERVER_FILE, NODE_FILE = "server.toml", "node.toml"
+RUNNING = "running.json"
+"""In the server's folder while a local federation runs: the port it has, who started it, and its nodes."""
 _SERVER_KEYS = ("host", "port", "secure")
 _NODE_KEYS = ("server", "secure", "port", "client", "data", "store", "policy", "device", "threads")
 

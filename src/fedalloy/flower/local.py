@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import os
 import secrets
 import sqlite3
-import ssl
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedalloy.core.errors import SpecError, nearest
+from fedalloy.core.errors import RunLocked, SpecError, nearest
 from fedalloy.flower import commands
-from fedalloy.flower.config import as_arguments
-from fedalloy.flower.layout import NodePlace, ServerPlace
-from fedalloy.flower.processes import TOKEN, DidNotStart, Program, end_all, free_port, wait_until
-from fedalloy.flower.shell import FlwrFailed, Shell
+from fedalloy.flower.layout import RUNNING, NodePlace, ServerPlace
+from fedalloy.flower.operating import ASK, Run, admit, answers, start_run
+from fedalloy.flower.processes import TOKEN, DidNotStart, Program, alive, end_all, free_port, wait_until
+from fedalloy.flower.shell import Shell
+from fedalloy.records import atomic
 
 STARTUP = 180.0
 """Seconds that programs have for getting ready; a busy machine needs many times what an idle one does."""
 _TRIES = 5
-_ASK = 0.5
-"""Seconds between two questions to the server."""
 
 
 @dataclass
@@ -69,11 +67,14 @@ class LocalFederation:
 
     def start(self) -> None:
         """Start the server, register the nodes' keys, start the nodes, and return when all of them are online."""
+        self._sweep()
+        self._say_where()
         self.start_server()
         self.register()
         for name in self.nodes:
             self._launch_node(name)
         self.wait_online(*self.nodes)
+        self._say_where()
 
     def start_server(self) -> None:
         """Start the SuperLink; after a restart it has the port that the nodes know."""
@@ -85,7 +86,7 @@ class LocalFederation:
             self.shell = Shell(self.server, {TOKEN: self._token})
             program = self._launch("server", commands.superlink(self.server), self.server.home)
             try:
-                wait_until(self._answers, "the server answered", self.startup, [program])
+                wait_until(lambda: answers(self.server), "the server answered", self.startup, [program])
                 return
             except DidNotStart:
                 # The port may have been taken between the choice and the use.
@@ -95,31 +96,15 @@ class LocalFederation:
 
     def register(self) -> None:
         """Let the server know the nodes by their public keys; those it knows already stay."""
-        if not self.server.secure:
-            return
-        keys = {key.stem: key for key in self.server.node_keys}
-        for name in self.nodes:
-            if name in keys and name not in self.node_ids:
-                self.node_ids[name] = self._register(name, keys[name])
-
-    def _register(self, name: str, key: Path) -> str:
-        kept = self.server.folder / "nodes" / f"{name}.id"
-        try:
-            answer = self.shell.ask("supernode", "register", str(key), commands.CONNECTION, "--name", name)
-        except FlwrFailed as error:
-            if "already in use" in str(error) and kept.exists():
-                return kept.read_text(encoding="ascii")
-            raise
-        found = str(answer["node-id"])
-        kept.write_text(found, encoding="ascii")
-        return found
+        if self.server.secure:
+            self.node_ids |= admit(self.server, self.shell)
 
     def start_node(self, name: str) -> None:
         """Start one node, and return when the server has heard of it. After a kill the server believes for up to a
         minute that the old one is still there, and refuses a second one with the same key: that is waited for."""
         if self.server.secure:
             noticed = f"the silence of {name} was noticed"
-            wait_until(lambda: self._status(name) != "online", noticed, self.startup, poll=_ASK)
+            wait_until(lambda: self._status(name) != "online", noticed, self.startup, poll=ASK)
         self._launch_node(name)
         self.wait_online(name)
 
@@ -151,13 +136,11 @@ class LocalFederation:
     def wait_online(self, *names: str) -> None:
         """Return when the server has heard of these nodes."""
         programs = [self.programs[name] for name in ("server", *names)]
-        wait_until(lambda: self._online(names), f"{', '.join(names)} went online", self.startup, programs, _ASK)
+        wait_until(lambda: self._online(names), f"{', '.join(names)} went online", self.startup, programs, ASK)
 
     def run(self, app: Path, config: Mapping[str, str | int] | None = None) -> Run:
         """Start a run of a Flower app."""
-        settings = ("--run-config", as_arguments(config)) if config else ()
-        answer = self.shell.ask("run", str(app), commands.CONNECTION, *settings)
-        return Run(self, str(answer["run-id"]))
+        return start_run(self.shell, app, config)
 
     def stop(self) -> None:
         """End everything, nodes first, so that the server hears that they leave."""
@@ -169,6 +152,28 @@ class LocalFederation:
             program.stop()
         for name in self.programs:
             end_all(f"{self._token}.{name}")
+        self.running_file.unlink(missing_ok=True)
+
+    @property
+    def running_file(self) -> Path:
+        """Says where this federation is reached while it is running, for ``fedalloy flower status``."""
+        return self.server.folder / RUNNING
+
+    def _sweep(self) -> None:
+        """Begin with nothing left over: neither programs of a sitting that was killed, nor its server's memory, which
+        would take those programs for present. Who a node is does not depend on it."""
+        if self.running_file.exists():
+            known = json.loads(self.running_file.read_text(encoding="utf-8"))
+            if alive(known["pid"]):
+                raise RunLocked(f"the federation in {self.server.folder} is running already (process {known['pid']})")
+            for name in ("server", *known["nodes"]):
+                end_all(f"{known['mark']}.{name}")
+        for left in (*self.server.folder.glob("state.db*"), *(self.server.folder / "nodes").glob("*.id")):
+            left.unlink()
+
+    def _say_where(self) -> None:
+        known = {"pid": os.getpid(), "mark": self._token, "port": self.server.port, "nodes": list(self.nodes)}
+        atomic.write_text(self.running_file, json.dumps(known, indent=2) + "\n")
 
     def _program(self, name: str) -> Program:
         if name not in self.programs:
@@ -187,16 +192,6 @@ class LocalFederation:
         share: dict[str, str | int] = {"partition-id": list(self.nodes).index(name), "num-partitions": len(self.nodes)}
         self._launch(name, commands.supernode(place, share), place.home)
 
-    def _answers(self) -> bool:
-        scheme, context = "http", None
-        if self.server.secure:
-            scheme, context = "https", ssl.create_default_context(cafile=self.server.files.ca_certificate)
-        try:
-            with urllib.request.urlopen(f"{scheme}://{self.server.local_address}/health", timeout=5, context=context):
-                return True
-        except (urllib.error.URLError, OSError):
-            return False
-
     def _online(self, names: tuple[str, ...]) -> bool:
         """Without authentication nobody knows whose nodes they are, and they are counted."""
         online = {node for node, one in self.shell.nodes().items() if one["status"] == "online"}
@@ -206,40 +201,6 @@ class LocalFederation:
 
     def _status(self, name: str) -> str:
         return str(self.shell.nodes()[self.node_ids[name]]["status"])
-
-
-@dataclass
-class Run:
-    """One run of an app."""
-
-    federation: LocalFederation
-    id: str
-
-    def status(self) -> str:
-        """pending, starting, running, finished:completed, finished:failed, finished:stopped."""
-        answer = self.federation.shell.ask("list", commands.CONNECTION, "--run-id", self.id)
-        return str(answer["runs"][0]["status"])
-
-    def wait(self, limit: float) -> str:
-        """Return how it ended."""
-        ended = ""
-
-        def over() -> bool:
-            nonlocal ended
-            ended = self.status()
-            return ended.startswith("finished")
-
-        wait_until(over, f"run {self.id} ended", limit, [self.federation.programs["server"]], _ASK)
-        return ended
-
-    def stop(self) -> None:
-        """End it."""
-        self.federation.shell.ask("stop", self.id, commands.CONNECTION)
-
-    def log(self) -> str:
-        """What its ServerApp wrote so far."""
-        how = "--stream" if self.status().startswith("finished") else "--show"
-        return self.federation.shell.text("log", self.id, commands.CONNECTION, how)
 
 
 def _port_taken(program: Program) -> bool:
