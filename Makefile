@@ -57,7 +57,7 @@ $(PACKAGE): pyproject.toml constraints.txt | $(BIN)/python
 # The development install contains the package, so it serves the demo as well.
 $(DEV): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing fedalloy and its development tools into $(VENV) (the first time takes a few minutes) ..."
-	@$(PIP_INSTALL) -e ".[dev]"
+	@$(PIP_INSTALL) -e ".[dev,flower]"
 	@touch $(PACKAGE) $@
 
 # A candidate counts only if it runs and is new enough: a version manager may answer for a Python it does not have.

@@ -8,7 +8,21 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from fedalloy.cli import compare, conform, data, doctor, listing, newcomers, plot, recipe, report, run, show, synth
+from fedalloy.cli import (
+    compare,
+    conform,
+    data,
+    doctor,
+    flower,
+    listing,
+    newcomers,
+    plot,
+    recipe,
+    report,
+    run,
+    show,
+    synth,
+)  # fmt: skip
 from fedalloy.cli.console import complain
 from fedalloy.core.errors import AlgorithmError, FedalloyError, RegistryError, SpecError
 
@@ -75,4 +89,5 @@ app.command(epilog=EXIT_CODES)(plot.plot)
 app.command(epilog=EXIT_CODES)(newcomers.newcomers)
 app.add_typer(synth.app, name="synth")
 app.add_typer(recipe.app, name="recipe")
+app.add_typer(flower.app, name="flower")
 app.command(epilog=EXIT_CODES)(doctor.doctor)

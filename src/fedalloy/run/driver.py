@@ -18,7 +18,7 @@ from fedalloy.core.algorithm import Algorithm, ServerState
 from fedalloy.core.cross import check_validation
 from fedalloy.core.errors import CheckpointError, Diverged
 from fedalloy.core.keys import Key
-from fedalloy.core.protocols import ClientStore, Engine, Task
+from fedalloy.core.protocols import ClientStore, DistantEngine, Engine, Task
 from fedalloy.core.registry import find
 from fedalloy.core.roles import check_roles
 from fedalloy.core.spec import build
@@ -105,10 +105,11 @@ def run(
     """Run to the end, to the target, or until somebody stops it; with a folder it can be resumed from there."""
     config.devices.check(task.population)
     algorithm.check_cohort(config.sampling.size(task.population), task.population)
-    check_validation(algorithm, task)
     algorithm = algorithm.fitted(task, Key.of(config.seed))
     check_roles(algorithm, task)
     fed = Federation(algorithm, placed(task, config.device), make_engine(config), config, Key.of(config.seed))
+    if not isinstance(fed.engine, DistantEngine):  # whose clients say themselves what they lack
+        check_validation(algorithm, task)
     opened = _open(folder, resume, recipe, task, config)
     with _Threads(config), opened.lock() if opened else nullcontext():
         recorder: Recorder = FolderRecorder(opened) if opened else MemoryRecorder()
@@ -131,7 +132,7 @@ def begin(fed: Federation, initial: Tree | None = None) -> ServerState:
 def make_store(fed: Federation, state: ServerState, folder: RunFolder | None) -> ClientStore:
     """Where the clients' states go, by the size of one of them."""
     config, one = fed.config, {}
-    if fed.algorithm.stateful:
+    if fed.algorithm.stateful and not isinstance(fed.engine, DistantEngine):
         one = fed.algorithm.init_client(state["shared"], fed.root, fed.task.objective.init)
     place = folder.clients if folder else None
     return open_store(one, fed.task.population, config.client_memory_mb, place, config.device)
@@ -253,6 +254,8 @@ def _one_round(session: Session) -> None:
     with watch.time("evaluate"):
         if round % config.evaluate_every == 0 or round == config.rounds or _mixes(session.fed, round):
             evaluation = _evaluate(session, round, played.row)
+    if isinstance(session.fed.engine, DistantEngine):
+        played.row.update(session.fed.engine.notes())
     _advance(progress, config, played, evaluation)
     with watch.time("record"):
         _snapshot(session, round)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedalloy.core.protocols import DistantEngine, ModelName
 from fedalloy.core.types import Examples
 from fedalloy.run.trained import Trained
 from fedalloy.tasks.evaluation import evaluate_clients, evaluate_models, evaluate_pool
@@ -39,6 +40,8 @@ class Evaluation:
 
 def evaluate(trained: Trained, metrics: tuple[str, ...], ids: Tensor) -> Evaluation:
     """Score the models on the test parts of ``ids``, and the global one on the global test set too."""
+    if isinstance(trained.fed.engine, DistantEngine):
+        return _distant(trained, trained.fed.engine, metrics, ids)
     shared, overall = _global_scores(trained, metrics, ids)
     if not trained.fed.algorithm.solver.personalised:
         return Evaluation(shared, overall)
@@ -49,14 +52,26 @@ def personal_scores(
     trained: Trained, metrics: tuple[str, ...], ids: Tensor, mixes: Sequence[float | None] = (None,)
 ) -> list[Values]:
     """Every client's own model on its own test part, once per mix; states are read a few clients at a time."""
+    engine = trained.fed.engine
+    if isinstance(engine, DistantEngine):
+        models: list[ModelName] = ["personal" if mix is None else mix for mix in mixes]
+        return engine.scores(trained.fed.algorithm, trained.shared, trained.states(ids), ids, metrics, models)
     parts: list[list[Values]] = [[] for _ in mixes]
     task = trained.fed.task
     for some in ids.split(trained.at_once):
         states, block = trained.states(some), task.data("test", some)
         for mix, found in zip(mixes, parts, strict=True):
-            models = [trained.model_of(states[client], mix) for client in some.tolist()]
-            found.append(evaluate_models(task.objective, models, block, metrics))
+            theirs = [trained.model_of(states[client], mix) for client in some.tolist()]
+            found.append(evaluate_models(task.objective, theirs, block, metrics))
     return [{name: torch.cat([part[name] for part in found]) for name in metrics} for found in parts]
+
+
+def _distant(trained: Trained, engine: DistantEngine, metrics: tuple[str, ...], ids: Tensor) -> Evaluation:
+    """Clients score what they are sent, and their own models, where their data are; there is no global test set."""
+    algorithm = trained.fed.algorithm
+    models: list[ModelName] = ["global", "personal"] if algorithm.solver.personalised else ["global"]
+    found = engine.scores(algorithm, trained.shared, trained.states(ids), ids, metrics, models)
+    return Evaluation(found[-1], {}, found[0] if len(found) > 1 else None)
 
 
 def summaries(values: Values) -> Summary:

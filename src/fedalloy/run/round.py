@@ -15,7 +15,7 @@ from fedalloy.core import tree
 from fedalloy.core.algorithm import Algorithm, ServerState, ServerStep, server_step
 from fedalloy.core.cross import exchange_scores
 from fedalloy.core.keys import Key
-from fedalloy.core.protocols import ClientStore, Engine, Outcome, Task
+from fedalloy.core.protocols import ClientStore, DistantEngine, Engine, Outcome, Shared, Task
 from fedalloy.core.types import Cohort, Context, State, Tree, Work
 from fedalloy.run.config import RunConfig
 
@@ -80,7 +80,7 @@ def play(fed: Federation, state: ServerState, store: ClientStore, round: int, wa
     with watch.time("server"):
         cohort, late, seconds = _punctual(fed, outcome.cohort, state["shared"]["buffers"])
         absent = sorted({*absent, *outcome.failures, *(() if fed.resends else late)})
-        cohort = exchange_scores(fed.algorithm, fed.task, state["shared"], cohort)
+        cohort = _cross(fed, state["shared"], cohort)
         step = server_step(fed.algorithm, state, cohort, replace(ctx, absent=tuple(absent)), fed.config.max_norm)
     if fed.algorithm.stateful:
         with watch.time("store"):
@@ -109,6 +109,8 @@ def client_states(
     """Every client's state; a client met for the first time gets its initial one. Clients that keep nothing but begin
     with a model of their own draw it anew in every round."""
     clients = ids.tolist()
+    if isinstance(fed.engine, DistantEngine):
+        return {client: {} for client in clients} | store.get(clients)
     fresh, shared = fed.root.fold("new client"), state["shared"]
     if fed.algorithm.solver.own_start and not fed.algorithm.solver.stateful:
         fresh = fresh.fold("round", round)
@@ -127,6 +129,15 @@ def _run(fed: Federation, state: ServerState, states: dict[int, State], work: Wo
     if len(work) == 0:
         return Outcome(Cohort(work.ids, {}, {}), {})
     return fed.engine(fed.algorithm, fed.task, state["shared"], states, work, ctx)
+
+
+def _cross(fed: Federation, shared: Shared, cohort: Cohort) -> Cohort:
+    """The cohort with its cross scores, measured where the data are."""
+    if not isinstance(fed.engine, DistantEngine):
+        return exchange_scores(fed.algorithm, fed.task, shared, cohort)
+    if "cross_score" not in fed.algorithm.weighting.requires or not len(cohort):
+        return cohort
+    return replace(cohort, cross=fed.engine.cross_score(fed.algorithm, shared, cohort))
 
 
 def _punctual(fed: Federation, cohort: Cohort, buffers: Tree) -> tuple[Cohort, list[int], float]:

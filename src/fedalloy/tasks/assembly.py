@@ -66,12 +66,13 @@ def make_task(
     key, usual = Key.of(seed).fold("task"), usual_of(dataset)
     data = as_dataset(dataset, key.fold("dataset"))
     rule = as_partition(partition, data)
-    chosen_loss = loss or usual.loss or ("cross_entropy" if data.classes else "mse")
-    outputs = 1 if chosen_loss == "binary" else max(1, data.classes)
     precision, scaling = _precision(dtype), _scaling(standardise or usual.standardise)
     bounds = data.bounds if scaling == "none" else None
-    factory = as_factory(usual.model if model is None else model, tuple(data.x.shape[1:]), outputs, bounds)
-    objective = ModuleObjective(factory, chosen_loss, trainable=trainable, dtype=precision)
+    shape, model = tuple(data.x.shape[1:]), usual.model if model is None else model
+    chosen_loss = loss or usual.loss
+    objective = make_objective(
+        shape, data.classes, model, loss=chosen_loss, trainable=trainable, dtype=dtype, bounds=bounds
+    )
     made = federate(
         data,
         rule,
@@ -85,11 +86,31 @@ def make_task(
         key=key.fold("federation"),
     )
     if classifier is not None:
-        other = ModuleObjective(as_factory(classifier, tuple(data.x.shape[1:]), outputs), chosen_loss, dtype=precision)
+        other = make_objective(shape, data.classes, classifier, loss=chosen_loss, dtype=dtype)
         made = replace(made, classifier=other if device is None else other.to(device))
     if synthetic is not None:
         made = mixed_in(made, *as_part(synthetic).load())
     return replace(made, metrics=usual.metrics, bounds=bounds).to(device, precision)
+
+
+def make_objective(
+    input_shape: tuple[int, ...],
+    classes: int,
+    model: str | Spec | Callable[..., nn.Module] | None = None,
+    *,
+    loss: str | PerExample | None = None,
+    trainable: tuple[str, ...] = ("*",),
+    dtype: Precision | torch.dtype = "float32",
+    bounds: tuple[float, float] | None = None,
+) -> ModuleObjective:
+    """A model and its loss for examples of this shape; ``classes`` is 0 where targets are numbers.
+
+    >>> list(make_objective((4,), 3, "logistic").init(Key.of(0))[0])
+    ['output.weight', 'output.bias']
+    """
+    chosen = loss or ("cross_entropy" if classes else "mse")
+    factory = as_factory(model, input_shape, 1 if chosen == "binary" else max(1, classes), bounds)
+    return ModuleObjective(factory, chosen, trainable=trainable, dtype=_precision(dtype))
 
 
 def as_dataset(dataset: str | Spec | DatasetLoader | Dataset, key: Key) -> Dataset:

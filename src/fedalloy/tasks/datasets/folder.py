@@ -34,7 +34,7 @@ class Folder(DatasetLoader):
     def load(self, key: Key) -> Dataset:
         """The files as natural clients; nothing is drawn."""
         files = client_files(Path(self.path).expanduser())
-        return from_clients([_read(file) for file in files], [file.stem for file in files])
+        return from_clients([read_client(file) for file in files], [file.stem for file in files])
 
 
 def client_files(folder: Path) -> list[Path]:
@@ -51,7 +51,8 @@ def client_files(folder: Path) -> list[Path]:
     return files
 
 
-def _read(file: Path) -> Pair:
+def read_client(file: Path) -> Pair:
+    """The arrays of one client."""
     return _read_npz(file) if file.suffix == ".npz" else _read_parquet(file)
 
 

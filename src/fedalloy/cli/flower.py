@@ -1,0 +1,297 @@
+"""``fedalloy flower``: real federations, from a trial on this machine to hospitals that never see each other."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedalloy.cli.console import complain, number, print_json, print_table
+from fedalloy.cli.run import Changes, Json, Quick
+
+if TYPE_CHECKING:
+    from fedalloy.flower.operating import Run
+    from fedalloy.flower.status import Progress, Server
+
+EXAMPLES = """
+Try it here:  fedalloy flower up recipes/quickstart.toml --nodes 3
+
+For real, four steps:  'init' writes the folders of a federation;  'server' starts the server;  'node' starts a node, on
+its own machine, with its own data;  'run' gives the server a recipe.  'status' shows who is there and what happened.
+
+Everything is encrypted, and nodes prove who they are by keys. Nothing is reported to anybody.
+docs/flower.md says what travels.
+"""
+app = typer.Typer(
+    help=f"Real federations on Flower (needs the extra 'flower' of the package).\n\n{EXAMPLES}", no_args_is_help=True
+)
+
+Insecure = Annotated[
+    bool,
+    typer.Option("--insecure", help="No encryption, no keys, anybody may take part. For tests on one machine only."),
+]
+Seed = Annotated[int | None, typer.Option(help="The seed; default: the recipe's first.")]
+RecipeFile = Annotated[Path, typer.Argument(help="A recipe (.toml).", metavar="RECIPE")]
+ServerFolder = Annotated[Path, typer.Argument(help="The server's folder (server.toml is in it).", metavar="DIR")]
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="A folder that does not exist yet, or is empty.", metavar="DIR")],
+    nodes: Annotated[int, typer.Option("--nodes", help="How many nodes, called node-0, node-1, ...")] = 3,
+    names: Annotated[str, typer.Option("--names", metavar="A,B,...", help="The nodes' names instead.")] = "",
+    host: Annotated[
+        str, typer.Option("--host", help="The name or address under which nodes reach the server.")
+    ] = "localhost",
+    port: Annotated[int, typer.Option("--port", help="The server's port.")] = 9092,
+    days: Annotated[int, typer.Option("--days", help="How long the certificates are valid.")] = 397,
+    insecure: Insecure = False,
+) -> None:
+    """Write the folders of a federation: settings, certificates, keys, systemd units, and a letter for every operator.
+
+    Nothing that exists is overwritten. Each folder under DIR/nodes goes to the operator of that node;
+    DIR/README.md says how.
+    """
+    from fedalloy.flower.scaffold import Plan, numbered, write_federation
+
+    chosen = tuple(name.strip() for name in names.split(",")) if names else numbered(nodes)
+    write_federation(folder, Plan(chosen, host=host, port=port, secure=not insecure, days=days))
+    typer.echo(f"wrote a federation of {len(chosen)} nodes to {folder}; {folder / 'README.md'} says what to do with it")
+    if insecure:
+        complain("this federation is not encrypted and lets anybody in: for tests on one machine only")
+
+
+@app.command()
+def up(
+    recipe: RecipeFile,
+    nodes: Annotated[
+        int | None,
+        typer.Option("--nodes", help="How many nodes; the recipe then has as many clients. Default: as the recipe."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="The run folder; default: runs/NAME-flower.")
+    ] = None,
+    federation: Annotated[
+        Path | None,
+        typer.Option("--federation", help="A folder of 'init' to use; default: one made in the run folder."),
+    ] = None,
+    changes: Changes = None,
+    quick: Quick = False,
+    seed: Seed = None,
+    insecure: Insecure = False,
+) -> None:
+    """Run a recipe on a complete federation on this machine: a server and its nodes, encrypted, on free ports.
+
+    Ctrl-C stops it, and so may anything else: the same command goes on after the last finished round. The run folder is
+    what 'fedalloy run' leaves; 'show', 'report' and 'compare' read it.
+    """
+    from fedalloy.flower.trial import trial_of
+    from fedalloy.recipe import load
+    from fedalloy.recipe import quick as shortened
+
+    wanted = load(recipe, changes)
+    folder = output or Path("runs") / f"{recipe.stem}-flower"
+    trial = trial_of(shortened(wanted) if quick else wanted, folder, nodes, federation, seed, not insecure)
+    if trial.finished:
+        typer.echo(f"{folder} holds this run already, finished; choose another folder with -o to run it again")
+        raise typer.Exit
+    if insecure:
+        complain("without encryption, as you asked")
+    try:
+        with _ends_on_sigterm():
+            ended = trial.run(typer.echo)
+    except KeyboardInterrupt:
+        typer.echo("stopped; the same command goes on after the last finished round")
+        raise typer.Exit(130) from None
+    _conclude(ended, folder)
+
+
+@app.command("run")
+def run_on(
+    server: ServerFolder,
+    recipe: RecipeFile,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The run folder, on this machine.")],
+    changes: Changes = None,
+    seed: Seed = None,
+) -> None:
+    """Give a recipe to a running server, on the server's own machine, and follow it. The same command again goes on.
+
+    Ctrl-C stops looking; the run itself goes on. 'fedalloy flower stop DIR' ends it.
+    """
+    from fedalloy.flower.layout import ServerPlace
+    from fedalloy.flower.shell import Shell
+    from fedalloy.flower.trial import follow, submit
+    from fedalloy.recipe import load
+
+    shell = Shell(ServerPlace.read(server))
+    try:
+        run = submit(shell, load(recipe, changes), output, seed)
+        typer.echo(f"run {run.id} was started")
+        ended = follow(run, output, typer.echo)
+        if ended != "finished:completed":
+            typer.echo(_tail(run))
+    finally:
+        shell.close()
+    _conclude(ended, output)
+
+
+@app.command()
+def stop(server: ServerFolder) -> None:
+    """End the runs of a server that are not finished; 'run' goes on with them later."""
+    from fedalloy.flower.layout import ServerPlace
+    from fedalloy.flower.operating import Run
+    from fedalloy.flower.shell import Shell
+
+    shell = Shell(ServerPlace.read(server))
+    try:
+        going = [one["run-id"] for one in shell.runs() if not one["status"].startswith("finished")]
+        for run in going:
+            Run(shell, run).stop()
+    finally:
+        shell.close()
+    typer.echo(f"stopped {', '.join(going)}" if going else "nothing was running")
+
+
+@app.command()
+def server(folder: ServerFolder) -> None:
+    """Start the server of a federation, let in the nodes whose public keys lie in DIR/nodes, and stay until it ends."""
+    from fedalloy.flower.serving import serve
+
+    raise typer.Exit(serve(folder, typer.echo))
+
+
+@app.command()
+def admit(folder: ServerFolder) -> None:
+    """Let in the nodes whose public keys were put into DIR/nodes while the server was running."""
+    from fedalloy.flower import operating
+    from fedalloy.flower.layout import ServerPlace
+    from fedalloy.flower.shell import Shell
+
+    place = ServerPlace.read(folder)
+    shell = Shell(place)
+    try:
+        known = operating.admit(place, shell)
+    finally:
+        shell.close()
+    typer.echo(f"let in: {', '.join(known) or 'nobody; put public keys (NAME.pub) into ' + str(folder / 'nodes')}")
+
+
+@app.command()
+def node(
+    folder: Annotated[Path, typer.Argument(help="The node's folder (node.toml is in it).", metavar="DIR")],
+) -> None:
+    """Start a node, on the machine where its data are, and stay until it ends.
+
+    After a crash the server may refuse the node for up to a minute, until it has noticed that the old one is gone.
+    """
+    from fedalloy.flower import commands
+    from fedalloy.flower.layout import NodePlace
+
+    place = NodePlace.read(folder)
+    place.config.store.mkdir(parents=True, exist_ok=True)
+    command = commands.supernode(place)
+    typer.echo(f"node {place.name}: client {place.config.client}, server {place.server}, data {place.config.data}")
+    # In place of this process: what is sent to it by systemd or a terminal then reaches Flower itself.
+    os.execve(command[0], command, commands.environment(place.home))
+
+
+@app.command()
+def status(
+    folder: Annotated[
+        Path | None, typer.Argument(help="A federation, a server's folder or a run folder.", metavar="[DIR]")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show what is running, which nodes are known, the last round, and who dropped out and why.
+
+    Without DIR the newest run on a federation under runs/ is meant.
+    """
+    from fedalloy.flower.status import look
+
+    server, run = look(folder or _newest())
+    if as_json:
+        print_json({"server": _server_json(server), "run": run.to_json() if run else None})
+        return
+    if server:
+        _show_server(server)
+    if run:
+        _show_run(run)
+
+
+def _newest() -> Path:
+    from fedalloy.core.errors import SpecError
+
+    found = sorted(Path("runs").glob("**/federation.json"), key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise SpecError(
+            "there is no run on a federation under runs/; name a folder, or start one: fedalloy flower up RECIPE"
+        )
+    return found[-1].parent
+
+
+def _show_server(server: Server) -> None:
+    typer.echo(f"server {server.address}: {'running' if server.answers else 'not running'}")
+    if server.certificate_ends:
+        typer.echo(f"its certificate is valid until {server.certificate_ends:%Y-%m-%d}")
+    if server.nodes:
+        print_table(["node", "number", "", "since"], [[n.name, n.number, n.status, n.since] for n in server.nodes])
+    for run in server.runs[:1]:
+        typer.echo(f"latest run {run['run-id']}: {run['status']}")
+
+
+def _show_run(run: Progress) -> None:
+    typer.echo(f"run {run.folder}: {run.state} after round {run.round}{f': {run.reason}' if run.reason else ''}")
+    if run.troubles:
+        rows = [[str(round), client, why] for round, client, why in run.troubles]
+        print_table(["round", "client", "why it did not count"], rows, numbers=(0,))
+    else:
+        typer.echo("nobody dropped out")
+
+
+def _server_json(server: Server | None) -> dict[str, object] | None:
+    if server is None:
+        return None
+    nodes = [{"name": n.name, "number": n.number, "status": n.status, "since": n.since} for n in server.nodes]
+    ends = server.certificate_ends.isoformat() if server.certificate_ends else None
+    runs = [{"id": one["run-id"], "status": one["status"]} for one in server.runs]
+    return {
+        "address": server.address,
+        "running": server.answers,
+        "certificate_ends": ends,
+        "nodes": nodes,
+        "runs": runs,
+    }
+
+
+def _conclude(ended: str, folder: Path) -> None:
+    from fedalloy.compare.outcome import read_outcome
+
+    if ended != "finished:completed":
+        complain(f"the run ended as {ended}; {folder / 'federation.log'} says why. The same command goes on")
+        raise typer.Exit(1)
+    outcome = read_outcome(folder)
+    if outcome.scores:
+        shown = [number(outcome.scores.get(name)) for name in ("mean", "worst", "best")]
+        print_table([f"{outcome.metric} (mean)", "worst 10 %", "best 10 %"], [shown], numbers=range(3))
+    typer.echo(f"finished in round {outcome.round}; records in {folder}")
+
+
+def _tail(run: Run) -> str:
+    return "\n".join(run.log().splitlines()[-20:])
+
+
+class _ends_on_sigterm:  # noqa: N801 (reads as a phrase in a with statement)
+    """A polite kill ends a trial like Ctrl-C does: with its processes."""
+
+    def __enter__(self) -> None:
+        self._before = signal.signal(signal.SIGTERM, self._interrupt)
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGTERM, self._before)
+
+    @staticmethod
+    def _interrupt(*_: object) -> None:
+        raise KeyboardInterrupt

@@ -1,0 +1,364 @@
+"""The engine of real federations: a client's round is a letter to its node, which runs the same ``run_client``.
+
+Nodes keep their data and their states. The server holds the round in which the state that counts was made; the node
+keeps the states before and after its last round, so that a round that is played again starts from the former.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedalloy.core.algorithm import Algorithm
+from fedalloy.core.errors import FedalloyError, SpecError
+from fedalloy.core.protocols import ModelName, Outcome, Shared, Task
+from fedalloy.core.registry import register
+from fedalloy.core.screening import misfit
+from fedalloy.core.spec import algorithm_to_spec
+from fedalloy.core.types import Cohort, Context, Contribution, State, Work
+from fedalloy.engines.flower_letters import Letter, Malformed, outline, sizes, unpack
+from fedalloy.engines.flower_post import Answer, Post
+from fedalloy.engines.flower_roll import Node, Roll, connected
+
+ALWAYS = {"num_examples": math.nan, "num_steps": 0.0, "train_loss": math.nan, "bytes_up": 0.0}
+"""Statistics of every contribution, and what stands in for one that a node keeps to itself."""
+_BYTES_OF_A_NUMBER = 8
+
+
+class FederationError(FedalloyError):
+    """A federation cannot go on: too few nodes, or nodes that refuse what the algorithm needs."""
+
+
+class Refused(FedalloyError):
+    """A node will not take part, whatever happens: asking again is of no use."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A node's answer that can be used."""
+
+    client: int
+    letter: Letter
+
+
+@dataclass
+class Line:
+    """What connects an engine with its federation: the post, the roll, and what every letter says."""
+
+    post: Post
+    roll: Roll
+    hello: dict[str, Any]
+    say: Callable[[str], None] = print
+    serial: int = 0
+
+    def head(self, **more: Any) -> dict[str, Any]:
+        """The header of the next letter."""
+        self.serial += 1
+        return {**self.hello, "serial": self.serial, **more}
+
+
+@register("engine", "flower")
+@dataclass
+class Flower:
+    """Runs on the nodes of a Flower federation (``fedalloy flower --help``).
+
+    A node has ``deadline`` seconds to answer. A round counts with ``minimum`` contributions; with fewer, those who are
+    missing are asked again for ``wait`` seconds, then the run stops and can be resumed. Answers above
+    ``max_megabytes`` are dropped. A node that does not have the state that counts ``on_lag`` continues from the newest
+    older one it has (from the initial one if there is none), or its contribution is dropped; both are recorded.
+    """
+
+    deadline: float = 600.0
+    minimum: int = 1
+    wait: float = 3600.0
+    max_megabytes: float = 1000.0
+    on_lag: Literal["continue", "drop"] = "continue"
+    _line: Line | None = field(default=None, init=False, repr=False)
+    _notes: dict[str, dict[str, Any]] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name in ("deadline", "wait", "max_megabytes"):
+            if not getattr(self, name) > 0:
+                raise SpecError(f"engine 'flower': {name} must be above 0, got {getattr(self, name)}")
+        if self.minimum < 1:
+            raise SpecError(f"engine 'flower': minimum must be 1 or more contributions, got {self.minimum}")
+
+    def attach(self, line: Line) -> None:
+        """Connect with a federation; without one the engine cannot run."""
+        self._line = line
+
+    def __call__(
+        self, algorithm: Algorithm, task: Task, shared: Shared, states: Mapping[int, State], work: Work, ctx: Context
+    ) -> Outcome:
+        orders = {int(client): self._order(algorithm, states[int(client)], work, ctx, row, shared)
+                  for row, client in enumerate(work.ids)}  # fmt: skip
+        needed = algorithm.weighting.requires | _for_parts(algorithm, shared)
+        found: dict[int, Contribution] = {}
+        failures: dict[int, str] = {}
+        patience = _Patience(self, len(work))
+        while len(found) < patience.enough:
+            failures = {}
+            asked = {client: order for client, order in orders.items() if client not in found}
+            for client, answer in self._ask(asked, "train", str(ctx.round), failures).items():
+                try:
+                    found[client] = self._contribution(client, answer, algorithm, shared, needed, ctx)
+                except (Malformed, Refused) as error:
+                    failures[client] = str(error)
+                    patience.lose(client, error)
+            patience.check(found, failures)
+        marks: dict[int, State] = {client: {"round": ctx.round} for client in found}
+        return Outcome(Cohort.gather(list(found), list(found.values())), marks, failures)
+
+    def cross_score(self, algorithm: Algorithm, shared: Shared, cohort: Cohort) -> Tensor:
+        """Everybody's model to everybody who contributed; NaN where a node does not answer."""
+        clients = cohort.ids.tolist()
+        parts = {f"shared/{name}": leaves for name, leaves in shared.items()}
+        sent = {name: cohort.payload[name] for name in (algorithm.solver.update, "buffers") if name in cohort.payload}
+        parts |= {f"cohort/{name}": leaves for name, leaves in sent.items()}
+        spec = algorithm_to_spec(algorithm)
+        orders = {client: Letter({"kind": "cross", "algorithm": spec}, parts) for client in clients}
+        problems: dict[int, str] = {}
+        cross = torch.full((len(clients), len(clients)), torch.nan, dtype=torch.float64)
+        for client, answer in self._ask(orders, "evaluate", "cross", problems).items():
+            try:
+                cross[:, clients.index(client)] = self._numbers(client, answer, "cross_score", len(clients))
+            except (Malformed, Refused) as error:
+                problems[client] = str(error)
+        self._note("unscored", problems)
+        return cross
+
+    def scores(
+        self,
+        algorithm: Algorithm,
+        shared: Shared,
+        states: Mapping[int, State],
+        ids: Tensor,
+        metrics: tuple[str, ...],
+        models: Sequence[ModelName],
+    ) -> list[dict[str, Tensor]]:
+        """Clients score on their own test parts; nothing but these numbers comes back."""
+        head: dict[str, Any] = {"kind": "evaluate", "algorithm": algorithm_to_spec(algorithm), "metrics": list(metrics)}
+        head |= {"models": list(models), "on_lag": "continue"}
+        parts = {f"shared/{name}": leaves for name, leaves in shared.items()}
+        orders = {client: Letter({**head, "state": _round_of(states[client])}, parts) for client in ids.tolist()}
+        found = torch.full((len(models), len(metrics), len(ids)), torch.nan, dtype=torch.float64)
+        problems: dict[int, str] = {}
+        for client, answer in self._ask(orders, "evaluate", "evaluate", problems).items():
+            try:
+                values = self._numbers(client, answer, "scores", len(models) * len(metrics))
+                found[:, :, ids.tolist().index(client)] = values.reshape(len(models), len(metrics))
+            except (Malformed, Refused) as error:
+                problems[client] = str(error)
+        self._note("unscored", problems)
+        return [{name: found[m, k] for k, name in enumerate(metrics)} for m in range(len(models))]
+
+    def notes(self) -> dict[str, Any]:
+        """What was sent, by client, name and bytes, and who lagged, was refused or gave no scores."""
+        told, self._notes = self._notes, {}
+        refused = {node.identity: why for node, why in self._wire.roll.refused.items()}
+        return {"sent": {}, **told, **({"refused": refused} if refused else {})}
+
+    @property
+    def _wire(self) -> Line:
+        if self._line is None:
+            raise FederationError(
+                "engine 'flower' runs inside a federation: start one with 'fedalloy flower up', or send the run to one "
+                "with 'flwr run'; for a simulation choose another engine"
+            )
+        return self._line
+
+    def _order(self, algorithm: Algorithm, state: State, work: Work, ctx: Context, row: int, shared: Shared) -> Letter:
+        """One client's share of a round."""
+        head = {
+            "kind": "train", "algorithm": algorithm_to_spec(algorithm), "state": _round_of(state),
+            "on_lag": self.on_lag, "epochs": int(work.epochs[row]), "active": bool(work.active[row]),
+            "round": ctx.round, "rounds": ctx.rounds, "key": int(ctx.key.state), "local_lr": ctx.local_lr,
+        }  # fmt: skip
+        return Letter(head, {f"shared/{name}": leaves for name, leaves in shared.items()})
+
+    def _ask(
+        self, orders: Mapping[int, Letter], message_type: str, group: str, problems: dict[int, str]
+    ) -> dict[int, Answer]:
+        """The answers of those clients whose nodes gave one; all others are in ``problems``."""
+        line = self._wire
+        nodes = self._present()
+        letters: dict[int, Letter] = {}
+        for client, order in orders.items():
+            if client in nodes:
+                who = {"client": line.roll.names[client], "id": client}
+                letters[nodes[client].number] = Letter(line.head(**who, **order.header), order.parts)
+            else:
+                problems[client] = self._absent(client)
+        clients = {nodes[client].number: client for client in orders if client in nodes}
+        answers: dict[int, Answer] = {}
+        if letters:
+            for node, answer in line.post.exchange(letters, message_type, group, self.deadline).items():
+                if answer.content is None:
+                    problems[clients[node]] = answer.problem
+                else:
+                    answers[clients[node]] = answer
+        return answers
+
+    def _present(self) -> dict[int, Node]:
+        """The nodes of the clients that can be reached; whoever is new is asked who it is."""
+        line = self._wire
+        nodes = connected(line.post.grid)
+        strangers = {node.number: node for node in line.roll.strangers(nodes)}
+        letters = {number: Letter(line.head(kind="hello")) for number in strangers}
+        answers = line.post.exchange(letters, "query", "hello", self.deadline) if letters else {}
+        for number, answer in answers.items():
+            self._introduce(strangers[number], answer)
+        return line.roll.present(nodes)
+
+    def _introduce(self, node: Node, answer: Answer) -> None:
+        """Bind a node to the client it claims to be. One that gave no answer at all is asked again another time."""
+        line = self._wire
+        if answer.content is None:
+            line.say(f"the node with {node.identity} did not say who it is: {answer.problem}")
+            return
+        try:
+            header = self._opened(answer).header
+            reason = line.roll.claim(node, str(header.get("client", "")))
+        except (Malformed, Refused) as error:
+            reason = str(error)
+            line.roll.refuse(node, reason)
+        line.say(
+            f"the node with {node.identity} " + (f"is refused: {reason}" if reason else f"is client {header['client']}")
+        )
+
+    def _absent(self, client: int) -> str:
+        name = self._wire.roll.names[client]
+        known = name in self._wire.roll.bound
+        return f"the node of '{name}' is not connected" if known else f"no node has come that is '{name}'"
+
+    def _opened(self, answer: Answer, full: bool = False) -> Letter:
+        """An answer that says yes; its tensors are read only in ``full``."""
+        assert answer.content is not None
+        limit = self.max_megabytes * 1e6
+        letter = unpack(answer.content, limit) if full else outline(answer.content, limit)
+        status, reason = letter.header.get("status"), f"{letter.header.get('reason', '')!s:.500}"
+        if status == "refused":
+            raise Refused(f"refused: {reason}")
+        if status != "ok":
+            raise Malformed(f"failed: {reason}")
+        return letter
+
+    def _contribution(
+        self, client: int, answer: Answer, algorithm: Algorithm, shared: Shared, needed: frozenset[str], ctx: Context
+    ) -> Contribution:
+        """A node's answer as a contribution, its shapes and statistics checked before a tensor is made."""
+        sketch = self._opened(answer)
+        reason = misfit(sketch.parts, algorithm.parts(shared), shared)
+        if reason:
+            raise Malformed(reason)
+        stats = _stats(sketch.header.get("stats"), needed)
+        letter = self._opened(answer, full=True)
+        device = next(iter(shared["params"].values())).device
+        payload = {
+            part: {name: leaf.to(device) for name, leaf in leaves.items()} for part, leaves in letter.parts.items()
+        }
+        self._note_sent(client, letter, sketch.header["stats"])
+        if sketch.header.get("lag"):
+            self._note("lagging", {client: f"{sketch.header['lag']!s:.300}"})
+        return Contribution(payload, stats, {})
+
+    def _numbers(self, client: int, answer: Answer, name: str, count: int) -> Tensor:
+        """A list of numbers in a header; null stands for NaN."""
+        letter = self._opened(answer)
+        values = letter.header.get(name)
+        if not isinstance(values, list) or len(values) != count:
+            raise Malformed(f"its '{name}' are not {count} numbers")
+        numbers = [_number(value, name) for value in values]
+        self._note_sent(client, letter, {name: len(values)})
+        return torch.tensor(numbers, dtype=torch.float64)
+
+    def _note_sent(self, client: int, letter: Letter, numbers: Mapping[str, Any]) -> None:
+        """What a node sent, by name and bytes."""
+        counts = {name: value if name in ("scores", "cross_score") else 1 for name, value in numbers.items()}
+        told = {name: _BYTES_OF_A_NUMBER * count for name, count in counts.items()}
+        mine: dict[str, int] = self._notes.setdefault("sent", {}).setdefault(str(client), {})
+        mine |= {**sizes(letter), **told}
+
+    def _note(self, name: str, values: Mapping[int, str]) -> None:
+        if values:
+            self._notes.setdefault(name, {}).update({str(client): why for client, why in values.items()})
+
+
+@dataclass
+class _Patience:
+    """How long a round waits for its minimum of contributions; those that were refused for good cannot come."""
+
+    engine: Flower
+    asked: int
+    lost: dict[int, str] = field(default_factory=dict)
+    begun: float = field(init=False)
+    said: str = ""
+
+    def __post_init__(self) -> None:
+        self.begun = self.engine._wire.post.clock()
+
+    @property
+    def enough(self) -> int:
+        """The contributions a round needs; a cohort that is smaller than the minimum must be complete."""
+        return min(self.engine.minimum, self.asked)
+
+    def lose(self, client: int, error: FedalloyError) -> None:
+        """A client that will not contribute however often it is asked."""
+        if isinstance(error, Refused):
+            self.lost[client] = str(error)
+
+    def check(self, found: Mapping[int, Any], failures: Mapping[int, str]) -> None:
+        """Wait a moment and say so, or give up."""
+        if len(found) >= self.enough:
+            return
+        line = self.engine._wire
+        why = "; ".join(f"{line.roll.names[client]}: {reason}" for client, reason in sorted(failures.items()))
+        lacking = f"{len(found)} of the {self.enough} contributions a round needs"
+        if self.asked - len(self.lost) < self.enough:
+            raise FederationError(f"the federation has {lacking}, and no more can come ({why})")
+        waited = line.post.clock() - self.begun
+        if waited >= self.engine.wait:
+            raise FederationError(
+                f"the federation has had {lacking} for {waited:.0f} s ({why}). Bring the nodes back and run the same "
+                "command again: it goes on from the last checkpoint"
+            )
+        if why != self.said:
+            line.say(f"waiting: {lacking} ({why}); giving up in {self.engine.wait - waited:.0f} s")
+            self.said = why
+        line.post.sleep(1.0)
+
+
+def _for_parts(algorithm: Algorithm, shared: Shared) -> frozenset[str]:
+    """Statistics that the parts themselves need, whatever the weighting does."""
+    by_samples = any(part.reduce == "samples" for part in algorithm.parts(shared).values())
+    return frozenset({"num_examples"} if by_samples else ())
+
+
+def _stats(told: Any, needed: frozenset[str]) -> dict[str, float]:
+    """The statistics of a contribution: numbers, and all that are needed among them."""
+    if not isinstance(told, dict):
+        raise Malformed("it sent no statistics")
+    missing = sorted(needed - told.keys() - {"cross_score"})
+    if missing:
+        raise Malformed(f"it did not send the statistics {', '.join(missing)}")
+    wanted = {**ALWAYS, **dict.fromkeys(sorted(needed - {"cross_score"}), math.nan)}
+    return {name: _number(told[name], name) if name in told else instead for name, instead in wanted.items()}
+
+
+def _number(value: Any, name: str) -> float:
+    """A number out of a header, where null stands for NaN."""
+    if value is None:
+        return math.nan
+    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > sys.float_info.max:
+        raise Malformed(f"its '{name}' is not a number")
+    return float(value)
+
+
+def _round_of(state: State) -> int:
+    return int(state.get("round", 0))

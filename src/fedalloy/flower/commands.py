@@ -1,0 +1,61 @@
+"""The command lines of Flower's programs, and the surroundings they run in."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from fedalloy.core.errors import SpecError
+from fedalloy.flower.config import QUIET, as_arguments
+from fedalloy.flower.layout import NodePlace, ServerPlace
+
+CONNECTION = "fedalloy"
+"""The name under which ``flwr`` knows the server."""
+
+
+def superlink(place: ServerPlace) -> list[str]:
+    """The server: encrypted and with known nodes only, unless its folder says otherwise; it installs nothing."""
+    command = [program("flower-superlink"), "--host", place.host, "--port", str(place.port)]
+    command += ["--database", str(place.database), "--disable-runtime-dependency-installation"]
+    if not place.secure:
+        return [*command, "--insecure"]
+    files = place.files
+    command += ["--ssl-ca-certfile", str(files.ca_certificate), "--ssl-certfile", str(files.certificate)]
+    return [*command, "--ssl-keyfile", str(files.key), "--enable-supernode-auth"]
+
+
+def supernode(place: NodePlace, extra: Mapping[str, str | int] | None = None) -> list[str]:
+    """One node; what it says about itself stays on its machine. ``extra`` are keys for apps that are not fedalloy's."""
+    command = [program("flower-supernode"), "--superlink", place.server, "--port", str(place.port)]
+    command += ["--node-config", as_arguments({**place.config.to_keys(), **(extra or {})})]
+    if not place.secure:
+        return [*command, "--insecure"]
+    return [*command, "--root-certificates", str(place.authority), "--auth-supernode-private-key", str(place.key)]
+
+
+def environment(home: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of a Flower program: quiet, its files in ``home``, and our programs found first."""
+    home.mkdir(parents=True, exist_ok=True)
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
+    return {**os.environ, **QUIET, "FLWR_HOME": str(home), "PATH": path, **(extra or {})}
+
+
+def write_connection(place: ServerPlace) -> None:
+    """Tell ``flwr`` where the server is; written anew each time, since a port may have changed."""
+    lines = ["[superlink]", f'default = "{CONNECTION}"', f"[superlink.{CONNECTION}]"]
+    lines += [f'address = "{place.local_address}"']
+    lines += [f'root-certificates = "{place.files.ca_certificate}"'] if place.secure else ["insecure = true"]
+    place.home.mkdir(parents=True, exist_ok=True)
+    (place.home / "config.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def program(name: str) -> str:
+    """One of Flower's programs, beside our own interpreter or on the path."""
+    beside = Path(sys.executable).with_name(name)
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if not found:
+        raise SpecError(f"'{name}' is not installed here; run: pip install 'fedalloy[flower]'")
+    return found

@@ -1,0 +1,145 @@
+"""The keys by which a federation is configured: what a node says about itself, and what a run is told.
+
+A node's keys stand in the ``--node-config`` of its SuperNode (or in a ``.toml`` file named there):
+
+| key | meaning |
+|---|---|
+| ``fedalloy-client`` | which client of the recipe this node is: its name, or its number |
+| ``fedalloy-data`` | its data: a folder, or a function ``package.module:function``; ``recipe`` (for trials): what the
+  recipe's own data give this client |
+| ``fedalloy-store`` | a folder of its own, for what it keeps between rounds and a list of all it has sent |
+| ``fedalloy-policy`` | a file that says what is never sent (:mod:`fedalloy.flower.policy`); left out: nothing |
+| ``fedalloy-device`` | a torch device; left out: ``cpu`` |
+| ``fedalloy-threads`` | threads of torch; left out: torch's choice |
+
+A run's keys stand in the bundle with their defaults (:data:`RUN_DEFAULTS`) and are set by ``flwr run -c``; the files
+they name are on the server's machine. Everything else about a run is in its recipe: ``[engine] kind = "flower"`` holds
+the deadline, the minimum of contributions and the limits (:class:`fedalloy.engines.flower.Flower`).
+
+| key | meaning |
+|---|---|
+| ``fedalloy-recipe`` | the recipe to run |
+| ``fedalloy-folder`` | its run folder; if it holds the run already, the run goes on from its last checkpoint |
+| ``fedalloy-seed`` | the seed; -1: the recipe's first |
+| ``fedalloy-bindings`` | remembers which node is which client; empty: ``bindings.json`` in the run folder |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedalloy.core.errors import SpecError, nearest
+
+CLIENT, DATA, STORE, POLICY = "fedalloy-client", "fedalloy-data", "fedalloy-store", "fedalloy-policy"
+DEVICE, THREADS = "fedalloy-device", "fedalloy-threads"
+NODE_KEYS = (CLIENT, DATA, STORE, POLICY, DEVICE, THREADS)
+
+RECIPE, FOLDER, SEED, BINDINGS = "fedalloy-recipe", "fedalloy-folder", "fedalloy-seed", "fedalloy-bindings"
+RUN_DEFAULTS: dict[str, str | int] = {RECIPE: "", FOLDER: "", SEED: -1, BINDINGS: ""}
+"""Every key of a run with its default, as the bundle declares them."""
+
+FROM_RECIPE = "recipe"
+"""The value of ``fedalloy-data`` that stands for this client's share of the recipe's own data."""
+
+QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+"""What the environment of every Flower process must say before Flower is imported: nothing is reported to anybody."""
+
+
+@dataclass(frozen=True)
+class NodeConfig:
+    """What a node says about itself."""
+
+    client: str
+    data: str
+    store: Path
+    policy: Path | None = None
+    device: str = "cpu"
+    threads: int | None = None
+
+    @staticmethod
+    def read(values: Mapping[str, Any]) -> NodeConfig:
+        """The configuration in a node's keys; an error names the key.
+
+        >>> NodeConfig.read({"fedalloy-client": 0, "fedalloy-data": "recipe", "fedalloy-store": "kept"}).client
+        '0'
+        """
+        _check_keys(values, NODE_KEYS, "node configuration")
+        for key in (CLIENT, DATA, STORE):
+            if values.get(key, "") == "":
+                raise SpecError(f"node configuration: '{key}' is missing; see fedalloy.flower.config for all keys")
+        policy, threads = values.get(POLICY), values.get(THREADS)
+        return NodeConfig(
+            str(values[CLIENT]),
+            str(values[DATA]),
+            Path(str(values[STORE])).expanduser(),
+            Path(str(policy)).expanduser() if policy else None,
+            str(values.get(DEVICE, "cpu")),
+            int(threads) if threads else None,
+        )
+
+    def to_keys(self) -> dict[str, str | int]:
+        """The keys that :meth:`read` understands, for whoever writes a node's configuration."""
+        keys: dict[str, str | int] = {CLIENT: self.client, DATA: self.data, STORE: str(self.store)}
+        if self.policy:
+            keys[POLICY] = str(self.policy)
+        if self.device != "cpu":
+            keys[DEVICE] = self.device
+        if self.threads:
+            keys[THREADS] = self.threads
+        return keys
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """What a run is told: its recipe, its folder, its seed, and where the nodes' identities are kept."""
+
+    recipe: Path
+    folder: Path
+    seed: int | None = None
+    bindings: Path | None = None
+
+    @staticmethod
+    def read(values: Mapping[str, Any]) -> ServerConfig:
+        """The settings in a run's keys; an error names the key.
+
+        >>> ServerConfig.read({"fedalloy-recipe": "r.toml", "fedalloy-folder": "runs/r", "fedalloy-seed": -1}).seed
+        """
+        _check_keys(values, RUN_DEFAULTS, "run configuration")
+        for key in (RECIPE, FOLDER):
+            if not values.get(key):
+                raise SpecError(f"run configuration: '{key}' is empty; give it with flwr run -c '{key}=\"...\"'")
+        seed, bindings = int(values.get(SEED, -1)), values.get(BINDINGS)
+        return ServerConfig(
+            Path(str(values[RECIPE])).expanduser(),
+            Path(str(values[FOLDER])).expanduser(),
+            seed if seed >= 0 else None,
+            Path(str(bindings)).expanduser() if bindings else None,
+        )
+
+    def to_keys(self) -> dict[str, str | int]:
+        """The keys that :meth:`read` understands."""
+        seed = -1 if self.seed is None else self.seed
+        bindings = str(self.bindings) if self.bindings else ""
+        return {RECIPE: str(self.recipe), FOLDER: str(self.folder), SEED: seed, BINDINGS: bindings}
+
+
+def as_arguments(keys: Mapping[str, str | int]) -> str:
+    """Keys as one argument of ``--node-config`` or ``flwr run -c``.
+
+    >>> as_arguments({"fedalloy-client": "north", "fedalloy-threads": 2})
+    'fedalloy-client="north" fedalloy-threads=2'
+    """
+    for key, value in keys.items():
+        if isinstance(value, str) and ('"' in value or "\\" in value or "\n" in value):
+            raise SpecError(f"'{key}': {value!r} cannot be passed on; leave out quotes, backslashes and line breaks")
+    return " ".join(f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}" for key, value in keys.items())
+
+
+def _check_keys(values: Mapping[str, Any], allowed: Mapping[str, Any] | tuple[str, ...], where: str) -> None:
+    """Refuse misspelt keys of ours; those of others are not ours to judge."""
+    for key in values:
+        if key.startswith("fedalloy") and key not in allowed:
+            raise SpecError(f"{where}: unknown key '{key}'; {nearest(key, allowed)}")

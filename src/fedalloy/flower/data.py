@@ -1,0 +1,133 @@
+"""A node's own data: from a folder, from a function, or (for trials) its share of the recipe's data.
+
+A folder holds one file for each part, ``train``, ``valid`` and ``test``, or a single file of any name, which is then
+split as the recipe says; files are ``.npz`` (x, y) or ``.parquet`` (features and y or label). A function returns a pair
+``(x, y)``, which is split, or a dict of pairs by part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedalloy.core.errors import DataError
+from fedalloy.core.keys import Key
+from fedalloy.core.protocols import DataPart, Objective
+from fedalloy.core.types import Examples
+from fedalloy.engines.flower import Refused
+from fedalloy.flower.config import FROM_RECIPE
+from fedalloy.recipe import parse
+from fedalloy.recipe.resolving import task_of
+from fedalloy.tasks.assembly import make_objective
+from fedalloy.tasks.datasets.base import from_clients
+from fedalloy.tasks.datasets.callable import resolve
+from fedalloy.tasks.datasets.folder import client_files, read_client
+from fedalloy.tasks.splits import split
+from fedalloy.tasks.standardise import Scaler
+
+PARTS: tuple[DataPart, ...] = ("train", "valid", "test")
+_NAMED_BY_NODES_ONLY = frozenset({"callable", "folder", "nodes"})
+Parts = dict[DataPart, Examples]
+
+
+@dataclass(frozen=True)
+class LocalTask:
+    """The model and one client's examples."""
+
+    objective: Objective
+    parts: Parts
+
+    def examples(self, part: DataPart) -> Examples:
+        """The examples of a part."""
+        return self.parts[part]
+
+
+def local_task(source: str, client: int, spec: Mapping[str, Any], device: str = "cpu") -> LocalTask:
+    """The task of one client; ``spec`` is what the server says about model and data (:mod:`.remote_task`)."""
+    if source == FROM_RECIPE:
+        return _share(client, spec, device)
+    model = {name: spec[name] for name in ("model", "loss", "dtype")}
+    shape, trainable = tuple(spec["shape"]), tuple(spec["trainable"])
+    objective = make_objective(shape, spec["classes"], **model, trainable=trainable).to(device)
+    found = _from_function(source) if ":" in source else _from_folder(Path(source).expanduser())
+    parts = {name: _checked(*pair, spec, source) for name, pair in found.items()}
+    if set(parts) == {""}:
+        parts = _split(parts[""], client, spec)
+    empty = parts["train"].x[:0], parts["train"].y[:0]
+    whole: Parts = {part: parts.get(part, Examples(*empty)) for part in PARTS}
+    if spec["standardise"] == "client":
+        whole = _standardised(whole)
+    return LocalTask(objective, {part: _placed(one, device, spec["dtype"]) for part, one in whole.items()})
+
+
+def _share(client: int, spec: Mapping[str, Any], device: str) -> LocalTask:
+    """What the recipe's own data give this client."""
+    recipe = parse(spec["recipe"], "the server's recipe")
+    dataset = recipe.task.dataset
+    kind = dataset.get("kind") if isinstance(dataset, dict) else dataset
+    if kind in _NAMED_BY_NODES_ONLY:
+        raise Refused(
+            f"the recipe's data are of the kind '{kind}', which only a node itself may name: set its 'fedalloy-data' "
+            "to its folder or function"
+        )
+    task = task_of(recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"device": device})}))
+    return LocalTask(task.objective, {part: task.data(part, torch.tensor([client])).client(0) for part in PARTS})
+
+
+def _from_folder(folder: Path) -> dict[str, tuple[Any, Any]]:
+    files = {file.stem: file for file in client_files(folder)}
+    if len(files) == 1 and "train" not in files:
+        return {"": read_client(next(iter(files.values())))}
+    if "train" not in files or not files.keys() <= set(PARTS):
+        raise DataError(
+            f"{folder} holds the files {', '.join(sorted(files))}; allowed: one file, or train and any of valid, test"
+        )
+    return {name: read_client(file) for name, file in files.items()}
+
+
+def _from_function(path: str) -> dict[str, tuple[Any, Any]]:
+    made = resolve(path)()
+    if isinstance(made, tuple | list) and len(made) == 2:
+        return {"": (made[0], made[1])}
+    if isinstance(made, Mapping) and "train" in made and made.keys() <= set(PARTS):
+        return dict(made)
+    raise DataError(f"{path} must return a pair (x, y), or a dict of pairs with 'train' and any of 'valid', 'test'")
+
+
+def _checked(x: Any, y: Any, spec: Mapping[str, Any], source: str) -> Examples:
+    """One part as tensors, fitting what the recipe expects."""
+    classes = spec["classes"]
+    made = from_clients([(x, y)], classes=classes or None)
+    if tuple(made.x.shape[1:]) != tuple(spec["shape"]):
+        raise DataError(f"{source}: examples have shape {tuple(made.x.shape[1:])}, the recipe's {tuple(spec['shape'])}")
+    if made.y.is_floating_point() != (classes == 0):
+        raise DataError(f"{source}: labels are {made.y.dtype}, the recipe expects {classes or 'no'} classes")
+    return Examples(made.x, made.y)
+
+
+def _split(examples: Examples, client: int, spec: Mapping[str, Any]) -> dict[str, Examples]:
+    """As the client of this number would be split in a simulation of all clients."""
+    rows = [torch.arange(0)] * client + [torch.arange(len(examples))]
+    key = Key.of(spec["seed"]).fold("task").fold("federation")
+    fractions = {name: spec[name] for name in ("test_fraction", "valid_fraction")}
+    mine = split(rows, examples.y, key, **fractions)[client]
+    chosen = {"train": mine.train, "valid": mine.valid, "test": mine.test}
+    return {part: Examples(examples.x[index], examples.y[index]) for part, index in chosen.items()}
+
+
+def _standardised(parts: Parts) -> Parts:
+    def size(one: Examples) -> torch.Tensor:
+        return torch.tensor([len(one)])
+
+    scaler = Scaler.learn(parts["train"].x, size(parts["train"]))
+    return {part: Examples(scaler.apply(one.x, size(one)), one.y) for part, one in parts.items()}
+
+
+def _placed(examples: Examples, device: str, dtype: str) -> Examples:
+    precision = getattr(torch, dtype)
+    x, y = examples.x.to(device, precision), examples.y.to(device)
+    return Examples(x, y.to(precision) if y.is_floating_point() else y)

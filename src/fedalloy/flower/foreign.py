@@ -1,0 +1,210 @@
+"""What a ClientApp that knows nothing of fedalloy sends, read as a contribution.
+
+Everything is checked before a byte becomes a tensor: which records there are, the names, shapes and types of the
+arrays, their size, and that the statistics an algorithm needs are among the metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+from torch import Tensor
+
+from fedalloy.core.algorithm import Algorithm
+from fedalloy.core.errors import AlgorithmError, SpecError, nearest
+from fedalloy.core.names import Names
+from fedalloy.core.types import Contribution, Payload, Tree
+
+BUFFERS = Names(("*running_mean", "*running_var", "*num_batches_tracked"))
+"""What BatchNorm keeps: averaged by examples, never moved by the server's optimizer."""
+STATISTICS = {
+    "num_examples": "how many examples the client trained on",
+    "num_steps": "how many local steps it took",
+    "step_norm": "how far its local steps count together, |a|_1 of FedNova",
+    "loss_before": "the mean loss of the model it received, on its training data, before it trains",
+    "accuracy_after": "the accuracy of the model it trained, on its training data",
+    "train_loss": "the mean loss while it trained",
+    "running_loss": "the sum of the minibatch losses while it trained",
+}
+_HEADER = 4096
+"""More than an array's own description ever takes."""
+
+
+class Refused(Exception):
+    """One reply cannot be used; says why. The round goes on without it."""
+
+
+class Lacking(Refused):
+    """A reply does not hold a statistic that the algorithm requires."""
+
+
+def check_usable(algorithm: Algorithm) -> None:
+    """Refuse what cannot work when the clients run a program of their own."""
+    solver, name = algorithm.solver, type(algorithm.solver).__name__
+    reasons = {
+        f"solver '{name}' exchanges {', '.join(sorted(solver.parts))}": set(solver.parts) != {"delta"},
+        f"solver '{name}' keeps something at the clients": solver.stateful or bool(solver.stays),
+        "its wire works at the clients": bool(algorithm.wire),
+        "it tries the clients' models on each other": "cross_score" in algorithm.weighting.requires,
+    }
+    found = [reason for reason, holds in reasons.items() if holds]
+    if found:
+        raise AlgorithmError(
+            f"this algorithm cannot work with a ClientApp of your own: {'; '.join(found)}. Allowed are algorithms "
+            "whose clients send a trained model and nothing else (fedavg, fedadam, aaggff_s, fedadp, krum, ...); "
+            "for the others let fedalloy run the clients too ('fedalloy flower --help')"
+        )
+
+
+@dataclass(frozen=True)
+class Model:
+    """The global model as it was sent: trees for the algorithm, in an order and in types that come back the same."""
+
+    params: Tree
+    buffers: Tree
+    order: tuple[str, ...]
+
+    @staticmethod
+    def of(arrays: ArrayRecord, buffers: Names = BUFFERS) -> Model:
+        """The model in a record; whatever is not a floating-point number is a buffer."""
+        leaves = {name: torch.from_numpy(np.array(array.numpy())) for name, array in arrays.items()}
+        kept = {name: leaf for name, leaf in leaves.items() if name in buffers or not leaf.is_floating_point()}
+        params = {name: leaf for name, leaf in leaves.items() if name not in kept}
+        if not params:
+            raise SpecError("the initial arrays hold no floating-point parameter; send the model's state dict")
+        return Model(params, kept, tuple(leaves))
+
+    @property
+    def leaves(self) -> Tree:
+        """All of it, in the order in which it was sent."""
+        both = {**self.params, **self.buffers}
+        return {name: both[name] for name in self.order}
+
+    def record(self) -> ArrayRecord:
+        """The record that nodes receive."""
+        return ArrayRecord({name: Array(leaf.detach().cpu().numpy()) for name, leaf in self.leaves.items()})
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Turns replies into contributions to an algorithm.
+
+    ``metrics`` says which of the clients' metrics is which statistic, ``{"train_loss": "loss_before"}``; a metric that
+    has a statistic's own name (``num-examples`` for ``num_examples``) needs no entry.
+    """
+
+    required: frozenset[str]
+    rule: str
+    metrics: Mapping[str, str] = field(default_factory=dict)
+    arrays_key: str = "arrays"
+
+    def __post_init__(self) -> None:
+        for theirs, ours in self.metrics.items():
+            if ours not in STATISTICS:
+                raise SpecError(f"metrics: '{theirs}' cannot stand for '{ours}'; {nearest(ours, STATISTICS)}")
+
+    def read(self, content: RecordDict, model: Model) -> Contribution:
+        """A contribution, or :class:`Refused`."""
+        arrays = _arrays(content, self.arrays_key)
+        stats = self.statistics(metrics_of(content))
+        check_arrays(arrays, model.leaves)
+        leaves = {name: _tensor(arrays[name], model.leaves[name]) for name in model.order}
+        delta = {name: leaves[name] - sent for name, sent in model.params.items()}
+        payload: Payload = {"delta": delta}
+        if model.buffers:
+            payload["buffers"] = {name: leaves[name] for name in model.buffers}
+        return Contribution(payload, stats, {})
+
+    def statistics(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """What the algorithm needs of the metrics, under its own names; everyone counts for one example where the
+        number is neither sent nor required."""
+        known = {name.replace("-", "_"): value for name, value in metrics.items()}
+        known |= {ours: metrics[theirs] for theirs, ours in self.metrics.items() if theirs in metrics}
+        missing = sorted(self.required - known.keys())
+        if missing:
+            raise Lacking(self._lacking(missing, metrics))
+        return {"num_examples": 1.0} | {name: known[name] for name in {*self.required, "num_examples"} & known.keys()}
+
+    def _lacking(self, missing: list[str], metrics: Mapping[str, float]) -> str:
+        wanted = "; ".join(f"{name} ({STATISTICS.get(name, 'a number')})" for name in missing)
+        hint = next((name for name in metrics if name.replace("-", "_") != "num_examples"), "your_metric")
+        return (
+            f"weighting '{self.rule}' requires {wanted}, and the metrics sent are {_listed(metrics)}. Send a metric "
+            f"named {missing[0]}, or, where one of them is exactly that, say so: metrics={{'{hint}': '{missing[0]}'}}"
+        )
+
+
+def metrics_of(content: RecordDict) -> dict[str, float]:
+    """The single numbers among the metrics of a reply."""
+    records = list(content.metric_records.values())
+    if len(records) != 1:
+        raise Refused(f"sent {len(records)} metric records instead of one")
+    return {name: float(value) for name, value in records[0].items() if isinstance(value, int | float)}
+
+
+def check_arrays(arrays: ArrayRecord, expected: Tree) -> None:
+    """Refuse arrays that are not the model's: names, shapes, kinds of number and sizes, all from the labels."""
+    if missing := expected.keys() - arrays.keys():
+        raise Refused(f"lacks the arrays {_listed(missing)}")
+    if extra := arrays.keys() - expected.keys():
+        raise Refused(f"has the unexpected arrays {_listed(extra)}")
+    for name, array in arrays.items():
+        _check_array(name, array, expected[name])
+
+
+def average(metrics: list[tuple[MetricRecord, float]]) -> MetricRecord | None:
+    """The mean of every single number that all records have, each weighted by its examples."""
+    if not metrics:
+        return None
+    total = sum(size for _, size in metrics)
+    sizes = [size / total if total > 0 else 1 / len(metrics) for _, size in metrics]
+    records = [{k: v for k, v in one.items() if isinstance(v, int | float)} for one, _ in metrics]
+    shared = [name for name in records[0] if all(name in record for record in records)]
+    means = {name: sum(s * record[name] for s, record in zip(sizes, records, strict=True)) for name in shared}
+    return MetricRecord({name: float(value) for name, value in means.items()})
+
+
+def _arrays(content: RecordDict, key: str) -> ArrayRecord:
+    """The trained model: the record of the usual name, or the only one there is."""
+    records = content.array_records
+    if key in records:
+        return records[key]
+    if len(records) != 1:
+        raise Refused(f"sent {len(records)} array records, none of them named '{key}'")
+    return next(iter(records.values()))
+
+
+def _check_array(name: str, array: Array, expected: Tensor) -> None:
+    if tuple(array.shape) != tuple(expected.shape):
+        raise Refused(f"{name} has shape {tuple(array.shape)} instead of {tuple(expected.shape)}")
+    if not _same_kind(array.dtype, expected):
+        raise Refused(f"{name} holds {array.dtype} instead of {str(expected.dtype).removeprefix('torch.')}")
+    most = prod(array.shape) * max(8, expected.element_size()) + _HEADER
+    if len(array.data) > most:
+        raise Refused(f"{name} has {len(array.data)} bytes, its shape needs at most {most}")
+
+
+def _same_kind(dtype: str, expected: Tensor) -> bool:
+    """Floats may come in another precision (they are brought to the model's); nothing else may change its kind."""
+    theirs, ours = np.dtype(dtype) if dtype in np.sctypeDict else None, expected.numpy().dtype
+    return theirs is not None and (theirs == ours or (theirs.kind == ours.kind == "f"))
+
+
+def _tensor(array: Array, expected: Tensor) -> Tensor:
+    """The values, after all of their labels were found right; the bytes must say the same as the labels."""
+    try:
+        values = array.numpy()
+    except (TypeError, ValueError, EOFError, OSError) as error:
+        raise Refused(f"an array cannot be read: {error}") from error
+    if values.shape != tuple(expected.shape) or values.dtype.kind != expected.numpy().dtype.kind:
+        raise Refused(f"an array holds {values.dtype} of shape {values.shape}, which is not what its label says")
+    return torch.from_numpy(np.array(values)).to(expected.dtype)
+
+
+def _listed(names: Mapping[str, object] | set[str]) -> str:
+    return ", ".join(sorted(names)) or "(none)"

@@ -1,0 +1,73 @@
+"""The run folder of a strategy: rows of every round, and checkpoints from which it goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedalloy.core.algorithm import Algorithm, ServerState
+from fedalloy.core.errors import CheckpointError
+from fedalloy.core.spec import algorithm_to_spec
+from fedalloy.records.environment import describe
+from fedalloy.records.folder import Checkpoint, RunFolder, RunState
+from fedalloy.records.reading import read_run
+
+
+@dataclass
+class Ledger:
+    """Where a strategy writes; without a folder it keeps its rows in memory and nothing else."""
+
+    folder: RunFolder | None = None
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    def row(self, row: dict[str, Any]) -> None:
+        """One round."""
+        self.rows.append(row)
+        if self.folder:
+            self.folder.append("rounds", row)
+
+    def scores(self, row: Mapping[str, Any]) -> None:
+        """One evaluation with every client's values."""
+        if self.folder:
+            self.folder.append("clients", row)
+
+    def save(self, round: int, state: ServerState, extra: Mapping[str, Any]) -> None:
+        """Make everything up to this round safe."""
+        if self.folder:
+            self.folder.checkpoint(round, state, {}, extra)
+            self.folder.set_status("running", round)
+
+    def close(self, state: RunState, round: int, reason: str = "") -> None:
+        """Say how the run ended."""
+        if self.folder:
+            self.folder.set_status(state, round, reason)
+
+
+@contextmanager
+def open_ledger(place: Path | None, algorithm: Algorithm, seed: int) -> Iterator[tuple[Ledger, Checkpoint | None]]:
+    """The ledger, and the checkpoint to go on from where the folder holds one of the same algorithm."""
+    if place is None:
+        yield Ledger(), None
+        return
+    recipe = {"algorithm": algorithm_to_spec(algorithm), "run": {"seeds": [seed]}}
+    folder = _open(place, recipe)
+    with folder.lock():
+        saved = folder.latest()
+        folder.rewind(saved)
+        yield Ledger(folder), saved
+
+
+def _open(place: Path, recipe: Mapping[str, Any]) -> RunFolder:
+    if not (place / "recipe.toml").exists():
+        return RunFolder.create(place, recipe, describe())
+    found = read_run(place).recipe
+    different = [name for name in recipe if found.get(name) != recipe[name]]
+    if different:
+        raise CheckpointError(
+            f"{place} holds the run of another strategy ({', '.join(different)} differs); use the settings it was "
+            "begun with, or choose another folder"
+        )
+    return RunFolder.open(place)

@@ -1,0 +1,207 @@
+"""A complete federation on this machine: a SuperLink and some SuperNodes, encrypted and authenticated, on loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sqlite3
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fedalloy.core.errors import RunLocked, SpecError, nearest
+from fedalloy.flower import commands
+from fedalloy.flower.layout import RUNNING, NodePlace, ServerPlace
+from fedalloy.flower.operating import ASK, Run, admit, answers, start_run
+from fedalloy.flower.processes import TOKEN, DidNotStart, Program, alive, end_all, free_port, wait_until
+from fedalloy.flower.shell import Shell
+from fedalloy.records import atomic
+
+STARTUP = 180.0
+"""Seconds that programs have for getting ready; a busy machine needs many times what an idle one does."""
+_TRIES = 5
+
+
+@dataclass
+class LocalFederation:
+    """Starts what a folder of ``fedalloy flower init`` describes, on free ports; a context manager that leaves nothing.
+
+    ``with LocalFederation.of(folder) as federation: federation.run(app)``
+    """
+
+    server: ServerPlace
+    nodes: dict[str, NodePlace]
+    logs: Path
+    startup: float = STARTUP
+    programs: dict[str, Program] = field(default_factory=dict)
+    node_ids: dict[str, str] = field(default_factory=dict)
+    shell: Shell = field(init=False)
+    _token: str = field(default_factory=lambda: secrets.token_hex(8))
+
+    def __post_init__(self) -> None:
+        self.shell = Shell(self.server, {TOKEN: self._token})
+
+    @staticmethod
+    def of(folder: Path, logs: Path | None = None, **settings: Any) -> LocalFederation:
+        """The federation that a folder describes; logs go to ``folder/logs``."""
+        server = replace(ServerPlace.read(folder / "server"), host="127.0.0.1")
+        places = sorted(path.parent for path in (folder / "nodes").glob("*/node.toml"))
+        if not places:
+            raise SpecError(f"{folder} describes no node; write it with 'fedalloy flower init'")
+        nodes = {place.name: NodePlace.read(place) for place in places}
+        return LocalFederation(server, nodes, logs or folder.absolute() / "logs", **settings)
+
+    def __enter__(self) -> LocalFederation:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start the server, register the nodes' keys, start the nodes, and return when all of them are online."""
+        self._sweep()
+        self._say_where()
+        self.start_server()
+        self.register()
+        for name in self.nodes:
+            self._launch_node(name)
+        self.wait_online(*self.nodes)
+        self._say_where()
+
+    def start_server(self) -> None:
+        """Start the SuperLink; after a restart it has the port that the nodes know."""
+        known = "server" in self.programs
+        for attempt in range(_TRIES):
+            if not known:
+                self.server = replace(self.server, port=free_port())
+            self.shell.close()
+            self.shell = Shell(self.server, {TOKEN: self._token})
+            program = self._launch("server", commands.superlink(self.server), self.server.home)
+            try:
+                wait_until(lambda: answers(self.server), "the server answered", self.startup, [program])
+                return
+            except DidNotStart:
+                # The port may have been taken between the choice and the use.
+                program.stop()
+                if attempt == _TRIES - 1 or not _port_taken(program):
+                    raise
+
+    def register(self) -> None:
+        """Let the server know the nodes by their public keys; those it knows already stay."""
+        if self.server.secure:
+            self.node_ids |= admit(self.server, self.shell)
+
+    def start_node(self, name: str) -> None:
+        """Start one node, and return when the server has heard of it. After a kill the server believes for up to a
+        minute that the old one is still there, and refuses a second one with the same key: that is waited for."""
+        if self.server.secure:
+            noticed = f"the silence of {name} was noticed"
+            wait_until(lambda: self._status(name) != "online", noticed, self.startup, poll=ASK)
+        self._launch_node(name)
+        self.wait_online(name)
+
+    def kill_node(self, name: str) -> None:
+        """End a node as a power failure would, with everything it started."""
+        self._program(name).kill()
+        end_all(f"{self._token}.{name}")
+
+    def notice_silence(self, name: str) -> None:
+        """Let a killed node's minute of grace be over, for tests that cannot wait for it: what Flower's own table says
+        about how long the node counts as online is set to the past."""
+        with closing(sqlite3.connect(self.server.database, timeout=self.startup)) as database, database:
+            # Flower's ids are unsigned, the table's are not.
+            signed = int.from_bytes(int(self.node_ids[name]).to_bytes(8, "big"), "big", signed=True)
+            changed = database.execute("UPDATE node SET online_until = 1 WHERE node_id = ?", (signed,)).rowcount
+        assert changed == 1, f"Flower's table of nodes does not know {name}"
+
+    def stop_node(self, name: str) -> None:
+        """Ask a node to end."""
+        self._program(name).stop()
+        end_all(f"{self._token}.{name}")
+
+    def kill_server(self) -> None:
+        """End the server as a power failure would, with everything it started."""
+        self._program("server").kill()
+        self.shell.close()
+        end_all(f"{self._token}.server")
+
+    def wait_online(self, *names: str) -> None:
+        """Return when the server has heard of these nodes."""
+        programs = [self.programs[name] for name in ("server", *names)]
+        wait_until(lambda: self._online(names), f"{', '.join(names)} went online", self.startup, programs, ASK)
+
+    def run(self, app: Path, config: Mapping[str, str | int] | None = None) -> Run:
+        """Start a run of a Flower app."""
+        return start_run(self.shell, app, config)
+
+    def stop(self) -> None:
+        """End everything, nodes first, so that the server hears that they leave."""
+        self.shell.close()
+        nodes = [program for name, program in self.programs.items() if name != "server"]
+        for program in nodes:
+            program.process.terminate()
+        for program in (*nodes, *(self.programs[name] for name in self.programs if name == "server")):
+            program.stop()
+        for name in self.programs:
+            end_all(f"{self._token}.{name}")
+        self.running_file.unlink(missing_ok=True)
+
+    @property
+    def running_file(self) -> Path:
+        """Says where this federation is reached while it is running, for ``fedalloy flower status``."""
+        return self.server.folder / RUNNING
+
+    def _sweep(self) -> None:
+        """Begin with nothing left over: neither programs of a sitting that was killed, nor its server's memory, which
+        would take those programs for present. Who a node is does not depend on it."""
+        if self.running_file.exists():
+            known = json.loads(self.running_file.read_text(encoding="utf-8"))
+            if alive(known["pid"]):
+                raise RunLocked(f"the federation in {self.server.folder} is running already (process {known['pid']})")
+            for name in ("server", *known["nodes"]):
+                end_all(f"{known['mark']}.{name}")
+        for left in (*self.server.folder.glob("state.db*"), *(self.server.folder / "nodes").glob("*.id")):
+            left.unlink()
+
+    def _say_where(self) -> None:
+        known = {"pid": os.getpid(), "mark": self._token, "port": self.server.port, "nodes": list(self.nodes)}
+        atomic.write_text(self.running_file, json.dumps(known, indent=2) + "\n")
+
+    def _program(self, name: str) -> Program:
+        if name not in self.programs:
+            raise SpecError(f"'{name}' was not started; {nearest(name, self.programs)}")
+        return self.programs[name]
+
+    def _launch(self, name: str, command: list[str], home: Path) -> Program:
+        environment = commands.environment(home, {TOKEN: f"{self._token}.{name}"})
+        place = self.server.folder if name == "server" else self.nodes[name].folder
+        self.programs[name] = Program.start(name, command, environment, self.logs / f"{name}.log", place)
+        return self.programs[name]
+
+    def _launch_node(self, name: str) -> None:
+        place = replace(self.nodes[name], port=free_port(), server=self.server.local_address)
+        # What Flower's own examples expect, so that other apps can run here too.
+        share: dict[str, str | int] = {"partition-id": list(self.nodes).index(name), "num-partitions": len(self.nodes)}
+        self._launch(name, commands.supernode(place, share), place.home)
+
+    def _online(self, names: tuple[str, ...]) -> bool:
+        """Without authentication nobody knows whose nodes they are, and they are counted."""
+        online = {node for node, one in self.shell.nodes().items() if one["status"] == "online"}
+        if not self.server.secure:
+            return len(online) >= sum(program.running for program in self.programs.values()) - 1
+        return online >= {self.node_ids[name] for name in names}
+
+    def _status(self, name: str) -> str:
+        return str(self.shell.nodes()[self.node_ids[name]]["status"])
+
+
+def _port_taken(program: Program) -> bool:
+    return "address already in use" in program.complaint().lower()

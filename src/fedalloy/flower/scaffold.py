@@ -1,0 +1,116 @@
+"""``fedalloy flower init``: the folders of a federation, complete and ready to be handed out."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedalloy.core.errors import SpecError
+from fedalloy.flower import texts
+from fedalloy.flower.config import FROM_RECIPE
+from fedalloy.flower.layout import NODE_FILE, SERVER_FILE, server_files
+from fedalloy.flower.pki import DAYS, make_node_key, make_server_certificate, public_half, write_public
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be written: where the server is reached, and who takes part.
+
+    ``data`` is what the nodes' files say about their data until their operators say something else.
+    """
+
+    nodes: tuple[str, ...]
+    host: str = "localhost"
+    port: int = 9092
+    secure: bool = True
+    data: str = FROM_RECIPE
+    days: int = DAYS
+
+    def __post_init__(self) -> None:
+        if not self.nodes:
+            raise SpecError("a federation needs at least one node; name them with --names, or count them with --nodes")
+        for name in self.nodes:
+            if not _NAME.fullmatch(name) or name == "server":
+                raise SpecError(
+                    f"'{name}' is no name for a node: letters, digits, dots, dashes and underscores, and not 'server'"
+                )
+        if len(set(self.nodes)) < len(self.nodes):
+            raise SpecError(f"two nodes have the same name: {', '.join(self.nodes)}")
+        if not 1 <= self.port <= 65535:
+            raise SpecError(f"port {self.port} does not exist; allowed is 1 to 65535")
+
+
+def numbered(count: int) -> tuple[str, ...]:
+    """Names for nodes that have none.
+
+    >>> numbered(2)
+    ('node-0', 'node-1')
+    """
+    if count < 1:
+        raise SpecError(f"a federation of {count} nodes has nobody to learn from; allowed is 1 or more")
+    width = len(str(count - 1))
+    return tuple(f"node-{number:0{width}d}" for number in range(count))
+
+
+def write_federation(folder: Path, plan: Plan) -> None:
+    """Write everything, or nothing: an unfinished federation is not left behind, an existing one not touched."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise SpecError(f"{folder} exists and is not empty: nothing was written. Choose another folder, or remove it")
+    draft = folder.with_name(f".{folder.name}.draft-{os.getpid()}")
+    draft.mkdir(parents=True, mode=0o700)
+    try:
+        _write_server(draft / "server", plan)
+        for number, name in enumerate(plan.nodes):
+            _write_node(draft / "nodes" / name, draft / "server", plan, number)
+        _text(draft / "README.md", texts.coordinator(plan.nodes, plan.host, plan.port, plan.secure))
+        _replace(draft, folder)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+
+
+def _replace(draft: Path, folder: Path) -> None:
+    if folder.exists():
+        folder.rmdir()
+    draft.chmod(0o755)
+    draft.rename(folder)
+
+
+def _write_server(folder: Path, plan: Plan) -> None:
+    (folder / "nodes").mkdir(parents=True)
+    folder.chmod(0o700)
+    listens = "127.0.0.1" if plan.host in ("localhost", "127.0.0.1") else "0.0.0.0"
+    _text(folder / SERVER_FILE, texts.server_file(listens, plan.port, plan.secure))
+    _text(folder / "fedalloy-server.service", texts.server_unit())
+    if plan.secure:
+        make_server_certificate(server_files(folder), [plan.host], plan.days)
+
+
+def _write_node(folder: Path, server: Path, plan: Plan, number: int) -> None:
+    folder.mkdir(parents=True)
+    folder.chmod(0o700)
+    name, address = folder.name, f"{plan.host}:{plan.port}"
+    _text(folder / NODE_FILE, texts.node_file(address, plan.secure, 9094 + number, number, plan.data))
+    _text(folder / "policy.toml", texts.policy_file())
+    _text(folder / "README.md", texts.hospital(name, address, plan.secure))
+    _text(folder / "fedalloy-node.service", texts.node_unit(name))
+    if plan.secure:
+        make_node_key(folder / "node.key", name)
+        key = public_half(folder / "node.key").read_bytes()
+        write_public(server / "nodes" / f"{name}.pub", key)
+        write_public(folder / "ca.crt", server_files(server).ca_certificate.read_bytes())
+
+
+def _text(path: Path, text: str) -> None:
+    write_public(path, text.encode())
+
+
+def secrets_of(folder: Path) -> Sequence[Path]:
+    """The files that must stay secret."""
+    return sorted((*folder.glob("**/*.key"),))

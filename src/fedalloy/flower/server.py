@@ -1,0 +1,166 @@
+"""The ServerApp, the same for every run: the ordinary driver, with the engine that speaks to nodes."""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+import fedalloy
+from fedalloy.compare.jobs import differences
+from fedalloy.core.errors import CheckpointError, SpecError
+from fedalloy.core.spec import build
+from fedalloy.engines.flower import FederationError, Flower, Line
+from fedalloy.engines.flower_letters import FORMAT
+from fedalloy.engines.flower_post import Post
+from fedalloy.engines.flower_roll import Roll
+from fedalloy.flower.config import ServerConfig
+from fedalloy.flower.remote_task import RemoteTask, remote_task
+from fedalloy.recipe import Experiment, Recipe, load, parse, resolve
+from fedalloy.records import atomic
+from fedalloy.run.driver import Ending, RoundEvent, run
+
+app = ServerApp()
+log = logging.getLogger("flwr")
+Say = Callable[[str], None]
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run the recipe that the run's keys name; the same command again goes on where it stopped."""
+    config = ServerConfig.read(context.run_config)
+    ending = run_federation(config, grid, say=lambda text: log.info("%s", text))
+    if ending.status != "finished":
+        raise FederationError(f"the run is {ending.status}: {ending.reason}")
+
+
+def run_federation(config: ServerConfig, grid: Grid, *, say: Say = print, post: Post | None = None) -> Ending:
+    """A run over the nodes of ``grid``, from its beginning or from the last checkpoint in its folder."""
+    experiment = _experiment(config)
+    task = remote_task(parse(experiment.resolved))
+    sitting = Sitting.open(config.folder)
+    tell = _told(config.folder, say)
+    engine: Flower = build(Flower, experiment.config.engine_options, "engine 'flower'")
+    keeper = Bindings(config.bindings or config.folder / "bindings.json")
+    roll = Roll(task.names, keeper.read(), keeper.write)
+    engine.attach(Line(post or Post(grid), roll, _hello(experiment, task, sitting), tell))
+    # A node keeps the states before and after its last round: the server must never fall back further than that.
+    settings = replace(experiment.config, engine=engine, engine_options={}, checkpoint_every=0.0)
+    verb = "begins" if sitting.number == 1 else f"goes on (sitting {sitting.number})"
+    tell(f"run {sitting.run} {verb} in {config.folder.resolve()} with the clients {', '.join(task.names)}")
+    ending, _ = run(
+        experiment.algorithm,
+        task,
+        settings,
+        folder=config.folder,
+        resume=True,
+        recipe=experiment.resolved,
+        watcher=lambda event: tell(_line(event, task)),
+    )
+    tell(f"{ending.status} after round {ending.progress.round}{f': {ending.reason}' if ending.reason else ''}")
+    return ending
+
+
+@dataclass(frozen=True)
+class Sitting:
+    """How often a run was taken up: nodes refuse what an earlier sitting may still have under way."""
+
+    run: str
+    number: int
+
+    @staticmethod
+    def open(folder: Path) -> Sitting:
+        """The next sitting of the run in a folder."""
+        file = folder / "federation.json"
+        folder.mkdir(parents=True, exist_ok=True)
+        known: dict[str, Any] = {"run": uuid.uuid4().hex, "sitting": 0}
+        if file.exists():
+            known = json.loads(file.read_text(encoding="utf-8"))
+        sitting = Sitting(known["run"], known["sitting"] + 1)
+        atomic.write_text(file, json.dumps({"run": sitting.run, "sitting": sitting.number}) + "\n")
+        return sitting
+
+
+@dataclass(frozen=True)
+class Bindings:
+    """The file that remembers which node is which client; an operator may remove lines from it."""
+
+    path: Path
+
+    def read(self) -> dict[str, str]:
+        """All bindings, client by client."""
+        if not self.path.exists():
+            return {}
+        try:
+            found = json.loads(self.path.read_text(encoding="utf-8"))
+            return {str(client): str(node) for client, node in found.items()}
+        except (ValueError, AttributeError) as error:
+            raise SpecError(f"{self.path} is not a JSON object of clients and nodes: {error}") from None
+
+    def write(self, bound: Mapping[str, str]) -> None:
+        """Keep the bindings; what another run has added meanwhile stays."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        atomic.write_text(self.path, json.dumps({**self.read(), **bound}, indent=2, sort_keys=True) + "\n")
+
+
+def _experiment(config: ServerConfig) -> Experiment:
+    """The recipe with its engine said; a folder that holds a run must hold this one."""
+    wanted = resolve(_with_engine(load(config.recipe)), config.seed)
+    if not (config.folder / "recipe.toml").exists():
+        return wanted
+    found = resolve(load(config.folder))
+    different = [one for one in differences(found.resolved, wanted.resolved) if not one.startswith("engine.")]
+    if different:
+        raise CheckpointError(
+            f"{config.folder} holds another experiment ({', '.join(different)}); choose another folder, or run the "
+            "recipe it was begun with"
+        )
+    # The deadline and the like may be changed from sitting to sitting.
+    return replace(wanted, resolved=found.resolved)
+
+
+def _with_engine(recipe: Recipe) -> Recipe:
+    if recipe.engine.kind == "flower":
+        return recipe
+    engine = {"kind": "flower", "device": recipe.engine.device}
+    return parse({**recipe.model_dump(exclude_none=True), "engine": engine})
+
+
+def _hello(experiment: Experiment, task: RemoteTask, sitting: Sitting) -> dict[str, Any]:
+    """What every letter of a run says."""
+    return {
+        "format": FORMAT,
+        "fedalloy": fedalloy.__version__,
+        "run": sitting.run,
+        "sitting": sitting.number,
+        "seed": experiment.config.seed,
+        "population": task.population,
+        "task": task.spec,
+    }
+
+
+def _told(folder: Path, say: Say) -> Say:
+    """Say something, and keep it in the run folder for those who come later."""
+
+    def tell(text: str) -> None:
+        say(f"fedalloy: {text}")
+        with (folder / "federation.log").open("a", encoding="utf-8") as file:
+            file.write(text + "\n")
+
+    return tell
+
+
+def _line(event: RoundEvent, task: RemoteTask) -> str:
+    """A round in a line."""
+    row = event.row
+    who = ", ".join(task.names[client] for client in row["ids"])
+    lost = "; ".join(f"{task.names[int(client)]}: {why}" for client, why in row["dropped"].items())
+    loss = f", training loss {row['train_loss']:.4g}" if row["train_loss"] is not None else ""
+    return f"round {row['round']}/{event.rounds}: {who}{loss}{f' (without {lost})' if lost else ''}"

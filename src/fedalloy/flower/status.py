@@ -1,0 +1,120 @@
+"""What is running, who is known, how far a run is, and who dropped out and why."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from fedalloy.core.errors import SpecError
+from fedalloy.flower.layout import RUNNING, SERVER_FILE, ServerPlace
+from fedalloy.flower.operating import answers
+from fedalloy.flower.pki import expires
+from fedalloy.flower.processes import alive
+from fedalloy.flower.shell import Shell
+from fedalloy.records.reading import is_run, read_run
+
+_TROUBLES = 10
+"""How many of the latest rounds' troubles are told."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """A node that the server knows."""
+
+    name: str
+    number: str
+    status: str
+    since: str
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server as it is found."""
+
+    address: str
+    answers: bool
+    certificate_ends: datetime | None
+    nodes: tuple[Known, ...] = ()
+    runs: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A run as its folder tells it."""
+
+    folder: Path
+    state: str
+    round: int
+    reason: str
+    troubles: tuple[tuple[int, str, str], ...] = field(default=())
+
+    def to_json(self) -> dict[str, Any]:
+        """For machines."""
+        troubles = [{"round": round, "client": client, "reason": why} for round, client, why in self.troubles]
+        return {"folder": str(self.folder), "state": self.state, "round": self.round, "troubles": troubles}
+
+
+def look(folder: Path) -> tuple[Server | None, Progress | None]:
+    """The server and the run that belong to a folder: a server's folder, a federation, or a run on a federation."""
+    server = _server_folder(folder)
+    run = folder if is_run(folder) else folder.parent if is_run(folder.parent) and server else None
+    if server is None and run is None:
+        raise SpecError(
+            f"{folder} is no folder of a federation: name one that 'fedalloy flower init' or 'up' wrote, a server's "
+            "folder, or a run folder"
+        )
+    return (_look_at(server) if server else None), (progress(run) if run else None)
+
+
+def progress(folder: Path) -> Progress:
+    """How far a run is, and what went wrong on the way, latest rounds last."""
+    record = read_run(folder)
+    troubles: list[tuple[int, str, str]] = []
+    for row in record.rounds():
+        reasons = {**row.get("dropped", {}), **row.get("failures", {})}
+        silent = [str(client) for client in row.get("absent", []) if str(client) not in reasons]
+        troubles += [(row["round"], client, why) for client, why in reasons.items()]
+        troubles += [(row["round"], client, "was not there, or sent nothing") for client in silent]
+    status = record.status
+    state, reason = str(status.get("state", "unknown")), str(status.get("reason", ""))
+    return Progress(folder, state, record.last_round, reason, tuple(troubles[-_TROUBLES:]))
+
+
+def _server_folder(folder: Path) -> Path | None:
+    places = (folder, folder / "server", folder / "federation" / "server")
+    return next((place for place in places if (place / SERVER_FILE).is_file()), None)
+
+
+def _look_at(folder: Path) -> Server:
+    place = _running(ServerPlace.read(folder))
+    certificate = place.files.certificate
+    ends = expires(certificate) if place.secure and certificate.exists() else None
+    if not answers(place):
+        return Server(place.local_address, False, ends)
+    shell = Shell(place)
+    try:
+        return Server(place.local_address, True, ends, _nodes(place, shell), tuple(shell.runs()))
+    finally:
+        shell.close()
+
+
+def _running(place: ServerPlace) -> ServerPlace:
+    """A local federation has a port of its own as long as whoever started it lives."""
+    try:
+        known = json.loads((place.folder / RUNNING).read_text(encoding="utf-8"))
+        here = alive(known["pid"])
+    except (OSError, ValueError, KeyError):
+        return place
+    return replace(place, host="127.0.0.1", port=known["port"]) if here else place
+
+
+def _nodes(place: ServerPlace, shell: Shell) -> tuple[Known, ...]:
+    names = {path.read_text(encoding="ascii"): path.stem for path in (place.folder / "nodes").glob("*.id")}
+    found = [
+        Known(names.get(number, "?"), number, str(one["status"]), str(one["online-at"]))
+        for number, one in shell.nodes().items()
+    ]
+    return tuple(sorted(found, key=lambda one: (one.name, one.number)))

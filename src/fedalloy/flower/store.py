@@ -1,0 +1,127 @@
+"""What a node keeps between rounds, on its own disk: by run and client, before and after its last round.
+
+| file in ``STORE/RUN/CLIENT`` | content |
+|---|---|
+| ``index.json`` | ``before``, ``after``: the rounds whose states are kept (0: the initial one, which needs no file); |
+| | ``ticket``: the newest order that was carried out |
+| ``state-000007.safetensors`` | the state after round 7 |
+| ``sent.jsonl`` | everything that was ever sent, by name and bytes |
+| ``lock`` | held while an order is carried out |
+
+The server says which state counts. It is the one after the last round if that contribution was counted, and the one
+before it if not: because the round is played again after an interruption, or because the answer came too late or was
+dropped. A node that has neither (an older disk was restored, the server forgot rounds) *lags*. Then it continues from
+the newest state it has that is not newer, from the initial one if there is none, and says so; or it refuses,
+when the run was set up with ``on_lag = "drop"``.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedalloy.core.errors import CheckpointError
+from fedalloy.core.types import State
+from fedalloy.engines.flower import Refused
+from fedalloy.records import atomic, checkpoint
+
+Ticket = tuple[int, int]
+"""Which sitting of the server, and which letter of it: later orders have higher tickets."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """The state a round begins with: made in ``round`` (0: none yet), and how that differs from what was asked."""
+
+    round: int
+    state: State | None
+    lag: str = ""
+
+
+@dataclass(frozen=True)
+class NodeStore:
+    """The states of one client in one run; use it inside ``with store.lock():``."""
+
+    folder: Path
+
+    @staticmethod
+    def of(store: Path, run: str, client: str) -> NodeStore:
+        """The place of a run and a client below a node's store."""
+        if not re.fullmatch(r"[0-9a-f]{8,64}", run):
+            raise Refused("the server gave no proper name for its run")
+        return NodeStore(store / run / _file_name(client))
+
+    @contextmanager
+    def lock(self) -> Iterator[NodeStore]:
+        """Carry out one order at a time; another process of this node waits."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield self
+
+    def accept(self, ticket: Ticket) -> None:
+        """Refuse an order that was overtaken by a newer one."""
+        newest = tuple(self._index()["ticket"])
+        if ticket < newest:
+            raise Refused(f"this order ({ticket}) was overtaken by a newer one ({newest})")
+
+    def start(self, wanted: int, on_lag: str = "continue") -> Start:
+        """The state after round ``wanted``, or what stands in for it."""
+        if wanted == 0:
+            return Start(0, None)
+        index = self._index()
+        kept = sorted({index["before"], index["after"]}, reverse=True)
+        trouble = ""
+        for round in (one for one in kept if 0 < one <= wanted):
+            try:
+                state = checkpoint.load(self._path(round))
+            except CheckpointError as error:
+                trouble = f"; {error}"
+            else:
+                return Start(round, state, "" if round == wanted else self._lag(wanted, round, on_lag, trouble))
+        return Start(0, None, self._lag(wanted, 0, on_lag, trouble))
+
+    def finish(self, round: int, started: int, state: State | None, ticket: Ticket) -> None:
+        """Keep the state after a round beside the one before it; without a state only the order is remembered."""
+        index = self._index() | {"ticket": list(ticket)}
+        if state is not None:
+            checkpoint.save(self._path(round), state)
+            index |= {"before": started, "after": round}
+        atomic.write_text(self.folder / "index.json", json.dumps(index))
+        for file in self.folder.glob("state-*.safetensors"):
+            if file not in {self._path(index["before"]), self._path(index["after"])}:
+                file.unlink()
+
+    def sent(self, row: Mapping[str, Any]) -> None:
+        """Write down what is about to be sent."""
+        with (self.folder / "sent.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def _index(self) -> dict[str, Any]:
+        index: dict[str, Any] = {"before": 0, "after": 0, "ticket": [0, 0]}
+        with suppress(FileNotFoundError):
+            index |= json.loads((self.folder / "index.json").read_text(encoding="utf-8"))
+        return index
+
+    def _path(self, round: int) -> Path:
+        return self.folder / f"state-{round:06d}.safetensors"
+
+    def _lag(self, wanted: int, round: int, on_lag: str, trouble: str) -> str:
+        has = f"that of round {round}" if round else "none"
+        said = f"the state of round {wanted} counts, this node has {has}{trouble}"
+        if on_lag == "drop":
+            raise Refused(f"{said}; the run is set up to leave out nodes that lag (on_lag = 'drop')")
+        return f"{said} and continues from {'it' if round else 'the initial one'}"
+
+
+def _file_name(client: str) -> str:
+    """A folder name for a client; names that differ stay different."""
+    plain = re.sub(r"[^A-Za-z0-9_.-]", "_", client)[:40].strip(".") or "client"
+    return plain if plain == client else f"{plain}-{hashlib.sha256(client.encode()).hexdigest()[:8]}"

@@ -1,0 +1,360 @@
+"""``fedalloy.flower.Strategy``: fedalloy's weightings and servers for a Flower app of one's own."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import flwr.serverapp.strategy
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+
+from fedalloy.core.algorithm import Algorithm, ServerState, ServerStep, server_step
+from fedalloy.core.errors import AlgorithmError, SpecError
+from fedalloy.core.keys import Key
+from fedalloy.core.names import Names
+from fedalloy.core.types import Cohort, Context, Contribution
+from fedalloy.flower.exchange import attribute, exchange
+from fedalloy.flower.foreign import BUFFERS, Lacking, Model, Reader, Refused, average, check_usable, metrics_of
+from fedalloy.flower.ledger import Ledger, open_ledger
+from fedalloy.flower.roster import Roster, wait_for_nodes
+from fedalloy.records.folder import Checkpoint
+from fedalloy.run.fit import as_algorithm
+from fedalloy.tasks.metrics.summary import summarise
+
+Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
+_log = logging.getLogger("flwr")
+
+
+class Strategy(flwr.serverapp.strategy.Strategy):
+    """Any fedalloy algorithm whose clients send a trained model, in place of Flower's ``FedAvg``.
+
+    ``algorithm`` is a value (``fedadam(server_lr=0.01)``), a name (``"aaggff_s"``) or a spec. The clients' local
+    training is theirs: of the algorithm's solver only the step size is read (``qfedavg(lr=0.1)`` needs it). Weightings
+    that look at losses or accuracies take them from the metrics that replies carry. Where the names differ, ``metrics``
+    says which metric is which statistic, ``{"train_loss": "loss_before"}``, if it measures what the statistic means.
+
+    Settings that ``FedAvg`` has keep its names and defaults. ``population`` is the number of clients (default: the
+    nodes present when training starts); ``wait`` the seconds to wait for nodes; ``max_norm`` the longest update that
+    counts; ``buffers`` the arrays that are averaged by examples and not optimised. With a ``folder`` every round is
+    recorded there (``fedalloy show FOLDER``), and the same call continues after the last finished round.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm | str | Mapping[str, Any],
+        *,
+        metrics: Mapping[str, str] | None = None,
+        fraction_train: float = 1.0,
+        fraction_evaluate: float = 1.0,
+        min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2,
+        min_available_nodes: int = 2,
+        population: int | None = None,
+        wait: float = 600.0,
+        folder: str | Path | None = None,
+        seed: int = 0,
+        max_norm: float | None = None,
+        buffers: Names = BUFFERS,
+        weighted_by_key: str = "num-examples",
+        arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config",
+        poll: float = 0.2,
+    ) -> None:
+        self.algorithm = as_algorithm(algorithm)
+        check_usable(self.algorithm)
+        for name, value in (("fraction_train", fraction_train), ("fraction_evaluate", fraction_evaluate)):
+            if not 0 <= value <= 1:
+                raise SpecError(f"{name} is {value}; allowed is 0 to 1")
+        rule = self.algorithm.weighting
+        known = {weighted_by_key: "num_examples", **(metrics or {})}
+        self._reader = Reader(rule.requires, type(rule).__name__, known, arrayrecord_key)
+        self._fractions = {"train": fraction_train, "evaluate": fraction_evaluate}
+        self._least = {"train": min_train_nodes, "evaluate": min_evaluate_nodes, "there": min_available_nodes}
+        self._population, self._wait, self._poll = population, wait, poll
+        self._folder, self._seed, self._max_norm = Path(folder) if folder else None, seed, max_norm
+        self._buffers, self._arrays_key, self._config_key = buffers, arrayrecord_key, configrecord_key
+        self._ledger = Ledger()
+        self._roster: Roster | None = None
+        self._state: ServerState | None = None
+        self._model: Model | None = None
+        self._sent: list[Message] = []
+        self._row: dict[str, Any] = {}
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """One row per round of this sitting: who counted, with which weight, who was left out and why."""
+        return self._ledger.rows
+
+    def summary(self) -> None:
+        """Log what this strategy is made of."""
+        parts = {"weighting": self.algorithm.weighting, "server": self.algorithm.server}
+        for name, part in parts.items():
+            _log.info("\t├──> %s: %s", name, part)
+        _log.info("\t└──> requires of every client: %s", ", ".join(sorted(self._reader.required)) or "nothing")
+
+    # One round, as Flower calls it.
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The messages of a training round."""
+        present = self._prepare(arrays, grid)
+        self._row = {"round": server_round}
+        if self._fractions["train"] == 0:
+            self._sent = []
+            return []
+        chosen = self._choose(present, "train", server_round)
+        self._sent = self._messages(chosen, arrays, config, server_round, MessageType.TRAIN)
+        return self._sent
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """The model after the round; None where nobody sent anything that counts, and the model stays."""
+        if not self._sent:
+            return None, None
+        assert self._model is not None
+        contents, failures = self._contents(replies)
+        contributions, refused = self._read(contents, self._model)
+        step = self._step(server_round, contributions, sorted({*failures, *self._away()}))
+        self._record(step, {**refused, **step.dropped}, failures)
+        if len(step.ids) == 0:
+            _log.warning("round %d: no contribution counts, the model stays as it is", server_round)
+            return None, None
+        self._state = step.state
+        shared = step.state["shared"]
+        self._model = replace(self._model, params=shared["params"], buffers=shared["buffers"])
+        counted = [(client, contents[client]) for client in step.ids.tolist()]
+        sizes = {client: contributions[client].stats["num_examples"] for client, _ in counted}
+        return self._model.record(), average([(_metrics(content), sizes[client]) for client, content in counted])
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The messages of an evaluation."""
+        present = self._prepare(arrays, grid)
+        self._sent = []
+        if self._fractions["evaluate"] > 0:
+            chosen = self._choose(present, "evaluate", server_round)
+            self._sent = self._messages(chosen, arrays, config, server_round, MessageType.EVALUATE)
+        return self._sent
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """The clients' scores, averaged by their examples; each of them is in the records."""
+        if not self._sent:
+            return None
+        contents, failures = self._contents(replies)
+        scores: dict[int, dict[str, float]] = {}
+        for client, content in contents.items():
+            try:
+                scores[client] = metrics_of(content)
+            except Refused as error:
+                failures[client] = str(error)
+        for client, reason in failures.items():
+            _log.warning("round %d: no score of %s: %s", server_round, self._known.describe(client), reason)
+        self._score(server_round, scores)
+        return average([(_metrics(contents[client]), self._size(score)) for client, score in scores.items()])
+
+    # All rounds.
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Evaluate | None = None,
+    ) -> Result:
+        """All rounds, as Flower's own ``start`` plays them; with a folder, from the first that is not finished yet."""
+        self.summary()
+        with self._opened() as (self._ledger, saved):
+            result, arrays, done = self._restore(saved, initial_arrays)
+            if saved is None and evaluate_fn:
+                _keep(result.evaluate_metrics_serverapp, 0, evaluate_fn(0, arrays))
+            for round in range(done + 1, num_rounds + 1):
+                begun = time.monotonic()
+                configs = (train_config or ConfigRecord(), evaluate_config or ConfigRecord())
+                arrays = self._play(grid, round, arrays, configs, timeout, result, evaluate_fn)
+                _log.info("[ROUND %d/%d] %.2f s", round, num_rounds, time.monotonic() - begun)
+            self._ledger.close("finished", max(done, num_rounds))
+        result.arrays = arrays
+        return result
+
+    def _play(
+        self, grid: Grid, round: int, arrays: ArrayRecord, configs: tuple[ConfigRecord, ConfigRecord], timeout: float,
+        result: Result, evaluate_fn: Evaluate | None,
+    ) -> ArrayRecord:  # fmt: skip
+        sent = list(self.configure_train(round, arrays, configs[0], grid))
+        moved, metrics = self.aggregate_train(round, exchange(grid, sent, timeout, self._poll))
+        arrays = arrays if moved is None else moved
+        _keep(result.train_metrics_clientapp, round, metrics)
+        sent = list(self.configure_evaluate(round, arrays, configs[1], grid))
+        scores = self.aggregate_evaluate(round, exchange(grid, sent, timeout, self._poll))
+        _keep(result.evaluate_metrics_clientapp, round, scores)
+        if evaluate_fn:
+            _keep(result.evaluate_metrics_serverapp, round, evaluate_fn(round, arrays))
+        self._ledger.row(self._row)
+        self._ledger.save(round, self._state or {}, {"roster": self._known.to_json(), "result": _packed(result)})
+        return arrays
+
+    def _opened(self) -> AbstractContextManager[tuple[Ledger, Checkpoint | None]]:
+        return open_ledger(self._folder, self.algorithm, self._seed)
+
+    def _restore(self, saved: Checkpoint | None, initial: ArrayRecord) -> tuple[Result, ArrayRecord, int]:
+        """Where to go on: the results so far, the model, and the last finished round."""
+        if saved is None:
+            return Result(), initial, 0
+        shared = saved.server["shared"]
+        model = Model.of(initial, self._buffers)
+        self._state, self._model = saved.server, replace(model, params=shared["params"], buffers=shared["buffers"])
+        kept = saved.extra["roster"]
+        self._roster = Roster.from_json(self._population or len(kept), kept)
+        _log.info("going on after round %d", saved.round)
+        return _unpacked(saved.extra["result"]), self._model.record(), saved.round
+
+    # The parts of a round.
+
+    @property
+    def _known(self) -> Roster:
+        assert self._roster is not None, "no round has been configured yet"
+        return self._roster
+
+    def _prepare(self, arrays: ArrayRecord, grid: Grid) -> dict[int, int]:
+        """Wait for nodes, know who they are, and begin with the model that is about to be sent."""
+        nodes = wait_for_nodes(grid, self._least["there"], self._wait, self._poll, _log.info)
+        if self._roster is None:
+            self._roster = Roster(self._population or len(nodes))
+        for node in self._roster.admit(nodes):
+            _log.warning("node %d is not asked: all %d places are taken", node.node_id, self._roster.population)
+        self._model = Model.of(arrays, self._buffers)
+        if self._state is None:
+            self._state = self.algorithm.init(self._model.params, self._roster.population, self._model.buffers)
+        # Whoever drives the rounds may have changed the model in between: updates count from what is sent.
+        shared = {**self._state["shared"], "params": self._model.params, "buffers": self._model.buffers}
+        self._state = {**self._state, "shared": shared}
+        return self._roster.present(nodes)
+
+    def _choose(self, present: dict[int, int], phase: str, round: int) -> dict[int, int]:
+        """Some of those who are there: by key, so that a repeated round asks the same."""
+        population, fraction = self._known.population, self._fractions[phase]
+        wanted = min(len(present), max(int(len(present) * fraction), self._least[phase]))
+        if phase == "train" and fraction < 1:
+            self.algorithm.check_cohort(wanted, population)
+        clients = torch.tensor(sorted(present))
+        drawn = Key.of(self._seed).fold("round", round, phase).choice(len(clients), wanted)
+        return {client: present[client] for client in clients[drawn].tolist()}
+
+    def _messages(
+        self, chosen: dict[int, int], arrays: ArrayRecord, config: ConfigRecord, round: int, kind: str
+    ) -> list[Message]:
+        told = ConfigRecord({**config, "server-round": round})
+        record = RecordDict({self._arrays_key: arrays, self._config_key: told})
+        _log.info("%s: asking %d of %d clients", kind, len(chosen), self._known.population)
+        return [
+            Message(content=record, message_type=kind, dst_node_id=node, group_id=str(round))
+            for node in chosen.values()
+        ]
+
+    def _contents(self, replies: Iterable[Message]) -> tuple[dict[int, RecordDict], dict[int, str]]:
+        """What came back by client, and who sent nothing and why."""
+        found, silent = attribute(self._sent, replies)
+        clients = self._known.clients
+        failures = {clients[node]: "no reply within the time limit" for node in silent}
+        contents = {}
+        for node, reply in found.items():
+            if reply.has_error():
+                failures[clients[node]] = f"error {reply.error.code}: {reply.error.reason}"
+            else:
+                contents[clients[node]] = reply.content
+        return dict(sorted(contents.items())), failures
+
+    def _read(self, contents: Mapping[int, RecordDict], model: Model) -> tuple[dict[int, Contribution], dict[int, str]]:
+        """The contributions that can be read. A statistic that nobody sends is a mistake in the app, not of a node."""
+        good: dict[int, Contribution] = {}
+        bad: dict[int, Refused] = {}
+        for client, content in contents.items():
+            try:
+                good[client] = self._reader.read(content, model)
+            except Refused as error:
+                bad[client] = error
+        if not good and bad and all(isinstance(error, Lacking) for error in bad.values()):
+            raise AlgorithmError(f"{self._known.describe(next(iter(bad)))}: {next(iter(bad.values()))}")
+        return good, {client: str(error) for client, error in bad.items()}
+
+    def _away(self) -> list[int]:
+        """Clients that were expected but were not there to be asked; in sampled rounds nobody is expected."""
+        if self._fractions["train"] < 1:
+            return []
+        asked = {self._known.clients[message.metadata.dst_node_id] for message in self._sent}
+        return [client for client in range(self._known.population) if client not in asked]
+
+    def _step(self, round: int, contributions: Mapping[int, Contribution], absent: list[int]) -> ServerStep:
+        assert self._state is not None
+        context = Context(
+            round, self._known.population, Key.of(self._seed).fold("round", round),
+            local_lr=self.algorithm.solver.lr_at(round), absent=tuple(absent),
+        )  # fmt: skip
+        cohort = Cohort.gather(list(contributions), list(contributions.values()))
+        return server_step(self.algorithm, self._state, cohort, context, self._max_norm)
+
+    def _record(self, step: ServerStep, dropped: Mapping[int, str], failures: Mapping[int, str]) -> None:
+        for client, reason in sorted({**failures, **dropped}.items()):
+            _log.warning("round %d: %s is left out: %s", self._row["round"], self._known.describe(client), reason)
+        self._row |= {
+            "ids": step.ids.tolist(), "weights": step.weights, "info": step.info,
+            "dropped": {str(client): reason for client, reason in sorted(dropped.items())},
+            "failures": {str(client): reason for client, reason in sorted(failures.items())},
+            "absent": sorted({*failures, *self._away()}),
+        }  # fmt: skip
+
+    def _score(self, round: int, scores: Mapping[int, Mapping[str, float]]) -> None:
+        clients = sorted(scores)
+        names = sorted({name for score in scores.values() for name in score} - {"num-examples", "num_examples"})
+        columns = {name: [scores[client].get(name, float("nan")) for client in clients] for name in names}
+        if columns:
+            self._ledger.scores({"round": round, "split": "test", "model": "global", "ids": clients, **columns})
+            values = {name: torch.tensor(column, dtype=torch.float64) for name, column in columns.items()}
+            self._row["evaluation"] = {name: summarise(column) for name, column in values.items()}
+
+    def _size(self, metrics: Mapping[str, float]) -> float:
+        known = {name.replace("-", "_"): value for name, value in metrics.items()}
+        named = [
+            metrics[theirs]
+            for theirs, ours in self._reader.metrics.items()
+            if ours == "num_examples" and theirs in metrics
+        ]
+        return max(0.0, named[0] if named else known.get("num_examples", 1.0))
+
+
+def _metrics(content: RecordDict) -> MetricRecord:
+    return next(iter(content.metric_records.values()))
+
+
+def _keep(into: dict[int, MetricRecord], round: int, metrics: MetricRecord | None) -> None:
+    if metrics is not None:
+        into[round] = metrics
+
+
+_FIELDS = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp")
+
+
+def _packed(result: Result) -> dict[str, Any]:
+    """The metrics of all rounds, for a checkpoint."""
+    return {name: {str(round): dict(record) for round, record in getattr(result, name).items()} for name in _FIELDS}
+
+
+def _unpacked(kept: Mapping[str, Any]) -> Result:
+    result = Result()
+    for name in _FIELDS:
+        getattr(result, name).update({int(round): MetricRecord(one) for round, one in kept[name].items()})
+    return result

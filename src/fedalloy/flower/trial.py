@@ -1,0 +1,133 @@
+"""``fedalloy flower up``: a recipe on a federation that is made for it on this machine, and gone afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fedalloy.core.errors import CheckpointError, SpecError
+from fedalloy.flower.bundle import write_bundle
+from fedalloy.flower.config import ServerConfig
+from fedalloy.flower.local import LocalFederation
+from fedalloy.flower.operating import Run, start_run
+from fedalloy.flower.scaffold import Plan, numbered, write_federation
+from fedalloy.flower.shell import Shell
+from fedalloy.recipe import Recipe, parse, resolve
+from fedalloy.records import atomic, toml
+from fedalloy.records.reading import read_run
+
+Say = Callable[[str], None]
+MOST_NODES = 32
+"""Each node is three processes; more than this is what a simulation is for."""
+FOREVER = 10 * 365 * 86_400.0
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A recipe, the folder of its run, and the federation beside it: ``folder/federation`` unless another is named."""
+
+    recipe: Recipe
+    folder: Path
+    nodes: tuple[str, ...]
+    federation: Path
+    seed: int | None = None
+    secure: bool = True
+
+    def prepare(self) -> None:
+        """Write what is not there yet; whatever a run was begun with stays as it is."""
+        if not self.federation.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_federation(self.federation, Plan(self.nodes, secure=self.secure))
+        there = sorted(path.parent.name for path in (self.federation / "nodes").glob("*/node.toml"))
+        if len(there) != len(self.nodes):
+            raise CheckpointError(
+                f"{self.federation} has {len(there)} nodes ({', '.join(there)}), and {len(self.nodes)} are wanted; "
+                "choose another folder with -o, or the same number of nodes"
+            )
+
+    @property
+    def finished(self) -> bool:
+        """Whether there is nothing left to do."""
+        if not (self.folder / "recipe.toml").exists():
+            return False
+        return bool(read_run(self.folder).status.get("state") == "finished")
+
+    def run(self, say: Say) -> str:
+        """Start the federation, run the recipe to its end, stop the federation; how the run ended."""
+        self.prepare()
+        say(f"starting a server and {len(self.nodes)} nodes (logs in {self.federation / 'logs'})")
+        with LocalFederation.of(self.federation) as federation:
+            say(f"all nodes are online at {federation.server.local_address}")
+            run = submit(federation.shell, self.recipe, self.folder, self.seed)
+            return follow(run, self.folder, say)
+
+
+def trial_of(
+    recipe: Recipe, folder: Path, nodes: int | None, federation: Path | None = None, seed: int | None = None,
+    secure: bool = True,
+) -> Trial:  # fmt: skip
+    """A trial with as many nodes as the recipe has clients, or a recipe with as many clients as there are nodes."""
+    clients = recipe.partition.clients
+    if nodes is None:
+        nodes = clients or resolve(recipe, seed).task().population
+    elif clients is not None and clients != nodes:
+        recipe = _with_clients(recipe, nodes)
+    if nodes > MOST_NODES:
+        raise SpecError(
+            f"{nodes} nodes are {3 * nodes} processes on one machine; up to {MOST_NODES} are started here. Say "
+            "--nodes 3 for a trial with three clients, or simulate all of them with 'fedalloy run'"
+        )
+    return Trial(
+        recipe, folder.absolute(), numbered(nodes), federation or folder.absolute() / "federation", seed, secure
+    )
+
+
+def submit(shell: Shell, recipe: Recipe, folder: Path, seed: int | None) -> Run:
+    """Give a recipe to a server; its run folder is on the server's machine. The same again goes on."""
+    place = folder.absolute()
+    place.mkdir(parents=True, exist_ok=True)
+    written = place / "wanted.toml"
+    atomic.write_text(written, toml.dumps(recipe.model_dump(exclude_none=True, exclude={"compare", "grid"})))
+    bundle = write_bundle(place / "bundle")
+    return start_run(shell, bundle, ServerConfig(written, place, seed).to_keys())
+
+
+def follow(run: Run, folder: Path, say: Say) -> str:
+    """Repeat what the run says about itself until it ends; how it ended."""
+    news = News(folder / "federation.log")
+    ended = run.wait(FOREVER, meanwhile=lambda: news.tell(say))
+    news.tell(say)
+    return ended
+
+
+@dataclass
+class News:
+    """The lines that are added to a file from now on."""
+
+    path: Path
+    _read: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._read = self.path.stat().st_size if self.path.exists() else 0
+
+    def tell(self, say: Say) -> None:
+        """Say every line that is complete and was not said before."""
+        if not self.path.exists():
+            return
+        with self.path.open("rb") as file:
+            file.seek(self._read)
+            for line in file:
+                if line.endswith(b"\n"):
+                    self._read += len(line)
+                    say(line.decode("utf-8", "replace").rstrip())
+
+
+def _with_clients(recipe: Recipe, nodes: int) -> Recipe:
+    """The recipe for as many clients as there are nodes; a cohort cannot be larger than that."""
+    data = recipe.model_dump(exclude_none=True)
+    data["partition"]["clients"] = nodes
+    cohort = recipe.sampling.cohort
+    if isinstance(cohort, int) and not isinstance(cohort, bool) and cohort > nodes:
+        data["sampling"]["cohort"] = nodes
+    return parse(data)

@@ -1,0 +1,35 @@
+"""Data that stay where they are: a recipe for a real federation names their shape and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedalloy.core.errors import DataError, SpecError
+from fedalloy.core.keys import Key
+from fedalloy.core.registry import register
+from fedalloy.tasks.datasets.base import Dataset, DatasetLoader
+
+
+@register("dataset", "nodes")
+@dataclass(frozen=True)
+class OnNodes(DatasetLoader):
+    """Examples of this ``shape``, each node with its own; ``classes`` is 0 where targets are numbers. ``clients`` are
+    the names of the nodes, in the order of their numbers; left out, ``clients`` of ``[partition]`` says how many."""
+
+    shape: tuple[int, ...]
+    classes: int = 0
+    clients: tuple[str, ...] = ()
+
+    summary: ClassVar[str] = "data on the nodes of a real federation: only their shape is known here"
+
+    def __post_init__(self) -> None:
+        if len(set(self.clients)) < len(self.clients):
+            raise SpecError("dataset 'nodes': two of the clients have the same name; give every node its own")
+
+    def load(self, key: Key) -> Dataset:
+        """Nothing can be loaded here."""
+        raise DataError(
+            "dataset 'nodes': these data are on the nodes of a federation. Run the recipe there (fedalloy flower "
+            "--help), or name data of this machine in [task] dataset"
+        )

@@ -1,0 +1,130 @@
+"""A federation in one process: a Grid whose nodes are function calls, with nodes that misbehave when told to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedalloy.engines.flower_post import Post
+from fedalloy.flower.client import handle
+from fedalloy.flower.config import NodeConfig, ServerConfig
+from fedalloy.flower.server import run_federation
+from fedalloy.records import toml
+
+# Flower lets only the process of an app make messages: let this one be such a process.
+TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+
+
+@dataclass
+class FakeNode:
+    """One node: its key, its configuration, and what is wrong with it."""
+
+    key: str
+    config: dict[str, Any]
+    online: bool = True
+    answers: bool = True
+    since: str = ""
+    tamper: Callable[[RecordDict], RecordDict | Error] = lambda content: content
+    seen: list[str] = field(default_factory=list)
+
+
+@dataclass
+class FakeGrid:
+    """What the engine needs of a Grid."""
+
+    nodes: dict[int, FakeNode]
+    waiting: dict[str, Message] = field(default_factory=dict)
+    count: int = 0
+    before_round: Callable[[int], None] = lambda count: None
+
+    def get_nodes(self) -> list[Any]:
+        return [
+            SimpleNamespace(node_id=number, public_key=node.key.encode(), last_activated_at=node.since)
+            for number, node in self.nodes.items()
+            if node.online
+        ]
+
+    def get_node_ids(self) -> list[int]:
+        return [node.node_id for node in self.get_nodes()]
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        ids = []
+        for message in messages:
+            self.count += 1
+            self.before_round(self.count)
+            message.metadata.__dict__["_message_id"] = f"message-{self.count}"
+            self.waiting[message.metadata.message_id] = message
+            ids.append(message.metadata.message_id)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        replies = [self._reply(self.waiting[one]) for one in message_ids if one in self.waiting]
+        return [reply for reply in replies if reply is not None]
+
+    def _reply(self, message: Message) -> Message | None:
+        node = self.nodes[message.metadata.dst_node_id]
+        if not node.answers or not node.online:
+            return None
+        node.seen.append(message.metadata.message_type)
+        context = Context(1, message.metadata.dst_node_id, node.config, RecordDict(), {})
+        content = node.tamper(handle(message, context).content)
+        del self.waiting[message.metadata.message_id]
+        if isinstance(content, Error):
+            return Message(content, reply_to=message)
+        return Message(content, reply_to=message)
+
+
+@dataclass
+class FakeClock:
+    """Time that passes only when somebody sleeps."""
+
+    now: float = 0.0
+    on_sleep: Callable[[float], None] = lambda now: None
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += max(seconds, 0.01)
+        self.on_sleep(self.now)
+
+
+def federation(place: Path, clients: Iterable[str] = ("0", "1", "2"), **config: Any) -> FakeGrid:
+    """Nodes that take their share of the recipe's own data."""
+    nodes = {}
+    for number, client in enumerate(clients):
+        keys = NodeConfig(client, "recipe", place / f"node-{number}").to_keys() | config
+        nodes[100 + number] = FakeNode(f"key of {number}", keys)
+    return FakeGrid(nodes)
+
+
+def recipe_file(place: Path, algorithm: str = "fedavg", /, **tables: dict[str, Any]) -> Path:
+    """A small recipe: three clients with unequal shares of the digits, two local steps or so."""
+    recipe: dict[str, Any] = {
+        "task": {"dataset": "digits", "model": "logistic", "valid_fraction": 0.1},
+        "partition": {"kind": "dirichlet", "alpha": 0.5, "clients": 3},
+        "algorithm": {"name": algorithm},
+        "run": {"rounds": 3, "seeds": [7]},
+        "evaluate": {"every": 3},
+        "engine": {"kind": "flower", "deadline": 60.0, "minimum": 3, "wait": 300.0},
+    }
+    for name, table in tables.items():
+        recipe[name] = {**recipe.get(name, {}), **table}
+    file = place / f"{algorithm}.toml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(toml.dumps(recipe))
+    return file
+
+
+def play(recipe: Path, folder: Path, grid: FakeGrid, clock: FakeClock | None = None, said: list[str] | None = None):
+    """Run a recipe over a fake federation."""
+    clock = clock or FakeClock()
+    heard = said if said is not None else []
+    post = Post(grid, clock, clock.sleep)  # type: ignore[arg-type]
+    return run_federation(ServerConfig(recipe, folder), grid, say=heard.append, post=post)  # type: ignore[arg-type]
