@@ -69,7 +69,8 @@ def method(args: argparse.Namespace) -> Algorithm:
 def task_for(args: argparse.Namespace) -> FederatedTask:
     """Images dealt by Dirichlet shares; the model of the method, and ResNet-10 as judge."""
     size = {} if args.side is None else {"side": args.side}
-    model = args.model or MODELS[args.method]
+    norm = {} if args.method == "fedevg" else {"norm": args.norm}
+    model: str | dict[str, str] = args.model or {"kind": MODELS[args.method], **norm}
     return make_task(
         {"kind": args.dataset, **IMAGES.get(args.dataset, {"flat": False}), **size},
         model,
@@ -145,6 +146,12 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dataset", default="mnist")
     parser.add_argument("--side", type=int, help="resize images; left out: as they are")
     parser.add_argument("--model", help="left out: that of the method")
+    parser.add_argument(
+        "--norm",
+        default="group",
+        choices=("group", "batch"),
+        help="of the generative models: a GPU replays captured steps with group; batch is what was published",
+    )
     parser.add_argument("--classifier", default="resnet10")
     parser.add_argument("--clients", type=int, default=10)
     parser.add_argument("--cohort", type=float)
