@@ -12,11 +12,17 @@ from fedalloy.core.algorithm import Algorithm, facts_of
 from fedalloy.core.client import Assignment, run_client
 from fedalloy.core.errors import AlgorithmError
 from fedalloy.core.keys import Key
-from fedalloy.core.types import Context
+from fedalloy.core.types import Context, Work
+from fedalloy.engines import mapped
+from fedalloy.engines.batched import stack_states
+from fedalloy.engines.blocks import prepare
+from fedalloy.engines.im2col import ConvolutionsAsProducts
 from fedalloy.servers.langevin import Langevin
 from fedalloy.servers.sgd import ServerSgd
 from fedalloy.solvers import energy
 from fedalloy.solvers.energy import Energy, chosen_logits, contrast, energy_gradient, factors
+from fedalloy.tasks.assembly import make_task
+from fedalloy.testing.comparing import differences
 from fedalloy.testing.problems import small_task
 from fedalloy.weightings.angles import Angles
 from fedalloy.weightings.energies import Energies
@@ -71,11 +77,11 @@ def test_a_step_against_the_energy_gradient_raises_the_logit_and_one_along_it_lo
     def model(z):
         return TASK.objective.outputs(params, {}, z)
 
-    slope = energy_gradient(model, x, y, None)
-    before = chosen_logits(model(x), y)
+    slope, before = energy_gradient(model, x, y, None)
+    assert torch.equal(before, chosen_logits(model(x), y))
     assert bool((chosen_logits(model(x - 0.01 * slope), y) > before).all())
     assert bool((chosen_logits(model(x + 0.01 * slope), y) < before).all())
-    cut = energy_gradient(model, x, y, 0.05)
+    cut, _ = energy_gradient(model, x, y, 0.05)
     assert float(cut.abs().max()) <= 0.05
     assert bool((cut.sign() == slope.sign()).all())
 
@@ -153,3 +159,21 @@ def test_the_noise_of_a_step_is_the_clients_own_under_vmap():
     together = vmap(walk)(x, states)
     assert torch.allclose(together[1], walk(x[1], states[1]), atol=1e-12)
     assert not torch.allclose(together[0], together[1])
+
+
+def test_convolutions_as_products_take_the_same_steps():
+    """On a GPU convolutions of many clients become products: gradients by weights and by images alone must stay."""
+    model = {"kind": "energy_cnn", "width": 4}
+    task = make_task({"kind": "digits", "flat": False}, model, clients=2, dtype="float64")
+    algorithm = Algorithm(Energy(per_class=1, batch_size=8, iterations=2), Energies(), Langevin()).fitted(task)
+    params, buffers = task.objective.init(Key.of(0))
+    shared, work = algorithm.init(params, 2, buffers)["shared"], Work.of(torch.arange(2))
+    states = [algorithm.init_client(shared, Key.of(seed), task.objective.init) for seed in range(2)]
+    mine, ctx = stack_states(states)["solver"], Context(1, 2, Key.of(1), 1e-3, 10)
+    with torch.no_grad():
+        block = prepare(algorithm, work, task.data("train", work.ids), shared, ctx)
+        plain = mapped.train(algorithm, task.objective, shared, mine, block, ctx)
+        with ConvolutionsAsProducts():
+            products = mapped.train(algorithm, task.objective, shared, mine, block, ctx)
+    assert list(differences(products.carry, plain.carry, 1e-9)) == []
+    assert list(differences(plain.carry["params"], mine["fresh"], 1e-9)) != []

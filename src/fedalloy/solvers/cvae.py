@@ -1,4 +1,4 @@
-"""Every client trains a conditional VAE and the server averages them: FedCVAE (Kingma & Welling 2014, 1312.6114)."""
+"""Clients train conditional VAEs and the server averages them: FedCVAE (Kingma & Welling 2014, arXiv:1312.6114)."""
 
 from __future__ import annotations
 

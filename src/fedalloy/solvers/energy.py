@@ -154,7 +154,7 @@ class Energy(LocalTraining):
     def walk(self, x: Tensor, y: Tensor, params: Tree, outputs: Outputs, key: Key) -> Tensor:
         """Langevin steps down the energy."""
         for number in range(self.langevin):
-            slope = energy_gradient(lambda z: outputs(params, z), x, y, self.bound)
+            slope, _ = energy_gradient(lambda z: outputs(params, z), x, y, self.bound)
             moved = x - self.step_size * slope
             if self.noise:
                 moved = moved + self.noise * key.fold(number).normal(*x.shape, dtype=x.dtype, device=x.device)
@@ -163,8 +163,8 @@ class Energy(LocalTraining):
 
     def conclude(self, carry: Carry, shared: Shared, outputs: Outputs) -> Carry:
         x, y, params = carry["received"]["x"], carry["received"]["y"], carry["params"]
-        slope = energy_gradient(lambda z: outputs(params, z), x, y, self.bound)
-        return {**carry, "slope": slope, "factors": factors(chosen_logits(outputs(params, x), y))}
+        slope, logits = energy_gradient(lambda z: outputs(params, z), x, y, self.bound)
+        return {**carry, "slope": slope, "factors": factors(logits)}
 
     def end(self, carry: Carry, shared: Shared, mine: State, steps: Tensor, ctx: Context) -> tuple[Payload, State]:
         trained = steps.to(carry["slope"].device) > 0
@@ -205,10 +205,17 @@ def factors(logits: Tensor) -> Tensor:
     return logits.sign().exp()
 
 
-def energy_gradient(model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, bound: float | None) -> Tensor:
-    """``grad_x E(x, y)`` of every example, each number cut to ``[-bound, bound]``."""
-    slope: Tensor = grad(lambda z: -chosen_logits(model(z), y).sum())(x)
-    return slope if bound is None else slope.clamp(-bound, bound)
+def energy_gradient(
+    model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, bound: float | None
+) -> tuple[Tensor, Tensor]:
+    """``grad_x E(x, y)`` of every example, each number cut to ``[-bound, bound]``; and ``f(x)[y] = -E``."""
+
+    def energy(z: Tensor) -> tuple[Tensor, Tensor]:
+        logits = chosen_logits(model(z), y)
+        return -logits.sum(), logits
+
+    slope, logits = grad(energy, has_aux=True)(x)
+    return (slope if bound is None else slope.clamp(-bound, bound)), logits
 
 
 def _crossed(logits: Tensor, y: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Conditional variational autoencoders that know the class in the decoder alone (Kingma & Welling 2014, 1312.6114)."""
+"""Conditional autoencoders that know the class in the decoder alone: VAEs (Kingma & Welling 2014, arXiv:1312.6114)."""
 
 from __future__ import annotations
 
