@@ -62,6 +62,10 @@ class BatchGradient:
         self.loss = loss if self.loss is None else self.loss
         return dict(grads)
 
+    def under(self, objective: Objective | None) -> BatchGradient:
+        """The same batch asked anew, under another objective where one is given."""
+        return BatchGradient(objective or self._objective, *self._batch, self.buffers, self._draw)
+
 
 def run_client(
     algorithm: Algorithm,
