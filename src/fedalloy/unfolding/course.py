@@ -106,7 +106,9 @@ class Course:
         links = self.devices.links(self.ids, ctx.key.fold("links"))
         return Work.of(self.ids, self.devices.epochs_for(self.ids, ctx.key.fold("epochs")), links)
 
-    def begin(self, algorithm: Algorithm, params: Tree, buffers: Tree, key: Key) -> tuple[ServerState, dict[int, State]]:
+    def begin(
+        self, algorithm: Algorithm, params: Tree, buffers: Tree, key: Key
+    ) -> tuple[ServerState, dict[int, State]]:
         """The states before the first round."""
         state = algorithm.init(params, self.task.population, buffers)
         fresh = self.task.objective.init

@@ -101,5 +101,3 @@ def _stats(course: Course, block: Prepared, ctx: Context) -> dict[str, Tensor]:
     planned = block.planned.double()
     described = course.algorithm.solver.describe(planned, ctx) if course.normalise else {}
     return {"num_examples": block.data.size.cpu().double(), "num_steps": planned, **described}
-
-

@@ -16,8 +16,8 @@ from fedalloy.unfolding.exact import exact
 from fedalloy.unfolding.first_order import first_order
 from fedalloy.unfolding.shares import pull_back, roughness, shares_of
 
-# A core's own cache: models that fit into it together are trained side by side, larger ones one after another.
-_CACHE = 1 << 20
+# Models that are in cache together are trained side by side, which saves calls; larger ones in smaller groups.
+_CACHE = 4 << 20
 
 
 @dataclass(frozen=True)
