@@ -8,7 +8,7 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from fedalloy.cli import compare, conform, data, doctor, listing, newcomers, plot, recipe, report, run, show
+from fedalloy.cli import compare, conform, data, doctor, listing, newcomers, plot, recipe, report, run, show, unfold
 from fedalloy.cli.console import complain
 from fedalloy.core.errors import AlgorithmError, FedalloyError, RegistryError, SpecError
 
@@ -73,5 +73,6 @@ app.add_typer(data.app, name="data")
 app.command()(report.report)
 app.command(epilog=EXIT_CODES)(plot.plot)
 app.command(epilog=EXIT_CODES)(newcomers.newcomers)
+app.command(epilog=EXIT_CODES)(unfold.unfold)
 app.add_typer(recipe.app, name="recipe")
 app.command(epilog=EXIT_CODES)(doctor.doctor)

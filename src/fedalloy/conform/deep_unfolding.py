@@ -25,8 +25,10 @@ def deep_unfolding(case: Case) -> Iterator[Fields]:
 
     params = case.params
     task = Quadratics(params.tensor("A", 3), params.tensor("c", 2))
-    order = "first_order" if params.get("first_order", True) else "exact"
-    learning = Learning(gradient=order, final=bool(params.get("evaluate_final", True)))
+    learning = Learning(
+        gradient="first_order" if params.get("first_order", True) else "exact",
+        final=bool(params.get("evaluate_final", True)),
+    )
     steps = tuple(int(count) for count in params["steps"])
     algorithm = named("fedavg", lr=params["lr"], batch_size=None)
     theta, w = case.init.tensor("theta", 2), split(case.init.tensor("w", 1))

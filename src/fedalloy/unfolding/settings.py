@@ -12,8 +12,8 @@ from fedalloy.core.errors import SpecError, nearest
 class Learning:
     """Outer Adam on the summed losses of all rounds.
 
-    ``gradient``: ``first_order`` treats what a client does as a constant (its model moves with the received one), ``exact``
-    differentiates the local steps too. ``parametrisation``: ``theta^2 / sum theta^2``, or a softmax of theta.
+    ``gradient``: ``first_order`` treats what a client does as a constant (its model moves with the received one),
+    ``exact`` differentiates the local steps too. ``parametrisation``: ``theta^2 / sum theta^2``, or a softmax of theta.
     ``level``: a weight for every client, or for every layer of every client. ``loss``: that of the task, or the
     squared error of the softmax against the label as one-hot (``mse``). ``final``: whether the model after the last
     round is scored as well; without it the last row learns nothing. ``initial``: one model for all iterations, the one

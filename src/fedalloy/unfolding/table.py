@@ -106,8 +106,8 @@ def average(tables: Sequence[WeightTable]) -> WeightTable:
         for name in ("layers", "sizes", "normalise"):
             if getattr(table, name) != getattr(first, name):
                 raise SpecError(
-                    f"table {number} has {name} = {getattr(table, name)}, the first {getattr(first, name)}: only tables "
-                    "for the same clients and algorithm can be averaged"
+                    f"table {number} has {name} = {getattr(table, name)}, the first {getattr(first, name)}: only "
+                    "tables for the same clients and algorithm can be averaged"
                 )
         if table.weights.shape != first.weights.shape:
             raise SpecError(f"table {number} is {list(table.weights.shape)}, the first {list(first.weights.shape)}")

@@ -27,8 +27,8 @@ class Unfolded(Weighting):
     Weights are never renormalised over those present: the share of an absent client stays on the received model,
     as if it had re-sent it. After the last row clients count by their sizes. ``normalise`` is DUW-FedNova:
     ``weight_k = tau_eff Theta[t, k] / |a_k|_1`` with ``tau_eff = sum_k p_k tau_k`` (see ``nova``). ``layers`` names
-    the last axis of a table with a weight for every layer. ``sizes`` are the clients' numbers of examples when the table
-    was learned: other clients are refused, an empty list takes any. A ``table`` that is still the name of a file has
+    the last axis of a table with a weight for every layer. ``sizes`` are the clients' numbers of examples when the
+    table was learned: other clients are refused, an empty list takes any. A ``table`` that is still the name of a file has
     not been learned yet (arXiv:2212.12191).
     When to use it: the same clients train together again and again, and a rehearsal of all rounds is affordable.
 
@@ -72,7 +72,8 @@ class Unfolded(Weighting):
     def weight_bound(self) -> float | None:
         if self.normalise or isinstance(self.table, str):
             return None
-        return max([1.0, *self._rows().flatten().tolist()])
+        largest: float = max([1.0, *self._rows().flatten().tolist()])
+        return largest
 
     def init(self, population: int) -> State:
         """Refuse a federation of other clients."""
