@@ -28,6 +28,8 @@ from fedalloy.solvers.scaffold import Scaffold
 from fedalloy.solvers.sgd import Sgd
 from fedalloy.solvers.superfed import SuPerFed
 from fedalloy.solvers.training import LocalTraining
+from fedalloy.unfolding.algorithms import duw_fedavg as duw_fedavg
+from fedalloy.unfolding.algorithms import duw_fednova as duw_fednova
 from fedalloy.weightings import mirror
 from fedalloy.weightings.aaggff_d import AaggffD
 from fedalloy.weightings.aaggff_s import AaggffS
@@ -44,7 +46,6 @@ from fedalloy.weightings.moments import Ewwa
 from fedalloy.weightings.nova import Nova
 from fedalloy.weightings.qfedavg import QFedAvg
 from fedalloy.weightings.samples import Samples
-from fedalloy.weightings.unfolded import LayerRows, Rows, Unfolded
 from fedalloy.weightings.uniform import Uniform
 from fedalloy.wire.scaled_sign import ScaledSign
 from fedalloy.wire.topk import TopK
@@ -169,33 +170,6 @@ def ewwa(
     """A weight for every element from running moments of the updates (Hu et al. 2023)."""
     rule = Ewwa(kind, mode, score_lr, beta1, beta2, eps, scratch=scratch)
     return Algorithm(Sgd(**local), rule, ServerSgd(server_lr))
-
-
-@register("algorithm", "duw_fedavg")
-def duw_fedavg(
-    table: Rows | LayerRows | str = (),
-    layers: tuple[str, ...] = (),
-    sizes: tuple[int, ...] = (),
-    server_lr: float = 1.0,
-    **local: Any,
-) -> Algorithm:
-    """FedAvg with weights learned in advance (Nakai-Kasai and Wadayama 2022); ``fedalloy unfold`` learns the table."""
-    rule = Unfolded(table, layers, sizes)
-    return Algorithm(Sgd(**local), rule, ServerSgd(server_lr), on_failure="resend")
-
-
-@register("algorithm", "duw_fednova")
-def duw_fednova(
-    table: Rows | LayerRows | str = (),
-    layers: tuple[str, ...] = (),
-    sizes: tuple[int, ...] = (),
-    mu: float = 0.0,
-    server_lr: float = 1.0,
-    **local: Any,
-) -> Algorithm:
-    """FedNova with shares learned in advance (Nakai-Kasai and Wadayama 2022); ``fedalloy unfold`` learns the table."""
-    rule, solver = Unfolded(table, layers, sizes, normalise=True), Prox(mu, **local) if mu else Sgd(**local)
-    return Algorithm(solver, rule, ServerSgd(server_lr), on_failure="resend")
 
 
 @register("algorithm", "drfedavg")

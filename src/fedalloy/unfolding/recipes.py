@@ -51,8 +51,8 @@ def jobs(recipe: Recipe, entry: str | None = None, output: Path | None = None, s
     names: list[str | None] = [entry] if entry is not None else list(_entries(recipe)) or [None]
     if output is not None and len(names) > 1:
         raise SpecError(
-            f"the recipe wants {len(names)} tables ({', '.join(map(str, names))}): choose one with --entry, or leave -o "
-            "out to write each where the recipe looks for it"
+            f"the recipe wants {len(names)} tables ({', '.join(map(str, names))}): choose one with --entry, or leave "
+            "-o out to write each where the recipe looks for it"
         )
     return [_job(recipe, name, output, seed) for name in names]
 

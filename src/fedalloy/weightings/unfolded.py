@@ -28,8 +28,8 @@ class Unfolded(Weighting):
     as if it had re-sent it. After the last row clients count by their sizes. ``normalise`` is DUW-FedNova:
     ``weight_k = tau_eff Theta[t, k] / |a_k|_1`` with ``tau_eff = sum_k p_k tau_k`` (see ``nova``). ``layers`` names
     the last axis of a table with a weight for every layer. ``sizes`` are the clients' numbers of examples when the
-    table was learned: other clients are refused, an empty list takes any. A ``table`` that is still the name of a file has
-    not been learned yet (arXiv:2212.12191).
+    table was learned: other clients are refused, an empty list takes any. A ``table`` that is still the name of a file
+    has not been learned yet (arXiv:2212.12191).
     When to use it: the same clients train together again and again, and a rehearsal of all rounds is affordable.
 
     >>> cohort = Cohort(torch.tensor([0, 2]), {}, {"num_examples": torch.tensor([10.0, 30.0])})

@@ -80,7 +80,8 @@ def _patches(images: Tensor) -> Tensor:
     ]
     filters = torch.stack(cut)
     filters = filters - filters.mean((1, 2, 3), keepdim=True)
-    return filters / filters.flatten(1).norm(dim=1).clamp(min=1e-6).reshape(-1, 1, 1, 1)
+    unit: Tensor = filters / filters.flatten(1).norm(dim=1).clamp(min=1e-6).reshape(-1, 1, 1, 1)
+    return unit
 
 
 def _responses(images: Tensor, filters: Tensor) -> Tensor:
