@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Objective
@@ -42,7 +41,7 @@ class OneHotError:
         >>> OneHotError(None).losses(torch.tensor([[0.0, 0.0]]), torch.tensor([1]))
         tensor([0.2500])
         """
-        wanted = functional.one_hot(y, outputs.shape[-1]).to(outputs.dtype)
+        wanted = (y.unsqueeze(-1) == torch.arange(outputs.shape[-1], device=y.device)).to(outputs.dtype)
         return (outputs.softmax(-1) - wanted).square().mean(-1)
 
     def hits(self, outputs: Tensor, y: Tensor) -> Tensor:

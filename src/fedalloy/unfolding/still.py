@@ -71,7 +71,7 @@ def _pieces(course: Course, fixed: Fixed) -> Iterator[_Piece | _Batch]:
 
 def _counts(plan: Plan, sizes: Tensor) -> Iterator[Tensor]:
     """``sum 1 / |batch|`` over the batches that every example of every client is in."""
-    share = plan.mask / plan.mask.sum(2, keepdim=True).clamp(min=1)
+    share = plan.mask.double() / plan.mask.sum(2, keepdim=True).clamp(min=1)
     for row, size in enumerate(sizes.tolist()):
         counts = torch.zeros(max(1, size), dtype=share.dtype)
         yield counts.index_add_(0, plan.index[row].flatten(), share[row].flatten())[:size]

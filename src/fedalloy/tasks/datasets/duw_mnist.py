@@ -34,7 +34,8 @@ class DuwMnist(DatasetLoader):
     ``environment``: ``one_client_large`` (I), ``rare_labels`` (II: clients with 2, 3, 5, 5 and 5 of the labels),
     ``alike`` (III and IV, which differ in epochs and links), ``two`` (the study of the variance). Grey values lie in
     [-1, 1]. The 10000 test images of MNIST are dealt evenly to the clients, so that the mean over clients is the
-    accuracy on all of them. ``test_scale = "public_code"`` scales them to [-0.5, 0.5] instead, as the published code does by mistake.
+    accuracy on all of them. ``test_scale = "public_code"`` scales them to [-0.5, 0.5] instead, as the published code
+    does by mistake.
     """
 
     environment: Environment = "one_client_large"
