@@ -4,10 +4,10 @@
 
 Ours runs in a process of its own with one thread. With ``--public`` so does the published script: FOLDER is a checkout
 of that experiment outside of this repository (``main_mnist_env1_2.py`` and its ``mnist`` folder); a stand-in for
-torchvision is put in its way, its test set being no part of the learning. The two take turns, iteration by iteration, so
-that a busy machine is busy for both; the first iteration of each does not count. Told are seconds by the wall and by the
-processor, the peak of memory, and a counted floor: the arithmetic of one forward and backward pass over every batch (and
-one pass over every example for the final loss) at the rate of a large matrix product on one core.
+torchvision is put in its way, its test set being no part of the learning. The two take turns, iteration by iteration,
+so that a busy machine is busy for both; the first iteration of each does not count. Told are seconds by the wall and by
+the processor, the peak of memory, and a counted floor: the arithmetic of one forward and backward pass over every batch
+(and one pass over every example for the final loss) at the rate of a large matrix product on one core.
 """
 
 from __future__ import annotations

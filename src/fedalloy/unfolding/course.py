@@ -87,9 +87,17 @@ class Course:
         gradients and nothing further has to be noted."""
         return self.algorithm.solver.descent == Descent() and self.learning.loss == "task"
 
+    @cached_property
+    def clients(self) -> Algorithm:
+        """What an engine is given: one value for all rounds, since engines keep what they made for it. Where clients
+        are not plain, their solver notes what it meets."""
+        return self._with(Given(torch.zeros(0), self.layers, self.normalise, noted=self.plain), recorded=not self.plain)
+
     def at(self, shares: Tensor, recorded: bool = True) -> Algorithm:
-        """The algorithm of one round with these shares; ``recorded`` solvers note what they meet."""
-        rule = Given(shares, self.layers, self.normalise, noted=not recorded)
+        """The algorithm of one round with these shares."""
+        return self._with(Given(shares, self.layers, self.normalise), recorded)
+
+    def _with(self, rule: Given, recorded: bool) -> Algorithm:
         if not recorded:
             return replace(self.algorithm, weighting=rule)
         outer = self.outer if self.learning.loss == "mse" else None

@@ -55,12 +55,12 @@ class Kept:
 @torch.no_grad()
 def first_order(course: Course, shares: Tensor, params: Tree, buffers: Tree, key: Key, engine: Engine) -> Found:
     """Unroll the rounds once and walk back; ``key`` is that of the outer iteration."""
-    state, clients = course.begin(course.at(shares[0], recorded=not course.plain), params, buffers, key)
+    state, clients = course.begin(course.clients, params, buffers, key)
     total, kept = torch.zeros((), dtype=torch.float64), []
     for round in range(1, course.rounds + 1):
         algorithm, ctx = course.at(shares[round - 1], recorded=not course.plain), course.context(round, key)
         work = course.work(ctx)
-        outcome = engine(algorithm, course.task, state["shared"], clients, work, ctx)
+        outcome = engine(course.clients, course.task, state["shared"], clients, work, ctx)
         loss, slope = _met(course, outcome, work, state["shared"]["params"], state["shared"]["buffers"], ctx)
         step = server_step(algorithm, state, outcome.cohort, ctx)
         check_finite(step.dropped, loss, round)
