@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     from fedalloy.run.fit import RunResult, fit
     from fedalloy.tasks.assembly import make_task as task
     from fedalloy.tasks.dropout import Dropout
+    from fedalloy.unfolding.call import unfold
 
     __version__: str
 
-__all__ = ["Algorithm", "Dropout", "Key", "RunResult", "algorithms", "fit", "read_run", "register", "task"]
+__all__ = ["Algorithm", "Dropout", "Key", "RunResult", "algorithms", "fit", "read_run", "register", "task", "unfold"]
 
 _HOME = {
     "Algorithm": "fedalloy.core.algorithm:Algorithm",
@@ -32,6 +33,7 @@ _HOME = {
     "read_run": "fedalloy.records.reading:read_run",
     "register": "fedalloy.core.registry:register",
     "task": "fedalloy.tasks.assembly:make_task",
+    "unfold": "fedalloy.unfolding.call:unfold",
 }
 
 

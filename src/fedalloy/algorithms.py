@@ -31,6 +31,8 @@ from fedalloy.solvers.training import LocalTraining
 from fedalloy.synthetic.methods import fedcgan as fedcgan
 from fedalloy.synthetic.methods import fedcvae as fedcvae
 from fedalloy.synthetic.methods import fedevg as fedevg
+from fedalloy.unfolding.algorithms import duw_fedavg as duw_fedavg
+from fedalloy.unfolding.algorithms import duw_fednova as duw_fednova
 from fedalloy.weightings import mirror
 from fedalloy.weightings.aaggff_d import AaggffD
 from fedalloy.weightings.aaggff_s import AaggffS

@@ -22,7 +22,8 @@ from fedalloy.cli import (
     run,
     show,
     synth,
-)  # fmt: skip
+    unfold,
+)
 from fedalloy.cli.console import complain
 from fedalloy.core.errors import AlgorithmError, FedalloyError, RegistryError, SpecError
 
@@ -88,6 +89,7 @@ app.command()(report.report)
 app.command(epilog=EXIT_CODES)(plot.plot)
 app.command(epilog=EXIT_CODES)(newcomers.newcomers)
 app.add_typer(synth.app, name="synth")
+app.command(epilog=EXIT_CODES)(unfold.unfold)
 app.add_typer(recipe.app, name="recipe")
 app.add_typer(flower.app, name="flower")
 app.command(epilog=EXIT_CODES)(doctor.doctor)

@@ -17,11 +17,16 @@ class Kind(StrEnum):
     reliability = "reliability"
     line = "line"
     plane = "plane"
+    weights = "weights"
+    rows = "rows"
+    variance = "variance"
 
 
 def plot(
     kind: Annotated[Kind, typer.Argument(help="What is drawn.")],
-    runs: Annotated[list[Path], typer.Argument(help="A run folder; several for curves.", metavar="RUN...")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="A run folder, or a table of weights; several for some.", metavar="RUN...")
+    ],
     output: Annotated[Path, typer.Option("-o", "--output", help="The picture: .png, .pdf or .svg.")] = Path("plot.png"),
     metric: Annotated[
         str | None, typer.Option(help="The metric; default: the run's own, a loss for landscapes.")
@@ -34,6 +39,9 @@ def plot(
     curves: a metric over rounds. lambda: a metric against the share of the local model, with the spread over
     clients. reliability: accuracy against confidence. line: the loss between federated and local models. plane:
     the loss around the global model.
+
+    Of tables that 'fedalloy unfold' learned: weights, a map of rounds x clients; rows, every client's weight over
+    rounds; variance, how much weights change over rounds against 1/sqrt(rounds), several tables of different length.
     """
     from fedalloy.report.plots.kinds import Options, draw
 

@@ -99,6 +99,10 @@ class BatchGradient:
             return losses.mean(), buffers
         return torch.where(mask, losses, torch.zeros_like(losses)).sum() / mask.sum().clamp(min=1), buffers
 
+    def under(self, objective: Objective | None) -> BatchGradient:
+        """The same batch asked anew, under another objective where one is given."""
+        return BatchGradient(objective or self._objective, *self._batch, self.buffers, self._draw)
+
 
 def run_client(
     algorithm: Algorithm,

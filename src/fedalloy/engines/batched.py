@@ -21,6 +21,7 @@ from fedalloy.core.types import Block, Cohort, Context, Examples, Payload, State
 from fedalloy.engines import fused, fused_mixture, mapped
 from fedalloy.engines.blocks import Prepared, blocks, prepare
 from fedalloy.engines.chain import chain_of
+from fedalloy.engines.fused_graph import FusedGraphs
 from fedalloy.engines.graphs import Graphs, Precision
 from fedalloy.engines.loop import Loop
 from fedalloy.engines.mapped import Trained
@@ -55,6 +56,7 @@ class Batched:
     compiled: bool = False
     _unbatchable: str = field(default="", repr=False)
     _graphs: Graphs | None = field(default=None, repr=False)
+    _fused_graphs: FusedGraphs = field(default_factory=FusedGraphs, repr=False)
 
     def __call__(
         self, algorithm: Algorithm, task: Task, shared: Shared, states: Mapping[int, State], work: Work, ctx: Context
@@ -110,7 +112,8 @@ class Batched:
         layers = self._fused(algorithm, task.objective, shared)
         with phase("compute"):
             if layers is not None and algorithm.solver.descent is not None:
-                return _fused_block(layers, algorithm, task.objective, shared, states, block, ctx)
+                train_fused = partial(self._fused_graphs.train, layers)
+                return _fused_block(train_fused, algorithm, task.objective, shared, states, block, ctx)
             mixed = None if layers is None else partial(fused_mixture.train, layers)
             train = mixed or self._trainer(task.objective, shared)
             return _mapped_block(train, algorithm, task.objective, shared, states, block, ctx)
@@ -149,7 +152,7 @@ def dense_of(objective: Objective, shared: Shared) -> tuple[fused.Dense, ...] | 
 
 
 def _fused_block(
-    layers: tuple[fused.Dense, ...],
+    train: Callable[..., tuple[Tree, Tensor]],
     algorithm: Algorithm,
     objective: Objective,
     shared: Shared,
@@ -160,7 +163,7 @@ def _fused_block(
     descent, loss = algorithm.solver.descent, getattr(objective, "loss_name", "")
     assert descent is not None
     before = _before(algorithm, objective, shared, block, {})
-    delta, loss_sum = fused.train(layers, loss, descent, shared["params"], block, ctx)
+    delta, loss_sum = train(loss, descent, shared["params"], block, ctx)
     if "accuracy_after" in algorithm.weighting.requires:
         trained = {name: leaf + shared["params"][name] for name, leaf in delta.items()}
         before["accuracy_after"] = _own_mean(objective, objective.hits, trained, {}, block)

@@ -19,7 +19,9 @@ from fedalloy.core.protocols import Shared
 from fedalloy.core.types import Block, Context, Plan, Tree, Work
 from fedalloy.engines.profile import phase
 
-_GATHER_BYTES = 256 << 20
+# What is copied out of the pool at a time: on a CPU few enough to be still in cache when its steps come.
+_GATHER_BYTES = {"cpu": 4 << 20}
+_GATHER_BYTES_ELSEWHERE = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -50,12 +52,11 @@ class Prepared:
             yield (x, y) if running == len(self) else (x[:running], y[:running])
 
     def padded_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """``x, y`` of every step for all clients: one indexed read for the whole block where that fits, otherwise
-        one per step."""
+        """``x, y`` of every step for all clients: one indexed read for as many steps as fit."""
         x, y = self.data.x, self.data.y
-        example = x[0].numel() * x.element_size() if len(x) else 0
-        at_once = len(self.rows) if self.rows.numel() * example <= _GATHER_BYTES else 1
-        for some in self.rows.split(max(1, at_once)):
+        step = (x[0].numel() * x.element_size() if len(x) else 0) * self.rows[:1].numel()
+        at_once = _GATHER_BYTES.get(x.device.type, _GATHER_BYTES_ELSEWHERE) // max(1, step)
+        for some in self.rows.split(max(1, min(len(self.rows), at_once))):
             with phase("data"):
                 flat = some.reshape(-1)
                 xs = x.index_select(0, flat).reshape(*some.shape, *x.shape[1:])

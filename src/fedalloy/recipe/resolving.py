@@ -13,6 +13,7 @@ from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.errors import RegistryError, SpecError, nearest
 from fedalloy.core.spec import from_spec
 from fedalloy.recipe.changes import merge
+from fedalloy.recipe.learned import with_table
 from fedalloy.recipe.reading import parse
 from fedalloy.recipe.tables import EntryTable, Recipe, SamplingTable, SyntheticTable
 from fedalloy.run.config import RunConfig
@@ -199,7 +200,7 @@ def check_names(field: str, room: str, names: list[str]) -> None:
 
 def _single(recipe: Recipe, seed: int, entry: str | None) -> Recipe:
     """One seed, one entry, no comparison and no grid; the number of threads said."""
-    chosen = scored(with_entry(recipe, entry) if entry is not None else recipe)
+    chosen = with_table(scored(with_entry(recipe, entry) if entry is not None else recipe))
     table = chosen.run.model_copy(update={"seeds": [seed], "tuning_seeds": []})
     engine = chosen.engine.model_copy(update={"threads": chosen.engine.threads or _default_threads()})
     return chosen.model_copy(update={"run": table, "engine": engine, "compare": [], "grid": {}})

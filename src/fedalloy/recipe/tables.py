@@ -225,6 +225,37 @@ class EngineTable(Open):
     """Threads of torch; left out: torch's choice in a run, one in a comparison."""
 
 
+class UnfoldTable(Closed):
+    """How a table of weights is learned in advance (`fedalloy unfold`)."""
+
+    iterations: Count = 400
+    """Outer iterations, each of which unrolls all rounds once."""
+    lr: Annotated[float, Field(gt=0)] = 1e-3
+    """Step size of the outer Adam."""
+    gradient: Literal["first_order", "exact"] = "first_order"
+    """`exact` differentiates the local steps too."""
+    parametrisation: Literal["square", "softmax"] = "square"
+    """Shares are theta^2 / sum theta^2, or a softmax of theta."""
+    level: Literal["client", "layer"] = "client"
+    """A weight for every client, or for every layer of every client."""
+    loss: Literal["task", "mse"] = "task"
+    """The loss that is summed: the task's, or the squared error of the softmax against one-hot labels."""
+    final: bool = True
+    """Whether the model after the last round is scored too; without it the last row learns nothing."""
+    initial: Literal["fixed", "fresh"] = "fixed"
+    """One initial model for all iterations, that of a run with the same seed, or a fresh one in each."""
+    fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of every client's training examples that is used."""
+    smoothness: Annotated[float, Field(ge=0)] = 0.0
+    """Price of changes from row to row."""
+    patience: Count | None = None
+    """Stop when the validation loss was not better for this many readings; needs task.valid_fraction."""
+    check_every: Count = 10
+    """Iterations between two readings of the validation loss."""
+    seed: int = 0
+    """Seed of the learning."""
+
+
 class EntryTable(Closed):
     """One algorithm of a comparison."""
 
@@ -261,6 +292,7 @@ class Recipe(Closed):
     """Replaces what happens to contributions on their way, in client order."""
     run: RunTable = RunTable()
     evaluate: EvaluateTable = EvaluateTable()
+    unfold: UnfoldTable | None = None
     engine: EngineTable = EngineTable()
     compare: list[EntryTable] = []
     """The algorithms of a comparison."""

@@ -11,8 +11,13 @@ from typing import Any
 from fedalloy.core.errors import SpecError, nearest
 from fedalloy.report.plots import canvas
 
-KINDS = {"curves": "curves", "lambda": "mixture", "reliability": "reliability", "line": "line", "plane": "plane"}
+KINDS = {
+    "curves": "curves", "lambda": "mixture", "reliability": "reliability", "line": "line", "plane": "plane",
+    "weights": "weights", "rows": "rows", "variance": "variance",
+}  # fmt: skip
 """Kind and the file that draws it."""
+SEVERAL = ("curves", "variance", "weights", "rows")
+"""Kinds that show more than one run, or one table, at a time."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +36,8 @@ def draw(kind: str, runs: Sequence[Path], output: Path, options: Options | None 
     """Draw one picture into a file."""
     if kind not in KINDS:
         raise SpecError(f"unknown picture '{kind}': {nearest(kind, KINDS)}")
-    if kind != "curves" and len(runs) != 1:
-        raise SpecError(f"'{kind}' shows one run, not {len(runs)}; only 'curves' shows several")
+    if kind not in SEVERAL and len(runs) != 1:
+        raise SpecError(f"'{kind}' shows one run, not {len(runs)}; several are shown by {', '.join(SEVERAL)}")
     canvas.check_suffix(output)
     figure, axes = canvas.sheet()
     drawer: Draw = import_module(f"fedalloy.report.plots.{KINDS[kind]}").draw

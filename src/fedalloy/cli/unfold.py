@@ -1,0 +1,170 @@
+"""``fedalloy unfold``: learn a table of weights in advance."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedalloy.cli.console import complain, console, number, print_json, print_table
+from fedalloy.cli.run import Changes, Json
+
+if TYPE_CHECKING:
+    from fedalloy.unfolding.learning import OuterEvent
+    from fedalloy.unfolding.table import WeightTable
+
+_LINE_EVERY = 10.0
+
+
+def unfold(
+    sources: Annotated[
+        list[Path], typer.Argument(help="A recipe (.toml); or learned tables (.json), to average.", metavar="RECIPE")
+    ],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="The table; default: where the recipe looks for it.")
+    ] = None,
+    entry: Annotated[str | None, typer.Option(help="Only this entry of the recipe's comparison.")] = None,
+    changes: Changes = None,
+    seed: Annotated[
+        list[int] | None, typer.Option(help="Seed of the learning; given several times, the tables are averaged.")
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="Learn anew what is learned already.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Learn how much every client counts in every round, before the run.
+
+    All rounds of the recipe's algorithm are rehearsed on the clients' own training data; the table of weights
+    (rounds x clients) moves so that the losses of all rounds together become smaller, and that is repeated
+    (recipe table [unfold]: iterations, lr, gradient, level, smoothness, patience, ...).
+
+    A recipe whose comparison has entries with a table gets all of them learned, each where the recipe looks for it:
+
+      fedalloy unfold recipes/s0/environment-1.toml
+
+      fedalloy compare recipes/s0/environment-1.toml -o runs/s0/environment-1
+
+    Any other recipe: fedalloy unfold RECIPE -o weights.json, then run it with [weighting] kind = "unfolded",
+    table = "weights.json". Pictures: fedalloy plot weights weights.json; rows and variance draw the rest.
+
+    Ctrl-C ends after the iteration in progress; the same command goes on from there.
+    """
+    from fedalloy.unfolding.table import average, load
+
+    if all(source.suffix == ".json" for source in sources):
+        if output is None:
+            raise typer.BadParameter("say where the mean of the tables goes", param_hint="-o")
+        _finish(average([load(source) for source in sources]), output, as_json)
+        return
+    if len(sources) > 1:
+        raise typer.BadParameter("give one recipe, or tables only", param_hint="RECIPE")
+    for wanted in _wanted(sources[0], changes, entry, output, seed or [None]):
+        _learn(wanted, again, as_json)
+
+
+def _wanted(recipe: Path, changes: list[str] | None, entry: str | None, output: Path | None, seeds: Any) -> list[Any]:
+    """For every table its jobs: one per seed; several go to files of their own first."""
+    from fedalloy.recipe import load
+    from fedalloy.unfolding.recipes import jobs
+
+    loaded = load(recipe, changes)
+    by_seed = [jobs(loaded, entry, output, one) for one in seeds]
+    return [list(group) for group in zip(*by_seed, strict=True)]
+
+
+def _learn(group: list[Any], again: bool, as_json: bool) -> None:
+    from dataclasses import replace
+
+    from fedalloy.unfolding.table import average
+
+    place = group[0].output
+    if place.exists() and not again:
+        typer.echo(f"{place} is learned already (--again learns it anew)", err=True)
+        return
+    tables = []
+    for job in group:
+        if len(group) > 1:
+            job = replace(job, output=place.with_name(f"{place.stem}-seed{job.table.seed}{place.suffix}"))
+        tables.append(_one(job, again, as_json))
+    if len(group) > 1:
+        average(tables).save(place)
+    _finish(tables[0] if len(tables) == 1 else average(tables), place, as_json, save=False)
+
+
+def _one(job: Any, again: bool, as_json: bool) -> WeightTable:
+    from fedalloy.unfolding.call import Stopped
+    from fedalloy.unfolding.table import load
+
+    if job.output.exists() and not again:
+        return load(job.output)
+    if not as_json:
+        rounds, iterations = job.experiment.config.rounds, job.table.iterations
+        typer.echo(f"{job.name}, seed {job.table.seed}: {rounds} rounds, {iterations} iterations -> {job.output}")
+    try:
+        with _watching(as_json) as watcher:
+            table: WeightTable = job.learn(resume=True, watcher=watcher)
+    except Stopped as stopped:
+        complain(f"{stopped} with the same command")
+        raise typer.Exit(130) from None
+    return table
+
+
+def _finish(table: WeightTable, output: Path, as_json: bool, save: bool = True) -> None:
+    if save:
+        table.save(output)
+    if as_json:
+        print_json({"output": str(output), **table.to_json()})
+        return
+    from fedalloy.unfolding.recipes import summary
+
+    rows = [[str(row["round"]), *(number(weight) for weight in row["weights"])] for row in summary(table)]
+    mean = " (mean over layers)" if table.layers else ""
+    print_table(["round", *(f"client {k}" for k in range(table.clients))], rows, f"weights{mean}", range(99))
+    root = table.rounds**-0.5
+    typer.echo(f"variance over rounds {table.variance:.3g}, 1/sqrt(rounds) {root:.3g}; written to {output}")
+
+
+@contextmanager
+def _watching(silent: bool) -> Iterator[Callable[[OuterEvent], None] | None]:
+    """A live line in a terminal, plain lines elsewhere, silence for machines."""
+    out = console(stderr=True)
+    if silent:
+        yield None
+    elif out.is_terminal:
+        with _live() as watcher:
+            yield watcher
+    else:
+        yield _plain()
+
+
+def _plain() -> Callable[[OuterEvent], None]:
+    told = 0.0
+
+    def tell(event: OuterEvent) -> None:
+        nonlocal told
+        if time.monotonic() - told >= _LINE_EVERY or event.iteration == event.iterations:
+            told = time.monotonic()
+            typer.echo(f"iteration {event.iteration}/{event.iterations}  {_words(event)}")
+
+    return tell
+
+
+@contextmanager
+def _live() -> Iterator[Callable[[OuterEvent], None]]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    bar = Progress(
+        TextColumn("iteration"), MofNCompleteColumn(), BarColumn(bar_width=24), TextColumn("{task.fields[words]}"),
+        TimeRemainingColumn(), console=console(stderr=True), transient=True,
+    )  # fmt: skip
+    with bar:
+        task = bar.add_task("unfold", total=None, words="")
+        yield lambda event: bar.update(task, total=event.iterations, completed=event.iteration, words=_words(event))
+
+
+def _words(event: OuterEvent) -> str:
+    valid = "" if event.valid_loss is None else f"  validation {event.valid_loss:.4f}"
+    return f"summed loss {event.loss:.2f}{valid}  {event.seconds:.2f} s"

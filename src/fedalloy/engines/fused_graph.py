@@ -1,0 +1,114 @@
+"""A whole block of fused local training as one CUDA graph: its thousands of small kernels are launched at once."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedalloy.core.types import Context, Descent, Tree
+from fedalloy.engines import fused
+from fedalloy.engines.blocks import Prepared
+from fedalloy.engines.fused import Dense
+
+DIFFERENTIABLE = False
+_CLOSE = 1e-3
+"""How far a first replay may be from the kernel itself, relative to the largest update."""
+Result = tuple[Tree, Tensor]
+Kernel = tuple[tuple[Dense, ...], str, Descent]
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A graph, what it reads and what it writes; ``pool`` lives as long, or other data could get its place."""
+
+    graph: torch.cuda.CUDAGraph
+    params: Tree
+    rows: Tensor
+    mask: Tensor
+    result: Result
+    pool: Tensor
+
+    def replay(self, params: Tree, block: Prepared) -> Result:
+        """Train with these values."""
+        for name, leaf in params.items():
+            self.params[name].copy_(leaf)
+        self.rows.copy_(block.rows)
+        self.mask.copy_(block.mask)
+        self.graph.replay()
+        deltas, totals = self.result
+        return {name: leaf.clone() for name, leaf in deltas.items()}, totals.clone()
+
+
+@dataclass
+class FusedGraphs:
+    """Captured blocks by their shape; ``train`` has the contract of ``fused.train``.
+
+    A graph repeats the same steps with the same clients, so rounds whose clients take other numbers of steps get one
+    of their own. The first replay is compared with the kernel; a machine where that fails, or where nothing can be
+    captured, goes on without graphs after one warning.
+    """
+
+    _captured: dict[tuple[Any, ...], Captured] = field(default_factory=dict, repr=False)
+    _given_up: bool = False
+
+    def train(
+        self, layers: tuple[Dense, ...], loss: str, descent: Descent, params: Tree, block: Prepared, ctx: Context
+    ) -> Result:
+        """Every step of a block."""
+        kernel = (layers, loss, descent)
+        if self._given_up or not capturable(params, block):
+            return fused.train(*kernel, params, block, ctx)
+        key = signature(kernel, params, block, ctx)
+        if key in self._captured:
+            return self._captured[key].replay(params, block)
+        expected = fused.train(*kernel, params, block, ctx)
+        try:
+            self._captured[key] = _capture(kernel, params, block, ctx)
+            found = self._captured[key].replay(params, block)
+            problem = "" if agree(found, expected) else "its first replay differs from the kernel"
+        except RuntimeError as error:
+            problem = str(error).splitlines()[0]
+        if problem:
+            self._given_up = True
+            self._captured.clear()
+            warnings.warn(f"no CUDA graph of fused training: {problem}", RuntimeWarning, stacklevel=2)
+        return expected
+
+
+def capturable(params: Tree, block: Prepared) -> bool:
+    """Whether models and data are on a GPU and anybody takes a step."""
+    return bool(block.running) and block.data.x.is_cuda and all(leaf.is_cuda for leaf in params.values())
+
+
+def signature(kernel: Kernel, params: Tree, block: Prepared, ctx: Context) -> tuple[Any, ...]:
+    """What a graph has fixed: steps, clients, shapes, the step size and where the data lie."""
+    shapes = tuple((name, leaf.shape, leaf.dtype) for name, leaf in params.items())
+    data = (block.data.x.data_ptr(), block.data.y.data_ptr(), block.data.x.shape)
+    return (kernel, shapes, tuple(block.running), tuple(block.full), block.rows.shape, ctx.local_lr, data)
+
+
+def agree(found: Result, expected: Result) -> bool:
+    """Whether two results are the same up to rounding."""
+    largest = max(float(leaf.abs().max()) for leaf in expected[0].values())
+    apart = max(float((found[0][name] - leaf).abs().max()) for name, leaf in expected[0].items())
+    return apart <= _CLOSE * largest and torch.allclose(found[1], expected[1], rtol=_CLOSE, atol=1e-9)
+
+
+def _capture(kernel: Kernel, params: Tree, block: Prepared, ctx: Context) -> Captured:
+    """Record one block on buffers of its own, after it has run once on the side, as capturing wants it."""
+    static = {name: leaf.clone() for name, leaf in params.items()}
+    rows, mask = block.rows.clone(), block.mask.clone()
+    own = replace(block, rows=rows, mask=mask)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        fused.train(*kernel, static, own, ctx)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = fused.train(*kernel, static, own, ctx)
+    return Captured(graph, static, rows, mask, result, block.data.x)

@@ -1,0 +1,25 @@
+"""How much learned weights change over rounds, against the number of rounds T and 1 / sqrt(T)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedalloy.report.plots.kinds import Options
+from fedalloy.unfolding.table import load
+
+
+def gather(runs: Sequence[Path]) -> list[tuple[int, float]]:
+    """Rounds and variance of every table, by rounds."""
+    return sorted((table.rounds, table.variance) for table in map(load, runs))
+
+
+def draw(axes: Any, runs: Sequence[Path], options: Options) -> None:
+    """A mark per table and the curve that the analysis compares it with, both in logarithms."""
+    found = gather(runs)
+    rounds = sorted({count for count, _ in found})
+    axes.plot(rounds, [count**-0.5 for count in rounds], color="0.4", linestyle="--", label="$1/\\sqrt{T}$")
+    axes.plot([count for count, _ in found], [value for _, value in found], marker="o", label="learned weights")
+    axes.set(xlabel="rounds T", ylabel="variance over rounds, mean over clients", xscale="log", yscale="log")
+    axes.legend()

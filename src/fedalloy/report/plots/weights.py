@@ -1,0 +1,58 @@
+"""Learned weights as a map: rounds to the right, clients upwards, one map per table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fedalloy.report.plots.kinds import Options
+from fedalloy.unfolding.table import WeightTable, load
+
+
+def panels(runs: Sequence[Path]) -> list[tuple[str, Tensor]]:
+    """A title and weights ``[rounds, clients]`` for every map: one per table, or one per layer of it."""
+    found: list[tuple[str, Tensor]] = []
+    for path in runs:
+        table = load(path)
+        name = title(path, table) if len(runs) > 1 or table.layers else ""
+        if table.layers:
+            found += [(f"{name} {layer}", table.weights[:, :, place]) for place, layer in enumerate(table.layers)]
+        else:
+            found.append((name, table.weights))
+    return found
+
+
+def title(path: Path, table: WeightTable) -> str:
+    """What a picture calls a table: its file, and of how many it is the mean."""
+    place = path.parent.name if path.parent.name not in ("", ".") else ""
+    runs = f", mean of {table.runs}" if table.runs > 1 else ""
+    return f"{place} {path.stem}".strip() + runs
+
+
+def draw(axes: Any, runs: Sequence[Path], options: Options) -> None:
+    """All maps on one scale from 0 to the largest weight."""
+    shown = panels(runs)
+    largest = max(float(weights.max()) for _, weights in shown)
+    figure = axes.figure
+    figure.set_size_inches(5.0, max(2.2, 1.9 * len(shown)))
+    grid = [axes] if len(shown) == 1 else split(axes, len(shown))
+    for place, (name, weights) in zip(grid, shown, strict=True):
+        image = place.imshow(weights.T.numpy(), aspect="auto", origin="lower", vmin=0.0, vmax=largest)
+        rounds, clients = weights.shape
+        place.set_xticks(
+            [*range(0, rounds, max(1, rounds // 10))], [str(1 + r) for r in range(0, rounds, max(1, rounds // 10))]
+        )
+        place.set_yticks(range(clients))
+        place.set(ylabel="client", title=name)
+    grid[-1].set_xlabel("round")
+    figure.colorbar(image, ax=grid, label="weight")
+
+
+def split(axes: Any, count: int) -> list[Any]:
+    """So many axes below each other in the place of one."""
+    figure = axes.figure
+    axes.remove()
+    return list(figure.subplots(count, 1, sharex=False))

@@ -1,0 +1,109 @@
+"""``fedalloy.unfold``: learn a table of weights from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from fedalloy.core.algorithm import Algorithm
+from fedalloy.core.errors import FedalloyError, SpecError, nearest
+from fedalloy.core.protocols import Engine, Task
+from fedalloy.core.spec import algorithm_to_spec, build
+from fedalloy.run.driver import placed
+from fedalloy.run.fit import as_algorithm
+from fedalloy.tasks.devices import DeviceProfile
+from fedalloy.unfolding.course import Course, layer_names
+from fedalloy.unfolding.learning import Learner, OuterEvent, Standing, course_of, learn, shares, sizes_of
+from fedalloy.unfolding.settings import Learning
+from fedalloy.unfolding.table import WeightTable
+
+
+class Stopped(FedalloyError):
+    """The learning was interrupted; what it had reached is safe where a file was named."""
+
+
+def unfold(
+    algorithm: Algorithm | str | Mapping[str, Any],
+    task: Task,
+    *,
+    rounds: int,
+    seed: int = 0,
+    devices: DeviceProfile | None = None,
+    device: str = "cpu",
+    output: str | Path | None = None,
+    resume: bool = False,
+    watcher: Callable[[OuterEvent], None] | None = None,
+    engine: Engine | None = None,
+    **settings: Any,
+) -> WeightTable:
+    """Learn the weights of ``rounds`` rounds of ``algorithm`` on ``task`` in advance.
+
+    ``algorithm`` is what will run: its solver, its server and whether updates are normalised (FedNova) are kept, its
+    weighting is replaced by the table. ``settings`` are the fields of ``Learning``: iterations, lr, gradient, ...
+    With an ``output`` the table is written there, its progress beside it until then, and ``resume=True`` goes on from
+    that. The result's ``weighting()`` is the rule that runs with it.
+
+    >>> import fedalloy
+    >>> task = fedalloy.task("digits", clients=2)
+    >>> fedalloy.unfold("fedavg", task, rounds=2, iterations=1).weights.shape
+    torch.Size([2, 2])
+    """
+    chosen, learning = as_algorithm(algorithm), _learning(settings)
+    task = placed(task, device)
+    layers = layer_names(task) if learning.level == "layer" else ()
+    course = Course(chosen, task, rounds, devices or DeviceProfile(), learning, layers)
+    learned = _settings(course, seed, sizes_of(task).tolist())
+    path = Path(output) if output is not None else None
+    progress = progress_file(path) if path else None
+    if not resume and progress and progress.exists():
+        raise SpecError(f"{progress} holds the progress of an interrupted learning: resume it, or delete it")
+    learner = Learner(course_of(course, seed), seed, device, progress, watcher=watcher, identity=learned, engine=engine)
+    standing, stopped = learn(learner, resume)
+    if stopped:
+        raise Stopped(_farewell(standing, progress, stopped))
+    table = WeightTable(
+        shares(standing, learning), layers, tuple(learned["sizes"]), course.normalise, tuple(standing.losses), learned
+    )
+    if path and progress:
+        table.save(path)
+        progress.unlink(missing_ok=True)
+    return table
+
+
+def progress_file(output: Path) -> Path:
+    """Where a learning keeps how far it is."""
+    return output.with_name(f"{output.name}.progress")
+
+
+def _learning(settings: dict[str, Any]) -> Learning:
+    known = {field.name for field in fields(Learning)}
+    for name in settings:
+        if name not in known:
+            raise SpecError(f"unfold: unknown setting '{name}'; {nearest(name, known)}")
+    made: Learning = build(Learning, settings, "unfold")
+    return made
+
+
+def _settings(course: Course, seed: int, sizes: list[int]) -> dict[str, Any]:
+    """What was learned, as data: enough to tell two learnings apart."""
+    chosen = asdict(course.learning)
+    chosen["betas"] = list(course.learning.betas)
+    spec = algorithm_to_spec(course.algorithm)
+    return {
+        "algorithm": {name: part for name, part in spec.items() if name != "weighting"},
+        "normalise": course.normalise,
+        "rounds": course.rounds,
+        "seed": seed,
+        "sizes": sizes,
+        "settings": {name: value for name, value in chosen.items() if value is not None},
+        "devices": repr(course.devices),
+    }
+
+
+def _farewell(standing: Standing, progress: Path | None, why: str) -> str:
+    where = (
+        f"its progress is in {progress}; resume it to go on" if progress else "nothing was kept, as no file was named"
+    )
+    return f"{why} after outer iteration {standing.iteration}: {where}"

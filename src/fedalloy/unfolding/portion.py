@@ -1,0 +1,50 @@
+"""A federation of which every client shows only a part of its training examples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from fedalloy.core.keys import Key
+from fedalloy.core.protocols import DataPart, Objective, Task
+from fedalloy.core.types import Block
+
+
+@dataclass(frozen=True)
+class Portion:
+    """The task with ``fraction`` of every client's training examples, at least one, drawn once by key."""
+
+    task: Task
+    fraction: float
+    key: Key
+
+    @property
+    def objective(self) -> Objective:
+        """The task's own."""
+        return self.task.objective
+
+    @property
+    def population(self) -> int:
+        """The task's own."""
+        return self.task.population
+
+    def data(self, part: DataPart, ids: Tensor) -> Block:
+        """The task's own, except for the training part."""
+        if part != "train":
+            return self.task.data(part, ids)
+        pool = self._chosen
+        return Block(pool.x, pool.y, pool.start[ids], pool.size[ids])
+
+    @cached_property
+    def _chosen(self) -> Block:
+        whole = self.task.data("train", torch.arange(self.population))
+        size = (whole.size.cpu() * self.fraction).round().to(torch.int64).clamp(min=1).minimum(whole.size.cpu())
+        rows = [
+            int(whole.start[k]) + self.key.fold(k).permutation(int(whole.size[k]))[: int(size[k])].sort().values
+            for k in range(self.population)
+        ]
+        chosen = torch.cat(rows).to(whole.y.device)
+        return Block(whole.x[chosen], whole.y[chosen], size.cumsum(0) - size, size)

@@ -1,0 +1,83 @@
+"""What a recipe wants to be learned: its own algorithm, or every entry of its comparison that runs with a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedalloy.core.errors import SpecError
+from fedalloy.recipe import Experiment, Recipe, entry_names, resolve
+from fedalloy.recipe.learned import table_file
+from fedalloy.recipe.resolving import with_entry
+from fedalloy.recipe.tables import UnfoldTable
+from fedalloy.run.sampling import Uniform
+from fedalloy.unfolding.call import unfold
+from fedalloy.unfolding.learning import OuterEvent
+from fedalloy.unfolding.table import WeightTable
+from fedalloy.weightings.unfolded import Unfolded
+
+
+@dataclass(frozen=True)
+class Job:
+    """One table to be learned: of which experiment, with which settings, and where it goes."""
+
+    name: str
+    experiment: Experiment
+    table: UnfoldTable
+    output: Path
+
+    def learn(self, resume: bool = True, watcher: Callable[[OuterEvent], None] | None = None) -> WeightTable:
+        """Learn the table and write it."""
+        config, settings = self.experiment.config, self.table.model_dump(exclude_none=True)
+        seed: int = settings.pop("seed")
+        return unfold(
+            self.experiment.algorithm,
+            self.experiment.task(),
+            rounds=config.rounds,
+            seed=seed,
+            devices=config.devices,
+            device=config.device,
+            output=self.output,
+            resume=resume,
+            watcher=watcher,
+            **settings,
+        )
+
+
+def jobs(recipe: Recipe, entry: str | None = None, output: Path | None = None, seed: int | None = None) -> list[Job]:
+    """The tables that a recipe asks for; with ``entry`` that of one entry of its comparison."""
+    names: list[str | None] = [entry] if entry is not None else list(_entries(recipe)) or [None]
+    if output is not None and len(names) > 1:
+        raise SpecError(
+            f"the recipe wants {len(names)} tables ({', '.join(map(str, names))}): choose one with --entry, or leave "
+            "-o out to write each where the recipe looks for it"
+        )
+    return [_job(recipe, name, output, seed) for name in names]
+
+
+def _entries(recipe: Recipe) -> list[str]:
+    """Those entries of the comparison that run with a table."""
+    return [name for name in entry_names(recipe) if table_file(with_entry(recipe, name)) is not None]
+
+
+def _job(recipe: Recipe, entry: str | None, output: Path | None, seed: int | None) -> Job:
+    single = with_entry(recipe, entry) if entry is not None else recipe
+    named, table = table_file(single), single.unfold or UnfoldTable()
+    table = table if seed is None else table.model_copy(update={"seed": seed})
+    experiment = resolve(recipe, table.seed, entry)
+    if experiment.config.sampling not in (Uniform(), Uniform(1.0)):
+        raise SpecError("unfold: the table has a weight for every client in every round: leave [sampling] out")
+    rule = experiment.algorithm.weighting
+    if isinstance(rule, Unfolded):
+        # What an earlier learning left must not enter this one.
+        rule = Unfolded("", normalise=rule.normalise)
+        experiment = replace(experiment, algorithm=replace(experiment.algorithm, weighting=rule))
+    return Job(entry or single.name or "table", experiment, table, output or named or Path("weights.json"))
+
+
+def summary(table: WeightTable) -> list[dict[str, Any]]:
+    """The rows of a table for reading: per round every client's weight, the mean over layers where there are some."""
+    weights = table.weights.mean(2) if table.layers else table.weights
+    return [{"round": number, "weights": row.tolist()} for number, row in enumerate(weights, 1)]

@@ -1,0 +1,127 @@
+"""A solver that also notes the loss and the gradient of every local step: what a client adds up for the learning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedalloy.core import tree
+from fedalloy.core.client import BatchGradient
+from fedalloy.core.keys import Key
+from fedalloy.core.protocols import Carry, GradAt, LocalSolver, Objective, Shared
+from fedalloy.core.types import Cohort, Context, Part, Payload, Plan, State, Stats, Tree
+
+
+class Noted:
+    """``grad_at`` that remembers the loss and the gradient where it was first asked in a step.
+
+    A solver that descends on a function of the loss is noted with the loss itself.
+    """
+
+    def __init__(self, grad_at: GradAt, outer: Objective | None) -> None:
+        self._grad_at, self._outer = grad_at, outer
+        self.loss: Tensor | None = None
+        self.slope: Tree = {}
+
+    def __call__(
+        self, params: Tree, *, track: bool | Tensor = True, of: Callable[[Tensor], Tensor] | None = None
+    ) -> Tree:
+        grads = self._grad_at(params, track=track, of=of)
+        if self.loss is None:
+            self._note(params, grads if of is None else None)
+        return grads
+
+    def _note(self, params: Tree, grads: Tree | None) -> None:
+        base = self._grad_at
+        assert isinstance(base, BatchGradient)
+        if self._outer is None and grads is not None:
+            self.loss, self.slope = base.loss, grads
+            return
+        asked = base.under(self._outer)
+        self.slope = asked(params, track=False)
+        self.loss = asked.loss
+
+
+@dataclass(frozen=True)
+class Recording(LocalSolver):
+    """The inner solver, and beside its update the parts ``slope`` (the sum of the gradients met) and ``tally`` (the sum
+    of the losses met); ``outer`` is another objective to take them from."""
+
+    inner: LocalSolver
+    outer: Objective | None = None
+
+    @property
+    def parts(self) -> Mapping[str, Part]:
+        return {**self.inner.parts, "slope": Part("stack"), "tally": Part("stack", like="tally")}
+
+    @property
+    def target(self) -> str:
+        return self.inner.target
+
+    @property
+    def update(self) -> str:
+        return self.inner.update
+
+    @property
+    def provides(self) -> frozenset[str]:
+        return self.inner.provides
+
+    @property
+    def stateful(self) -> bool:
+        return self.inner.stateful
+
+    @property
+    def own_start(self) -> bool:
+        return self.inner.own_start
+
+    def lr_at(self, round: int, rounds: int | None = None) -> float:
+        return self.inner.lr_at(round, rounds)
+
+    def plan(self, sizes: Tensor, epochs: Tensor, keys: Key) -> Plan:
+        return self.inner.plan(sizes, epochs, keys)
+
+    def draws(self, plan: Plan, keys: Key, shared: Shared) -> Tree:
+        return self.inner.draws(plan, keys, shared)
+
+    def init_shared(self, params: Tree) -> Shared:
+        first = next(iter(params.values()))
+        return {**self.inner.init_shared(params), "tally": {"loss": first.new_zeros(())}}
+
+    def init_client(self, shared: Shared, key: Key) -> State:
+        return self.inner.init_client(shared, key)
+
+    def begin(self, shared: Shared, mine: State, ctx: Context) -> Carry:
+        slope = tree.zeros_like(shared[self.target])
+        return {"inner": self.inner.begin(shared, mine, ctx), "slope": slope, "tally": dict(shared["tally"])}
+
+    def step(self, carry: Carry, grad_at: GradAt, draws: Tree, phase: Tensor, ctx: Context) -> Carry:
+        noted = Noted(grad_at, self.outer)
+        inner = self.inner.step(carry["inner"], noted, draws, phase, ctx)
+        if noted.loss is None:
+            return {**carry, "inner": inner}
+        loss: Tensor = carry["tally"]["loss"] + noted.loss
+        return {"inner": inner, "slope": tree.add(carry["slope"], noted.slope), "tally": {"loss": loss}}
+
+    def end(self, carry: Carry, shared: Shared, mine: State, steps: Tensor, ctx: Context) -> tuple[Payload, State]:
+        payload, kept = self.inner.end(carry["inner"], shared, mine, steps, ctx)
+        return {**payload, "slope": carry["slope"], "tally": carry["tally"]}, kept
+
+    def describe(self, steps: Tensor, ctx: Context) -> Stats:
+        return self.inner.describe(steps, ctx)
+
+    def absorb(self, shared: Shared, aggregate: Payload, cohort: Cohort, ctx: Context) -> Shared:
+        return self.inner.absorb(shared, aggregate, cohort, ctx)
+
+    def trained(self, carry: Carry) -> Tree:
+        inner: Any = carry["inner"]
+        return self.inner.trained(inner)
+
+
+def sums_of(payload: Payload) -> tuple[Tensor, Tree]:
+    """The losses and the gradients that a cohort noted, added up over clients."""
+    slope = {name: leaf.sum(0) for name, leaf in payload["slope"].items()}
+    return payload["tally"]["loss"].sum(dtype=torch.float64), slope
