@@ -8,7 +8,20 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from fedalloy.cli import compare, conform, data, doctor, listing, newcomers, plot, recipe, report, run, show
+from fedalloy.cli import (
+    compare,
+    conform,
+    data,
+    doctor,
+    listing,
+    newcomers,
+    plot,
+    recipe,
+    report,
+    reproduce,
+    run,
+    show,
+)
 from fedalloy.cli.console import complain
 from fedalloy.core.errors import AlgorithmError, FedalloyError, RegistryError, SpecError
 
@@ -66,6 +79,7 @@ def fedalloy(
 
 app.command(epilog=EXIT_CODES)(run.run)
 app.command(epilog=EXIT_CODES)(compare.compare)
+app.command(epilog=EXIT_CODES)(reproduce.reproduce)
 app.command("list")(listing.list_rules)
 app.command()(show.show)
 app.command(epilog=EXIT_CODES)(conform.conform)
