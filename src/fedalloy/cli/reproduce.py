@@ -14,6 +14,7 @@ from fedalloy.cli.run import Changes, Json
 
 if TYPE_CHECKING:
     from fedalloy.compare.jobs import Watcher
+    from fedalloy.reproduce.cost import Cost
     from fedalloy.reproduce.declaring import Experiment
     from fedalloy.reproduce.measuring import Wish
     from fedalloy.reproduce.results import Results
@@ -121,24 +122,27 @@ def _conclude(experiment: Experiment, results: Results, page: Path, as_json: boo
 
 
 def _list(as_json: bool) -> None:
-    from fedalloy.reproduce.cost import estimate
     from fedalloy.reproduce.declaring import load_experiment
-    from fedalloy.reproduce.measuring import Wish, chosen
     from fedalloy.reproduce.places import experiment_names
 
-    found = []
-    for name in experiment_names():
-        experiment = load_experiment(name)
-        costs = [estimate(chosen(experiment, Wish(quick=q))) if experiment.cases else None for q in (False, True)]
-        found.append((experiment, *costs))
+    found = {name: load_experiment(name) for name in experiment_names()}
     if as_json:
-        print_json({e.name: {"title": e.title, "full": vars(f) if f else None} for e, f, _ in found})
+        costs = {name: _cost(one, quick=False) for name, one in found.items()}
+        print_json({n: {"title": one.title, "cost": vars(c) if (c := costs[n]) else None} for n, one in found.items()})
         return
-    rows = [
-        [e.name, e.title, str(full.runs) if full else "", full.text if full else "", quick.text if quick else ""]
-        for e, full, quick in found
-    ]
+    rows = []
+    for name, one in found.items():
+        full, short = _cost(one, quick=False), _cost(one, quick=True)
+        rows.append([name, one.title, *([str(full.runs), full.text, short.text] if full and short else ["", "", ""])])
     print_table(["name", "what it is", "runs", "one core", "--quick"], rows, numbers=(2, 3, 4))
+
+
+def _cost(experiment: Experiment, quick: bool) -> Cost | None:
+    """None for an experiment that another program measures."""
+    from fedalloy.reproduce.cost import estimate
+    from fedalloy.reproduce.measuring import Wish, chosen
+
+    return estimate(chosen(experiment, Wish(quick=quick))) if experiment.cases else None
 
 
 def _pages(folder: Path) -> None:

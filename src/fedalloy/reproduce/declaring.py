@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedalloy.core.errors import SpecError, nearest
 from fedalloy.recipe import Recipe, entry_names, parse, quick, read
-from fedalloy.recipe.changes import assign, merge
+from fedalloy.recipe.changes import assign, put
 from fedalloy.reproduce.places import claims_file, recipes_folder
 
 Relation = Literal["above", "below", "near", "fails"]
@@ -30,11 +30,11 @@ class Case(Closed):
     recipe: str
     """The recipe, from the folder of recipes (or from that of the experiment's own file)."""
     set: dict[str, Any] = {}
-    """What differs from the recipe: `{ "partition.classes" = 1 }`."""
+    """What differs from the recipe: `{ "partition.classes" = 1 }`; a table replaces the whole table."""
     methods: list[str] | None = None
     """Entries of the recipe's comparison; left out: all."""
     seconds_per_round: float | None = None
-    """Measured on one core: the mean over methods and rounds of one run."""
+    """Measured on one core: the mean over the rounds of the methods that were run."""
 
 
 class Claim(Closed):
@@ -49,7 +49,7 @@ class Claim(Closed):
     score: str
     """What is compared (see `fedalloy.reproduce.scoring`)."""
     relation: Relation
-    """`above` or `below` all others (or a value), `near` a value, or `fails`: the runs diverge."""
+    """`above` or `below` all others (or a value), `near` a value, or `fails`: runs diverge or stay below a value."""
     others: list[str] = []
     """The methods it is compared with, paired by seed."""
     than: str | None = None
@@ -116,7 +116,9 @@ def load_experiment(name: str) -> Experiment:
     try:
         data = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise SpecError(f"there is no experiment {file}; 'fedalloy reproduce --list' shows those that are there") from None
+        raise SpecError(
+            f"there is no experiment {file}; 'fedalloy reproduce --list' shows those that are there"
+        ) from None
     except tomllib.TOMLDecodeError as error:
         raise SpecError(f"{file} is not TOML: {error}") from None
     try:
@@ -132,7 +134,9 @@ def recipe_of(
     experiment: Experiment, case: Case, changes: list[str] | None = None, short: bool = False, near: Path | None = None
 ) -> Recipe:
     """The recipe of a case after its own changes, the reader's, and (``short``) the rule of ``--quick``."""
-    data = merge(read(_recipe_file(case.recipe, near)), case.set)
+    data = read(_recipe_file(case.recipe, near))
+    for path, value in case.set.items():
+        put(data, path, value)
     recipe = parse(assign(data, changes or []), f"{experiment.name}, case '{case.name}'")
     if case.methods is not None:
         known = {entry.name: entry for entry in recipe.compare}
@@ -159,8 +163,8 @@ def _check(experiment: Experiment) -> None:
         where = f"{experiment.name}: claims.{number}"
         sides = sum((bool(claim.others), claim.than is not None, claim.value is not None))
         if claim.relation == "fails":
-            if sides:
-                raise SpecError(f"{where}: 'fails' is about the method alone: leave others, than and value out")
+            if claim.others or claim.than is not None:
+                raise SpecError(f"{where}: 'fails' is about the method alone: leave 'others' and 'than' out")
         elif sides != 1:
             raise SpecError(f"{where}: give one of 'others', 'than' or 'value' to compare with, not {sides}")
         if claim.relation == "near" and (claim.value is None or claim.tolerance is None):

@@ -58,7 +58,9 @@ def write_index(found: Sequence[tuple[Experiment, Results]]) -> str:
     said = ", ".join(f"{counted[verdict]} {verdict}" for verdict in sorted(counted))
     rows = [row for experiment, results, judgements in judged for row in _rows(experiment, results, judgements)]
     columns = ["claim", "source", "case", "score", "published", "measured", "verdict", "page"]
-    return "\n".join([_OPENING.format(rule=RULE), f"{sum(counted.values())} verdicts: {said}.\n", table(columns, rows), ""])
+    return "\n".join(
+        [_OPENING.format(rule=RULE), f"{sum(counted.values())} verdicts: {said}.\n", table(columns, rows), ""]
+    )
 
 
 def _rows(experiment: Experiment, results: Results, judgements: Sequence[Judgement]) -> list[list[str]]:

@@ -5,8 +5,9 @@ differences has a 95 % interval by Student's t over seeds. A claim *holds* when 
 zero, it *does not hold* when the whole interval lies on the other side, and otherwise it is *not decidable* with these
 runs. Compared with several methods it holds when it holds against each, and does not when it does not against
 one. A method whose runs all failed loses against one that finished. ``near``: the interval of the mean lies inside, or
-wholly outside, value ± tolerance. ``fails``: all runs, or none, ended as failed. Fewer than two pairs decide nothing,
-and neither does a quick run. Every claim is read by itself: nothing is corrected for their number.
+wholly outside, value ± tolerance. ``fails``: all runs, or none, ended as failed or, where there is a value, with a
+score below it. Fewer than two pairs decide nothing, and neither does a quick run. Every claim is read by itself:
+nothing is corrected for their number.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def judge_one(claim: Claim, case: str, results: Results) -> Judgement:
     if not mine:
         return Judgement(claim, case, "not measured", "")
     if claim.relation == "fails":
-        verdict, measured = _failing(mine)
+        verdict, measured = _failing(claim, mine)
     elif claim.others:
         verdict, measured = _against_all(claim, case, mine, results)
     else:
@@ -153,8 +154,9 @@ def _near(found: Interval, value: float, tolerance: float) -> Verdict:
     return "does not hold" if apart else "not decidable"
 
 
-def _failing(mine: Sequence[Measured]) -> tuple[Verdict, str]:
-    failed = sum(run.state == "failed" for run in mine)
+def _failing(claim: Claim, mine: Sequence[Measured]) -> tuple[Verdict, str]:
+    least = -math.inf if claim.value is None else claim.value
+    failed = sum(run.state == "failed" or run.scores.get(claim.score, math.inf) < least for run in mine)
     verdict: Verdict = "holds" if failed == len(mine) else "does not hold" if failed == 0 else "not decidable"
     return verdict, f"{failed} of {len(mine)} runs failed"
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedalloy.compare.comparing import compare, safe
+from fedalloy.compare.comparing import Comparison, compare, safe
 from fedalloy.compare.jobs import Watcher
 from fedalloy.compare.outcome import seed_of
 from fedalloy.core.errors import SpecError, nearest
 from fedalloy.recipe import Recipe
 from fedalloy.recipe.changes import assign, leaves
-from fedalloy.records.reading import find_runs, read_run
+from fedalloy.records.reading import find_runs, is_run, read_run
 from fedalloy.reproduce.declaring import Case, Experiment, methods_of, recipe_of
 from fedalloy.reproduce.results import Results
 from fedalloy.reproduce.scoring import measure_run
@@ -87,7 +87,7 @@ def measure(
     folder = wish.folder(experiment, runs)
     for case, recipe in chosen(experiment, wish, near):
         with watch(case.name, count_runs(recipe)) as watcher:
-            compare(recipe, folder / safe(case.name), processes=processes, watcher=watcher)
+            _check(compare(recipe, folder / safe(case.name), processes=processes, watcher=watcher), case)
     return collect(experiment, wish, runs, near)
 
 
@@ -105,6 +105,13 @@ def collect(experiment: Experiment, wish: Wish, runs: Path, near: Path | None = 
                     found.append(measure_run(run, case.name, method, experiment.scores))
                     machine = machine or _machine(run)
     return Results(experiment.name, wish.command(experiment.name), tuple(found), wish.settings, wish.quick, machine)
+
+
+def _check(done: Comparison, case: Case) -> None:
+    """A run that diverges is a result; one that could not even begin is a mistake in its recipe."""
+    for run in done.outcomes:
+        if run.folder is not None and not is_run(run.folder):
+            raise SpecError(f"case '{case.name}', {run.name}, seed {run.seed} could not begin: {run.reason}")
 
 
 def _only(recipe: Recipe, methods: Sequence[str]) -> Recipe:

@@ -11,13 +11,21 @@ from fedalloy.reproduce.declaring import Experiment
 from fedalloy.reproduce.judging import Interval, Judgement, differences, judge, values_of
 from fedalloy.reproduce.results import Measured, Results, seeds_of, summary_of_settings
 
-GENERATED = "<!-- Generated from {name}.json by `fedalloy reproduce --pages`; edit recipes/claims/{name}.toml instead. -->"
+GENERATED = (
+    "<!-- Generated from {name}.json by `fedalloy reproduce --pages`; edit recipes/claims/{name}.toml instead. -->"
+)
 RULE = (
     "A verdict rests on differences paired by seed: the claim *holds* (*does not hold*) when the 95 % interval of the "
     "mean difference lies wholly on its (the other) side of zero, otherwise it is *not decidable* with these runs "
     "(`fedalloy.reproduce.judging`)."
 )
-NUMBERS = {"mean": "mean", "variance": "variance", "gini": "Gini", "global": "global test", "rounds": "rounds to target"}
+NUMBERS = {
+    "mean": "mean",
+    "variance": "variance",
+    "gini": "Gini",
+    "global": "global test",
+    "rounds": "rounds to target",
+}
 
 
 def write_page(experiment: Experiment, results: Results) -> str:
@@ -53,7 +61,12 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def verdict_table(judgements: Sequence[Judgement]) -> str:
     """One row per claim and case."""
     rows = [
-        [one.claim.text + (f" ({one.claim.note})" if one.claim.note else ""), one.case, one.measured, f"**{one.verdict}**"]
+        [
+            one.claim.text + (f" ({one.claim.note})" if one.claim.note else ""),
+            one.case,
+            one.measured,
+            f"**{one.verdict}**",
+        ]
         for one in judgements
     ]
     return table(["claim", "case", "measured: difference to, 95 % interval", "verdict"], rows)

@@ -98,7 +98,9 @@ def over_clients(statistic: str, values: Tensor, sizes: Tensor | None, unit: flo
         return 100 * summary.gini(values)
     tail = _TAIL.fullmatch(statistic)
     if tail is None:
-        raise SpecError(f"unknown score '{statistic}': allowed are those of fedalloy.reproduce.scoring, such as worst20")
+        raise SpecError(
+            f"unknown score '{statistic}': allowed are those of fedalloy.reproduce.scoring, such as worst20"
+        )
     share = int(tail[2] or 0) / 100
     return unit * {"worst": summary.worst, "best": summary.best, "gap": summary.parity_gap}[tail[1]](values, share)
 

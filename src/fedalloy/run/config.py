@@ -18,9 +18,10 @@ LOWER_IS_BETTER = frozenset({"loss", "ece", "mce", "ece_batch", "mce_batch"})
 class RunConfig:
     """How long, how often, with whom and where to stop.
 
-    ``target`` is a value of ``target_metric``, of its mean over clients or, with ``target_on = "global"``, on the global
-    test set: the round that reaches it is recorded and, with ``stop_at_target``, ends the run. ``patience`` ends a run whose metric has not improved for that many
-    evaluations. ``evaluate_clients`` scores only that many clients, drawn once. ``checkpoint_every`` is in seconds.
+    ``target`` is a value of ``target_metric``, of its mean over clients or (``target_on = "global"``) on the global
+    test set: the round that reaches it is recorded and, with ``stop_at_target``, ends the run. ``patience`` ends a
+    run whose metric has not improved for that many evaluations. ``evaluate_clients`` scores only that many clients,
+    drawn once. ``checkpoint_every`` is in seconds.
     ``max_norm`` drops longer updates. ``mix_every`` also scores the mixtures of federated and local models every so
     many rounds, for methods that have some; the last round always does. States of clients go to disk when those of
     the whole population are larger than ``client_memory_mb`` (:func:`fedalloy.records.store.open_store`).
