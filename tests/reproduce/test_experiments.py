@@ -32,16 +32,6 @@ def test_every_paper_has_its_folder():
     assert recipes_folder() == ROOT / "recipes"
 
 
-@pytest.mark.parametrize("path", RECIPES)
-def test_every_entry_of_a_recipe_resolves(path):
-    recipe = load(ROOT / "recipes" / path)
-    assert recipe.description
-    resolve(recipe)
-    for entry in _entries(recipe):
-        made = resolve(recipe, entry=entry)
-        assert made.config.rounds == recipe.run.rounds
-
-
 @pytest.mark.parametrize("path", [path for path in RECIPES if Path(path).parent.name in FOLDERS - {"s4-ch2"}])
 def test_data_partition_and_model_fit(path, monkeypatch):
     """Assembled once per recipe (all its entries share the task); needs the real data where it has some."""
@@ -62,6 +52,9 @@ def test_claims_and_published_numbers_are_about_methods_that_are_run(name):
     experiment = load_experiment(name)
     known = {case.name: methods_of(recipe_of(experiment, case)) for case in experiment.cases}
     assert experiment.claims
+    if not experiment.cases:
+        assert experiment.command, "nobody would know how to measure it"
+        return
     for claim in experiment.claims:
         for case in claim.cases:
             assert {claim.method, *claim.others} <= set(known[case]), (claim.text, case)

@@ -227,6 +227,28 @@ def test_the_command_line_writes_page_and_results(place, measured, tmp_path):
     assert read_results(page.with_suffix(".json")).runs
 
 
+def test_runs_of_other_commands_are_gathered(place, measured, tmp_path):
+    page, runs = tmp_path / "mine.md", place / "runs" / "mine"
+    command = [
+        "reproduce",
+        str(place / "mine.toml"),
+        "--gather",
+        f"digits={runs / 'digits'}",
+        "-o",
+        str(page),
+        "--json",
+    ]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    found = read_results(page.with_suffix(".json"))
+    assert sorted((run.method, run.seed) for run in found.runs) == sorted(
+        (run.method, run.seed) for run in measured.runs if run.case == "digits"
+    )
+    assert page.read_text().count("**holds**") == 2
+    nothing = CliRunner().invoke(app, ["reproduce", str(place / "mine.toml"), "--gather", f"a={tmp_path}"])
+    assert nothing.exit_code == 2
+
+
 def test_the_list_says_what_everything_costs():
     done = CliRunner().invoke(app, ["reproduce", "--list"])
     assert done.exit_code == 0, done.output

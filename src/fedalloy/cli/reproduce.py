@@ -36,6 +36,10 @@ def reproduce(
     ] = None,
     runs: Annotated[Path, typer.Option(help="Where the runs are kept.")] = Path("runs") / "reproduce",
     jobs: Annotated[int | None, typer.Option("-j", "--jobs", min=1, help="Processes; default: one per core.")] = None,
+    gathered: Annotated[
+        list[str] | None,
+        typer.Option("--gather", metavar="CASE=FOLDER", help="Run nothing: take the runs in a folder as a case's."),
+    ] = None,
     pages: Annotated[
         Path | None, typer.Option(help="Run nothing: write all pages of a folder of results anew.", metavar="FOLDER")
     ] = None,
@@ -54,6 +58,8 @@ def reproduce(
         _pages(pages)
     elif name is None:
         raise SpecError("which experiment? 'fedalloy reproduce --list' shows all")
+    elif gathered:
+        _gather(name, gathered, output, as_json)
     else:
         _reproduce(name, _wish(changes, case, methods, quick), output, runs, jobs, as_json)
 
@@ -82,6 +88,22 @@ def _reproduce(name: str, wish: Wish, output: Path | None, runs: Path, jobs: int
 
     results = measure(experiment, wish, runs, watch, processes=jobs, near=near)
     page = output or _page(experiment, wish, runs)
+    _write(experiment, results, page)
+    _conclude(experiment, results, page, as_json)
+
+
+def _gather(name: str, gathered: list[str], output: Path | None, as_json: bool) -> None:
+    from fedalloy.core.errors import SpecError
+    from fedalloy.reproduce.declaring import load_experiment
+    from fedalloy.reproduce.index import RESULTS
+    from fedalloy.reproduce.measuring import gather
+
+    pairs = [text.rpartition("=") for text in gathered]
+    if not all(case and folder for case, _, folder in pairs):
+        raise SpecError("--gather: write CASE=FOLDER, for example environment-2=runs/s0/environment-2/runs")
+    experiment = load_experiment(name)
+    results = gather(experiment, {case: Path(folder) for case, _, folder in pairs})
+    page = output or RESULTS / f"{experiment.name}.md"
     _write(experiment, results, page)
     _conclude(experiment, results, page, as_json)
 

@@ -10,6 +10,7 @@ from fedalloy.records import atomic
 from fedalloy.reproduce.declaring import Experiment, load_experiment
 from fedalloy.reproduce.judging import Judgement, judge
 from fedalloy.reproduce.page import RULE, label, table, write_page
+from fedalloy.reproduce.places import experiment_names
 from fedalloy.reproduce.results import Results, read_results
 
 RESULTS = Path("docs") / "results"
@@ -34,7 +35,9 @@ def pages(folder: Path) -> dict[Path, str]:
         experiment = load_experiment(results.experiment)
         made[file.with_suffix(".md")] = write_page(experiment, results)
         found.append((experiment, results))
-    made[folder / INDEX] = write_index(found)
+    measured = {experiment.name for experiment, _ in found}
+    waiting = [load_experiment(name) for name in experiment_names() if name not in measured]
+    made[folder / INDEX] = write_index(found, waiting)
     return made
 
 
@@ -51,16 +54,25 @@ def stale_pages(folder: Path) -> list[Path]:
     return [file for file, text in pages(folder).items() if not _says(file, text)]
 
 
-def write_index(found: Sequence[tuple[Experiment, Results]]) -> str:
-    """One table of all claims, and how many of them hold."""
+def write_index(found: Sequence[tuple[Experiment, Results]], waiting: Sequence[Experiment] = ()) -> str:
+    """One table of all claims, how many of them hold, and the experiments that are declared and not measured yet."""
     judged = [(experiment, results, judge(experiment, results)) for experiment, results in found]
     counted = Counter(one.verdict for _, _, judgements in judged for one in judgements)
     said = ", ".join(f"{counted[verdict]} {verdict}" for verdict in sorted(counted))
     rows = [row for experiment, results, judgements in judged for row in _rows(experiment, results, judgements)]
     columns = ["claim", "source", "case", "score", "published", "measured", "verdict", "page"]
-    return "\n".join(
-        [_OPENING.format(rule=RULE), f"{sum(counted.values())} verdicts: {said}.\n", table(columns, rows), ""]
-    )
+    opening = _OPENING.format(rule=RULE)
+    return "\n".join([opening, f"{counted.total()} verdicts: {said}.\n", table(columns, rows), "", _waiting(waiting)])
+
+
+def _waiting(experiments: Sequence[Experiment]) -> str:
+    rows = [[one.title, one.source, str(len(one.claims)), f"`{_command(one)}`"] for one in experiments]
+    heading = "## Declared, not measured yet\n\n"
+    return heading + table(["experiment", "source", "claims", "command"], rows) + "\n" if rows else ""
+
+
+def _command(experiment: Experiment) -> str:
+    return experiment.command or f"fedalloy reproduce {experiment.name}"
 
 
 def _rows(experiment: Experiment, results: Results, judgements: Sequence[Judgement]) -> list[list[str]]:

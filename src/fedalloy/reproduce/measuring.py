@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 
 from fedalloy.compare.comparing import Comparison, compare, safe
 from fedalloy.compare.jobs import Watcher
-from fedalloy.compare.outcome import seed_of
+from fedalloy.compare.outcome import name_of, seed_of
 from fedalloy.core.errors import SpecError, nearest
 from fedalloy.recipe import Recipe
 from fedalloy.recipe.changes import assign, leaves
@@ -105,6 +105,27 @@ def collect(experiment: Experiment, wish: Wish, runs: Path, near: Path | None = 
                     found.append(measure_run(run, case.name, method, experiment.scores))
                     machine = machine or _machine(run)
     return Results(experiment.name, wish.command(experiment.name), tuple(found), wish.settings, wish.quick, machine)
+
+
+def gather(experiment: Experiment, folders: Mapping[str, Path]) -> Results:
+    """What other commands left: all runs that ended below each case's folder, called as they call themselves."""
+    found, machine = [], ""
+    for case, folder in folders.items():
+        runs = find_runs(folder)
+        if not runs:
+            raise SpecError(f"--gather {case}={folder}: there are no runs")
+        for run in runs:
+            record = read_run(run)
+            if record.status.get("state") in ("finished", "failed"):
+                found.append(measure_run(run, case, name_of(record.recipe), experiment.scores))
+                machine = machine or _machine(run)
+    found.sort(key=lambda run: list(folders).index(run.case))
+    words = [word for case, folder in folders.items() for word in ("--gather", f"{case}={folder}")]
+    command = shlex.join(["fedalloy", "reproduce", experiment.name, *words])
+    quick = any(
+        read_run(run).recipe.get("run", {}).get("quick") for folder in folders.values() for run in find_runs(folder)
+    )
+    return Results(experiment.name, experiment.command or command, tuple(found), quick=quick, machine=machine)
 
 
 def _check(done: Comparison, case: Case) -> None:
