@@ -122,6 +122,12 @@ def test_the_wheel_carries_the_package_with_its_data(wheel):
     assert expected <= set(wheel), "an ignore rule of git also keeps files out of the wheel"
 
 
+def test_the_wheel_carries_the_recipes(wheel):
+    recipes = {f"fedalloy/{file.relative_to(ROOT).as_posix()}" for file in (ROOT / "recipes").rglob("*.toml")}
+    assert "fedalloy/recipes/claims/s3-synthetic.toml" in recipes
+    assert recipes <= set(wheel)
+
+
 def test_the_wheel_carries_nothing_else(wheel):
     tops = {name.split("/")[0] for name in wheel}
     assert tops - {"fedalloy"} == {top for top in tops if re.fullmatch(r"fedalloy-[\w.]+\.dist-info", top)}

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from fedalloy import algorithms
+from fedalloy.compare.outcome import read_outcome
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.errors import CheckpointError, ClientError, RunLocked, SpecError
 from fedalloy.core.keys import Key
@@ -121,6 +122,18 @@ def test_a_target_for_a_loss_is_reached_from_above():
     assert losses[0] > losses[3]
     result = train(rounds=6, target=losses[3], target_metric="loss", stop_at_target=True)
     assert result.reached == next(round for round, value in enumerate(losses, start=1) if value <= losses[3])
+
+
+def test_a_target_on_the_global_test_set_looks_there(tmp_path):
+    rows = list(train(rounds=30).rounds())
+    overall, clients = ([row[key]["accuracy"] for row in rows] for key in ("global", "evaluation"))
+    target = sorted(overall)[20]
+    expected = next(round for round, value in enumerate(overall, start=1) if value >= target)
+    assert expected != next((round for round, value in enumerate(clients, start=1) if value["mean"] >= target), None)
+    result = train(rounds=30, target=target, target_on="global", stop_at_target=True, folder=tmp_path)
+    assert result.reached == result.ending.progress.round == expected
+    outcome = read_outcome(tmp_path)
+    assert (outcome.reached, outcome.scores) == (expected, {"mean": overall[expected - 1]})
 
 
 def test_patience_ends_a_run_that_does_not_improve():

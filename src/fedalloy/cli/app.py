@@ -19,6 +19,7 @@ from fedalloy.cli import (
     plot,
     recipe,
     report,
+    reproduce,
     run,
     show,
     synth,
@@ -81,6 +82,7 @@ def fedalloy(
 
 app.command(epilog=EXIT_CODES)(run.run)
 app.command(epilog=EXIT_CODES)(compare.compare)
+app.command(epilog=EXIT_CODES)(reproduce.reproduce)
 app.command("list")(listing.list_rules)
 app.command()(show.show)
 app.command(epilog=EXIT_CODES)(conform.conform)

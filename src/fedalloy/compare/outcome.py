@@ -16,7 +16,8 @@ class Outcome:
     """How a run ended and how its clients fared at the last evaluation.
 
     ``scores`` summarises the target metric over clients (mean, worst, best, gini, ...); ``reached`` is the first
-    round whose mean is at least ``target``.
+    round whose mean is at least ``target``. Where the run looks at the global test set, ``mean`` is the value there.
+    ``quick`` marks a run that was shortened to see whether it runs.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Outcome:
     reached: int | None = None
     scores: dict[str, float] = field(default_factory=dict)
     folder: Path | None = None
+    quick: bool = False
 
     @property
     def finished(self) -> bool:
@@ -50,7 +52,7 @@ def read_outcome(folder: str | Path) -> Outcome:
     scores: dict[str, float] = {}
     reached = None
     for row in record.rounds():
-        found = row.get("evaluation", {}).get(metric)
+        found = _watched(row, metric, settings.get("target_on") == "global")
         if found is None:
             continue
         scores = {name: math.nan if value is None else float(value) for name, value in found.items()}
@@ -68,6 +70,7 @@ def read_outcome(folder: str | Path) -> Outcome:
         reached,
         scores,
         record.path,
+        bool(settings.get("quick")),
     )
 
 
@@ -76,7 +79,16 @@ def name_of(recipe: Mapping[str, Any]) -> str:
 
     >>> name_of({"algorithm": {"name": "fedavg"}}), name_of({"weighting": {"kind": "uniform"}})
     ('fedavg', 'fedavg, uniform')
+
+    A run that was shortened says so, so that nobody takes it for a result.
+
+    >>> name_of({"name": "mine", "run": {"quick": True}})
+    'mine (quick)'
     """
+    return _own_name(recipe) + (" (quick)" if recipe.get("run", {}).get("quick") else "")
+
+
+def _own_name(recipe: Mapping[str, Any]) -> str:
     if recipe.get("name"):
         return str(recipe["name"])
     table = recipe.get("algorithm", {})
@@ -91,6 +103,15 @@ def seed_of(recipe: Mapping[str, Any]) -> int:
     settings = recipe.get("run", {})
     seeds = settings.get("seeds", [settings.get("seed", 0)])
     return int(seeds[0])
+
+
+def _watched(row: Mapping[str, Any], metric: str, on_global: bool) -> Mapping[str, Any] | None:
+    """The summary of a round's evaluation; the global test set has a value and no spread over clients."""
+    if on_global:
+        value = row.get("global", {}).get(metric)
+        return None if value is None else {"mean": value}
+    found: Mapping[str, Any] | None = row.get("evaluation", {}).get(metric)
+    return found
 
 
 def _is_rule(value: Any) -> bool:

@@ -67,13 +67,14 @@ def resolve(recipe: Recipe, seed: int | None = None, entry: str | None = None) -
 
 
 def quick(recipe: Recipe) -> Recipe:
-    """The same recipe in short: a few rounds, at most two seeds, scored at the end."""
+    """The same recipe in short: at most 3 rounds and 2 seeds, scored at the end, and marked as quick for good."""
     rounds = min(recipe.run.rounds, QUICK_ROUNDS)
     run_table = recipe.run.model_copy(
         update={
             "rounds": rounds,
             "seeds": recipe.run.seeds[:QUICK_SEEDS],
             "tuning_seeds": recipe.run.tuning_seeds[:1],
+            "quick": True,
         }
     )
     evaluate = recipe.evaluate.model_copy(update={"every": rounds})
@@ -165,6 +166,7 @@ def config_of(recipe: Recipe) -> RunConfig:
         metrics=tuple(recipe.evaluate.metrics or ()),
         target=table.target,
         target_metric=table.target_metric or "",
+        target_on=table.target_on or "clients",
         stop_at_target=table.stop_at_target,
         patience=table.patience,
         max_norm=table.max_norm,

@@ -167,9 +167,11 @@ class RunTable(Closed):
     tuning_seeds: list[int] = []
     """Seeds on which a grid is tuned; none of them may be in `seeds`."""
     target: float | None = None
-    """Value of the target metric (mean over clients) whose first round is reported."""
+    """Value of the target metric whose first round is reported."""
     target_metric: str | None = None
     """The metric that the target, patience and tuning look at; left out: the data's usual one (accuracy)."""
+    target_on: Literal["clients", "global"] | None = None
+    """What the target, patience and tables look at: the mean over clients (the default), or the global test set."""
     stop_at_target: bool = False
     """End the run when the target is reached."""
     patience: Count | None = None
@@ -180,6 +182,8 @@ class RunTable(Closed):
     """Seconds between checkpoints."""
     client_memory_mb: Annotated[float, Field(ge=0)] = 64.0
     """States of clients go to disk when those of all clients together are larger than this."""
+    quick: Literal[True] | None = None
+    """Set by `--quick`: the recipe was shortened to see whether it runs, and its scores are no result."""
 
 
 class ClassifierTable(Closed):

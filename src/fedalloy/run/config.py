@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from fedalloy.core.errors import SpecError, nearest
 from fedalloy.core.protocols import Engine
@@ -19,13 +19,14 @@ LOWER_IS_BETTER = frozenset({"loss", "ece", "mce", "ece_batch", "mce_batch"})
 class RunConfig:
     """How long, how often, with whom and where to stop.
 
-    ``target`` is a value of ``target_metric`` (mean over clients): the round that reaches it is recorded and,
-    with ``stop_at_target``, ends the run. ``patience`` ends a run whose metric has not improved for that many
-    evaluations. ``evaluate_clients`` scores only that many clients, drawn once. ``checkpoint_every`` is in seconds.
-    ``max_norm`` drops longer updates. ``classifier`` is how the server learns from synthetic samples, for methods that
-    make some. ``mix_every`` also scores the mixtures of federated and local models every so many rounds, for methods
-    that have some; the last round always does. ``snapshot_every`` keeps synthetic samples in the run folder every so
-    many rounds, for methods that make some. States of clients go to disk when those of
+    ``target`` is a value of ``target_metric``, of its mean over clients or (``target_on = "global"``) on the global
+    test set: the round that reaches it is recorded and, with ``stop_at_target``, ends the run. ``patience`` ends a
+    run whose metric has not improved for that many evaluations. ``evaluate_clients`` scores only that many clients,
+    drawn once. ``checkpoint_every`` is in seconds. ``max_norm`` drops longer updates. ``classifier`` is how the server
+    learns from synthetic samples, for methods that make some. ``mix_every`` also scores the mixtures of federated and
+    local models every so many rounds, for methods that have some; the last round always does. ``snapshot_every``
+    keeps synthetic samples in the run folder every so many rounds, for methods that make some. States of clients go
+    to disk when those of
     the whole population are larger than ``client_memory_mb`` (:func:`fedalloy.records.store.open_store`).
     """
 
@@ -40,6 +41,7 @@ class RunConfig:
     metrics: tuple[str, ...] = ("accuracy", "loss")
     target: float | None = None
     target_metric: str = "accuracy"
+    target_on: Literal["clients", "global"] = "clients"
     stop_at_target: bool = False
     patience: int | None = None
     max_norm: float | None = None

@@ -327,13 +327,20 @@ def _advance(progress: Progress, config: RunConfig, played: Played, evaluation: 
     progress.barren = 0 if row["ids"] else progress.barren + 1
     if evaluation is None:
         return
-    score = evaluation.summary[config.target_metric]["mean"] if config.target_metric in evaluation.summary else math.nan
+    score = _watched(evaluation, config)
     improved = not math.isnan(score) and (progress.best is None or config.better(score, progress.best))
     progress.best = score if improved else progress.best
     progress.stale = 0 if improved else progress.stale + 1
     met = config.target is not None and (score == config.target or config.better(score, config.target))
     if met and progress.reached is None:
         progress.reached = progress.round
+
+
+def _watched(evaluation: Evaluation, config: RunConfig) -> float:
+    """The number that target and patience look at."""
+    if config.target_on == "global":
+        return evaluation.overall.get(config.target_metric, math.nan)
+    return evaluation.summary.get(config.target_metric, {}).get("mean", math.nan)
 
 
 def _check_health(played: Played, evaluation: Evaluation | None, progress: Progress, target: str) -> None:

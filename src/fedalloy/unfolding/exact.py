@@ -87,7 +87,7 @@ def _train(
     mine = stack_states([clients[client] for client in block.work.ids.tolist()])
     trained = mapped.train(algorithm, course.task.objective, shared, mine["solver"], block, ctx)
     steps = torch.where(block.work.active, block.planned, 0).double().to(mapped.device_of(shared))
-    payload, kept = mapped.finish(algorithm, shared, mine["solver"], trained.carry, steps, ctx)
+    payload, kept = mapped.finish(algorithm, course.task.objective, shared, mine["solver"], trained, steps, ctx)
     if shared["buffers"]:
         payload = {**payload, "buffers": trained.buffers}
     order = block.work.ids.argsort()

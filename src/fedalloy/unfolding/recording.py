@@ -11,7 +11,9 @@ from torch import Tensor
 
 from fedalloy.core import tree
 from fedalloy.core.client import BatchGradient
+from fedalloy.core.errors import SpecError
 from fedalloy.core.keys import Key
+from fedalloy.core.objective import Act
 from fedalloy.core.protocols import Carry, GradAt, LocalSolver, Objective, Shared
 from fedalloy.core.types import Cohort, Context, Part, Payload, Plan, State, Stats, Tree
 
@@ -28,12 +30,24 @@ class Noted:
         self.slope: Tree = {}
 
     def __call__(
-        self, params: Tree, *, track: bool | Tensor = True, of: Callable[[Tensor], Tensor] | None = None
+        self,
+        params: Tree,
+        *,
+        track: bool | Tensor = True,
+        of: Callable[[Tensor], Tensor] | None = None,
+        by: Callable[[Act, Tensor, Tensor], Tensor] | None = None,
+        fixed: Tree | None = None,
     ) -> Tree:
+        if by is not None or fixed is not None:
+            raise SpecError("weights are learned for solvers that descend on the task's own loss; this one has another")
         grads = self._grad_at(params, track=track, of=of)
         if self.loss is None:
             self._note(params, grads if of is None else None)
         return grads
+
+    def outputs(self, params: Tree, x: Tensor) -> Tensor:
+        """What the model says, as the batch's own ``grad_at`` does."""
+        return self._grad_at.outputs(params, x)
 
     def _note(self, params: Tree, grads: Tree | None) -> None:
         base = self._grad_at

@@ -1,0 +1,181 @@
+"""``fedalloy reproduce``: a published experiment, measured again."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedalloy.cli.console import console, print_json, print_table
+from fedalloy.cli.progress import watch_jobs
+from fedalloy.cli.run import Changes, Json
+
+if TYPE_CHECKING:
+    from fedalloy.compare.jobs import Watcher
+    from fedalloy.reproduce.cost import Cost
+    from fedalloy.reproduce.declaring import Experiment
+    from fedalloy.reproduce.measuring import Wish
+    from fedalloy.reproduce.results import Results
+
+_NAME = typer.Argument(help="An experiment (--list shows all), or a file that declares one.")
+
+
+def reproduce(
+    name: Annotated[str | None, _NAME] = None,
+    listed: Annotated[bool, typer.Option("--list", help="Show all experiments with what they cost.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="At most 3 rounds and 2 seeds: does it run? Decides nothing.")
+    ] = False,
+    changes: Changes = None,
+    case: Annotated[str | None, typer.Option(help="Only these cases; all are run otherwise.", metavar="A,B")] = None,
+    methods: Annotated[str | None, typer.Option(help="Only these methods.", metavar="A,B")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="The page; default: docs/results/NAME.md.")
+    ] = None,
+    runs: Annotated[Path, typer.Option(help="Where the runs are kept.")] = Path("runs") / "reproduce",
+    jobs: Annotated[int | None, typer.Option("-j", "--jobs", min=1, help="Processes; default: one per core.")] = None,
+    gathered: Annotated[
+        list[str] | None,
+        typer.Option("--gather", metavar="CASE=FOLDER", help="Run nothing: take the runs in a folder as a case's."),
+    ] = None,
+    pages: Annotated[
+        Path | None, typer.Option(help="Run nothing: write all pages of a folder of results anew.", metavar="FOLDER")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Run a published experiment (all its recipes and seeds) and write its page: published numbers beside ours.
+
+    Runs that are finished are reused and interrupted ones are resumed, so the same command goes on after Ctrl-C.
+    Beside the page lies a .json file with every measurement. A quick look leaves its page with its runs.
+    """
+    from fedalloy.core.errors import SpecError
+
+    if listed:
+        _list(as_json)
+    elif pages is not None:
+        _pages(pages)
+    elif name is None:
+        raise SpecError("which experiment? 'fedalloy reproduce --list' shows all")
+    elif gathered:
+        _gather(name, gathered, output, as_json)
+    else:
+        _reproduce(name, _wish(changes, case, methods, quick), output, runs, jobs, as_json)
+
+
+def _wish(changes: list[str] | None, cases: str | None, methods: str | None, quick: bool) -> Wish:
+    from fedalloy.reproduce.measuring import Wish
+
+    return Wish(tuple(changes or ()), _names(cases), _names(methods), quick)
+
+
+def _reproduce(name: str, wish: Wish, output: Path | None, runs: Path, jobs: int | None, as_json: bool) -> None:
+    from fedalloy.reproduce.cost import estimate
+    from fedalloy.reproduce.declaring import load_experiment
+    from fedalloy.reproduce.measuring import chosen, measure
+
+    experiment = load_experiment(name)
+    near = Path(name).parent if name.endswith(".toml") else None
+    cost = estimate(chosen(experiment, wish, near))
+    if not as_json:
+        typer.echo(f"{experiment.title}: {cost.runs} runs, about {cost.text} on one core", err=True)
+
+    def watch(case: str, count: int) -> AbstractContextManager[Watcher]:
+        if not as_json:
+            typer.echo(f"{case}: {count} runs", err=True)
+        return watch_jobs(count, as_json)
+
+    results = measure(experiment, wish, runs, watch, processes=jobs, near=near)
+    page = output or _page(experiment, wish, runs)
+    _write(experiment, results, page)
+    _conclude(experiment, results, page, as_json)
+
+
+def _gather(name: str, gathered: list[str], output: Path | None, as_json: bool) -> None:
+    from fedalloy.core.errors import SpecError
+    from fedalloy.reproduce.declaring import load_experiment
+    from fedalloy.reproduce.index import RESULTS
+    from fedalloy.reproduce.measuring import gather
+
+    pairs = [text.rpartition("=") for text in gathered]
+    if not all(case and folder for case, _, folder in pairs):
+        raise SpecError("--gather: write CASE=FOLDER, for example environment-2=runs/s0/environment-2/runs")
+    experiment = load_experiment(name)
+    results = gather(experiment, {case: Path(folder) for case, _, folder in pairs})
+    page = output or RESULTS / f"{experiment.name}.md"
+    _write(experiment, results, page)
+    _conclude(experiment, results, page, as_json)
+
+
+def _page(experiment: Experiment, wish: Wish, runs: Path) -> Path:
+    from fedalloy.reproduce.index import RESULTS
+
+    folder = wish.folder(experiment, runs) if wish.quick else RESULTS
+    return folder / f"{experiment.name}.md"
+
+
+def _write(experiment: Experiment, results: Results, page: Path) -> None:
+    from fedalloy.records import atomic
+    from fedalloy.reproduce.index import INDEX, RESULTS, write_pages
+    from fedalloy.reproduce.page import write_page
+    from fedalloy.reproduce.results import write_results
+
+    write_results(results, page.with_suffix(".json"))
+    atomic.write_text(page, write_page(experiment, results))
+    if page.parent == RESULTS or (page.parent / INDEX).is_file():
+        write_pages(page.parent)
+
+
+def _conclude(experiment: Experiment, results: Results, page: Path, as_json: bool) -> None:
+    from fedalloy.reproduce.judging import judge
+
+    judged = judge(experiment, results)
+    if as_json:
+        claims = [{"claim": j.claim.text, "case": j.case, "verdict": j.verdict, "measured": j.measured} for j in judged]
+        print_json({"experiment": experiment.name, "quick": results.quick, "page": str(page), "claims": claims})
+        return
+    rows = [[j.claim.text, j.case, j.measured, j.verdict] for j in judged]
+    if rows:
+        print_table(["claim", "case", "measured", "verdict"], rows, experiment.title)
+    if results.quick:
+        typer.echo("a quick look decides nothing: leave --quick out for results")
+    console().print(f"page: {page}", markup=False)
+
+
+def _list(as_json: bool) -> None:
+    from fedalloy.reproduce.declaring import load_experiment
+    from fedalloy.reproduce.places import experiment_names
+
+    found = {name: load_experiment(name) for name in experiment_names()}
+    if as_json:
+        costs = {name: _cost(one, quick=False) for name, one in found.items()}
+        print_json({n: {"title": one.title, "cost": vars(c) if (c := costs[n]) else None} for n, one in found.items()})
+        return
+    rows = []
+    for name, one in found.items():
+        full, short = _cost(one, quick=False), _cost(one, quick=True)
+        rows.append([name, one.title, *([str(full.runs), full.text, short.text] if full and short else ["", "", ""])])
+    print_table(["name", "what it is", "runs", "one core", "--quick"], rows, numbers=(2, 3, 4))
+
+
+def _cost(experiment: Experiment, quick: bool) -> Cost | None:
+    """None for an experiment that another program measures."""
+    from fedalloy.reproduce.cost import estimate
+    from fedalloy.reproduce.measuring import Wish, chosen
+
+    return estimate(chosen(experiment, Wish(quick=quick))) if experiment.cases else None
+
+
+def _pages(folder: Path) -> None:
+    from fedalloy.core.errors import SpecError
+    from fedalloy.reproduce.index import write_pages
+
+    if not folder.is_dir():
+        raise SpecError(f"--pages {folder}: there is no such folder; results are usually in docs/results")
+    changed = write_pages(folder)
+    typer.echo("\n".join(map(str, changed)) if changed else "all pages say what the results say")
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    return tuple(one.strip() for one in text.split(",")) if text else ()

@@ -1,0 +1,1 @@
+"""Published claims measured again: declared as data beside the recipes, run, judged by one rule, written as pages."""

@@ -1,0 +1,189 @@
+"""The verdict on a claim, by one rule from the measurements alone.
+
+Runs are paired by seed, because equal seeds share data, partition, initial model and cohorts. The mean of the paired
+differences has a 95 % interval by Student's t over seeds. A claim *holds* when the whole interval lies on its side of
+zero, it *does not hold* when the whole interval lies on the other side, and otherwise it is *not decidable* with these
+runs. Compared with several methods it holds when it holds against each, and does not when it does not against
+one. A method whose runs all failed loses against one that finished. ``near``: the interval of the mean lies inside, or
+wholly outside, value ± tolerance. ``fails``: all runs, or none, ended as failed or, where there is a value, with a
+score below it. Fewer than two pairs decide nothing, and neither does a quick run. Every claim is read by itself:
+nothing is corrected for their number.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fedalloy.reproduce.declaring import Claim, Experiment
+from fedalloy.reproduce.results import Measured, Results
+
+Verdict = Literal["holds", "does not hold", "not decidable", "not measured"]
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Interval:
+    """The mean of some numbers and where it lies with 95 % confidence; one number has no interval."""
+
+    mean: float
+    low: float
+    high: float
+    count: int
+
+    @staticmethod
+    def of(values: Sequence[float]) -> Interval | None:
+        """None where there is nothing to average.
+
+        >>> Interval.of([1.0, 2.0, 3.0])
+        Interval(mean=2.0, low=-0.484, high=4.484, count=3)
+        """
+        if not values:
+            return None
+        mean, count = statistics.fmean(values), len(values)
+        if count == 1:
+            return Interval(mean, -math.inf, math.inf, 1)
+        half = student(count - 1) * statistics.stdev(values) / math.sqrt(count)
+        return Interval(mean, mean - half, mean + half, count)
+
+    def text(self, signed: bool = True) -> str:
+        """Mean and interval for a table."""
+        sign = "+" if signed else ""
+        inside = f" [{self.low:{sign}.2f}, {self.high:{sign}.2f}]" if math.isfinite(self.low) else ""
+        return f"{self.mean:{sign}.2f}{inside}"
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A claim in one case: the verdict and what it rests on."""
+
+    claim: Claim
+    case: str
+    verdict: Verdict
+    measured: str
+
+
+def judge(experiment: Experiment, results: Results) -> list[Judgement]:
+    """Every claim in every case that it is made about."""
+    return [judge_one(claim, case, results) for claim in experiment.claims for case in claim.cases]
+
+
+def judge_one(claim: Claim, case: str, results: Results) -> Judgement:
+    """One claim in one case."""
+    mine = results.of(case, claim.method)
+    if not mine:
+        return Judgement(claim, case, "not measured", "")
+    if claim.relation == "fails":
+        verdict, measured = _failing(claim, mine)
+    elif claim.others:
+        verdict, measured = _against_all(claim, case, mine, results)
+    else:
+        verdict, measured = _against_itself(claim, mine)
+    if results.quick and verdict in ("holds", "does not hold"):
+        verdict = "not decidable"
+    return Judgement(claim, case, verdict, measured)
+
+
+def _against_all(claim: Claim, case: str, mine: Sequence[Measured], results: Results) -> tuple[Verdict, str]:
+    verdicts, said = [], []
+    for other in claim.others:
+        verdict, text = _against(claim, mine, results.of(case, other))
+        verdicts.append(verdict)
+        said.append(f"{other} {text}")
+    return combined(verdicts), "; ".join(said)
+
+
+def combined(verdicts: Sequence[Verdict]) -> Verdict:
+    """The verdict over several comparisons.
+
+    >>> combined(["holds", "holds"]), combined(["holds", "does not hold"]), combined(["holds", "not measured"])
+    ('holds', 'does not hold', 'not decidable')
+    """
+    if "does not hold" in verdicts:
+        return "does not hold"
+    if all(verdict == "holds" for verdict in verdicts):
+        return "holds"
+    return "not measured" if all(verdict == "not measured" for verdict in verdicts) else "not decidable"
+
+
+def _against(claim: Claim, mine: Sequence[Measured], theirs: Sequence[Measured]) -> tuple[Verdict, str]:
+    if not theirs:
+        return "not measured", "not measured"
+    failed = _failed(mine), _failed(theirs)
+    if any(failed):
+        known: dict[tuple[bool, bool], tuple[Verdict, str]] = {
+            (True, True): ("not decidable", "both failed"),
+            (True, False): ("does not hold", f"{claim.method} failed"),
+            (False, True): ("holds", "failed"),
+        }
+        return known[failed]
+    return _sided(claim, Interval.of(differences(mine, theirs, claim.score, claim.score)))
+
+
+def _against_itself(claim: Claim, mine: Sequence[Measured]) -> tuple[Verdict, str]:
+    """Against a number, or against another score of the same runs."""
+    if _failed(mine):
+        return "does not hold", f"{claim.method} failed"
+    if claim.than is not None:
+        return _sided(claim, Interval.of(differences(mine, mine, claim.score, claim.than)))
+    assert claim.value is not None
+    found = Interval.of(values_of(mine, claim.score))
+    if found is None:
+        return "not measured", ""
+    if claim.relation == "near":
+        return _near(found, claim.value, claim.tolerance or 0.0), found.text(signed=False)
+    shifted = Interval(found.mean - claim.value, found.low - claim.value, found.high - claim.value, found.count)
+    return _sided(claim, shifted)[0], found.text(signed=False)
+
+
+def _sided(claim: Claim, found: Interval | None) -> tuple[Verdict, str]:
+    if found is None:
+        return "not measured", "not measured"
+    low, high = (found.low, found.high) if claim.relation == "above" else (-found.high, -found.low)
+    verdict: Verdict = "holds" if low > 0 else "does not hold" if high < 0 else "not decidable"
+    return verdict, found.text()
+
+
+def _near(found: Interval, value: float, tolerance: float) -> Verdict:
+    if value - tolerance <= found.low and found.high <= value + tolerance:
+        return "holds"
+    apart = found.high < value - tolerance or found.low > value + tolerance
+    return "does not hold" if apart else "not decidable"
+
+
+def _failing(claim: Claim, mine: Sequence[Measured]) -> tuple[Verdict, str]:
+    least = -math.inf if claim.value is None else claim.value
+    failed = sum(run.state == "failed" or run.scores.get(claim.score, math.inf) < least for run in mine)
+    verdict: Verdict = "holds" if failed == len(mine) else "does not hold" if failed == 0 else "not decidable"
+    return verdict, f"{failed} of {len(mine)} runs failed"
+
+
+def _failed(runs: Sequence[Measured]) -> bool:
+    return bool(runs) and all(run.state == "failed" for run in runs)
+
+
+def values_of(runs: Sequence[Measured], score: str) -> list[float]:
+    """The values of the finished runs that have one."""
+    found = [run.scores.get(score, math.nan) for run in runs if run.finished]
+    return [value for value in found if not math.isnan(value)]
+
+
+def differences(mine: Sequence[Measured], theirs: Sequence[Measured], score: str, than: str) -> list[float]:
+    """Mine minus theirs for every seed that both finished."""
+    other = {run.seed: run.scores.get(than, math.nan) for run in theirs if run.finished}
+    pairs = [run.scores.get(score, math.nan) - other[run.seed] for run in mine if run.finished and run.seed in other]
+    return [value for value in pairs if not math.isnan(value)]
+
+
+def student(freedom: int) -> float:
+    """Student's t at the confidence, two-sided.
+
+    >>> student(4)
+    2.776
+    """
+    from scipy import stats
+
+    return float(stats.t.ppf(0.5 + CONFIDENCE / 2, freedom))

@@ -1,0 +1,144 @@
+"""Scores of a run by name, read from its folder.
+
+A score is a statistic of the target metric over clients at the last evaluation, or of another metric: ``ece:mean``.
+
+| statistic | meaning |
+|---|---|
+| ``mean``, ``variance``, ``gini`` | over clients, each counting alike; variance in percent squared, Gini times 100 |
+| ``weighted_mean`` | the mean over clients, each counting by its number of examples |
+| ``worst``, ``best``, ``gap`` | the one worst and the one best client, and best minus worst |
+| ``worst10``, ``best20``, ``gap10``, ... | the same for the mean over that many percent of the clients |
+| ``global``, ``best_global`` | on the global test set, at the end and at its best round |
+| ``rounds`` | the round that reached the target; one more than were played where none did |
+| ``mix_fixed``, ``mix_best_mean``, ``mix_oracle`` | mixtures of two models (:mod:`fedalloy.run.mixing`) |
+| ``objective`` | the sum of AAggFF's decision losses |
+| ``regret``, ``regret_half`` | per round, against the best fixed decision in hindsight: all rounds, the first half |
+
+Accuracies and other shares are in percent.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedalloy.compare.outcome import Outcome, read_outcome
+from fedalloy.core.errors import SpecError
+from fedalloy.records.reading import RunRecord, read_run
+from fedalloy.reproduce.results import Measured
+from fedalloy.run.config import LOWER_IS_BETTER
+from fedalloy.tasks.metrics import summary
+from fedalloy.weightings.regret import regret
+
+_TAIL = re.compile(r"(worst|best|gap)(\d+)?")
+_MIX = {"mix_fixed": "fixed", "mix_best_mean": "best_mean", "mix_oracle": "oracle"}
+Row = dict[str, Any]
+
+
+def measure_run(folder: Path, case: str, method: str, scores: list[str]) -> Measured:
+    """One run as a line of the results."""
+    outcome, record = read_outcome(folder), read_run(folder)
+    seconds = sum(_seconds(row) for row in record.timings())
+    found = scores_of(record, outcome, scores) if outcome.finished else {}
+    return Measured(case, method, outcome.seed, outcome.state, outcome.round, found, outcome.reason, seconds)
+
+
+def scores_of(record: RunRecord, outcome: Outcome, names: list[str]) -> dict[str, float]:
+    """The scores that this run has; those that are not about it (regret of a rule without decisions) are left out."""
+    rows = list(record.rounds())
+    last: Row = {}
+    for row in record.clients():
+        last = row if row["model"] != "mixed" else last
+    sizes = (record.manifest or {}).get("sizes")
+    known = {name: _score(name, rows, last, sizes, outcome) for name in names}
+    return {name: value for name, value in known.items() if value is not None}
+
+
+def split_score(name: str, target: str) -> tuple[str, str]:
+    """The metric and the statistic of a score.
+
+    >>> split_score("worst20", "accuracy"), split_score("ece:mean", "accuracy")
+    (('accuracy', 'worst20'), ('ece', 'mean'))
+    """
+    metric, colon, statistic = name.rpartition(":")
+    return (metric if colon else target), statistic
+
+
+def _score(name: str, rows: list[Row], last: Row, sizes: list[int] | None, outcome: Outcome) -> float | None:
+    metric, statistic = split_score(name, outcome.metric)
+    unit = 1.0 if metric in LOWER_IS_BETTER else 100.0
+    if statistic == "rounds":
+        return float(outcome.reached or outcome.round + 1)
+    if statistic in ("global", "best_global"):
+        return _on_global(rows, metric, statistic == "best_global", unit)
+    if statistic in _MIX:
+        return _mixed(rows, metric, _MIX[statistic], unit)
+    if statistic in ("objective", "regret", "regret_half"):
+        return _decisions(rows, statistic)
+    if metric not in last:
+        return None
+    return over_clients(statistic, _vector(last[metric]), _sizes(last, sizes), unit)
+
+
+def over_clients(statistic: str, values: Tensor, sizes: Tensor | None, unit: float = 100.0) -> float | None:
+    """A statistic of one value per client; None where it needs sizes that are not known."""
+    if statistic == "mean":
+        return unit * summary.mean(values)
+    if statistic == "weighted_mean":
+        return None if sizes is None else unit * summary.mean(values, sizes)
+    if statistic == "variance":
+        return summary.variance(values, unit)
+    if statistic == "gini":
+        return 100 * summary.gini(values)
+    tail = _TAIL.fullmatch(statistic)
+    if tail is None:
+        raise SpecError(
+            f"unknown score '{statistic}': allowed are those of fedalloy.reproduce.scoring, such as worst20"
+        )
+    share = int(tail[2] or 0) / 100
+    return unit * {"worst": summary.worst, "best": summary.best, "gap": summary.parity_gap}[tail[1]](values, share)
+
+
+def _on_global(rows: list[Row], metric: str, best: bool, unit: float) -> float | None:
+    found = [row["global"][metric] for row in rows if row.get("global", {}).get(metric) is not None]
+    if not found:
+        return None
+    better = min if metric in LOWER_IS_BETTER else max
+    return unit * float(better(found) if best else found[-1])
+
+
+def _mixed(rows: list[Row], metric: str, kind: str, unit: float) -> float | None:
+    found = [row["evaluation_mix"][metric] for row in rows if metric in row.get("evaluation_mix", {})]
+    value = found[-1].get(kind) if found else None
+    value = value.get("mean") if isinstance(value, Mapping) else value
+    return None if value is None else unit * float(value)
+
+
+def _decisions(rows: list[Row], statistic: str) -> float | None:
+    told = [row["info"] for row in rows if "decision_loss" in row.get("info", {})]
+    responses = [info.get("responses", info.get("estimate")) for info in told]
+    if not told or any(response is None for response in responses):
+        return None
+    losses = torch.tensor([float(info["decision_loss"]) for info in told], dtype=torch.float64)
+    if statistic == "objective":
+        return float(losses.sum())
+    count = max(1, len(told) // 2) if statistic == "regret_half" else len(told)
+    return float(regret(torch.tensor(responses, dtype=torch.float64)[:count], losses[:count])) / count
+
+
+def _vector(values: list[float | None]) -> Tensor:
+    return torch.tensor([math.nan if value is None else value for value in values], dtype=torch.float64)
+
+
+def _sizes(last: Row, sizes: list[int] | None) -> Tensor | None:
+    return torch.tensor(sizes, dtype=torch.float64)[torch.tensor(last["ids"])] if sizes else None
+
+
+def _seconds(row: Row) -> float:
+    return sum(float(value) for name, value in row.items() if name not in ("round", "engine", "profile"))
