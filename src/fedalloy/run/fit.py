@@ -49,9 +49,7 @@ class RunResult:
         fed, key = self.trained.fed, self.trained.fed.root.fold("synthetic", self.trained.round)
         made = synthetic_set(fed.task, fed.algorithm, self.ending.state, key, per_class)
         if made is None:
-            raise SpecError(
-                f"solver '{type(fed.algorithm.solver).__name__}' makes no synthetic samples; fedevg does"
-            )
+            raise SpecError(f"solver '{type(fed.algorithm.solver).__name__}' makes no synthetic samples; fedevg does")
         return made
 
     @property
