@@ -26,7 +26,7 @@ class Langevin(ServerOptimizer):
     ``step_t`` goes from ``start`` to ``end``: by ``diffusion`` with the noise schedule of diffusion models (it stays
     near the start almost to the end), by ``half_cosine`` smoothly, or stays ``constant`` at the start. Limits that are
     not given are those declared for the data, if there are any.
-    When to use it: with solver ``energy``.
+    When to use it: with solver ``energy``, whose clients send gradients of an energy.
     """
 
     start: float = 10.0
