@@ -74,7 +74,7 @@ def of_models(weighting: str) -> bool:
     return specimen("weighting", weighting).reads <= {"delta"}
 
 
-@pytest.mark.parametrize("weighting", filter(of_models, registry.names("weighting")))
+@pytest.mark.parametrize("weighting", [name for name in registry.names("weighting") if of_models(name)])
 def test_a_weighting_goes_with_every_server_on_both_engines(weighting: str, task: SmallTask):
     wrong = {}
     for server in registry.names("server"):
