@@ -15,6 +15,7 @@ import torch
 from fedalloy import fit
 from fedalloy.core import registry
 from fedalloy.core.algorithm import Algorithm
+from fedalloy.core.errors import AlgorithmError
 from fedalloy.run.fit import RunResult
 from fedalloy.solvers.sgd import Sgd
 from fedalloy.testing import SmallTask, small_task, specimen
@@ -68,7 +69,12 @@ def tensors(value: Any) -> Any:
     return torch.tensor(value, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("weighting", registry.names("weighting"))
+def of_models(weighting: str) -> bool:
+    """Whether a rule weighs updates of models; one that reads another part goes with that part's solver alone."""
+    return specimen("weighting", weighting).reads <= {"delta"}
+
+
+@pytest.mark.parametrize("weighting", [name for name in registry.names("weighting") if of_models(name)])
 def test_a_weighting_goes_with_every_server_on_both_engines(weighting: str, task: SmallTask):
     wrong = {}
     for server in registry.names("server"):
@@ -76,6 +82,13 @@ def test_a_weighting_goes_with_every_server_on_both_engines(weighting: str, task
         if found := disagreement(algorithm, task):
             wrong[server] = found
     assert not wrong
+
+
+def test_a_weighting_of_another_part_is_refused_with_a_solver_of_models():
+    others = [name for name in registry.names("weighting") if not of_models(name)]
+    assert others == ["energies"]
+    with pytest.raises(AlgorithmError, match="does not send; sent: delta"):
+        Algorithm(Sgd(), specimen("weighting", "energies"), specimen("server", "sgd"))
 
 
 def test_the_comparison_sees_a_difference(task: SmallTask):

@@ -1,4 +1,4 @@
-"""Langevin dynamics at the server: samples go down the combined energy gradient."""
+"""Langevin dynamics at the server (Welling and Teh 2011): samples go down the combined energy gradient."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Langevin(ServerOptimizer):
     ``step_t`` goes from ``start`` to ``end``: by ``diffusion`` with the noise schedule of diffusion models (it stays
     near the start almost to the end), by ``half_cosine`` smoothly, or stays ``constant`` at the start. Limits that are
     not given are those declared for the data, if there are any.
-    When to use it: with solver ``energy``.
+    When to use it: with solver ``energy``, whose clients send gradients of an energy.
     """
 
     start: float = 10.0
@@ -70,7 +70,7 @@ class Langevin(ServerOptimizer):
 
 def diffusion(round: int, rounds: int) -> float:
     """``1 - a_t / a_(t-1)`` with ``a_t = cos^2(pi/2 (t/T + 0.008) / 1.008)``: the betas of a cosine noise schedule
-    (Nichol and Dhariwal 2021).
+    (Nichol and Dhariwal 2021, arXiv:2102.09672).
 
     >>> [round(diffusion(t, 500), 3) for t in (1, 401, 500)]
     [0.0, 0.019, 1.0]

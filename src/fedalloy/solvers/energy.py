@@ -1,4 +1,7 @@
-"""Local classifiers as energy models: what a client of FedEvg does (Hahn et al.; data instead of models)."""
+"""Local classifiers as energy models: what a client of FedEvg does (Hahn's thesis, chapter IV).
+
+That a classifier is an energy model is from Grathwohl et al. 2020, arXiv:1912.03263.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +34,9 @@ class Energy(LocalTraining):
     grad E + noise z``. Sent: ``grad E`` at the received samples and the factor ``exp(sign f(x_j)[y_j])``; the model
     itself neither travels nor stays. Gradients of the energy are cut to ``[-bound, bound]`` and samples to ``[low,
     high]`` (left out: the limits declared for the data, if any). ``per_class`` samples of every class start as normal
-    noise. ``iterations`` limits the local steps. ``shape``, ``classes`` and ``seed`` come from the run. When to use it:
-    models too large to send, or clients whose models differ; classifiers with one output per class, better with
-    GroupNorm than with BatchNorm.
+    noise. ``iterations`` limits the local steps. ``shape``, ``classes`` and ``seed`` come from the run.
+    When to use it: models too large to send, or clients whose models differ; classifiers with one output per class,
+    better with GroupNorm than with BatchNorm.
     """
 
     per_class: int = 10

@@ -32,7 +32,7 @@ def fedevg(
     iterations: int | None = None,
     **local: Any,
 ) -> Algorithm:
-    """Labelled synthetic samples from energies and their gradients (Hahn et al.). They lie in ``[low, high]``, or in
+    """Labelled synthetic samples from energies and their gradients (Hahn's thesis). They lie in ``[low, high]``, or in
     the bounds declared for the data. ``start``, ``end`` and ``noise`` are the server's steps and noise, ``local_step``
     and ``local_noise`` those of the clients' chains."""
     usual = {"optimizer": "adam", "lr": 1e-3, "betas": (0.5, 0.999), "weight_decay": 1e-4, "batch_size": 64}

@@ -1,4 +1,7 @@
-"""A weight for every client and every synthetic sample: FedEvg's."""
+"""A weight for every client and every synthetic sample: FedEvg's (Hahn's thesis, chapter IV).
+
+Energies are logits, as in Grathwohl et al. 2020, arXiv:1912.03263.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,8 @@ class Energies(Weighting):
     """``n_k e_kj / sum_k n_k e_kj``: by data size and by how sure client k is of sample j, ``e_kj = exp(sign f)``.
 
     A factor is e, 1 or 1/e, so a client that finds a sample likely counts at most e^2 times as much per example as one
-    that does not. When to use it: with solver ``energy``, whose clients send these factors.
+    that does not.
+    When to use it: with solver ``energy``, whose clients send these factors.
 
     >>> sent = {"energy_grad": {"x": torch.ones(2, 1, 3)}, "factors": {"x": torch.tensor([[3.0], [1.0]])}}
     >>> cohort = Cohort(torch.arange(2), sent, {"num_examples": torch.tensor([1.0, 1.0])})
