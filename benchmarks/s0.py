@@ -3,10 +3,10 @@
     PYTHONPATH=src python -m benchmarks.s0 1 2 3 4 --device cuda [--seconds 480] [--jobs 16] [--out FOLDER]
 
 Every table of every environment is learned in a process of its own; on a GPU these are bound by launching small
-kernels, so side by side they cost little more than one. Then every environment whose tables are there is compared on CPU
-processes. Everything lies in ``runs/s0`` and goes on from there when the command is given again; ``--seconds`` ends the
-learning in time, with its progress saved. ``--out`` gets the tables, the progress, the accuracies of every round and
-seed (``results.json``) and the pictures. ``--set`` goes to every command: ``--set unfold.iterations=50``.
+kernels, so side by side they cost little more than one. Then every environment whose tables are there is compared on
+CPU processes. Everything lies in ``runs/s0`` and goes on from there when the command is given again; ``--seconds``
+ends the learning in time, with its progress saved. ``--out`` gets the tables, the progress, the accuracies of every
+round and seed (``results.json``) and the pictures. ``--set`` goes to every command: ``--set unfold.iterations=50``.
 """
 
 from __future__ import annotations
