@@ -40,6 +40,7 @@ BUILT: dict[str, Callable[[str], bool]] = {
     "fair": lambda field: True,
     "aaggff_s": lambda field: True,
     "aaggff_d": lambda field: True,
+    "deep_unfolding": lambda field: True,
 }
 
 Rng = np.random.Generator
