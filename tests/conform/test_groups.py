@@ -41,6 +41,7 @@ BUILT: dict[str, Callable[[str], bool]] = {
     "aaggff_s": lambda field: True,
     "aaggff_d": lambda field: True,
     "fedevg": lambda field: True,
+    "deep_unfolding": lambda field: True,
 }
 
 Rng = np.random.Generator

@@ -75,7 +75,8 @@ def test_wrong_tables_are_refused():
 
 
 def test_a_table_keeps_what_all_weightings_promise():
-    assert check_rule("weighting", Unfolded.example()) == []
-    assert check_rule("weighting", replace(Unfolded.example(), normalise=True)) == []
-    rows = tuple(tuple((share, 2 * share) for share in row) for row in Unfolded.example().table)
-    assert check_rule("weighting", Unfolded(rows, layers=("hidden", "output"))) == []
+    rows = tuple(tuple((1 + round + 2 * k) / 100 for k in range(8)) for round in range(2))
+    assert check_rule("weighting", Unfolded(rows)) == []
+    assert check_rule("weighting", Unfolded(rows, normalise=True)) == []
+    by_layer = tuple(tuple((share, 2 * share) for share in row) for row in rows)
+    assert check_rule("weighting", Unfolded(by_layer, layers=("hidden", "output"))) == []

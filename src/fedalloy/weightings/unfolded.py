@@ -54,11 +54,6 @@ class Unfolded(Weighting):
         if self.sizes and len(self.table) and len(self.sizes) != shape[1]:
             raise ValueError(f"unfolded: {len(self.sizes)} sizes are given for {shape[1]} clients")
 
-    @staticmethod
-    def example() -> Unfolded:
-        """A small table, for tests of all rules."""
-        return Unfolded(tuple(tuple((1 + round + 2 * k) / 100 for k in range(8)) for round in range(2)))
-
     @property
     def requires(self) -> frozenset[str]:
         return requirements(self.normalise)

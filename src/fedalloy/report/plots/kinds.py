@@ -16,7 +16,9 @@ KINDS = {
     "weights": "weights", "rows": "rows", "variance": "variance",
 }  # fmt: skip
 """Kind and the file that draws it."""
-SEVERAL = ("curves", "variance", "weights", "rows")
+OF_TABLES = ("weights", "rows", "variance")
+"""Kinds that show tables of learned weights instead of runs."""
+SEVERAL = ("curves", *OF_TABLES)
 """Kinds that show more than one run, or one table, at a time."""
 
 
