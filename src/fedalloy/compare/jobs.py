@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from fedalloy.core.errors import CheckpointError, FedalloyError, RunLocked
 from fedalloy.records import toml
+from fedalloy.records.stop import REQUESTED
 
 _TOLD_EVERY = 0.2
 """Seconds between two messages about the same run."""
@@ -128,7 +129,8 @@ def work(job: Job, tell: Callable[[News], None]) -> News:
         raise
     except FedalloyError as error:
         return News(job, "broken", text=str(error))
-    if ending.status == "stopped":
+    # Asked to stop through its folder, a run stops alone; a signal means all of them.
+    if ending.status == "stopped" and ending.reason != REQUESTED:
         raise KeyboardInterrupt
     return News(job, "ended", ending.progress.round, text=ending.status)
 

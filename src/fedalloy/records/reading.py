@@ -136,6 +136,17 @@ def last_row(path: Path) -> dict[str, Any] | None:
     return None
 
 
+def last_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of the last round of a stream in their order, found from its end."""
+    found: list[dict[str, Any]] = []
+    for line in _lines_backwards(path):
+        row = decode(line)
+        if row is not None and found and row.get("round") != found[-1].get("round"):
+            break
+        found += [row] if row is not None else []
+    return found[::-1]
+
+
 def _lines_backwards(path: Path) -> Iterator[bytes]:
     """The lines of a file, last one first, read a block at a time."""
     if not path.exists():

@@ -28,7 +28,8 @@ from fedalloy.records.folder import RunFolder, RunState
 from fedalloy.records.store import open_store
 from fedalloy.run.config import RunConfig
 from fedalloy.run.evaluate import Evaluation, evaluate, rows
-from fedalloy.run.interrupt import StopFlag, stop_on_signal
+from fedalloy.run.interrupt import StopFlag, stop_when_asked
+from fedalloy.run.memory import peak_memory
 from fedalloy.run.mixing import evaluate_mixes
 from fedalloy.run.recorder import FolderRecorder, MemoryRecorder, Recorder, Row
 from fedalloy.run.round import Federation, Played, Stopwatch, play
@@ -111,7 +112,7 @@ def run(
         session = Session(fed, state, make_store(fed, state, opened), recorder, watcher=watcher)
         if opened:
             _restore(session, opened)
-        with stop_on_signal() as flag, closing(fed.engine), _profile(config) as profile:
+        with stop_when_asked(opened.path if opened else None) as flag, closing(fed.engine), _profile(config) as profile:
             session.profile = profile
             return _play_on(session, flag), recorder
 
@@ -251,7 +252,7 @@ def _one_round(session: Session) -> None:
     _advance(progress, config, played, evaluation)
     with watch.time("record"):
         session.recorder.append("rounds", played.row)
-    session.recorder.append("timings", {"round": round, **watch.seconds, **_engine_notes(session)})
+    session.recorder.append("timings", {"round": round, **watch.seconds, **peak_memory(), **_engine_notes(session)})
     if session.watcher:
         session.watcher(RoundEvent(played.row, progress, config.rounds, evaluation, watch.seconds))
     _check_health(played, evaluation, progress)
