@@ -6,7 +6,8 @@
   let styles = {};
 
   charts.setStyles = (given) => { styles = { ...styles, ...given }; };
-  charts.colour = (name) => `var(--c${(styles[name] || { slot: 0 }).slot})`;
+  // What belongs to no algorithm in particular has no colour of its own.
+  charts.colour = (name) => (styles[name] ? `var(--c${styles[name].slot})` : "var(--soft)");
   const dash = (name) => ((styles[name] || {}).dash || []).join(" ") || null;
 
   // Numbers -------------------------------------------------------------------------------------------------------------
@@ -87,7 +88,7 @@
     const height = Math.round(Math.max(240, Math.min(380, width * 0.56)));
     const svg = sheet(element, chart, width, height);
     const longest = Math.min(18, d3.max(known, (one) => one.name.length) || 0);
-    const box = { left: 46, right: width - Math.min(width * 0.34, 18 + longest * 7), top: 14, bottom: height - 44 };
+    const box = { left: 46, right: width - Math.min(width * 0.34, 18 + longest * 7), top: 26, bottom: height - 44 };
     const x = d3.scaleLinear(span(known, "x"), [box.left, box.right]);
     const y = d3.scaleLinear(range(known, chart), [box.bottom, box.top]).nice();
     yAxis(svg, y, box);
@@ -177,7 +178,7 @@
     g.append("line").attr("class", "rail").attr("x1", box.left).attr("x2", box.right).attr("y1", middle).attr("y2", middle);
     const head = g.append("text").attr("class", "name").attr("x", box.left).attr("y", top + 14).style("--own", colour);
     head.text(clip(group.name, 34));
-    const worst = group.named ? group.labels.slice(0, group.named).map((label, i) => `${label} ${charts.number(group.values[i])}`) : [];
+    const worst = group.named ? group.labels.slice(0, group.named).map((label, i) => `${label} ${short(d3.format(".3r")(group.values[i]))}`) : [];
     if (worst.length) {
       const said = `worst: ${worst.join(", ")}`, room = Math.floor((box.right - box.left) / 6.3) - Math.min(34, group.name.length) - 4;
       head.append("tspan").attr("class", "aside").attr("dx", 10).text(clip(said, Math.max(12, room)));
@@ -210,12 +211,12 @@
     const each = Math.floor((width - (across - 1) * 16) / across);
     const rows = chart.rows.labels.length, cell = count === 1 ? 15 : 9;
     const inner = Math.max(count === 1 ? 140 : 90, Math.min(count === 1 ? 460 : 200, rows * cell));
-    const down = Math.ceil(count / across), panelHeight = inner + 62, height = down * panelHeight + 30;
+    const down = Math.ceil(count / across), panelHeight = inner + 62, height = down * panelHeight + (count === 1 ? -8 : 14);
     const svg = sheet(element, chart, width, height);
     const shade = shades(element, chart);
     key(svg, shade, width, chart);
     chart.panels.forEach((panel, i) => {
-      const left = (i % across) * (each + 16), top = 30 + Math.floor(i / across) * panelHeight;
+      const left = (i % across) * (each + 16), top = (count === 1 ? 10 : 30) + Math.floor(i / across) * panelHeight;
       const edge = Math.min(92, 10 + 6.2 * d3.max(chart.rows.labels, (label) => label.length));
       panelOf(svg, chart, panel, shade, { left: left + edge, right: left + each - 4, top: top + 16, bottom: top + 16 + inner });
     });
@@ -244,7 +245,7 @@
   function panelOf(svg, chart, panel, shade, box) {
     const rows = panel.values.length, columns = d3.max(panel.values, (row) => row.length) || 1;
     const wide = (box.right - box.left) / columns, tall = (box.bottom - box.top) / rows;
-    if (panel.title) svg.append("text").attr("class", "panel").attr("x", box.left).attr("y", box.top - 6).text(panel.title);
+    if (panel.title && chart.panels.length > 1) svg.append("text").attr("class", "panel").attr("x", box.left).attr("y", box.top - 6).text(panel.title);
     svg.append("image").attr("x", box.left).attr("y", box.top).attr("width", box.right - box.left).attr("height", box.bottom - box.top)
       .attr("preserveAspectRatio", "none").style("image-rendering", "pixelated").attr("href", pixels(panel.values, columns, shade));
     sideLabels(svg, chart.rows.labels.slice(0, rows), box, tall);
@@ -309,7 +310,7 @@
   charts.calibration = function (element, chart, width) {
     const side = Math.min(width, 420), height = side;
     const svg = sheet(element, chart, side, height);
-    const box = { left: 40, right: side - 10, top: 12, bottom: height - 44 };
+    const box = { left: 40, right: side - 10, top: 26, bottom: height - 44 };
     const x = d3.scaleLinear([0, 1], [box.left, box.right]), y = d3.scaleLinear([0, 1], [box.bottom, box.top]);
     yAxis(svg, y, box);
     xAxis(svg, x, box, "confidence", 5);

@@ -5,6 +5,7 @@
   "use strict";
   const charts = window.fedalloyCharts;
   const MOST_ROWS = 200;
+  const AXES = { round: "against rounds", megabytes: "against megabytes", seconds: "against simulated time" };
   const figures = new Set();
 
   function make(tag, className, text) {
@@ -80,7 +81,7 @@
     const having = chart.series.filter((one) => one.values[metric] && one.values[metric][statistic]);
     const series = having.map((one) => ({ name: one.name, x: one[axis], ...one.values[metric][statistic] }));
     const target = chart.target && chart.target.metric === metric ? chart.target.value : undefined;
-    return { ...chart, kind: "line", x: chart.axes[axis] || axis, y: `${metric}, ${chart.statistics[statistic]}`, series, target,
+    return { ...chart, kind: "line", x: chart.axes[axis] || axis, y: metric, series, target,
       id: `${chart.id}-${metric}-${statistic}-${axis}`, title: `${metric}, ${chart.statistics[statistic]}` };
   }
 
@@ -94,9 +95,9 @@
     figure.controls.replaceChildren();
     if (chart.kind === "curves") {
       title.textContent = resolve(chart, figure.state).title;
-      choice(figure, "metric", "Metric", Object.fromEntries(chart.metrics.map((name) => [name, name])));
-      choice(figure, "statistic", "Over clients", chart.statistics);
-      if (Object.keys(chart.axes).length > 1) choice(figure, "axis", "Against", chart.axes);
+      if (chart.metrics.length > 1) choice(figure, "metric", "Metric", Object.fromEntries(chart.metrics.map((name) => [name, name])));
+      choice(figure, "statistic", "Whose", chart.statistics);
+      if (Object.keys(chart.axes).length > 1) choice(figure, "axis", "Against", Object.fromEntries(Object.keys(chart.axes).map((key) => [key, AXES[key] || key])));
     }
   }
   function button(text, action, label) {
@@ -107,7 +108,8 @@
     return made;
   }
   function choice(figure, key, label, options) {
-    const box = figure.controls.appendChild(make("label", "", `${label} `)), select = box.appendChild(make("select"));
+    const select = figure.controls.appendChild(make("select"));
+    select.setAttribute("aria-label", label);
     select.dataset.choice = key;
     for (const [value, said] of Object.entries(options)) select.append(new Option(said, value));
     if (options[figure.state[key]]) select.value = figure.state[key];

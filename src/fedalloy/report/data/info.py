@@ -39,7 +39,7 @@ def _heats(story: Story) -> list[Chart]:
     groups: dict[str, dict[str, Grid]] = {}
     for name, grid in story.course.info_grids.items():
         first, _, layer = name.partition(".")
-        groups.setdefault(first, {})[layer or "all layers"] = grid
+        groups.setdefault(first, {})[layer] = grid
     charts = []
     for name, grids in groups.items():
         chart = heat(story, grids)

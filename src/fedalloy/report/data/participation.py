@@ -16,8 +16,9 @@ def participation(stories: Sequence[Story]) -> list[Chart]:
     firsts = [runs[0] for runs in by_name(stories).values() if runs[0].course.rounds]
     if not firsts:
         return []
+    groups = _merged([_often(story) for story in firsts], "values")
     often = {"id": "participation-clients", "kind": "strip", "title": "How often each client counted",
-             "x": "rounds in which a client's contribution counted", "groups": [_often(story) for story in firsts],
+             "x": "rounds in which a client's contribution counted", "groups": groups,
              "note": "A dot is a client; first seed of each algorithm."}  # fmt: skip
     return [often, _over_rounds(stories)]
 
@@ -52,8 +53,15 @@ def _over_rounds(stories: Sequence[Story]) -> Chart:
         values = [mean([count for run in runs for count in run.course.columns["counted"][a:b]]) for a, b in edges]
         series.append({"name": name, "x": [rounds[a] for a, _ in edges], "y": many(values)})
     return {"id": "participation-rounds", "kind": "line", "title": "Contributions that counted in a round",
-            "x": "round", "y": "contributions", "zero": True, "series": series,
+            "x": "round", "y": "contributions", "zero": True, "series": _merged(series, "y"),
             "note": "Mean over seeds."}  # fmt: skip
+
+
+def _merged(groups: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
+    """One group instead of several that are the same: the seed alone decides who is asked and whose link fails."""
+    if len(groups) > 1 and all(group[key] == groups[0][key] for group in groups):
+        return [groups[0] | {"name": "all algorithms alike"}]
+    return groups
 
 
 def _row(story: Story) -> dict[str, Any]:

@@ -18,7 +18,7 @@ def weights(story: Story) -> Chart | None:
     grids = story.course.weights
     if not grids:
         return None
-    chart = heat(story, {"all layers" if layer == WHOLE else layer: grid for layer, grid in grids.items()})
+    chart = heat(story, {"" if layer == WHOLE else layer: grid for layer, grid in grids.items()})
     left_out = f" {len(story.course.left_out)} more layers are not shown." if story.course.left_out else ""
     return chart | {
         "id": f"weights-{story.name}-{story.seed}",
