@@ -10,14 +10,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedalloy.core.errors import CheckpointError
 from fedalloy.records import index as module
-from fedalloy.records.index import Index, spread_out
+from fedalloy.records.index import Index
 from fedalloy.records.index_tables import FILE
 from fedalloy.records.scalars import scalars
 
@@ -211,14 +210,3 @@ def test_events_are_bounded_and_counted_in_full(tmp_path, monkeypatch):
     index.update_fully()
     assert index.reasons() == {"late": 16}
     assert [(event["round"], event["client"]) for event in index.events()] == [(2, c) for c in (7, 6, 5, 4, 3)]
-
-
-@given(st.integers(0, 500), st.integers(2, 60))
-def test_places_are_spread_out(count, most):
-    places = spread_out(count, most)
-    assert len(places) == min(count, most)
-    assert places == sorted(set(places))
-    if count:
-        assert (places[0], places[-1]) == (0, count - 1)
-        gaps = np.diff(places)
-        assert gaps.size == 0 or gaps.max() - gaps.min() <= 1

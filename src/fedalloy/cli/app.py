@@ -8,7 +8,20 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from fedalloy.cli import compare, conform, data, doctor, listing, newcomers, plot, recipe, report, run, show
+from fedalloy.cli import (
+    compare,
+    conform,
+    data,
+    doctor,
+    listing,
+    newcomers,
+    plot,
+    recipe,
+    report,
+    run,
+    serve,
+    show,
+)
 from fedalloy.cli.console import complain
 from fedalloy.core.errors import AlgorithmError, FedalloyError, RegistryError, SpecError
 
@@ -71,6 +84,7 @@ app.command()(show.show)
 app.command(epilog=EXIT_CODES)(conform.conform)
 app.add_typer(data.app, name="data")
 app.command()(report.report)
+app.command(epilog=EXIT_CODES)(serve.serve)
 app.command(epilog=EXIT_CODES)(plot.plot)
 app.command(epilog=EXIT_CODES)(newcomers.newcomers)
 app.add_typer(recipe.app, name="recipe")

@@ -11,7 +11,6 @@ The records themselves are only ever read.
 from __future__ import annotations
 
 import json
-import math
 import re
 import threading
 from collections.abc import Mapping
@@ -31,6 +30,7 @@ AT_ONCE = 8 << 20
 """Bytes of a stream that one step reads."""
 MOST_EVENTS = 1000
 """Single drops that are kept; all of them are counted."""
+_ADVICE = "resume the run or restore the file"
 _STREAMS = ("rounds", "clients", "timings")
 # The head of a row of clients.jsonl, up to its long arrays.
 _HEAD = re.compile(rb'(\{"round":\d+[^\[\]]*?),"ids":\[')
@@ -163,6 +163,9 @@ class Index:
                     add(block)
                     values = (block.end, block.mark, stream)
                     self._tables.execute("UPDATE streams SET done = ?, mark = ? WHERE name = ?", values)
+        except (KeyError, TypeError, ValueError) as error:
+            self._reload()
+            raise CheckpointError(f"a row of {path.name} cannot be understood ({error!r}); {_ADVICE}") from error
         except BaseException:  # the tables went back; so must what is in memory
             self._reload()
             raise
@@ -229,22 +232,6 @@ class Index:
         )
 
 
-def spread_out(count: int, most: int) -> list[int]:
-    """At most ``most`` places among ``count``, evenly spread, with the first and the last.
-
-    >>> spread_out(10, 4), spread_out(3, 4)
-    ([0, 3, 6, 9], [0, 1, 2])
-    """
-    if count <= most:
-        return list(range(count))
-    return [round(place * (count - 1) / (most - 1)) for place in range(most)]
-
-
-def plain(value: float) -> float | None:
-    """A number as JSON can say it."""
-    return float(value) if math.isfinite(value) else None
-
-
 def _head(line: bytes) -> dict[str, Any]:
     """The short entries of a row of clients: its long arrays need not be read."""
     match = _HEAD.match(line)
@@ -261,5 +248,5 @@ def _head(line: bytes) -> dict[str, Any]:
 def _decoded(line: bytes, stream: str) -> dict[str, Any]:
     row = decode(line)
     if row is None or not isinstance(row.get("round"), int):
-        raise CheckpointError(f"a line of {stream}.jsonl is no row of a run; resume the run or restore the file")
+        raise CheckpointError(f"a line of {stream}.jsonl is no row of a run; {_ADVICE}")
     return row
