@@ -1,7 +1,7 @@
 """Fetch the third-party files that the pages carry, through npm, and write down what was fetched.
 
-    python scripts/vendor.py            # refetch everything named in vendor.json
-    python scripts/vendor.py --check    # only compare the files with the written checksums
+python scripts/vendor.py            # refetch everything named in vendor.json
+python scripts/vendor.py --check    # only compare the files with the written checksums
 """
 
 from __future__ import annotations

@@ -36,10 +36,8 @@ class Grid:
         ids = np.array(clients, dtype=np.int64)
         known = np.isfinite(numbers)
         self.rounds = max(self.rounds, round)
-        if not known.any():
-            return
         ids, numbers = ids[known], numbers[known]
-        self.clients = max(self.clients, int(ids.max()) + 1)
+        self.clients = max(self.clients, int(ids.max(initial=-1)) + 1)
         self._make_room()
         row, places = (round - 1) // self.rounds_per_bin, ids // self.clients_per_bin
         width = self._sum.shape[1]

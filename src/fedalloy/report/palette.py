@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-LIGHT = ("#0072b2", "#d55e00", "#009e73", "#c0569b", "#8f7300", "#3d9fd6", "#55585c", "#6a2c91")
-DARK = ("#4aa3e0", "#ff8a47", "#25c795", "#e893c8", "#e6c52e", "#9bd7ff", "#bdc3ca", "#b38cf0")
+LIGHT = ("#004adc", "#b5480f", "#00a25d", "#e565b2", "#c88700", "#5088f7", "#40575c", "#5f139b")
+DARK = ("#5292f1", "#ea7437", "#0ac87f", "#f5a4c6", "#e5d03b", "#abc2ff", "#858b86", "#885bff")
 """The same slots on light and on dark paper."""
 DASHES: tuple[tuple[int, ...], ...] = ((), (7, 4), (2, 3), (9, 3, 2, 3))
 """Lengths of strokes and gaps for the first, second, ... round through the colours."""
@@ -51,10 +51,10 @@ def assign(names: Iterable[str]) -> dict[str, Style]:
     >>> assign(["mine", "fedavg"])["fedavg"]
     Style(slot=0, pattern=0)
     """
-    used: dict[Style, str] = {}
+    styles: dict[str, Style] = {}
     for name in sorted(set(names), key=lambda name: (name not in KNOWN, name)):
-        used[_free(_favourite(name), used)] = name
-    return {name: style for style, name in used.items()}
+        styles[name] = _free(_favourite(name), set(styles.values()))
+    return styles
 
 
 def css() -> str:
@@ -74,7 +74,7 @@ def _favourite(name: str) -> int:
     return KNOWN.get(name, zlib.crc32(name.encode()) % len(LIGHT))
 
 
-def _free(slot: int, used: dict[Style, str]) -> Style:
+def _free(slot: int, used: set[Style]) -> Style:
     """The first style that nobody has, beginning with the favourite slot; dashes only when all colours are taken."""
     count = len(LIGHT)
     for pattern in range(len(DASHES)):

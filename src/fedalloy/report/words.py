@@ -90,7 +90,7 @@ def _epochs(epochs: object) -> str:
 def _rule(rule: object) -> str:
     """A rule and its arguments, as one would say them."""
     if not isinstance(rule, Mapping):
-        return str(rule)
+        return _said(rule)
     left_out = {"kind", "clients", "newcomers", "min_samples"}
     inside = [f"{key.replace('_', ' ')} {_rule(value)}" for key, value in rule.items() if key not in left_out]
     return f"{_kind(rule)} ({', '.join(inside)})" if inside else _kind(rule)

@@ -211,7 +211,7 @@
     const each = Math.floor((width - (across - 1) * 16) / across);
     const rows = chart.rows.labels.length, cell = count === 1 ? 15 : 9;
     const inner = Math.max(count === 1 ? 140 : 90, Math.min(count === 1 ? 460 : 200, rows * cell));
-    const down = Math.ceil(count / across), panelHeight = inner + 62, height = down * panelHeight + (count === 1 ? -8 : 14);
+    const down = Math.ceil(count / across), panelHeight = inner + 62, height = down * panelHeight + (count === 1 ? 2 : 14);
     const svg = sheet(element, chart, width, height);
     const shade = shades(element, chart);
     key(svg, shade, width, chart);

@@ -196,6 +196,7 @@
     from.forEach((node, i) => {
       const style = getComputedStyle(node);
       KEPT.forEach((name) => to[i].style.setProperty(name, style.getPropertyValue(name)));
+      to[i].style.removeProperty("--own");
       to[i].removeAttribute("class");
     });
     const paper = document.createElementNS("http://www.w3.org/2000/svg", "rect");

@@ -15,8 +15,8 @@ LOWER_IS_BETTER = frozenset({"loss", "ece", "mce", "ece_batch", "mce_batch"})
 """The same as for runs (``fedalloy.run.config``), which cannot be asked without loading torch."""
 STATISTICS = {
     "mean": "mean over clients",
-    "worst": "worst-served 10 % of clients",
-    "best": "best-served 10 % of clients",
+    "worst": "worst 10 % of clients",
+    "best": "best 10 % of clients",
     "shared": "global model, mean over clients",
     "pooled": "global model on the global test set",
 }
@@ -40,7 +40,7 @@ def curves(stories: Sequence[Story]) -> Chart | None:
         "axes": {key: label for key, label in AXES.items() if any(any(one[key]) for one in series)},
         "series": series,
         "target": {"metric": outcome.metric, "value": outcome.target} if outcome.target is not None else None,
-        "note": "Lines are means over seeds, bands reach from the lowest to the highest seed.",
+        "note": "",
     }
 
 
@@ -56,7 +56,7 @@ def losses(stories: Sequence[Story]) -> Chart | None:
             series.append({"name": name, "x": rounds, **_band(values)})
     if not series:
         return None
-    note = "Mean over the clients that took part in a round, before averaging over seeds; bands span the seeds."
+    note = "Of the clients that took part in a round, by round."
     return {"id": "train-loss", "kind": "line", "title": "Training loss", "x": "round", "y": "training loss",
             "series": series, "note": note}  # fmt: skip
 
