@@ -80,22 +80,45 @@ class Client:
             sent["X-Fedalloy-Token"] = token
         return self.send("POST", "/api/stop", sent, json.dumps({"run": run}).encode())
 
-    def events(self, target: str) -> Iterator[tuple[str, Any]]:
-        """Kind and value of every event, as they come."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        connection.request("GET", target)
-        stream, kind = connection.getresponse(), ""
-        assert stream.status == 200, stream.read()
-        assert stream.headers["Content-Type"].startswith("text/event-stream")
-        try:
-            for line in stream:
-                if line.startswith(b"event: "):
-                    kind = line[7:].decode().strip()
-                elif line.startswith(b"data: "):
-                    yield kind, json.loads(line[6:])
-        finally:
-            stream.close()
-            connection.close()
+    def events(self, target: str) -> Stream:
+        return Stream(self.port, target)
+
+
+class Stream:
+    """A stream of events that remembers what came."""
+
+    def __init__(self, port: int, target: str) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        self._connection.request("GET", target)
+        self._stream, self.seen = self._connection.getresponse(), list[tuple[str, Any]]()
+        assert self._stream.status == 200, self._stream.read()
+        assert self._stream.headers["Content-Type"].startswith("text/event-stream")
+
+    def until(self, kind: str, wanted: Callable[[Any], bool] = lambda value: True) -> Any:
+        """The first value, among those that came and those to come, for which ``wanted`` holds."""
+        for known, value in self.seen:
+            if known == kind and wanted(value):
+                return value
+        while True:
+            known, value = self._next()
+            if known == kind and wanted(value):
+                return value
+
+    def _next(self) -> tuple[str, Any]:
+        kind, silences = "", 0
+        for line in self._stream:
+            if line.startswith(b"event: "):
+                kind = line[7:].decode().strip()
+            elif line.startswith(b"data: "):
+                self.seen.append((kind, json.loads(line[6:])))
+                return self.seen[-1]
+            silences += line.startswith(b":")
+            assert silences < 8, f"what was expected did not come; what came: {self.seen}"
+        raise AssertionError(f"the stream ended; what came: {self.seen}")
+
+    def close(self) -> None:
+        self._stream.close()
+        self._connection.close()
 
 
 @pytest.fixture

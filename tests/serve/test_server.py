@@ -12,11 +12,6 @@ from fedalloy.serve.server import LiveServer
 from tests.serve.conftest import make_run
 
 
-def until(events, wanted):
-    """The first value for which ``wanted(kind, value)`` holds; the stream's own timeout ends a vain search."""
-    return next(value for kind, value in events if wanted(kind, value))
-
-
 def test_the_page_and_everything_it_loads_is_there(serving):
     client = serving()
     page = client.get("/")
@@ -100,15 +95,15 @@ def test_the_stream_grows_with_a_real_run_and_the_button_ends_it(serving, going)
     assert (told["state"], told["rows"]) == ("running", 1)
     events = client.events("/events?run=live:1")
     run.play(2)
-    seen = until(events, lambda kind, value: kind == "added" and value["rows"] == 3)
+    seen = events.until("added", lambda value: value["rows"] == 3)
     assert seen["points"]["train_loss"]["x"][-1] == 3
-    line = until(events, lambda kind, value: kind == "runs" and any(one["round"] == 3 for one in value))
+    line = events.until("runs", lambda value: any(one["round"] == 3 for one in value))
     assert line[0]["left"] > 0
     assert client.stop("live").json == {"asked": "live"}
     result = run.end()
     assert (result.status, result.ending.reason) == ("stopped", REQUESTED)
     assert result.ending.progress.round in (3, 4)
-    last = until(events, lambda kind, value: kind == "runs" and value[0]["state"] == "stopped")
+    last = events.until("runs", lambda value: value[0]["state"] == "stopped")
     assert last[0]["reason"] == REQUESTED
 
 
@@ -118,10 +113,10 @@ def test_what_happened_between_the_answer_and_the_stream_is_not_lost(serving, go
     rows = client.get("/api/run?run=live").json["rows"]
     run.play(3)
     events = client.events(f"/events?since={since}&run=live:{rows}")
-    assert until(events, lambda kind, value: kind == "added" and value["rows"] == 4)
+    assert events.until("added", lambda value: value["rows"] == 4)
     events.close()
     behind = client.events(f"/events?since={10**9}&run=live:4")
-    assert until(behind, lambda kind, value: kind == "runs")
+    assert behind.until("runs")
 
 
 def test_a_run_that_went_back_is_read_anew(serving, root):
@@ -131,7 +126,7 @@ def test_a_run_that_went_back_is_read_anew(serving, root):
     events = client.events("/events?run=a:4")
     lines = (root / "a" / "rounds.jsonl").read_bytes().splitlines(keepends=True)
     (root / "a" / "rounds.jsonl").write_bytes(b"".join(lines[:2]))
-    assert until(events, lambda kind, value: kind == "anew") == {"run": "a"}
+    assert events.until("anew") == {"run": "a"}
     assert client.get("/api/run?run=a").json["rows"] == 2
 
 
@@ -139,9 +134,9 @@ def test_new_runs_appear_and_deleted_ones_go(serving, root):
     client = serving()
     events = client.events("/events")
     make_run(root / "new")
-    assert until(events, lambda kind, value: kind == "runs" and value[0]["id"] == "new")
+    assert events.until("runs", lambda value: value[0]["id"] == "new")
     (root / "new" / "recipe.toml").unlink()
-    assert until(events, lambda kind, value: kind == "runs" and value[0].get("gone"))
+    assert events.until("runs", lambda value: value[0].get("gone"))
 
 
 def test_a_run_of_many_rounds_is_sent_thinned_out(serving, root):
@@ -193,4 +188,4 @@ def test_the_watcher_rests_while_nobody_looks(serving, root):
     assert client.server.watch.version == client.get("/api/runs").json["since"]
     assert client.get("/api/runs").json["runs"] == []
     events = client.events("/events")
-    assert until(events, lambda kind, value: kind == "runs")[0]["id"] == "later"
+    assert events.until("runs")[0]["id"] == "later"
