@@ -59,31 +59,47 @@
     });
     return all.sort((a, b) => rank[a.state] - rank[b.state] || a.id.localeCompare(b.id, undefined, { numeric: true }));
   }
+  // Lines and cards are changed in place: one that is replaced between pressing and releasing a button loses the click.
+  const entries = new Map(), boxes = new Map();
+  function keep(place, nodes) {
+    const now = [...place.children];
+    if (now.length !== nodes.length || now.some((node, i) => node !== nodes[i])) place.replaceChildren(...nodes);
+  }
+  const say = (node, text, className) => {
+    if (node.textContent !== text) node.textContent = text;
+    if (className !== undefined && node.className !== className) node.className = className;
+  };
   function list() {
-    const found = matching(), shown = found.slice(0, MOST_LISTED), focus = document.activeElement && document.activeElement.dataset.run;
-    byId("runs").replaceChildren(...shown.map(entry));
+    const found = matching(), shown = found.slice(0, MOST_LISTED);
+    keep(byId("runs"), shown.map(entry));
+    for (const id of entries.keys()) if (!state.runs.has(id)) entries.delete(id);
     const more = found.length > shown.length ? `, the first ${shown.length} shown: search for the others` : "";
-    byId("count").textContent = state.runs.size ? `${found.length} of ${state.runs.size} runs${more}` : "No runs here yet. Start one: fedalloy run RECIPE";
-    if (focus) { const again = byId("runs").querySelector(`[data-run="${CSS.escape(focus)}"]`); if (again) again.focus(); }
+    say(byId("count"), state.runs.size ? `${found.length} of ${state.runs.size} runs${more}` : "No runs here yet. Start one: fedalloy run RECIPE");
   }
   function entry(run) {
+    if (!entries.has(run.id)) entries.set(run.id, newEntry(run));
+    const { item, box, name, points, said, where, progress } = entries.get(run.id);
+    box.checked = state.ticked.includes(run.id);
+    say(name, run.name);
+    say(points, score(run));
+    say(said, run.state, `state ${run.state}`);
+    say(where, ` · seed ${run.seed} · ${run.id}`);
+    progress.hidden = run.state !== "running";
+    advance(progress, run);
+    return item;
+  }
+  function newEntry(run) {
     const item = make("li"), row = item.appendChild(make("label", "run")), box = row.appendChild(make("input"));
     box.type = "checkbox";
     box.dataset.run = run.id;
-    box.checked = state.ticked.includes(run.id);
-    row.append(make("span", "name", run.name), make("span", "score", score(run)));
-    const where = make("span", "where");
-    where.append(make("span", `state ${run.state}`, run.state), ` · seed ${run.seed} · ${run.id}`);
-    row.append(where);
-    if (run.state === "running") row.append(bar(run));
-    return item;
+    const name = row.appendChild(make("span", "name")), points = row.appendChild(make("span", "score"));
+    const line = row.appendChild(make("span", "where")), said = line.appendChild(make("span")), where = line.appendChild(make("span"));
+    return { item, box, name, points, said, where, progress: row.appendChild(make("progress")) };
   }
-  function bar(run) {
-    const node = make("progress");
+  function advance(node, run) {
     node.max = Math.max(1, run.rounds);
     node.value = run.round;
     node.setAttribute("aria-label", `round ${run.round} of ${run.rounds}`);
-    return node;
   }
 
   // Ticked runs -----------------------------------------------------------------------------------------------------------
@@ -118,32 +134,46 @@
     if (some.length) { document.documentElement.dataset.drawn = "true"; performance.mark("fedalloy-drawn"); }
   }
   function cards(some) {
-    byId("cards").replaceChildren(...some.map((data) => card(state.runs.get(data.id) || data, data)));
+    keep(byId("cards"), some.map((data) => card(state.runs.get(data.id) || data, data)));
+    for (const id of boxes.keys()) if (!state.ticked.includes(id)) boxes.delete(id);
   }
   function card(run, data) {
+    if (!boxes.has(run.id)) boxes.set(run.id, newCard(run));
+    const { node, title, said, stop, progress, facts, reason, heard, trouble } = boxes.get(run.id);
+    say(title, label(run.id));
+    say(said, run.state, `state ${run.state}`);
+    stop.hidden = run.state !== "running" || !state.canStop;
+    stop.disabled = state.asked.has(run.id);
+    say(stop, stop.disabled ? "Stopping after this round" : "Stop");
+    advance(progress, run);
+    say(facts, factsOf(run, data).join(" · "));
+    say(reason, run.reason || "", run.state === "failed" ? "bad" : "soft");
+    say(heard, heardText(data.participation));
+    say(trouble, data.trouble || "");
+    return node;
+  }
+  function newCard(run) {
     const node = make("article", "card"), head = node.appendChild(make("header"));
     node.dataset.run = run.id;
-    head.append(make("h2", "", label(run.id)), make("span", `state ${run.state}`, run.state));
-    if (run.state === "running" && state.canStop) head.append(stopButton(run));
-    node.append(bar(run));
+    const title = head.appendChild(make("h2")), said = head.appendChild(make("span")), stop = head.appendChild(make("button", "danger stop"));
+    stop.type = "button";
+    stop.dataset.stop = run.id;
+    const progress = node.appendChild(make("progress"));
+    const [facts, reason, heard, trouble] = ["soft", "soft", "soft", "bad"].map((kind) => node.appendChild(make("p", kind)));
+    return { node, title, said, stop, progress, facts, reason, heard, trouble };
+  }
+  function factsOf(run, data) {
     const parts = [`round ${run.round} of ${run.rounds}`];
     if (run.score !== null && run.score !== undefined) parts.push(`${run.metric} ${score(run)}`);
     if (run.state === "running" && run.left !== null) parts.push(`about ${duration(run.left)} left`);
     if (data.seconds && data.seconds.mean !== null) parts.push(`${charts.number(Number(data.seconds.mean.toPrecision(2)))} s per round`);
     if (data.complete === false) parts.push("still reading its records");
-    node.append(make("p", "soft", parts.join(" · ")));
-    if (run.reason) node.append(make("p", run.state === "failed" ? "bad" : "soft", run.reason));
-    if (data.trouble) node.append(make("p", "bad", data.trouble));
-    const heard = data.participation;
-    if (heard && heard.most !== undefined) node.append(make("p", "soft", `clients were heard ${charts.number(heard.least)} to ${charts.number(heard.most)} times (median ${charts.number(heard.median)}); awaited in vain ${charts.number(heard.absent)} times, refused ${charts.number(heard.dropped)}`));
-    return node;
+    return parts;
   }
-  function stopButton(run) {
-    const button = make("button", "danger stop", state.asked.has(run.id) ? "Stopping after this round" : "Stop");
-    button.type = "button";
-    button.disabled = state.asked.has(run.id);
-    button.dataset.stop = run.id;
-    return button;
+  function heardText(heard) {
+    if (!heard || heard.most === undefined) return "";
+    const number = charts.number;
+    return `clients were heard ${number(heard.least)} to ${number(heard.most)} times (median ${number(heard.median)}); awaited in vain ${number(heard.absent)} times, refused ${number(heard.dropped)}`;
   }
 
   // Charts ----------------------------------------------------------------------------------------------------------------
