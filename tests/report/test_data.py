@@ -244,6 +244,15 @@ def test_a_png_holds_the_pixels_it_was_given():
     assert (decoded(data_uri(pixels)) == pixels).all()
 
 
+def test_two_experiments_of_one_name_are_not_averaged(tmp_path):
+    for place in ("first", "second"):
+        write(tmp_path / place / "mine" / "seed-0", [row(1, [0], [1.0])], [])
+    write(tmp_path / "second" / "mine" / "seed-1", [row(1, [0], [1.0])], [], seed=1)
+    write(tmp_path / "other", [row(1, [0], [1.0])], [], name="other")
+    names = [(story.name, story.seed) for story in gather([tmp_path])]
+    assert names == [("mine (first)", 0), ("mine (second)", 0), ("mine (second)", 1), ("other", 0)]
+
+
 def test_places_without_runs_are_refused(tmp_path):
     with pytest.raises(CheckpointError, match="name run folders"):
         gather([tmp_path])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 import shutil
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -104,6 +107,25 @@ def test_what_the_page_tells_is_what_the_records_say(runs):
     assert [client.score for client in story.clients] == last["accuracy"]
     worst = min(story.clients, key=lambda client: client.score)
     assert f'<td class="text">{worst.name}</td>' in page([story])
+
+
+def test_the_example_of_the_documentation_makes_a_page(runs, root):
+    code = re.findall(r"```python\n(.*?)```", (root / "docs" / "report.md").read_text(), re.DOTALL)
+    assert len(code) == 1
+    inside: dict[str, Any] = {}
+    exec(code[0], inside)
+    checked = Checked()
+    checked.feed(inside["own_page"](runs))
+    assert checked.open == []
+    assert checked.tags.count("script") == 2
+
+
+def test_vendored_files_are_what_their_lists_say(root):
+    for listed in (root / "src/fedalloy/report/assets/vendor", root / "tests/browser/assets"):
+        for package in json.loads((listed / "vendor.json").read_text()):
+            assert any(name.startswith("LICENSE") for name in package["files"])
+            for name, of in package["files"].items():
+                assert hashlib.sha256((listed / name).read_bytes()).hexdigest() == of["sha256"]
 
 
 def test_tuning_runs_are_not_results(runs, tmp_path):

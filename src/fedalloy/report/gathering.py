@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -120,9 +122,27 @@ def gather(places: Sequence[Path], metric: str | None = None) -> list[Story]:
     folders = [folder for place in places for folder in _runs(place)]
     if not folders:
         raise CheckpointError(f"no run in {', '.join(map(str, places))}; name run folders, or a folder that holds some")
-    stories = [tell(folder, metric) for folder in dict.fromkeys(folders)]
+    stories = told_apart([tell(folder, metric) for folder in dict.fromkeys(folders)])
     order = {name: position for position, name in enumerate(_order(places))}
     return sorted(stories, key=lambda story: (order.get(story.name, len(order)), story.name, story.seed))
+
+
+def told_apart(stories: Sequence[Story]) -> list[Story]:
+    """Two runs of one name and seed are two experiments, not two samples of one: the folder is added to their names."""
+    twice = {key[0] for key, count in Counter((story.name, story.seed) for story in stories).items() if count > 1}
+    folders = [story.outcome.folder for story in stories if story.name in twice and story.outcome.folder]
+    if len(folders) < 2:
+        return list(stories)
+    common = Path(os.path.commonpath(folders))
+    return [_with_place(story, common) if story.name in twice else story for story in stories]
+
+
+def _with_place(story: Story, common: Path) -> Story:
+    folder = story.outcome.folder or common
+    # The last folder of a comparison's run is its seed, the one before it its name: neither tells anything new.
+    parts = [part for part in folder.relative_to(common).parts if part not in (story.name, f"seed-{story.seed}")]
+    place = f" ({'/'.join(parts)})" if parts else ""
+    return replace(story, outcome=replace(story.outcome, name=story.name + place))
 
 
 def tunings(places: Sequence[Path]) -> list[dict[str, Any]]:

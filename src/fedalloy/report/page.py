@@ -96,7 +96,7 @@ def _facts(folio: Folio) -> str:
     done = sum(story.outcome.finished for story in folio.stories)
     facts = [
         _leader(f"Best mean {outcome.metric}", rows, "mean", lower),
-        _leader("Best for the worst 10 %", rows, "worst", lower) if not lower else "",
+        _leader("Best for the worst 10\u00a0%", rows, "worst", lower) if not lower else "",
         _leader(f"Fewest rounds to {outcome.target:g}", rows, "rounds_to_target", True, 1) if outcome.target else "",
         _fact("Runs", f"{done} of {len(folio.stories)}", "finished"),
     ]

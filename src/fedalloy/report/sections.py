@@ -120,8 +120,12 @@ def info(folio: Folio) -> str:
         nothing = "These rules computed nothing on the way. Rules that do: fedadp (angles), aaggff_s and aaggff_d "
         return section("info", title, empty(nothing + "(responses, regret), fednova (effective steps), and others."))
     lines = [figure(key) for key in keys if folio.charts[key]["kind"] == "line"]
-    heats = [figure(key) for key in keys if folio.charts[key]["kind"] != "line"]
-    return section("info", title, pair(lines), *heats)
+    panels = {key: len(folio.charts[key]["panels"]) for key in keys if folio.charts[key]["kind"] == "heat"}
+    narrow = [figure(key) for key, count in panels.items() if count == 1]
+    broad = [figure(key) for key, count in panels.items() if count > 1]
+    more = sorted({name for story in folio.stories for name in story.course.info_left_out})
+    rest = paragraph(f"Recorded but not drawn: {', '.join(more)}.", "soft") if more else ""
+    return section("info", title, pair(lines + narrow), *broad, rest)
 
 
 def personal(folio: Folio) -> str:

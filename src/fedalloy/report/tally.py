@@ -53,7 +53,8 @@ class Course:
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     weights: dict[str, Grid] = field(default_factory=dict)
     info_grids: dict[str, Grid] = field(default_factory=dict)
-    left_out: set[str] = field(default_factory=set)
+    layers_left_out: set[str] = field(default_factory=set)
+    info_left_out: set[str] = field(default_factory=set)
     tally: Tally = field(default_factory=Tally)
 
     def add(self, row: Mapping[str, Any]) -> None:
@@ -75,14 +76,14 @@ class Course:
         weights = row["weights"]
         for layer, values in _layers(weights).items() if isinstance(weights, dict) else [(WHOLE, weights)]:
             if layer not in self.weights and len(self.weights) == MOST_LAYERS:
-                self.left_out.add(layer)
+                self.layers_left_out.add(layer)
             elif len(values) == len(row["ids"]):
                 self.weights.setdefault(layer, Grid()).add(int(row["round"]), row["ids"], values)
 
     def _add_info(self, row: Mapping[str, Any], name: str, value: Any) -> None:
         if isinstance(value, list):
             if name not in self.info_grids and len(self.info_grids) == MOST_INFO:
-                self.left_out.add(name)
+                self.info_left_out.add(name)
                 return
             ids = row["ids"] if len(value) == len(row["ids"]) else range(len(value))
             self.info_grids.setdefault(name, Grid()).add(int(row["round"]), ids, value)

@@ -88,7 +88,7 @@
     const height = Math.round(Math.max(240, Math.min(380, width * 0.56)));
     const svg = sheet(element, chart, width, height);
     const longest = Math.min(18, d3.max(known, (one) => one.name.length) || 0);
-    const box = { left: 46, right: width - Math.min(width * 0.34, 18 + longest * 7), top: 26, bottom: height - 44 };
+    const box = { left: 46, right: width - Math.min(width * 0.36, 22 + longest * 7.9), top: 26, bottom: height - 44 };
     const x = d3.scaleLinear(span(known, "x"), [box.left, box.right]);
     const y = d3.scaleLinear(range(known, chart), [box.bottom, box.top]).nice();
     yAxis(svg, y, box);
@@ -96,6 +96,7 @@
     svg.append("text").attr("class", "label").attr("x", 0).attr("y", 9).text(chart.y);
     if (chart.target !== undefined && chart.target !== null) target(svg, chart.target, y, box);
     known.forEach((one) => path(svg, one, x, y));
+    svg.selectAll(".halo").raise();
     const ends = known.map((one) => ({ name: one.name, y: y(one.points.at(-1).y), x: x(one.points.at(-1).x) }));
     endLabels(svg, apart(ends, box.top + 4, box.bottom, 14), box, longest);
     follow(svg, known, x, y, box, chart);
@@ -114,7 +115,8 @@
     if (chart.target !== undefined) all.push(chart.target);
     if (chart.zero) all.push(0);
     const [low, high] = d3.extent(all.filter((value) => value !== null));
-    return low === high ? [low - 0.5, high + 0.5] : [low, high];
+    const room = Math.abs(low) / 10 || 0.5;
+    return low === high ? [low - room, high + room] : [low, high];
   }
   function path(svg, one, x, y) {
     const colour = charts.colour(one.name);
@@ -130,7 +132,7 @@
   }
   function target(svg, value, y, box) {
     svg.append("line").attr("class", "target").attr("x1", box.left).attr("x2", box.right).attr("y1", y(value)).attr("y2", y(value));
-    svg.append("text").attr("class", "label").attr("x", box.left + 4).attr("y", y(value) - 5).text(`target ${short(value)}`);
+    svg.append("text").attr("class", "label halo").attr("x", box.left + 4).attr("y", y(value) - 5).text(`target ${short(value)}`);
   }
   function endLabels(svg, labels, box, longest) {
     const g = svg.append("g").attr("class", "ends");
@@ -217,7 +219,7 @@
     key(svg, shade, width, chart);
     chart.panels.forEach((panel, i) => {
       const left = (i % across) * (each + 16), top = (count === 1 ? 10 : 30) + Math.floor(i / across) * panelHeight;
-      const edge = Math.min(92, 10 + 6.2 * d3.max(chart.rows.labels, (label) => label.length));
+      const edge = Math.min(92, 10 + 6.2 * d3.max(chart.rows.labels, (label) => label.replace(/^clients /, "").length));
       panelOf(svg, chart, panel, shade, { left: left + edge, right: left + each - 4, top: top + 16, bottom: top + 16 + inner });
     });
     return svg.node();
@@ -233,14 +235,15 @@
     const ramp = d3.interpolateRgbBasis(stops), scale = (chart.root ? d3.scaleSqrt() : d3.scaleLinear()).domain([low, high]).clamp(true);
     return { low, high, ramp, of: (value) => ramp(scale(value)), empty: stop("--empty") };
   }
+  const brief = d3.format(".3~g");
   function key(svg, shade, width, chart) {
-    const size = Math.min(140, width / 3), left = width - size - 58, id = `key-${Math.random().toString(36).slice(2)}`;
+    const size = Math.min(140, width / 3), left = width - size - 62, id = `key-${Math.random().toString(36).slice(2)}`;
     const gradient = svg.append("defs").append("linearGradient").attr("id", id);
     d3.range(0, 1.01, 0.1).forEach((t) => gradient.append("stop").attr("offset", t).attr("stop-color",
       shade.of(chart.root ? shade.low + t * t * (shade.high - shade.low) : shade.low + t * (shade.high - shade.low))));
     svg.append("rect").attr("x", left).attr("y", 3).attr("width", size).attr("height", 10).attr("rx", 2).attr("fill", `url(#${id})`);
-    svg.append("text").attr("class", "label").attr("x", left - 6).attr("y", 12).attr("text-anchor", "end").text(`${chart.value} ${short(shade.low)}`);
-    svg.append("text").attr("class", "label").attr("x", left + size + 6).attr("y", 12).text(short(shade.high));
+    svg.append("text").attr("class", "label").attr("x", left - 6).attr("y", 12).attr("text-anchor", "end").text(`${chart.value} ${brief(shade.low)}`);
+    svg.append("text").attr("class", "label").attr("x", left + size + 6).attr("y", 12).text(brief(shade.high));
   }
   function panelOf(svg, chart, panel, shade, box) {
     const rows = panel.values.length, columns = d3.max(panel.values, (row) => row.length) || 1;
@@ -278,13 +281,14 @@
     const every = Math.max(1, Math.ceil(13 / tall));
     svg.append("g").selectAll("text").data(labels).join("text").filter((_, i) => i % every === 0).attr("class", "label")
       .attr("x", box.left - 6).attr("y", (label) => box.top + (labels.indexOf(label) + 0.5) * tall + 3.5).attr("text-anchor", "end")
-      .text((label) => clip(label, 14));
+      .text((label) => clip(label.replace(/^clients /, ""), 14));
     svg.selectAll("g > text:empty").remove();
   }
   function bottomLabels(svg, columns, box, wide) {
-    const longest = d3.max(columns.labels, (label) => label.length) * 7 + 12, every = Math.max(1, Math.ceil(longest / wide));
+    // A bin of rounds is named by its first; the hint tells both ends.
+    const names = columns.labels.map((label) => label.replace(/-.*/, "")), longest = d3.max(names, (label) => label.length) * 7 + 12, every = Math.max(1, Math.ceil(longest / wide));
     const g = svg.append("g");
-    columns.labels.forEach((label, i) => {
+    names.forEach((label, i) => {
       if (i % every === 0) g.append("text").attr("class", "label").attr("x", box.left + (i + 0.5) * wide).attr("y", box.bottom + 14).attr("text-anchor", "middle").text(label);
     });
     svg.append("text").attr("class", "label").attr("x", box.right).attr("y", box.bottom + 29).attr("text-anchor", "end").text(columns.title);

@@ -49,6 +49,7 @@
     sized.observe(figure.place);
   }
   const ensure = (figure) => { if (!figure.drawn) draw(figure); };
+  charts.show = (element) => figures.forEach((figure) => figure.element === element && ensure(figure));
   charts.redraw = () => figures.forEach((figure) => figure.drawn && draw(figure));
   charts.drawAll = () => figures.forEach(ensure);
 
@@ -189,7 +190,7 @@
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 10000);
   }
-  const KEPT = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "stroke-opacity", "opacity", "font-size", "font-family", "font-weight", "image-rendering", "display"];
+  const KEPT = ["paint-order", "fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "stroke-opacity", "opacity", "font-size", "font-family", "font-weight", "image-rendering", "display"];
   // Outside the page there are no style sheets: what they say is written into the copy.
   function standalone(svg) {
     const copy = svg.cloneNode(true), from = [svg, ...svg.querySelectorAll("*")], to = [copy, ...copy.querySelectorAll("*")];

@@ -64,9 +64,12 @@
     charts.figure(place, told.charts[place.dataset.chart], { start: place.dataset.start ? JSON.parse(place.dataset.start) : {} });
   });
   document.querySelectorAll("select[data-shows]").forEach((select) => {
-    const show = () => document.querySelectorAll(`[data-group="${select.dataset.shows}"]`).forEach((one) => { one.hidden = one.dataset.member !== select.value; });
-    select.addEventListener("change", show);
-    show();
+    const show = (asked) => document.querySelectorAll(`[data-group="${select.dataset.shows}"]`).forEach((one) => {
+      one.hidden = one.dataset.member !== select.value;
+      if (asked && !one.hidden) charts.show(one);
+    });
+    select.addEventListener("change", () => show(true));
+    show(false);
   });
   root.dataset.ready = "true";
 })();

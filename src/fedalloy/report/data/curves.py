@@ -56,7 +56,7 @@ def losses(stories: Sequence[Story]) -> Chart | None:
             series.append({"name": name, "x": rounds, **_band(values)})
     if not series:
         return None
-    note = "Of the clients that took part in a round, by round."
+    note = "Mean over the clients that took part in a round."
     return {"id": "train-loss", "kind": "line", "title": "Training loss", "x": "round", "y": "training loss",
             "series": series, "note": note}  # fmt: skip
 

@@ -19,7 +19,8 @@ def weights(story: Story) -> Chart | None:
     if not grids:
         return None
     chart = heat(story, {"" if layer == WHOLE else layer: grid for layer, grid in grids.items()})
-    left_out = f" {len(story.course.left_out)} more layers are not shown." if story.course.left_out else ""
+    more = len(story.course.layers_left_out)
+    left_out = f" {more} more layers are not shown." if more else ""
     return chart | {
         "id": f"weights-{story.name}-{story.seed}",
         "title": f"{story.name}, seed {story.seed}",
@@ -38,7 +39,7 @@ def heat(story: Story, grids: dict[str, Grid]) -> dict[str, Any]:
         "columns": {"title": "round", "labels": spans(small.rounds, small.rounds_per_bin, first=1)},
         "rows": {"title": "client", "labels": _clients(story, small)},
         "panels": [panel for panel, _ in made],
-        "note": "Empty where a client did not take part." + _joined(small),
+        "note": _note([panel for panel, _ in made], small),
     }
 
 
@@ -48,7 +49,9 @@ def _clients(story: Story, grid: Grid) -> list[str]:
     return [f"clients {span}" for span in spans(grid.clients, grid.clients_per_bin)]
 
 
-def _joined(grid: Grid) -> str:
-    if grid.rounds_per_bin == grid.clients_per_bin == 1:
-        return ""
-    return f" A cell is the mean over {grid.rounds_per_bin} rounds and {grid.clients_per_bin} clients."
+def _note(panels: list[dict[str, Any]], grid: Grid) -> str:
+    gaps = any(None in row for panel in panels for row in panel["values"])
+    said = ["Empty where a client did not take part."] if gaps else []
+    if grid.rounds_per_bin > 1 or grid.clients_per_bin > 1:
+        said.append(f"A cell is the mean over {grid.rounds_per_bin} rounds and {grid.clients_per_bin} clients.")
+    return " ".join(said)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedalloy.report.gathering import gather
+from fedalloy.report.palette import assign
 from fedalloy.report.plots.kinds import Options
 
 
@@ -14,10 +15,12 @@ def draw(axes: Any, runs: Sequence[Path], options: Options) -> None:
     """One line per run; the worst tenth of its clients dotted in the same colour."""
     stories = gather(runs, options.metric)
     several_seeds = len({story.outcome.seed for story in stories}) > 1
+    styles = assign(story.name for story in stories)
     for story in stories:
         rounds, means, worst = zip(*story.curve, strict=True) if story.curve else ((), (), ())
         label = f"{story.name}, seed {story.outcome.seed}" if several_seeds else story.name
-        (line,) = axes.plot(rounds, means, label=label)
-        axes.plot(rounds, worst, linestyle=":", color=line.get_color())
+        colour = styles[story.name].light
+        axes.plot(rounds, means, label=label, color=colour)
+        axes.plot(rounds, worst, linestyle=":", color=colour)
     axes.set(xlabel="round", ylabel=f"{options.metric or stories[0].outcome.metric} (dotted: worst 10 %)")
     axes.legend()
