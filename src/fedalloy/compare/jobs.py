@@ -32,6 +32,7 @@ class Job:
     seed: int
     recipe: dict[str, Any]
     folder: Path
+    track: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ def work(job: Job, tell: Callable[[News], None]) -> News:
 
     job.folder.parent.mkdir(parents=True, exist_ok=True)
     try:
-        ending, _ = resolve(parse(job.recipe)).run(job.folder, resume=True, watcher=watch)
+        ending, _ = resolve(parse(job.recipe)).run(job.folder, resume=True, watcher=watch, track=job.track)
     except (CheckpointError, RunLocked):
         raise
     except FedalloyError as error:

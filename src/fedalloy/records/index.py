@@ -26,7 +26,7 @@ from fedalloy.records.lines import Block, read_block, still_there
 from fedalloy.records.scalars import scalars, seconds_of
 from fedalloy.records.stream import decode
 
-AT_ONCE = 8 << 20
+AT_ONCE = 2 << 20
 """Bytes of a stream that one step reads."""
 MOST_EVENTS = 1000
 """Single drops that are kept; all of them are counted."""

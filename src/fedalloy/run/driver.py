@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -34,6 +34,8 @@ from fedalloy.run.mixing import evaluate_mixes
 from fedalloy.run.recorder import FolderRecorder, MemoryRecorder, Recorder, Row
 from fedalloy.run.round import Federation, Played, Stopwatch, play
 from fedalloy.run.trained import Trained
+from fedalloy.track.tracked import Tracked
+from fedalloy.track.tracker import Tracker, make_trackers
 
 BARREN_LIMIT = 3
 """Rounds in a row without a valid contribution after which a run counts as diverged."""
@@ -99,8 +101,13 @@ def run(
     recipe: Mapping[str, Any] | None = None,
     watcher: Callable[[RoundEvent], None] | None = None,
     initial: Tree | None = None,
+    track: Sequence[str | Tracker] = (),
 ) -> tuple[Ending, Recorder]:
-    """Run to the end, to the target, or until somebody stops it; with a folder it can be resumed from there."""
+    """Run to the end, to the target, or until somebody stops it; with a folder it can be resumed from there.
+
+    ``track`` names trackers that hear of every round (:mod:`fedalloy.track`).
+    """
+    trackers = make_trackers(track, folder)
     config.devices.check(task.population)
     algorithm.check_cohort(config.sampling.size(task.population), task.population)
     check_validation(algorithm, task)
@@ -109,7 +116,8 @@ def run(
     with _Threads(config), opened.lock() if opened else nullcontext():
         recorder: Recorder = FolderRecorder(opened) if opened else MemoryRecorder()
         state = begin(fed, initial)
-        session = Session(fed, state, make_store(fed, state, opened), recorder, watcher=watcher)
+        heard = Tracked(recorder, trackers, opened.path, recipe or {}) if opened and trackers else recorder
+        session = Session(fed, state, make_store(fed, state, opened), heard, watcher=watcher)
         if opened:
             _restore(session, opened)
         with stop_when_asked(opened.path if opened else None) as flag, closing(fed.engine), _profile(config) as profile:

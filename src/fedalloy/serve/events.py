@@ -65,7 +65,8 @@ class Events:
                 return
             if found["rows"] > self._rows[run]:
                 self._rows[run] = found["rows"]
-                yield _event("added", {"run": run, **found, **self._pictures(run, index)})
+                complete = run not in self._watch.reading
+                yield _event("added", {"run": run, "complete": complete, **found, **self._pictures(run, index)})
             elif run in self._watch.errors:
                 yield _event("trouble", {"run": run, "text": self._watch.errors[run]})
         except (LookupError, OSError, sqlite3.Error):

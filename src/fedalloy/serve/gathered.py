@@ -70,7 +70,8 @@ class Participation:
     def add(self, row: Mapping[str, Any]) -> None:
         """One round."""
         for kind, name in enumerate(self.kinds):
-            ids = np.array([int(client) for client in row.get(name, ())], dtype=np.int64)
+            found = row.get(name) or ()
+            ids = np.array(list(map(int, found)) if isinstance(found, Mapping) else found, dtype=np.int64)
             if len(ids):
                 self._reach(int(ids.max()) + 1)
                 self.counts[kind] += np.bincount(ids, minlength=self.counts.shape[1])

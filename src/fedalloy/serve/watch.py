@@ -35,6 +35,7 @@ class Watch:
         self.store, self.version = store, 0
         self.changed: dict[str, int] = {}
         self.errors: dict[str, str] = {}
+        self.reading: set[str] = set()
         self._every = LOOK_EVERY if every is None else every
         self._news = threading.Condition()
         self._watched: Counter[str] = Counter()
@@ -104,6 +105,8 @@ class Watch:
         if scan and self.store.scan():
             self._tell(set(self.changed) ^ set(self.store.folders))
         for run in list(self.store.folders):
+            if not (scan or self.store.is_going(run)):  # what has ended is looked at now and then
+                continue
             try:
                 if self.store.refresh(run):
                     self._tell([run])
@@ -118,6 +121,7 @@ class Watch:
             before, said, more = len(index), self.errors.pop(run, ""), True
             for _ in range(_STEPS):
                 more = more and index.update()
+            (self.reading.add if more else self.reading.discard)(run)
             if len(index) != before or more:
                 self._tell([run])
         except (LookupError, OSError, sqlite3.Error):

@@ -279,7 +279,7 @@
     const data = state.data.get(news.run);
     if (!data) return;
     const { points, run, ...rest } = news;
-    Object.assign(data, rest, { complete: true });
+    Object.assign(data, rest);
     for (const [name, line] of Object.entries(points)) {
       const mine = (data.points[name] ||= { x: [], y: [] }), last = mine.x.at(-1) ?? -1;
       line.x.forEach((x, i) => { if (x > last) { mine.x.push(x); mine.y.push(line.y[i]); } });
