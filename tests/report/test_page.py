@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 
 from fedalloy.compare.comparing import compare
+from fedalloy.compare.table import summarise
 from fedalloy.core.errors import CheckpointError
 from fedalloy.recipe import parse
+from fedalloy.report.data import result_rows
 from fedalloy.report.gathering import gather
 from fedalloy.report.page import page, write_page
 
@@ -107,6 +109,17 @@ def test_what_the_page_tells_is_what_the_records_say(runs):
     assert [client.score for client in story.clients] == last["accuracy"]
     worst = min(story.clients, key=lambda client: client.score)
     assert f'<td class="text">{worst.name}</td>' in page([story])
+
+
+def test_the_page_and_the_command_line_round_alike(runs):
+    stories = gather([runs])
+    finished = [row for row in summarise([story.outcome for story in stories]) if row.mean]
+    text = page(stories)
+    assert finished
+    for row in finished:
+        assert row.mean is not None
+        assert f">{row.mean.text()}<" in text
+        assert result_rows(stories)[0]["mean"]["mean"] == row.mean.mean
 
 
 def test_the_example_of_the_documentation_makes_a_page(runs, root):

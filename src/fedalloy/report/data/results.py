@@ -53,4 +53,6 @@ def fairness_rows(stories: Sequence[Story]) -> list[dict[str, Any]]:
 def _spread(spread: Spread | None) -> dict[str, Any] | None:
     if spread is None:
         return None
-    return {"mean": digits(spread.mean), "deviation": digits(spread.deviation or math.nan), "count": spread.count}
+    # All digits: a table that rounds a rounded number disagrees with one that rounds the number itself.
+    apart = digits(spread.deviation if spread.deviation is not None else math.nan, 17)
+    return {"mean": digits(spread.mean, 17), "deviation": apart, "count": spread.count}
