@@ -13,6 +13,7 @@ from fedalloy.cli import (
     conform,
     data,
     doctor,
+    export,
     listing,
     newcomers,
     plot,
@@ -84,6 +85,7 @@ app.command()(show.show)
 app.command(epilog=EXIT_CODES)(conform.conform)
 app.add_typer(data.app, name="data")
 app.command()(report.report)
+app.command(epilog=EXIT_CODES)(export.export)
 app.command(epilog=EXIT_CODES)(serve.serve)
 app.command(epilog=EXIT_CODES)(plot.plot)
 app.command(epilog=EXIT_CODES)(newcomers.newcomers)
