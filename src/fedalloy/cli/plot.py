@@ -13,29 +13,45 @@ class Kind(StrEnum):
     """The pictures there are."""
 
     curves = "curves"
+    clients = "clients"
+    weights = "weights"
+    fairness = "fairness"
+    participation = "participation"
     lambda_ = "lambda"
     reliability = "reliability"
     line = "line"
     plane = "plane"
 
 
+class Width(StrEnum):
+    """How wide a picture is."""
+
+    column = "column"
+    page = "page"
+
+
 def plot(
     kind: Annotated[Kind, typer.Argument(help="What is drawn.")],
-    runs: Annotated[list[Path], typer.Argument(help="A run folder; several for curves.", metavar="RUN...")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="A run folder; several for curves, clients, fairness, participation.", metavar="RUN..."),
+    ],
     output: Annotated[Path, typer.Option("-o", "--output", help="The picture: .png, .pdf or .svg.")] = Path("plot.png"),
     metric: Annotated[
         str | None, typer.Option(help="The metric; default: the run's own, a loss for landscapes.")
     ] = None,
     points: Annotated[int, typer.Option(min=2, help="Points on a line, or along each side of a plane.")] = 21,
     clients: Annotated[int, typer.Option(min=1, help="For lines: as many clients, drawn once.")] = 20,
+    width: Annotated[Width, typer.Option(help="As wide as a column of a paper, or as its page.")] = Width.column,
 ) -> None:
-    """Draw a run. Needs matplotlib, which the extra 'report' installs.
+    """Draw a run for a paper. Needs matplotlib, which the extra 'report' installs.
 
-    curves: a metric over rounds. lambda: a metric against the share of the local model, with the spread over
-    clients. reliability: accuracy against confidence. line: the loss between federated and local models. plane:
-    the loss around the global model.
+    curves: a metric over rounds. clients: every client's score. weights: how much each contribution counted.
+    fairness: the share of clients below every score. participation: how often clients were heard. lambda: a metric
+    against the share of the local model, with the spread over clients. reliability: accuracy against confidence. line:
+    the loss between federated and local models. plane: the loss around the global model.
     """
     from fedalloy.report.plots.kinds import Options, draw
 
-    draw(kind.value, runs, output, Options(metric, points, clients))
+    draw(kind.value, runs, output, Options(metric, points, clients, width.value))
     typer.echo(str(output))

@@ -11,17 +11,25 @@ from typing import Any
 from fedalloy.core.errors import SpecError, nearest
 from fedalloy.report.plots import canvas
 
-KINDS = {"curves": "curves", "lambda": "mixture", "reliability": "reliability", "line": "line", "plane": "plane"}
+KINDS = {
+    "curves": "curves", "clients": "clients", "weights": "weights", "fairness": "fairness",
+    "participation": "participation", "lambda": "mixture", "reliability": "reliability", "line": "line",
+    "plane": "plane",
+}  # fmt: skip
 """Kind and the file that draws it."""
+SEVERAL = frozenset({"curves", "clients", "fairness", "participation"})
+"""Those that show several runs."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """``metric``: what is shown; ``points``: how finely; ``clients``: of how many, where models are scored anew."""
+    """``metric``: what is shown; ``points``: how finely; ``clients``: of how many, where models are scored anew;
+    ``width``: of the picture."""
 
     metric: str | None = None
     points: int = 21
     clients: int = 20
+    width: str = "column"
 
 
 Draw = Callable[[Any, Sequence[Path], Options], None]
@@ -31,10 +39,11 @@ def draw(kind: str, runs: Sequence[Path], output: Path, options: Options | None 
     """Draw one picture into a file."""
     if kind not in KINDS:
         raise SpecError(f"unknown picture '{kind}': {nearest(kind, KINDS)}")
-    if kind != "curves" and len(runs) != 1:
-        raise SpecError(f"'{kind}' shows one run, not {len(runs)}; only 'curves' shows several")
+    if kind not in SEVERAL and len(runs) != 1:
+        raise SpecError(f"'{kind}' shows one run, not {len(runs)}; {', '.join(sorted(SEVERAL))} show several")
     canvas.check_suffix(output)
-    figure, axes = canvas.sheet()
+    chosen = options or Options()
     drawer: Draw = import_module(f"fedalloy.report.plots.{KINDS[kind]}").draw
-    drawer(axes, runs, options or Options())
-    canvas.save(figure, output)
+    with canvas.sheet(chosen.width) as (figure, axes):
+        drawer(axes, runs, chosen)
+        canvas.save(figure, output)
