@@ -175,11 +175,11 @@ def test_clients_and_fairness_show_every_client_at_the_end(mixed, plain):
 
 
 def test_weights_and_participation_show_the_rounds(plain):
-    from fedalloy.report.plots import participation, weights
+    from fedalloy.report.plots import contributions, participation
 
     rows = list(read_run(plain).rounds())
     sheet = axes()
-    weights.draw(sheet, [plain], Options())
+    contributions.draw(sheet, [plain], Options())
     cells = np.asarray(sheet.get_images()[0].get_array())
     assert cells == pytest.approx(np.array([row["weights"] for row in rows]).T)
     sheet = axes()

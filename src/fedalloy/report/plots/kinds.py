@@ -12,7 +12,7 @@ from fedalloy.core.errors import SpecError, nearest
 from fedalloy.report.plots import canvas
 
 KINDS = {
-    "curves": "curves", "clients": "clients", "weights": "weights", "fairness": "fairness",
+    "curves": "curves", "clients": "clients", "weights": "contributions", "fairness": "fairness",
     "participation": "participation", "lambda": "mixture", "reliability": "reliability", "line": "line",
     "plane": "plane",
 }  # fmt: skip
