@@ -10,7 +10,7 @@ from fedalloy.track.tracker import Told, needed
 
 
 class TensorBoard:
-    """Writes event files into ``tensorboard/`` in the run's folder; a resumed run replaces the rounds that were lost."""
+    """Writes event files into ``tensorboard/`` in the run's folder; a resumed run replaces rounds that were lost."""
 
     def __init__(self) -> None:
         self._module = needed("torch.utils.tensorboard", "TensorBoard")

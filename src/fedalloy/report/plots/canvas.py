@@ -36,6 +36,14 @@ def sheet(width: str = "column", shape: float = 0.72) -> Iterator[tuple[Any, Any
         yield figure, figure.add_subplot()
 
 
+def whole_numbers(*sides: Any) -> None:
+    """Rounds and clients are counted: no marks between them."""
+    from matplotlib.ticker import MaxNLocator
+
+    for side in sides:
+        side.set_major_locator(MaxNLocator(nbins=6, integer=True))
+
+
 def check_suffix(path: Path) -> None:
     """Refuse a picture of unknown format before anything is computed."""
     suffix = path.suffix.removeprefix(".").lower()

@@ -8,6 +8,7 @@ from typing import Any
 
 from fedalloy.core.errors import SpecError
 from fedalloy.report.gathering import gather
+from fedalloy.report.plots.canvas import whole_numbers
 from fedalloy.report.plots.kinds import Options
 
 
@@ -22,4 +23,5 @@ def draw(axes: Any, runs: Sequence[Path], options: Options) -> None:
     drawn = axes.imshow(means.T, aspect="auto", interpolation="nearest", cmap="Blues", vmin=0, extent=reach)
     axes.figure.colorbar(drawn, ax=axes, label="weight")
     axes.grid(visible=False)
+    whole_numbers(axes.xaxis, axes.yaxis)
     axes.set(xlabel="round", ylabel="client", title=f"{story.name}{f', layer {layer}' if layer else ''}")

@@ -8,6 +8,7 @@ from typing import Any
 
 from fedalloy.report.gathering import gather
 from fedalloy.report.palette import assign
+from fedalloy.report.plots.canvas import whole_numbers
 from fedalloy.report.plots.kinds import Options
 
 
@@ -24,4 +25,5 @@ def draw(axes: Any, runs: Sequence[Path], options: Options) -> None:
         axes.plot(rounds, means, label=label, color=style.light, linestyle=dash)
         axes.plot(rounds, worst, linestyle=":", color=style.light)
     axes.set(xlabel="round", ylabel=f"{options.metric or stories[0].metric} (dotted: worst 10 %)")
+    whole_numbers(axes.xaxis)
     axes.legend()
