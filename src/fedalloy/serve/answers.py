@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any, cast
+
+import numpy as np
 
 from fedalloy.records import toml
 from fedalloy.records.index import Index, Table
@@ -92,8 +93,8 @@ def points(table: Table, most: int) -> dict[str, Any]:
     lines: dict[str, Any] = {}
     for place, name in enumerate(table.names):
         column = table.values[:, place]
-        known = [row for row in range(len(column)) if math.isfinite(column[row])]
-        chosen = [known[one] for one in pick(len(known), most)]
+        known = np.flatnonzero(np.isfinite(column))
+        chosen = known[pick(len(known), most)].tolist()
         if chosen:
             lines[name] = {"x": [table.rounds[row] for row in chosen], "y": many(column[row] for row in chosen)}
     return lines
