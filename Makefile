@@ -12,7 +12,7 @@ DEV := $(VENV)/.installed-dev
 WORKERS ?= 2
 PYTHON ?=
 
-.PHONY: help env demo test lint format docs bench clean
+.PHONY: help env demo test browser lint format docs bench screenshots clean
 
 help:  ## Show the targets
 	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-14s %s\n", $$1, $$2}'
@@ -24,8 +24,11 @@ demo: $(PACKAGE)  ## Compare algorithms on the embedded digits and leave demo/re
 	@$(BIN)/fedalloy report runs/demo -o demo/report.html
 
 # One thread per process: the workers share the cores, and small tensors gain nothing from threads.
-test: lint  ## Lint, type check, then all tests and doctests in random order
+test: lint browser  ## Lint, type check, then all tests and doctests in random order
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+browser:  ## Install Chromium for the browser tests, where that is possible
+	@sh scripts/browser.sh
 
 lint: $(DEV)  ## Check style, format and types
 	@$(BIN)/ruff check
@@ -44,6 +47,9 @@ docs: $(DEV)  ## Run every example of the documentation, check the generated pag
 
 bench: $(DEV)  ## Measure the engines
 	@$(BIN)/python -m benchmarks.engines
+
+screenshots: $(DEV) browser  ## Make the pictures of the README anew
+	@$(BIN)/python scripts/screenshots.py
 
 clean:  ## Remove caches, builds and the demo's output (.venv and other runs stay)
 	@rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build demo runs/demo

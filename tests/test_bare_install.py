@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parents[1]
 BARE = {"torch", "numpy", "safetensors"}
 """All that ``fedalloy.fit`` may need."""
 HIDDEN = {"clarabel", "pydantic", "qpsolvers", "rich", "sklearn", "scipy", "typer"}
-HIDDEN |= {"pandas", "pyarrow", "flwr", "jinja2", "matplotlib", "mlflow", "tensorboard", "wandb"}
+HIDDEN |= {"alembic", "pandas", "pyarrow", "flwr", "jinja2", "matplotlib", "mlflow"}
+HIDDEN |= {"sqlalchemy", "tensorboard", "wandb"}
 IMPORT_NAMES = {"scikit-learn": "sklearn", "mlflow-skinny": "mlflow"}
 
 # Hides packages as if they were not installed: an import fails, and asking whether there is such a module says no.

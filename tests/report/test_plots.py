@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from fedalloy.core.keys import Key
 from fedalloy.recipe import parse, reopen, resolve
 from fedalloy.records.reading import read_run
 from fedalloy.report.plots import line, plane, reliability
-from fedalloy.report.plots.kinds import KINDS, OF_TABLES, Options, draw
+from fedalloy.report.plots.kinds import KINDS, Options, draw
 from fedalloy.report.plots.mixture import gather_mixture
 from fedalloy.tasks.evaluation import evaluate_pool
 
@@ -47,7 +48,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("kind", "suffix"),
-    [*((kind, ".png") for kind in sorted(KINDS.keys() - OF_TABLES)), ("curves", ".pdf"), ("lambda", ".svg")],
+    [*((kind, ".png") for kind in sorted(KINDS.keys() - {"rows", "variance"})), ("curves", ".pdf"), ("lambda", ".svg")],
 )
 def test_every_picture_is_drawn(kind, suffix, mixed, tmp_path):
     draw(kind, [mixed], tmp_path / "deep" / f"picture{suffix}", Options(points=3, clients=2))
@@ -149,3 +150,64 @@ def test_without_matplotlib_it_says_what_to_install(mixed, tmp_path, monkeypatch
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(SpecError, match=r"fedalloy\[report\]"):
         draw("curves", [mixed], tmp_path / "a.png")
+
+
+def last_scores(run):
+    return sorted(list(read_run(run).clients())[-1]["accuracy"])
+
+
+def test_clients_and_fairness_show_every_client_at_the_end(mixed, plain):
+    from fedalloy.report.plots import clients, fairness
+
+    sheet = axes()
+    clients.draw(sheet, [plain, mixed], Options())
+    assert [label.get_text() for label in sheet.get_yticklabels()] == ["fedavg", "superfed_mm"]
+    drawn = [sorted(dots.get_offsets()[:, 0]) for dots in sheet.collections]
+    assert drawn[0] == pytest.approx(last_scores(plain))
+    assert drawn[1] == pytest.approx(last_scores(mixed))
+    sheet = axes()
+    fairness.draw(sheet, [plain, mixed], Options())
+    shown = {line.get_label(): line for line in sheet.get_lines()}
+    assert list(shown["fedavg"].get_xdata())[1:] == pytest.approx(last_scores(plain))
+    assert list(shown["fedavg"].get_ydata()) == pytest.approx([place / 6 for place in range(7)])
+    for drawer in (clients, fairness):
+        with pytest.raises(SpecError, match="evaluate it first"):
+            drawer.draw(axes(), [plain], Options(metric="auroc"))
+
+
+def test_weights_and_participation_show_the_rounds(plain):
+    from fedalloy.report.plots import contributions, participation
+
+    rows = list(read_run(plain).rounds())
+    sheet = axes()
+    contributions.draw(sheet, [plain], Options())
+    cells = np.asarray(sheet.get_images()[0].get_array())
+    assert cells == pytest.approx(np.array([row["weights"] for row in rows]).T)
+    sheet = axes()
+    participation.draw(sheet, [plain], Options())
+    assert list(sheet.get_lines()[0].get_ydata()) == [len(rows)] * 6
+
+
+def test_one_algorithm_has_one_colour_in_every_picture(mixed, plain):
+    from fedalloy.report.palette import assign
+    from fedalloy.report.plots import curves, fairness, participation
+
+    styles = assign(["fedavg", "superfed_mm"])
+    sheet = axes()
+    participation.draw(sheet, [mixed, plain], Options())
+    assert [line.get_label() for line in sheet.get_lines()] == ["fedavg, superfed_mm"], "lines that are alike are one"
+    for drawer in (curves, fairness):
+        sheet = axes()
+        drawer.draw(sheet, [mixed, plain], Options())
+        shown = {line.get_label(): line.get_color() for line in sheet.get_lines()}
+        assert {name: shown[name] for name in styles} == {name: style.light for name, style in styles.items()}
+
+
+def test_pictures_are_as_wide_as_asked(plain, tmp_path):
+    for width, inches in (("column", 3.35), ("page", 6.9)):
+        draw("curves", [plain], tmp_path / "a.pdf", Options(width=width))
+        box = re.search(rb"/MediaBox \[ 0 0 ([\d.]+)", (tmp_path / "a.pdf").read_bytes())
+        assert box
+        assert float(box[1]) == pytest.approx(72 * inches, abs=1)
+    with pytest.raises(SpecError, match="did you mean 'column'"):
+        draw("curves", [plain], tmp_path / "a.pdf", Options(width="colum"))

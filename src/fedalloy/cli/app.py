@@ -13,6 +13,7 @@ from fedalloy.cli import (
     conform,
     data,
     doctor,
+    export,
     flower,
     listing,
     newcomers,
@@ -21,6 +22,7 @@ from fedalloy.cli import (
     report,
     reproduce,
     run,
+    serve,
     show,
     synth,
     unfold,
@@ -88,6 +90,8 @@ app.command()(show.show)
 app.command(epilog=EXIT_CODES)(conform.conform)
 app.add_typer(data.app, name="data")
 app.command()(report.report)
+app.command(epilog=EXIT_CODES)(export.export)
+app.command(epilog=EXIT_CODES)(serve.serve)
 app.command(epilog=EXIT_CODES)(plot.plot)
 app.command(epilog=EXIT_CODES)(newcomers.newcomers)
 app.add_typer(synth.app, name="synth")

@@ -11,7 +11,7 @@ import typer
 
 from fedalloy.cli.console import console, number, print_json, print_table
 from fedalloy.cli.progress import watch_jobs
-from fedalloy.cli.run import Changes, Json, Quick
+from fedalloy.cli.run import Changes, Json, Quick, Track
 
 if TYPE_CHECKING:
     from fedalloy.compare.comparing import Comparison
@@ -35,6 +35,7 @@ def compare(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="The folder; default: runs/NAME.")] = None,
     jobs: Annotated[int | None, typer.Option("-j", "--jobs", min=1, help="Processes; default: one per core.")] = None,
     as_json: Json = False,
+    track: Track = None,
 ) -> None:
     """Run several algorithms with several seeds and print one table.
 
@@ -48,7 +49,7 @@ def compare(
     folder = output or Path("runs") / recipe.stem
     try:
         with watch_jobs(count(wanted), as_json) as watcher:
-            done = run_all(wanted, folder, processes=jobs, watcher=watcher)
+            done = run_all(wanted, folder, processes=jobs, watcher=watcher, track=track or [])
     except KeyboardInterrupt:
         if not as_json:
             typer.echo("interrupted; nothing is lost: the same command goes on from here", err=True)

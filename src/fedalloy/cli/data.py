@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -9,7 +11,7 @@ import typer
 from fedalloy.cli.console import print_json, print_table
 from fedalloy.cli.run import Json
 
-app = typer.Typer(help="Data sets: list them, find their files, check their files.", no_args_is_help=True)
+app = typer.Typer(help="Data sets: list them, find, fetch and check their files.", no_args_is_help=True)
 
 
 @app.command("list")
@@ -66,3 +68,40 @@ def check(
         print_table(["file", "verdict", "where, or how to get it"], rows)
     wrong = [one for one in found if one.verdict == "changed" or (names and one.verdict == "missing")]
     raise typer.Exit(1 if wrong else 0)
+
+
+@app.command()
+def fetch(
+    name: Annotated[str, typer.Argument(help="A data set with a public original; a wrong name lists them.")],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="The folder; default: FEDALLOY_DATA or the user cache.")
+    ] = None,
+    sha256: Annotated[str | None, typer.Option(help="The checksum to trust, where none is published.")] = None,
+    url: Annotated[str | None, typer.Option(help="Another address of the same file (a mirror).")] = None,
+    as_json: Json = False,
+) -> None:
+    """Download the public original of a data set and check it; a download that broke off goes on.
+
+    What a loader reads may be made from the original: the last line says how. Files whose checksum nobody publishes
+    are refused without --sha256.
+    """
+    from fedalloy.core import registry
+    from fedalloy.core.errors import DataError
+    from fedalloy.tasks import originals
+
+    files = originals.originals_of(name)
+    if (sha256 or url) and len(files) > 1:
+        raise DataError(f"'{name}' has {len(files)} files: --sha256 and --url mean a single one")
+    chosen = [replace(one, sha256=sha256 or one.sha256, url=url or one.url) for one in files]
+    folder = output or originals.folder_for_data()
+    paths = [str(originals.fetch(one, folder)) for one in chosen]
+    loader = registry.everything("dataset").get(name)
+    reads = [file for file in getattr(loader, "files", {}) if file not in {one.filename for one in chosen}]
+    hint = f"the loader reads {', '.join(reads)}: {getattr(loader, 'hint', '')}" if reads else ""
+    if as_json:
+        print_json({"files": paths, "next": hint})
+        return
+    for path in paths:
+        typer.echo(f"{path}: checksum right")
+    if hint:
+        typer.echo(hint)

@@ -13,19 +13,30 @@ class Kind(StrEnum):
     """The pictures there are."""
 
     curves = "curves"
+    clients = "clients"
+    weights = "weights"
+    fairness = "fairness"
+    participation = "participation"
     lambda_ = "lambda"
     reliability = "reliability"
     line = "line"
     plane = "plane"
-    weights = "weights"
     rows = "rows"
     variance = "variance"
+
+
+class Width(StrEnum):
+    """How wide a picture is."""
+
+    column = "column"
+    page = "page"
 
 
 def plot(
     kind: Annotated[Kind, typer.Argument(help="What is drawn.")],
     runs: Annotated[
-        list[Path], typer.Argument(help="A run folder, or a table of weights; several for some.", metavar="RUN...")
+        list[Path],
+        typer.Argument(help="A run folder, or a table of weights; several for some kinds.", metavar="RUN..."),
     ],
     output: Annotated[Path, typer.Option("-o", "--output", help="The picture: .png, .pdf or .svg.")] = Path("plot.png"),
     metric: Annotated[
@@ -33,17 +44,20 @@ def plot(
     ] = None,
     points: Annotated[int, typer.Option(min=2, help="Points on a line, or along each side of a plane.")] = 21,
     clients: Annotated[int, typer.Option(min=1, help="For lines: as many clients, drawn once.")] = 20,
+    width: Annotated[Width, typer.Option(help="As wide as a column of a paper, or as its page.")] = Width.column,
 ) -> None:
-    """Draw a run. Needs matplotlib, which the extra 'report' installs.
+    """Draw a run for a paper. Needs matplotlib, which the extra 'report' installs.
 
-    curves: a metric over rounds. lambda: a metric against the share of the local model, with the spread over
-    clients. reliability: accuracy against confidence. line: the loss between federated and local models. plane:
-    the loss around the global model.
+    curves: a metric over rounds. clients: every client's score. weights: how much each contribution counted, or
+    the table that 'fedalloy unfold' learned.
+    fairness: the share of clients below every score. participation: how often clients were heard. lambda: a metric
+    against the share of the local model, with the spread over clients. reliability: accuracy against confidence. line:
+    the loss between federated and local models. plane: the loss around the global model.
 
-    Of tables that 'fedalloy unfold' learned: weights, a map of rounds x clients; rows, every client's weight over
-    rounds; variance, how much weights change over rounds against 1/sqrt(rounds), several tables of different length.
+    Of learned tables alone: rows, every client's weight over rounds; variance, how much weights change over rounds
+    against 1/sqrt(rounds), several tables of different length.
     """
     from fedalloy.report.plots.kinds import Options, draw
 
-    draw(kind.value, runs, output, Options(metric, points, clients))
+    draw(kind.value, runs, output, Options(metric, points, clients, width.value))
     typer.echo(str(output))

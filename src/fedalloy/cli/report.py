@@ -12,7 +12,9 @@ def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some.", metavar="RUN...")],
     output: Annotated[Path, typer.Option("-o", "--output", help="The page.")] = Path("report.html"),
 ) -> None:
-    """Write one self-contained page: results, fairness, worst clients, data, participation, how to reproduce."""
+    """Write one self-contained page: results over seeds, curves, every client, fairness, weights, what the rules
+    computed, participation, data, cost, how to reproduce. Charts have tables and can be saved; no network is needed.
+    """
     from fedalloy.report.page import write_page
 
     count = write_page(runs, output)

@@ -19,6 +19,10 @@ Changes = Annotated[
     list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="Change a value of the recipe; may be repeated.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for machines, and nothing else.")]
+Track = Annotated[
+    list[str] | None,
+    typer.Option(help="Also tell tensorboard, mlflow or wandb (extra 'track'); may be repeated.", metavar="TOOL"),
+]
 Quick = Annotated[bool, typer.Option("--quick", help="A few rounds and seeds only: does it run at all?")]
 _PHASES = ("plan", "data", "compute", "clients", "combine", "evaluate", "record")
 
@@ -32,6 +36,7 @@ def run(
     seed: Annotated[int | None, typer.Option(help="The seed; default: the recipe's first.")] = None,
     as_json: Json = False,
     profile: Annotated[bool, typer.Option("--profile", help="Say afterwards where the time went.")] = False,
+    track: Track = None,
 ) -> None:
     """Run one experiment and leave its records in a folder.
 
@@ -49,7 +54,7 @@ def run(
     if not as_json:
         _introduce(experiment, folder, wanted.compare, len(wanted.run.seeds) if seed is None else 1)
     with watch_run(experiment.config.target_metric, as_json) as watcher:
-        ending, _ = experiment.run(folder, resume=resume, watcher=watcher)
+        ending, _ = experiment.run(folder, resume=resume, watcher=watcher, track=track or [])
     outcome = read_outcome(folder)
     if as_json:
         print_json(outcome.to_json() | ({"seconds": seconds(folder)} if profile else {}))

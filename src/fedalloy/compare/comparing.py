@@ -68,12 +68,18 @@ class Comparison:
 
 
 def compare(
-    recipe: Recipe, folder: str | Path, *, processes: int | None = None, watcher: Watcher = lambda news: None
+    recipe: Recipe,
+    folder: str | Path,
+    *,
+    processes: int | None = None,
+    watcher: Watcher = lambda news: None,
+    track: Sequence[str] = (),
 ) -> Comparison:
     """Run every entry of the recipe's comparison with every seed; each run in ``folder/<name>/seed-<s>``.
 
     Where there is a grid, each entry first tries every setting on the tuning seeds (in ``folder/tuning``) and
-    goes on with the one whose target metric is best at the end, on average over these seeds.
+    goes on with the one whose target metric is best at the end, on average over these seeds. ``track`` names tools
+    that hear of the runs which count (:mod:`fedalloy.track`).
     """
     entries = _single_threaded(_as_entries(recipe))
     check_seeds(entries)
@@ -92,7 +98,7 @@ def compare(
         for name, one in _each(entries)
         for seed in entries.run.seeds
     ]
-    broken = run_jobs(jobs, workers, watcher)
+    broken = run_jobs([replace(job, track=tuple(track)) for job in jobs], workers, watcher)
     return Comparison(where, tuple(_outcome(job, broken) for job in jobs), tuple(tuned))
 
 

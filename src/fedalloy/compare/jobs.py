@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from fedalloy.core.errors import CheckpointError, FedalloyError, RunLocked
 from fedalloy.records import toml
+from fedalloy.records.stop import REQUESTED
 
 _TOLD_EVERY = 0.2
 """Seconds between two messages about the same run."""
@@ -31,6 +32,7 @@ class Job:
     seed: int
     recipe: dict[str, Any]
     folder: Path
+    track: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -123,12 +125,13 @@ def work(job: Job, tell: Callable[[News], None]) -> News:
 
     job.folder.parent.mkdir(parents=True, exist_ok=True)
     try:
-        ending, _ = resolve(parse(job.recipe)).run(job.folder, resume=True, watcher=watch)
+        ending, _ = resolve(parse(job.recipe)).run(job.folder, resume=True, watcher=watch, track=job.track)
     except (CheckpointError, RunLocked):
         raise
     except FedalloyError as error:
         return News(job, "broken", text=str(error))
-    if ending.status == "stopped":
+    # Asked to stop through its folder, a run stops alone; a signal means all of them.
+    if ending.status == "stopped" and ending.reason != REQUESTED:
         raise KeyboardInterrupt
     return News(job, "ended", ending.progress.round, text=ending.status)
 

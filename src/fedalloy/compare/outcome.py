@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedalloy.records.reading import read_run
+from fedalloy.records.reading import RunRecord, read_run
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,16 @@ class Outcome:
 def read_outcome(folder: str | Path) -> Outcome:
     """The outcome of the run in a folder."""
     record = read_run(folder)
+    return outcome_of(record, record.rounds())
+
+
+def outcome_of(record: RunRecord, rows: Iterable[Mapping[str, Any]]) -> Outcome:
+    """The outcome of a run whose rows of ``rounds.jsonl`` are at hand; those without an evaluation may be missing."""
     settings, status = record.recipe.get("run", {}), record.status
     metric, target = settings.get("target_metric", "accuracy"), settings.get("target")
     scores: dict[str, float] = {}
     reached = None
-    for row in record.rounds():
+    for row in rows:
         found = _watched(row, metric, settings.get("target_on") == "global")
         if found is None:
             continue

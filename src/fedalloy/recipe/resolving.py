@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ class Experiment:
         *,
         resume: bool = False,
         watcher: Callable[[RoundEvent], None] | None = None,
+        track: Sequence[str] = (),
     ) -> tuple[Ending, Recorder]:
         """Make the task and run to the end."""
         return run(
@@ -55,6 +56,7 @@ class Experiment:
             resume=resume,
             recipe=self.resolved,
             watcher=watcher,
+            track=track,
         )
 
 

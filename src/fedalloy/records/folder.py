@@ -12,6 +12,8 @@
 | ``clients/0000007-000123.safetensors`` | large states of clients, by id and round (:mod:`.disk_store`) |
 | ``synthetic/round-000050.safetensors`` | synthetic samples of a round (:mod:`fedalloy.synthetic.snapshots`) |
 | ``lock`` | held by the writer, names its process id |
+| ``stop`` | asks the writer to end after its round (:mod:`.stop`); gone afterwards |
+| ``index.sqlite`` | what the live page has read so far (:mod:`.index`); may be deleted at any time |
 
 Only ``timings.jsonl``, ``environment.json`` and ``lock`` may differ between two runs of one seed. A checkpoint
 therefore keeps the byte lengths of the two other streams, and timings are cut by their round.

@@ -50,3 +50,20 @@ def _take(file: int, path: Path) -> None:
             f"the run folder {path.parent} is being written by {who}. Wait until it ends, stop it"
             f"{f' (kill {pid})' if pid else ''} and resume, or choose another folder"
         ) from None
+
+
+def holder(path: Path) -> int | None:
+    """The process that holds a lock file, or None; only looks, so that it never gets in the way of a run that starts.
+
+    The file keeps the number of its last holder, so the process must also be there.
+    """
+    try:
+        pid = int(path.read_text(encoding="ascii"))
+        if pid <= 0:  # would mean a whole group of processes
+            return None
+        os.kill(pid, 0)
+    except PermissionError:  # it is there, and somebody else's
+        return pid
+    except (OSError, ValueError, OverflowError):
+        return None
+    return pid

@@ -42,6 +42,7 @@ import os
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -93,9 +94,9 @@ def read_run(path: str | Path) -> RunRecord:
     return RunRecord(
         folder,
         tomllib.loads((folder / "recipe.toml").read_text(encoding="utf-8")),
-        _read_json(folder / "environment.json") or {},
-        _read_json(folder / "status.json") or {},
-        _read_json(folder / "manifest.json"),
+        read_json(folder / "environment.json") or {},
+        read_json(folder / "status.json") or {},
+        read_json(folder / "manifest.json"),
     )
 
 
@@ -129,11 +130,24 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 def last_row(path: Path) -> dict[str, Any] | None:
     """The last complete row of a stream, found from its end."""
+    return next(newest_rows(path), None)
+
+
+def newest_rows(path: Path, most: int | None = None) -> Iterator[dict[str, Any]]:
+    """The complete rows of a stream, newest first, at most so many; reads from the end of the file."""
+    rows = (row for row in map(decode, _lines_backwards(path)) if row is not None)
+    return islice(rows, most)
+
+
+def last_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of the last round of a stream in their order, found from its end."""
+    found: list[dict[str, Any]] = []
     for line in _lines_backwards(path):
         row = decode(line)
-        if row is not None:
-            return row
-    return None
+        if row is not None and found and row.get("round") != found[-1].get("round"):
+            break
+        found += [row] if row is not None else []
+    return found[::-1]
 
 
 def _lines_backwards(path: Path) -> Iterator[bytes]:
@@ -155,7 +169,7 @@ def _columns(rows: Iterator[dict[str, Any]]) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row))
 
 
-def _read_json(path: Path) -> dict[str, Any] | None:
+def read_json(path: Path) -> dict[str, Any] | None:
     """A small JSON file, or None where there is none."""
     if not path.exists():
         return None

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
+import os
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedalloy.compare.outcome import Outcome, read_outcome
+from fedalloy.compare.outcome import Outcome, outcome_of
 from fedalloy.core.errors import CheckpointError
-from fedalloy.records.reading import find_runs, last_row, read_run
+from fedalloy.records.reading import RunRecord, find_runs, last_rows, read_run
+from fedalloy.report.tally import Clock, Course, Tally, number
 
 TUNING = "tuning"
 
@@ -28,34 +29,12 @@ class Client:
     classes: tuple[int, ...]
 
 
-@dataclass
-class Tally:
-    """Who took part, over all rounds."""
-
-    counted: Counter[int] = field(default_factory=Counter)
-    absent: int = 0
-    late: int = 0
-    dropped: Counter[str] = field(default_factory=Counter)
-    barren: int = 0
-    bytes_up: int = 0
-    bytes_down: int = 0
-    seconds: float = 0.0
-
-    def add(self, row: dict[str, Any]) -> None:
-        """Count one round."""
-        self.counted.update(row["ids"])
-        self.late += len(row.get("late", ()))
-        self.absent += len(row.get("absent", ()))
-        self.dropped.update(row["dropped"].values())
-        self.barren += not row["ids"]
-        self.bytes_up += row["bytes_up"]
-        self.bytes_down += row["bytes_down"]
-        self.seconds += row["simulated_seconds"]
-
-
 @dataclass(frozen=True)
 class Story:
-    """One run: how it ended, how it went, who was served how."""
+    """One run: how it ended, how it went, who was served how.
+
+    ``curve`` holds ``(round, mean, worst)`` of ``metric``; ``last`` the rows of the last evaluation, one per model.
+    """
 
     outcome: Outcome
     recipe: dict[str, Any]
@@ -63,12 +42,76 @@ class Story:
     manifest: dict[str, Any]
     curve: tuple[tuple[int, float, float], ...]
     clients: tuple[Client, ...]
-    tally: Tally
+    course: Course = field(default_factory=Course)
+    clock: Clock = field(default_factory=Clock)
+    last: tuple[dict[str, Any], ...] = ()
 
     @property
     def name(self) -> str:
         """The algorithm's name."""
         return self.outcome.name
+
+    @property
+    def seed(self) -> int:
+        """The run's seed."""
+        return self.outcome.seed
+
+    @property
+    def metric(self) -> str:
+        """What the run is judged by."""
+        return self.outcome.metric
+
+    @property
+    def tally(self) -> Tally:
+        """Who took part, over all rounds."""
+        return self.course.tally
+
+    @property
+    def population(self) -> int:
+        """How many clients there are, as far as the records tell."""
+        most = max(self.tally.counted, default=-1) + 1
+        return int(self.manifest.get("clients") or max(len(self.clients), most))
+
+    @property
+    def metrics(self) -> list[str]:
+        """Everything that was evaluated, the run's own metric first."""
+        names = dict.fromkeys(name for one in self.course.evaluations[-1:] for name in one["evaluation"])
+        return sorted(names, key=lambda name: name != self.metric)
+
+    @property
+    def personal(self) -> bool:
+        """Whether the clients have models of their own."""
+        return any(row.get("model") == "personal" for row in self.last)
+
+
+@dataclass
+class Gatherer:
+    """Reads a run row by row, so that whoever follows a run that is still going reads every row once."""
+
+    record: RunRecord
+    course: Course = field(default_factory=Course)
+    clock: Clock = field(default_factory=Clock)
+
+    def read(self) -> Gatherer:
+        """Everything that is there."""
+        for row in self.record.rounds():
+            self.course.add(row)
+        for row in self.record.timings():
+            self.clock.add(row)
+        return self
+
+    def story(self, metric: str | None = None) -> Story:
+        """What is known by now."""
+        record, course = self.record, self.course
+        outcome = outcome_of(record, course.evaluations)
+        last = tuple(last_rows(record.path / "clients.jsonl"))
+        manifest = record.manifest or {}
+        shown = metric or outcome.metric
+        clients = tuple(_clients(last[-1] if last else {}, shown, manifest))
+        curve = _curve(course, shown)
+        return Story(
+            outcome, record.recipe, record.environment, manifest, curve, clients, course, self.clock, last
+        )  # fmt: skip
 
 
 def gather(places: Sequence[Path], metric: str | None = None) -> list[Story]:
@@ -79,9 +122,27 @@ def gather(places: Sequence[Path], metric: str | None = None) -> list[Story]:
     folders = [folder for place in places for folder in _runs(place)]
     if not folders:
         raise CheckpointError(f"no run in {', '.join(map(str, places))}; name run folders, or a folder that holds some")
-    stories = [tell(folder, metric) for folder in dict.fromkeys(folders)]
+    stories = told_apart([tell(folder, metric) for folder in dict.fromkeys(folders)])
     order = {name: position for position, name in enumerate(_order(places))}
-    return sorted(stories, key=lambda story: (order.get(story.name, len(order)), story.name, story.outcome.seed))
+    return sorted(stories, key=lambda story: (order.get(story.name, len(order)), story.name, story.seed))
+
+
+def told_apart(stories: Sequence[Story]) -> list[Story]:
+    """Two runs of one name and seed are two experiments, not two samples of one: the folder is added to their names."""
+    twice = {key[0] for key, count in Counter((story.name, story.seed) for story in stories).items() if count > 1}
+    folders = [story.outcome.folder for story in stories if story.name in twice and story.outcome.folder]
+    if len(folders) < 2:
+        return list(stories)
+    common = Path(os.path.commonpath(folders))
+    return [_with_place(story, common) if story.name in twice else story for story in stories]
+
+
+def _with_place(story: Story, common: Path) -> Story:
+    folder = story.outcome.folder or common
+    # The last folder of a comparison's run is its seed, the one before it its name: neither tells anything new.
+    parts = [part for part in folder.relative_to(common).parts if part not in (story.name, f"seed-{story.seed}")]
+    place = f" ({'/'.join(parts)})" if parts else ""
+    return replace(story, outcome=replace(story.outcome, name=story.name + place))
 
 
 def tunings(places: Sequence[Path]) -> list[dict[str, Any]]:
@@ -92,27 +153,35 @@ def tunings(places: Sequence[Path]) -> list[dict[str, Any]]:
 
 def tell(folder: Path, metric: str | None = None) -> Story:
     """Read one run."""
-    record, outcome, tally = read_run(folder), read_outcome(folder), Tally()
-    metric = metric or outcome.metric
-    curve = []
-    for row in record.rounds():
-        tally.add(row)
-        found = row.get("evaluation", {}).get(metric)
-        if found:
-            curve.append((int(row["round"]), _number(found.get("mean")), _number(found.get("worst"))))
-    manifest = record.manifest or {}
-    clients = tuple(_clients(last_row(folder / "clients.jsonl") or {}, metric, manifest))
-    return Story(outcome, record.recipe, record.environment, manifest, tuple(curve), clients, tally)
+    return Gatherer(read_run(folder)).read().story(metric)
 
 
-def _clients(row: dict[str, Any], metric: str, manifest: dict[str, Any]) -> list[Client]:
-    names, sizes = manifest.get("names"), manifest.get("sizes")
-    counts = manifest.get("class_counts")
+def by_name(stories: Sequence[Story]) -> dict[str, list[Story]]:
+    """The runs of every algorithm, in their order."""
+    groups: dict[str, list[Story]] = {}
+    for story in stories:
+        groups.setdefault(story.name, []).append(story)
+    return groups
+
+
+def client_name(manifest: Mapping[str, Any], client: int) -> str:
+    """How a client is called."""
+    names = manifest.get("names")
+    return str(names[client]) if names and client < len(names) else f"client {client}"
+
+
+def _curve(course: Course, metric: str) -> tuple[tuple[int, float, float], ...]:
+    found = [(one["round"], one["evaluation"].get(metric)) for one in course.evaluations]
+    return tuple((int(round), number(of.get("mean")), number(of.get("worst"))) for round, of in found if of)
+
+
+def _clients(row: Mapping[str, Any], metric: str, manifest: Mapping[str, Any]) -> list[Client]:
+    sizes, counts = manifest.get("sizes"), manifest.get("class_counts")
     return [
         Client(
             client,
-            names[client] if names else f"client {client}",
-            _number(score),
+            client_name(manifest, client),
+            number(score),
             sizes[client] if sizes else None,
             tuple(counts[client]) if counts else (),
         )
@@ -127,7 +196,3 @@ def _runs(place: Path) -> list[Path]:
 def _order(places: Sequence[Path]) -> list[str]:
     files = [place / "comparison.json" for place in places]
     return [name for file in files if file.is_file() for name in json.loads(file.read_text(encoding="utf-8"))["order"]]
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else float(value)

@@ -1,84 +1,115 @@
-"""One self-contained page about some runs."""
+"""One self-contained page about some runs: no network, no other file."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 from string import Template
+from typing import Any
 
 from fedalloy.records import atomic
-from fedalloy.report import sections
+from fedalloy.report import assets, back_matter, data, sections, words
+from fedalloy.report.data.curves import LOWER_IS_BETTER
+from fedalloy.report.folio import Folio
 from fedalloy.report.gathering import Story, gather, tunings
+from fedalloy.report.markup import plain_json
 
+PARTS: dict[str, Callable[[Folio], str]] = {
+    "Run": sections.what,
+    "Results": sections.results,
+    "Curves": sections.curves,
+    "Clients": sections.clients,
+    "Fairness": sections.fairness,
+    "Weights": sections.weights,
+    "Rules": sections.info,
+    "Personal": sections.personal,
+    "Pictures": sections.pictures,
+    "Participation": back_matter.participation,
+    "Data": back_matter.heterogeneity,
+    "Cost": back_matter.cost,
+    "Tuning": back_matter.tuning,
+    "Reproduce": back_matter.reproduce,
+}
+"""What the bar at the top calls a section, and the section."""
+# The policy makes the promise binding: a page that wanted to ask the network for something could not.
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 PAGE = Template("""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="$policy">
+<meta name="generator" content="fedalloy">
+<link rel="icon" href="data:,">
 <title>$title</title>
 <style>$style</style>
 </head>
 <body>
+<header class="top"><div class="inner">
+<span class="brand">fedalloy</span><nav aria-label="Sections" tabindex="0">$links</nav>
+<button type="button" data-action="print">Print</button><button type="button" data-action="theme">Theme</button>
+</div></header>
+<main>
 <h1>$title</h1>
-<p>$subtitle</p>
+$facts
 $body
+<footer class="soft">Made by fedalloy. Every chart has a table behind it and can be saved as CSV, SVG or PNG.</footer>
+</main>
+<script type="application/json" id="fedalloy-data">$data</script>
+<script>$script</script>
 </body>
 </html>
 """)
+_PLACE = re.compile(r'<section id="([\w-]+)"')
 
 
 def write_page(places: Sequence[Path], output: Path) -> int:
     """Write the page about the runs in some folders; returns how many there were."""
     stories = gather(places)
     output.parent.mkdir(parents=True, exist_ok=True)
-    atomic.write_text(output, page(stories, sections.tuning(tunings(places))))
+    atomic.write_text(output, page(stories, tunings(places)))
     return len(stories)
 
 
-def page(stories: Sequence[Story], tuning: str = "") -> str:
+def page(stories: Sequence[Story], tried: Sequence[dict[str, Any]] = ()) -> str:
     """The page as text."""
-    parts = [
-        sections.results(stories),
-        sections.curves(stories),
-        sections.fairness(stories),
-        tuning,
-        sections.data(stories),
-        sections.participation(stories),
-        sections.reproduce(stories),
+    folio = Folio(stories, tried)
+    parts = {short: made for short, section in PARTS.items() if (made := section(folio))}
+    links = "".join(_link(short, made) for short, made in parts.items())
+    return PAGE.substitute(
+        policy=POLICY, title=escape(words.title(stories)), style=assets.style(), links=links, facts=_facts(folio),
+        body="\n".join(parts.values()), data=plain_json(folio.to_json()), script=assets.script(),
+    )  # fmt: skip
+
+
+def _link(short: str, section: str) -> str:
+    found = _PLACE.match(section)
+    return f'<a href="#{found[1]}">{short}</a>' if found else ""
+
+
+def _facts(folio: Folio) -> str:
+    """The few numbers that people look for first."""
+    rows, outcome = data.result_rows(folio.stories), folio.stories[0].outcome
+    lower = outcome.metric in LOWER_IS_BETTER
+    done = sum(story.outcome.finished for story in folio.stories)
+    facts = [
+        _leader(f"Best mean {outcome.metric}", rows, "mean", lower),
+        _leader("Best for the worst 10\u00a0%", rows, "worst", lower) if not lower else "",
+        _leader(f"Fewest rounds to {outcome.target:g}", rows, "rounds_to_target", True, 1) if outcome.target else "",
+        _fact("Runs", f"{done} of {len(folio.stories)}", "finished"),
     ]
-    style = files("fedalloy.report").joinpath("style.css").read_text(encoding="utf-8")
-    words = {"title": escape(_title(stories)), "subtitle": escape(_subtitle(stories))}
-    return PAGE.substitute(words, style=style, body="\n".join(parts))
+    return f'<dl class="facts">{"".join(facts)}</dl>'
 
 
-def _title(stories: Sequence[Story]) -> str:
-    names = list(dict.fromkeys(story.name for story in stories))
-    return names[0] if len(names) == 1 else f"{len(names)} algorithms compared"
+def _leader(label: str, rows: Sequence[dict[str, Any]], key: str, lower: bool, digits: int = 3) -> str:
+    known = [row for row in rows if row[key] and row[key]["mean"] is not None]
+    if not known:
+        return _fact(label, "none", "no finished run has a value")
+    best = (min if lower else max)(known, key=lambda row: row[key]["mean"])
+    return _fact(label, f"{best[key]['mean']:.{digits}f}", best["name"])
 
 
-def _subtitle(stories: Sequence[Story]) -> str:
-    """What was run, in a sentence."""
-    recipe = stories[0].recipe
-    task, dealt, devices = (recipe.get(table, {}) for table in ("task", "partition", "devices"))
-    clients = stories[0].manifest.get("clients") or len(stories[0].clients)
-    seeds = sorted({story.outcome.seed for story in stories})
-    facts = [f"{len(stories)} runs", f"seeds {', '.join(map(str, seeds))}", f"{stories[0].outcome.rounds} rounds"]
-    facts += [f"data {_kind(task['dataset'])}"] if "dataset" in task else []
-    facts += [f"model {_kind(task['model'])}"] if "model" in task else []
-    facts += [f"{clients} clients" + (f" dealt by {dealt['kind']}" if "kind" in dealt else "")]
-    facts += [f"local epochs {_epochs(devices['epochs'])}"] if "epochs" in devices else []
-    facts += [f"links work with probability {devices['success']}"] if devices.get("success", 1.0) != 1.0 else []
-    said = f"{recipe['description']} " if recipe.get("description") else ""
-    return f"{said}{', '.join(facts)}."
-
-
-def _kind(rule: object) -> str:
-    return str(rule.get("kind", "?")) if isinstance(rule, dict) else str(rule)
-
-
-def _epochs(epochs: object) -> str:
-    if isinstance(epochs, dict):
-        return f"{epochs.get('low')} to {epochs.get('high')}"
-    return "given per client" if isinstance(epochs, list) else str(epochs)
+def _fact(label: str, value: str, about: str) -> str:
+    return f'<div class="fact"><dt>{escape(label)}</dt><dd>{escape(value)}<small>{escape(about)}</small></dd></div>'

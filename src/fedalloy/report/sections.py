@@ -1,203 +1,211 @@
-"""The sections of a page, each a pure function from stories to HTML."""
+"""The sections of a report on what came out, each a pure function from a folio (stories and charts) to HTML."""
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from fedalloy.compare.table import Row, Spread, summarise
-from fedalloy.records import toml
-from fedalloy.report.chart import Line, line_chart
-from fedalloy.report.gathering import Client, Story
+from fedalloy.report import data, words
+from fedalloy.report.data.curves import LOWER_IS_BETTER
+from fedalloy.report.folio import Folio
+from fedalloy.report.markup import (
+    Cell,
+    code,
+    count,
+    details,
+    empty,
+    figure,
+    named,
+    pair,
+    paragraph,
+    section,
+    spread,
+    table,
+    text,
+)  # fmt: skip
 
-SHOWN_CLIENTS, SHOWN_CLASSES, SHOWN_WORST = 60, 30, 3
+
+def what(folio: Folio) -> str:
+    """Plain words, then the recipe."""
+    said = "".join(paragraph(sentence, "lead" if place == 0 else "") for place, sentence in enumerate(folio.words))
+    paths, rows = words.differences(folio.stories)
+    if paths and len(rows) > 1:
+        head = ["algorithm", *(".".join(path).removeprefix("algorithm.") for path in paths)]
+        body = [[named(name, folio.styles), *(text(value) for value in values)] for name, values in rows]
+        said += paragraph("What differs between them:", "soft") + table("Settings that differ", head, body)
+    return section("what", "What was run", said, details("The recipe they share", code(folio.recipe)))
 
 
-def results(stories: Sequence[Story]) -> str:
+def results(folio: Folio) -> str:
     """Mean and spread over seeds, and the paired difference to the first algorithm."""
-    rows, metric = summarise([story.outcome for story in stories]), stories[0].outcome.metric
-    target = stories[0].outcome.target
-    head = ["algorithm", f"mean {metric}", "worst 10 %", "Gini", _target_head(target), f"vs {rows[0].name}", "seeds"]
-    best = max((row.mean.mean for row in rows if row.mean), default=None)
+    rows, first = data.result_rows(folio.stories), folio.stories[0].outcome
+    head = ["algorithm", f"mean {first.metric}", "worst 10 %", "Gini"]
+    head += [f"rounds to {first.target:g}"] if first.target is not None else []
+    head += [f"difference to {rows[0]['name']}"] if len(rows) > 1 else []
+    leaders = _leaders(rows, first.metric in LOWER_IS_BETTER)
+    body = [_result(row, folio, leaders) for row in rows]
+    note = "Mean ± standard deviation over seeds; the best of each column is bold."
+    if len(rows) > 1:
+        note += f" Differences are paired: each seed's run against the same seed's run of {rows[0]['name']}; coloured "
+        note += "where the mean is further from zero than one deviation."
+    made = table("Results", [*head, "seeds"], body)
+    return section("results", "Results", made, paragraph(note, "soft"), _trouble(folio))
+
+
+def curves(folio: Folio) -> str:
+    """Metrics against rounds, bytes or simulated time."""
+    title = "Over time"
+    if "curves" not in folio.charts:
+        nothing = "Nothing was evaluated yet. Runs evaluate every evaluate.every rounds and at the end."
+        return section("curves", title, empty(nothing))
+    metrics = folio.charts["curves"]["metrics"]
+    starts = [{"metric": metrics[0], "statistic": "mean"}, {"metric": metrics[0], "statistic": "worst"}]
+    starts += [{"metric": metrics[1], "statistic": "mean"}] if len(metrics) > 1 else []
+    figures = [figure("curves", start) for start in starts]
+    figures += [figure("train-loss")] if "train-loss" in folio.charts else []
+    note = (
+        "Lines are means over seeds, bands span the seeds. Choose the metric, the clients and the axis above a chart."
+    )
+    if "seconds" not in folio.charts["curves"]["axes"]:
+        note += " Simulated time needs devices.seconds_per_step or devices.seconds_per_megabyte in the recipe."
+    return section("curves", title, paragraph(note, "soft"), pair(figures))
+
+
+def clients(folio: Folio) -> str:
+    """Everyone as a dot, the worst by name."""
+    title = "Who is served how"
+    if "distribution" not in folio.charts:
+        return section("clients", title, empty("No client was scored yet; all of them show here after an evaluation."))
+    rows, metric = data.worst_clients(folio.stories, 3), folio.stories[0].metric
+    head = ["algorithm", "worst served", "seed", metric, "examples", "commonest class", "counted in rounds"]
     body = [
-        (_result_cells(row), "best" if row.mean and row.mean.mean == best and len(rows) > 1 else "") for row in rows
-    ]
-    failed = [
-        f'<p class="bad">{escape(f"{row.name}, seed {run.seed}: {run.state} in round {run.round}. {run.reason}")}</p>'
+        [named(row["name"], folio.styles), text(row["client"]), count(row["seed"]), count(row["score"], 3),
+         count(row["examples"]), _common(row), count(row["rounds"])]
         for row in rows
-        for run in (*row.failed, *row.unfinished)
-    ]
-    note = '<p class="soft">Mean ± standard deviation over seeds; the last differences are paired by seed.</p>'
-    return f"<h2>Results</h2>{table(head, body)}{note}{''.join(failed)}"
-
-
-def curves(stories: Sequence[Story]) -> str:
-    """Accuracy over rounds, all clients and the worst served."""
-    metric, target = stories[0].outcome.metric, stories[0].outcome.target
-    names = list(dict.fromkeys(story.name for story in stories))
-    mean: dict[str, Line] = {name: _average(stories, name, 1) for name in names}
-    worst: dict[str, Line] = {name: _average(stories, name, 2) for name in names}
-    charts = line_chart(mean, f"{metric}, mean over clients and seeds", target)
-    return f"<h2>Over rounds</h2>{charts}{line_chart(worst, f'{metric}, worst 10 % of the clients, mean over seeds')}"
-
-
-def fairness(stories: Sequence[Story]) -> str:
-    """How unequally the clients are served, and who is served worst."""
-    rows = summarise([story.outcome for story in stories])
-    head = ["algorithm", "worst 10 %", "best 10 %", "variance (%²)", "Gini"]
-    body = [
-        ([row.name, _text(row.worst), _text(row.best), _text(row.variance, 1), _text(row.gini)], "") for row in rows
-    ]
-    worst = [([story.name, str(story.outcome.seed), *_worst(story)], "") for story in stories if story.clients]
-    named = ["algorithm", "seed", *(f"{place} client" for place in ("worst", "2nd worst", "3rd worst"))]
-    note = '<p class="soft">In brackets: the score, the number of examples, the commonest class.</p>'
-    return f"<h2>Fairness</h2>{table(head, body)}<h2>Who is served worst</h2>{table(named, worst)}{note}"
-
-
-def data(stories: Sequence[Story]) -> str:
-    """Client by class counts of the first federation: label skew along a row, quantity skew down the last column."""
-    manifest = next((story.manifest for story in stories if story.manifest.get("class_counts")), None)
-    if manifest is None:
-        return ""
-    counts: list[list[int]] = manifest["class_counts"]
-    most = max((count for row in counts for count in row), default=1) or 1
-    classes = min(len(counts[0]), SHOWN_CLASSES)
-    names = manifest.get("names") or [f"client {number}" for number in range(len(counts))]
-    body = "".join(_heat_row(names[k], row, classes, most) for k, row in enumerate(counts[:SHOWN_CLIENTS]))
-    head = "".join(f"<th>{label}</th>" for label in ["", *range(classes), "all"])
-    rest = f"; the first {SHOWN_CLIENTS} of {len(counts)} clients" if len(counts) > SHOWN_CLIENTS else ""
-    seed = next(story.outcome.seed for story in stories if story.manifest is manifest)
-    unused = manifest.get("unused", 0)
-    note = f'<p class="soft">Examples by client and class, seed {seed}{rest}; {unused} examples unused.</p>'
-    return (
-        f'<h2>Data</h2>{note}<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-    )
-
-
-def participation(stories: Sequence[Story]) -> str:
-    """How many contributions counted, who was missing, what was refused, what travelled."""
-    head = [
-        "run",
-        "contributions",
-        "per client",
-        "absent",
-        "late",
-        "refused",
-        "empty rounds",
-        "MB up",
-        "MB down",
-        "simulated s",
-    ]
-    body = [(_tally_cells(story), "") for story in stories]
-    reasons = [
-        f"<p>{escape(story.name)}, seed {story.outcome.seed}: {count} refused, {escape(why)}</p>"
-        for story in stories
-        for why, count in story.tally.dropped.most_common(3)
-    ]
-    return f"<h2>Participation</h2>{table(head, body)}{''.join(reasons)}"
-
-
-def tuning(entries: Sequence[dict[str, Any]]) -> str:
-    """What a grid tried and chose."""
-    if not entries:
-        return ""
-    body = [
-        ([entry["name"], _settings(one["settings"]), "failed" if one["score"] is None else f"{one['score']:.3f}",
-          "chosen" if one["settings"] == entry["best"] else ""], "")
-        for entry in entries for one in entry["tried"]
     ]  # fmt: skip
-    note = '<p class="soft">On tuning seeds, which are none of those reported above.</p>'
-    return f"<h2>Tuning</h2>{note}{table(['algorithm', 'setting', 'mean', ''], body)}"
+    named_ones = table("The worst served clients", head, body, kind="low")
+    return section("clients", title, figure("distribution"), "<h3>Served worst, over all seeds</h3>", named_ones)
 
 
-def reproduce(stories: Sequence[Story]) -> str:
-    """The recipes, and what they ran on."""
-    blocks = [
-        f"<details><summary>{escape(story.name)}, seed {story.outcome.seed}</summary>"
-        f"<pre>{escape(toml.dumps(story.recipe))}</pre></details>"
-        for story in stories
-    ]
-    on = stories[0].environment
-    facts = ", ".join(
-        f"{name} {on[name]}" for name in ("fedalloy", "python", "torch", "numpy", "threads", "device") if name in on
+def fairness(folio: Folio) -> str:
+    """How unequal it is."""
+    metric = folio.stories[0].metric
+    low, high = ("best", "worst") if metric in LOWER_IS_BETTER else ("worst", "best")
+    head = ["algorithm", f"mean {metric}", "worst 10 %", "best 10 %", "parity gap", "variance (%²)", "Gini"]
+    body = [
+        [named(row["name"], folio.styles), spread(row["mean"]), spread(row[low]), spread(row[high]),
+         spread(row["parity_gap"]), spread(row["variance"], 1), spread(row["gini"])]
+        for row in data.fairness_rows(folio.stories)
+    ]  # fmt: skip
+    note = "Over clients at the end, then mean ± standard deviation over seeds. Parity gap: best less worst 10 %. "
+    note += "Gini: 0 when all are served alike."
+    return section("fairness", "Fairness", table("Fairness", head, body), paragraph(note, "soft"))
+
+
+def weights(folio: Folio) -> str:
+    """Rounds x clients."""
+    keys = folio.group("weights")
+    if not keys:
+        return section("weights", "Weights", empty("No contribution has counted yet, so there are no weights to show."))
+    said = "How much each contribution counted. A strong column is a round that hung on few clients, a strong row a "
+    said += "client that decides much. First seed of each algorithm."
+    return section("weights", "Weights", paragraph(said, "soft"), *switched(folio, "weights", keys))
+
+
+def info(folio: Folio) -> str:
+    """What rules computed."""
+    title, keys = "What the rules computed", folio.group("info")
+    if not keys:
+        nothing = "These rules computed nothing on the way. Rules that do: fedadp (angles), aaggff_s and aaggff_d "
+        return section("info", title, empty(nothing + "(responses, regret), fednova (effective steps), and others."))
+    lines = [figure(key) for key in keys if folio.charts[key]["kind"] == "line"]
+    panels = {key: len(folio.charts[key]["panels"]) for key in keys if folio.charts[key]["kind"] == "heat"}
+    narrow = [figure(key) for key, count in panels.items() if count == 1]
+    broad = [figure(key) for key, count in panels.items() if count > 1]
+    more = sorted({name for story in folio.stories for name in story.course.info_left_out})
+    rest = paragraph(f"Recorded but not drawn: {', '.join(more)}.", "soft") if more else ""
+    return section("info", title, pair(lines + narrow), *broad, rest)
+
+
+def personal(folio: Folio) -> str:
+    """The lambda curve and reliability."""
+    if not any(story.personal for story in folio.stories):
+        return ""
+    no_mix = "These methods keep a model per client but do not mix it with the federated one: there is no λ to vary."
+    curve = figure("lambda") if "lambda" in folio.charts else empty(no_mix)
+    diagrams = [figure(key) for key in folio.group("reliability")]
+    missing = "".join(empty(f"No reliability diagram for {why}") for why in folio.missing)
+    heading = "<h3>How sure, how right</h3>" if diagrams else ""
+    return section("personal", "Personal models", curve, heading, pair(diagrams), missing)
+
+
+def pictures(folio: Folio) -> str:
+    """Synthetic examples."""
+    keys = folio.group("pictures")
+    return section("pictures", "Synthetic examples", *switched(folio, "pictures", keys)) if keys else ""
+
+
+def switched(folio: Folio, group: str, keys: Sequence[str]) -> list[str]:
+    """One chart at a time, chosen by name, when there are several."""
+    if len(keys) == 1:
+        return [figure(keys[0])]
+    titles = [escape(folio.charts[key]["title"]) for key in keys]
+    options = "".join(f'<option value="{place}">{title}</option>' for place, title in enumerate(titles))
+    chooser = f'<label class="choose">Show <select data-shows="{group}">{options}</select></label>'
+    return [chooser, *(figure(key, group=group, member=str(place)) for place, key in enumerate(keys))]
+
+
+def _leaders(rows: Sequence[dict[str, Any]], lower: bool) -> dict[str, float]:
+    """The best value of each column; nobody leads alone."""
+    least = {"gini", "rounds_to_target"} | ({"mean"} if lower else set())
+    found = {}
+    for key in ("mean", "worst", "gini", "rounds_to_target"):
+        known = [row[key]["mean"] for row in rows if row[key] and row[key]["mean"] is not None]
+        if len(known) > 1 and not (lower and key == "worst"):
+            found[key] = (min if key in least else max)(known)
+    return found
+
+
+def _result(row: dict[str, Any], folio: Folio, leaders: dict[str, float]) -> list[Cell]:
+    def cell(key: str, digits: int = 3) -> Cell:
+        best = row[key] is not None and key in leaders and row[key]["mean"] == leaders[key]
+        return spread(row[key], digits, kind="best" if best else "")
+
+    cells = [named(row["name"], folio.styles), cell("mean"), cell("worst"), cell("gini")]
+    if folio.stories[0].outcome.target is not None:
+        cells.append(_to_target(row, cell("rounds_to_target", 1)))
+    if len(folio.styles) > 1:
+        apart = row["difference"]
+        cells.append(spread(apart, signed=True, kind=_sign(apart, folio.stories[0].metric)))
+    failed = f" ({row['failed']} failed)" if row["failed"] else ""
+    return [*cells, Cell(f"{row['seeds']}{failed}", row["seeds"])]
+
+
+def _to_target(row: dict[str, Any], found: Cell) -> Cell:
+    if not found.text:
+        return Cell("not reached", None)
+    missing = f" ({row['reached']}/{row['seeds']})" if row["reached"] < row["seeds"] else ""
+    return Cell(found.text + missing, found.value, found.kind)
+
+
+def _sign(apart: dict[str, Any] | None, metric: str) -> str:
+    """Green or red only when the mean difference exceeds its deviation over seeds; one seed proves nothing."""
+    if apart is None or apart["mean"] is None or apart["deviation"] is None or abs(apart["mean"]) <= apart["deviation"]:
+        return ""
+    return "up" if (apart["mean"] > 0) != (metric in LOWER_IS_BETTER) else "down"
+
+
+def _trouble(folio: Folio) -> str:
+    """The runs that do not count, and why."""
+    lost = [story.outcome for story in folio.stories if not story.outcome.finished]
+    return "".join(
+        paragraph(f"{run.name}, seed {run.seed}: {run.state} in round {run.round} of {run.rounds}. {run.reason}", "bad")
+        for run in lost
     )
-    say = "Save one of these as recipe.toml (each run folder holds its own) and run it again; the numbers are the same:"
-    command = "<pre>fedalloy run recipe.toml</pre>"
-    return f"<h2>Reproduce</h2><p>{say}</p>{command}{''.join(blocks)}<p class='soft'>{escape(facts)}</p>"
 
 
-def table(head: Sequence[str], body: Iterable[tuple[Sequence[str], str]]) -> str:
-    """A table that scrolls sideways on a small screen; every row has cells and a class."""
-    top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-    rows = "".join(
-        f'<tr class="{kind}">{"".join(f"<td>{escape(cell)}</td>" for cell in cells)}</tr>' for cells, kind in body
-    )
-    return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{rows}</tbody></table></div>'
-
-
-def _result_cells(row: Row) -> list[str]:
-    paired = row.difference.text(signed=True) if row.difference else ""
-    count = f"{len(row.seeds)}" + (f" ({len(row.failed)} failed)" if row.failed else "")
-    return [row.name, _text(row.mean), _text(row.worst), _text(row.gini), row.target_text, paired, count]
-
-
-def _target_head(target: float | None) -> str:
-    return "rounds to target" if target is None else f"rounds to {target:g}"
-
-
-def _average(stories: Sequence[Story], name: str, column: int) -> list[tuple[int, float]]:
-    """The mean over seeds of a curve, at every round that some seed evaluated."""
-    values: dict[int, list[float]] = {}
-    for story in stories:
-        for point in story.curve if story.name == name else ():
-            values.setdefault(point[0], []).append(float(point[column]))
-    return [(round, statistics.fmean(some)) for round, some in sorted(values.items())]
-
-
-def _worst(story: Story) -> list[str]:
-    known = sorted((client for client in story.clients if client.score == client.score), key=lambda one: one.score)
-    said = [_client(client) for client in known[:SHOWN_WORST]]
-    return said + [""] * (SHOWN_WORST - len(said))
-
-
-def _client(client: Client) -> str:
-    examples = f", {client.examples} ex." if client.examples is not None else ""
-    common = f", class {client.classes.index(max(client.classes))}" if client.classes else ""
-    return f"{client.name} ({client.score:.2f}{examples}{common})"
-
-
-def _tally_cells(story: Story) -> list[str]:
-    tally, population = story.tally, len(story.clients) or 1
-    fewest = min((tally.counted[client.id] for client in story.clients), default=0)
-    most = max(tally.counted.values(), default=0)
-    return [
-        f"{story.name}, seed {story.outcome.seed}",
-        str(tally.counted.total()),
-        f"{tally.counted.total() / population:.1f} ({fewest} to {most})",
-        *(str(count) for count in (tally.absent, tally.late, tally.dropped.total(), tally.barren)),
-        f"{tally.bytes_up / 1e6:.2f}",
-        f"{tally.bytes_down / 1e6:.2f}",
-        f"{tally.seconds:.1f}",
-    ]
-
-
-def _heat_row(name: str, row: Sequence[int], classes: int, most: int) -> str:
-    cells = "".join(_heat(count, most) for count in row[:classes])
-    return f"<tr><td>{escape(name)}</td>{cells}<td>{sum(row)}</td></tr>"
-
-
-def _heat(count: int, most: int) -> str:
-    """A cell whose shade grows with the root of its count, so that small counts remain visible."""
-    shade = 0.75 * (count / most) ** 0.5
-    style = f' style="background: rgba(var(--heat), {shade:.2f})"' if count else ""
-    return f'<td class="heat"{style}>{count or ""}</td>'
-
-
-def _text(spread: Spread | None, digits: int = 3) -> str:
-    return spread.text(digits) if spread else ""
-
-
-def _settings(settings: dict[str, Any]) -> str:
-    return ", ".join(f"{path} = {value}" for path, value in settings.items())
+def _common(row: dict[str, Any]) -> Cell:
+    if row["common_class"] is None:
+        return Cell("", None)
+    return Cell(f"{row['common_class']} ({row['common_share']:.0%})", row["common_share"])

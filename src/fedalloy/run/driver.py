@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -29,12 +29,15 @@ from fedalloy.records.folder import RunFolder, RunState
 from fedalloy.records.store import open_store
 from fedalloy.run.config import RunConfig
 from fedalloy.run.evaluate import Evaluation, evaluate, rows
-from fedalloy.run.interrupt import StopFlag, stop_on_signal
+from fedalloy.run.interrupt import StopFlag, stop_when_asked
+from fedalloy.run.memory import peak_memory
 from fedalloy.run.mixing import evaluate_mixes
 from fedalloy.run.recorder import FolderRecorder, MemoryRecorder, Recorder, Row
 from fedalloy.run.round import Federation, Played, Stopwatch, play
 from fedalloy.run.trained import Trained
 from fedalloy.synthetic.classifier import synthetic_set
+from fedalloy.track.tracked import Tracked
+from fedalloy.track.tracker import Tracker, make_trackers
 
 _NAMES = {"params": "model", "samples": "synthetic set"}
 BARREN_LIMIT = 3
@@ -101,8 +104,13 @@ def run(
     recipe: Mapping[str, Any] | None = None,
     watcher: Callable[[RoundEvent], None] | None = None,
     initial: Tree | None = None,
+    track: Sequence[str | Tracker] = (),
 ) -> tuple[Ending, Recorder]:
-    """Run to the end, to the target, or until somebody stops it; with a folder it can be resumed from there."""
+    """Run to the end, to the target, or until somebody stops it; with a folder it can be resumed from there.
+
+    ``track`` names trackers that hear of every round (:mod:`fedalloy.track`).
+    """
+    trackers = make_trackers(track, folder)
     config.devices.check(task.population)
     algorithm.check_cohort(config.sampling.size(task.population), task.population)
     algorithm = algorithm.fitted(task, Key.of(config.seed))
@@ -114,10 +122,11 @@ def run(
     with _Threads(config), opened.lock() if opened else nullcontext():
         recorder: Recorder = FolderRecorder(opened) if opened else MemoryRecorder()
         state = begin(fed, initial)
-        session = Session(fed, state, make_store(fed, state, opened), recorder, watcher=watcher)
+        heard = Tracked(recorder, trackers, opened.path, recipe or {}) if opened and trackers else recorder
+        session = Session(fed, state, make_store(fed, state, opened), heard, watcher=watcher)
         if opened:
             _restore(session, opened)
-        with stop_on_signal() as flag, closing(fed.engine), _profile(config) as profile:
+        with stop_when_asked(opened.path if opened else None) as flag, closing(fed.engine), _profile(config) as profile:
             session.profile = profile
             return _play_on(session, flag), recorder
 
@@ -260,7 +269,7 @@ def _one_round(session: Session) -> None:
     with watch.time("record"):
         _snapshot(session, round)
         session.recorder.append("rounds", played.row)
-    session.recorder.append("timings", {"round": round, **watch.seconds, **_engine_notes(session)})
+    session.recorder.append("timings", {"round": round, **watch.seconds, **peak_memory(), **_engine_notes(session)})
     if session.watcher:
         session.watcher(RoundEvent(played.row, progress, config.rounds, evaluation, watch.seconds))
     _check_health(played, evaluation, progress, session.fed.algorithm.solver.target)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from fedalloy.run.recorder import MemoryRecorder, Recorder, Row
 from fedalloy.run.sampling import Uniform
 from fedalloy.run.trained import Trained
 from fedalloy.synthetic.classifier import synthetic_set
+from fedalloy.track.tracker import Tracker
 
 
 @dataclass(frozen=True)
@@ -96,19 +97,21 @@ def fit(
     resume: bool = False,
     watcher: Callable[[RoundEvent], None] | None = None,
     initial: Tree | None = None,
+    track: Sequence[str | Tracker] = (),
     **settings: Any,
 ) -> RunResult:
     """Train ``algorithm`` on ``task`` and return what happened.
 
     ``algorithm`` is a value (``fedavg(lr=0.05)``), the name of a published method, or a spec. ``settings`` are
     the further fields of ``RunConfig``: devices, metrics, evaluate_every, target, engine, ... With a ``folder``
-    everything is written there and ``resume=True`` goes on after an interruption.
+    everything is written there and ``resume=True`` goes on after an interruption; ``track=["tensorboard"]`` also
+    tells other tools (:mod:`fedalloy.track`).
     """
     chosen = as_algorithm(algorithm)
     config = RunConfig(rounds=rounds, seed=seed, **_settings(settings, cohort, task))
     recipe = {"algorithm": algorithm_to_spec(chosen) if folder else {}, "run": _plain(config)}
     ending, recorder = run(
-        chosen, task, config, folder=folder, resume=resume, recipe=recipe, watcher=watcher, initial=initial
+        chosen, task, config, folder=folder, resume=resume, recipe=recipe, watcher=watcher, initial=initial, track=track
     )
     return RunResult(ending, recorder, Path(folder) if folder else None)
 

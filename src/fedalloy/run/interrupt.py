@@ -1,4 +1,7 @@
-"""Ctrl-C and SIGTERM end a run after the round in progress, with a checkpoint; a second Ctrl-C ends it at once."""
+"""Ctrl-C, SIGTERM and a request file end a run after the round in progress, with a checkpoint.
+
+A second Ctrl-C ends it at once.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +9,42 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
+
+from fedalloy.records.stop import REQUESTED, asked_since, withdraw
 
 
 class StopFlag:
-    """Set when somebody asked the run to end."""
+    """Set when somebody asked the run to end; looking for the request file costs a microsecond or two."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path | None = None) -> None:
         self.reason: str | None = None
+        self._folder = folder
+        # A request older than this sitting's lock was meant for an earlier one.
+        self._since = (folder / "lock").stat().st_mtime_ns if folder else 0
 
     def __bool__(self) -> bool:
+        if self.reason is None and self._folder and asked_since(self._folder, self._since):
+            self.reason = REQUESTED
         return self.reason is not None
 
 
 @contextmanager
-def stop_on_signal() -> Iterator[StopFlag]:
-    """A flag that signals raise; handlers are restored afterwards. Outside the main thread it never rises."""
-    flag = StopFlag()
+def stop_when_asked(folder: Path | None = None) -> Iterator[StopFlag]:
+    """A flag that signals raise, and a request in the run's folder; both are forgotten afterwards."""
+    with stop_on_signal(folder) as flag:
+        try:
+            yield flag
+        finally:
+            if folder:
+                withdraw(folder)
+
+
+@contextmanager
+def stop_on_signal(folder: Path | None = None) -> Iterator[StopFlag]:
+    """A flag that signals raise; handlers are restored afterwards. Outside the main thread no signal raises it."""
+    flag = StopFlag(folder)
     if threading.current_thread() is not threading.main_thread():
         yield flag
         return

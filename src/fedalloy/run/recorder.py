@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -14,6 +15,8 @@ from fedalloy.records.folder import RunFolder, RunState, StreamName
 from fedalloy.synthetic import snapshots
 
 Row = dict[str, Any]
+SHOWN_EVERY = 0.5
+"""Seconds after which rows are handed to the operating system, for those who watch."""
 
 
 class Recorder(Protocol):
@@ -51,14 +54,19 @@ class MemoryRecorder:
         """Nobody else is looking."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class FolderRecorder:
-    """Writes into a locked run folder."""
+    """Writes into a locked run folder; readers see a row within a moment of the end of its round."""
 
     folder: RunFolder
+    _shown: float = 0.0
 
     def append(self, stream: StreamName, row: Mapping[str, Any]) -> None:
         self.folder.append(stream, row)
+        # Timings are a round's last row: whoever sees them sees the whole round.
+        if stream == "timings" and time.monotonic() - self._shown >= SHOWN_EVERY:
+            self.folder.flush()
+            self._shown = time.monotonic()
 
     def checkpoint(self, round: int, server: State, clients: ClientStore, extra: Mapping[str, Any]) -> None:
         self.folder.checkpoint(round, server, clients.commit(round), extra)

@@ -12,23 +12,24 @@ from fedalloy.core.errors import SpecError, nearest
 from fedalloy.report.plots import canvas
 
 KINDS = {
-    "curves": "curves", "lambda": "mixture", "reliability": "reliability", "line": "line", "plane": "plane",
-    "weights": "weights", "rows": "rows", "variance": "variance",
+    "curves": "curves", "clients": "clients", "weights": "contributions", "fairness": "fairness",
+    "participation": "participation", "lambda": "mixture", "reliability": "reliability", "line": "line",
+    "plane": "plane", "rows": "rows", "variance": "variance",
 }  # fmt: skip
 """Kind and the file that draws it."""
-OF_TABLES = ("weights", "rows", "variance")
-"""Kinds that show tables of learned weights instead of runs."""
-SEVERAL = ("curves", *OF_TABLES)
-"""Kinds that show more than one run, or one table, at a time."""
+SEVERAL = frozenset({"curves", "clients", "fairness", "participation", "rows", "variance"})
+"""Those that show several runs, or several tables of learned weights."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """``metric``: what is shown; ``points``: how finely; ``clients``: of how many, where models are scored anew."""
+    """``metric``: what is shown; ``points``: how finely; ``clients``: of how many, where models are scored anew;
+    ``width``: of the picture."""
 
     metric: str | None = None
     points: int = 21
     clients: int = 20
+    width: str = "column"
 
 
 Draw = Callable[[Any, Sequence[Path], Options], None]
@@ -39,9 +40,15 @@ def draw(kind: str, runs: Sequence[Path], output: Path, options: Options | None 
     if kind not in KINDS:
         raise SpecError(f"unknown picture '{kind}': {nearest(kind, KINDS)}")
     if kind not in SEVERAL and len(runs) != 1:
-        raise SpecError(f"'{kind}' shows one run, not {len(runs)}; several are shown by {', '.join(SEVERAL)}")
+        raise SpecError(f"'{kind}' shows one run, not {len(runs)}; {', '.join(sorted(SEVERAL))} show several")
     canvas.check_suffix(output)
-    figure, axes = canvas.sheet()
-    drawer: Draw = import_module(f"fedalloy.report.plots.{KINDS[kind]}").draw
-    drawer(axes, runs, options or Options())
-    canvas.save(figure, output)
+    chosen = options or Options()
+    drawer: Draw = import_module(f"fedalloy.report.plots.{_file(kind, runs)}").draw
+    with canvas.sheet(chosen.width) as (figure, axes):
+        drawer(axes, runs, chosen)
+        canvas.save(figure, output)
+
+
+def _file(kind: str, runs: Sequence[Path]) -> str:
+    """Weights are those of a run's contributions, or of a table that was learned in advance."""
+    return "weights" if kind == "weights" and runs[0].is_file() else KINDS[kind]

@@ -1,0 +1,54 @@
+"""``fedalloy export``: runs as tables for other programs and for papers."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class Format(StrEnum):
+    """The formats there are."""
+
+    csv = "csv"
+    parquet = "parquet"
+    latex = "latex"
+
+
+class Table(StrEnum):
+    """The tables there are."""
+
+    results = "results"
+    rounds = "rounds"
+    clients = "clients"
+    weights = "weights"
+
+
+def export(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some.", metavar="RUN...")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The file.")],
+    format: Annotated[Format, typer.Option("--format", help="latex prints the results alone.")] = Format.csv,
+    table: Annotated[Table, typer.Option(help="One row per run, round, client of an evaluation, or weight.")] = (
+        Table.results
+    ),
+) -> None:
+    """Write a table of some runs: CSV, Parquet (needs pyarrow), or LaTeX for a paper (needs booktabs).
+
+    The LaTeX table has one line per algorithm with mean and deviation over seeds, as 'fedalloy compare' prints it.
+    """
+    from fedalloy.core.errors import SpecError
+    from fedalloy.export.latex import write_latex
+    from fedalloy.export.tables import rows, runs_in
+    from fedalloy.export.writing import WRITERS
+
+    if format is Format.latex and table is not Table.results:
+        raise SpecError(f"--table {table.value} as LaTeX: only 'results' is a table for a paper; take csv or parquet")
+    chosen = runs_in(runs)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    if format is Format.latex:
+        count = write_latex(output, chosen)
+    else:
+        count = WRITERS[format.value](output, lambda: rows(table.value, chosen))
+    typer.echo(f"{output}: {count} rows")

@@ -1,0 +1,68 @@
+"""The table of results as a paper prints it: one line per algorithm, mean and deviation over seeds, best in bold."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedalloy.compare.outcome import read_outcome
+from fedalloy.compare.table import Row, Spread, summarise
+from fedalloy.records import atomic
+
+LOWER_IS_BETTER = frozenset({"loss", "ece", "mce", "ece_batch", "mce_batch"})
+"""The same as for runs (``fedalloy.run.config``), which cannot be asked without loading torch."""
+_SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+_SPECIAL |= {one: f"\\{one}" for one in "&%$#_{}"}
+
+
+def write_latex(path: Path, runs: Sequence[Path]) -> int:
+    """Write the table (needs the LaTeX package booktabs); returns how many algorithms it has."""
+    outcomes = [read_outcome(run) for run in runs]
+    table = summarise(outcomes)
+    atomic.write_text(path, latex(table, outcomes[0].metric))
+    return len(table)
+
+
+def latex(table: Sequence[Row], metric: str) -> str:
+    """The table as text."""
+    lower = metric in LOWER_IS_BETTER
+    columns = {
+        "mean": ([row.mean for row in table], lower),
+        r"worst 10\,\%": ([row.best if lower else row.worst for row in table], lower),
+        r"best 10\,\%": ([row.worst if lower else row.best for row in table], lower),
+        "Gini": ([row.gini for row in table], True),
+    }
+    cells = [_column(values, smaller) for values, smaller in columns.values()]
+    body = [
+        f"{escape(row.name)} & {' & '.join(line)} \\\\"
+        for row, line in zip(table, zip(*cells, strict=True), strict=True)
+    ]
+    seeds = sorted({len(row.seeds) for row in table})
+    note = f"% {metric} over clients; mean and standard deviation over {'/'.join(map(str, seeds))} seeds; best in bold"
+    head = " & ".join([escape(metric), *columns]) + r" \\"
+    rules = [r"\toprule", head, r"\midrule", *body, r"\bottomrule"]
+    return "\n".join([note, rf"\begin{{tabular}}{{l{'r' * len(columns)}}}", *rules, r"\end{tabular}", ""])
+
+
+def escape(text: str) -> str:
+    """A text that LaTeX prints as it is.
+
+    >>> escape("fed_avg 50%")
+    'fed\\\\_avg 50\\\\%'
+    """
+    return re.sub(r"[\\~^&%$#_{}]", lambda found: _SPECIAL[found[0]], text)
+
+
+def _column(values: Sequence[Spread | None], smaller: bool) -> list[str]:
+    known = [one.mean for one in values if one]
+    best = (min if smaller else max)(known, default=None)
+    return [_cell(one, one is not None and one.mean == best) for one in values]
+
+
+def _cell(spread: Spread | None, bold: bool) -> str:
+    if spread is None:
+        return "--"
+    mean = f"{spread.mean:.3f}"
+    mean = rf"\mathbf{{{mean}}}" if bold else mean
+    return f"${mean}$" if spread.deviation is None else rf"${mean} \pm {spread.deviation:.3f}$"

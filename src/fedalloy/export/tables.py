@@ -1,0 +1,86 @@
+"""What a table of runs holds, row by row: nothing is kept in memory, however long the runs.
+
+| table | one row per |
+|---|---|
+| ``results`` | run: how it ended and how its clients fared at the last evaluation |
+| ``rounds`` | round: every number of :func:`fedalloy.records.scalars.scalars` |
+| ``clients`` | evaluation, model and client: its score by every metric |
+| ``weights`` | round and client whose contribution counted (and layer, where weights are finer) |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedalloy.compare.outcome import name_of, read_outcome, seed_of
+from fedalloy.core.errors import CheckpointError, SpecError, nearest
+from fedalloy.records.reading import RunRecord, find_runs, read_run
+from fedalloy.records.scalars import scalars
+
+Row = dict[str, Any]
+TUNING = "tuning"
+
+
+def runs_in(places: Sequence[Path]) -> list[Path]:
+    """The runs in some folders and below, without those that tuning made."""
+    found = [run for place in places for run in find_runs(place) if TUNING not in run.relative_to(place).parts]
+    if not found:
+        raise CheckpointError(f"no run in {', '.join(map(str, places))}; name run folders, or a folder that holds some")
+    return list(dict.fromkeys(found))
+
+
+def rows(table: str, runs: Sequence[Path]) -> Iterator[Row]:
+    """The rows of a table."""
+    if table not in TABLES:
+        raise SpecError(f"unknown table '{table}': {nearest(table, TABLES)}")
+    for run in runs:
+        record = read_run(run)
+        before = {"run": run.as_posix(), "name": name_of(record.recipe), "seed": seed_of(record.recipe)}
+        for row in TABLES[table](record):
+            yield {**before, **row}
+
+
+def _results(record: RunRecord) -> Iterator[Row]:
+    found = read_outcome(record.path)
+    told = {name: getattr(found, name) for name in ("state", "round", "rounds", "metric", "target", "reached")}
+    yield {**told, **found.scores}
+
+
+def _rounds(record: RunRecord) -> Iterator[Row]:
+    for row in record.rounds():
+        yield {"round": row["round"], **scalars(row)}
+
+
+def _clients(record: RunRecord) -> Iterator[Row]:
+    names = (record.manifest or {}).get("names")
+    for row in record.clients():
+        ids = row["ids"]
+        scores = {name: one for name, one in row.items() if name != "ids" and _is_column(one, ids)}
+        at = {"round": row["round"], "model": row.get("model", "global"), "mix": row.get("mix")}
+        for place, client in enumerate(ids):
+            called = {"client": client, "client_name": names[client] if names and client < len(names) else None}
+            yield {**at, **called, **{name: column[place] for name, column in scores.items()}}
+
+
+def _weights(record: RunRecord) -> Iterator[Row]:
+    for row in record.rounds():
+        weights = row["weights"]
+        layers: Mapping[str, Any] = weights if isinstance(weights, Mapping) else {"": weights}
+        for layer, values in layers.items():
+            if _is_column(values, row["ids"]):
+                for client, weight in zip(row["ids"], values, strict=True):
+                    yield {"round": row["round"], "layer": layer, "client": client, "weight": weight}
+
+
+def _is_column(values: Any, ids: Sequence[int]) -> bool:
+    return isinstance(values, list) and len(values) == len(ids)
+
+
+TABLES: dict[str, Callable[[RunRecord], Iterator[Row]]] = {
+    "results": _results,
+    "rounds": _rounds,
+    "clients": _clients,
+    "weights": _weights,
+}

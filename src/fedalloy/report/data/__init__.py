@@ -1,0 +1,38 @@
+"""Runs as chart data: plain values that ``json.dumps`` takes, drawn by ``assets/charts.js``.
+
+Every function takes stories (:func:`fedalloy.report.gathering.gather`) and returns a chart, a list of charts, or
+None where the runs hold nothing to draw. A chart is a dict with ``id``, ``kind``, ``title``, ``note`` and what
+its kind needs; ``fedalloyCharts.figure(element, chart)`` draws it with its table and its buttons.
+Sizes are bounded, however long the run: at most 400 points on a line, 40,000 cells in a heat map.
+"""
+
+from fedalloy.report.data.clients import distribution, worst_clients
+from fedalloy.report.data.cost import cost_bars, cost_rows
+from fedalloy.report.data.curves import curves, losses
+from fedalloy.report.data.heterogeneity import heterogeneity
+from fedalloy.report.data.info import info_charts
+from fedalloy.report.data.participation import participation, participation_rows
+from fedalloy.report.data.personal import mixture, reliability
+from fedalloy.report.data.pictures import pictures
+from fedalloy.report.data.results import fairness_rows, result_rows, styles
+from fedalloy.report.data.weights import weights
+
+__all__ = [
+    "cost_bars",
+    "cost_rows",
+    "curves",
+    "distribution",
+    "fairness_rows",
+    "heterogeneity",
+    "info_charts",
+    "losses",
+    "mixture",
+    "participation",
+    "participation_rows",
+    "pictures",
+    "reliability",
+    "result_rows",
+    "styles",
+    "weights",
+    "worst_clients",
+]

@@ -1,0 +1,83 @@
+"""How the clients are spread: everyone as a dot, the worst served by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from fedalloy.report.data.curves import LOWER_IS_BETTER
+from fedalloy.report.data.plain import Chart, digits, many, pick
+from fedalloy.report.gathering import Client, Story, by_name
+
+MOST_DOTS = 400
+NAMED = 3
+
+
+def distribution(stories: Sequence[Story]) -> Chart | None:
+    """One strip per algorithm: every client of its first seed, or as many as a strip can show."""
+    shown = [one for one in _first_seeds(stories) if _ranked(one)]
+    if not shown:
+        return None
+    groups = [_group(story) for story in shown]
+    note = "A dot is a client at the last evaluation, the line the median; the worst served are named."
+    seeds = {story.seed for story in shown}
+    which = f" Seed {min(seeds)}." if len(seeds) == 1 else " First seed of each."
+    return {"id": "distribution", "kind": "strip", "title": f"{shown[0].metric} of every client",
+            "x": shown[0].metric, "groups": groups, "note": note + which}  # fmt: skip
+
+
+def worst_clients(stories: Sequence[Story], count: int = 5) -> list[dict[str, Any]]:
+    """The worst served clients of every algorithm, over all seeds: who they are and how often they took part."""
+    found = []
+    for name, runs in by_name(stories).items():
+        ranked = sorted(
+            ((_badness(client.score, run.metric), run, client) for run in runs for client in _ranked(run)),
+            key=lambda one: (one[0], one[1].seed, one[2].id),
+        )
+        found += [{"name": name, "seed": run.seed, **_describe(run, client)} for _, run, client in ranked[:count]]
+    return found
+
+
+def _first_seeds(stories: Sequence[Story]) -> list[Story]:
+    return [runs[0] for runs in by_name(stories).values()]
+
+
+def _ranked(story: Story) -> list[Client]:
+    """The clients with a value, worst served first."""
+    known = [client for client in story.clients if math.isfinite(client.score)]
+    return sorted(known, key=lambda client: (_badness(client.score, story.metric), client.id))
+
+
+def _badness(score: float, metric: str) -> float:
+    """Ascending: worst first."""
+    return -score if metric in LOWER_IS_BETTER else score
+
+
+def _group(story: Story) -> dict[str, Any]:
+    ranked = _ranked(story)
+    kept = [ranked[place] for place in sorted({*range(min(NAMED, len(ranked))), *pick(len(ranked), MOST_DOTS)})]
+    middle = sorted(client.score for client in ranked)
+    median = (middle[(len(middle) - 1) // 2] + middle[len(middle) // 2]) / 2
+    return {
+        "name": story.name,
+        "labels": [client.name for client in kept],
+        "values": many(client.score for client in kept),
+        "examples": [client.examples for client in kept],
+        "median": digits(median),
+        "named": min(NAMED, len(kept)),
+        "clients": len(ranked),
+    }
+
+
+def _describe(story: Story, client: Client) -> dict[str, Any]:
+    common = client.classes.index(max(client.classes)) if client.classes else None
+    share = max(client.classes) / max(1, sum(client.classes)) if client.classes else None
+    return {
+        "client": client.name,
+        "score": digits(client.score),
+        "examples": client.examples,
+        "common_class": common,
+        "common_share": digits(share, 3),
+        "rounds": story.tally.counted[client.id],
+    }

@@ -1,0 +1,65 @@
+"""What it cost: bytes, simulated and real seconds, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fedalloy.report.data.plain import Chart, digits, mean
+from fedalloy.report.gathering import Story, by_name
+
+MEGA = 1e6
+
+
+def cost_rows(stories: Sequence[Story]) -> list[dict[str, Any]]:
+    """One row per algorithm, means over its seeds."""
+    return [{"name": name, **_row(runs)} for name, runs in by_name(stories).items()]
+
+
+def cost_bars(stories: Sequence[Story]) -> list[Chart]:
+    """Bytes and seconds as bars."""
+    rows = cost_rows(stories)
+    wanted = {
+        "megabytes": ("Bytes", "megabytes sent and received"),
+        "simulated_seconds": ("Simulated time", "seconds on the simulated devices"),
+        "wall_seconds": ("Real time", "seconds on this machine"),
+    }
+    charts: list[Chart] = []
+    for key, (title, label) in wanted.items():
+        known = [{"name": row["name"], "value": row[key]} for row in rows if row[key]]
+        if known:
+            charts.append({"id": f"cost-{key}", "kind": "bars", "title": title, "x": label, "bars": known,
+                           "note": "Whole run, mean over seeds."})  # fmt: skip
+    return charts
+
+
+def _row(runs: Sequence[Story]) -> dict[str, Any]:
+    up = mean([run.tally.bytes_up / MEGA for run in runs])
+    down = mean([run.tally.bytes_down / MEGA for run in runs])
+    rounds = [run.outcome.round for run in runs if run.outcome.round]
+    wall = mean([_seconds(run) for run in runs])
+    return {
+        "megabytes_up": digits(up, 4),
+        "megabytes_down": digits(down, 4),
+        "megabytes": digits(up + down, 4),
+        "simulated_seconds": digits(mean([run.tally.seconds for run in runs]), 4),
+        "wall_seconds": digits(wall, 4),
+        "seconds_per_round": digits(wall / mean(rounds) if rounds else None, 3),
+        "phases": _phases(runs),
+        "memory": digits(max(run.clock.memory for run in runs) / MEGA, 4) or None,
+        "device_memory": digits(max(run.clock.device_memory for run in runs) / MEGA, 4) or None,
+        "engine": ", ".join(sorted({_engine(run) for run in runs} - {""})),
+    }
+
+
+def _phases(runs: Sequence[Story]) -> dict[str, float | None]:
+    names = dict.fromkeys(name for run in runs for name in run.clock.seconds)
+    return {name: digits(mean([float(run.clock.seconds[name]) for run in runs]), 3) for name in names}
+
+
+def _seconds(run: Story) -> float:
+    return float(sum(run.clock.seconds.values()))
+
+
+def _engine(run: Story) -> str:
+    return run.clock.engine or str(run.recipe.get("engine", {}).get("kind", ""))

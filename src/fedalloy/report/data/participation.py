@@ -1,0 +1,86 @@
+"""Who took part, who was missing, what was refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fedalloy.report.data.plain import Chart, digits, many, mean, pick
+from fedalloy.report.gathering import Story, by_name, client_name
+
+MOST_DOTS = 400
+
+
+def participation(stories: Sequence[Story]) -> list[Chart]:
+    """How often each client counted, and how many counted in each round."""
+    firsts = [runs[0] for runs in by_name(stories).values() if runs[0].course.rounds]
+    if not firsts:
+        return []
+    groups = _merged([_often(story) for story in firsts], "values")
+    often = {"id": "participation-clients", "kind": "strip", "title": "How often each client counted",
+             "x": "rounds in which a client's contribution counted", "groups": groups,
+             "note": "A dot is a client; first seed of each algorithm."}  # fmt: skip
+    return [often, _over_rounds(stories)]
+
+
+def participation_rows(stories: Sequence[Story]) -> list[dict[str, Any]]:
+    """One row per run."""
+    return [_row(story) for story in stories]
+
+
+def _often(story: Story) -> dict[str, Any]:
+    counts = sorted((story.tally.counted[client], client) for client in range(story.population))
+    kept = [counts[place] for place in pick(len(counts), MOST_DOTS)]
+    middle = [count for count, _ in counts]
+    median = (middle[(len(middle) - 1) // 2] + middle[len(middle) // 2]) / 2 if middle else 0
+    return {
+        "name": story.name,
+        "labels": [client_name(story.manifest, client) for _, client in kept],
+        "values": [count for count, _ in kept],
+        "median": median,
+        "named": 0,
+        "clients": len(counts),
+    }
+
+
+def _over_rounds(stories: Sequence[Story]) -> Chart:
+    series = []
+    for name, runs in by_name(stories).items():
+        rounds = max((run.course.rounds for run in runs), key=len)
+        bins = pick(len(rounds), 120)
+        # Bins, not samples: a mean over the rounds between two points hides no bad round.
+        edges = list(zip(bins, [*bins[1:], len(rounds)], strict=True))
+        values = [mean([count for run in runs for count in run.course.columns["counted"][a:b]]) for a, b in edges]
+        series.append({"name": name, "x": [rounds[a] for a, _ in edges], "y": many(values)})
+    return {"id": "participation-rounds", "kind": "line", "title": "Contributions that counted in a round",
+            "x": "round", "y": "contributions", "zero": True, "series": _merged(series, "y"),
+            "note": "Mean over seeds."}  # fmt: skip
+
+
+def _merged(groups: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
+    """One group instead of several that are the same: the seed alone decides who is asked and whose link fails."""
+    if len(groups) > 1 and all(group[key] == groups[0][key] for group in groups):
+        return [groups[0] | {"name": "all algorithms alike"}]
+    return groups
+
+
+def _row(story: Story) -> dict[str, Any]:
+    tally, clients = story.tally, story.population
+    counts = [tally.counted[client] for client in range(clients)]
+    return {
+        "name": story.name,
+        "seed": story.seed,
+        "contributions": tally.counted.total(),
+        "per_client": digits(mean([float(count) for count in counts]), 3),
+        "fewest": min(counts, default=0),
+        "most": max(counts, default=0),
+        "never": sum(count == 0 for count in counts),
+        "absent": tally.absent,
+        "late": tally.late,
+        "refused": tally.dropped.total(),
+        "empty_rounds": tally.barren,
+        "reasons": [{"why": why, "count": count} for why, count in tally.dropped.most_common(5)],
+        "state": story.outcome.state,
+        "reason": story.outcome.reason,
+        "round": story.outcome.round,
+    }

@@ -1,0 +1,78 @@
+"""Runs whose clients have models of their own: what lies between federated and local, and who is sure of what."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from fedalloy.core.errors import FedalloyError
+from fedalloy.report.data.plain import Chart, digits, many
+from fedalloy.report.gathering import Story, by_name
+from fedalloy.report.tally import number
+
+
+def mixture(stories: Sequence[Story]) -> Chart | None:
+    """The metric against lambda, the share of the local model: the mean over clients, a band of one deviation."""
+    series = []
+    for name, runs in by_name(stories).items():
+        rows = [row for row in runs[0].last if row.get("model") == "mixed" and runs[0].metric in row]
+        if rows:
+            means, spreads = zip(*(_moments(row[runs[0].metric]) for row in rows), strict=True)
+            low = many(mean - apart for mean, apart in zip(means, spreads, strict=True))
+            high = many(mean + apart for mean, apart in zip(means, spreads, strict=True))
+            at = many(row["mix"] for row in rows)
+            series.append({"name": name, "x": at, "y": many(means), "low": low, "high": high, "dots": True})
+    if not series:
+        return None
+    metric = stories[0].metric
+    return {"id": "lambda", "kind": "line", "title": f"{metric} between the federated and the local model",
+            "x": "λ (0: federated model, 1: local model)", "y": metric, "series": series,
+            "note": "Mean over clients ± one standard deviation over clients; first seed of each. Choosing λ here "
+                    "would be choosing on the test parts."}  # fmt: skip
+
+
+def reliability(story: Story) -> Chart | None:
+    """Accuracy against confidence over all clients' test examples; builds the task anew and loads the models."""
+    if story.outcome.folder is None:
+        return None
+    from fedalloy.recipe import reopen
+    from fedalloy.report.plots.reliability import BINS, bins, confidences
+
+    said, right, inside = bins(*confidences(reopen(story.outcome.folder)))
+    gap = ((said - right).abs().nan_to_num(0.0) * inside).sum() / inside.sum()
+    return {
+        "id": f"reliability-{story.name}",
+        "kind": "calibration",
+        "title": f"{story.name}, seed {story.seed}",
+        "name": story.name,
+        "bins": BINS,
+        "confidence": many(said.tolist()),
+        "accuracy": many(right.tolist()),
+        "count": [int(count) for count in inside.tolist()],
+        "ece": digits(float(gap), 3),
+        "note": f"All clients' test examples by the model that each client uses; expected calibration error "
+        f"{float(gap):.3f}. On the diagonal, a model is right as often as it is sure.",
+    }
+
+
+def reliabilities(stories: Sequence[Story]) -> tuple[list[Chart], list[str]]:
+    """The diagrams of the first seed of every personal algorithm, and why some are missing."""
+    charts, missing = [], []
+    for name, runs in by_name(stories).items():
+        if not runs[0].personal:
+            continue
+        try:
+            chart = reliability(runs[0])
+        except (FedalloyError, OSError, ValueError, RuntimeError) as error:
+            missing.append(f"{name}: {error}")
+            continue
+        charts += [chart] if chart else []
+    return charts, missing
+
+
+def _moments(values: Sequence[float | None]) -> tuple[float, float]:
+    known = [value for value in map(number, values) if math.isfinite(value)]
+    if not known:
+        return math.nan, math.nan
+    mean = math.fsum(known) / len(known)
+    return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in known) / len(known))

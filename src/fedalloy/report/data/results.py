@@ -1,0 +1,58 @@
+"""The tables of results and fairness, and the style of every algorithm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from fedalloy.compare.table import Spread, summarise
+from fedalloy.report.data.plain import digits
+from fedalloy.report.gathering import Story, by_name
+from fedalloy.report.palette import assign
+from fedalloy.report.tally import number
+
+FAIRNESS = ("mean", "worst", "best", "parity_gap", "variance", "gini")
+
+
+def styles(stories: Sequence[Story]) -> dict[str, Any]:
+    """Colour and dashes by algorithm."""
+    return {name: style.to_json() for name, style in assign(story.name for story in stories).items()}
+
+
+def result_rows(stories: Sequence[Story]) -> list[dict[str, Any]]:
+    """One row per algorithm: mean and deviation over seeds, and the paired difference to the first."""
+    rows = summarise([story.outcome for story in stories])
+    return [
+        {
+            "name": row.name,
+            "mean": _spread(row.mean),
+            "worst": _spread(row.worst),
+            "gini": _spread(row.gini),
+            "rounds_to_target": _spread(row.to_target),
+            "reached": row.reached,
+            "difference": _spread(row.difference),
+            "seeds": len(row.seeds),
+            "failed": len(row.failed),
+            "unfinished": len(row.unfinished),
+        }
+        for row in rows
+    ]
+
+
+def fairness_rows(stories: Sequence[Story]) -> list[dict[str, Any]]:
+    """How unequally the clients are served at the end, by algorithm: mean and deviation over finished seeds."""
+    found = []
+    for name, runs in by_name(stories).items():
+        scores = [run.outcome.scores for run in runs if run.outcome.finished]
+        spreads = {key: _spread(Spread.of(number(one.get(key)) for one in scores)) for key in FAIRNESS}
+        found.append({"name": name, **spreads})
+    return found
+
+
+def _spread(spread: Spread | None) -> dict[str, Any] | None:
+    if spread is None:
+        return None
+    # All digits: a table that rounds a rounded number disagrees with one that rounds the number itself.
+    apart = digits(spread.deviation if spread.deviation is not None else math.nan, 17)
+    return {"mean": digits(spread.mean, 17), "deviation": apart, "count": spread.count}

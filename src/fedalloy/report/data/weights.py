@@ -1,0 +1,57 @@
+"""How much each contribution counted: rounds across, clients down, one panel per layer."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from fedalloy.report.data.plain import MOST_CELLS, Chart, heat_panel, spans
+from fedalloy.report.gathering import Story, client_name
+from fedalloy.report.grid import Grid
+from fedalloy.report.tally import WHOLE
+
+SIDE = 200
+
+
+def weights(story: Story) -> Chart | None:
+    """The weights of one run as a heat map."""
+    grids = story.course.weights
+    if not grids:
+        return None
+    chart = heat(story, {"" if layer == WHOLE else layer: grid for layer, grid in grids.items()})
+    more = len(story.course.layers_left_out)
+    left_out = f" {more} more layers are not shown." if more else ""
+    return chart | {
+        "id": f"weights-{story.name}-{story.seed}",
+        "title": f"{story.name}, seed {story.seed}",
+        "value": "weight",
+        "note": chart["note"] + left_out,
+    }
+
+
+def heat(story: Story, grids: dict[str, Grid]) -> dict[str, Any]:
+    """Panels over the same rounds and clients, small enough together."""
+    side = max(16, min(SIDE, int(math.sqrt(MOST_CELLS / len(grids)))))
+    made = [heat_panel(title, grid, side, side) for title, grid in grids.items()]
+    small = max((grid for _, grid in made), key=lambda grid: (grid.rounds, grid.clients))
+    return {
+        "kind": "heat",
+        "columns": {"title": "round", "labels": spans(small.rounds, small.rounds_per_bin, first=1)},
+        "rows": {"title": "client", "labels": _clients(story, small)},
+        "panels": [panel for panel, _ in made],
+        "note": _note([panel for panel, _ in made], small),
+    }
+
+
+def _clients(story: Story, grid: Grid) -> list[str]:
+    if grid.clients_per_bin == 1:
+        return [client_name(story.manifest, client) for client in range(grid.clients)]
+    return [f"clients {span}" for span in spans(grid.clients, grid.clients_per_bin)]
+
+
+def _note(panels: list[dict[str, Any]], grid: Grid) -> str:
+    gaps = any(None in row for panel in panels for row in panel["values"])
+    said = ["Empty where a client did not take part."] if gaps else []
+    if grid.rounds_per_bin > 1 or grid.clients_per_bin > 1:
+        said.append(f"A cell is the mean over {grid.rounds_per_bin} rounds and {grid.clients_per_bin} clients.")
+    return " ".join(said)

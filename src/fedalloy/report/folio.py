@@ -1,0 +1,62 @@
+"""What a report is made of: the stories, their charts, their words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedalloy.records import toml
+from fedalloy.report import data, words
+from fedalloy.report.data.personal import reliabilities
+from fedalloy.report.data.plain import Chart
+from fedalloy.report.gathering import Story, by_name
+
+MOST_SWITCHED = 12
+"""Algorithms whose weights a report holds; each is a heat map of up to 40,000 cells."""
+
+
+@dataclass
+class Folio:
+    """``charts`` by key: a section asks for 'weights-0' and the page's script finds it under that name."""
+
+    stories: Sequence[Story]
+    tunings: Sequence[dict[str, Any]] = ()
+    charts: dict[str, Chart] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.styles = data.styles(self.stories)
+        self.words = words.summary(self.stories)
+        self.recipe = words.common_recipe(self.stories)
+        self._collect()
+
+    def group(self, name: str) -> list[str]:
+        """The keys of a numbered group of charts."""
+        return [key for key in self.charts if key.rpartition("-")[0] == name]
+
+    def recipe_of(self, story: Story) -> str:
+        """One run's own recipe."""
+        return toml.dumps(story.recipe)
+
+    def to_json(self) -> dict[str, Any]:
+        """What the page's script reads."""
+        return {"styles": self.styles, "charts": self.charts}
+
+    def _collect(self) -> None:
+        stories = self.stories
+        single = {"curves": data.curves(stories), "train-loss": data.losses(stories),
+                  "distribution": data.distribution(stories), "heterogeneity": data.heterogeneity(stories),
+                  "lambda": data.mixture(stories)}  # fmt: skip
+        self.charts |= {key: chart for key, chart in single.items() if chart}
+        firsts = [runs[0] for runs in by_name(stories).values()]
+        reliable, self.missing = reliabilities(stories)
+        self._number("weights", [data.weights(story) for story in firsts[:MOST_SWITCHED]])
+        self._number("info", data.info_charts(stories))
+        self._number("participation", data.participation(stories))
+        self._number("cost", data.cost_bars(stories))
+        self._number("reliability", reliable)
+        self._number("pictures", [data.pictures(story) for story in firsts[:MOST_SWITCHED]])
+
+    def _number(self, group: str, charts: Sequence[Chart | None]) -> None:
+        self.charts |= {f"{group}-{place}": chart for place, chart in enumerate(filter(None, charts))}

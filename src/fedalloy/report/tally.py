@@ -1,0 +1,140 @@
+"""What a run did, added up row by row in bounded space; a run that is still going is simply added to."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedalloy.report.grid import Grid
+
+MOST_LAYERS = 16
+MOST_INFO = 24
+WHOLE = ""
+"""The name of the only layer of a run whose weights are per client."""
+COLUMNS = ("counted", "absent", "late", "refused", "bytes_up", "bytes_down", "seconds")
+
+
+@dataclass
+class Tally:
+    """Who took part and what it cost, over all rounds."""
+
+    counted: Counter[int] = field(default_factory=Counter)
+    absent: int = 0
+    late: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    barren: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    seconds: float = 0.0
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Count one round."""
+        self.counted.update(row["ids"])
+        self.late += len(row.get("late", ()))
+        self.absent += len(row.get("absent", ()))
+        self.dropped.update(row["dropped"].values())
+        self.barren += not row["ids"]
+        self.bytes_up += row["bytes_up"]
+        self.bytes_down += row["bytes_down"]
+        self.seconds += row["simulated_seconds"]
+
+
+@dataclass
+class Course:
+    """How a run went, a number per round: losses, participation, cost so far, and what was evaluated."""
+
+    rounds: list[int] = field(default_factory=list)
+    train_loss: list[float] = field(default_factory=list)
+    columns: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in COLUMNS})
+    info: dict[str, list[float]] = field(default_factory=dict)
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    weights: dict[str, Grid] = field(default_factory=dict)
+    info_grids: dict[str, Grid] = field(default_factory=dict)
+    layers_left_out: set[str] = field(default_factory=set)
+    info_left_out: set[str] = field(default_factory=set)
+    tally: Tally = field(default_factory=Tally)
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """One row of ``rounds.jsonl``."""
+        self.tally.add(row)
+        self.rounds.append(int(row["round"]))
+        self.train_loss.append(number(row.get("train_loss")))
+        counts = (len(row["ids"]), len(row.get("absent", ())), len(row.get("late", ())), len(row["dropped"]))
+        cost = (self.tally.bytes_up, self.tally.bytes_down, self.tally.seconds)
+        for name, value in zip(COLUMNS, (*counts, *cost), strict=True):
+            self.columns[name].append(float(value))
+        self._add_weights(row)
+        for name, value in _flat(row.get("info", {})):
+            self._add_info(row, name, value)
+        if row.get("evaluation"):
+            self.evaluations.append(_evaluation(row, self.tally))
+
+    def _add_weights(self, row: Mapping[str, Any]) -> None:
+        weights = row["weights"]
+        for layer, values in _layers(weights).items() if isinstance(weights, dict) else [(WHOLE, weights)]:
+            if layer not in self.weights and len(self.weights) == MOST_LAYERS:
+                self.layers_left_out.add(layer)
+            elif len(values) == len(row["ids"]):
+                self.weights.setdefault(layer, Grid()).add(int(row["round"]), row["ids"], values)
+
+    def _add_info(self, row: Mapping[str, Any], name: str, value: Any) -> None:
+        if isinstance(value, list):
+            if name not in self.info_grids and len(self.info_grids) == MOST_INFO:
+                self.info_left_out.add(name)
+                return
+            ids = row["ids"] if len(value) == len(row["ids"]) else range(len(value))
+            self.info_grids.setdefault(name, Grid()).add(int(row["round"]), ids, value)
+        elif isinstance(value, int | float) or value is None:
+            line = self.info.setdefault(name, [])
+            line += [math.nan] * (len(self.rounds) - 1 - len(line)) + [number(value)]
+
+
+@dataclass
+class Clock:
+    """Where the time went and how much memory it took, from ``timings.jsonl``."""
+
+    seconds: Counter[str] = field(default_factory=Counter)
+    memory: int = 0
+    device_memory: int = 0
+    engine: str = ""
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """One row."""
+        self.memory = max(self.memory, int(row.get("memory") or 0))
+        self.device_memory = max(self.device_memory, int(row.get("device_memory") or 0))
+        self.engine = str(row.get("engine") or self.engine)
+        skipped = {"round", "memory", "device_memory"}
+        for name, value in row.items():
+            if name not in skipped and isinstance(value, int | float):
+                self.seconds[name] += value  # type: ignore[assignment]
+
+
+def number(value: float | None) -> float:
+    """A number of a record, where null stands for one that is not finite."""
+    return math.nan if value is None else float(value)
+
+
+def _evaluation(row: Mapping[str, Any], tally: Tally) -> dict[str, Any]:
+    kept = {name: row[name] for name in ("round", "evaluation", "evaluation_global", "global") if name in row}
+    if "evaluation_mix" in row:
+        kept["evaluation_mix"] = row["evaluation_mix"]
+    return kept | {"bytes": tally.bytes_up + tally.bytes_down, "seconds": tally.seconds}
+
+
+def _layers(weights: Mapping[str, list[float]]) -> dict[str, list[float]]:
+    """Weight and bias of a layer have one weight: a layer is the name up to the last dot."""
+    found: dict[str, list[float]] = {}
+    for leaf, values in weights.items():
+        found.setdefault(leaf.rpartition(".")[0] or leaf, values)
+    return found
+
+
+def _flat(info: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in info.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{before}{name}.")
+        else:
+            yield f"{before}{name}", value

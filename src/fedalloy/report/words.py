@@ -1,0 +1,126 @@
+"""What was run, in plain words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from fedalloy.records import toml
+from fedalloy.report.gathering import Story, by_name
+
+
+def title(stories: Sequence[Story]) -> str:
+    """The headline."""
+    names = list(by_name(stories))
+    data = _kind(stories[0].recipe.get("task", {}).get("dataset", ""))
+    on = f" on {data}" if data else ""
+    return f"{names[0]}{on}" if len(names) == 1 else f"{len(names)} algorithms{on}"
+
+
+def summary(stories: Sequence[Story]) -> list[str]:
+    """A few sentences: the algorithms, the data, the clients, the schedule."""
+    recipe = stories[0].recipe
+    said = [str(recipe["description"])] if recipe.get("description") else []
+    return [*said, _who(stories), _data(stories[0]), _round(stories[0]), _how_long(stories)]
+
+
+def common_recipe(stories: Sequence[Story]) -> str:
+    """What all runs share, as a recipe."""
+    flats = [dict(_flatten(story.recipe)) for story in stories]
+    shared = {path: value for path, value in flats[0].items() if all(flat.get(path) == value for flat in flats)}
+    return toml.dumps(_nest(shared))
+
+
+def differences(stories: Sequence[Story]) -> tuple[list[tuple[str, ...]], list[tuple[str, list[str]]]]:
+    """The settings in which algorithms differ, and every algorithm's values; seeds do not count."""
+    firsts = {name: dict(_flatten(runs[0].recipe)) for name, runs in by_name(stories).items()}
+    paths = dict.fromkeys(path for flat in firsts.values() for path in flat)
+    skipped = {("name",), ("description",), ("run", "seeds"), ("run", "seed")}
+    if all(flat.get(("algorithm", "name"), name) == name for name, flat in firsts.items()):
+        skipped.add(("algorithm", "name"))
+    said = {path: {repr(flat.get(path)) for flat in firsts.values()} for path in paths if path not in skipped}
+    wanted = [path for path, values in said.items() if len(values) > 1]
+    return wanted, [
+        (name, ["" if path not in flat else _said(flat[path]) for path in wanted]) for name, flat in firsts.items()
+    ]
+
+
+def _who(stories: Sequence[Story]) -> str:
+    names, seeds = list(by_name(stories)), sorted({story.seed for story in stories})
+    runs = f"{len(stories)} runs" if len(stories) > 1 else "one run"
+    over = f"seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else f"seed {seeds[0]}"
+    return f"{_list(names)}: {runs}, {over}."
+
+
+def _data(story: Story) -> str:
+    task, dealt = story.recipe.get("task", {}), story.recipe.get("partition", {})
+    sizes = story.manifest.get("sizes") or []
+    model = f" with the model {_rule(task['model'])}" if "model" in task else ""
+    said = f"Data: {_kind(task.get('dataset', 'unknown'))}{model}, spread over {story.population} clients"
+    said += f" by {_rule(dealt)}" if "kind" in dealt else ""
+    return said + (f"; they hold {min(sizes):,} to {max(sizes):,} examples each." if sizes else ".")
+
+
+def _round(story: Story) -> str:
+    devices, sampling = story.recipe.get("devices", {}), story.recipe.get("sampling", {})
+    cohort = sampling.get("cohort")
+    said = f"Each round asks {cohort} clients" if cohort else "Each round asks every client"
+    said += f", who train for {_epochs(devices['epochs'])}" if "epochs" in devices else ""
+    success = devices.get("success", 1.0)
+    said += f"; a link works with probability {success}" if success != 1.0 else ""
+    deadline = devices.get("deadline")
+    return said + (f"; whoever needs more than {deadline} simulated seconds is too late." if deadline else ".")
+
+
+def _how_long(stories: Sequence[Story]) -> str:
+    outcome, every = stories[0].outcome, stories[0].recipe.get("evaluate", {}).get("every", 1)
+    scored = "every round" if every == 1 else f"every {every} rounds"
+    own = ", by its own model where it has one" if any(story.personal for story in stories) else ""
+    return f"{outcome.rounds} rounds; every client is scored {scored} on its own test examples{own}."
+
+
+def _epochs(epochs: object) -> str:
+    if isinstance(epochs, Mapping):
+        return f"{epochs.get('low')} to {epochs.get('high')} local epochs"
+    if isinstance(epochs, list):
+        return "as many local epochs as each is given"
+    return f"{epochs} local epoch{'s' if epochs != 1 else ''}"
+
+
+def _rule(rule: object) -> str:
+    """A rule and its arguments, as one would say them."""
+    if not isinstance(rule, Mapping):
+        return _said(rule)
+    left_out = {"kind", "clients", "newcomers", "min_samples"}
+    inside = [f"{key.replace('_', ' ')} {_rule(value)}" for key, value in rule.items() if key not in left_out]
+    return f"{_kind(rule)} ({', '.join(inside)})" if inside else _kind(rule)
+
+
+def _kind(rule: object) -> str:
+    return str(rule.get("kind", "?")) if isinstance(rule, Mapping) else str(rule)
+
+
+def _list(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _said(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _flatten(table: Mapping[str, Any], before: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flatten(value, (*before, key))
+        else:
+            yield (*before, key), value
+
+
+def _nest(flat: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for path, value in flat.items():
+        table = nested
+        for key in path[:-1]:
+            table = table.setdefault(key, {})
+        table[path[-1]] = value
+    return nested

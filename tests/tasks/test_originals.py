@@ -1,0 +1,140 @@
+"""Fetching from a server on loopback: whole, continued, refused, damaged."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from typer.testing import CliRunner
+
+from fedalloy.core import registry
+from fedalloy.core.errors import DataError
+from fedalloy.tasks import originals
+from fedalloy.tasks.originals import ORIGINALS, Original, fetch, originals_of
+
+CONTENT = bytes(range(256)) * 4000
+SHA = hashlib.sha256(CONTENT).hexdigest()
+
+
+class Source(ThreadingHTTPServer):
+    """Serves one file; can be told to break off, to forget ranges, or to send something else."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Sending)
+        self.content, self.ranges, self.breaks_at, self.status = CONTENT, True, -1, 200
+        self.asked: list[str | None] = []
+
+    @property
+    def original(self) -> Original:
+        return Original("test", f"http://127.0.0.1:{self.server_address[1]}/file", SHA, "file.bin")
+
+
+class Sending(BaseHTTPRequestHandler):
+    server: Source
+
+    def do_GET(self) -> None:
+        asked = self.headers.get("Range")
+        self.server.asked.append(asked)
+        begin = int(asked.removeprefix("bytes=").removesuffix("-")) if asked and self.server.ranges else 0
+        if self.server.status != 200 or begin >= len(self.server.content):
+            self.send_error(self.server.status if self.server.status != 200 else 416)
+            return
+        self.send_response(206 if begin else 200)
+        body = self.server.content[begin:]
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body[: self.server.breaks_at] if self.server.breaks_at >= 0 else body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def source() -> Iterator[Source]:
+    with Source() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def test_a_file_is_fetched_once_and_checked(source, tmp_path):
+    told: list[tuple[int, int | None]] = []
+    path = fetch(source.original, tmp_path / "new", lambda done, size: told.append((done, size)))
+    assert path.read_bytes() == CONTENT
+    assert told[-1] == (len(CONTENT), len(CONTENT))
+    fetch(source.original, tmp_path / "new")
+    assert source.asked == [None], "what is there is not asked for again"
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_a_broken_download_goes_on(source, tmp_path, ranges):
+    source.breaks_at = 300_000
+    with pytest.raises(DataError, match="goes on from where it broke off"):
+        fetch(source.original, tmp_path)
+    assert (tmp_path / "file.bin.part").stat().st_size == 300_000
+    assert not (tmp_path / "file.bin").exists()
+    source.breaks_at, source.ranges = -1, ranges
+    assert fetch(source.original, tmp_path).read_bytes() == CONTENT
+    assert source.asked == [None, "bytes=300000-"]
+    assert not (tmp_path / "file.bin.part").exists()
+
+
+def test_a_part_that_is_complete_only_needs_its_checksum(source, tmp_path):
+    (tmp_path / "file.bin.part").write_bytes(CONTENT)
+    assert fetch(source.original, tmp_path).read_bytes() == CONTENT
+
+
+def test_something_else_never_gets_the_name(source, tmp_path):
+    source.content = CONTENT[:-1] + b"x"
+    with pytest.raises(DataError, match=f"expected sha256 {SHA}, found"):
+        fetch(source.original, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file.bin").write_bytes(b"mine")
+    with pytest.raises(DataError, match="is there already, but differs"):
+        fetch(source.original, tmp_path)
+    assert (tmp_path / "file.bin").read_bytes() == b"mine"
+
+
+def test_faults_of_the_source_are_told(source, tmp_path):
+    source.status = 404
+    with pytest.raises(DataError, match="cannot be fetched: 404"):
+        fetch(source.original, tmp_path)
+    with pytest.raises(DataError, match="no address of the web"):
+        fetch(Original("x", "file:///etc/passwd", SHA, "x"), tmp_path)
+    with pytest.raises(DataError, match="cannot be fetched"):
+        fetch(Original("x", "http://127.0.0.1:9/x", SHA, "x"), tmp_path)
+
+
+def test_without_a_checksum_nothing_is_fetched(source, tmp_path):
+    with pytest.raises(DataError, match="give the one you trust with --sha256"):
+        fetch(Original("x", source.original.url, None, "x"), tmp_path)
+    assert source.asked == []
+
+
+def test_the_table_names_known_datasets_and_whole_checksums():
+    for one in ORIGINALS:
+        assert one.dataset in registry.everything("dataset")
+        assert one.url.startswith("https://")
+        assert one.sha256 is None or (len(one.sha256) == 64 and int(one.sha256, 16))
+        assert "/" not in one.filename
+    with pytest.raises(DataError, match="did you mean 'mnist'"):
+        originals_of("mnits")
+
+
+def test_the_command_fetches_and_says_what_to_do_next(source, tmp_path, monkeypatch):
+    from fedalloy.cli.app import app
+
+    monkeypatch.setattr(originals, "ORIGINALS", (Original("heart", source.original.url, None, "file.bin"),))
+    monkeypatch.setenv("FEDALLOY_DATA", str(tmp_path / "data"))
+    refused = CliRunner().invoke(app, ["data", "fetch", "heart"])
+    assert refused.exit_code == 1
+    done = CliRunner().invoke(app, ["data", "fetch", "heart", "--sha256", SHA])
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "data" / "file.bin").read_bytes() == CONTENT
+    assert "checksum right" in done.output
+    assert "the loader reads heart_" in done.output
