@@ -12,9 +12,9 @@ import torch
 from fedalloy.algorithms import fedavg
 from fedalloy.core.keys import Key
 from fedalloy.core.types import Block, Context, Work
-from fedalloy.engines import fused_graph
+from fedalloy.engines import fused, fused_graph
 from fedalloy.engines.batched import Batched
-from fedalloy.engines.fused_graph import FusedGraphs, agree
+from fedalloy.engines.fused_graph import FusedGraphs, Kernel, agree
 from fedalloy.testing import small_task
 from fedalloy.testing.cases import work
 from tests.engines.rounds import gaps, play
@@ -25,12 +25,12 @@ ALGORITHM = fedavg(lr=0.3, batch_size=3, epochs=2)
 class Replayed:
     """Stands in for a captured graph: remembers that it was asked, answers what it was told to."""
 
-    def __init__(self, kernel: Any, ctx: Any, error: float) -> None:
+    def __init__(self, kernel: Kernel, ctx: Any, error: float) -> None:
         self.kernel, self.ctx, self.error, self.asked = kernel, ctx, error, 0
 
     def replay(self, params: Any, block: Any) -> Any:
         self.asked += 1
-        deltas, totals = fused_graph.fused.train(*self.kernel, params, block, self.ctx)
+        deltas, totals = fused.train(*self.kernel, params, block, self.ctx)
         return {name: leaf + self.error for name, leaf in deltas.items()}, totals
 
 

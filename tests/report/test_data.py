@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from fedalloy.core.errors import CheckpointError
 from fedalloy.records.folder import RunFolder
@@ -22,6 +23,7 @@ from fedalloy.report.data.pictures import data_uri
 from fedalloy.report.gathering import gather, tell
 from fedalloy.report.page import page
 from fedalloy.run import config
+from fedalloy.synthetic import snapshots
 
 
 def row(round: int, ids: list[int], weights: Any, **more: Any) -> dict[str, Any]:
@@ -226,11 +228,8 @@ def decoded(uri: str) -> np.ndarray:
 @pytest.mark.parametrize("shape", [(8, 8), (1, 8, 8), (3, 8, 8), (8, 8, 3), (64,)])
 def test_pictures_by_class_and_round(run, shape):
     story = run([row(1, [0], [1.0])])
-    folder = story.outcome.folder / "synthetic"
-    folder.mkdir()
-    x = np.random.default_rng(0).normal(size=(6, *shape))
     for round in (1, 20):
-        np.savez(folder / f"round-{round:06d}.npz", x=x, y=np.array([0, 0, 1, 1, 1, 2]))
+        snapshots.save(story.outcome.folder, round, torch.randn(6, *shape), torch.tensor([0, 0, 1, 1, 1, 2]))
     chart = data.pictures(story)
     assert chart is not None
     assert (chart["rounds"], chart["classes"], len(chart["cells"])) == ([1, 20], [0, 1, 2], 6)

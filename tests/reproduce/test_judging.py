@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from fedalloy.reproduce.results import Measured, Results
 FIRST, SECOND, FAR = [1.0, 2.0, 3.0], [0.9, 2.1, 2.9], [-9.0, -8.1, -7.0]
 
 
-def results(quick: bool = False, **methods: list[float | None]) -> Results:
+def results(quick: bool = False, **methods: Sequence[float | None]) -> Results:
     """One run per value, seeds 0, 1, ...; None is a run that failed."""
     runs = [
         Measured(

@@ -219,7 +219,7 @@ def test_dropout_masks_differ_between_the_calls_of_a_step():
         def classify(self, x):
             return self.drop(x * self.scale)
 
-    masks = []
+    masks: list[torch.Tensor] = []
 
     def loss(model, x, y):
         said = [model("classify", x), model("classify", x)]
@@ -263,7 +263,9 @@ def test_any_weighting_and_server_combines_them_and_samples_come_out(name, model
         mixed = Algorithm(algorithm.solver, rules.weighting, rules.server)
         fresh = mixed.init(params, task.population, buffers)
         moved = server_step(mixed, fresh, Cohort.gather(ids.tolist(), sent), ctx).state["shared"]
-        x, y = mixed.solver.synthesise(moved, Key.of(2), 7, task.objective)
+        made = mixed.solver.synthesise(moved, Key.of(2), 7, task.objective)
+        assert made is not None
+        x, y = made
         assert x.shape == (21, 4)
         assert torch.bincount(y).tolist() == [7, 7, 7]
         assert bool(x.isfinite().all())
@@ -273,7 +275,13 @@ def test_samples_depend_on_the_key_alone():
     task, solver = small_task("acgan"), Cgan()
     params, buffers = task.objective.init(Key.of(0))
     shared = {"params": params, "buffers": buffers}
-    first, again, other = (solver.synthesise(shared, Key.of(seed), 200, task.objective)[0] for seed in (1, 1, 2))
+
+    def samples(seed: int) -> torch.Tensor:
+        made = solver.synthesise(shared, Key.of(seed), 200, task.objective)
+        assert made is not None
+        return made[0]
+
+    first, again, other = (samples(seed) for seed in (1, 1, 2))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert len(first.unique(dim=0)) == 600

@@ -49,7 +49,9 @@ def test_samples_are_taken_for_what_they_are_meant_to_be(digits, name, model, ro
     after = run(algorithm, task, config)[0].trained.shared
     right = []
     for shared in (before, after):
-        x, y = algorithm.solver.synthesise(shared, Key.of(2), 40, task.objective)
+        made = algorithm.solver.synthesise(shared, Key.of(2), 40, task.objective)
+        assert made is not None
+        x, y = made
         assert x.shape == (CLASSES * 40, 1, 8, 8)
         right.append(float((judge(x) == y).double().mean()))
     assert right[0] < 0.5

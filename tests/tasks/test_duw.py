@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -42,6 +44,7 @@ def test_the_public_codes_scaling_is_a_switch(monkeypatch):
     use_real_data(DuwMnist, monkeypatch)
     data = DuwMnist("alike", test_scale="public_code").load(Key.of(0))
     assert data.test is not None
+    assert data.held_out is not None
     assert (float(data.test.x.min()), float(data.test.x.max())) == (-0.5, 0.5)
     assert float(data.x[~data.held_out].min()) == -1.0
 
@@ -49,13 +52,19 @@ def test_the_public_codes_scaling_is_a_switch(monkeypatch):
 def test_a_common_test_set_is_dealt_evenly_in_every_class():
     test = Examples(torch.arange(40.0).unsqueeze(1), torch.arange(40) % 4)
     data = with_common_test(torch.zeros(3, 1), torch.tensor([0, 1, 2]), torch.tensor([0, 1, 1]), test)
+    assert data.held_out is not None
+    assert data.owner is not None
     for client in (0, 1):
         mine = data.y[data.held_out & (data.owner == client)]
         assert torch.bincount(mine).tolist() == [5, 5, 5, 5]
 
 
 def test_wrong_names_are_refused():
-    for wrong, says in (({"environment": "alik"}, "did you mean 'alike'"), ({"test_scale": "odd"}, "test_scale")):
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"environment": "alik"}, "did you mean 'alike'"),
+        ({"test_scale": "odd"}, "test_scale"),
+    ]
+    for wrong, says in cases:
         with pytest.raises(SpecError, match=says):
             DuwMnist(**wrong)
 
@@ -66,6 +75,9 @@ def test_the_stand_in_gives_clients_labels_of_their_own(monkeypatch):
     train = Examples(torch.zeros(200, 2), torch.arange(200) % 10)
     monkeypatch.setattr(dogs_standin, "_features", lambda: (train, Examples(torch.zeros(20, 2), torch.arange(20) % 10)))
     one, again = (dogs_standin.DogsStandIn().load(Key.of(seed)) for seed in (1, 2))
+    assert one.owner is not None
+    assert one.held_out is not None
+    assert again.owner is not None
     assert torch.equal(one.owner, again.owner)
     owners = [set(one.owner[(one.y == label) & ~one.held_out].tolist()) for label in range(10)]
     assert sum(len(found) for found in owners) <= 14

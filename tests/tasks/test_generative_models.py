@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from fedalloy.core.errors import SpecError
 from fedalloy.core.keys import Key
@@ -74,8 +75,11 @@ def test_the_autoencoder_classifies_by_the_best_reconstruction():
     for leaf in model.parameters():
         leaf.data.zero_()
     # Class 0 is decoded to (1, 1), class 1 to (3, 3), whatever the code.
-    model.decoder[0].weight.data[0, 2], model.decoder[0].weight.data[0, 3] = 1.0, 3.0
-    model.decoder[2].weight.data[:, 0] = 1.0
+    first, last = model.get_submodule("decoder.0"), model.get_submodule("decoder.2")
+    assert isinstance(first, nn.Linear)
+    assert isinstance(last, nn.Linear)
+    first.weight.data[0, 2], first.weight.data[0, 3] = 1.0, 3.0
+    last.weight.data[:, 0] = 1.0
     found = model(torch.tensor([[1.0, 1.0], [3.0, 2.0]]))
     assert found.tolist() == [[0.0, -8.0], [-5.0, -1.0]]
 

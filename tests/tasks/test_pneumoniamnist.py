@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -29,6 +31,7 @@ def test_ours_and_the_published_names(names, tmp_path, monkeypatch):
     data = PneumoniaMnist().load(KEY)
     assert data.y.tolist() == [0, 1, 1]
     assert data.x[:, 0, 3, 3].tolist() == pytest.approx([0, 1, 0.2])
+    assert data.test is not None
     assert (data.bounds, data.test.x.shape) == ((0.0, 1.0), (2, 1, 28, 28))
     other = PneumoniaMnist(scale="symmetric", side=32, flat=True).load(KEY)
     assert other.x.shape == (3, 1024)
@@ -40,6 +43,7 @@ def test_the_real_counts(monkeypatch):
     use_real_data(PneumoniaMnist, monkeypatch)
     data = PneumoniaMnist().load(KEY)
     assert torch.bincount(data.y).tolist() == [1214, 3494]
+    assert data.test is not None
     assert torch.bincount(data.test.y).tolist() == [234, 390]
     assert float(data.x.mean()) == pytest.approx(0.5719, abs=1e-3)
     assert float(data.x.std()) == pytest.approx(0.1684, abs=1e-3)
@@ -53,7 +57,8 @@ def test_a_missing_file_says_where_to_get_it(tmp_path, monkeypatch):
 
 
 def test_wrong_settings_are_refused():
+    wrong: dict[str, Any] = {"scale": "standard"}
     with pytest.raises(SpecError, match="unknown scale"):
-        PneumoniaMnist(scale="standard")
+        PneumoniaMnist(**wrong)
     with pytest.raises(SpecError, match="side"):
         PneumoniaMnist(side=0)

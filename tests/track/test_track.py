@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fedalloy import algorithms
 from fedalloy.core.errors import SpecError
 from fedalloy.records.reading import read_run
 from fedalloy.records.scalars import scalars
 from fedalloy.run.fit import fit
+from fedalloy.synthetic import snapshots
 from fedalloy.testing import small_task
 from fedalloy.track.mlflow import MLflow
 from fedalloy.track.tracker import TRACKERS, Told, make_trackers
@@ -93,6 +95,17 @@ def test_a_tracker_that_fails_is_left_out_and_the_run_goes_on(tmp_path):
     train(tmp_path / "plain", [])
     same = [(tmp_path / name / "rounds.jsonl").read_bytes() for name in ("run", "plain")]
     assert same[0] == same[1], "tracking changes nothing"
+
+
+def test_a_tracked_run_keeps_its_synthetic_samples(tmp_path):
+    chosen, task = algorithms.named("fedcvae", lr=0.01, batch_size=4), small_task("cvae")
+    for name, listeners in (("tracked", [Listener()]), ("plain", [])):
+        fit(chosen, task, rounds=3, engine="loop", folder=tmp_path / name, track=listeners, snapshot_every=2)
+        assert snapshots.rounds(tmp_path / name) == [2, 3]
+    for round in (2, 3):
+        (x, y), (plain_x, plain_y) = (snapshots.load(tmp_path / name, round) for name in ("tracked", "plain"))
+        assert torch.equal(x, plain_x)
+        assert torch.equal(y, plain_y)
 
 
 def test_what_cannot_be_tracked_is_told_before_anything_is_made(tmp_path, monkeypatch):

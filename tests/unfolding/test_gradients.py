@@ -10,11 +10,12 @@ import torch
 from fedalloy.algorithms import named
 from fedalloy.core.errors import AlgorithmError, Diverged
 from fedalloy.core.keys import Key
+from fedalloy.core.types import Tree
+from fedalloy.engines import mapped
 from fedalloy.engines.loop import Loop
 from fedalloy.engines.workers import Workers
 from fedalloy.tasks.devices import DeviceProfile
 from fedalloy.testing import small_task
-from fedalloy.unfolding import exact as exact_module
 from fedalloy.unfolding.course import Course, layer_names
 from fedalloy.unfolding.gradient import outer_gradient
 from fedalloy.unfolding.settings import Learning
@@ -98,7 +99,7 @@ def test_the_exact_gradient_is_not_the_first_order_one(name):
 
 
 def test_the_check_on_the_exact_gradient_catches_a_hidden_detach(monkeypatch):
-    honest = exact_module.mapped.train
+    honest = mapped.train
 
     def hiding(*arguments: Any) -> Any:
         trained = honest(*arguments)
@@ -109,7 +110,7 @@ def test_the_check_on_the_exact_gradient_catches_a_hidden_detach(monkeypatch):
             {**trained.carry, "inner": {**trained.carry["inner"], "params": again}}, {}, trained.loss_sum
         )
 
-    monkeypatch.setattr(exact_module.mapped, "train", hiding)
+    monkeypatch.setattr(mapped, "train", hiding)
     with pytest.raises(AssertionError):
         agree(course("DUW-FedAvg", gradient="exact"))
 
@@ -155,7 +156,7 @@ def test_a_stateful_solver_can_be_unfolded_in_both_orders():
         torch.testing.assert_close(_slope(made["exact"], theta, model, place), exact[place], rtol=1e-4, atol=1e-6)
 
 
-def _slope(made: Course, theta: torch.Tensor, model: Any, place: tuple[int, int]) -> torch.Tensor:
+def _slope(made: Course, theta: torch.Tensor, model: tuple[Tree, Tree], place: tuple[int, int]) -> torch.Tensor:
     """The gradient by one parameter, by differences."""
     step, values = 1e-5, []
     for sign in (1, -1):
@@ -175,6 +176,7 @@ def test_what_cannot_be_unfolded_is_refused(method, says):
 
 
 def test_a_step_size_that_diverges_is_named():
-    made = Course(named("fedavg", lr=1e308, batch_size=3), small_task("linear"), ROUNDS)
+    task = small_task("linear")
+    made = Course(named("fedavg", lr=1e308, batch_size=3), task, ROUNDS)
     with pytest.raises(Diverged, match="smaller local step"):
-        outer_gradient(made, first_theta(made.task.block.size, ROUNDS, "square"), *made.task.objective.init(KEY), KEY)
+        outer_gradient(made, first_theta(task.block.size, ROUNDS, "square"), *task.objective.init(KEY), KEY)

@@ -88,8 +88,13 @@ def test_an_interrupted_learning_goes_on_as_if_it_had_not_been(tmp_path):
 
 def test_early_stop_keeps_the_table_of_the_best_validation_loss():
     course = Course(FEDAVG, small_task("linear"), 3, learning=Learning(40, lr=5.0, patience=3, check_every=1))
-    values: list[float | None] = []
-    standing, _ = learn(Learner(course, watcher=lambda event: values.append(event.valid_loss)))
+    values: list[float] = []
+
+    def watch(event: Any) -> None:
+        assert event.valid_loss is not None
+        values.append(event.valid_loss)
+
+    standing, _ = learn(Learner(course, watcher=watch))
     assert standing.iteration < 40
     assert standing.stale == 3
     best = values.index(min(values))
@@ -153,7 +158,8 @@ def test_a_table_survives_its_file(tmp_path):
 def test_averages_count_every_run_alike():
     one, two = (WeightTable(torch.tensor([[share, 1 - share]]), sizes=(3, 4)) for share in (0.2, 0.6))
     both = average([one, two])
-    assert (both.runs, both.weights[0, 0].item()) == (2, pytest.approx(0.4))
+    assert both.runs == 2
+    assert both.weights[0, 0].item() == pytest.approx(0.4)
     assert average([both, replace(one, weights=torch.tensor([[1.0, 0.0]]))]).weights[0, 0].item() == pytest.approx(0.6)
     with pytest.raises(SpecError, match="sizes"):
         average([one, replace(two, sizes=(3, 5))])
@@ -181,7 +187,7 @@ def test_a_rehearsal_is_what_then_runs():
     from fedalloy.unfolding.gradient import outer_gradient
 
     course = Course(FEDAVG, small_task(), 3, DeviceProfile(epochs=(2, 1, 1, 1, 3)))
-    theta = first_theta(course.task.block.size, 3, "square")
+    theta = first_theta(sizes_of(course.task), 3, "square")
     root = Key.of(4)
     found = outer_gradient(course, theta, *course.task.objective.init(root.fold("model")), root)
     run = fedalloy.fit(FEDAVG, small_task(), rounds=3, seed=4, devices=course.devices)

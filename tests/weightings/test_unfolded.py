@@ -39,6 +39,7 @@ def test_after_the_last_row_sizes_count():
 def test_normalised_shares_are_those_of_fednova():
     rule = Unfolded(((0.25, 0.0, 0.75),), normalise=True)
     nova = Nova().weigh(HERE, {}, Context(1, 3, Key.of(0)))[0]
+    assert isinstance(nova, torch.Tensor)
     torch.testing.assert_close(weights(rule, 1), nova.double())
     torch.testing.assert_close(weights(rule, 2), nova.double())
     still = HERE.with_stats({"step_norm": torch.tensor([0.0, 4.0])})

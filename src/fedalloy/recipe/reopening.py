@@ -11,7 +11,7 @@ from fedalloy.recipe.reading import load
 from fedalloy.recipe.resolving import resolve
 from fedalloy.records.folder import RunFolder
 from fedalloy.records.store import read_store
-from fedalloy.run.driver import on_device, placed
+from fedalloy.run.placement import on_device, placed
 from fedalloy.run.round import Federation
 from fedalloy.run.trained import Trained
 

@@ -13,7 +13,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from fedalloy.core import tree
 from fedalloy.core.algorithm import Algorithm, ServerState
 from fedalloy.core.cross import check_validation
 from fedalloy.core.errors import CheckpointError, Diverged
@@ -32,6 +31,7 @@ from fedalloy.run.evaluate import Evaluation, evaluate, rows
 from fedalloy.run.interrupt import StopFlag, stop_when_asked
 from fedalloy.run.memory import peak_memory
 from fedalloy.run.mixing import evaluate_mixes
+from fedalloy.run.placement import on_device, placed
 from fedalloy.run.recorder import FolderRecorder, MemoryRecorder, Recorder, Row
 from fedalloy.run.round import Federation, Played, Stopwatch, play
 from fedalloy.run.trained import Trained
@@ -122,7 +122,7 @@ def run(
     with _Threads(config), opened.lock() if opened else nullcontext():
         recorder: Recorder = FolderRecorder(opened) if opened else MemoryRecorder()
         state = begin(fed, initial)
-        heard = Tracked(recorder, trackers, opened.path, recipe or {}) if opened and trackers else recorder
+        heard: Recorder = Tracked(recorder, trackers, opened.path, recipe or {}) if opened and trackers else recorder
         session = Session(fed, state, make_store(fed, state, opened), heard, watcher=watcher)
         if opened:
             _restore(session, opened)
@@ -145,29 +145,6 @@ def make_store(fed: Federation, state: ServerState, folder: RunFolder | None) ->
         one = fed.algorithm.init_client(state["shared"], fed.root, fed.task.objective.init)
     place = folder.clients if folder else None
     return open_store(one, fed.task.population, config.client_memory_mb, place, config.device)
-
-
-def placed(task: Task, device: str) -> Task:
-    """The task with its data where the models are, when it can be moved and fits there."""
-    if device == "cpu" or not hasattr(task, "to") or not _fits(task, device):
-        return task
-    moved: Task = task.to(device)
-    return moved
-
-
-def _fits(task: Task, device: str) -> bool:
-    """Whether the data leave room for the models; otherwise batches are copied when their step comes."""
-    pools = [getattr(task, part) for part in ("train", "valid", "test") if hasattr(task, part)]
-    size = sum(tree.nbytes({"x": pool.x, "y": pool.y}) for pool in pools)
-    free, _ = torch.cuda.mem_get_info(device) if torch.device(device).type == "cuda" else (size * 2, 0)
-    return size < 0.6 * free
-
-
-def on_device(state: Any, device: str) -> Any:
-    """A nested state with its floating-point parts on a device; what belongs to the weighting stays where it is."""
-    if isinstance(state, dict):
-        return {name: value if name == "weighting" else on_device(value, device) for name, value in state.items()}
-    return state.to(device) if isinstance(state, Tensor) else state
 
 
 def make_engine(config: RunConfig) -> Engine:

@@ -68,11 +68,9 @@ def make_task(
     rule = as_partition(partition, data)
     precision, scaling = _precision(dtype), _scaling(standardise or usual.standardise)
     bounds = data.bounds if scaling == "none" else None
-    shape, model = tuple(data.x.shape[1:]), usual.model if model is None else model
-    chosen_loss = loss or usual.loss
-    objective = make_objective(
-        shape, data.classes, model, loss=chosen_loss, trainable=trainable, dtype=dtype, bounds=bounds
-    )
+    shape, loss = tuple(data.x.shape[1:]), loss or usual.loss
+    model = usual.model if model is None else model
+    objective = make_objective(shape, data.classes, model, loss=loss, trainable=trainable, dtype=dtype, bounds=bounds)
     made = federate(
         data,
         rule,
@@ -86,7 +84,7 @@ def make_task(
         key=key.fold("federation"),
     )
     if classifier is not None:
-        other = make_objective(shape, data.classes, classifier, loss=chosen_loss, dtype=dtype)
+        other = make_objective(shape, data.classes, classifier, loss=loss, dtype=dtype)
         made = replace(made, classifier=other if device is None else other.to(device))
     if synthetic is not None:
         made = mixed_in(made, *as_part(synthetic).load())

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from fedalloy.core.protocols import ClientStore
 from fedalloy.core.types import State
 from fedalloy.records.folder import RunState, StreamName
@@ -37,6 +39,10 @@ class Tracked:
     def checkpoint(self, round: int, server: State, clients: ClientStore, extra: Mapping[str, Any]) -> None:
         """Nothing that a tracker need know."""
         self._recorder.checkpoint(round, server, clients, extra)
+
+    def snapshot(self, round: int, x: Tensor, y: Tensor) -> None:
+        """Samples are kept where the run is; trackers hear of numbers alone."""
+        self._recorder.snapshot(round, x, y)
 
     def status(self, state: RunState, round: int, reason: str = "") -> None:
         """A run is running when it begins, and something else when it ends."""

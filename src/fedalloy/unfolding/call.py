@@ -11,8 +11,8 @@ from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.errors import FedalloyError, SpecError, nearest
 from fedalloy.core.protocols import Engine, Task
 from fedalloy.core.spec import algorithm_to_spec, build
-from fedalloy.run.driver import placed
 from fedalloy.run.fit import as_algorithm
+from fedalloy.run.placement import placed
 from fedalloy.tasks.devices import DeviceProfile
 from fedalloy.unfolding.course import Course, layer_names
 from fedalloy.unfolding.learning import Learner, OuterEvent, Standing, course_of, learn, shares, sizes_of

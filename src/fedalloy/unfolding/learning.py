@@ -17,8 +17,8 @@ from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Engine, Task
 from fedalloy.core.types import Tree
 from fedalloy.records import checkpoint
-from fedalloy.run.driver import on_device
 from fedalloy.run.interrupt import StopFlag, stop_on_signal
+from fedalloy.run.placement import on_device
 from fedalloy.unfolding.course import Course
 from fedalloy.unfolding.gradient import Slope, make_engine, outer_gradient
 from fedalloy.unfolding.portion import Portion

@@ -1,48 +1,40 @@
 """What a federation learned to draw: synthetic examples by class and round, as one small PNG per cell.
 
-A run that makes pictures keeps snapshots as ``synthetic/round-000040.npz``: ``x`` is ``[n, height, width]``, ``[n,
+A run that makes pictures keeps snapshots (``fedalloy.synthetic.snapshots``): ``x`` is ``[n, height, width]``, ``[n,
 channels, height, width]`` or ``[n, height, width, channels]`` in any range, ``y`` the class of each.
 """
 
 from __future__ import annotations
 
 import base64
-import re
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedalloy.report.data.plain import Chart, pick
 from fedalloy.report.gathering import Story
+from fedalloy.synthetic import snapshots
 
 Array = np.ndarray[Any, Any]
 MOST_ROUNDS, MOST_CLASSES, PER_CELL = 6, 12, 4
-_NAME = re.compile(r"round-(\d+)\.npz")
 
 
 def pictures(story: Story) -> Chart | None:
     """The picture grid of one run, read from its folder."""
     if story.outcome.folder is None:
         return None
-    files = snapshots(story.outcome.folder / "synthetic")
-    kept = [files[place] for place in pick(len(files), MOST_ROUNDS)]
+    folder = story.outcome.folder
+    kept = snapshots.rounds(folder)
     found = {}
-    for round, file in kept:
-        with np.load(file, allow_pickle=False) as arrays:
-            found[round] = (arrays["x"], arrays["y"])
+    for round in (kept[place] for place in pick(len(kept), MOST_ROUNDS)):
+        x, y = snapshots.load(folder, round)
+        found[round] = (x.float().numpy(), y.numpy())
     if not found:
         return None
     return grid(found) | {"id": f"pictures-{story.name}-{story.seed}", "title": f"{story.name}, seed {story.seed}"}
-
-
-def snapshots(folder: Path) -> list[tuple[int, Path]]:
-    """Rounds and files, in order."""
-    named = [(_NAME.fullmatch(file.name), file) for file in folder.glob("*.npz")]
-    return sorted((int(match[1]), file) for match, file in named if match)
 
 
 def grid(by_round: Mapping[int, tuple[Array, Array]]) -> Chart:

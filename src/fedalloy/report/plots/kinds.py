@@ -18,7 +18,7 @@ KINDS = {
 }  # fmt: skip
 """Kind and the file that draws it."""
 SEVERAL = frozenset({"curves", "clients", "fairness", "participation", "rows", "variance"})
-"""Those that show several runs, or several tables of learned weights."""
+"""Those that show several runs, or several tables of learned weights; ``weights`` shows several tables too."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,12 @@ def draw(kind: str, runs: Sequence[Path], output: Path, options: Options | None 
     """Draw one picture into a file."""
     if kind not in KINDS:
         raise SpecError(f"unknown picture '{kind}': {nearest(kind, KINDS)}")
-    if kind not in SEVERAL and len(runs) != 1:
+    file = _file(kind, runs)
+    if kind not in SEVERAL and file != "weights" and len(runs) != 1:
         raise SpecError(f"'{kind}' shows one run, not {len(runs)}; {', '.join(sorted(SEVERAL))} show several")
     canvas.check_suffix(output)
     chosen = options or Options()
-    drawer: Draw = import_module(f"fedalloy.report.plots.{_file(kind, runs)}").draw
+    drawer: Draw = import_module(f"fedalloy.report.plots.{file}").draw
     with canvas.sheet(chosen.width) as (figure, axes):
         drawer(axes, runs, chosen)
         canvas.save(figure, output)
@@ -51,4 +52,5 @@ def draw(kind: str, runs: Sequence[Path], output: Path, options: Options | None 
 
 def _file(kind: str, runs: Sequence[Path]) -> str:
     """Weights are those of a run's contributions, or of a table that was learned in advance."""
-    return "weights" if kind == "weights" and runs[0].is_file() else KINDS[kind]
+    tables = bool(runs) and all(run.is_file() for run in runs)
+    return "weights" if kind == "weights" and tables else KINDS[kind]

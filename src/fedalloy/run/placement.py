@@ -1,0 +1,34 @@
+"""Where things lie during a run: the data and the server's state on the device of the models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedalloy.core import tree
+from fedalloy.core.protocols import Task
+
+
+def placed(task: Task, device: str) -> Task:
+    """The task with its data where the models are, when it can be moved and fits there."""
+    if device == "cpu" or not hasattr(task, "to") or not _fits(task, device):
+        return task
+    moved: Task = task.to(device)
+    return moved
+
+
+def _fits(task: Task, device: str) -> bool:
+    """Whether the data leave room for the models; otherwise batches are copied when their step comes."""
+    pools = [getattr(task, part) for part in ("train", "valid", "test") if hasattr(task, part)]
+    size = sum(tree.nbytes({"x": pool.x, "y": pool.y}) for pool in pools)
+    free, _ = torch.cuda.mem_get_info(device) if torch.device(device).type == "cuda" else (size * 2, 0)
+    return size < 0.6 * free
+
+
+def on_device(state: Any, device: str) -> Any:
+    """A nested state with its floating-point parts on a device; what belongs to the weighting stays where it is."""
+    if isinstance(state, dict):
+        return {name: value if name == "weighting" else on_device(value, device) for name, value in state.items()}
+    return state.to(device) if isinstance(state, Tensor) else state
