@@ -20,8 +20,6 @@ from fedalloy.core.protocols import DataPart, Objective
 from fedalloy.core.types import Examples
 from fedalloy.engines.flower import Refused
 from fedalloy.flower.config import FROM_RECIPE
-from fedalloy.recipe import parse
-from fedalloy.recipe.resolving import task_of
 from fedalloy.tasks.assembly import make_objective
 from fedalloy.tasks.datasets.base import from_clients
 from fedalloy.tasks.datasets.callable import resolve
@@ -66,6 +64,10 @@ def local_task(source: str, client: int, spec: Mapping[str, Any], device: str = 
 
 def _share(client: int, spec: Mapping[str, Any], device: str) -> LocalTask:
     """What the recipe's own data give this client."""
+    # Imported here: every order is a process of its own, and those of real nodes need no recipes.
+    from fedalloy.recipe import parse
+    from fedalloy.recipe.resolving import task_of
+
     recipe = parse(spec["recipe"], "the server's recipe")
     dataset = recipe.task.dataset
     kind = dataset.get("kind") if isinstance(dataset, dict) else dataset
