@@ -11,7 +11,8 @@ federation with TLS and node authentication:
 
 A round is what happens from asking the nodes to the new model; there is no evaluation. The first round of every run,
 which also brings the app to the nodes, is left out. Each ClientApp is a process that Flower starts for one message:
-loading torch is the larger part of a round, so a busy machine tells little. The promise: no way is slower than Flower's.
+loading torch is the larger part of a round, so a busy machine tells little. The promise: no way is slower than Flower's
+own.
 """
 
 from __future__ import annotations
