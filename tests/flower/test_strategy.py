@@ -91,6 +91,11 @@ def expected(algorithm, stats, ids=(0, 1, 2), population=3) -> torch.Tensor:
         (algorithms.aaggff_s(), {"train_loss": "loss_before"}, [{"loss_before": v} for v in (1.0, 3.0, 2.0)]),
         (algorithms.qfedavg(lr=0.5), {"train_loss": "loss_before"}, [{"loss_before": v} for v in (1.0, 3.0, 2.0)]),
         (algorithms.fedfa(), {"acc": "accuracy_after"}, [{"accuracy_after": v} for v in (0.9, 0.5, 0.7)]),
+        (
+            algorithms.fednova(),
+            {"train_loss": ("step_norm", "effective_steps")},
+            [{"step_norm": v, "effective_steps": v} for v in (1.0, 3.0, 2.0)],
+        ),
         (algorithms.fedadp(), None, [{}, {}, {}]),
         (algorithms.fedadam(server_lr=0.1), None, [{}, {}, {}]),
     ],
