@@ -20,8 +20,10 @@ pytest.importorskip("flwr", reason="needs the extra 'flower'")
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from typer.testing import CliRunner
 
-from fedalloy.core.errors import RunLocked, SpecError
+from fedalloy.cli.app import app
+from fedalloy.core.errors import CheckpointError, RunLocked, SpecError
 from fedalloy.flower import commands
 from fedalloy.flower.config import NodeConfig
 from fedalloy.flower.layout import NodePlace, ServerPlace, server_files
@@ -31,8 +33,9 @@ from fedalloy.flower.policy import Policy
 from fedalloy.flower.processes import TOKEN, DidNotStart, Program, carrying, end_all, free_port, wait_until
 from fedalloy.flower.scaffold import Plan, numbered, secrets_of, write_federation
 from fedalloy.flower.status import look
-from fedalloy.flower.trial import News, trial_of
+from fedalloy.flower.trial import News, Trial, trial_of
 from fedalloy.recipe import parse
+from fedalloy.records.folder import RunFolder
 
 
 def mode(path: Path) -> int:
@@ -236,3 +239,56 @@ def test_status_of_a_server_that_is_not_running(tmp_path):
     assert server.certificate_ends is not None
     with pytest.raises(SpecError, match="no folder of a federation"):
         look(tmp_path)
+
+
+def test_init_on_the_command_line(tmp_path):
+    line = ["flower", "init", str(tmp_path / "fed"), "--names", "north,south"]
+    done = CliRunner().invoke(app, line)
+    assert done.exit_code == 0, done.output
+    assert sorted(path.name for path in (tmp_path / "fed/nodes").iterdir()) == ["north", "south"]
+    again = CliRunner().invoke(app, line)
+    assert again.exit_code == 2
+    assert "nothing was written" in again.output
+    plain = CliRunner().invoke(app, ["flower", "init", str(tmp_path / "plain"), "--insecure"])
+    assert plain.exit_code == 0
+    assert "not encrypted" in plain.output
+
+
+def test_a_trial_that_is_interrupted_says_how_to_go_on_and_one_that_fails_where_to_look(tmp_path, monkeypatch):
+    (tmp_path / "tiny.toml").write_text('[partition]\nkind = "iid"\nclients = 3\n')
+    line = ["flower", "up", str(tmp_path / "tiny.toml"), "-o", str(tmp_path / "run")]
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Trial, "run", interrupted)
+    done = CliRunner().invoke(app, line)
+    assert done.exit_code == 130
+    assert "the same command goes on" in done.output
+    monkeypatch.setattr(Trial, "run", lambda *_: "finished:failed")
+    done = CliRunner().invoke(app, line)
+    assert done.exit_code == 1
+    assert "federation.log" in done.output
+
+
+def test_a_trial_keeps_the_federation_it_was_begun_with(tmp_path):
+    recipe = parse({"partition": {"kind": "iid", "clients": 2}})
+    trial = trial_of(recipe, tmp_path / "run", None)
+    trial.prepare()
+    key = (tmp_path / "run/federation/nodes/node-0/node.key").read_bytes()
+    trial.prepare()
+    assert (tmp_path / "run/federation/nodes/node-0/node.key").read_bytes() == key
+    assert not trial.finished
+    with pytest.raises(CheckpointError, match="has 2 nodes"):
+        trial_of(recipe, tmp_path / "run", 3).prepare()
+
+
+def test_progress_tells_who_dropped_out_and_why(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", {}, {})
+    with folder.lock():
+        folder.append("rounds", {"round": 1, "ids": [0], "dropped": {"1": "not finite"}, "absent": [1, 2]})
+        folder.set_status("stopped", 1, "asked to")
+    _, run = look(tmp_path / "run")
+    assert run is not None
+    assert (run.state, run.round, run.reason) == ("stopped", 1, "asked to")
+    assert run.troubles == ((1, "1", "not finite"), (1, "2", "was not there, or sent nothing"))
