@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from fedalloy.flower.local import LocalFederation
 from fedalloy.flower.pki import make_node_key
 from fedalloy.flower.processes import DidNotStart, carrying
 from fedalloy.flower.scaffold import Plan, numbered, write_federation
+from fedalloy.records.reading import read_run
 from fedalloy.weightings.aaggff_s import AaggffS
 from fedalloy.weightings.samples import Samples
 
@@ -109,6 +111,47 @@ def test_an_existing_app_becomes_fair_by_changing_two_lines(federation, tmp_path
         for leaf, value in by_hand(monkeypatch, rule).items():
             np.testing.assert_allclose(results[name][leaf], value, rtol=1e-4, atol=1e-5)
     assert np.abs(results["fedavg"]["weight"] - results["aaggff_s"]["weight"]).max() > 1e-3
+
+
+RECIPE = """
+[task]
+model = "logistic"
+[partition]
+kind = "iid"
+clients = 8
+[algorithm]
+name = "fedavg"
+batch_size = 64
+[run]
+rounds = 1
+"""
+
+
+def test_up_runs_a_recipe_follows_it_and_knows_when_it_is_finished(federation, tmp_path, monkeypatch):
+    """The federation is the one that is running already: starting and stopping one is what the fixture tests."""
+
+    @contextmanager
+    def running(_: Path) -> Iterator[LocalFederation]:
+        yield federation
+
+    monkeypatch.setattr(LocalFederation, "of", running)
+    recipe, folder = tmp_path / "tiny.toml", tmp_path / "run"
+    recipe.write_text(RECIPE)
+    line = ["flower", "up", str(recipe), "--nodes", "3", "-o", str(folder)]
+    done = CliRunner().invoke(app, line)
+    assert done.exit_code == 0, done.output
+    assert "round 1/1: 0, 1, 2" in done.output
+    assert "finished in round 1" in done.output
+    row = next(read_run(folder).rounds())
+    assert row["ids"] == [0, 1, 2]
+    again = CliRunner().invoke(app, line)
+    assert again.exit_code == 0
+    assert "finished" in again.output
+    assert len(list(read_run(folder).rounds())) == 1
+    monkeypatch.chdir(tmp_path)
+    told = CliRunner().invoke(app, ["flower", "status", str(folder)])
+    assert "finished after round 1" in told.output
+    assert "nobody dropped out" in told.output
 
 
 def test_status_knows_who_is_there(federation):
