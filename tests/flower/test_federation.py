@@ -15,10 +15,10 @@ pytest.importorskip("flwr")
 from flwr.cli.build import build_fab_from_disk
 
 import fedalloy
-from fedalloy.core.errors import FedalloyError
+from fedalloy.core.errors import CheckpointError, FedalloyError
 from fedalloy.engines.flower import FederationError
 from fedalloy.flower.bundle import bundle_files, write_bundle
-from fedalloy.recipe import load, parse, resolve
+from fedalloy.recipe import load, parse, reopen, resolve
 from fedalloy.records.reading import read_run
 from tests.flower import shares
 from tests.flower.fake import federation, play, recipe_file
@@ -102,3 +102,9 @@ def test_a_bundle_is_not_written_over_something_else(tmp_path):
 def test_the_engine_says_where_it_can_run(tmp_path):
     with pytest.raises(FederationError, match="runs inside a federation"):
         fedalloy.fit("fedavg", fedalloy.task("digits", clients=2), engine="flower", rounds=1)
+
+
+def test_a_run_whose_states_are_on_nodes_cannot_be_opened_again(tmp_path):
+    play(recipe_file(tmp_path, "scaffold", run={"rounds": 1}), tmp_path / "run", federation(tmp_path))
+    with pytest.raises(CheckpointError, match="keep their states on their nodes"):
+        reopen(tmp_path / "run")

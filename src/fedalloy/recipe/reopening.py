@@ -28,6 +28,11 @@ def reopen(folder: str | Path) -> Trained:
     if saved is None:
         raise CheckpointError(f"{folder} holds no checkpoint yet; wait for the first one, or resume the run")
     config = experiment.config
+    if config.engine == "flower" and experiment.algorithm.stateful:
+        raise CheckpointError(
+            f"{folder} is a run over a federation: its clients keep their states on their nodes, and the folder holds "
+            "only the rounds in which these were made"
+        )
     fed = Federation(
         experiment.algorithm, placed(experiment.task(), config.device), Loop(), config, Key.of(config.seed)
     )
