@@ -9,12 +9,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedalloy.engines.flower_post import Post
 from fedalloy.flower import data, node
-from fedalloy.flower.client import handle
+from fedalloy.flower.answering import respond
 from fedalloy.flower.config import NodeConfig, ServerConfig
 from fedalloy.flower.server import run_federation
 from fedalloy.records import toml
@@ -85,8 +85,7 @@ class FakeGrid:
         if not one.answers or not one.online:
             return None
         one.seen.append(message.metadata.message_type)
-        context = Context(1, message.metadata.dst_node_id, one.config, RecordDict(), {})
-        content = one.tamper(handle(message, context).content)
+        content = one.tamper(respond(message.content, one.config))
         del self.waiting[message.metadata.message_id]
         if isinstance(content, Error):
             return Message(content, reply_to=message)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedalloy.engines import flower_letters as letters
 from fedalloy.engines.flower_letters import Letter
 
 
@@ -23,15 +24,14 @@ def data() -> tuple[Any, Any]:
 
 def _tampering(change: Any) -> tuple[Any, Any]:
     """From here on this process changes every contribution before it is sent."""
-    from fedalloy.flower import client
+    from fedalloy.flower import answering
 
-    honest = client.answer
+    honest = letters.pack
 
-    def answer(*arguments: Any) -> Letter:
-        letter = honest(*arguments)
-        return Letter(letter.header, change(letter.parts)) if letter.parts else letter
+    def tampered(letter: Letter) -> Any:
+        return honest(Letter(letter.header, change(letter.parts)) if letter.parts else letter)
 
-    client.answer = answer
+    setattr(answering, "pack", tampered)  # noqa: B010
     return data()
 
 

@@ -7,7 +7,8 @@ split as the recipe says; files are ``.npz`` (x, y) or ``.parquet`` (features an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from fedalloy.tasks.standardise import Scaler
 PARTS: tuple[DataPart, ...] = ("train", "valid", "test")
 _NAMED_BY_NODES_ONLY = frozenset({"callable", "folder", "nodes"})
 Parts = dict[DataPart, Examples]
+_REMEMBERED = 2
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,30 @@ def local_task(source: str, client: int, spec: Mapping[str, Any], device: str = 
     if spec["standardise"] == "client":
         whole = _standardised(whole)
     return LocalTask(objective, {part: _placed(one, device, spec["dtype"]) for part, one in whole.items()})
+
+
+def remembering(make: Callable[..., LocalTask]) -> Callable[..., LocalTask]:
+    """The same function with a short memory: a process that carries out many orders reads its data once, and again
+    when a server asks for another task or a file in the node's folder has changed."""
+    known: dict[str, LocalTask] = {}
+
+    def remembered(source: str, client: int, spec: Mapping[str, Any], device: str = "cpu") -> LocalTask:
+        what = json.dumps([source, client, spec, device, _stamps(source)], sort_keys=True)
+        known[what] = known.pop(what) if what in known else make(source, client, spec, device)
+        for oldest in list(known)[:-_REMEMBERED]:
+            del known[oldest]
+        return known[what]
+
+    return remembered
+
+
+def _stamps(source: str) -> list[tuple[str, int, int]]:
+    """When the files of a folder were written, and how large they are."""
+    folder = Path(source).expanduser()
+    if ":" in source or source == FROM_RECIPE or not folder.is_dir():
+        return []
+    stats = [(file.name, file.stat()) for file in sorted(folder.iterdir())]
+    return [(name, stat.st_mtime_ns, stat.st_size) for name, stat in stats]
 
 
 def _share(client: int, spec: Mapping[str, Any], device: str) -> LocalTask:
