@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from fedalloy.core.algorithm import ServerState
-from fedalloy.core.protocols import DistantEngine, ModelName, Task
+from fedalloy.core.distant import DistantEngine, ModelName
+from fedalloy.core.protocols import Task
 from fedalloy.core.types import Examples
 from fedalloy.run.trained import Trained
 from fedalloy.tasks.evaluation import evaluate_clients, evaluate_models, evaluate_pool
