@@ -29,8 +29,6 @@ IDLE = 300.0
 STARTUP = 300.0
 """Seconds that a resident has for getting ready: a busy machine needs many times what an idle one does."""
 _POLL = 0.05
-_started: list[subprocess.Popen[bytes]] = []
-"""Residents outlive the process that started them; Python is not to complain about that."""
 
 
 class NoResident(Exception):
@@ -88,12 +86,13 @@ def _start(link: socket.socket, store: Path) -> None:
             [sys.executable, "-m", "fedalloy.flower.resident", str(store.resolve())],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
-    _started.append(process)
     end = time.monotonic() + STARTUP
     while not _connect(link, store):
         if process.poll() is not None or time.monotonic() > end:
             raise NoResident(f"the node's resident process did not start; {store / LOG} says why")
         time.sleep(_POLL)
+    # It outlives this process, which is not to be complained about.
+    process.returncode = 0
 
 
 def serve(store: Path, idle: float = IDLE) -> None:
