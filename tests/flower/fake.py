@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedalloy.engines.flower_post import Post
-from fedalloy.flower.client import handle
+from fedalloy.flower import data, node
+from fedalloy.flower.answering import respond
 from fedalloy.flower.config import NodeConfig, ServerConfig
 from fedalloy.flower.server import run_federation
 from fedalloy.records import toml
 
 # Flower lets only the process of an app make messages: let this one be such a process.
 TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+
+_tasks: dict[str, data.LocalTask] = {}
+
+
+def _remembered(source: str, client: int, spec: Any, device: str = "cpu") -> data.LocalTask:
+    """In one process there is no need to make the same data for every order."""
+    known = json.dumps([source, client, spec, device])
+    if known not in _tasks:
+        _tasks[known] = data.local_task(source, client, spec, device)
+    return _tasks[known]
+
+
+node.local_task = _remembered  # type: ignore[attr-defined]
 
 
 @dataclass
@@ -41,23 +56,21 @@ class FakeGrid:
     nodes: dict[int, FakeNode]
     waiting: dict[str, Message] = field(default_factory=dict)
     count: int = 0
-    before_round: Callable[[int], None] = lambda count: None
 
     def get_nodes(self) -> list[Any]:
         return [
-            SimpleNamespace(node_id=number, public_key=node.key.encode(), last_activated_at=node.since)
-            for number, node in self.nodes.items()
-            if node.online
+            SimpleNamespace(node_id=number, public_key=one.key.encode(), last_activated_at=one.since)
+            for number, one in self.nodes.items()
+            if one.online
         ]
 
     def get_node_ids(self) -> list[int]:
-        return [node.node_id for node in self.get_nodes()]
+        return [one.node_id for one in self.get_nodes()]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         ids = []
         for message in messages:
             self.count += 1
-            self.before_round(self.count)
             message.metadata.__dict__["_message_id"] = f"message-{self.count}"
             self.waiting[message.metadata.message_id] = message
             ids.append(message.metadata.message_id)
@@ -68,12 +81,11 @@ class FakeGrid:
         return [reply for reply in replies if reply is not None]
 
     def _reply(self, message: Message) -> Message | None:
-        node = self.nodes[message.metadata.dst_node_id]
-        if not node.answers or not node.online:
+        one = self.nodes[message.metadata.dst_node_id]
+        if not one.answers or not one.online:
             return None
-        node.seen.append(message.metadata.message_type)
-        context = Context(1, message.metadata.dst_node_id, node.config, RecordDict(), {})
-        content = node.tamper(handle(message, context).content)
+        one.seen.append(message.metadata.message_type)
+        content = one.tamper(respond(message.content, one.config))
         del self.waiting[message.metadata.message_id]
         if isinstance(content, Error):
             return Message(content, reply_to=message)
@@ -122,9 +134,8 @@ def recipe_file(place: Path, algorithm: str = "fedavg", /, **tables: dict[str, A
     return file
 
 
-def play(recipe: Path, folder: Path, grid: FakeGrid, clock: FakeClock | None = None, said: list[str] | None = None):
+def play(recipe: Path, folder: Path, grid: FakeGrid, clock: FakeClock | None = None, say: Any = lambda text: None):
     """Run a recipe over a fake federation."""
     clock = clock or FakeClock()
-    heard = said if said is not None else []
     post = Post(grid, clock, clock.sleep)  # type: ignore[arg-type]
-    return run_federation(ServerConfig(recipe, folder), grid, say=heard.append, post=post)  # type: ignore[arg-type]
+    return run_federation(ServerConfig(recipe, folder), grid, say=say, post=post)  # type: ignore[arg-type]

@@ -91,6 +91,11 @@ def expected(algorithm, stats, ids=(0, 1, 2), population=3) -> torch.Tensor:
         (algorithms.aaggff_s(), {"train_loss": "loss_before"}, [{"loss_before": v} for v in (1.0, 3.0, 2.0)]),
         (algorithms.qfedavg(lr=0.5), {"train_loss": "loss_before"}, [{"loss_before": v} for v in (1.0, 3.0, 2.0)]),
         (algorithms.fedfa(), {"acc": "accuracy_after"}, [{"accuracy_after": v} for v in (0.9, 0.5, 0.7)]),
+        (
+            algorithms.fednova(),
+            {"train_loss": ("step_norm", "effective_steps")},
+            [{"step_norm": v, "effective_steps": v} for v in (1.0, 3.0, 2.0)],
+        ),
         (algorithms.fedadp(), None, [{}, {}, {}]),
         (algorithms.fedadam(server_lr=0.1), None, [{}, {}, {}]),
     ],
@@ -174,6 +179,31 @@ def test_silence_and_errors_are_attributed_to_the_node_that_was_asked(bad, reaso
     assert row["absent"] == [2]
     assert reason in row["failures"]["2"]
     assert row["info"]["imputed"].tolist() == [2]
+
+
+def test_a_reply_that_cannot_be_read_keeps_no_other_from_being_read():
+    class Choking(Grid):
+        def pull_messages(self, message_ids):
+            if any(self.waiting[one].metadata.dst_node_id == 17 for one in message_ids if one in self.waiting):
+                if len(list(message_ids)) == 1:
+                    self.waiting.pop(next(iter(message_ids)))
+                raise ValueError("garbage")
+            return super().pull_messages(message_ids)
+
+    whole, strategy = grid(), Strategy("fedavg", fraction_evaluate=0.0, poll=0.0)
+    strategy.start(Choking(whole.nodes, whole.names), arrays(), num_rounds=1)
+    assert strategy.history[0]["ids"] == [0, 2]
+    assert "cannot be read: garbage" in strategy.history[0]["failures"]["1"]
+
+
+def test_messages_that_are_too_large_together_go_one_by_one():
+    class Narrow(Grid):
+        def push_messages(self, messages):
+            return super().push_messages(messages) if len(list(messages)) == 1 else []
+
+    whole, strategy = grid(), Strategy("fedavg", fraction_evaluate=0.0, poll=0.0)
+    strategy.start(Narrow(whole.nodes, whole.names), arrays(), num_rounds=1)
+    assert strategy.history[0]["ids"] == [0, 1, 2]
 
 
 def test_a_client_that_left_keeps_its_place_for_when_it_comes_back():

@@ -7,9 +7,9 @@ whose default does nothing; filling one in is the only kind of overriding there 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -50,8 +50,6 @@ Shared = dict[str, Tree]
 Carry = dict[str, Any]
 """What a client's program hands from step to step: nested dicts of tensors."""
 DataPart = Literal["train", "valid", "test"]
-ModelName = Literal["global", "personal"] | float
-"""The model that is scored: the common one, a client's own, or so much of the local one mixed in."""
 
 ENGINE_STATS = frozenset({
     "num_examples", "num_steps", "train_loss", "running_loss", "loss_before", "accuracy_after", "bytes_up",
@@ -369,27 +367,3 @@ class Engine(Protocol):
         self, algorithm: Algorithm, task: Task, shared: Shared, states: Mapping[int, State], work: Work, ctx: Context
     ) -> Outcome:
         """One round of local work."""
-
-
-@runtime_checkable
-class DistantEngine(Engine, Protocol):
-    """An engine whose clients keep their data and their states where they are. What the server holds of a client's
-    state is a mark: ``{"round": r}`` with the round in which the state that counts was made, ``{}`` before the first.
-    """
-
-    def cross_score(self, algorithm: Algorithm, shared: Shared, cohort: Cohort) -> Tensor:
-        """``[C, C]``: the accuracy of every client's model on every client's validation part, NaN where unknown."""
-
-    def scores(
-        self,
-        algorithm: Algorithm,
-        shared: Shared,
-        states: Mapping[int, State],
-        ids: Tensor,
-        metrics: tuple[str, ...],
-        models: Sequence[ModelName],
-    ) -> list[dict[str, Tensor]]:
-        """Every client's metrics on its own test part, ``[K]`` each, once per model; NaN for who does not answer."""
-
-    def notes(self) -> dict[str, Any]:
-        """What has happened since the last call, for the record of a round."""

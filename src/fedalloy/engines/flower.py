@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from fedalloy.core.algorithm import Algorithm
+from fedalloy.core.distant import ModelName
 from fedalloy.core.errors import FedalloyError, SpecError
-from fedalloy.core.protocols import ModelName, Outcome, Shared, Task
+from fedalloy.core.protocols import Outcome, Shared, Task
 from fedalloy.core.registry import register
 from fedalloy.core.screening import misfit
 from fedalloy.core.spec import algorithm_to_spec

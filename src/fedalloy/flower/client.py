@@ -1,17 +1,19 @@
-"""The ClientApp, the same for every run: it takes an order, lets this node carry it out, and answers."""
+"""The ClientApp, the same for every run: it passes an order to the node's resident process, and its answer back.
+
+Flower starts a process for every message, so nothing heavy is imported here.
+"""
 
 from __future__ import annotations
 
-import torch
-from flwr.app import Context, Message
+import json
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 import fedalloy
 from fedalloy.core.errors import FedalloyError
-from fedalloy.engines.flower_letters import FORMAT, Letter, Malformed, pack, unpack
 from fedalloy.flower.config import NodeConfig
-from fedalloy.flower.node import answer, log
-from fedalloy.flower.policy import Policy
+from fedalloy.flower.resident import NoResident, ask
 
 app = ClientApp()
 
@@ -19,23 +21,19 @@ app = ClientApp()
 def handle(message: Message, context: Context) -> Message:
     """Answer a message; a node that is configured wrongly says so."""
     try:
-        config = NodeConfig.read(context.node_config)
-        policy = Policy.read(config.policy)
+        store = NodeConfig.read(context.node_config).store
+        content = ask(store, context.node_config, message.content)
     except FedalloyError as error:
-        log.error("%s", error)
-        return _refusal(message, f"this node is not configured properly: {error}")
-    try:
-        letter = unpack(message.content, policy.max_megabytes * 1e6)
-    except Malformed as error:
-        return _refusal(message, f"the server's letter cannot be read: {error}")
-    if config.threads:
-        torch.set_num_threads(config.threads)
-    return Message(pack(answer(letter, config, policy)), reply_to=message)
+        content = _excuse("refused", f"this node is not configured properly: {error}")
+    except NoResident as error:
+        content = _excuse("failed", str(error))
+    return Message(content, reply_to=message)
 
 
-def _refusal(message: Message, reason: str) -> Message:
-    head = {"format": FORMAT, "fedalloy": fedalloy.__version__, "status": "refused", "reason": reason}
-    return Message(pack(Letter(head)), reply_to=message)
+def _excuse(status: str, reason: str) -> RecordDict:
+    """An answer without the means of making one: the format of letters, written by hand."""
+    header = {"format": 1, "fedalloy": fedalloy.__version__, "status": status, "reason": reason, "parts": []}
+    return RecordDict({"fedalloy": ConfigRecord({"header": json.dumps(header)})})
 
 
 @app.train()

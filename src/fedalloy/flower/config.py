@@ -44,8 +44,13 @@ RUN_DEFAULTS: dict[str, str | int] = {RECIPE: "", FOLDER: "", SEED: -1, BINDINGS
 FROM_RECIPE = "recipe"
 """The value of ``fedalloy-data`` that stands for this client's share of the recipe's own data."""
 
-QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
-"""What the environment of every Flower process must say before Flower is imported: nothing is reported to anybody."""
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+}
+"""What the environment of every Flower process must say before Flower is imported: nothing is reported to anybody. And
+orders are looked for ten times a second, not once."""
 
 
 @dataclass(frozen=True)

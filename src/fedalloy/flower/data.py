@@ -7,7 +7,8 @@ split as the recipe says; files are ``.npz`` (x, y) or ``.parquet`` (features an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,6 @@ from fedalloy.core.protocols import DataPart, Objective
 from fedalloy.core.types import Examples
 from fedalloy.engines.flower import Refused
 from fedalloy.flower.config import FROM_RECIPE
-from fedalloy.recipe import parse
-from fedalloy.recipe.resolving import task_of
 from fedalloy.tasks.assembly import make_objective
 from fedalloy.tasks.datasets.base import from_clients
 from fedalloy.tasks.datasets.callable import resolve
@@ -32,6 +31,7 @@ from fedalloy.tasks.standardise import Scaler
 PARTS: tuple[DataPart, ...] = ("train", "valid", "test")
 _NAMED_BY_NODES_ONLY = frozenset({"callable", "folder", "nodes"})
 Parts = dict[DataPart, Examples]
+_REMEMBERED = 2
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,36 @@ def local_task(source: str, client: int, spec: Mapping[str, Any], device: str = 
     return LocalTask(objective, {part: _placed(one, device, spec["dtype"]) for part, one in whole.items()})
 
 
+def remembering(make: Callable[..., LocalTask]) -> Callable[..., LocalTask]:
+    """The same function with a short memory: a process that carries out many orders reads its data once, and again
+    when a server asks for another task or a file in the node's folder has changed."""
+    known: dict[str, LocalTask] = {}
+
+    def remembered(source: str, client: int, spec: Mapping[str, Any], device: str = "cpu") -> LocalTask:
+        what = json.dumps([source, client, spec, device, _stamps(source)], sort_keys=True)
+        known[what] = known.pop(what) if what in known else make(source, client, spec, device)
+        for oldest in list(known)[:-_REMEMBERED]:
+            del known[oldest]
+        return known[what]
+
+    return remembered
+
+
+def _stamps(source: str) -> list[tuple[str, int, int]]:
+    """When the files of a folder were written, and how large they are."""
+    folder = Path(source).expanduser()
+    if ":" in source or source == FROM_RECIPE or not folder.is_dir():
+        return []
+    stats = [(file.name, file.stat()) for file in sorted(folder.iterdir())]
+    return [(name, stat.st_mtime_ns, stat.st_size) for name, stat in stats]
+
+
 def _share(client: int, spec: Mapping[str, Any], device: str) -> LocalTask:
     """What the recipe's own data give this client."""
+    # Imported here: every order is a process of its own, and those of real nodes need no recipes.
+    from fedalloy.recipe import parse
+    from fedalloy.recipe.resolving import task_of
+
     recipe = parse(spec["recipe"], "the server's recipe")
     dataset = recipe.task.dataset
     kind = dataset.get("kind") if isinstance(dataset, dict) else dataset

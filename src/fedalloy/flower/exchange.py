@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from flwr.app import Message
+from flwr.app import Error, Message
 from flwr.serverapp import Grid
 
 from fedalloy.core.errors import FedalloyError
+
+_UNREADABLE = 0
+"""Flower's code for an error of unknown kind."""
 
 
 class NotSent(FedalloyError):
@@ -22,21 +25,45 @@ def exchange(grid: Grid, messages: Sequence[Message], timeout: float | None, pol
     """
     if not messages:
         return []
-    waiting = {one for one in grid.push_messages(messages) if one}
-    if not waiting:
+    waiting = _send(grid, messages)
+    replies: list[Message] = []
+    end = time.monotonic() + timeout if timeout is not None else float("inf")
+    while True:
+        came = _collect(grid, waiting)
+        replies += came
+        for reply in came:
+            waiting.pop(reply.metadata.reply_to_message_id, None)
+        if not waiting or time.monotonic() >= end:
+            return replies
+        time.sleep(poll)
+
+
+def _send(grid: Grid, messages: Sequence[Message]) -> dict[str, Message]:
+    """The messages that were taken, by id. Where all of them are too large for one request, they go one by one."""
+    taken = [one for one in grid.push_messages(messages) if one]
+    if not taken:
+        taken = [one for message in messages for one in grid.push_messages([message]) if one]
+    if not taken:
         raise NotSent(
             "the SuperLink took none of this round's messages; the model may be too large for one message "
             "(its log then says so)"
         )
+    return {message.metadata.message_id: message for message in messages if message.metadata.message_id in taken}
+
+
+def _collect(grid: Grid, waiting: Mapping[str, Message]) -> list[Message]:
+    """What has arrived. One reply that cannot be read is its sender's error and keeps no other from being read."""
+    try:
+        return list(grid.pull_messages(list(waiting)))
+    except Exception:
+        grid.get_node_ids()  # where not even this works, it is the connection: let that be seen
     replies: list[Message] = []
-    end = time.monotonic() + timeout if timeout is not None else float("inf")
-    while True:
-        came = list(grid.pull_messages(waiting))
-        replies += came
-        waiting -= {reply.metadata.reply_to_message_id for reply in came}
-        if not waiting or time.monotonic() >= end:
-            return replies
-        time.sleep(poll)
+    for number, message in waiting.items():
+        try:
+            replies += grid.pull_messages([number])
+        except Exception as error:
+            replies.append(Message(Error(_UNREADABLE, f"its reply cannot be read: {error}"), reply_to=message))
+    return replies
 
 
 def attribute(sent: Sequence[Message], replies: Iterable[Message]) -> tuple[dict[int, Message], list[int]]:

@@ -6,7 +6,7 @@ arrays, their size, and that the statistics an algorithm needs are among the met
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -25,12 +25,14 @@ BUFFERS = Names(("*running_mean", "*running_var", "*num_batches_tracked"))
 STATISTICS = {
     "num_examples": "how many examples the client trained on",
     "num_steps": "how many local steps it took",
-    "step_norm": "how far its local steps count together, |a|_1 of FedNova",
+    "step_norm": "how far its local steps count together, |a|_1 of FedNova (without momentum: the number of steps)",
+    "effective_steps": "tau of FedNova: as step_norm; with a proximal term the plain number of steps",
     "loss_before": "the mean loss of the model it received, on its training data, before it trains",
     "accuracy_after": "the accuracy of the model it trained, on its training data",
     "train_loss": "the mean loss while it trained",
     "running_loss": "the sum of the minibatch losses while it trained",
 }
+Named = Mapping[str, str | Sequence[str]]
 _HEADER = 4096
 """More than an array's own description ever takes."""
 
@@ -94,19 +96,25 @@ class Model:
 class Reader:
     """Turns replies into contributions to an algorithm.
 
-    ``metrics`` says which of the clients' metrics is which statistic, ``{"train_loss": "loss_before"}``; a metric that
-    has a statistic's own name (``num-examples`` for ``num_examples``) needs no entry.
+    ``metrics`` says which of the clients' metrics is which statistic (or several), ``{"train_loss": "loss_before"}``;
+    a metric that has a statistic's own name (``num-examples`` for ``num_examples``) needs no entry.
     """
 
     required: frozenset[str]
     rule: str
-    metrics: Mapping[str, str] = field(default_factory=dict)
+    metrics: Named = field(default_factory=dict)
     arrays_key: str = "arrays"
 
     def __post_init__(self) -> None:
-        for theirs, ours in self.metrics.items():
+        for theirs, ours in self.pairs:
             if ours not in STATISTICS:
                 raise SpecError(f"metrics: '{theirs}' cannot stand for '{ours}'; {nearest(ours, STATISTICS)}")
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """Every metric with every statistic it stands for."""
+        several = [(theirs, (ours,) if isinstance(ours, str) else ours) for theirs, ours in self.metrics.items()]
+        return [(theirs, one) for theirs, ours in several for one in ours]
 
     def read(self, content: RecordDict, model: Model) -> Contribution:
         """A contribution, or :class:`Refused`."""
@@ -124,7 +132,7 @@ class Reader:
         """What the algorithm needs of the metrics, under its own names; everyone counts for one example where the
         number is neither sent nor required."""
         known = {name.replace("-", "_"): value for name, value in metrics.items()}
-        known |= {ours: metrics[theirs] for theirs, ours in self.metrics.items() if theirs in metrics}
+        known |= {ours: metrics[theirs] for theirs, ours in self.pairs if theirs in metrics}
         missing = sorted(self.required - known.keys())
         if missing:
             raise Lacking(self._lacking(missing, metrics))

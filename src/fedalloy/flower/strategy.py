@@ -22,7 +22,7 @@ from fedalloy.core.keys import Key
 from fedalloy.core.names import Names
 from fedalloy.core.types import Cohort, Context, Contribution
 from fedalloy.flower.exchange import attribute, exchange
-from fedalloy.flower.foreign import BUFFERS, Lacking, Model, Reader, Refused, average, check_usable, metrics_of
+from fedalloy.flower.foreign import BUFFERS, Lacking, Model, Named, Reader, Refused, average, check_usable, metrics_of
 from fedalloy.flower.ledger import Ledger, open_ledger
 from fedalloy.flower.roster import Roster, wait_for_nodes
 from fedalloy.records.folder import Checkpoint
@@ -51,7 +51,7 @@ class Strategy(flwr.serverapp.strategy.Strategy):
         self,
         algorithm: Algorithm | str | Mapping[str, Any],
         *,
-        metrics: Mapping[str, str] | None = None,
+        metrics: Named | None = None,
         fraction_train: float = 1.0,
         fraction_evaluate: float = 1.0,
         min_train_nodes: int = 2,
@@ -328,11 +328,7 @@ class Strategy(flwr.serverapp.strategy.Strategy):
 
     def _size(self, metrics: Mapping[str, float]) -> float:
         known = {name.replace("-", "_"): value for name, value in metrics.items()}
-        named = [
-            metrics[theirs]
-            for theirs, ours in self._reader.metrics.items()
-            if ours == "num_examples" and theirs in metrics
-        ]
+        named = [metrics[theirs] for theirs, ours in self._reader.pairs if ours == "num_examples" and theirs in metrics]
         return max(0.0, named[0] if named else known.get("num_examples", 1.0))
 
 

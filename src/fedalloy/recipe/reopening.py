@@ -28,6 +28,11 @@ def reopen(folder: str | Path) -> Trained:
     if saved is None:
         raise CheckpointError(f"{folder} holds no checkpoint yet; wait for the first one, or resume the run")
     config = experiment.config
+    if config.engine == "flower" and experiment.algorithm.stateful:
+        raise CheckpointError(
+            f"{folder} is a run over a federation: its clients keep their states on their nodes, and the folder holds "
+            "only the rounds in which these were made"
+        )
     task, root = placed(experiment.task(), config.device), Key.of(config.seed)
     fed = Federation(experiment.algorithm.fitted(task, root), task, Loop(), config, root)
     store = read_store(saved.clients, opened.clients, config.device)

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from fedalloy.core.algorithm import Algorithm, ServerState
 from fedalloy.core.cross import check_validation
+from fedalloy.core.distant import DistantEngine
 from fedalloy.core.errors import CheckpointError, Diverged
 from fedalloy.core.keys import Key
-from fedalloy.core.protocols import ClientStore, DistantEngine, Engine, Task
+from fedalloy.core.protocols import ClientStore, Engine, Task
 from fedalloy.core.registry import find
 from fedalloy.core.roles import check_roles
 from fedalloy.core.spec import build

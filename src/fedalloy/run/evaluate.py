@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedalloy.core.protocols import DistantEngine, ModelName
+from fedalloy.core.distant import DistantEngine, ModelName
 from fedalloy.core.types import Examples
 from fedalloy.run.trained import Trained
 from fedalloy.tasks.evaluation import evaluate_clients, evaluate_models, evaluate_pool

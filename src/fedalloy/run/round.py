@@ -14,8 +14,9 @@ from torch import Tensor
 from fedalloy.core import tree
 from fedalloy.core.algorithm import Algorithm, ServerState, ServerStep, server_step
 from fedalloy.core.cross import exchange_scores
+from fedalloy.core.distant import DistantEngine
 from fedalloy.core.keys import Key
-from fedalloy.core.protocols import ClientStore, DistantEngine, Engine, Outcome, Shared, Task
+from fedalloy.core.protocols import ClientStore, Engine, Outcome, Shared, Task
 from fedalloy.core.types import Cohort, Context, State, Tree, Work
 from fedalloy.run.config import RunConfig
 

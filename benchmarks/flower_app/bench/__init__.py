@@ -1,0 +1,1 @@
+"""A Flower app as it would be written without fedalloy; see benchmarks/flower.py."""

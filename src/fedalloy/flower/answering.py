@@ -1,0 +1,41 @@
+"""A node's answer to whatever Flower brings it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import fedalloy
+from fedalloy.core.errors import FedalloyError
+from fedalloy.engines.flower_letters import FORMAT, Letter, Malformed, pack, unpack
+from fedalloy.flower.config import NodeConfig
+from fedalloy.flower.node import answer, log
+from fedalloy.flower.policy import Policy
+
+if TYPE_CHECKING:
+    from flwr.app import RecordDict
+
+
+def respond(content: RecordDict, node_config: Mapping[str, Any]) -> RecordDict:
+    """The answer to an order; a node that is configured wrongly says so."""
+    try:
+        config = NodeConfig.read(node_config)
+        policy = Policy.read(config.policy)
+    except FedalloyError as error:
+        log.error("%s", error)
+        return _refusal(f"this node is not configured properly: {error}")
+    try:
+        letter = unpack(content, policy.max_megabytes * 1e6)
+    except Malformed as error:
+        return _refusal(f"the server's letter cannot be read: {error}")
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    answered = answer(letter, config, policy)
+    return pack(answered)
+
+
+def _refusal(reason: str) -> RecordDict:
+    head = {"format": FORMAT, "fedalloy": fedalloy.__version__, "status": "refused", "reason": reason}
+    return pack(Letter(head))

@@ -1,0 +1,52 @@
+"""Nodes whose own code is hostile or broken: their data function runs on them and may change anything there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedalloy.engines import flower_letters as letters
+from fedalloy.engines.flower_letters import Letter
+
+
+def patient_names() -> Any:
+    raise RuntimeError("cannot read the record of Jane Doe")
+
+
+def data() -> tuple[Any, Any]:
+    """Honest data of the shape that the tests' recipes expect."""
+    from tests.flower.shares import share
+
+    return share(1)
+
+
+def _tampering(change: Any) -> tuple[Any, Any]:
+    """From here on this process changes every contribution before it is sent."""
+    from fedalloy.flower import answering
+
+    honest = letters.pack
+
+    def tampered(letter: Letter) -> Any:
+        return honest(Letter(letter.header, change(letter.parts)) if letter.parts else letter)
+
+    setattr(answering, "pack", tampered)  # noqa: B010
+    return data()
+
+
+def nan() -> tuple[Any, Any]:
+    x, y = data()
+    return np.full_like(x, np.nan), y
+
+
+def wrong_shapes() -> tuple[Any, Any]:
+    return _tampering(
+        lambda parts: {part: {name: leaf.reshape(-1)[1:] for name, leaf in leaves.items()}
+                       for part, leaves in parts.items()}
+    )  # fmt: skip
+
+
+def two_hundred_megabytes() -> tuple[Any, Any]:
+    big = torch.zeros(50_000_000)
+    return _tampering(lambda parts: {part: {**leaves, next(iter(leaves)): big} for part, leaves in parts.items()})

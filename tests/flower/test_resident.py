@@ -1,0 +1,118 @@
+"""The process that carries out a node's orders: started by the first of them, gone when there are none."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("flwr")
+
+import fedalloy
+from fedalloy.engines.flower_letters import FORMAT, Letter, pack, unpack
+from fedalloy.flower import resident
+from fedalloy.flower.client import _excuse
+from fedalloy.flower.data import LocalTask, local_task, remembering
+from fedalloy.flower.processes import wait_until
+from tests.flower import shares
+
+pytestmark = pytest.mark.flower
+HELLO = {"format": FORMAT, "fedalloy": fedalloy.__version__, "kind": "hello"}
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A store whose name is longer than that of any socket may be; its resident ends with the test."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(fedalloy.__file__).parents[1]))
+    store = tmp_path / ("long" * 40)
+    yield store
+    for left in residents(store):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(left, signal.SIGKILL)
+
+
+def config(store: Path) -> dict[str, str]:
+    return {"fedalloy-client": "north", "fedalloy-data": "recipe", "fedalloy-store": str(store)}
+
+
+def test_the_first_order_starts_it_the_next_finds_it_and_a_dead_one_is_replaced(store):
+    letter = unpack(resident.ask(store, config(store), pack(Letter(HELLO, {"part": {"w": torch.ones(3)}}))))
+    assert letter.header["client"] == "north"
+    (first,) = residents(store)
+    assert unpack(resident.ask(store, config(store), pack(Letter(HELLO)))).header["status"] == "ok"
+    assert residents(store) == [first]
+    assert (store / resident.SOCKET).stat().st_mode & 0o077 == 0, "nobody else may speak to it"
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: not residents(store), "it ended", 60)
+    assert unpack(resident.ask(store, config(store), pack(Letter(HELLO)))).header["status"] == "ok"
+    assert len(residents(store)) == 1
+
+
+def residents(store: Path) -> list[int]:
+    """The processes that serve a store, zombies left out."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if str(store.resolve()).encode() in words and b"fedalloy.flower.resident" in words:
+            found.append(int(entry.name))
+    return found
+
+
+def test_it_leaves_when_nobody_needs_it(store):
+    store.mkdir(parents=True)
+    code = f"from fedalloy.flower.resident import serve; from pathlib import Path; serve(Path({str(store)!r}), 0.2)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+    assert not (store / resident.SOCKET).exists()
+
+
+def test_one_that_cannot_start_is_an_answer_and_no_silence(store, monkeypatch):
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    with pytest.raises(resident.NoResident, match=r"did not start; .*node\.log says why"):
+        resident.ask(store, config(store), pack(Letter(HELLO)))
+
+
+def test_an_excuse_is_a_letter_too():
+    assert unpack(_excuse("refused", "why")).header == {
+        "format": FORMAT,
+        "fedalloy": fedalloy.__version__,
+        "status": "refused",
+        "reason": "why",
+    }
+
+
+def test_data_are_read_again_when_they_have_changed(tmp_path):
+    made: list[Any] = []
+    spec: dict[str, Any] = {
+        "shape": [6],
+        "classes": 3,
+        "model": "logistic",
+        "loss": None,
+        "dtype": "float32",
+        "trainable": ["*"],
+    }
+    spec |= {"standardise": "none", "test_fraction": 0.2, "valid_fraction": 0.0, "seed": 1}
+
+    def make(*arguments: Any) -> LocalTask:
+        made.append(arguments)
+        return local_task(*arguments)
+
+    task = remembering(make)
+    shares.write_share(tmp_path, 0)
+    first = task(str(tmp_path), 0, spec)
+    assert task(str(tmp_path), 0, dict(spec)) is first
+    assert task(str(tmp_path), 0, {**spec, "seed": 2}) is not first
+    assert task(str(tmp_path), 0, spec) is first
+    assert len(made) == 2
+    os.utime(tmp_path / "0.npz", ns=(1, 1))
+    assert task(str(tmp_path), 0, spec) is not first

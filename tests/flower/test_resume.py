@@ -1,0 +1,169 @@
+"""Kills and lags: the same command goes on, a replayed round starts from the state before it, states are kept."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+
+pytest.importorskip("flwr")
+
+from fedalloy.core.errors import CheckpointError
+from fedalloy.engines.flower import Refused
+from fedalloy.flower.store import NodeStore
+from fedalloy.records.reading import read_run
+from tests.flower.fake import FakeGrid, federation, play, recipe_file
+from tests.flower.test_federation import assert_equal, simulated
+
+pytestmark = pytest.mark.flower
+
+
+class Killed(BaseException):
+    """Not an error: nobody catches it."""
+
+
+def dying(grid: FakeGrid, after: int) -> FakeGrid:
+    """Ends the server once so many orders were answered."""
+    answered = 0
+    pull = grid.pull_messages
+
+    def pull_messages(message_ids):
+        nonlocal answered
+        replies = []
+        for one in message_ids:
+            if answered == after:
+                raise Killed
+            found = pull([one])
+            answered += len(found)
+            replies += found
+        return replies
+
+    grid.pull_messages = pull_messages  # type: ignore[method-assign]
+    return grid
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "answered"),
+    [("scaffold", 4), ("scaffold", 9), ("superfed_lm", 5), ("superfed_lm", 7), ("ditto", 8), ("ditto", 11)],
+)
+def test_a_killed_run_ends_as_if_nothing_had_happened(algorithm, answered, tmp_path):
+    """Three introductions, then three answers a round: the kill comes before, within and after rounds."""
+    recipe = recipe_file(tmp_path, algorithm)
+    with pytest.raises(Killed):
+        play(recipe, tmp_path / "run", dying(federation(tmp_path), answered))
+    said: list[str] = []
+    ending = play(recipe, tmp_path / "run", federation(tmp_path), say=said.append)
+    assert "goes on (sitting 2)" in said[0]
+    expected, recorder = simulated(recipe)
+    for part, leaves in expected.state["shared"].items():
+        assert_equal(ending.state["shared"][part], leaves)
+    last, wanted = list(read_run(tmp_path / "run").rounds())[-1], recorder.streams["rounds"][-1]
+    assert last["evaluation"]["loss"]["mean"] == pytest.approx(wanted["evaluation"]["loss"]["mean"], abs=1e-5)
+
+
+def test_a_client_that_did_not_count_starts_from_where_it_was(tmp_path):
+    """A node trains in a round, but its answer is lost: the next round takes up the state before it."""
+    recipe = recipe_file(tmp_path, "scaffold", engine={"minimum": 2, "deadline": 5.0})
+    grid = federation(tmp_path)
+
+    def lose(content):
+        lost = len(grid.nodes[101].seen) == 3 and content.array_records  # introduction, round 1, round 2
+        return broken(content) if lost else content
+
+    grid.nodes[101].tamper = lose
+    ending = play(recipe, tmp_path / "run", grid)
+    rows = list(read_run(tmp_path / "run").rounds())
+    assert [row["ids"] for row in rows] == [[0, 1, 2], [0, 2], [0, 1, 2]]
+    assert "lagging" not in rows[2]
+    cohorts = {"kind": "list", "cohorts": [[0, 1, 2], [0, 2], [0, 1, 2]]}
+    expected, _ = simulated(recipe_file(tmp_path / "same", "scaffold", sampling=cohorts))
+    for part, leaves in expected.state["shared"].items():
+        assert_equal(ending.state["shared"][part], leaves)
+
+
+def broken(content):
+    del content["delta"]
+    return content
+
+
+@pytest.mark.parametrize("on_lag", ["continue", "drop"])
+def test_a_node_that_lost_its_states_is_noticed(on_lag, tmp_path):
+    recipe = recipe_file(tmp_path, "scaffold", engine={"minimum": 2, "on_lag": on_lag})
+    grid = federation(tmp_path)
+
+    def wipe(text: str) -> None:
+        if "round 2/3" in text:
+            shutil.rmtree(tmp_path / "node-1")
+
+    play(recipe, tmp_path / "run", grid, say=wipe)
+    row = list(read_run(tmp_path / "run").rounds())[-1]
+    said = row["lagging"]["1"] if on_lag == "continue" else row["dropped"]["1"]
+    assert "the state of round 2 counts, this node has none" in said
+    assert row["ids"] == ([0, 1, 2] if on_lag == "continue" else [0, 2])
+
+
+def test_another_experiment_in_the_folder_is_refused(tmp_path):
+    play(recipe_file(tmp_path), tmp_path / "run", federation(tmp_path))
+    with pytest.raises(CheckpointError, match=r"run\.rounds is 3 there, 4 here"):
+        play(recipe_file(tmp_path, run={"rounds": 4}), tmp_path / "run", federation(tmp_path))
+
+
+def state(value: float) -> dict:
+    return {"solver": {"w": torch.tensor([value])}, "wire": {}}
+
+
+class TestStore:
+    @pytest.fixture
+    def store(self, tmp_path):
+        with NodeStore.of(tmp_path, "ab12cd34", "north / west").lock() as store:
+            yield store
+
+    def test_it_holds_the_states_before_and_after_the_last_round(self, store):
+        store.finish(3, 0, state(3), (1, 1))
+        store.finish(4, 3, state(4), (1, 2))
+        assert store.start(3).state["solver"]["w"] == 3
+        assert store.start(4).state["solver"]["w"] == 4
+        assert store.start(0).state is None
+        assert len(list(store.folder.glob("state-*"))) == 2
+
+    def test_a_replayed_round_replaces_the_one_it_replays(self, store):
+        store.finish(3, 0, state(3), (1, 1))
+        store.finish(5, 3, state(5), (1, 2))
+        store.finish(5, 3, state(5.5), (2, 1))
+        assert store.start(3).state["solver"]["w"] == 3
+        assert store.start(5).state["solver"]["w"] == 5.5
+
+    def test_a_lagging_node_continues_from_the_newest_older_state(self, store):
+        store.finish(3, 0, state(3), (1, 1))
+        store.finish(5, 3, state(5), (1, 2))
+        found = store.start(7)
+        assert (found.round, found.state["solver"]["w"]) == (5, 5)
+        assert "the state of round 7 counts, this node has that of round 5 and continues from it" in found.lag
+        assert store.start(4).round == 3
+        assert store.start(2) == type(found)(0, None, store.start(2).lag)
+        with pytest.raises(Refused, match="on_lag = 'drop'"):
+            store.start(7, "drop")
+
+    def test_a_damaged_state_counts_as_lost(self, store):
+        store.finish(3, 0, state(3), (1, 1))
+        store.finish(5, 3, state(5), (1, 2))
+        (store.folder / "state-000005.safetensors").write_bytes(b"nothing")
+        assert store.start(5).round == 3
+        assert "cannot be used" in store.start(5).lag
+
+    def test_an_order_that_was_overtaken_is_refused(self, store):
+        store.finish(3, 0, None, (2, 4))
+        store.accept((2, 4))
+        store.accept((3, 1))
+        with pytest.raises(Refused, match="overtaken"):
+            store.accept((2, 3))
+
+    def test_a_name_of_a_run_is_no_path(self, tmp_path):
+        with pytest.raises(Refused, match="no proper name"):
+            NodeStore.of(tmp_path, "../../etc", "north")
+
+    def test_names_of_clients_stay_apart(self, tmp_path):
+        places = {NodeStore.of(tmp_path, "ab12cd34", name).folder for name in ("a b", "a_b", "a/b", "..", ".")}
+        assert len(places) == 5
+        assert all(place.parent == tmp_path / "ab12cd34" for place in places)

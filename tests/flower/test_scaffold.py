@@ -1,0 +1,294 @@
+"""Certificates, keys and the folders of a federation, without starting anything."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import stat
+import subprocess
+import sys
+import threading
+import tomllib
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs the extra 'flower'")
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from typer.testing import CliRunner
+
+from fedalloy.cli.app import app
+from fedalloy.core.errors import CheckpointError, RunLocked, SpecError
+from fedalloy.flower import commands
+from fedalloy.flower.config import NodeConfig
+from fedalloy.flower.layout import NodePlace, ServerPlace, server_files
+from fedalloy.flower.local import LocalFederation
+from fedalloy.flower.pki import expires, make_node_key, make_server_certificate, public_half, write_private
+from fedalloy.flower.policy import Policy
+from fedalloy.flower.processes import TOKEN, DidNotStart, Program, carrying, end_all, free_port, wait_until
+from fedalloy.flower.scaffold import Plan, numbered, secrets_of, write_federation
+from fedalloy.flower.status import look
+from fedalloy.flower.trial import News, Trial, trial_of
+from fedalloy.recipe import parse
+from fedalloy.records.folder import RunFolder
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def shake(files, name: str) -> str:
+    """One TLS connection over a socket pair, as a node makes it; what it received."""
+    ours, theirs = socket.socketpair()
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(files.certificate, files.key)
+
+    def answer() -> None:
+        try:
+            with server.wrap_socket(theirs, server_side=True) as secured:
+                secured.sendall(b"hello")
+        except ssl.SSLError:
+            theirs.close()
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    try:
+        context = ssl.create_default_context(cafile=files.ca_certificate)
+        with context.wrap_socket(ours, server_hostname=name) as secured:
+            return secured.recv(5).decode()
+    finally:
+        ours.close()
+        thread.join()
+
+
+def test_a_server_is_known_by_its_names_and_by_no_other(tmp_path):
+    files = server_files(tmp_path)
+    make_server_certificate(files, ["fed.example.org", "10.1.2.3"], days=30)
+    for name in ("localhost", "127.0.0.1", "fed.example.org", "10.1.2.3"):
+        assert shake(files, name) == "hello"
+    with pytest.raises(ssl.SSLCertVerificationError):
+        shake(files, "evil.example.org")
+    other = server_files(tmp_path / "other")
+    make_server_certificate(other)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        shake(type(files)(other.ca_certificate, other.ca_key, files.certificate, files.key), "localhost")
+    left = expires(files.certificate) - datetime.now(UTC)
+    assert timedelta(days=29) < left <= timedelta(days=30)
+    authority = x509.load_pem_x509_certificate(files.ca_certificate.read_bytes())
+    assert authority.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+
+
+def test_a_node_key_is_a_p384_pair_in_openssh_format(tmp_path):
+    make_node_key(tmp_path / "node.key", "north")
+    private = load_ssh_private_key((tmp_path / "node.key").read_bytes(), password=None)
+    public = load_ssh_public_key(public_half(tmp_path / "node.key").read_bytes())
+    assert isinstance(private, ec.EllipticCurvePrivateKey)
+    assert isinstance(private.curve, ec.SECP384R1)
+    assert private.public_key() == public
+
+
+def test_secrets_are_their_owners_alone_and_nothing_is_overwritten(tmp_path):
+    folder = tmp_path / "fed"
+    write_federation(folder, Plan(("north", "south"), host="fed.example.org"))
+    assert [path.name for path in secrets_of(folder)] == ["node.key", "node.key", "ca.key", "server.key"]
+    assert {mode(path) for path in secrets_of(folder)} == {0o600}
+    assert {mode(folder / "server"), *(mode(path) for path in (folder / "nodes").iterdir())} == {0o700}
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(SpecError, match="nothing was written"):
+        write_federation(folder, Plan(("west",)))
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["fed"], "no draft is left"
+    with pytest.raises(SpecError, match="not overwritten"):
+        write_private(folder / "server" / "ca.key", b"x")
+
+
+def test_a_federation_that_cannot_be_finished_leaves_nothing(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr("fedalloy.flower.scaffold.make_node_key", fail)
+    with pytest.raises(OSError, match="disk full"):
+        write_federation(tmp_path / "fed", Plan(numbered(2)))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [{"nodes": ()}, {"nodes": ("a", "a")}, {"nodes": ("../x",)}, {"nodes": ("server",)}, {"nodes": ("a",), "port": 0}],
+)
+def test_impossible_federations_are_refused(plan):
+    with pytest.raises(SpecError):
+        Plan(**plan)
+
+
+def test_every_folder_says_how_to_start_and_the_commands_are_quiet_and_encrypted(tmp_path):
+    write_federation(tmp_path / "fed", Plan(("north",), host="fed.example.org", port=4444))
+    server, place = ServerPlace.read(tmp_path / "fed/server"), NodePlace.read(tmp_path / "fed/nodes/north")
+    assert (server.host, server.port, server.local_address) == ("0.0.0.0", 4444, "127.0.0.1:4444")
+    link, node = commands.superlink(server), commands.supernode(place)
+    assert "--enable-supernode-auth" in link
+    assert "--disable-runtime-dependency-installation" in link
+    assert "--root-certificates" in node
+    assert "--insecure" not in [*link, *node]
+    assert "fed.example.org:4444" in node
+    env = commands.environment(tmp_path / "home")
+    assert (env["FLWR_TELEMETRY_ENABLED"], env["FLWR_DISABLE_UPDATE_CHECK"]) == ("0", "1")
+    assert NodeConfig.read(place.config.to_keys()) == place.config
+    assert place.config.store == tmp_path / "fed/nodes/north/store", "paths are relative to the folder"
+    assert Policy.read(place.config.policy) == Policy()
+    for unit in tmp_path.glob("fed/**/*.service"):
+        assert "$" not in unit.read_text()
+    letter = (tmp_path / "fed/nodes/north/README.md").read_text()
+    assert "fed.example.org:4444" in letter
+    assert "NOT encrypted" not in letter
+
+
+def test_plain_text_needs_to_be_asked_for_and_says_so(tmp_path):
+    write_federation(tmp_path / "fed", Plan(("north",), secure=False))
+    assert secrets_of(tmp_path / "fed") == []
+    assert "--insecure" in commands.superlink(ServerPlace.read(tmp_path / "fed/server"))
+    assert "NOT encrypted" in (tmp_path / "fed/README.md").read_text()
+
+
+def test_a_misspelt_setting_is_named(tmp_path):
+    write_federation(tmp_path / "fed", Plan(("north",)))
+    file = tmp_path / "fed/nodes/north/node.toml"
+    good = file.read_text()
+    file.write_text(good.replace("policy =", "polici ="))
+    with pytest.raises(SpecError, match="unknown key 'polici'; did you mean 'policy'"):
+        NodePlace.read(file.parent)
+    file.write_text(good.replace('data = "recipe"', 'data = ""'))
+    with pytest.raises(SpecError, match="'data' is missing or empty"):
+        NodePlace.read(file.parent)
+    assert tomllib.loads(good)["secure"] is True
+
+
+def test_a_trial_has_as_many_clients_as_nodes(tmp_path):
+    recipe = parse({"partition": {"kind": "iid", "clients": 10}, "sampling": {"cohort": 5}})
+    assert len(trial_of(recipe, tmp_path, None).nodes) == 10
+    small = trial_of(recipe, tmp_path, 3)
+    assert (len(small.nodes), small.recipe.partition.clients, small.recipe.sampling.cohort) == (3, 3, 3)
+    with pytest.raises(SpecError, match="fedalloy run"):
+        trial_of(recipe, tmp_path, 100)
+
+
+def test_news_are_told_once_and_only_whole_lines(tmp_path):
+    file = tmp_path / "log"
+    told: list[str] = []
+    news = News(file)
+    news.tell(told.append)
+    file.write_text("one\ntw")
+    news.tell(told.append)
+    with file.open("a") as more:
+        more.write("o\n")
+    news.tell(told.append)
+    assert told == ["one", "two"]
+
+
+def sleeper(tmp_path: Path, mark: str, code: str) -> Program:
+    return Program.start(
+        "sleeper", [sys.executable, "-c", code], {**os.environ, TOKEN: mark}, tmp_path / "log", tmp_path
+    )
+
+
+def test_programs_in_sessions_of_their_own_are_found_by_their_mark_and_ended(tmp_path):
+    inner = "import time; time.sleep(600)"
+    code = (
+        f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {inner!r}], start_new_session=True); {inner}"
+    )
+    mark = f"test-{tmp_path.name}-{free_port()}"
+    program = sleeper(tmp_path, mark, code)
+    wait_until(lambda: len(list(carrying(mark))) == 2, "both are running", 60, [program])
+    program.kill()
+    assert len(list(carrying(mark))) == 1, "the grandchild lives on"
+    end_all(mark)
+    assert list(carrying(mark)) == []
+
+
+def test_a_program_that_ends_too_early_shows_its_log(tmp_path):
+    program = sleeper(tmp_path, "none", "raise SystemExit('no such certificate')")
+    with pytest.raises(DidNotStart, match=r"exit code 1(.|\n)*no such certificate"):
+        wait_until(lambda: False, "ready", 60, [program])
+
+
+def test_a_federation_that_is_running_is_not_started_twice(tmp_path):
+    write_federation(tmp_path / "fed", Plan(numbered(1)))
+    federation = LocalFederation.of(tmp_path / "fed")
+    sleeping = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        known = f'{{"pid": {sleeping.pid}, "mark": "m", "port": 1, "nodes": []}}'
+        federation.running_file.write_text(known)
+        with pytest.raises(RunLocked, match=f"process {sleeping.pid}"):
+            federation.start()
+    finally:
+        sleeping.kill()
+        sleeping.wait()
+
+
+def test_status_of_a_server_that_is_not_running(tmp_path):
+    write_federation(tmp_path / "fed", Plan(numbered(1), port=free_port()))
+    server, run = look(tmp_path / "fed")
+    assert run is None
+    assert server is not None
+    assert not server.answers
+    assert server.certificate_ends is not None
+    with pytest.raises(SpecError, match="no folder of a federation"):
+        look(tmp_path)
+
+
+def test_init_on_the_command_line(tmp_path):
+    line = ["flower", "init", str(tmp_path / "fed"), "--names", "north,south"]
+    done = CliRunner().invoke(app, line)
+    assert done.exit_code == 0, done.output
+    assert sorted(path.name for path in (tmp_path / "fed/nodes").iterdir()) == ["north", "south"]
+    again = CliRunner().invoke(app, line)
+    assert again.exit_code == 2
+    assert "nothing was written" in again.output
+    plain = CliRunner().invoke(app, ["flower", "init", str(tmp_path / "plain"), "--insecure"])
+    assert plain.exit_code == 0
+    assert "not encrypted" in plain.output
+
+
+def test_a_trial_that_is_interrupted_says_how_to_go_on_and_one_that_fails_where_to_look(tmp_path, monkeypatch):
+    (tmp_path / "tiny.toml").write_text('[partition]\nkind = "iid"\nclients = 3\n')
+    line = ["flower", "up", str(tmp_path / "tiny.toml"), "-o", str(tmp_path / "run")]
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Trial, "run", interrupted)
+    done = CliRunner().invoke(app, line)
+    assert done.exit_code == 130
+    assert "the same command goes on" in done.output
+    monkeypatch.setattr(Trial, "run", lambda *_: "finished:failed")
+    done = CliRunner().invoke(app, line)
+    assert done.exit_code == 1
+    assert "federation.log" in done.output
+
+
+def test_a_trial_keeps_the_federation_it_was_begun_with(tmp_path):
+    recipe = parse({"partition": {"kind": "iid", "clients": 2}})
+    trial = trial_of(recipe, tmp_path / "run", None)
+    trial.prepare()
+    key = (tmp_path / "run/federation/nodes/node-0/node.key").read_bytes()
+    trial.prepare()
+    assert (tmp_path / "run/federation/nodes/node-0/node.key").read_bytes() == key
+    assert not trial.finished
+    with pytest.raises(CheckpointError, match="has 2 nodes"):
+        trial_of(recipe, tmp_path / "run", 3).prepare()
+
+
+def test_progress_tells_who_dropped_out_and_why(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", {}, {})
+    with folder.lock():
+        folder.append("rounds", {"round": 1, "ids": [0], "dropped": {"1": "not finite"}, "absent": [1, 2]})
+        folder.set_status("stopped", 1, "asked to")
+    _, run = look(tmp_path / "run")
+    assert run is not None
+    assert (run.state, run.round, run.reason) == ("stopped", 1, "asked to")
+    assert run.troubles == ((1, "1", "not finite"), (1, "2", "was not there, or sent nothing"))
