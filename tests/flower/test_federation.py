@@ -27,7 +27,7 @@ pytestmark = pytest.mark.flower
 BUNDLE = "922a4eb1764b36830b406b95995f3ea15e71ce654771184a2bdd2396240974c3"
 """Changes only when the bundle does: then its version changes too."""
 # One line per algorithm that must give what the loop gives; test_real.py sends some of them to real nodes.
-ALGORITHMS = ["fedavg", "scaffold", "superfed_lm", "aaggff_s", "fedlayerwise", "fedboosting", "ditto"]
+ALGORITHMS = ["fedavg", "scaffold", "superfed_lm", "aaggff_s", "fedlayerwise", "fedboosting", "ditto", "fedevg"]
 
 
 def simulated(recipe: Path, **tables: dict):

@@ -35,7 +35,7 @@ from tests.flower.test_federation import assert_equal, simulated
 pytestmark = [pytest.mark.flower, pytest.mark.slow, pytest.mark.xdist_group("flower")]
 HONEST = ("node-0", "node-1", "node-2")
 HOSTILE = {"node-3": "nan", "node-4": "wrong_shapes", "node-5": "two_hundred_megabytes"}
-ALGORITHMS = ["fedavg", "scaffold", "superfed_lm", "aaggff_s", "fedlayerwise"]  # one line adds "fedevg"
+ALGORITHMS = ["fedavg", "scaffold", "superfed_lm", "aaggff_s", "fedlayerwise", "fedevg"]
 # Scoring is a message more for every node that is scored: the personal models of all, of the others one.
 SCORED = {"superfed_lm": {"clients": 3}}
 LIMIT = 600.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
@@ -117,6 +117,13 @@ class Algorithm:
             "server": self.server.init(self.exchanged(shared)[self.solver.target]),
         }
 
+    def client_key(self, new: Key, client: int, round: int) -> Key:
+        """The key of a client's initial state, of those for ``new`` clients: clients that keep nothing share one, or,
+        where they begin with a model of their own, draw it anew in every round."""
+        if self.solver.own_start and not self.solver.stateful:
+            return new.fold("round", round).fold(client)
+        return new.fold(client) if self.stateful else new
+
     def init_client(self, shared: Shared, key: Key, fresh: Fresh | None = None) -> State:
         """A client's state before its first round; ``fresh`` is the objective's ``init``, for solvers that give every
         client a start of its own."""
@@ -146,7 +153,11 @@ class Algorithm:
 
 
 def facts_of(task: Task, key: Key) -> Facts:
-    """What a solver may know of a task, from the examples of its first clients that have some."""
+    """What a solver may know of a task, from the examples of its first clients that have some; a task whose data are
+    elsewhere says it itself."""
+    told = getattr(task, "facts", None)
+    if told is not None:
+        return replace(cast(Facts, told()), seed=key.fold("facts").seed())
     for client in range(task.population):
         x = task.data("train", torch.tensor([client])).client(0).x
         if len(x):

@@ -200,8 +200,8 @@ def _context(head: Mapping[str, Any]) -> Context:
 
 def _first_state(order: Order, shared: Shared) -> State:
     """What this client keeps before its first round, as in a simulation."""
-    fresh = Key.of(int(order.head["seed"])).fold("new client")
-    key = fresh.fold(order.client) if order.algorithm.stateful else fresh
+    new = Key.of(int(order.head["seed"])).fold("new client")
+    key = order.algorithm.client_key(new, order.client, int(order.head.get("round", 0)))
     return order.algorithm.init_client(shared, key, order.task.objective.init)
 
 

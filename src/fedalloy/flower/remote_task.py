@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from fedalloy.core.algorithm import facts_of
 from fedalloy.core.errors import DataError, SpecError
+from fedalloy.core.keys import Key
 from fedalloy.core.protocols import DataPart, Objective
 from fedalloy.core.spec import from_spec
-from fedalloy.core.types import Block
+from fedalloy.core.types import Block, Facts
 from fedalloy.recipe import Recipe
 from fedalloy.recipe.resolving import task_of
 from fedalloy.tasks.assembly import make_objective
@@ -27,6 +30,7 @@ class RemoteTask:
     objective: Objective
     names: tuple[str, ...]
     spec: dict[str, Any]
+    known: Facts | None = None
 
     @property
     def population(self) -> int:
@@ -39,6 +43,15 @@ class RemoteTask:
             f"the {part} examples of the clients are on their nodes and cannot be looked at here (sampling 'by_size' "
             "and whatever else reads them needs a simulation); choose sampling 'uniform' or 'list'"
         )
+
+    def facts(self) -> Facts:
+        """The form of the data, for methods that make samples."""
+        if self.known is None:
+            raise DataError(
+                "methods that make samples must know between which values features lie, and the data are on their "
+                "nodes: declare it, dataset = { kind = 'nodes', bounds = [0.0, 1.0], ... }"
+            )
+        return self.known
 
 
 def remote_task(recipe: Recipe) -> RemoteTask:
@@ -55,10 +68,19 @@ def remote_task(recipe: Recipe) -> RemoteTask:
         raise SpecError("dataset 'nodes': give the names of its clients, or their number as clients in [partition]")
     if recipe.noise:
         raise SpecError("noise: wrong labels are for simulations; leave [noise] out where the data are on nodes")
-    spec = _spec(recipe, loader.shape, loader.classes)
+    spec = _spec(recipe, loader.shape, loader.classes, loader.bounds)
     model = {name: spec[name] for name in ("model", "loss", "dtype")}
-    objective = make_objective(loader.shape, loader.classes, **model, trainable=tuple(spec["trainable"]))
-    return RemoteTask(objective, names, spec)
+    objective = make_objective(
+        loader.shape, loader.classes, **model, trainable=tuple(spec["trainable"]), bounds=loader.bounds
+    )
+    return RemoteTask(objective, names, spec, _declared(loader, objective.dtype))
+
+
+def _declared(loader: OnNodes, dtype: torch.dtype) -> Facts | None:
+    """What the recipe says about the data, where it says between which values they lie."""
+    if loader.bounds is None:
+        return None
+    return Facts(loader.shape, dtype, max(1, loader.classes), *loader.bounds, bounds=loader.bounds)
 
 
 def _nodes(recipe: Recipe) -> OnNodes | None:
@@ -75,16 +97,18 @@ def _trial(recipe: Recipe) -> RemoteTask:
     shape = tuple(task.train.x.shape[1:])
     names = task.names or tuple(str(number) for number in range(task.population))
     classes = int(task.manifest.class_counts.shape[1])
-    return RemoteTask(task.objective, names[: task.population], _spec(recipe, shape, classes))
+    known = facts_of(task, Key.of(0))
+    return RemoteTask(task.objective, names[: task.population], _spec(recipe, shape, classes, task.bounds), known)
 
 
-def _spec(recipe: Recipe, shape: tuple[int, ...], classes: int) -> dict[str, Any]:
+def _spec(recipe: Recipe, shape: tuple[int, ...], classes: int, bounds: tuple[float, float] | None) -> dict[str, Any]:
     """What nodes need to know to make the same model and to split their data in the same way."""
     table, usual = recipe.task, usual_of(recipe.task.dataset)
     told = recipe.model_dump(exclude_none=True, include=set(_TOLD))
     return {
         "shape": list(shape),
         "classes": classes,
+        "bounds": None if bounds is None else list(bounds),
         "model": usual.model if table.model is None else table.model,
         "loss": table.loss or usual.loss,
         "dtype": table.dtype,

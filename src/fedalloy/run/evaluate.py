@@ -68,9 +68,10 @@ def personal_scores(
 
 def _distant(trained: Trained, engine: DistantEngine, metrics: tuple[str, ...], ids: Tensor) -> Evaluation:
     """Clients score what they are sent, and their own models, where their data are; there is no global test set."""
-    algorithm = trained.fed.algorithm
+    algorithm, model = trained.fed.algorithm, trained.server_model()
+    shared = {**trained.shared, "params": model.params, "buffers": model.buffers}
     models: list[ModelName] = ["global", "personal"] if algorithm.solver.personalised else ["global"]
-    found = engine.scores(algorithm, trained.shared, trained.states(ids), ids, metrics, models)
+    found = engine.scores(algorithm, shared, trained.states(ids), ids, metrics, models)
     return Evaluation(found[-1], {}, found[0] if len(found) > 1 else None)
 
 

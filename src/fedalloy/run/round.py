@@ -107,21 +107,18 @@ def _assign(fed: Federation, round: int, key: Key) -> tuple[Work, list[int]]:
 def client_states(
     fed: Federation, state: ServerState, store: ClientStore, ids: Tensor, round: int = 0
 ) -> dict[int, State]:
-    """Every client's state; a client met for the first time gets its initial one. Clients that keep nothing but begin
-    with a model of their own draw it anew in every round."""
+    """Every client's state; a client met for the first time gets its initial one."""
     clients = ids.tolist()
     if isinstance(fed.engine, DistantEngine):
         return {client: {} for client in clients} | store.get(clients)
-    fresh, shared = fed.root.fold("new client"), state["shared"]
-    if fed.algorithm.solver.own_start and not fed.algorithm.solver.stateful:
-        fresh = fresh.fold("round", round)
-    elif not fed.algorithm.stateful:
-        return dict.fromkeys(clients, fed.algorithm.init_client(shared, fresh, fed.task.objective.init))
+    new, shared, algorithm = fed.root.fold("new client"), state["shared"], fed.algorithm
+    if not algorithm.stateful and not algorithm.solver.own_start:
+        return dict.fromkeys(clients, algorithm.init_client(shared, new, fed.task.objective.init))
     known = store.get(clients)
     return {
         client: known[client]
         if client in known
-        else fed.algorithm.init_client(shared, fresh.fold(client), fed.task.objective.init)
+        else algorithm.init_client(shared, algorithm.client_key(new, client, round), fed.task.objective.init)
         for client in clients
     }
 

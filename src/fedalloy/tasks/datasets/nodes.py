@@ -15,11 +15,13 @@ from fedalloy.tasks.datasets.base import Dataset, DatasetLoader
 @dataclass(frozen=True)
 class OnNodes(DatasetLoader):
     """Examples of this ``shape``, each node with its own; ``classes`` is 0 where targets are numbers. ``clients`` are
-    the names of the nodes, in the order of their numbers; left out, ``clients`` of ``[partition]`` says how many."""
+    the names of the nodes, in the order of their numbers; left out, ``clients`` of ``[partition]`` says how many.
+    ``bounds`` are the values between which features lie, for methods that make samples."""
 
     shape: tuple[int, ...]
     classes: int = 0
     clients: tuple[str, ...] = ()
+    bounds: tuple[float, float] | None = None
 
     summary: ClassVar[str] = "data on the nodes of a real federation: only their shape is known here"
 
