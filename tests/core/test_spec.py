@@ -25,6 +25,9 @@ from fedalloy.weightings.samples import Samples
 RULES = [(room, name) for room in ("solver", "weighting", "server", "wire") for name in registry.names(room)]
 
 
+FILLED: dict[Any, tuple[Any, ...]] = {str: ("a", "b"), int: (3, 4)}
+
+
 def elsewhere(value: Any, hint: Any) -> Any:
     """Another value of the same type, inside the ranges that rules usually allow."""
     if typing.get_origin(hint) is Literal:
@@ -38,7 +41,8 @@ def elsewhere(value: Any, hint: Any) -> Any:
     if isinstance(value, str):
         return f"{value}2"
     if isinstance(value, tuple):
-        return tuple(elsewhere(one, type(one)) for one in value) or (0.25, 0.5)
+        inner = next(iter(typing.get_args(hint)), float)
+        return tuple(elsewhere(one, type(one)) for one in value) or FILLED.get(inner, (0.25, 0.5))
     return value
 
 

@@ -49,7 +49,9 @@ def test_every_rule_keeps_its_promises(row):
 
 
 def test_the_table_has_every_registered_rule():
-    assert {(row.room, row.name) for row in TABLE} == {(room, name) for room in ROOMS for name in registry.names(room)}
+    everything = {(room, name) for room in ROOMS for name in registry.names(room)}
+    # Laid beside the loop in tests/flower, over nodes.
+    assert {(row.room, row.name) for row in TABLE} == everything - {("engine", "flower")}
 
 
 def test_a_new_file_appears_in_the_table_by_itself(tmp_path):
