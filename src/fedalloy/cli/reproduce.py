@@ -29,7 +29,7 @@ def reproduce(
         bool, typer.Option("--quick", help="At most 3 rounds and 2 seeds: does it run? Decides nothing.")
     ] = False,
     changes: Changes = None,
-    case: Annotated[str | None, typer.Option(help="Only these cases; all are run otherwise.", metavar="A,B")] = None,
+    case: Annotated[list[str] | None, typer.Option(help="Only this case; may be repeated.")] = None,
     methods: Annotated[str | None, typer.Option(help="Only these methods.", metavar="A,B")] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="The page; default: docs/results/NAME.md.")
@@ -64,10 +64,10 @@ def reproduce(
         _reproduce(name, _wish(changes, case, methods, quick), output, runs, jobs, as_json)
 
 
-def _wish(changes: list[str] | None, cases: str | None, methods: str | None, quick: bool) -> Wish:
+def _wish(changes: list[str] | None, cases: list[str] | None, methods: str | None, quick: bool) -> Wish:
     from fedalloy.reproduce.measuring import Wish
 
-    return Wish(tuple(changes or ()), _names(cases), _names(methods), quick)
+    return Wish(tuple(changes or ()), tuple(cases or ()), _names(methods), quick)
 
 
 def _reproduce(name: str, wish: Wish, output: Path | None, runs: Path, jobs: int | None, as_json: bool) -> None:

@@ -50,10 +50,14 @@ class Interval:
         return Interval(mean, mean - half, mean + half, count)
 
     def text(self, signed: bool = True) -> str:
-        """Mean and interval for a table."""
-        sign = "+" if signed else ""
-        inside = f" [{self.low:{sign}.2f}, {self.high:{sign}.2f}]" if math.isfinite(self.low) else ""
-        return f"{self.mean:{sign}.2f}{inside}"
+        """Mean and interval for a table; small numbers with more digits.
+
+        >>> Interval(-0.004, -0.005, -0.003, 3).text()
+        '-0.0040 [-0.0050, -0.0030]'
+        """
+        form = f"{'+' if signed else ''}.{2 if abs(self.mean) >= 0.1 or self.mean == 0 else 4}f"
+        inside = f" [{self.low:{form}}, {self.high:{form}}]" if math.isfinite(self.low) else ""
+        return f"{self.mean:{form}}{inside}"
 
 
 @dataclass(frozen=True)

