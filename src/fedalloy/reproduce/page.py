@@ -85,8 +85,9 @@ def _introduction(experiment: Experiment, results: Results) -> str:
         lines.append(experiment.setting.strip())
     ended = sum(run.finished for run in results.runs)
     spent = sum(run.seconds or 0.0 for run in results.runs)
+    what = "core" if results.machine.startswith("cpu") else "GPU"
     lines.append(
-        f"{ended} finished runs, seeds {', '.join(map(str, seeds)) or 'none'}; {spent / 60:.0f} minutes of one core "
+        f"{ended} finished runs, seeds {', '.join(map(str, seeds)) or 'none'}; {spent / 60:.0f} minutes of one {what} "
         f"({results.machine})."
     )
     return "\n\n".join(lines)
