@@ -52,7 +52,7 @@ def local_task(source: str, client: int, spec: Mapping[str, Any], device: str = 
         return _share(client, spec, device)
     model = {name: spec[name] for name in ("model", "loss", "dtype")}
     shape, trainable = tuple(spec["shape"]), tuple(spec["trainable"])
-    bounds = tuple(spec["bounds"]) if spec["bounds"] else None
+    bounds = tuple(spec["bounds"]) if spec.get("bounds") else None
     objective = make_objective(shape, spec["classes"], **model, trainable=trainable, bounds=bounds).to(device)
     found = _from_function(source) if ":" in source else _from_folder(Path(source).expanduser())
     parts = {name: _checked(*pair, spec, source) for name, pair in found.items()}

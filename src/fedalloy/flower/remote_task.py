@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +31,7 @@ class RemoteTask:
     objective: Objective
     names: tuple[str, ...]
     spec: dict[str, Any]
-    known: Facts | None = None
+    known: Facts
 
     @property
     def population(self) -> int:
@@ -46,11 +47,6 @@ class RemoteTask:
 
     def facts(self) -> Facts:
         """The form of the data, for methods that make samples."""
-        if self.known is None:
-            raise DataError(
-                "methods that make samples must know between which values features lie, and the data are on their "
-                "nodes: declare it, dataset = { kind = 'nodes', bounds = [0.0, 1.0], ... }"
-            )
         return self.known
 
 
@@ -76,11 +72,9 @@ def remote_task(recipe: Recipe) -> RemoteTask:
     return RemoteTask(objective, names, spec, _declared(loader, objective.dtype))
 
 
-def _declared(loader: OnNodes, dtype: torch.dtype) -> Facts | None:
-    """What the recipe says about the data, where it says between which values they lie."""
-    if loader.bounds is None:
-        return None
-    return Facts(loader.shape, dtype, max(1, loader.classes), *loader.bounds, bounds=loader.bounds)
+def _declared(loader: OnNodes, dtype: torch.dtype) -> Facts:
+    """What the recipe says about the data; between which values they lie is known to their nodes alone."""
+    return Facts(loader.shape, dtype, max(1, loader.classes), math.inf, -math.inf, bounds=loader.bounds)
 
 
 def _nodes(recipe: Recipe) -> OnNodes | None:
