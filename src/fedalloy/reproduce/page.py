@@ -157,7 +157,7 @@ def _measured(runs: Sequence[Measured], score: str) -> str:
 
 
 def _digits(value: float) -> int:
-    return 1 if abs(value) >= 1000 else 2 if abs(value) >= 1 else 4
+    return 1 if abs(value) >= 1000 else 2 if abs(value) >= 1 or value == 0 else 4
 
 
 def _paired(mine: Sequence[Measured], reference: Sequence[Measured], score: str, same: bool) -> str:
