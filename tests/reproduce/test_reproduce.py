@@ -139,6 +139,9 @@ def test_scores_are_those_of_the_records(place, measured):
     decided = measured.of("digits", "aaggff_s")[0].scores
     assert decided["regret"] >= 0
     assert decided["objective"] < 0
+    # Records also hold bytes of memory, which are no seconds.
+    assert one.seconds is not None
+    assert 0 < one.seconds < 3600
 
 
 def test_statistics_over_clients():

@@ -31,6 +31,7 @@ from torch import Tensor
 from fedalloy.compare.outcome import Outcome, read_outcome
 from fedalloy.core.errors import SpecError
 from fedalloy.records.reading import RunRecord, read_run
+from fedalloy.records.scalars import seconds_of
 from fedalloy.reproduce.results import Measured
 from fedalloy.run.config import LOWER_IS_BETTER
 from fedalloy.tasks.metrics import summary
@@ -44,7 +45,7 @@ Row = dict[str, Any]
 def measure_run(folder: Path, case: str, method: str, scores: list[str]) -> Measured:
     """One run as a line of the results."""
     outcome, record = read_outcome(folder), read_run(folder)
-    seconds = sum(_seconds(row) for row in record.timings())
+    seconds = sum(seconds_of(row) for row in record.timings())
     found = scores_of(record, outcome, scores) if outcome.finished else {}
     return Measured(case, method, outcome.seed, outcome.state, outcome.round, found, outcome.reason, seconds)
 
@@ -138,7 +139,3 @@ def _vector(values: list[float | None]) -> Tensor:
 
 def _sizes(last: Row, sizes: list[int] | None) -> Tensor | None:
     return torch.tensor(sizes, dtype=torch.float64)[torch.tensor(last["ids"])] if sizes else None
-
-
-def _seconds(row: Row) -> float:
-    return sum(float(value) for name, value in row.items() if name not in ("round", "engine", "profile"))
