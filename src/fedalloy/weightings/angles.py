@@ -81,9 +81,9 @@ def angles_to_mean(stacked: Tree, shares: Tensor) -> Tensor:
     tensor([0.0000, 1.5708], dtype=torch.float64)
     """
     mean = tree.combine(stacked, shares)
-    lengths = tree.norms(stacked) * tree.norm(mean)
+    lengths = tree.norms(stacked) * tree.norm(mean).cpu()
     cosines = tree.dots(stacked, mean) / lengths
-    return torch.where(lengths > 0, cosines.clamp(-1, 1).arccos(), pi / 2).cpu()
+    return torch.where(lengths > 0, cosines.clamp(-1, 1).arccos(), pi / 2)
 
 
 def steepness(angle: Tensor, alpha: float) -> Tensor:
