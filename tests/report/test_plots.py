@@ -24,12 +24,12 @@ from fedalloy.tasks.evaluation import evaluate_pool
 MAGIC = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xml"}
 
 
-def make(folder: Path, name: str, **local) -> Path:
+def make(folder: Path, name: str, seed: int = 0, **local) -> Path:
     recipe = {
         "task": {"model": {"kind": "mlp", "hidden": [12]}},
         "partition": {"kind": "classes", "per_client": 3, "clients": 6},
         "algorithm": {"name": name, "lr": 0.2, "batch_size": 32, **local},
-        "run": {"rounds": 3},
+        "run": {"rounds": 3, "seeds": [seed]},
         "evaluate": {"metrics": ["accuracy", "loss", "ece"]},
     }
     resolve(parse(recipe)).run(folder)
@@ -68,6 +68,24 @@ def test_curves_are_the_means_of_the_evaluations(mixed, plain):
     assert drawn == {"superfed_mm", "fedavg"}
     expected = [row["evaluation"]["loss"]["mean"] for row in read_run(plain).rounds()]
     assert any(np.allclose(one.get_ydata(), expected) for one in sheet.get_lines())
+
+
+def test_seeds_are_one_line_with_a_band(tmp_path):
+    from fedalloy.report.plots import curves
+
+    runs = [make(tmp_path / str(seed), "fedavg", seed=seed) for seed in (0, 1)]
+    means = [[row["evaluation"]["loss"]["mean"] for row in read_run(run).rounds()] for run in runs]
+    # A run that was interrupted counts in the rounds that it has.
+    (runs[1] / "rounds.jsonl").write_text("".join((runs[1] / "rounds.jsonl").read_text().splitlines(True)[:2]))
+    sheet = axes()
+    curves.draw(sheet, runs, Options(metric="loss"))
+    assert [text.get_text() for text in sheet.get_legend().get_texts()] == ["fedavg"]
+    assert sheet.get_xlabel() == "round (bands: all seeds)"
+    assert sheet.get_lines()[0].get_ydata() == pytest.approx(np.mean(means, 0)[:2])
+    (band,) = sheet.collections
+    edges = band.get_paths()[0].vertices[:, 1]
+    assert edges.min() == pytest.approx(np.min(means, 0)[:2].min())
+    assert edges.max() == pytest.approx(np.max(means, 0)[:2].max())
 
 
 def test_the_mixture_is_read_from_the_records(mixed, plain):

@@ -6,24 +6,44 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedalloy.report.gathering import gather
-from fedalloy.report.palette import assign
+import numpy as np
+from numpy.typing import NDArray
+
+from fedalloy.report.gathering import Story, gather
+from fedalloy.report.palette import Style, assign
 from fedalloy.report.plots.canvas import whole_numbers
 from fedalloy.report.plots.kinds import Options
 
 
 def draw(axes: Any, runs: Sequence[Path], options: Options) -> None:
-    """One line per run, in the colour of its algorithm; the worst tenth of its clients dotted."""
+    """One line per algorithm, the mean over its seeds with a band from the lowest to the highest of them; the worst
+    tenth of its clients dotted."""
     stories = gather(runs, options.metric)
-    several_seeds = len({story.seed for story in stories}) > 1
-    styles = assign(story.name for story in stories)
+    seeds: dict[str, list[Story]] = {}
     for story in stories:
-        rounds, means, worst = zip(*story.curve, strict=True) if story.curve else ((), (), ())
-        label = f"{story.name}, seed {story.seed}" if several_seeds else story.name
-        style = styles[story.name]
-        dash = (0, tuple(length / 2 for length in style.dash)) if style.dash else "solid"
-        axes.plot(rounds, means, label=label, color=style.light, linestyle=dash)
-        axes.plot(rounds, worst, linestyle=":", color=style.light)
-    axes.set(xlabel="round", ylabel=f"{options.metric or stories[0].metric} (dotted: worst 10 %)")
+        seeds.setdefault(story.name, []).append(story)
+    styles = assign(seeds)
+    for name, told in seeds.items():
+        _draw_line(axes, name, told, styles[name])
+    bands = " (bands: all seeds)" if len(stories) > len(seeds) else ""
+    axes.set(xlabel=f"round{bands}", ylabel=f"{options.metric or stories[0].metric} (dotted: worst 10 %)")
     whole_numbers(axes.xaxis)
     axes.legend()
+
+
+def _draw_line(axes: Any, name: str, seeds: Sequence[Story], style: Style) -> None:
+    rounds, means, worst = common_rounds(seeds)
+    dash = (0, tuple(length / 2 for length in style.dash)) if style.dash else "solid"
+    axes.plot(rounds, means.mean(0), label=name, color=style.light, linestyle=dash)
+    axes.plot(rounds, worst.mean(0), linestyle=":", color=style.light)
+    if len(seeds) > 1:
+        axes.fill_between(rounds, means.min(0), means.max(0), color=style.light, alpha=0.15, linewidth=0)
+
+
+def common_rounds(seeds: Sequence[Story]) -> tuple[list[int], NDArray[np.float64], NDArray[np.float64]]:
+    """The rounds that every seed was scored in, and its means and worst tenths there, ``[seeds, rounds]``."""
+    scored = [{round: values for round, *values in story.curve} for story in seeds]
+    rounds = sorted(set.intersection(*map(set, scored)))
+    values = np.array([[of_seed[round] for round in rounds] for of_seed in scored], dtype=np.float64)
+    means, worst = np.moveaxis(values.reshape(len(seeds), len(rounds), 2), -1, 0)
+    return rounds, means, worst

@@ -21,5 +21,7 @@ def draw(axes: Any, runs: Sequence[Path], options: Options) -> None:
     rounds = sorted({count for count, _ in found})
     axes.plot(rounds, [count**-0.5 for count in rounds], color="0.4", linestyle="--", label="$1/\\sqrt{T}$")
     axes.plot([count for count, _ in found], [value for _, value in found], marker="o", label="learned weights")
-    axes.set(xlabel="rounds T", ylabel="variance over rounds, mean over clients", xscale="log", yscale="log")
+    axes.set(xlabel="rounds T", ylabel="variance of a client's weights", xscale="log", yscale="log")
+    axes.set_xticks(rounds, labels=[str(count) for count in rounds])
+    axes.set_xticks([], minor=True)
     axes.legend()
