@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -231,7 +232,8 @@ def test_the_command_line_writes_page_and_results(place, measured, tmp_path):
 
 
 def test_runs_of_other_commands_are_gathered(place, measured, tmp_path):
-    page, runs = tmp_path / "mine.md", place / "runs" / "mine"
+    page, runs = tmp_path / "mine.md", tmp_path / "run.rounds=3"
+    shutil.copytree(place / "runs" / "mine", runs)
     command = [
         "reproduce",
         str(place / "mine.toml"),

@@ -98,7 +98,7 @@ def _gather(name: str, gathered: list[str], output: Path | None, as_json: bool) 
     from fedalloy.reproduce.index import RESULTS
     from fedalloy.reproduce.measuring import gather
 
-    pairs = [text.rpartition("=") for text in gathered]
+    pairs = [text.partition("=") for text in gathered]
     if not all(case and folder for case, _, folder in pairs):
         raise SpecError("--gather: write CASE=FOLDER, for example environment-2=runs/s0/environment-2/runs")
     experiment = load_experiment(name)
