@@ -122,6 +122,18 @@ def test_conform_exits_by_what_it_found(cli, tmp_path):
     assert cli.run("conform", tmp_path / "missing.json").code == 2
 
 
+def test_compare_says_which_entries_a_change_does_not_reach(cli, tmp_path):
+    entries = '[[compare]]\nname = "fedavg"\nset = { "algorithm.lr" = 0.1 }\n[[compare]]\nname = "scaffold"\n'
+    entries += '[[compare]]\nname = "fedprox"\n[compare.set.algorithm]\nlr = 0.3\n'
+    recipe = tmp_path / "several.toml"
+    recipe.write_text(f"[partition]\nclients = 3\n{entries}")
+    done = cli.run("compare", recipe, "--quick", "--set", "algorithm.lr=0.2", "-o", tmp_path / "out", "-j", 1)
+    assert done.code == 0, done.err
+    assert "'fedavg' keeps its own algorithm.lr = 0.1; --set does not reach it" in done.err
+    assert "'fedprox' keeps its own algorithm.lr = 0.3" in done.err
+    assert "scaffold" not in done.err
+
+
 def test_compare_reuses_what_is_there_and_report_makes_a_page_of_it(cli, recipe, tmp_path):
     line = ["compare", recipe, "--algorithms", "fedavg,scaffold", "-o", tmp_path / "out"]
     done = cli.run(*line, "-j", 2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -46,6 +46,8 @@ def compare(
     from fedalloy.core.errors import FedalloyError
 
     wanted = prepare(recipe, changes or [], algorithms, grid or [], quick)
+    for note in unreached(wanted, changes or []):
+        typer.echo(note, err=True)
     folder = output or Path("runs") / recipe.stem
     try:
         with watch_jobs(count(wanted), as_json) as watcher:
@@ -74,6 +76,24 @@ def prepare(recipe: Path, changes: Sequence[str], algorithms: str | None, grid: 
     wanted = wanted.model_copy(update={"grid": {**wanted.grid, **dict(map(read_grid, grid))}})
     wanted = select(wanted, [name.strip() for name in algorithms.split(",")]) if algorithms else wanted
     return shortened(wanted) if quick else wanted
+
+
+def unreached(recipe: Recipe, changes: Sequence[str]) -> list[str]:
+    """Which entries have a value of their own for what the command line changes, in words: entries win."""
+    paths = [change.partition("=")[0].strip() for change in changes]
+    return [
+        f"note: '{entry.name}' keeps its own {path} = {own!r}; --set does not reach it (edit the recipe)"
+        for path in paths
+        for entry in recipe.compare
+        if (own := _own_value(entry.set, path)) is not None
+    ]
+
+
+def _own_value(changes: Mapping[str, Any], path: str) -> Any:
+    """What an entry says about a path, whether in one word or in tables."""
+    head, _, rest = path.partition(".")
+    inner = changes.get(head)
+    return changes.get(path, _own_value(inner, rest) if isinstance(inner, Mapping) else None)
 
 
 def read_grid(text: str) -> tuple[str, list[Any]]:
