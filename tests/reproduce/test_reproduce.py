@@ -250,7 +250,7 @@ def test_runs_of_other_commands_are_gathered(place, measured, tmp_path):
         (run.method, run.seed) for run in measured.runs if run.case == "digits"
     )
     assert page.read_text().count("**holds**") == 2
-    nothing = CliRunner().invoke(app, ["reproduce", str(place / "mine.toml"), "--gather", f"a={tmp_path}"])
+    nothing = CliRunner().invoke(app, ["reproduce", str(place / "mine.toml"), "--gather", f"a={tmp_path / 'empty'}"])
     assert nothing.exit_code == 2
 
 
