@@ -14,9 +14,10 @@ from torch import Tensor
 
 from fedalloy.core import tree
 from fedalloy.core.algorithm import Algorithm
+from fedalloy.core.around import SolverAround
 from fedalloy.core.keys import Key
-from fedalloy.core.protocols import Carry, DataPart, Engine, GradAt, LocalSolver, Objective, Outcome, Shared, Task
-from fedalloy.core.types import Block, Cohort, Context, Part, Payload, Plan, State, Stats, Tree, Work
+from fedalloy.core.protocols import Carry, DataPart, Engine, GradAt, Objective, Outcome, Shared, Task
+from fedalloy.core.types import Block, Context, Payload, State, Work
 
 Fault = Callable[[Engine], Engine]
 _Call = tuple[Algorithm, Task, Shared, Mapping[int, State], Work, Context]
@@ -188,46 +189,10 @@ class _Relabelled:
 
 
 @dataclass(frozen=True)
-class _Padded(LocalSolver):
+class _Padded(SolverAround):
     """A solver that ends every client's program with steps of zero gradient, up to ``longest`` in all."""
 
-    inner: LocalSolver
     longest: int
-
-    @property
-    def parts(self) -> Mapping[str, Part]:
-        return self.inner.parts
-
-    @property
-    def target(self) -> str:
-        return self.inner.target
-
-    @property
-    def update(self) -> str:
-        return self.inner.update
-
-    @property
-    def provides(self) -> frozenset[str]:
-        return self.inner.provides
-
-    @property
-    def stateful(self) -> bool:
-        return self.inner.stateful
-
-    def lr_at(self, round: int, rounds: int | None = None) -> float:
-        return self.inner.lr_at(round, rounds)
-
-    def plan(self, sizes: Tensor, epochs: Tensor, keys: Key) -> Plan:
-        return self.inner.plan(sizes, epochs, keys)
-
-    def draws(self, plan: Plan, keys: Key, shared: Shared) -> Tree:
-        return self.inner.draws(plan, keys, shared)
-
-    def begin(self, shared: Shared, mine: State, ctx: Context) -> Carry:
-        return self.inner.begin(shared, mine, ctx)
-
-    def step(self, carry: Carry, grad_at: GradAt, draws: Tree, phase: Tensor, ctx: Context) -> Carry:
-        return self.inner.step(carry, grad_at, draws, phase, ctx)
 
     def end(self, carry: Carry, shared: Shared, mine: State, steps: Tensor, ctx: Context) -> tuple[Payload, State]:
         nobody = ctx.key.each(torch.zeros(1, dtype=torch.int64))
@@ -237,15 +202,6 @@ class _Padded(LocalSolver):
             moved = self.inner.step(carry, cast(GradAt, tree.zeros_like), draws, one.phase[0, 0], ctx)
             carry = _chosen(extra < self.longest - steps, moved, carry)
         return self.inner.end(carry, shared, mine, steps, ctx)
-
-    def describe(self, steps: Tensor, ctx: Context) -> Stats:
-        return self.inner.describe(steps, ctx)
-
-    def absorb(self, shared: Shared, aggregate: Payload, cohort: Cohort, ctx: Context) -> Shared:
-        return self.inner.absorb(shared, aggregate, cohort, ctx)
-
-    def trained(self, carry: Carry) -> Tree:
-        return self.inner.trained(carry)
 
 
 def _chosen(condition: Tensor, one: Carry, other: Carry) -> Carry:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedalloy.core import tree
+from fedalloy.core.around import SolverAround
 from fedalloy.core.client import BatchGradient
 from fedalloy.core.errors import SpecError
-from fedalloy.core.keys import Key
 from fedalloy.core.objective import Act
-from fedalloy.core.protocols import Carry, GradAt, LocalSolver, Objective, Shared
-from fedalloy.core.types import Cohort, Context, Part, Payload, Plan, State, Stats, Tree
+from fedalloy.core.protocols import Carry, GradAt, Objective, Outputs, Shared
+from fedalloy.core.types import Context, Part, Payload, State, Tree
 
 
 class Noted:
@@ -61,52 +60,19 @@ class Noted:
 
 
 @dataclass(frozen=True)
-class Recording(LocalSolver):
+class Recording(SolverAround):
     """The inner solver, and beside its update the parts ``slope`` (the sum of the gradients met) and ``tally`` (the sum
     of the losses met); ``outer`` is another objective to take them from."""
 
-    inner: LocalSolver
     outer: Objective | None = None
 
     @property
     def parts(self) -> Mapping[str, Part]:
         return {**self.inner.parts, "slope": Part("stack"), "tally": Part("stack", like="tally")}
 
-    @property
-    def target(self) -> str:
-        return self.inner.target
-
-    @property
-    def update(self) -> str:
-        return self.inner.update
-
-    @property
-    def provides(self) -> frozenset[str]:
-        return self.inner.provides
-
-    @property
-    def stateful(self) -> bool:
-        return self.inner.stateful
-
-    @property
-    def own_start(self) -> bool:
-        return self.inner.own_start
-
-    def lr_at(self, round: int, rounds: int | None = None) -> float:
-        return self.inner.lr_at(round, rounds)
-
-    def plan(self, sizes: Tensor, epochs: Tensor, keys: Key) -> Plan:
-        return self.inner.plan(sizes, epochs, keys)
-
-    def draws(self, plan: Plan, keys: Key, shared: Shared) -> Tree:
-        return self.inner.draws(plan, keys, shared)
-
     def init_shared(self, params: Tree) -> Shared:
         first = next(iter(params.values()))
         return {**self.inner.init_shared(params), "tally": {"loss": first.new_zeros(())}}
-
-    def init_client(self, shared: Shared, key: Key) -> State:
-        return self.inner.init_client(shared, key)
 
     def begin(self, shared: Shared, mine: State, ctx: Context) -> Carry:
         slope = tree.zeros_like(shared[self.target])
@@ -120,19 +86,15 @@ class Recording(LocalSolver):
         loss: Tensor = carry["tally"]["loss"] + noted.loss
         return {"inner": inner, "slope": tree.add(carry["slope"], noted.slope), "tally": {"loss": loss}}
 
+    def conclude(self, carry: Carry, shared: Shared, outputs: Outputs) -> Carry:
+        return {**carry, "inner": self.inner.conclude(carry["inner"], shared, outputs)}
+
     def end(self, carry: Carry, shared: Shared, mine: State, steps: Tensor, ctx: Context) -> tuple[Payload, State]:
         payload, kept = self.inner.end(carry["inner"], shared, mine, steps, ctx)
         return {**payload, "slope": carry["slope"], "tally": carry["tally"]}, kept
 
-    def describe(self, steps: Tensor, ctx: Context) -> Stats:
-        return self.inner.describe(steps, ctx)
-
-    def absorb(self, shared: Shared, aggregate: Payload, cohort: Cohort, ctx: Context) -> Shared:
-        return self.inner.absorb(shared, aggregate, cohort, ctx)
-
     def trained(self, carry: Carry) -> Tree:
-        inner: Any = carry["inner"]
-        return self.inner.trained(inner)
+        return self.inner.trained(carry["inner"])
 
 
 def sums_of(payload: Payload) -> tuple[Tensor, Tree]:

@@ -1,0 +1,34 @@
+"""A solver around another one hides nothing of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fedalloy import algorithms
+from fedalloy.core.around import SolverAround
+from fedalloy.core.protocols import LocalSolver
+from fedalloy.run.fit import fit
+from fedalloy.testing import small_task
+from fedalloy.testing.comparing import differences
+
+PROMISES_OF_A_PROGRAM = {"descent", "mixture"}
+
+
+def test_everything_passes_but_promises_about_the_program():
+    offered = {name for name in vars(LocalSolver) if not name.startswith("_")}
+    passed = {name for name in vars(SolverAround) if not name.startswith("_")}
+    assert offered - passed == PROMISES_OF_A_PROGRAM
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "superfed_lm", "fedper", "ditto", "fednova"])
+def test_a_wrapped_solver_trains_the_same(name):
+    plain = algorithms.named(name, lr=0.3, batch_size=4)
+    around = replace(plain, solver=SolverAround(plain.solver))
+    one, other = (
+        fit(algorithm, small_task(), rounds=3, cohort=3, engine="loop", metrics=("loss",))
+        for algorithm in (plain, around)
+    )
+    assert list(differences(one.model, other.model)) == []
+    assert [row["evaluation"] for row in one.rounds()] == [row["evaluation"] for row in other.rounds()]
