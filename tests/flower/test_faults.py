@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -51,19 +52,27 @@ def with_header(**entries):
     return only_training(change)
 
 
-def too_large(content: RecordDict) -> RecordDict:
-    content.array_records["delta"]["output.bias"] = Array("float32", (3_000_000,), "fedalloy.raw", bytes(12_000_000))
-    return content
+def with_data(*arguments: Any):
+    """Another array in the place of the one that holds all tensors."""
+
+    def change(content: RecordDict) -> RecordDict:
+        content.array_records["tensors"]["all"] = Array(*arguments)
+        return content
+
+    return only_training(change)
 
 
-def foreign_format(content: RecordDict) -> RecordDict:
-    content.array_records["delta"]["output.bias"] = Array(torch.zeros(10).numpy())
-    return content
+def with_listing(**entry: Any):
+    """Say something else about the first tensor."""
 
+    def change(content: RecordDict) -> RecordDict:
+        header = json.loads(str(content.config_records["fedalloy"]["header"]))
+        first = dict(zip(("name", "dtype", "shape"), header["parts"]["delta"][0], strict=True)) | entry
+        header["parts"]["delta"][0] = list(first.values())
+        content.config_records["fedalloy"]["header"] = json.dumps(header)
+        return content
 
-def wrong_size(content: RecordDict) -> RecordDict:
-    content.array_records["delta"]["output.bias"] = Array("float32", (10**9,), "fedalloy.raw", bytes(40))
-    return content
+    return only_training(change)
 
 
 def hidden_part(content: RecordDict) -> RecordDict:
@@ -76,10 +85,16 @@ FAULTS = {
     "shape": (changed(**{"output.bias": torch.zeros(11)}), "has shape (11,) instead of (10,)"),
     "dtype": (changed(**{"output.bias": torch.zeros(10, dtype=torch.float64)}), "has dtype torch.float64"),
     "name": (changed(extra=torch.zeros(1)), "has unexpected extra"),
-    "size": (only_training(too_large), "12.0 MB, the limit is 10 MB"),
-    "claimed size": (only_training(wrong_size), "has 40 bytes, its shape and dtype need 4000000000"),
-    "format": (only_training(foreign_format), "numpy.ndarray of float32, which is not understood"),
-    "part": (only_training(hidden_part), "parts that its header does not name: more"),
+    "size": (with_data("uint8", (12_000_000,), "fedalloy.raw", bytes(12_000_000)), "12.0 MB, the limit is 10 MB"),
+    "too little": (with_data("uint8", (40,), "fedalloy.raw", bytes(40)), "have 40 bytes, their shapes and dtypes need"),
+    "claimed size": (with_listing(shape=[10**9]), "bytes, their shapes and dtypes need 40000"),
+    "endless": (with_listing(shape=[0, 10**30]), "has no proper shape"),
+    "negative": (with_listing(shape=[-1]), "has no proper shape"),
+    "type": (with_listing(dtype="object"), "is written as object, which is not understood"),
+    "twice": (with_listing(name="output.bias"), "two tensors of the same name"),
+    "no name": (with_listing(name=None), "is no list of tensors"),
+    "format": (with_data(torch.zeros(10).numpy()), "written as numpy.ndarray, which is not understood"),
+    "part": (only_training(hidden_part), "arrays that its header does not name: more, tensors"),
     "stats": (with_header(stats={"num_examples": "many"}), "'num_examples' is not a number"),
     "huge": (with_header(stats={"num_examples": 10**400}), "'num_examples' is not a number"),
     "no stats": (with_header(stats={}), "did not send the statistics num_examples"),
