@@ -1,7 +1,8 @@
 """What travels between server and nodes: a JSON header and trees of tensors as plain bytes. No pickle.
 
 All tensors of a letter are one array: Flower carries every array in requests of its own, several for each, which for a
-model of many small tensors is most of the time that a message takes. The header says where each of them lies.
+model of many small tensors is most of the time that a message takes. Few bytes stand beside the header, which costs no
+request at all. The header says where each tensor lies.
 Whatever arrives is checked by its stated types, shapes and sizes before a single tensor is made of it.
 """
 
@@ -27,6 +28,8 @@ FORMAT = 2
 _RECORD, _HEADER, _PARTS, _STYPE = "fedalloy", "header", "parts", "fedalloy.raw"
 _TENSORS, _ALL = "tensors", "all"
 _MOST_HEADER = 4 << 20
+_FEW = 1 << 18
+"""Bytes that stand beside the header. More are an array, which Flower sends once if several nodes are to have it."""
 _ALIGNED = 8
 """Every tensor begins at a multiple of so many bytes, as the widest of its numbers wants it."""
 _MOST_DIMENSIONS, _MOST_NUMBERS = 16, 1 << 60
@@ -60,11 +63,11 @@ def pack(letter: Letter) -> RecordDict:
         for part, leaves in letter.parts.items()
     }
     header = json.dumps({**letter.header, _PARTS: listed}, separators=(",", ":"))
-    content = RecordDict({_RECORD: ConfigRecord({_HEADER: header})})
     data = b"".join(piece for leaves in letter.parts.values() for leaf in leaves.values() for piece in _pieces(leaf))
-    if data:
-        content[_TENSORS] = ArrayRecord({_ALL: Array("uint8", (len(data),), _STYPE, data)})
-    return content
+    if len(data) <= _FEW:
+        return RecordDict({_RECORD: ConfigRecord({_HEADER: header, _TENSORS: data})})
+    array = Array("uint8", (len(data),), _STYPE, data)
+    return RecordDict({_RECORD: ConfigRecord({_HEADER: header}), _TENSORS: ArrayRecord({_ALL: array})})
 
 
 def unpack(content: RecordDict, max_bytes: float = math.inf) -> Letter:
@@ -82,7 +85,8 @@ def unpack(content: RecordDict, max_bytes: float = math.inf) -> Letter:
 
 def outline(content: RecordDict, max_bytes: float = math.inf) -> Letter:
     """A letter whose tensors have names, shapes and dtypes but no content: all that can be known before it is read."""
-    size = sum(len(array.data) for record in content.array_records.values() for array in record.values())
+    size = len(_beside(content))
+    size += sum(len(array.data) for record in content.array_records.values() for array in record.values())
     if size > max_bytes:
         raise Malformed(f"it holds {size / 1e6:.1f} MB, the limit is {max_bytes / 1e6:g} MB")
     header = _read_header(content)
@@ -122,12 +126,21 @@ def _read_header(content: RecordDict) -> dict[str, Any]:
     return header
 
 
+def _beside(content: RecordDict) -> bytes:
+    """The bytes beside the header."""
+    record = content.config_records.get(_RECORD)
+    found = record.get(_TENSORS, b"") if record is not None else b""
+    if not isinstance(found, bytes):
+        raise Malformed("its tensors are not bytes")
+    return found
+
+
 def _data(content: RecordDict) -> bytes:
     """The bytes of all tensors; nothing but them may be there."""
-    arrays = content.array_records
+    arrays, beside = content.array_records, _beside(content)
     if not arrays:
-        return b""
-    if set(arrays) != {_TENSORS} or set(arrays[_TENSORS]) != {_ALL}:
+        return beside
+    if beside or set(arrays) != {_TENSORS} or set(arrays[_TENSORS]) != {_ALL}:
         raise Malformed(f"it holds arrays that its header does not name: {', '.join(sorted(arrays)):.200}")
     array = arrays[_TENSORS][_ALL]
     if array.stype != _STYPE:

@@ -31,8 +31,10 @@ TASKS = "FEDALLOY_TASKS"
 _FORKED = {"flwr-clientapp": (), "flwr-serverapp": ("fedalloy.flower.server",)}
 """The programs that are forked, each with the modules that it will want besides its own."""
 _STARTS = {"flower-superlink": "flwr-serverapp", "flower-supernode": "flwr-clientapp"}
-_SHARE, _SHORTEST = 0.1, 0.1
-"""While there is nothing to do: sleep for this share of the time since there was something, and not less than so."""
+_WORKING = 0.1
+"""Seconds between two looks at what is being done just now."""
+_SHARE = 0.1
+"""Of the time since there was something to do: how long to sleep before looking again."""
 
 
 def command(program: str) -> list[str]:
@@ -61,10 +63,11 @@ def main(arguments: list[str]) -> None:
     if program in _STARTS:
         os.environ[TASKS] = _STARTS[program]
     run = entry(program)
+    _ask_again_sooner()
     if program == "flower-supernode":
-        _look_sooner("flwr.supernode.start_client_internal", Gaps(longest=3.0, at_work=0.5))
+        _look_sooner("flwr.supernode.start_client_internal", Gaps(0.3, 3.0, at_work=0.5))
     if program == "flower-superexec":
-        run = _forking(run, Gaps(longest=0.5))
+        run = _forking(run, Gaps(0.1, 1.0))
     sys.exit(run())
 
 
@@ -82,8 +85,10 @@ class Gaps:
     is how the loop waits for the end of what it does.
     """
 
-    def __init__(self, longest: float, at_work: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
-        self.longest, self.at_work, self.clock = longest, at_work, clock
+    def __init__(
+        self, shortest: float, longest: float, at_work: float = 0.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.shortest, self.longest, self.at_work, self.clock = shortest, longest, at_work, clock
         self.work()
 
     def work(self) -> None:
@@ -97,8 +102,8 @@ class Gaps:
         """How long to sleep where ``seconds`` were meant."""
         if seconds <= self.at_work:
             self.work()
-            return min(seconds, _SHORTEST)
-        return min(self.longest, max(_SHORTEST, _SHARE * (self.clock() - self.busy)))
+            return min(seconds, _WORKING)
+        return min(self.longest, max(self.shortest, _SHARE * (self.clock() - self.busy)))
 
     def sleep(self, seconds: float) -> None:
         """Sleep, but not so long."""
@@ -109,6 +114,17 @@ def _look_sooner(module: str, gaps: Gaps) -> None:
     place = _using(module, time)
     if place is not None:
         setattr(place, "time", gaps)  # noqa: B010
+
+
+def _ask_again_sooner() -> None:
+    """A message may be announced before all of it is there; who asks for the rest too early waits for a tenth of a
+    second at first, then for longer and longer, instead of a whole second."""
+    with contextlib.suppress(ImportError):
+        place = importlib.import_module("flwr.supercore.inflatable.inflatable_utils")
+        for name in ("pull_objects", "pull_and_inflate_object_from_tree"):
+            defaults = getattr(getattr(place, name, None), "__kwdefaults__", None) or {}
+            if defaults.get("initial_backoff") == 1:
+                defaults["initial_backoff"] = _WORKING
 
 
 def _forking(run: Callable[[], Any], gaps: Gaps) -> Callable[[], Any]:
