@@ -8,6 +8,7 @@ import socket
 import threading
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -316,3 +317,10 @@ def test_a_letter_survives_the_journey(numbers):
             assert torch.equal(letter.parts[part][name], leaf)
             assert letter.parts[part][name].dtype == leaf.dtype
     assert outline(packed).parts["a"]["f"].is_meta
+
+
+def test_nothing_is_written_to_a_process_that_may_have_answered_already():
+    written = []
+    link = Mock(sendall=written.append)
+    send_frame(link, {}, RecordDict({"a": ConfigRecord({"none": b"", "some": b"12"})}))
+    assert written[1:] == [b"12"]

@@ -65,7 +65,7 @@ def pack(letter: Letter) -> RecordDict:
     header = json.dumps({**letter.header, _PARTS: listed}, separators=(",", ":"))
     data = b"".join(piece for leaves in letter.parts.values() for leaf in leaves.values() for piece in _pieces(leaf))
     if len(data) <= _FEW:
-        return RecordDict({_RECORD: ConfigRecord({_HEADER: header, _TENSORS: data})})
+        return RecordDict({_RECORD: ConfigRecord({_HEADER: header, **({_TENSORS: data} if data else {})})})
     array = Array("uint8", (len(data),), _STYPE, data)
     return RecordDict({_RECORD: ConfigRecord({_HEADER: header}), _TENSORS: ArrayRecord({_ALL: array})})
 

@@ -26,7 +26,8 @@ def send_frame(link: socket.socket, said: dict[str, Any], content: RecordDict) -
     text = json.dumps(head).encode()
     link.sendall(len(text).to_bytes(_HEAD_BYTES, "big") + text)
     for data in (*(value for _, _, value in strings), *(array.data for _, _, array in arrays)):
-        link.sendall(data)
+        if data:  # else the other side may have answered and gone by now
+            link.sendall(data)
 
 
 def receive_frame(link: socket.socket) -> tuple[dict[str, Any], RecordDict]:

@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,9 +29,9 @@ from typing import Any, TextIO
 
 TASKS = "FEDALLOY_TASKS"
 """Set by a server or a node for the program that starts its processes: which of them to keep ready."""
-_FORKED = {"flwr-clientapp": (), "flwr-serverapp": ("fedalloy.flower.server",)}
-"""The programs that are forked, each with the modules that it will want besides its own."""
 _STARTS = {"flower-superlink": "flwr-serverapp", "flower-supernode": "flwr-clientapp"}
+_WANTS = {"flwr-serverapp": ("fedalloy.flower.server",)}
+"""The modules that a process will want besides its own."""
 _WORKING = 0.1
 """Seconds between two looks at what is being done just now."""
 _SHARE = 0.1
@@ -66,8 +67,12 @@ def main(arguments: list[str]) -> None:
     _ask_again_sooner()
     if program == "flower-supernode":
         _look_sooner("flwr.supernode.start_client_internal", Gaps(0.3, 3.0, at_work=0.5))
-    if program == "flower-superexec":
-        run = _forking(run, Gaps(0.1, 1.0))
+        run = _forking(run, "flwr.supernode.start_client_internal", "flower-superexec")
+    if program == "flower-superexec" and os.environ.get(TASKS):
+        gaps = Gaps(0.1, 1.0)
+        _look_sooner("flwr.supercore.superexec.run_superexec", gaps)
+        place = "flwr.supercore.superexec.executor.subprocess_executor"
+        run = _forking(run, place, os.environ[TASKS], gaps.work)
     sys.exit(run())
 
 
@@ -127,19 +132,22 @@ def _ask_again_sooner() -> None:
                 defaults["initial_backoff"] = _WORKING
 
 
-def _forking(run: Callable[[], Any], gaps: Gaps) -> Callable[[], Any]:
-    """Let the processes of tasks be forks of a template. What this process is to do next, or a fork of the template."""
-    task = os.environ.get(TASKS, "")
-    place = _using("flwr.supercore.superexec.executor.subprocess_executor", subprocess)
-    if sys.platform != "linux" or task not in _FORKED or place is None:
+def _forking(
+    run: Callable[[], Any], module: str, program: str, starting: Callable[[], None] = lambda: None
+) -> Callable[[], Any]:
+    """Let the processes of a program that a module of Flower's starts be forks of a template, if that is possible.
+
+    What this process is to do next; the forks return from here as well, with what they are to do.
+    """
+    place = _using(module, subprocess)
+    if sys.platform != "linux" or place is None:
         return run
     reading, writing = os.pipe()
     if os.fork() == 0:
         os.close(writing)
-        return _template(task, os.fdopen(reading, encoding="utf-8"))
+        return _template(program, os.fdopen(reading, encoding="utf-8"))
     os.close(reading)
-    _look_sooner("flwr.supercore.superexec.run_superexec", gaps)
-    starter = Starter(task, writing, gaps.work)
+    starter = Starter(program, writing, starting)
     setattr(place, "subprocess", SimpleNamespace(Popen=starter, DEVNULL=subprocess.DEVNULL))  # noqa: B010
     return run
 
@@ -154,15 +162,15 @@ def _using(module: str, used: Any) -> Any:
 
 
 class Starter:
-    """Stands in for ``subprocess.Popen`` where Flower starts a task and then forgets about it."""
+    """Stands in for ``subprocess.Popen`` where Flower starts a process and then forgets about it."""
 
-    def __init__(self, task: str, orders: int, starting: Callable[[], None] = lambda: None) -> None:
-        self.task, self.orders, self.starting = task, orders, starting
+    def __init__(self, program: str, orders: int, starting: Callable[[], None] = lambda: None) -> None:
+        self.program, self.orders, self.starting = program, orders, starting
 
     def __call__(self, arguments: Sequence[str], **streams: Any) -> subprocess.Popen[bytes] | None:
         """Ask the template for a fork; without one, start a process."""
         self.starting()
-        if arguments[0] == self.task:
+        if arguments[0] == self.program:
             order = json.dumps({"arguments": list(arguments), "silent": bool(streams)}) + "\n"
             with contextlib.suppress(OSError):
                 os.write(self.orders, order.encode())
@@ -170,12 +178,12 @@ class Starter:
         return subprocess.Popen(arguments, **streams)
 
 
-def _template(task: str, orders: TextIO) -> Callable[[], Any]:
+def _template(program: str, orders: TextIO) -> Callable[[], Any]:
     """Load a program and fork for every order, until whoever gives orders is gone. Returns in the forks alone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is for those who give orders
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for forks
-    run = entry(task)
-    for module in _FORKED[task]:
+    run = entry(program)
+    for module in _WANTS.get(program, ()):
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
     loaded = _versions(("fedalloy", "flwr"))
@@ -187,7 +195,7 @@ def _template(task: str, orders: TextIO) -> Callable[[], Any]:
             sys.argv = order["arguments"]
             if _versions(("fedalloy", "flwr")) != loaded:
                 os.execvp(sys.argv[0], sys.argv)
-            return run
+            return partial(main, sys.argv) if program == "flower-superexec" else run
     os._exit(0)
 
 
