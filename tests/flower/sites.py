@@ -63,6 +63,7 @@ class Site:
             for name in HONEST:
                 self.federation._launch_node(name)
             self.federation.wait_online(*HONEST)
+            self.federation._say_where()
             yield self
         finally:
             self.federation.stop()

@@ -320,7 +320,7 @@ def test_a_letter_survives_the_journey(numbers):
 
 
 def test_nothing_is_written_to_a_process_that_may_have_answered_already():
-    written = []
+    written: list[bytes] = []
     link = Mock(sendall=written.append)
     send_frame(link, {}, RecordDict({"a": ConfigRecord({"none": b"", "some": b"12"})}))
     assert written[1:] == [b"12"]
