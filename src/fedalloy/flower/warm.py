@@ -16,6 +16,7 @@ import gc
 import importlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -47,8 +48,7 @@ def write_stand_in(folder: Path) -> Path:
     """A folder for the front of ``PATH`` in which Flower finds our way of starting processes instead of its own."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "flower-superexec"
-    words = " ".join(f"'{word}'" for word in command(file.name))
-    text = f'#!/bin/sh\nexec {words} "$@"\n'
+    text = f'#!/bin/sh\nexec {shlex.join(command(file.name))} "$@"\n'
     if not file.exists() or file.read_text(encoding="utf-8") != text:
         draft = file.with_name(f".{file.name}.{os.getpid()}")
         draft.write_text(text, encoding="utf-8")
@@ -216,7 +216,7 @@ def _versions(packages: Iterable[str]) -> list[tuple[int, int]]:
     """What tells one installation of packages from another."""
     found = []
     for package in packages:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, KeyError):
             told = os.stat(str(sys.modules[package].__file__))
             found.append((told.st_ino, told.st_mtime_ns))
     return found
