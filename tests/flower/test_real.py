@@ -38,7 +38,7 @@ ROUNDS = 2
 
 
 def test_real_nodes_give_what_the_loop_gives(site):
-    """All at a time, since a node that has an order waiting does not sleep; but one goes ahead and learns who is who."""
+    """All at a time, since a node with an order waiting does not sleep; but one goes ahead and learns who is who."""
     recipes = {name: site.recipe(name, algorithm={"name": name}, evaluate=SCORED.get(name, {})) for name in ALGORITHMS}
     runs = {ALGORITHMS[0]: site.send(ALGORITHMS[0])}
     site.wait_for(ALGORITHMS[0], "round 1/3")
