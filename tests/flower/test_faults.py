@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import socket
+import threading
 from dataclasses import replace
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,6 +20,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, RecordDict
 import fedalloy
 from fedalloy.engines.flower import FederationError
 from fedalloy.engines.flower_letters import Letter, outline, pack, unpack
+from fedalloy.flower.frames import receive_frame, send_frame
 from fedalloy.records.reading import read_run
 from tests.flower.fake import FakeClock, FakeNode, federation, play, recipe_file
 from tests.flower.test_federation import assert_equal, simulated
@@ -28,7 +33,7 @@ def only_training(change):
     """Tamper with contributions and leave everything else alone."""
 
     def tamper(content: RecordDict) -> RecordDict | Error:
-        return change(content) if content.array_records else content
+        return change(content) if outline(content).parts else content
 
     return tamper
 
@@ -51,19 +56,36 @@ def with_header(**entries):
     return only_training(change)
 
 
-def too_large(content: RecordDict) -> RecordDict:
-    content.array_records["delta"]["output.bias"] = Array("float32", (3_000_000,), "fedalloy.raw", bytes(12_000_000))
-    return content
+def with_data(*arguments: Any):
+    """An array in the place of the bytes that all tensors are."""
+
+    def change(content: RecordDict) -> RecordDict:
+        del content.config_records["fedalloy"]["tensors"]
+        content["tensors"] = ArrayRecord({"all": Array(*arguments)})
+        return content
+
+    return only_training(change)
 
 
-def foreign_format(content: RecordDict) -> RecordDict:
-    content.array_records["delta"]["output.bias"] = Array(torch.zeros(10).numpy())
-    return content
+def with_bytes(data: Any):
+    def change(content: RecordDict) -> RecordDict:
+        content.config_records["fedalloy"]["tensors"] = data
+        return content
+
+    return only_training(change)
 
 
-def wrong_size(content: RecordDict) -> RecordDict:
-    content.array_records["delta"]["output.bias"] = Array("float32", (10**9,), "fedalloy.raw", bytes(40))
-    return content
+def with_listing(**entry: Any):
+    """Say something else about the first tensor."""
+
+    def change(content: RecordDict) -> RecordDict:
+        header = json.loads(str(content.config_records["fedalloy"]["header"]))
+        first = dict(zip(("name", "dtype", "shape"), header["parts"]["delta"][0], strict=True)) | entry
+        header["parts"]["delta"][0] = list(first.values())
+        content.config_records["fedalloy"]["header"] = json.dumps(header)
+        return content
+
+    return only_training(change)
 
 
 def hidden_part(content: RecordDict) -> RecordDict:
@@ -76,10 +98,19 @@ FAULTS = {
     "shape": (changed(**{"output.bias": torch.zeros(11)}), "has shape (11,) instead of (10,)"),
     "dtype": (changed(**{"output.bias": torch.zeros(10, dtype=torch.float64)}), "has dtype torch.float64"),
     "name": (changed(extra=torch.zeros(1)), "has unexpected extra"),
-    "size": (only_training(too_large), "12.0 MB, the limit is 10 MB"),
-    "claimed size": (only_training(wrong_size), "has 40 bytes, its shape and dtype need 4000000000"),
-    "format": (only_training(foreign_format), "numpy.ndarray of float32, which is not understood"),
-    "part": (only_training(hidden_part), "parts that its header does not name: more"),
+    "size": (with_data("uint8", (12_000_000,), "fedalloy.raw", bytes(12_000_000)), "12.0 MB, the limit is 10 MB"),
+    "bytes": (with_bytes(bytes(11_000_000)), "11.0 MB, the limit is 10 MB"),
+    "no bytes": (with_bytes("text"), "its tensors are not bytes"),
+    "few bytes": (with_bytes(bytes(8)), "have 8 bytes, their shapes and dtypes need"),
+    "too little": (with_data("uint8", (40,), "fedalloy.raw", bytes(40)), "have 40 bytes, their shapes and dtypes need"),
+    "claimed size": (with_listing(shape=[10**9]), "bytes, their shapes and dtypes need 40000"),
+    "endless": (with_listing(shape=[0, 10**30]), "has no proper shape"),
+    "negative": (with_listing(shape=[-1]), "has no proper shape"),
+    "type": (with_listing(dtype="object"), "is written as object, which is not understood"),
+    "twice": (with_listing(name="output.bias"), "two tensors of the same name"),
+    "no name": (with_listing(name=None), "is no list of tensors"),
+    "format": (with_data(torch.zeros(10).numpy()), "written as numpy.ndarray, which is not understood"),
+    "part": (only_training(hidden_part), "arrays that its header does not name: more"),
     "stats": (with_header(stats={"num_examples": "many"}), "'num_examples' is not a number"),
     "huge": (with_header(stats={"num_examples": 10**400}), "'num_examples' is not a number"),
     "no stats": (with_header(stats={}), "did not send the statistics num_examples"),
@@ -261,17 +292,35 @@ def test_what_was_sent_is_listed_by_name_and_bytes_on_both_sides(tmp_path):
     assert [json.loads(line)["kind"] for line in ledger] == ["train", "evaluate"] * 3
 
 
-def test_a_letter_survives_the_journey():
+@pytest.mark.parametrize("numbers", [3, 100_000])
+def test_a_letter_survives_the_journey(numbers):
+    """Few bytes beside the header, many as an array, through Flower's records and between a node's processes."""
     parts = {
-        "a": {"f": torch.randn(2, 3), "h": torch.randn(4).to(torch.bfloat16), "none": torch.zeros(0, 3)},
-        "b": {"i": torch.tensor(7), "t": torch.tensor([True, False])},
+        "a": {"f": torch.randn(2, numbers), "h": torch.randn(5).to(torch.bfloat16), "none": torch.zeros(0, 3)},
+        "b": {"i": torch.tensor(7), "t": torch.tensor([True, False]), "d": torch.randn(3, dtype=torch.float64)},
         "empty": {},
     }
-    letter = unpack(pack(Letter({"kind": "train", "x": [1, None]}, parts)))
+    packed = pack(Letter({"kind": "train", "x": [1, None]}, parts))
+    assert len(packed.array_records) == (numbers > 3)
+    here, there = socket.socketpair()
+    with here, there:
+        writer = threading.Thread(target=send_frame, args=(here, {"config": {"a": 1}}, packed))
+        writer.start()
+        said, content = receive_frame(there)
+        writer.join()
+    assert said == {"config": {"a": 1}}
+    letter = unpack(content)
     assert letter.header == {"kind": "train", "x": [1, None]}
     assert {part: set(leaves) for part, leaves in letter.parts.items()} == {p: set(v) for p, v in parts.items()}
     for part, leaves in parts.items():
         for name, leaf in leaves.items():
             assert torch.equal(letter.parts[part][name], leaf)
             assert letter.parts[part][name].dtype == leaf.dtype
-    assert outline(pack(letter)).parts["a"]["f"].is_meta
+    assert outline(packed).parts["a"]["f"].is_meta
+
+
+def test_nothing_is_written_to_a_process_that_may_have_answered_already():
+    written: list[bytes] = []
+    link = Mock(sendall=written.append)
+    send_frame(link, {}, RecordDict({"a": ConfigRecord({"none": b"", "some": b"12"})}))
+    assert written[1:] == [b"12"]

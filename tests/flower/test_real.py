@@ -1,155 +1,50 @@
-"""Real processes on loopback, encrypted and authenticated: a SuperLink, SuperNodes, and the runs sent to them.
-
-One federation serves all tests of this file. Nothing here waits for a fixed time: what is awaited has happened when a
-file says so, and the limits are far beyond what even a busy machine needs.
-"""
+"""Real processes on loopback: a SuperLink, SuperNodes, and the runs of our app and of other people's."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
+import shutil
 import signal
-import time
-from collections.abc import Iterator
-from itertools import zip_longest
+import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-pytest.importorskip("flwr")
+pytest.importorskip("flwr", reason="needs the extra 'flower'")
 
-from fedalloy.flower.bundle import write_bundle
-from fedalloy.flower.config import ServerConfig
-from fedalloy.flower.local import LocalFederation
-from fedalloy.flower.operating import Run
-from fedalloy.flower.processes import wait_until
-from fedalloy.flower.scaffold import Plan, write_federation
-from fedalloy.records import toml
-from fedalloy.records.checkpoint import load as load_state
+from typer.testing import CliRunner
+
+from fedalloy.cli.app import app
+from fedalloy.core.keys import Key
+from fedalloy.core.types import Cohort, Context
+from fedalloy.flower.pki import make_node_key, public_half
+from fedalloy.flower.processes import DidNotStart, wait_until
 from fedalloy.records.reading import read_run
-from tests.flower import shares
-from tests.flower.test_federation import assert_equal, simulated
+from fedalloy.weightings.aaggff_s import AaggffS
+from fedalloy.weightings.samples import Samples
+from tests.flower.sites import HONEST, HOSTILE, LIMIT
+from tests.flower.test_federation import assert_equal
 
-pytestmark = [pytest.mark.flower, pytest.mark.slow, pytest.mark.xdist_group("flower")]
-HONEST = ("node-0", "node-1", "node-2")
-HOSTILE = {"node-3": "nan", "node-4": "wrong_shapes", "node-5": "two_hundred_megabytes"}
+pytestmark = [pytest.mark.flower, pytest.mark.slow]
 ALGORITHMS = ["fedavg", "scaffold", "superfed_lm", "aaggff_s", "fedlayerwise", "fedevg"]
 # Scoring is a message more for every node that is scored: the personal models of all, of the others one.
 SCORED = {"superfed_lm": {"clients": 3}}
-LIMIT = 600.0
-ROOT = Path(__file__).resolve().parents[2]
-
-
-class Site:
-    """A federation and the runs sent to it."""
-
-    def __init__(self, place: Path) -> None:
-        self.place = place
-        # Besides the honest and the hostile ones: a second node-0, and one whose key nobody registered.
-        names = (*HONEST, *HOSTILE, "node-6", "node-7")
-        write_federation(place, Plan(nodes=names))
-        for number, name in enumerate(names):
-            source = f"tests.flower.hostile:{HOSTILE[name]}" if name in HOSTILE else "data"
-            self.configure(name, data=source, client=0 if name == "node-6" else number, threads=1)
-            shares.write_share(place / "nodes" / name / "data", 0 if number > 5 else number)
-        (place / "server" / "nodes" / "node-7.pub").unlink()
-        self.app = write_bundle(place / "app")
-        self.federation = LocalFederation.of(place, startup=LIMIT)
-
-    def configure(self, name: str, **values: Any) -> None:
-        """Change a node's file."""
-        file = self.place / "nodes" / name / "node.toml"
-        kept = [line for line in file.read_text().splitlines() if line.partition("=")[0].strip() not in values]
-        file.write_text("\n".join([*kept, *(f"{key} = {json.dumps(value)}" for key, value in values.items())]) + "\n")
-
-    @contextlib.contextmanager
-    def up(self) -> Iterator[Site]:
-        """Start the server and the honest nodes, and leave nothing behind."""
-        try:
-            self.federation.start_server()
-            self.federation.register()
-            for name in HONEST:
-                self.federation._launch_node(name)
-            self.federation.wait_online(*HONEST)
-            yield self
-        finally:
-            self.federation.stop()
-
-    def recipe(self, name: str, clients: int = 3, **tables: dict[str, Any]) -> Path:
-        made: dict[str, Any] = {
-            **shares.tables(clients),
-            "run": {"rounds": 3, "seeds": [5]},
-            "evaluate": {"every": 100, "clients": 1},
-            "engine": {"kind": "flower", "deadline": LIMIT, "minimum": 3, "wait": LIMIT},
-        }
-        made |= {key: {**made.get(key, {}), **table} for key, table in tables.items()}
-        file = self.place / "recipes" / f"{name}.toml"
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(toml.dumps(made))
-        return file
-
-    def folder(self, name: str) -> Path:
-        return self.place / "runs" / name
-
-    def send(self, name: str) -> Run:
-        """The command that starts a run, and that takes it up again."""
-        config = ServerConfig(self.place / "recipes" / f"{name}.toml", self.folder(name), None, self.place / "who.json")
-        return self.federation.run(self.app, config.to_keys())
-
-    def said(self, name: str) -> str:
-        log = self.folder(name) / "federation.log"
-        return log.read_text() if log.exists() else ""
-
-    def wait_for(self, name: str, text: str) -> None:
-        """Return when a run has said something."""
-        server = self.federation.programs["server"]
-        wait_until(lambda: text in self.said(name), f"run {name} said '{text}'", LIMIT, [server])
-
-    def finish(self, name: str, run: Run) -> None:
-        """Return when a run is complete. Its own folder is asked first, because asking Flower costs much more."""
-
-        def over() -> bool:
-            file = self.folder(name) / "status.json"
-            state = json.loads(file.read_text())["state"] if file.exists() else "running"
-            return state in ("finished", "failed") or (time.monotonic() > ask and run.status().startswith("finished"))
-
-        ask = time.monotonic() + 120
-        wait_until(over, f"run {name} ended", LIMIT, [self.federation.programs["server"]])
-        assert run.wait(LIMIT) == "finished:completed", self.said(name)
-
-    def rows(self, name: str) -> list[dict[str, Any]]:
-        return list(read_run(self.folder(name)).rounds())
-
-    def shared(self, name: str) -> dict[str, Any]:
-        """The parts at the end of a run."""
-        newest = max((self.folder(name) / "checkpoints").glob("*.safetensors"))
-        found: dict[str, Any] = load_state(newest)["server"]["shared"]
-        return found
-
-    def expected(self, recipe: Path, clients: int = 3, **tables: dict[str, Any]):
-        return simulated(recipe, **shares.simulation(self.place / f"all-{clients}", clients), **tables)
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with pytest.MonkeyPatch.context() as patch:
-        # The programs find fedalloy and the tests' own modules, wherever they are started.
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]))
-        patch.setenv("OMP_NUM_THREADS", "1")
-        with Site(tmp_path_factory.mktemp("federation") / "site").up() as site:
-            yield site
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "flower-quickstart"
+ROUNDS = 2
 
 
 def test_real_nodes_give_what_the_loop_gives(site):
-    """Two runs at a time: a node that has an order waiting does not sleep, and no program starts too slowly for Flower,
-    which gives a process half a minute before it starts another one for the same task."""
+    """All at a time, since a node with an order waiting does not sleep; but one goes ahead and learns who is who."""
     recipes = {name: site.recipe(name, algorithm={"name": name}, evaluate=SCORED.get(name, {})) for name in ALGORITHMS}
-    for pair in zip_longest(ALGORITHMS[::2], ALGORITHMS[1::2]):
-        runs = {name: site.send(name) for name in pair if name}
-        for name, run in runs.items():
-            site.finish(name, run)
+    runs = {ALGORITHMS[0]: site.send(ALGORITHMS[0])}
+    site.wait_for(ALGORITHMS[0], "round 1/3")
+    runs |= {name: site.send(name) for name in ALGORITHMS[1:]}
+    for name, run in runs.items():
+        site.finish(name, run)
     for name, recipe in recipes.items():
         ending, recorder = site.expected(recipe)
         for part, leaves in ending.state["shared"].items():
@@ -161,23 +56,25 @@ def test_real_nodes_give_what_the_loop_gives(site):
     assert set(json.loads((site.place / "who.json").read_text())) >= {"0", "1", "2"}
 
 
-def test_a_killed_node_is_named_and_comes_back_with_its_state(site):
-    """Killed in round 2; started again when round 3 is over; it must count again in one of the five rounds left."""
+def test_a_killed_node_is_named_and_comes_back_as_itself_with_its_state(site):
+    """Killed in round 2 and started again when round 3 is over. Meanwhile a stranger with another key in its place."""
     site.recipe(
-        "killed-node",
-        algorithm={"name": "superfed_lm"},
-        run={"rounds": 8},
-        engine={"minimum": 2, "deadline": 60.0},
+        "killed-node", algorithm={"name": "superfed_lm"}, run={"rounds": 5}, engine={"minimum": 2, "deadline": 60.0}
     )
-    run = site.send("killed-node")
-    site.wait_for("killed-node", "round 1/8")
-    site.federation.kill_node("node-1")
-    site.federation.notice_silence("node-1")
-    site.wait_for("killed-node", "round 3/8")
-    site.federation.start_node("node-1")
+    before = dict(site.federation.node_ids)
+    with site.hold_after(1) as hold:
+        run = site.send("killed-node")
+        site.wait_for("killed-node", "round 1/5")
+        site.federation.kill_node("node-1")
+        site.federation.notice_silence("node-1")
+        hold(3)
+        site.wait_for("killed-node", "round 3/5")
+        _start_a_stranger_as(site.federation, "node-1")
+        site.federation.start_node("node-1")
+    assert site.federation.node_ids == before
     site.finish("killed-node", run)
     rows = site.rows("killed-node")
-    assert len(rows) == 8
+    assert len(rows) == 5
     assert "1" in rows[2]["dropped"], "round 3 went on without it"
     reasons = ("no answer within", "the node of '1' is not connected", "its node is not connected")
     assert rows[2]["dropped"]["1"].startswith(reasons)
@@ -186,18 +83,44 @@ def test_a_killed_node_is_named_and_comes_back_with_its_state(site):
     assert not any("1" in row.get("lagging", {}) for row in back), "it had the state that counts"
 
 
-def test_a_killed_server_app_goes_on_where_it_was(site):
-    recipe = site.recipe("killed-server", algorithm={"name": "scaffold"}, run={"rounds": 4})
-    site.send("killed-server")
-    site.wait_for("killed-server", "round 2/4")
-    # The lock of a run folder names the process that writes to it. It is in the middle of round 3 now.
-    os.kill(int((site.folder("killed-server") / "lock").read_text()), signal.SIGKILL)
-    assert len(site.rows("killed-server")) < 4
-    site.finish("killed-server", site.send("killed-server"))
-    assert "goes on (sitting 2)" in site.said("killed-server")
+def _start_a_stranger_as(federation, name):
+    key = federation.nodes[name].key
+    real = {file: file.read_bytes() for file in (key, public_half(key))}
+    for file in real:
+        file.unlink()
+    make_node_key(key)
+    with pytest.raises(DidNotStart, match=f"{name} ended"):
+        federation.start_node(name)
+    for file, content in real.items():
+        file.write_bytes(content)
+
+
+def test_after_the_server_app_and_the_superlink_were_killed_the_same_command_goes_on(site):
+    """The one in the middle of round 2, the other, with everything it started, in the middle of round 3."""
+    recipe = site.recipe("killed", algorithm={"name": "scaffold"}, run={"rounds": 4})
+    with site.hold_after(1) as hold:
+        site.send("killed")
+        site.wait_for("killed", "round 1/4")
+        site.wait_for_middle("killed", 2)
+        # The lock of a run folder names the process that writes to it.
+        os.kill(int((site.folder("killed") / "lock").read_text()), signal.SIGKILL)
+        assert [row["round"] for row in site.rows("killed")] == [1]
+        hold(2)
+        site.send("killed")
+        site.wait_for("killed", "round 2/4")
+        site.wait_for_middle("killed", 3)
+        site.federation.kill_server()
+        assert [row["round"] for row in site.rows("killed")] == [1, 2]
+    site.federation.start_server()
+    site.finish("killed", site.send("killed"))
+    assert "goes on (sitting 2)" in site.said("killed")
+    assert "goes on (sitting 3)" in site.said("killed")
+    rows = site.rows("killed")
+    assert [row["ids"] for row in rows] == [[0, 1, 2]] * 4
+    assert not any(row.get("lagging") for row in rows), "interrupted rounds began again from the state before"
     ending, _ = site.expected(recipe)
     for part, leaves in ending.state["shared"].items():
-        assert_equal(site.shared("killed-server")[part], leaves)
+        assert_equal(site.shared("killed")[part], leaves)
 
 
 def test_hostile_nodes_are_dropped_and_named_and_impostors_refused(site):
@@ -218,6 +141,9 @@ def test_hostile_nodes_are_dropped_and_named_and_impostors_refused(site):
         for name in (*guests, "node-7"):
             if name in federation.programs:
                 federation.kill_node(name)
+        for name in guests:
+            # Later runs must not take them for present.
+            federation.notice_silence(name)
     (row,) = site.rows("hostile")
     assert row["ids"] == [0, 1, 2]
     assert row["dropped"]["3"] == "not finite"
@@ -227,3 +153,114 @@ def test_hostile_nodes_are_dropped_and_named_and_impostors_refused(site):
     assert len(row["refused"]) == 1, "the node with the foreign key never got this far"
     ending, _ = site.expected(recipe, 6, sampling={"kind": "list", "cohorts": [[0, 1, 2]]})
     assert_equal(site.shared("hostile")["params"], ending.state["shared"]["params"])
+
+
+def changed_lines(diff: str) -> tuple[list[str], list[str]]:
+    """The lines a diff takes away and those it adds."""
+    lines = [line for line in diff.splitlines() if not line.startswith(("---", "+++"))]
+    return [one[1:] for one in lines if one.startswith("-")], [one[1:] for one in lines if one.startswith("+")]
+
+
+def switched(folder: Path) -> Path:
+    """The example after its two lines were changed."""
+    shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    gone, come = changed_lines((EXAMPLE / "to-aaggff.diff").read_text())
+    assert len(gone) == len(come) == 2
+    file = folder / "quickstart" / "server_app.py"
+    text = file.read_text()
+    for old, new in zip(gone, come, strict=True):
+        assert text.count(f"{old}\n") == 1, f"the example no longer has the line {old!r}"
+        text = text.replace(f"{old}\n", f"{new}\n")
+    file.write_text(text)
+    return folder
+
+
+def by_hand(monkeypatch: pytest.MonkeyPatch, rule: Any) -> dict[str, np.ndarray]:
+    """The same rounds in this process, with the example's own functions: what must come out."""
+    import torch
+
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    task = import_module("quickstart.task")
+    model, state = task.new_model(), rule.init(3)
+    for round in range(1, ROUNDS + 1):
+        data = [task.load_data(client)[0] for client in range(3)]
+        stats = {
+            "loss_before": torch.tensor([task.evaluate(model, one)[0] for one in data], dtype=torch.float64),
+            "num_examples": torch.tensor([len(one[1]) for one in data], dtype=torch.float64),
+        }
+        weights, state, _ = rule.weigh(Cohort(torch.arange(3), {}, stats), state, Context(round, 3, Key.of(0)))
+        trained = [task.train(model, one, 1, 0.2) for one in data]
+        model = {
+            name: model[name]
+            + sum(float(w) * (one[name] - model[name]) for w, one in zip(weights, trained, strict=True))
+            for name in model
+        }
+    for name in [name for name in sys.modules if name.split(".")[0] == "quickstart"]:
+        monkeypatch.delitem(sys.modules, name)
+    return model
+
+
+def test_the_diff_shown_in_the_readme_is_the_diff():
+    readme, (gone, come) = (EXAMPLE / "README.md").read_text(), changed_lines((EXAMPLE / "to-aaggff.diff").read_text())
+    for line in (*(f"-{one}" for one in gone), *(f"+{one}" for one in come)):
+        assert line in readme.splitlines()
+
+
+def test_an_existing_app_becomes_fair_by_changing_two_lines(site, tmp_path, monkeypatch):
+    results, runs = {}, {}
+    for name, place in {"fedavg": EXAMPLE, "aaggff_s": switched(tmp_path / "app")}.items():
+        output = {"output": str(tmp_path / f"{name}.npz")}
+        runs[name] = site.federation.run(place, {"num-server-rounds": ROUNDS, **output})
+    for name, run in runs.items():
+        assert run.wait(LIMIT) == "finished:completed", run.log()
+        results[name] = dict(np.load(tmp_path / f"{name}.npz"))
+    for name, rule in {"fedavg": Samples(), "aaggff_s": AaggffS()}.items():
+        for leaf, value in by_hand(monkeypatch, rule).items():
+            np.testing.assert_allclose(results[name][leaf], value, rtol=1e-4, atol=1e-5)
+    assert np.abs(results["fedavg"]["weight"] - results["aaggff_s"]["weight"]).max() > 1e-3
+
+
+RECIPE = """
+[task]
+model = "logistic"
+[partition]
+kind = "iid"
+clients = 8
+[algorithm]
+name = "fedavg"
+batch_size = 64
+[run]
+rounds = 1
+"""
+
+
+def test_up_runs_a_recipe_follows_it_and_knows_when_it_is_finished(programs_find_us, tmp_path, monkeypatch):
+    """A federation of its own, made, started and stopped by the command; in plain text, because it was asked for."""
+    recipe, folder = tmp_path / "tiny.toml", tmp_path / "run"
+    recipe.write_text(RECIPE)
+    line = ["flower", "up", str(recipe), "--nodes", "2", "--insecure", "-o", str(folder)]
+    done = CliRunner().invoke(app, line)
+    assert done.exit_code == 0, done.output
+    assert "round 1/1: 0, 1" in done.output
+    assert "finished in round 1" in done.output
+    row = next(read_run(folder).rounds())
+    assert row["ids"] == [0, 1]
+    again = CliRunner().invoke(app, line)
+    assert again.exit_code == 0
+    assert "finished" in again.output
+    assert len(list(read_run(folder).rounds())) == 1
+    monkeypatch.chdir(tmp_path)
+    told = CliRunner().invoke(app, ["flower", "status", str(folder)])
+    assert "finished after round 1" in told.output
+    assert "nobody dropped out" in told.output
+    assert not (folder / "federation" / "server" / "running.json").exists()
+
+
+def test_status_knows_who_is_there(site):
+    done = CliRunner().invoke(app, ["flower", "status", str(site.federation.server.folder), "--json"])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout.splitlines()[-1])["server"]
+    assert told["running"]
+    nodes = {one["name"]: one for one in told["nodes"]}
+    assert {name: one["number"] for name, one in nodes.items()} == site.federation.node_ids
+    assert {nodes[name]["status"] for name in HONEST} == {"online"}

@@ -40,6 +40,10 @@ class Refused(FedalloyError):
     """A node will not take part, whatever happens: asking again is of no use."""
 
 
+class Unwell(Malformed):
+    """A node could not do what it was asked to; another time it may."""
+
+
 @dataclass(frozen=True)
 class Reply:
     """A node's answer that can be used."""
@@ -226,6 +230,9 @@ class Flower:
         try:
             header = self._opened(answer).header
             reason = line.roll.claim(node, str(header.get("client", "")))
+        except Unwell as error:
+            line.say(f"the node with {node.identity} did not say who it is: {error}")
+            return
         except (Malformed, Refused) as error:
             reason = str(error)
             line.roll.refuse(node, reason)
@@ -247,7 +254,7 @@ class Flower:
         if status == "refused":
             raise Refused(f"refused: {reason}")
         if status != "ok":
-            raise Malformed(f"failed: {reason}")
+            raise Unwell(f"failed: {reason}")
         return letter
 
     def _contribution(

@@ -1,5 +1,8 @@
 """What travels between server and nodes: a JSON header and trees of tensors as plain bytes. No pickle.
 
+All tensors of a letter are one array: Flower carries every array in requests of its own, several for each, which for a
+model of many small tensors is most of the time that a message takes. Few bytes stand beside the header, which costs no
+request at all. The header says where each tensor lies.
 Whatever arrives is checked by its stated types, shapes and sizes before a single tensor is made of it.
 """
 
@@ -7,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +21,18 @@ from fedalloy.core.errors import FedalloyError
 from fedalloy.core.types import Payload, Tree
 
 if TYPE_CHECKING:
-    from flwr.app import Array, RecordDict
+    from flwr.app import RecordDict
 
-FORMAT = 1
+FORMAT = 2
 """Of letters; raised when an older reader could misunderstand a newer writer."""
-_RECORD, _HEADER, _STYPE = "fedalloy", "header", "fedalloy.raw"
+_RECORD, _HEADER, _PARTS, _STYPE = "fedalloy", "header", "parts", "fedalloy.raw"
+_TENSORS, _ALL = "tensors", "all"
 _MOST_HEADER = 4 << 20
-_MOST_DIMENSIONS = 16
+_FEW = 1 << 18
+"""Bytes that stand beside the header. More are an array, which Flower sends once if several nodes are to have it."""
+_ALIGNED = 8
+"""Every tensor begins at a multiple of so many bytes, as the widest of its numbers wants it."""
+_MOST_DIMENSIONS, _MOST_NUMBERS = 16, 1 << 60
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
@@ -48,39 +56,48 @@ class Letter:
 
 def pack(letter: Letter) -> RecordDict:
     """A letter as the records that Flower carries."""
-    from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+    from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-    header = json.dumps({**letter.header, "parts": sorted(letter.parts)}, separators=(",", ":"))
-    content = RecordDict({_RECORD: ConfigRecord({_HEADER: header})})
-    for part, leaves in letter.parts.items():
-        if leaves:
-            content[part] = ArrayRecord({name: _to_array(leaf) for name, leaf in leaves.items()})
-    return content
+    listed = {
+        part: [[name, _dtype_name(leaf), list(leaf.shape)] for name, leaf in leaves.items()]
+        for part, leaves in letter.parts.items()
+    }
+    header = json.dumps({**letter.header, _PARTS: listed}, separators=(",", ":"))
+    data = b"".join(piece for leaves in letter.parts.values() for leaf in leaves.values() for piece in _pieces(leaf))
+    if len(data) <= _FEW:
+        return RecordDict({_RECORD: ConfigRecord({_HEADER: header, **({_TENSORS: data} if data else {})})})
+    array = Array("uint8", (len(data),), _STYPE, data)
+    return RecordDict({_RECORD: ConfigRecord({_HEADER: header}), _TENSORS: ArrayRecord({_ALL: array})})
 
 
 def unpack(content: RecordDict, max_bytes: float = math.inf) -> Letter:
     """The letter that Flower brought; :class:`Malformed` says what is wrong with it."""
     sketch = outline(content, max_bytes)
-    parts = {
-        part: {name: _to_tensor(content.array_records[part][name]) for name in leaves}
-        for part, leaves in sketch.parts.items()
-    }
+    data, start = bytearray(_data(content)), 0
+    parts: dict[str, Tree] = {}
+    for part, leaves in sketch.parts.items():
+        parts[part] = {}
+        for name, leaf in leaves.items():
+            parts[part][name] = _read(data, start, leaf)
+            start += _room(leaf)
     return Letter(sketch.header, parts)
 
 
 def outline(content: RecordDict, max_bytes: float = math.inf) -> Letter:
     """A letter whose tensors have names, shapes and dtypes but no content: all that can be known before it is read."""
-    arrays = content.array_records
-    size = sum(len(array.data) for record in arrays.values() for array in record.values())
+    size = len(_beside(content))
+    size += sum(len(array.data) for record in content.array_records.values() for array in record.values())
     if size > max_bytes:
         raise Malformed(f"it holds {size / 1e6:.1f} MB, the limit is {max_bytes / 1e6:g} MB")
     header = _read_header(content)
-    names = header.pop("parts", None)
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+    listed = header.pop(_PARTS, None)
+    if not isinstance(listed, dict):
         raise Malformed("its header does not list its parts")
-    if strange := arrays.keys() - set(names):
-        raise Malformed(f"it holds parts that its header does not name: {', '.join(sorted(strange))}")
-    return Letter(header, {part: _sketch(part, arrays[part]) if part in arrays else {} for part in names})
+    parts = {part: _sketch(part, leaves) for part, leaves in listed.items()}
+    needed, there = sum(_room(leaf) for leaves in parts.values() for leaf in leaves.values()), len(_data(content))
+    if there != needed:
+        raise Malformed(f"its tensors have {there} bytes, their shapes and dtypes need {needed}")
+    return Letter(header, parts)
 
 
 def sizes(letter: Letter) -> dict[str, int]:
@@ -109,40 +126,78 @@ def _read_header(content: RecordDict) -> dict[str, Any]:
     return header
 
 
-def _sketch(part: str, record: Mapping[str, Array]) -> Tree:
-    return {name: _sketch_leaf(f"{part}/{name}", array) for name, array in record.items()}
+def _beside(content: RecordDict) -> bytes:
+    """The bytes beside the header."""
+    record = content.config_records.get(_RECORD)
+    found = record.get(_TENSORS, b"") if record is not None else b""
+    if not isinstance(found, bytes):
+        raise Malformed("its tensors are not bytes")
+    return found
 
 
-def _sketch_leaf(where: str, array: Array) -> Tensor:
-    dtype = _DTYPES.get(array.dtype)
-    if array.stype != _STYPE or dtype is None:
-        raise Malformed(f"{where} is written as {array.stype!s:.40} of {array.dtype!s:.40}, which is not understood")
-    shape = tuple(array.shape)
-    if len(shape) > _MOST_DIMENSIONS or not all(isinstance(n, int) and n >= 0 for n in shape):
+def _data(content: RecordDict) -> bytes:
+    """The bytes of all tensors; nothing but them may be there."""
+    arrays, beside = content.array_records, _beside(content)
+    if not arrays:
+        return beside
+    if beside or set(arrays) != {_TENSORS} or set(arrays[_TENSORS]) != {_ALL}:
+        raise Malformed(f"it holds arrays that its header does not name: {', '.join(sorted(arrays)):.200}")
+    array = arrays[_TENSORS][_ALL]
+    if array.stype != _STYPE:
+        raise Malformed(f"its tensors are written as {array.stype!s:.40}, which is not understood")
+    return array.data
+
+
+def _sketch(part: str, listed: Any) -> Tree:
+    if not isinstance(listed, list) or not all(_is_entry(one) for one in listed):
+        raise Malformed(f"{part:.200} is no list of tensors")
+    tree = {name: _sketch_leaf(f"{part}/{name}"[:200], dtype, shape) for name, dtype, shape in listed}
+    if len(tree) < len(listed):
+        raise Malformed(f"{part:.200} has two tensors of the same name")
+    return tree
+
+
+def _is_entry(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 3 and isinstance(value[0], str)
+
+
+def _sketch_leaf(where: str, name: Any, shape: Any) -> Tensor:
+    dtype = _DTYPES.get(name) if isinstance(name, str) else None
+    if dtype is None:
+        raise Malformed(f"{where} is written as {name!s:.40}, which is not understood")
+    if not _is_shape(shape):
         raise Malformed(f"{where} has no proper shape")
-    if len(array.data) != _nbytes(shape, dtype):
-        raise Malformed(f"{where} has {len(array.data)} bytes, its shape and dtype need {_nbytes(shape, dtype)}")
-    return torch.empty(shape, dtype=dtype, device="meta")
+    return torch.empty(tuple(shape), dtype=dtype, device="meta")
 
 
-def _nbytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
-    """An array without elements travels as one byte: Flower cannot carry none."""
-    return max(1, math.prod(shape) * dtype.itemsize)
+def _is_shape(value: Any) -> bool:
+    """Lengths that torch can count with, even where one of them is 0."""
+    if not isinstance(value, list) or len(value) > _MOST_DIMENSIONS:
+        return False
+    lengths = all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in value)
+    return lengths and math.prod(n for n in value if n) <= _MOST_NUMBERS
 
 
-def _to_array(leaf: Tensor) -> Array:
-    from flwr.app import Array
+def _room(leaf: Tensor) -> int:
+    """The bytes that a tensor takes up, with what is left free behind it."""
+    return math.ceil(leaf.numel() * leaf.element_size() / _ALIGNED) * _ALIGNED
 
+
+def _pieces(leaf: Tensor) -> Iterator[bytes]:
     plain = leaf.detach().cpu().contiguous()
-    name = str(plain.dtype).removeprefix("torch.")
+    if plain.numel():
+        yield plain.reshape(-1).view(torch.uint8).numpy().tobytes()
+        yield bytes(_room(plain) - plain.numel() * plain.element_size())
+
+
+def _dtype_name(leaf: Tensor) -> str:
+    name = str(leaf.dtype).removeprefix("torch.")
     if name not in _DTYPES:
-        raise Malformed(f"a tensor of {plain.dtype} cannot be sent; allowed: {', '.join(sorted(_DTYPES))}")
-    data = plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b"\0"
-    return Array(dtype=name, shape=tuple(plain.shape), stype=_STYPE, data=data)
+        raise Malformed(f"a tensor of {leaf.dtype} cannot be sent; allowed: {', '.join(sorted(_DTYPES))}")
+    return name
 
 
-def _to_tensor(array: Array) -> Tensor:
-    dtype = _DTYPES[array.dtype]
-    if math.prod(array.shape) == 0:
-        return torch.empty(array.shape, dtype=dtype)
-    return torch.frombuffer(bytearray(array.data), dtype=dtype).reshape(array.shape)
+def _read(data: bytearray, start: int, sketch: Tensor) -> Tensor:
+    if sketch.numel() == 0:
+        return torch.empty(sketch.shape, dtype=sketch.dtype)
+    return torch.frombuffer(data, dtype=sketch.dtype, count=sketch.numel(), offset=start).reshape(sketch.shape)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from flwr.app import Message, RecordDict
     from flwr.serverapp import Grid
 
-_FIRST_GAP, _LONGEST_GAP = 0.05, 0.5
+_FIRST_GAP, _LONGEST_GAP = 0.15, 0.5
 _SHORT = 300
 # Messages are timed by the clocks of two machines: let these differ a little.
 _CLOCKS_DIFFER = 60.0
@@ -39,7 +39,7 @@ class Answer:
 
 @dataclass
 class Post:
-    """Sends and collects. Looking for answers costs little, so it is done often: every 0.05 s at first, 0.5 s later."""
+    """Sends and collects. Looking for answers costs little, so it is done often: every 0.15 s at first, 0.5 s later."""
 
     grid: Grid
     clock: Callable[[], float] = time.monotonic

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Mapping
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from fedalloy.core.errors import SpecError
+from fedalloy.flower import warm
 from fedalloy.flower.config import QUIET, as_arguments
 from fedalloy.flower.layout import NodePlace, ServerPlace
 
@@ -18,7 +19,7 @@ CONNECTION = "fedalloy"
 
 def superlink(place: ServerPlace) -> list[str]:
     """The server: encrypted and with known nodes only, unless its folder says otherwise; it installs nothing."""
-    command = [program("flower-superlink"), "--host", place.host, "--port", str(place.port)]
+    command = [*program("flower-superlink"), "--host", place.host, "--port", str(place.port)]
     command += ["--database", str(place.database), "--disable-runtime-dependency-installation"]
     if not place.secure:
         return [*command, "--insecure"]
@@ -29,7 +30,7 @@ def superlink(place: ServerPlace) -> list[str]:
 
 def supernode(place: NodePlace, extra: Mapping[str, str | int] | None = None) -> list[str]:
     """One node; what it says about itself stays on its machine. ``extra`` are keys for apps that are not fedalloy's."""
-    command = [program("flower-supernode"), "--superlink", place.server, "--port", str(place.port)]
+    command = [*program("flower-supernode"), "--superlink", place.server, "--port", str(place.port)]
     command += ["--node-config", as_arguments({**place.config.to_keys(), **(extra or {})})]
     if not place.secure:
         return [*command, "--insecure"]
@@ -39,7 +40,8 @@ def supernode(place: NodePlace, extra: Mapping[str, str | int] | None = None) ->
 def environment(home: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment of a Flower program: quiet, its files in ``home``, and our programs found first."""
     home.mkdir(parents=True, exist_ok=True)
-    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
+    folders = (str(warm.write_stand_in(home / "bin")), str(Path(sys.executable).parent))
+    path = os.pathsep.join((*folders, os.environ.get("PATH", os.defpath)))
     return {**os.environ, **QUIET, "FLWR_HOME": str(home), "PATH": path, **(extra or {})}
 
 
@@ -52,10 +54,8 @@ def write_connection(place: ServerPlace) -> None:
     (place.home / "config.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def program(name: str) -> str:
-    """One of Flower's programs, beside our own interpreter or on the path."""
-    beside = Path(sys.executable).with_name(name)
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if not found:
+def program(name: str) -> list[str]:
+    """One of Flower's programs, ready for its arguments."""
+    if not entry_points(group="console_scripts", name=name):
         raise SpecError(f"'{name}' is not installed here; run: pip install 'fedalloy[flower]'")
-    return found
+    return warm.command(name)

@@ -14,21 +14,31 @@ _HEAD_BYTES = 8
 def send_frame(link: socket.socket, said: dict[str, Any], content: RecordDict) -> None:
     """Write plain values and records."""
     arrays = [(part, name, array) for part, record in content.array_records.items() for name, array in record.items()]
+    values = [(part, key, value) for part, record in content.config_records.items() for key, value in record.items()]
+    strings = [(part, key, value) for part, key, value in values if isinstance(value, bytes)]
     head = {
         "said": said,
-        "config": {part: dict(record) for part, record in content.config_records.items()},
+        "records": list(content.config_records),
+        "config": [entry for entry in values if not isinstance(entry[2], bytes)],
+        "bytes": [(part, key, len(value)) for part, key, value in strings],
         "arrays": [(p, name, a.dtype, list(a.shape), a.stype, len(a.data)) for p, name, a in arrays],
     }
     text = json.dumps(head).encode()
     link.sendall(len(text).to_bytes(_HEAD_BYTES, "big") + text)
-    for _, _, array in arrays:
-        link.sendall(array.data)
+    for data in (*(value for _, _, value in strings), *(array.data for _, _, array in arrays)):
+        if data:  # else the other side may have answered and gone by now
+            link.sendall(data)
 
 
 def receive_frame(link: socket.socket) -> tuple[dict[str, Any], RecordDict]:
     """Read what :func:`send_frame` wrote; ``ConnectionError`` when the other side has gone."""
     head = json.loads(_read(link, int.from_bytes(_read(link, _HEAD_BYTES), "big")))
-    content = RecordDict({part: ConfigRecord(values) for part, values in head["config"].items()})
+    values: dict[str, dict[str, Any]] = {part: {} for part in head["records"]}
+    for part, key, value in head["config"]:
+        values[part][key] = value
+    for part, key, size in head["bytes"]:
+        values[part][key] = _read(link, size)
+    content = RecordDict({part: ConfigRecord(record) for part, record in values.items()})
     records: dict[str, dict[str, Array]] = {}
     for part, name, dtype, shape, stype, size in head["arrays"]:
         array = Array(dtype=dtype, shape=tuple(shape), stype=stype, data=_read(link, size))

@@ -1,0 +1,150 @@
+"""A federation of real processes on loopback, encrypted and authenticated, and the runs that tests send to it.
+
+Nothing here waits for a fixed time: what is awaited has happened when a file says so, and the limits are far beyond
+what even a busy machine needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from fedalloy.flower.bundle import write_bundle
+from fedalloy.flower.config import ServerConfig
+from fedalloy.flower.local import LocalFederation
+from fedalloy.flower.operating import Run
+from fedalloy.flower.processes import carrying, wait_until
+from fedalloy.flower.scaffold import Plan, write_federation
+from fedalloy.records import atomic, toml
+from fedalloy.records.checkpoint import load as load_state
+from fedalloy.records.reading import read_run
+from tests.flower import shares
+from tests.flower.test_federation import simulated
+
+HONEST = ("node-0", "node-1", "node-2")
+HOSTILE = {"node-3": "nan", "node-4": "wrong_shapes", "node-5": "two_hundred_megabytes"}
+LIMIT = 600.0
+
+
+class Site:
+    """A federation and the runs sent to it."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        # Besides the honest and the hostile ones: a second node-0, and one whose key nobody registered.
+        names = (*HONEST, *HOSTILE, "node-6", "node-7")
+        write_federation(place, Plan(nodes=names))
+        for number, name in enumerate(names):
+            source = f"tests.flower.hostile:{HOSTILE[name]}" if name in HOSTILE else "data"
+            self.configure(name, data=source, client=0 if name == "node-6" else number, threads=1)
+            shares.write_share(place / "nodes" / name / "data", 0 if number > 5 else number)
+        # One of the honest nodes brings its data by a function, which also lets a test hold it.
+        self.configure("node-0", data="tests.flower.gates:data")
+        (place / "server" / "nodes" / "node-7.pub").unlink()
+        self.app = write_bundle(place / "app")
+        self.federation = LocalFederation.of(place, startup=LIMIT)
+
+    def configure(self, name: str, **values: Any) -> None:
+        """Change a node's file."""
+        file = self.place / "nodes" / name / "node.toml"
+        kept = [line for line in file.read_text().splitlines() if line.partition("=")[0].strip() not in values]
+        file.write_text("\n".join([*kept, *(f"{key} = {json.dumps(value)}" for key, value in values.items())]) + "\n")
+
+    @contextlib.contextmanager
+    def up(self) -> Iterator[Site]:
+        """Start the server and the honest nodes, and leave nothing behind."""
+        try:
+            self.federation.start_server()
+            self.federation.register()
+            for name in HONEST:
+                self.federation._launch_node(name)
+            self.federation.wait_online(*HONEST)
+            self.federation._say_where()
+            yield self
+        finally:
+            self.federation.stop()
+        marks = [f"{self.federation._token}.{name}" for name in self.federation.programs]
+        assert [list(carrying(mark)) for mark in marks] == [[] for _ in marks], "no process outlives the federation"
+
+    def recipe(self, name: str, clients: int = 3, **tables: dict[str, Any]) -> Path:
+        made: dict[str, Any] = {
+            **shares.tables(clients),
+            "run": {"rounds": 3, "seeds": [5]},
+            "evaluate": {"every": 100, "clients": 1},
+            "engine": {"kind": "flower", "deadline": LIMIT, "minimum": 3, "wait": LIMIT},
+        }
+        made |= {key: {**made.get(key, {}), **table} for key, table in tables.items()}
+        file = self.place / "recipes" / f"{name}.toml"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(toml.dumps(made))
+        return file
+
+    def folder(self, name: str) -> Path:
+        return self.place / "runs" / name
+
+    def send(self, name: str) -> Run:
+        """The command that starts a run, and that takes it up again."""
+        config = ServerConfig(self.place / "recipes" / f"{name}.toml", self.folder(name), None, self.place / "who.json")
+        return self.federation.run(self.app, config.to_keys())
+
+    @contextlib.contextmanager
+    def hold_after(self, round: int) -> Iterator[Callable[[float], None]]:
+        """Let the first node answer nothing of later rounds, so that a run stands still in the middle of the next one;
+        what is returned sets another round."""
+        gate = self.place / "nodes" / "node-0" / "gate"
+        try:
+            atomic.write_text(gate, str(round))
+            yield lambda later: atomic.write_text(gate, str(later))
+        finally:
+            gate.unlink()
+
+    def said(self, name: str) -> str:
+        log = self.folder(name) / "federation.log"
+        return log.read_text() if log.exists() else ""
+
+    def wait_for(self, name: str, text: str) -> None:
+        """Return when a run has said something."""
+        server = self.federation.programs["server"]
+        wait_until(lambda: text in self.said(name), f"run {name} said '{text}'", LIMIT, [server])
+
+    def wait_for_middle(self, name: str, round: int) -> None:
+        """Return when the first node is held in a round, and the others have done their part of it."""
+        run = json.loads((self.folder(name) / "federation.json").read_text())["run"]
+        held = self.place / "nodes" / HONEST[0] / "held"
+        stores = [self.place / "nodes" / node / "store" / run for node in HONEST[1:]]
+
+        def middle() -> bool:
+            done = all(list(store.glob(f"*/state-{round:06d}.safetensors")) for store in stores)
+            return done and held.exists() and held.read_text() == str(round)
+
+        wait_until(
+            middle, f"run {name} was in the middle of round {round}", LIMIT, [self.federation.programs["server"]]
+        )
+
+    def finish(self, name: str, run: Run) -> None:
+        """Return when a run is complete. Its own folder is asked first, because asking Flower costs much more."""
+
+        def over() -> bool:
+            file = self.folder(name) / "status.json"
+            state = json.loads(file.read_text())["state"] if file.exists() else "running"
+            return state in ("finished", "failed") or (time.monotonic() > ask and run.status().startswith("finished"))
+
+        ask = time.monotonic() + 120
+        wait_until(over, f"run {name} ended", LIMIT, [self.federation.programs["server"]])
+        assert run.wait(LIMIT) == "finished:completed", self.said(name)
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        return list(read_run(self.folder(name)).rounds())
+
+    def shared(self, name: str) -> dict[str, Any]:
+        """The parts at the end of a run."""
+        newest = max((self.folder(name) / "checkpoints").glob("*.safetensors"))
+        found: dict[str, Any] = load_state(newest)["server"]["shared"]
+        return found
+
+    def expected(self, recipe: Path, clients: int = 3, **tables: dict[str, Any]):
+        return simulated(recipe, **shares.simulation(self.place / f"all-{clients}", clients), **tables)
