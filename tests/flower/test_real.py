@@ -129,6 +129,7 @@ def test_hostile_nodes_are_dropped_and_named_and_impostors_refused(site):
     recipe = site.recipe(
         "hostile", clients=6, algorithm={"name": "fedavg"}, run={"rounds": 1}, engine={"max_megabytes": 50.0}
     )
+    before = site.introduce()
     try:
         for name in (*guests, "node-7"):
             federation._launch_node(name)
@@ -151,6 +152,7 @@ def test_hostile_nodes_are_dropped_and_named_and_impostors_refused(site):
     assert row["dropped"]["5"] == "it holds 200.0 MB, the limit is 50 MB"
     assert any("it says it is '0', but that is the node with key" in why for why in row["refused"].values())
     assert len(row["refused"]) == 1, "the node with the foreign key never got this far"
+    assert site.introduce()["0"] == before["0"], "the second claimant did not become client 0"
     ending, _ = site.expected(recipe, 6, sampling={"kind": "list", "cohorts": [[0, 1, 2]]})
     assert_equal(site.shared("hostile")["params"], ending.state["shared"]["params"])
 
