@@ -13,11 +13,9 @@ import pytest
 
 KILLS = 3
 # Many clients make long rows, so that some reach the file between two checkpoints and must be cut on resuming.
-CHANGES = [
-    "partition={kind='iid', clients=150}", "evaluate.metrics=['accuracy', 'loss', 'top3']",
-    "run.checkpoint_every=0.1",
-]  # fmt: skip
-SETTINGS = [word for change in CHANGES for word in ("--set", change)]
+CHANGES = ["partition={kind='iid', clients=150}", "evaluate.metrics=['accuracy', 'loss', 'top3']"]
+CHECKPOINTS = ["--set", "run.checkpoint_every=0.1"]
+SETTINGS = [*(word for change in CHANGES for word in ("--set", change)), *CHECKPOINTS]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -99,19 +97,29 @@ def test_ctrl_c_is_safe_says_how_to_go_on_and_a_second_writer_is_refused(cli, re
     assert '"stopped"' in (folder / "status.json").read_text()
 
 
-def test_ctrl_c_ends_a_comparison_and_the_same_command_goes_on(cli, recipe, tmp_path):
-    line = ["compare", str(recipe), "--set", "run.rounds=80", "--set", "run.checkpoint_every=0.1", "-j"]
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    child = cli.start(*line, "2", "-o", str(cut))
+def interrupted(cli, line: list[str], cut: Path) -> bool:
+    """Asks a comparison of two runs to stop while both are playing; False if it ended before."""
+    child = cli.start(*line, "-j", "2", "-o", str(cut))
     # Both in the middle of playing: a worker that is still setting up simply dies, which proves nothing.
     wait_for(lambda: len({file.parent for file in cut.glob("*/seed-*/checkpoints/round-*")}) == 2)
     os.kill(child[0], signal.SIGINT)
     begin = time.monotonic()
-    assert cli.wait(child).code == 130
+    code = cli.wait(child).code
+    assert code in (0, 130)
     assert time.monotonic() - begin < 60, "it should stop after the round"
     states = [json.loads(file.read_text())["state"] for file in cut.glob("*/seed-*/status.json")]
-    assert set(states) != {"finished"}, "nothing was interrupted"
-    assert cli.run(*line, 1, "-o", cut, "--json").code == 0
-    assert cli.run(*line, 1, "-o", whole, "--json").code == 0
+    return code == 130 and set(states) != {"finished"}
+
+
+def test_ctrl_c_ends_a_comparison_and_the_same_command_goes_on(cli, recipe, tmp_path):
+    lines = {
+        tmp_path / f"cut-{rounds}": ["compare", str(recipe), "--set", f"run.rounds={rounds}", *CHECKPOINTS]
+        for rounds in (80, 320, 1280, 5120)
+    }
+    # How many rounds outlast the signal depends on the machine.
+    cut, line = next((cut, line) for cut, line in lines.items() if interrupted(cli, line, cut))
+    whole = tmp_path / "whole"
+    assert cli.run(*line, "-j", 1, "-o", cut, "--json").code == 0
+    assert cli.run(*line, "-j", 1, "-o", whole, "--json").code == 0
     for run in sorted(whole.glob("*/seed-*")):
         assert contents(run) == contents(cut / run.relative_to(whole)), run.name
