@@ -18,6 +18,8 @@ def child(order: dict) -> None:
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(order[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     os.chdir(order["cwd"])
+    # A shell that runs the tests in the background makes them ignore Ctrl-C; a person's terminal does not.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     code = 0
     try:
         if "code" in order:
