@@ -9,6 +9,7 @@ from typing import Any
 
 from fedalloy.records.index import Index
 from fedalloy.serve.answers import additions, gathered, log
+from fedalloy.serve.questions import cursor
 from fedalloy.serve.watch import Watch
 
 MOST_SHOWN = 40
@@ -22,7 +23,7 @@ class Events:
 
     def __init__(self, watch: Watch, shown: Sequence[str], since: int = 0) -> None:
         self._watch = watch
-        self._rows = dict(_cursor(one) for one in shown[:MOST_SHOWN])
+        self._rows = dict(cursor(one) for one in shown[:MOST_SHOWN])
         for run in self._rows:
             watch.store.folder(run)  # an unknown run is told at once
         self._pictured: dict[str, int] = {}
@@ -79,12 +80,6 @@ class Events:
             return {}
         self._pictured[run] = rows
         return {**gathered(self._watch.store, run, index), **log(index)}
-
-
-def _cursor(text: str) -> tuple[str, int]:
-    """``ID:ROWS`` as a pair."""
-    run, _, rows = text.rpartition(":")
-    return run, int(rows)
 
 
 def _event(kind: str, value: Any) -> str:

@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
 import threading
@@ -20,7 +21,6 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 from fedalloy.core.errors import FedalloyError, SpecError
 from fedalloy.records.stop import ask_to_stop
@@ -29,13 +29,26 @@ from fedalloy.report.palette import assign
 from fedalloy.serve import answers, guard
 from fedalloy.serve.assets import asset
 from fedalloy.serve.events import Events
+from fedalloy.serve.questions import Query, run_in, taken_apart, whole_number
 from fedalloy.serve.runs import RunStore
 from fedalloy.serve.watch import Watch
 
 MOST_STREAMS = 48
-"""Open streams of events; each is a thread."""
+"""Open streams of events."""
+MOST_CONNECTIONS = 96
+"""Open connections, streams included; each is a thread."""
 _MOST_BODY = 4096
-Query = dict[str, list[str]]
+
+
+def _refusal(text: str) -> bytes:
+    return json.dumps({"error": text}).encode()
+
+
+_FULL = _refusal("too many connections are open; close some pages")
+_TOO_MANY = (
+    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json; charset=utf-8\r\n"
+    b"Connection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(_FULL), _FULL)
+)
 
 
 class LiveServer(ThreadingHTTPServer):
@@ -53,6 +66,7 @@ class LiveServer(ThreadingHTTPServer):
         self.token, self.store = token, RunStore(root)
         self.watch = Watch(self.store, every)
         self.streams = threading.BoundedSemaphore(MOST_STREAMS)
+        self._connections = threading.BoundedSemaphore(MOST_CONNECTIONS)
         try:
             super().__init__(("127.0.0.1", port), Handler)
         except OSError as error:
@@ -69,6 +83,32 @@ class LiveServer(ThreadingHTTPServer):
         super().server_close()
         self.watch.close()
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread of its own, while there are not too many."""
+        if not self._connections.acquire(blocking=False):
+            self._turn_away(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread could be started
+            self._connections.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """The life of such a thread."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._connections.release()
+
+    def _turn_away(self, request: Any) -> None:
+        """A short answer from the thread that accepts, which therefore waits for nothing."""
+        with contextlib.suppress(OSError):
+            request.setblocking(False)
+            request.sendall(_TOO_MANY)
+            request.recv(1 << 16)  # closing what was not read would take the answer back
+        self.shutdown_request(request)
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A page that was closed in the middle of an answer is nothing to report."""
 
@@ -83,11 +123,14 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer a question."""
-        where = urlsplit(self.path)
-        refusal = guard.refuse_reading(self.headers, is_page=where.path == "/")
+        refusal = guard.refuse_reading(self.headers, is_page=self.path.partition("?")[0] == "/")
         if refusal:
             self._say(*refusal)
-            return
+        else:
+            self._safely(self._answer, self.path)
+
+    def _answer(self, target: str) -> None:
+        path, query = taken_apart(target)
         known: dict[str, Callable[[Query], None]] = {
             "/": lambda query: self._asset("live.html"),
             "/api/runs": self._runs,
@@ -95,41 +138,44 @@ class Handler(BaseHTTPRequestHandler):
             "/api/clients": self._clients,
             "/events": self._events,
         }
-        answer = known.get(where.path)
-        if answer:
-            self._safely(answer, parse_qs(where.query, max_num_fields=100))
-        elif where.path.startswith("/assets/"):
-            self._asset(where.path.removeprefix("/assets/"))
+        if path in known:
+            known[path](query)
+        elif path.startswith("/assets/"):
+            self._asset(path.removeprefix("/assets/"))
         else:
             self._say(404, "there is nothing here")
 
     def do_POST(self) -> None:
         """Do something."""
         refusal = guard.refuse_changing(self.headers, self.server.token)
-        if not refusal and urlsplit(self.path).path != "/api/stop":
+        if not refusal and self.path != "/api/stop":
             refusal = 404, "there is nothing here"
         body = b"" if refusal else self._body()
         if refusal or body is None:
             self.close_connection = True  # what was not read must not be taken for the next request
             self._say(*(refusal or (413, "that is too long")))
             return
-        self._safely(self._stop, {"body": [body.decode("utf-8", "replace")]})
+        self._safely(self._stop, body.decode("utf-8", "replace"))
 
     def log_message(self, format: str, *args: Any) -> None:
         """Requests are not worth a line each."""
 
-    def _safely(self, answer: Callable[[Query], None], query: Query) -> None:
-        """Faults of the question and of the files end in one line for the page."""
+    def _safely(self, answer: Callable[[str], None], question: str) -> None:
+        """Faults of the question, of the files and of the code end in one line for the page."""
         try:
-            answer(query)
+            answer(question)
+        except ConnectionError:  # the page was closed
+            self.close_connection = True
         except (LookupError, FileNotFoundError):
             self._say(404, "there is no such run (any more)")
-        except ValueError:
-            self._say(400, "this cannot be understood")
+        except ValueError as error:
+            self._say(400, f"this cannot be understood: {error}")
         except FedalloyError as error:
             self._say(409, str(error))
         except sqlite3.Error:
             self._say(503, "the index of this run is busy; try again")
+        except Exception as error:
+            self._say(500, f"this could not be answered ({type(error).__name__}: {error})")
 
     def _runs(self, query: Query) -> None:
         store, since = self.server.store, self.server.watch.version
@@ -146,13 +192,14 @@ class Handler(BaseHTTPRequestHandler):
             self._json(answers.details(self.server.store, run, watch.index(run)))
 
     def _clients(self, query: Query) -> None:
-        run, watch, round = query["run"][0], self.server.watch, int(query["round"][0])
+        run, watch, round = query["run"][0], self.server.watch, whole_number(query["round"][0], "round")
         with watch.page([run]):
             names, metric = answers.names_of(self.server.store.folder(run)), self.server.store.summary(run)["metric"]
             self._json(answers.clients(watch.index(run).clients(round), names, metric))
 
     def _events(self, query: Query) -> None:
-        events = Events(self.server.watch, query.get("run", []), int(query.get("since", ["0"])[0]))
+        since = whole_number(query.get("since", ["0"])[0], "since")
+        events = Events(self.server.watch, query.get("run", []), since)
         if not self.server.streams.acquire(blocking=False):
             self._say(503, "too many pages are open")
             return
@@ -167,16 +214,14 @@ class Handler(BaseHTTPRequestHandler):
             self.server.streams.release()
             self.close_connection = True
 
-    def _stop(self, query: Query) -> None:
-        asked = json.loads(query["body"][0])
-        if not isinstance(asked, dict) or not isinstance(asked.get("run"), str):
-            raise ValueError("no run")
-        ask_to_stop(self.server.store.folder(asked["run"]))
-        self._json({"asked": asked["run"]})
+    def _stop(self, body: str) -> None:
+        run = run_in(body)
+        ask_to_stop(self.server.store.folder(run))
+        self._json({"asked": run})
 
     def _body(self) -> bytes | None:
         length = self.headers.get("Content-Length", "")
-        if not (length.isascii() and length.isdigit()) or int(length) > _MOST_BODY:
+        if not (length.isascii() and length.isdigit()) or len(length) > 16 or int(length) > _MOST_BODY:
             return None
         return self.rfile.read(int(length))
 
@@ -188,7 +233,7 @@ class Handler(BaseHTTPRequestHandler):
         self._send(200, *found)
 
     def _say(self, status: int, text: str) -> None:
-        self._send(status, "application/json", json.dumps({"error": text}).encode())
+        self._send(status, "application/json", _refusal(text))
 
     def _json(self, value: Any) -> None:
         self._send(200, "application/json", json.dumps(value, allow_nan=False, separators=(",", ":")).encode())
