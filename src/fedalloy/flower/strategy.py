@@ -18,6 +18,7 @@ from flwr.serverapp.strategy import Result
 
 from fedalloy.core.algorithm import Algorithm, ServerState, ServerStep, server_step
 from fedalloy.core.errors import AlgorithmError, SpecError
+from fedalloy.core.fraction import fraction_of
 from fedalloy.core.keys import Key
 from fedalloy.core.names import Names
 from fedalloy.core.types import Cohort, Context, Contribution
@@ -247,7 +248,7 @@ class Strategy(flwr.serverapp.strategy.Strategy):
     def _choose(self, present: dict[int, int], phase: str, round: int) -> dict[int, int]:
         """Some of those who are there: by key, so that a repeated round asks the same."""
         population, fraction = self._known.population, self._fractions[phase]
-        wanted = min(len(present), max(int(len(present) * fraction), self._least[phase]))
+        wanted = min(len(present), max(int(fraction_of(len(present), fraction)), self._least[phase]))
         if phase == "train" and fraction < 1:
             self.algorithm.check_cohort(wanted, population)
         clients = torch.tensor(sorted(present))

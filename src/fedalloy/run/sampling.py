@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedalloy.core.errors import SpecError
+from fedalloy.core.fraction import fraction_of
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Task
 
@@ -103,7 +104,9 @@ def cohort_size(cohort: int | float | None, population: int) -> int:
     """
     if cohort is None:
         return population
-    wanted = math.floor(cohort * population + 0.5) if isinstance(cohort, float) and cohort <= 1 else int(cohort)
+    wanted = int(cohort)
+    if isinstance(cohort, float) and cohort <= 1:
+        wanted = math.floor(fraction_of(population, cohort) + 0.5)
     if not (cohort > 0 and wanted <= population):
         raise SpecError(f"cohort must lie between 1 and the number of clients ({population}), got {cohort}")
     return max(1, wanted)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedalloy.core import tree
+from fedalloy.core.fraction import fraction_of
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Carry, LocalSolver
 from fedalloy.core.types import Context, Descent, Plan, Stats, Tree
@@ -61,7 +62,7 @@ class LocalTraining(LocalSolver):
         return frozenset({"step_norm", "effective_steps"}) if known else frozenset()
 
     def lr_at(self, round: int, rounds: int | None = None) -> float:
-        passed = sum(round > fraction * rounds for fraction in self.milestones) if rounds else 0
+        passed = sum(round > fraction_of(rounds, fraction) for fraction in self.milestones) if rounds else 0
         return float(self.lr * self.decay ** ((round - 1) // self.decay_every) * 0.1**passed)
 
     def plan(self, sizes: Tensor, epochs: Tensor, keys: Key) -> Plan:

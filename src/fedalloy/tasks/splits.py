@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedalloy.core.errors import SpecError
+from fedalloy.core.fraction import fractions_of
 from fedalloy.core.keys import Key
 
 
@@ -72,7 +73,7 @@ def _share(sizes: Tensor, fraction: float, available: Tensor) -> Tensor:
     """The fraction in whole examples: at least 1 if any is wanted, and 1 of what is available stays."""
     if fraction == 0:
         return torch.zeros_like(sizes)
-    wanted = (sizes * fraction).round().to(sizes.dtype).clamp(min=1)
+    wanted = fractions_of(sizes, fraction).round().to(sizes.dtype).clamp(min=1)
     return torch.minimum(wanted, available - 1).clamp(min=0)
 
 

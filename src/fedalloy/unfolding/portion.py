@@ -8,6 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from fedalloy.core.fraction import fractions_of
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import DataPart, Objective, Task
 from fedalloy.core.types import Block
@@ -41,7 +42,7 @@ class Portion:
     @cached_property
     def _chosen(self) -> Block:
         whole = self.task.data("train", torch.arange(self.population))
-        size = (whole.size.cpu() * self.fraction).round().to(torch.int64).clamp(min=1).minimum(whole.size.cpu())
+        size = fractions_of(whole.size.cpu(), self.fraction).round().to(torch.int64).clamp(min=1).minimum(whole.size.cpu())
         rows = [
             int(whole.start[k]) + self.key.fold(k).permutation(int(whole.size[k]))[: int(size[k])].sort().values
             for k in range(self.population)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedalloy.core.fraction import fraction_of
 from fedalloy.core.registry import register
 from fedalloy.wire.feedback import ErrorFeedback
 
@@ -33,7 +34,7 @@ class TopK(ErrorFeedback):
 
     def kept(self, length: int) -> int:
         """How many of so many entries travel."""
-        return max(int(self.ratio * length), 1)
+        return max(int(fraction_of(length, self.ratio)), 1)
 
     def compress(self, vector: Tensor) -> Tensor:
         places = vector.abs().topk(self.kept(len(vector)), sorted=False).indices
