@@ -42,7 +42,8 @@ class Portion:
     @cached_property
     def _chosen(self) -> Block:
         whole = self.task.data("train", torch.arange(self.population))
-        size = fractions_of(whole.size.cpu(), self.fraction).round().to(torch.int64).clamp(min=1).minimum(whole.size.cpu())
+        most = whole.size.cpu()
+        size = fractions_of(most, self.fraction).round().to(torch.int64).clamp(min=1).minimum(most)
         rows = [
             int(whole.start[k]) + self.key.fold(k).permutation(int(whole.size[k]))[: int(size[k])].sort().values
             for k in range(self.population)
