@@ -203,3 +203,15 @@ def test_a_client_keeps_its_state_through_rounds_it_misses():
         kept.append(store.get([0])[0])
     assert list(differences(kept[1], kept[0])) == []
     assert list(differences(kept[2], kept[0])) != []
+
+
+def test_a_late_client_of_fedevg_counts_as_one_whose_link_failed():
+    """Its factors are 1, not 0: under resend it keeps its weight and says nothing about the samples."""
+    algorithm = algorithms.fedevg(per_class=2, batch_size=3, start=1.0).fitted(TASK)
+    late = replace(DEADLINE, on_failure="resend")  # clients 2 and 3
+    failed = DeviceProfile(success=(1.0, 1.0, 0.0, 0.0, 1.0), on_failure="resend")
+    (_, slow), (_, broken) = (first(federation(algorithm, devices=devices)) for devices in (late, failed))
+    assert slow.row["late"] == broken.row["resent"] == [2, 3]
+    assert bool((slow.step.weights[2:4] > 0).all())
+    torch.testing.assert_close(slow.step.weights, broken.step.weights)
+    assert list(differences(slow.step.state["shared"], broken.step.state["shared"], 1e-12)) == []

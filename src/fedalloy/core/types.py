@@ -32,12 +32,14 @@ class Part:
 
     ``reduce``: ``weighted`` by the weighting rule, plain ``mean``, by ``samples``, or kept as a ``stack``.
     ``like``: the shared part whose names and shapes it copies (used to check what arrives), except for the leaves
-    in ``without``, which stay at the client.
+    in ``without``, which stay at the client. ``neutral`` is the number that says nothing: it stands in for what a
+    client failed to deliver (an update of 0, a factor of 1).
     """
 
     reduce: Literal["weighted", "mean", "samples", "stack"] = "weighted"
     like: str = "params"
     without: Names = NO_NAMES
+    neutral: float = 0.0
 
     def template(self, shared: Mapping[str, Tree]) -> Tree:
         """A tree of the names, shapes and dtypes that are sent."""

@@ -17,7 +17,7 @@ from fedalloy.core.cross import exchange_scores
 from fedalloy.core.distant import DistantEngine
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import ClientStore, Engine, Outcome, Shared, Task
-from fedalloy.core.types import Cohort, Context, State, Tree, Work
+from fedalloy.core.types import Cohort, Context, State, Work
 from fedalloy.run.config import RunConfig
 
 MEGABYTE = 1e6
@@ -79,7 +79,7 @@ def play(fed: Federation, state: ServerState, store: ClientStore, round: int, wa
     with watch.time("clients"):
         outcome = _run(fed, state, states, work, ctx)
     with watch.time("server"):
-        cohort, late, seconds = _punctual(fed, outcome.cohort, state["shared"]["buffers"])
+        cohort, late, seconds = _punctual(fed, outcome.cohort, state["shared"])
         absent = sorted({*absent, *outcome.failures, *(() if fed.resends else late)})
         cohort = _cross(fed, state["shared"], cohort)
         step = server_step(fed.algorithm, state, cohort, replace(ctx, absent=tuple(absent)), fed.config.max_norm)
@@ -138,7 +138,7 @@ def _cross(fed: Federation, shared: Shared, cohort: Cohort) -> Cohort:
     return replace(cohort, cross=fed.engine.cross_score(fed.algorithm, shared, cohort))
 
 
-def _punctual(fed: Federation, cohort: Cohort, buffers: Tree) -> tuple[Cohort, list[int], float]:
+def _punctual(fed: Federation, cohort: Cohort, shared: Shared) -> tuple[Cohort, list[int], float]:
     """The cohort without those who missed the deadline (or with their updates zeroed), and the simulated seconds."""
     devices = fed.config.devices
     if len(cohort) == 0:
@@ -148,19 +148,20 @@ def _punctual(fed: Federation, cohort: Cohort, buffers: Tree) -> tuple[Cohort, l
     late = devices.late(spent)
     if not bool(late.any()):
         return cohort, [], devices.round_seconds(spent)
-    kept = _silence(cohort, late, buffers) if fed.resends else cohort.select((~late).nonzero().flatten())
+    kept = _silence(fed.algorithm, cohort, late, shared) if fed.resends else cohort.select((~late).nonzero().flatten())
     return kept, cohort.ids[late].tolist(), devices.round_seconds(spent)
 
 
-def _silence(cohort: Cohort, late: Tensor, buffers: Tree) -> Cohort:
-    """Late clients re-send the received model: their updates become zero, their weights stay."""
+def _silence(algorithm: Algorithm, cohort: Cohort, late: Tensor, shared: Shared) -> Cohort:
+    """Late clients re-send the received model: their updates become neutral, their weights stay."""
+    neutral = {name: part.neutral for name, part in algorithm.parts(shared).items()}
 
     def instead(leaf: Tensor, received: Tensor) -> Tensor:
         return torch.where(late.to(leaf.device).reshape(-1, *[1] * (leaf.dim() - 1)), received, leaf)
 
     payload = {
         part: {
-            name: instead(leaf, buffers[name] if part == "buffers" else leaf.new_zeros(()))
+            name: instead(leaf, shared["buffers"][name] if part == "buffers" else leaf.new_tensor(neutral[part]))
             for name, leaf in leaves.items()
         }
         for part, leaves in cohort.payload.items()

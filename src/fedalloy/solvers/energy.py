@@ -69,7 +69,7 @@ class Energy(LocalTraining):
 
     @property
     def parts(self) -> dict[str, Part]:
-        return {"energy_grad": Part(like="samples"), "factors": Part("stack", like="factors")}
+        return {"energy_grad": Part(like="samples"), "factors": Part("stack", like="factors", neutral=1.0)}
 
     @property
     def target(self) -> str:
