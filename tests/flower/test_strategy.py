@@ -21,7 +21,7 @@ from fedalloy.core.algorithm import server_step
 from fedalloy.core.errors import AlgorithmError, CheckpointError, SpecError
 from fedalloy.core.keys import Key
 from fedalloy.core.types import Cohort, Context, Contribution
-from fedalloy.flower.foreign import Reader
+from fedalloy.flower.foreign import Model, Reader
 from fedalloy.flower.strategy import Strategy
 from fedalloy.records.reading import read_run
 from tests.flower.grids import Grid
@@ -142,9 +142,43 @@ def huge(message):
     return content
 
 
+def headed(header: str, data: bytes = bytes(8), version: int = 1):
+    """The right labels on an array whose own header says something else."""
+    text = header.encode()
+    whole = b"\x93NUMPY" + bytes([version, 0]) + len(text).to_bytes(2 * min(version, 2), "little") + text + data
+    return written(whole)
+
+
+def written(data: bytes, stype: str = "numpy.ndarray"):
+    def answer(message):
+        content = node(1)(message)
+        if "arrays" in content:
+            content["arrays"]["w"] = Array("float32", (2,), stype, data)
+        return content
+
+    return answer
+
+
+TERABYTES = "{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000,)}"
+RIGHT = "{'descr': '<f4', 'fortran_order': False, 'shape': (2,)}"
+
+
 @pytest.mark.parametrize(
     ("bad", "reason"),
     [
+        (headed(TERABYTES), "not what its label says"),
+        (headed(TERABYTES, version=2), "not what its label says"),
+        (headed(RIGHT, bytes(4)), "needs 8 bytes, and 4 arrived"),
+        (headed(RIGHT, bytes(16)), "needs 8 bytes, and 16 arrived"),
+        (headed(RIGHT, version=9), "unknown version|cannot be read"),
+        (headed(RIGHT.replace("<f4", "|O")), "not what its label says"),
+        (headed(RIGHT.replace("(2,)", "(-2,)")), "not what its label says|cannot be read"),
+        (headed(RIGHT.replace("(2,)", "((" * 300)), "cannot be read"),
+        (headed("[" * 4000), "cannot be read"),
+        (written(b"\x93NUMPY\x02\x00\xff\xff\xff\xff"), "cannot be read"),
+        (written(b"PK\x03\x04" + bytes(12)), "cannot be read"),
+        (written(b""), "cannot be read"),
+        (written(bytes(8), "fedalloy.raw"), "written as fedalloy.raw"),
         (node(1, change=lambda t: {**t, "w": t["w"] * np.float32(math.nan)}), "not finite"),
         (node(1, change=shaped), r"w has shape \(3,\) instead of \(2,\)"),
         (node(1, change=lambda t: {**t, "w": t["w"].astype(np.int64)}), "w holds int64 instead of float32"),
@@ -165,6 +199,17 @@ def test_a_bad_contribution_is_left_out_and_its_node_named(bad, reason, caplog):
     assert strategy.history[0]["ids"] == [0, 2]
     assert re.search(reason, strategy.history[0]["dropped"]["1"]), strategy.history[0]["dropped"]
     assert any("client 1 (node 17, 'b')" in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("dtype", ["<f4", ">f8", "<f2", "longdouble"])
+def test_arrays_of_other_precision_and_order_are_read_right(order, dtype):
+    values = np.asarray(np.arange(6.0).reshape(2, 3), dtype=dtype, order=order)
+    model = Model.of(ArrayRecord({"w": Array(np.zeros((2, 3), dtype=np.float32))}))
+    sent = Array(str(values.dtype.newbyteorder("=")), (2, 3), "numpy.ndarray", Array(values).data)
+    content = RecordDict({"arrays": ArrayRecord({"w": sent}), "metrics": MetricRecord({"num-examples": 1})})
+    found = Reader(frozenset({"num_examples"}), "x").read(content, model)
+    assert torch.equal(found.payload["delta"]["w"], torch.arange(6.0).reshape(2, 3))
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,10 @@ from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from torch import Tensor
 
 from fedalloy.core.algorithm import Algorithm
-from fedalloy.core.errors import AlgorithmError, SpecError, nearest
+from fedalloy.core.errors import AlgorithmError, DataError, FedalloyError, SpecError, nearest
 from fedalloy.core.names import Names
 from fedalloy.core.types import Contribution, Payload, Tree
+from fedalloy.flower.npy import read_npy
 
 BUFFERS = Names(("*running_mean", "*running_var", "*num_batches_tracked"))
 """What BatchNorm keeps: averaged by examples, never moved by the server's optimizer."""
@@ -33,11 +34,13 @@ STATISTICS = {
     "running_loss": "the sum of the minibatch losses while it trained",
 }
 Named = Mapping[str, str | Sequence[str]]
+_NUMPY = "numpy.ndarray"
+"""How Flower calls numpy's own format."""
 _HEADER = 4096
 """More than an array's own description ever takes."""
 
 
-class Refused(Exception):
+class Refused(FedalloyError):
     """One reply cannot be used; says why. The round goes on without it."""
 
 
@@ -205,13 +208,14 @@ def _same_kind(dtype: str, expected: Tensor) -> bool:
 
 def _tensor(array: Array, expected: Tensor) -> Tensor:
     """The values, after all of their labels were found right; the bytes must say the same as the labels."""
+    if array.stype != _NUMPY:
+        raise Refused(f"an array is written as {array.stype!s:.40}, which is not understood")
     try:
-        values = array.numpy()
-    except (TypeError, ValueError, EOFError, OSError) as error:
-        raise Refused(f"an array cannot be read: {error}") from error
-    if values.shape != tuple(expected.shape) or values.dtype.kind != expected.numpy().dtype.kind:
-        raise Refused(f"an array holds {values.dtype} of shape {values.shape}, which is not what its label says")
-    return torch.from_numpy(np.array(values)).to(expected.dtype)
+        values = read_npy(array.data, tuple(expected.shape), expected.numpy().dtype.kind)
+    except DataError as error:
+        raise Refused(str(error)) from None
+    with np.errstate(over="ignore"):  # what is too large becomes infinite, and is screened as such
+        return torch.from_numpy(values.astype(expected.numpy().dtype))
 
 
 def _listed(names: Mapping[str, object] | set[str]) -> str:
