@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from fedalloy.core.errors import CheckpointError
 from fedalloy.core.protocols import ClientStore
 from fedalloy.core.types import State
+from fedalloy.records import atomic
 from fedalloy.records.disk_store import DiskStore
 from fedalloy.records.folder import RunFolder
 from fedalloy.records.store import MemoryStore, nbytes, open_store, read_store
@@ -252,3 +253,13 @@ def test_memory_stays_small_while_the_states_do_not() -> None:
     assert found["states_mb"] > 240
     assert found["process_mb"] - found["process_before_mb"] < 100
     assert found["checkpoint_mb"] < 0.05
+
+
+def test_the_name_of_the_folder_itself_reaches_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that stops must not lose the folder of files that are safe."""
+    synced: list[Path] = []
+    monkeypatch.setattr(atomic, "sync", lambda path: synced.append(Path(path)))
+    store = DiskStore(tmp_path / "run" / "clients")
+    store.put(1, {3: {"w": torch.ones(1)}})
+    store.commit(1)
+    assert {tmp_path, tmp_path / "run"} <= set(synced)

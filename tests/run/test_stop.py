@@ -13,7 +13,7 @@ import pytest
 from fedalloy import algorithms
 from fedalloy.core.errors import CheckpointError
 from fedalloy.records.folder import RunFolder
-from fedalloy.records.lock import holder
+from fedalloy.records.lock import holder, locked
 from fedalloy.records.reading import read_run
 from fedalloy.records.stop import REQUESTED, ask_to_stop
 from fedalloy.run.fit import fit
@@ -68,6 +68,65 @@ def test_nothing_is_asked_of_a_run_that_is_not_going(tmp_path):
     with pytest.raises(CheckpointError, match="nothing is running"):
         ask_to_stop(tmp_path)
     assert not (tmp_path / "stop").exists()
+
+
+def test_a_lock_whose_process_id_was_given_to_another_process_has_no_holder(tmp_path):
+    """After SIGKILL the file still names a process; ours has that number now, and holds nothing."""
+    (tmp_path / "lock").write_text(f"{os.getpid()}\n")
+    assert holder(tmp_path / "lock") is None
+    with pytest.raises(CheckpointError, match="nothing is running"):
+        ask_to_stop(tmp_path)
+
+
+def test_looking_at_a_lock_never_keeps_a_run_from_starting(tmp_path):
+    """Whoever looks has the lock for a moment, together with all others who look."""
+    path, done = tmp_path / "lock", threading.Event()
+    path.touch()
+
+    def look() -> None:
+        while not done.is_set():
+            holder(path)
+
+    lookers = [threading.Thread(target=look) for _ in range(2)]
+    for thread in lookers:
+        thread.start()
+    try:
+        for _ in range(30):
+            with locked(path):
+                assert holder(path) == os.getpid()
+    finally:
+        done.set()
+        for thread in lookers:
+            thread.join()
+
+
+@pytest.mark.parametrize("shift", [-3600, 3600])
+def test_a_request_does_not_depend_on_the_clock(tmp_path, shift):
+    """A clock that was set back between the start and the request, or forward between two sittings."""
+
+    def ask(event) -> None:
+        if event.progress.round == 2:
+            ask_to_stop(tmp_path / "run")
+            moved = (tmp_path / "run" / "lock").stat().st_mtime + shift
+            os.utime(tmp_path / "run" / "stop", (moved, moved))
+
+    assert train(tmp_path / "run", watcher=ask).status == "stopped"
+
+
+def test_a_request_to_a_sitting_that_was_killed_is_not_heard_whatever_its_time(tmp_path):
+    train(tmp_path / "run", watcher=asking_in(2, tmp_path / "run"))
+    (tmp_path / "run" / "stop").write_text("word of a sitting that is gone\n")
+    ahead = (tmp_path / "run" / "lock").stat().st_mtime + 3600
+    os.utime(tmp_path / "run" / "stop", (ahead, ahead))
+    assert train(tmp_path / "run", resume=True).status == "finished"
+
+
+def test_a_file_made_by_hand_asks_whoever_is_running(tmp_path):
+    def touch(event) -> None:
+        if event.progress.round == 2:
+            (tmp_path / "run" / "stop").touch()
+
+    assert train(tmp_path / "run", watcher=touch).status == "stopped"
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "0", "9" * 40])

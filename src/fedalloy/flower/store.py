@@ -61,7 +61,7 @@ class NodeStore:
     @contextmanager
     def lock(self) -> Iterator[NodeStore]:
         """Carry out one order at a time; another process of this node waits."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        atomic.make_folder(self.folder)
         with (self.folder / "lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield self

@@ -29,6 +29,15 @@ def write_text(path: Path, text: str) -> None:
     write_atomically(path, lambda temporary: _fill_text(temporary, text))
 
 
+def make_folder(path: Path) -> None:
+    """A folder with all those above it; the names of new ones are brought to the disk, so that a machine that stops
+    does not lose a folder whose files are safe."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in reversed(missing):
+        sync(folder.parent)
+
+
 def sync(path: Path) -> None:
     """Bring a file, or the names inside a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)

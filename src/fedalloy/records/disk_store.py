@@ -64,7 +64,7 @@ class DiskStore:
 
     def put(self, round: int, states: Mapping[int, State]) -> None:
         """Write the states of a round; those they replace go, unless a checkpoint names them."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        atomic.make_folder(self._folder)
         for client, state in states.items():
             checkpoint.write(self._path((client, round)), state)
             before, self._current[client] = self._current.get(client, round), round

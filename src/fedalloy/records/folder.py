@@ -11,7 +11,7 @@
 | ``checkpoints/round-000123.safetensors`` | the last two (:mod:`fedalloy.records.checkpoint`) |
 | ``clients/0000007-000123.safetensors`` | large states of clients, by id and round (:mod:`.disk_store`) |
 | ``synthetic/round-000050.safetensors`` | synthetic samples of a round (:mod:`fedalloy.synthetic.snapshots`) |
-| ``lock`` | held by the writer, names its process id |
+| ``lock`` | held by the writer, names its process id and its sitting (:mod:`.lock`) |
 | ``stop`` | asks the writer to end after its round (:mod:`.stop`); gone afterwards |
 | ``index.sqlite`` | what the live page has read so far (:mod:`.index`); may be deleted at any time |
 
@@ -72,7 +72,7 @@ class RunFolder:
     ) -> RunFolder:  # fmt: skip
         """Start a run in a folder that holds none; killed half-way, it can be called again."""
         folder = RunFolder(Path(path))
-        folder._checkpoints.mkdir(parents=True, exist_ok=True)
+        atomic.make_folder(folder._checkpoints)
         with locked(folder.path / "lock"):
             if folder._recipe.exists():
                 raise CheckpointError(f"{path} holds a run already; resume it, or choose another folder")

@@ -1,9 +1,16 @@
-"""One writer per run folder: a file lock that the operating system lets go of when its holder dies."""
+"""One writer per run folder: a file lock that the operating system lets go of when its holder dies.
+
+The file says who holds it in two lines, the process id and a word that is new for every sitting. Both are for people
+and for requests; whether somebody holds the lock is asked of the lock itself, since a process id may have been given
+to another process meanwhile.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import secrets
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +18,9 @@ from pathlib import Path
 from fedalloy.core.errors import RunLocked
 
 _held: set[int] = set()
+_TRIES, _PAUSE = 20, 0.005
+"""Somebody who looks whether the lock is held has it for a moment: whoever wants it tries a few times."""
+_LONGEST = 128
 
 
 def _forget_in_child() -> None:
@@ -31,7 +41,7 @@ def locked(path: Path) -> Iterator[None]:
     try:
         _take(file, path)
         os.ftruncate(file, 0)
-        os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
+        os.pwrite(file, f"{os.getpid()}\n{secrets.token_hex(8)}\n".encode(), 0)
         yield
     finally:
         # Absent in a forked child that walks out of this block: the parent still holds the lock.
@@ -41,29 +51,61 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def _take(file: int, path: Path) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        pid = os.pread(file, 32, 0).decode("ascii", "replace").strip()
-        who = f"process {pid}" if pid else "another process"
-        raise RunLocked(
-            f"the run folder {path.parent} is being written by {who}. Wait until it ends, stop it"
-            f"{f' (kill {pid})' if pid else ''} and resume, or choose another folder"
-        ) from None
+    for _ in range(_TRIES):
+        if _try(file, fcntl.LOCK_EX):
+            return
+        time.sleep(_PAUSE)
+    pid = _lines(file)[0]
+    raise RunLocked(
+        f"the run folder {path.parent} is being written by {f'process {pid}' if pid else 'another process'}. Wait "
+        f"until it ends, ask it to stop (touch {path.parent / 'stop'}) and resume, or choose another folder"
+    )
 
 
 def holder(path: Path) -> int | None:
-    """The process that holds a lock file, or None; only looks, so that it never gets in the way of a run that starts.
+    """The process that holds a lock file (0 where the file does not name it), or None where nobody does.
 
-    The file keeps the number of its last holder, so the process must also be there.
+    The lock itself is asked, by taking it together with all others who look, for a moment.
     """
-    try:
-        pid = int(path.read_text(encoding="ascii"))
-        if pid <= 0:  # would mean a whole group of processes
+    with _looking(path) as file:
+        if file is None or _try(file, fcntl.LOCK_SH):
             return None
-        os.kill(pid, 0)
-    except PermissionError:  # it is there, and somebody else's
-        return pid
-    except (OSError, ValueError, OverflowError):
-        return None
-    return pid
+        pid = _lines(file)[0]
+        return int(pid) if pid.isdecimal() else 0
+
+
+def sitting(path: Path) -> str:
+    """The word of the sitting that holds, or last held, a lock file; empty where there was none."""
+    with _looking(path) as file:
+        return "" if file is None else _lines(file)[1]
+
+
+@contextmanager
+def _looking(path: Path) -> Iterator[int | None]:
+    """The file opened for reading, None where it cannot be; nothing of the look is left, nor in a forked child."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        yield None
+        return
+    _held.add(file)
+    try:
+        yield file
+    finally:
+        if file in _held:
+            _held.remove(file)
+            fcntl.flock(file, fcntl.LOCK_UN)  # also for copies of it that a fork has made meanwhile
+            os.close(file)
+
+
+def _try(file: int, kind: int) -> bool:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _lines(file: int) -> list[str]:
+    """The first two lines of a lock file."""
+    return [*os.pread(file, _LONGEST, 0).decode("ascii", "replace").split("\n"), "", ""][:2]

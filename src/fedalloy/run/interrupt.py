@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from fedalloy.records.stop import REQUESTED, asked_since, withdraw
+from fedalloy.records.lock import sitting
+from fedalloy.records.stop import REQUESTED, is_asked, withdraw
 
 
 class StopFlag:
@@ -21,11 +22,12 @@ class StopFlag:
     def __init__(self, folder: Path | None = None) -> None:
         self.reason: str | None = None
         self._folder = folder
-        # A request older than this sitting's lock was meant for an earlier one.
-        self._since = (folder / "lock").stat().st_mtime_ns if folder else 0
+        self._sitting = sitting(folder / "lock") if folder else ""
+        if folder:
+            withdraw(folder, unless=self._sitting)  # what lies there was meant for an earlier sitting
 
     def __bool__(self) -> bool:
-        if self.reason is None and self._folder and asked_since(self._folder, self._since):
+        if self.reason is None and self._folder and is_asked(self._folder, self._sitting):
             self.reason = REQUESTED
         return self.reason is not None
 

@@ -17,7 +17,7 @@ _NAME = re.compile(r"round-(\d+)\.safetensors")
 def save(run: Path, round: int, x: Tensor, y: Tensor) -> Path:
     """Keep the samples of a round; the same round gives the same file, so a resumed run may write it again."""
     folder = run / FOLDER
-    folder.mkdir(exist_ok=True)
+    atomic.make_folder(folder)
     for leftover in atomic.leftovers(folder):
         leftover.unlink(missing_ok=True)
     path = folder / f"round-{round:06d}.safetensors"

@@ -16,7 +16,7 @@ from fedalloy.core.errors import CheckpointError, SpecError
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Engine, Task
 from fedalloy.core.types import Tree
-from fedalloy.records import checkpoint
+from fedalloy.records import atomic, checkpoint
 from fedalloy.run.interrupt import StopFlag, stop_on_signal
 from fedalloy.run.placement import on_device
 from fedalloy.unfolding.course import Course
@@ -181,7 +181,7 @@ def _beginning(learner: Learner) -> Standing:
 
 def _save(learner: Learner, standing: Standing) -> None:
     assert learner.progress is not None
-    learner.progress.parent.mkdir(parents=True, exist_ok=True)
+    atomic.make_folder(learner.progress.parent)
     checkpoint.save(learner.progress, {"identity": learner.identity, "standing": vars(standing)})
 
 
