@@ -59,7 +59,6 @@ class Site:
         """Start the server and the honest nodes, and leave nothing behind."""
         try:
             self.federation.start_server()
-            self.federation.register()
             for name in HONEST:
                 self.federation._launch_node(name)
             self.federation.wait_online(*HONEST)

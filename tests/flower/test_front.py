@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -103,7 +104,7 @@ def ask(folder: Path, port: int) -> Iterator[Callable[..., tuple[int, bytes]]]:
     context = ssl.create_default_context(cafile=server_files(folder).ca_certificate)
     link = http.client.HTTPSConnection("localhost", port, timeout=30, context=context)
 
-    def asked(path: str, body: bytes = b"x", method: str = "POST", **headers: str) -> tuple[int, bytes]:
+    def asked(path: str, body: Any = b"x", method: str = "POST", **headers: str) -> tuple[int, bytes]:
         link.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
         answer = link.getresponse()
         return answer.status, answer.read()
@@ -144,7 +145,7 @@ def test_the_paths_are_those_of_flower():
     from flwr.superlink.routers.fleet.router import router
 
     ours = {path.decode() for path in front.PATHS}
-    assert {route.path for route in router.routes} == ours | {f"{front.PREFIX}{one}" for one in SELF_SERVICE}
+    assert {vars(route)["path"] for route in router.routes} == ours | {f"{front.PREFIX}{one}" for one in SELF_SERVICE}
 
 
 SELF_SERVICE = ("register-node", "unregister-node")
@@ -152,7 +153,7 @@ SELF_SERVICE = ("register-node", "unregister-node")
 
 def test_other_methods_and_bodies_without_a_length_are_turned_away(ask):
     assert ask("/v1/fleet/get-run", method="GET")[0] == 404
-    assert ask("/v1/fleet/get-run", iter([b"a", b"b"]))[0] == 411  # type: ignore[arg-type]
+    assert ask("/v1/fleet/get-run", iter([b"a", b"b"]))[0] == 411
 
 
 def test_two_requests_in_one_are_not_smuggled_through(folder, port):
@@ -168,13 +169,12 @@ def test_two_requests_in_one_are_not_smuggled_through(folder, port):
 def talk(folder: Path, port: int, data: bytes) -> bytes:
     """Send bytes as they are; everything that comes back."""
     context = ssl.create_default_context(cafile=server_files(folder).ca_certificate)
-    with socket.create_connection(("127.0.0.1", port), 30) as plain:
-        with context.wrap_socket(plain, server_hostname="localhost") as link:
-            link.sendall(data)
-            found = b""
-            with contextlib.suppress(ConnectionError, ssl.SSLError):
-                while part := link.recv(65536):
-                    found += part
+    plain, found = socket.create_connection(("127.0.0.1", port), 30), b""
+    with plain, context.wrap_socket(plain, server_hostname="localhost") as link:
+        link.sendall(data)
+        with contextlib.suppress(ConnectionError, ssl.SSLError):
+            while part := link.recv(65536):
+                found += part
     return found
 
 

@@ -21,8 +21,11 @@ from typer.testing import CliRunner
 from fedalloy.cli.app import app
 from fedalloy.core.keys import Key
 from fedalloy.core.types import Cohort, Context
+from fedalloy.flower.commands import CONNECTION
+from fedalloy.flower.layout import ServerPlace
 from fedalloy.flower.pki import make_node_key, public_half
 from fedalloy.flower.processes import DidNotStart, wait_until
+from fedalloy.flower.shell import FlwrFailed, Shell
 from fedalloy.records.reading import read_run
 from fedalloy.weightings.aaggff_s import AaggffS
 from fedalloy.weightings.samples import Samples
@@ -258,11 +261,42 @@ def test_up_runs_a_recipe_follows_it_and_knows_when_it_is_finished(programs_find
     assert not (folder / "federation" / "server" / "running.json").exists()
 
 
+def test_partners_reach_what_nodes_need_and_nothing_else(site, tmp_path):
+    """Somebody outside, with all that a partner has: no key is registered and no run is started through the front."""
+    server = site.federation.server
+    shutil.copy(server.files.ca_certificate, tmp_path / "ca.crt")
+    make_node_key(tmp_path / "stranger.key")
+    outside = Shell(ServerPlace(tmp_path, "127.0.0.1", 1, local_port=server.port))
+    try:
+        for words in (
+            ("supernode", "register", str(tmp_path / "stranger.key.pub"), CONNECTION),
+            ("supernode", "list", CONNECTION),
+            ("run", str(site.app), CONNECTION),
+        ):
+            with pytest.raises(FlwrFailed, match="404"):
+                outside.ask(*words)
+    finally:
+        outside.close()
+    assert listening_on(server.link_port) == {"127.0.0.1"}
+
+
+def listening_on(port: int) -> set[str]:
+    """The addresses of this machine on which somebody listens on a port; IPv6 is named by its first digits."""
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            (address, number), state = line.split()[1].split(":"), line.split()[3]
+            if int(number, 16) == port and state == "0A":
+                found.add(".".join(str(one) for one in bytes.fromhex(address)[::-1]) if table == "tcp" else address)
+    return found
+
+
 def test_status_knows_who_is_there(site):
     done = CliRunner().invoke(app, ["flower", "status", str(site.federation.server.folder), "--json"])
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout.splitlines()[-1])["server"]
     assert told["running"]
+    assert told["open"]
     nodes = {one["name"]: one for one in told["nodes"]}
     assert {name: one["number"] for name, one in nodes.items()} == site.federation.node_ids
     assert {nodes[name]["status"] for name in HONEST} == {"online"}

@@ -129,8 +129,10 @@ def test_impossible_federations_are_refused(plan):
 def test_every_folder_says_how_to_start_and_the_commands_are_quiet_and_encrypted(tmp_path):
     write_federation(tmp_path / "fed", Plan(("north",), host="fed.example.org", port=4444))
     server, place = ServerPlace.read(tmp_path / "fed/server"), NodePlace.read(tmp_path / "fed/nodes/north")
-    assert (server.host, server.port, server.local_address) == ("0.0.0.0", 4444, "127.0.0.1:4444")
+    assert (server.host, server.port, server.local_address) == ("0.0.0.0", 4444, "127.0.0.1:4445")
     link, node = commands.superlink(server), commands.supernode(place)
+    assert link[link.index("--host") :][:4] == ["--host", "127.0.0.1", "--port", "4445"]
+    assert commands.front(server)[-3:] == ["0.0.0.0", "4444", "4445"]
     assert "--enable-supernode-auth" in link
     assert "--disable-runtime-dependency-installation" in link
     assert "--root-certificates" in node
@@ -153,6 +155,20 @@ def test_plain_text_needs_to_be_asked_for_and_says_so(tmp_path):
     assert secrets_of(tmp_path / "fed") == []
     assert "--insecure" in commands.superlink(ServerPlace.read(tmp_path / "fed/server"))
     assert "NOT encrypted" in (tmp_path / "fed/README.md").read_text()
+
+
+def test_nothing_is_public_without_encryption_and_a_front(tmp_path, monkeypatch):
+    with pytest.raises(SpecError, match=r"'fed\.example\.org' is reached from others"):
+        Plan(("north",), secure=False, host="fed.example.org")
+    write_federation(tmp_path / "fed", Plan(("north",), secure=False))
+    file = tmp_path / "fed/server/server.toml"
+    file.write_text(file.read_text().replace('"127.0.0.1"', '"0.0.0.0"'))
+    with pytest.raises(SpecError, match=r"on '0\.0\.0\.0' without encryption"):
+        ServerPlace.read(file.parent)
+    with pytest.raises(SpecError, match="one each"):
+        ServerPlace(tmp_path, "0.0.0.0", 9092, local_port=9092)
+    monkeypatch.setenv("FLWR_INTERNAL_GRPC_CONTROL_API", "1")
+    assert "FLWR_INTERNAL_GRPC_CONTROL_API" not in commands.environment(tmp_path / "home"), "opens 0.0.0.0:9093"
 
 
 def test_a_misspelt_setting_is_named(tmp_path):
@@ -214,6 +230,8 @@ def test_a_program_that_ends_too_early_shows_its_log(tmp_path):
     program = sleeper(tmp_path, "none", "raise SystemExit('no such certificate')")
     with pytest.raises(DidNotStart, match=r"exit code 1(.|\n)*no such certificate"):
         wait_until(lambda: False, "ready", 60, [program])
+    with pytest.raises(DidNotStart, match="exit code 1"):
+        wait_until(lambda: False, "ready", 60, [Program("in the foreground", program.process, Path())])
 
 
 def test_a_federation_that_is_running_is_not_started_twice(tmp_path):

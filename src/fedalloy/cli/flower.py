@@ -233,7 +233,8 @@ def _newest() -> Path:
 
 
 def _show_server(server: Server) -> None:
-    typer.echo(f"server {server.address}: {'running' if server.answers else 'not running'}")
+    state = "running" if server.open else "running, but nodes cannot reach it: its front does not answer"
+    typer.echo(f"server {server.address}: {state if server.answers else 'not running'}")
     if server.certificate_ends:
         typer.echo(f"its certificate is valid until {server.certificate_ends:%Y-%m-%d}")
     if server.nodes:
@@ -260,6 +261,7 @@ def _server_json(server: Server | None) -> dict[str, object] | None:
     return {
         "address": server.address,
         "running": server.answers,
+        "open": server.open,
         "certificate_ends": ends,
         "nodes": nodes,
         "runs": runs,

@@ -15,11 +15,14 @@ from fedalloy.flower.layout import NodePlace, ServerPlace
 
 CONNECTION = "fedalloy"
 """The name under which ``flwr`` knows the server."""
+_DOORS = "FLWR_INTERNAL_"
+"""Variables that would open further ports of a SuperLink, on every network of its machine."""
 
 
 def superlink(place: ServerPlace) -> list[str]:
-    """The server: encrypted and with known nodes only, unless its folder says otherwise; it installs nothing."""
-    command = [*program("flower-superlink"), "--host", place.host, "--port", str(place.port)]
+    """The SuperLink, which listens on this machine alone: encrypted and with known nodes only, unless its folder says
+    otherwise; it installs nothing."""
+    command = [*program("flower-superlink"), "--host", "127.0.0.1", "--port", str(place.link_port)]
     command += ["--database", str(place.database), "--disable-runtime-dependency-installation"]
     if not place.secure:
         return [*command, "--insecure"]
@@ -28,9 +31,16 @@ def superlink(place: ServerPlace) -> list[str]:
     return [*command, "--ssl-keyfile", str(files.key), "--enable-supernode-auth"]
 
 
+def front(place: ServerPlace) -> list[str]:
+    """What partners reach: only ever with encryption, and with what nodes need behind it."""
+    command = [sys.executable, "-P", "-m", "fedalloy.flower.front", str(place.folder)]
+    return [*command, place.host, str(place.port), str(place.link_port)]
+
+
 def supernode(place: NodePlace, extra: Mapping[str, str | int] | None = None) -> list[str]:
     """One node; what it says about itself stays on its machine. ``extra`` are keys for apps that are not fedalloy's."""
-    command = [*program("flower-supernode"), "--superlink", place.server, "--port", str(place.port)]
+    command = [*program("flower-supernode"), "--superlink", place.server]
+    command += ["--host", "127.0.0.1", "--port", str(place.port)]
     command += ["--node-config", as_arguments({**place.config.to_keys(), **(extra or {})})]
     if not place.secure:
         return [*command, "--insecure"]
@@ -42,7 +52,8 @@ def environment(home: Path, extra: Mapping[str, str] | None = None) -> dict[str,
     home.mkdir(parents=True, exist_ok=True)
     folders = (str(warm.write_stand_in(home / "bin")), str(Path(sys.executable).parent))
     path = os.pathsep.join((*folders, os.environ.get("PATH", os.defpath)))
-    return {**os.environ, **QUIET, "FLWR_HOME": str(home), "PATH": path, **(extra or {})}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(_DOORS)}
+    return {**inherited, **QUIET, "FLWR_HOME": str(home), "PATH": path, **(extra or {})}
 
 
 def write_connection(place: ServerPlace) -> None:

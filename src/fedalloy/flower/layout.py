@@ -6,6 +6,7 @@ so that a folder can be moved to the machine it is for.
 
 from __future__ import annotations
 
+import ipaddress
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,25 +20,40 @@ from fedalloy.flower.pki import ServerFiles
 SERVER_FILE, NODE_FILE = "server.toml", "node.toml"
 RUNNING = "running.json"
 """In the server's folder while a local federation runs: the port it has, who started it, and its nodes."""
-_SERVER_KEYS = ("host", "port", "secure")
+_SERVER_KEYS = ("host", "port", "secure", "local_port")
 _NODE_KEYS = ("server", "secure", "port", "client", "data", "store", "policy", "device", "threads")
 
 
 @dataclass(frozen=True)
 class ServerPlace:
-    """The server's folder: it listens on ``host:port``."""
+    """The server's folder. Partners reach it at ``host:port``, where its front listens; the SuperLink itself listens on
+    ``local_port`` of this machine alone. Without encryption there is no front, and nothing but this machine."""
 
     folder: Path
     host: str
     port: int
     secure: bool = True
+    local_port: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.secure and not is_loopback(self.host):
+            raise SpecError(
+                f"the server would listen on '{self.host}' without encryption, for anybody; allowed is 127.0.0.1. Set "
+                "'secure = true', with certificates of 'fedalloy flower init', or keep it to this machine"
+            )
+        if self.secure and self.local_port == self.port:
+            raise SpecError(f"'port' and 'local_port' are both {self.port}; the front and the SuperLink need one each")
 
     @staticmethod
     def read(folder: Path) -> ServerPlace:
         """What ``server.toml`` says."""
         values = _read(folder / SERVER_FILE, _SERVER_KEYS)
         return ServerPlace(
-            folder.absolute(), str(values["host"]), int(values["port"]), bool(values.get("secure", True))
+            folder.absolute(),
+            str(values["host"]),
+            int(values["port"]),
+            bool(values.get("secure", True)),
+            int(values.get("local_port", 0)),
         )
 
     @property
@@ -61,9 +77,23 @@ class ServerPlace:
         return self.folder / "flwr"
 
     @property
+    def link_port(self) -> int:
+        """Where the SuperLink listens: unless said otherwise, beside the port that partners reach."""
+        if not self.secure:
+            return self.port
+        return self.local_port or (self.port + 1 if self.port < 65535 else self.port - 1)
+
+    @property
     def local_address(self) -> str:
-        """Where the server's own machine reaches it."""
-        return f"{'127.0.0.1' if self.host in ('0.0.0.0', '::', '') else self.host}:{self.port}"
+        """Where the server's own machine reaches the SuperLink, with everything it can do."""
+        return f"127.0.0.1:{self.link_port}"
+
+    @property
+    def door(self) -> str:
+        """Where this machine reaches what nodes reach: the front, or without encryption the SuperLink."""
+        everywhere = self.host in ("0.0.0.0", "::", "") or not self.secure
+        host = "127.0.0.1" if everywhere else f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
 
 
 @dataclass(frozen=True)
@@ -117,6 +147,18 @@ class NodePlace:
     def home(self) -> Path:
         """Flower's own files."""
         return self.folder / "flwr"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether nobody but this machine reaches a host.
+
+    >>> [is_loopback(host) for host in ("localhost", "127.0.0.1", "::1", "0.0.0.0", "fed.example.org", "")]
+    [True, True, True, False, False, False]
+    """
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def server_files(folder: Path) -> ServerFiles:

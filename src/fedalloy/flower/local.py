@@ -1,4 +1,4 @@
-"""A complete federation on this machine: a SuperLink and some SuperNodes, encrypted and authenticated, on loopback."""
+"""A complete federation on this machine: a SuperLink, its front and some SuperNodes, encrypted, on loopback."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 from fedalloy.core.errors import RunLocked, SpecError, nearest
 from fedalloy.flower import commands
 from fedalloy.flower.layout import RUNNING, NodePlace, ServerPlace
-from fedalloy.flower.operating import ASK, Run, admit, answers, start_run
+from fedalloy.flower.operating import ASK, Run, admit, answers, front_answers, start_run
 from fedalloy.flower.processes import TOKEN, DidNotStart, Program, alive, end_all, free_port, wait_until
 from fedalloy.flower.shell import Shell
 from fedalloy.records import atomic
@@ -23,6 +23,8 @@ from fedalloy.records import atomic
 STARTUP = 180.0
 """Seconds that programs have for getting ready; a busy machine needs many times what an idle one does."""
 _TRIES = 5
+_SERVER = ("front", "server")
+"""The programs of the server, in the order in which they end."""
 
 
 @dataclass
@@ -66,38 +68,37 @@ class LocalFederation:
         self.stop()
 
     def start(self) -> None:
-        """Start the server, register the nodes' keys, start the nodes, and return when all of them are online."""
+        """Start the server, decide who is let in, start the nodes, and return when all of them are online."""
         self._sweep()
         self._say_where()
         self.start_server()
-        self.register()
         for name in self.nodes:
             self._launch_node(name)
         self.wait_online(*self.nodes)
         self._say_where()
 
     def start_server(self) -> None:
-        """Start the SuperLink; after a restart it has the port that the nodes know."""
+        """Start the SuperLink, decide who is let in, and open the front; after a restart it has the ports it had."""
         known = "server" in self.programs
         for attempt in range(_TRIES):
             if not known:
-                self.server = replace(self.server, port=free_port())
-            self.shell.close()
-            self.shell = Shell(self.server, {TOKEN: self._token})
-            program = self._launch("server", commands.superlink(self.server), self.server.home)
+                self._choose_ports()
             try:
-                wait_until(lambda: answers(self.server), "the server answered", self.startup, [program])
+                self._start_link()
+                if self.server.secure:
+                    self.register()
+                    self._start_front()
                 return
             except DidNotStart:
-                # The port may have been taken between the choice and the use.
-                program.stop()
-                if attempt == _TRIES - 1 or not _port_taken(program):
+                # A port may have been taken between the choice and the use.
+                taken = any(_port_taken(self.programs[name]) for name in _SERVER if name in self.programs)
+                self._stop_server()
+                if attempt == _TRIES - 1 or not taken:
                     raise
 
     def register(self) -> None:
-        """Let the server know the nodes by their public keys; those it knows already stay."""
-        if self.server.secure:
-            self.node_ids |= admit(self.server, self.shell)
+        """Let in exactly the nodes whose public keys lie in the server's folder now."""
+        self.node_ids = admit(self.server, self.shell)
 
     def start_node(self, name: str) -> None:
         """Start one node, and return when the server has heard of it. After a kill the server believes for up to a
@@ -131,7 +132,7 @@ class LocalFederation:
         """End the server as a power failure would, with everything it started."""
         self._program("server").kill()
         self.shell.close()
-        end_all(f"{self._token}.server")
+        self._stop_server()
 
     def wait_online(self, *names: str) -> None:
         """Return when the server has heard of these nodes."""
@@ -145,10 +146,10 @@ class LocalFederation:
     def stop(self) -> None:
         """End everything, nodes first, so that the server hears that they leave."""
         self.shell.close()
-        nodes = [program for name, program in self.programs.items() if name != "server"]
+        nodes = [program for name, program in self.programs.items() if name not in _SERVER]
         for program in nodes:
             program.process.terminate()
-        for program in (*nodes, *(self.programs[name] for name in self.programs if name == "server")):
+        for program in (*nodes, *(self.programs[name] for name in _SERVER if name in self.programs)):
             program.stop()
         for name in self.programs:
             end_all(f"{self._token}.{name}")
@@ -166,13 +167,36 @@ class LocalFederation:
             known = json.loads(self.running_file.read_text(encoding="utf-8"))
             if alive(known["pid"]):
                 raise RunLocked(f"the federation in {self.server.folder} is running already (process {known['pid']})")
-            for name in ("server", *known["nodes"]):
+            for name in (*_SERVER, *known["nodes"]):
                 end_all(f"{known['mark']}.{name}")
         for left in (*self.server.folder.glob("state.db*"), *(self.server.folder / "nodes").glob("*.id")):
             left.unlink()
 
+    def _choose_ports(self) -> None:
+        port = free_port()
+        local = next(other for other in iter(free_port, None) if other != port)
+        self.server = replace(self.server, port=port, local_port=local)
+
+    def _start_link(self) -> None:
+        self.shell.close()
+        self.shell = Shell(self.server, {TOKEN: self._token})
+        program = self._launch("server", commands.superlink(self.server), self.server.home)
+        wait_until(lambda: answers(self.server), "the server answered", self.startup, [program])
+
+    def _start_front(self) -> None:
+        program = self._launch("front", commands.front(self.server), self.server.home)
+        programs = [program, self.programs["server"]]
+        wait_until(lambda: front_answers(self.server), "the front answered", self.startup, programs)
+
+    def _stop_server(self) -> None:
+        for name in _SERVER:
+            if name in self.programs:
+                self.programs[name].stop()
+                end_all(f"{self._token}.{name}")
+
     def _say_where(self) -> None:
-        known = {"pid": os.getpid(), "mark": self._token, "port": self.server.port, "nodes": list(self.nodes)}
+        ports = {"port": self.server.port, "local_port": self.server.link_port}
+        known = {"pid": os.getpid(), "mark": self._token, **ports, "nodes": list(self.nodes)}
         atomic.write_text(self.running_file, json.dumps(known, indent=2) + "\n")
 
     def _program(self, name: str) -> Program:
@@ -182,12 +206,12 @@ class LocalFederation:
 
     def _launch(self, name: str, command: list[str], home: Path) -> Program:
         environment = commands.environment(home, {TOKEN: f"{self._token}.{name}"})
-        place = self.server.folder if name == "server" else self.nodes[name].folder
+        place = self.server.folder if name in _SERVER else self.nodes[name].folder
         self.programs[name] = Program.start(name, command, environment, self.logs / f"{name}.log", place)
         return self.programs[name]
 
     def _launch_node(self, name: str) -> None:
-        place = replace(self.nodes[name], port=free_port(), server=self.server.local_address)
+        place = replace(self.nodes[name], port=free_port(), server=self.server.door)
         # What Flower's own examples expect, so that other apps can run here too.
         share: dict[str, str | int] = {"partition-id": list(self.nodes).index(name), "num-partitions": len(self.nodes)}
         self._launch(name, commands.supernode(place, share), place.home)
@@ -196,7 +220,7 @@ class LocalFederation:
         """Without authentication nobody knows whose nodes they are, and they are counted."""
         online = {node for node, one in self.shell.nodes().items() if one["status"] == "online"}
         if not self.server.secure:
-            return len(online) >= sum(program.running for program in self.programs.values()) - 1
+            return len(online) >= sum(self.programs[name].running for name in self.nodes if name in self.programs)
         return online >= {self.node_ids[name] for name in names}
 
     def _status(self, name: str) -> str:

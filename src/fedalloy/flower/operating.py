@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import ssl
 import urllib.error
 import urllib.request
@@ -20,15 +21,32 @@ ASK = 0.5
 
 
 def answers(place: ServerPlace) -> bool:
-    """Whether the server is there, and is the one whose certificate we know."""
+    """Whether the SuperLink is there, and is the one whose certificate we know."""
+    return _status_of(place, place.local_address) == 200
+
+
+def front_answers(place: ServerPlace) -> bool:
+    """Whether the front is there, and turns away what is not for nodes."""
+    return _status_of(place, place.door) == 404
+
+
+def _status_of(place: ServerPlace, address: str) -> int | None:
+    """How a program of the server answers the question for its health; None when it does not answer."""
     scheme, context = "http", None
     if place.secure:
         scheme, context = "https", ssl.create_default_context(cafile=place.files.ca_certificate)
+        # Which of the machine's addresses the front listens on is not the certificate's business here.
+        context.check_hostname = False
+    # A proxy of the surroundings is for other machines, not for this one.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
     try:
-        with urllib.request.urlopen(f"{scheme}://{place.local_address}/health", timeout=5, context=context):
-            return True
-    except (urllib.error.URLError, OSError):
-        return False
+        with opener.open(f"{scheme}://{address}/health", timeout=5) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
+    except (urllib.error.URLError, OSError, http.client.HTTPException):
+        return None
 
 
 def admit(place: ServerPlace, shell: Shell) -> dict[str, str]:

@@ -69,8 +69,10 @@ class Program:
 
     def complaint(self) -> str:
         """The end of its log, for an error message."""
-        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines() if self.log.exists() else []
-        return "\n".join(lines[-15:])
+        if not self.log.is_file():  # it writes to the terminal
+            return ""
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        return f"the end of {self.log}:\n" + "\n".join(lines[-15:])
 
 
 def wait_until(
@@ -82,11 +84,11 @@ def wait_until(
         for program in programs:
             if not program.running:
                 raise DidNotStart(
-                    f"{program.name} ended with exit code {program.process.returncode} before {what}; "
-                    f"the end of {program.log}:\n{program.complaint()}"
+                    f"{program.name} ended with exit code {program.process.returncode} before {what}\n"
+                    f"{program.complaint()}"
                 )
         if time.monotonic() > end:
-            logs = "\n".join(f"{program.log}:\n{program.complaint()}" for program in programs)
+            logs = "\n".join(program.complaint() for program in programs)
             raise DidNotStart(f"{what} did not happen within {limit:g} s\n{logs}")
         time.sleep(poll)
 

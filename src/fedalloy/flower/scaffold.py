@@ -12,7 +12,7 @@ from pathlib import Path
 from fedalloy.core.errors import SpecError
 from fedalloy.flower import texts
 from fedalloy.flower.config import FROM_RECIPE
-from fedalloy.flower.layout import NODE_FILE, SERVER_FILE, server_files
+from fedalloy.flower.layout import NODE_FILE, SERVER_FILE, is_loopback, server_files
 from fedalloy.flower.pki import DAYS, make_node_key, make_server_certificate, public_half, write_public
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}", re.IGNORECASE)
@@ -44,6 +44,11 @@ class Plan:
             raise SpecError(f"two nodes have the same name: {', '.join(self.nodes)}")
         if not 1 <= self.port <= 65535:
             raise SpecError(f"port {self.port} does not exist; allowed is 1 to 65535")
+        if not self.secure and not is_loopback(self.host):
+            raise SpecError(
+                f"a federation without encryption stays on one machine, and '{self.host}' is reached from others; "
+                "leave --host or --insecure out"
+            )
 
 
 def numbered(count: int) -> tuple[str, ...]:
@@ -85,8 +90,9 @@ def _replace(draft: Path, folder: Path) -> None:
 def _write_server(folder: Path, plan: Plan) -> None:
     (folder / "nodes").mkdir(parents=True)
     folder.chmod(0o700)
-    listens = "127.0.0.1" if plan.host in ("localhost", "127.0.0.1") else "0.0.0.0"
-    _text(folder / SERVER_FILE, texts.server_file(listens, plan.port, plan.secure))
+    listens = "127.0.0.1" if is_loopback(plan.host) else "0.0.0.0"
+    local_port = plan.port + 1 if plan.port < 65535 else plan.port - 1
+    _text(folder / SERVER_FILE, texts.server_file(listens, plan.port, local_port, plan.secure))
     _text(folder / "fedalloy-server.service", texts.server_unit())
     if plan.secure:
         make_server_certificate(server_files(folder), [plan.host], plan.days)

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedalloy.core.errors import SpecError
 from fedalloy.flower.layout import RUNNING, SERVER_FILE, ServerPlace
-from fedalloy.flower.operating import answers
+from fedalloy.flower.operating import answers, front_answers
 from fedalloy.flower.pki import expires
 from fedalloy.flower.processes import alive
 from fedalloy.flower.shell import Shell
@@ -32,10 +32,11 @@ class Known:
 
 @dataclass(frozen=True)
 class Server:
-    """A server as it is found."""
+    """A server as it is found: where nodes reach it, and whether SuperLink and front are there."""
 
     address: str
     answers: bool
+    open: bool
     certificate_ends: datetime | None
     nodes: tuple[Known, ...] = ()
     runs: tuple[dict[str, Any], ...] = ()
@@ -93,10 +94,10 @@ def _look_at(folder: Path) -> Server:
     certificate = place.files.certificate
     ends = expires(certificate) if place.secure and certificate.exists() else None
     if not answers(place):
-        return Server(place.local_address, False, ends)
-    shell = Shell(place)
+        return Server(place.door, False, False, ends)
+    shell, reached = Shell(place), not place.secure or front_answers(place)
     try:
-        return Server(place.local_address, True, ends, _nodes(place, shell), tuple(shell.runs()))
+        return Server(place.door, True, reached, ends, _nodes(place, shell), tuple(shell.runs()))
     finally:
         shell.close()
 
@@ -108,7 +109,9 @@ def _running(place: ServerPlace) -> ServerPlace:
         here = alive(known["pid"])
     except (OSError, ValueError, KeyError):
         return place
-    return replace(place, host="127.0.0.1", port=known["port"]) if here else place
+    if not here:
+        return place
+    return replace(place, host="127.0.0.1", port=known["port"], local_port=known.get("local_port", 0))
 
 
 def _nodes(place: ServerPlace, shell: Shell) -> tuple[Known, ...]:

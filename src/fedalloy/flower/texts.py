@@ -13,9 +13,9 @@ _SAFE = (
 )
 
 
-def server_file(host: str, port: int, secure: bool) -> str:
+def server_file(host: str, port: int, local_port: int, secure: bool) -> str:
     """``server.toml``."""
-    return _filled("server.toml", host=host, port=port, secure=str(secure).lower())
+    return _filled("server.toml", host=host, port=port, local_port=local_port, secure=str(secure).lower())
 
 
 def node_file(server: str, secure: bool, port: int, client: int, data: str) -> str:

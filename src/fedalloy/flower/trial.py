@@ -58,7 +58,7 @@ class Trial:
         self.prepare()
         say(f"starting a server and {len(self.nodes)} nodes (logs in {self.federation / 'logs'})")
         with LocalFederation.of(self.federation) as federation:
-            say(f"all nodes are online at {federation.server.local_address}")
+            say(f"all nodes are online at {federation.server.door}")
             run = submit(federation.shell, self.recipe, self.folder, self.seed)
             return follow(run, self.folder, say)
 
