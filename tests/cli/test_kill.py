@@ -81,20 +81,42 @@ def test_sigkill_anywhere_and_resume(cli, recipe, tmp_path, algorithm, memory):
     assert bool(current_states(cut)) == (memory == 0)
 
 
-def test_ctrl_c_is_safe_says_how_to_go_on_and_a_second_writer_is_refused(cli, recipe, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_safe_says_how_to_go_on_and_a_second_writer_is_refused(cli, recipe, tmp_path, number):
     folder = tmp_path / "run"
     child = cli.start(
         "run", str(recipe), "-o", str(folder), "--set", "run.rounds=100000", "--set", "run.checkpoint_every=0.1"
     )
     wait_for(lambda: newest(folder) >= 2)
     second = cli.run("run", folder, "--resume")
-    os.kill(child[0], signal.SIGINT)
+    os.kill(child[0], number)
     first = cli.wait(child)
     assert second.code == 1
     assert f"is being written by process {child[0]}" in second.err
-    assert first.code == 130
+    assert first.code == 128 + number
     assert f"fedalloy run {folder} --resume" in first.out
     assert '"stopped"' in (folder / "status.json").read_text()
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_sigterm_ends_a_comparison_with_its_own_code(cli, recipe, tmp_path, jobs):
+    line = [
+        "compare",
+        str(recipe),
+        "--set",
+        "run.rounds=100000",
+        *CHECKPOINTS,
+        "-j",
+        str(jobs),
+        "-o",
+        str(tmp_path / "c"),
+    ]
+    child = cli.start(*line)
+    wait_for(lambda: len({file.parent for file in (tmp_path / "c").glob("*/seed-*/checkpoints/round-*")}) == jobs)
+    os.kill(child[0], signal.SIGTERM)
+    ended = cli.wait(child)
+    assert ended.code == 143
+    assert "the same command goes on from here" in ended.err
 
 
 def interrupted(cli, line: list[str], cut: Path) -> bool:

@@ -7,6 +7,8 @@ import math
 import os
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -321,24 +323,77 @@ def test_resuming_where_nothing_began_begins(tmp_path):
 # ---------------------------------------------------------------------------------------------- signals
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_run_after_the_round_with_a_checkpoint(tmp_path, number):
-    before = signal.getsignal(number)
+def signalling(number, round=2):
+    return lambda event: os.kill(os.getpid(), number) if event.row["round"] == round else None
 
-    def watch(event) -> None:
-        if event.row["round"] == 2:
-            os.kill(os.getpid(), number)
+
+@contextmanager
+def handled(number, handler) -> Iterator[None]:
+    before = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_run_after_the_round_and_is_passed_to_who_handles_it(tmp_path, number):
+    told: list[int] = []
+
+    def note(number, frame) -> None:
+        with RunFolder.open(tmp_path / "run").lock():  # by now everything is safe, and the folder free
+            told.append(number)
 
     settings = {**SETTINGS, "folder": tmp_path / "run"}
-    result = train("scaffold", watcher=watch, **settings)
+    with handled(number, note):
+        result = train("scaffold", watcher=signalling(number), **settings)
+        assert signal.getsignal(number) is note
+    assert told == [number]
     assert result.status == "stopped"
     assert result.ending.reason == f"stopped by {number.name}"
     assert result.ending.progress.round == 2
-    assert signal.getsignal(number) == before
     resumed = train("scaffold", resume=True, **settings)
     whole = train("scaffold", **SETTINGS)
     assert resumed.status == "finished"
     assert list(differences(resumed.model, whole.model)) == []
+
+
+def test_ctrl_c_is_raised_when_the_run_is_safe_also_in_its_last_round(tmp_path):
+    with handled(signal.SIGINT, signal.default_int_handler):
+        for round, state in ((2, "stopped"), (4, "finished")):
+            with pytest.raises(KeyboardInterrupt):
+                train(watcher=signalling(signal.SIGINT, round), folder=tmp_path / state)
+            assert read_outcome(tmp_path / state).state == state
+
+
+def test_a_signal_is_not_lost_when_the_run_breaks():
+    def watch(event) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        raise ValueError("broken")
+
+    with handled(signal.SIGINT, signal.default_int_handler), pytest.raises(KeyboardInterrupt) as interrupted:
+        train(watcher=watch)
+    assert str(interrupted.value.__context__) == "broken"
+
+
+def test_an_ignored_signal_stops_the_run_and_nothing_else():
+    with handled(signal.SIGTERM, signal.SIG_IGN):
+        assert train(watcher=signalling(signal.SIGTERM)).status == "stopped"
+
+
+def test_sigterm_ends_the_script_and_not_one_of_its_runs_only(tmp_path):
+    child = os.fork()
+    if child == 0:
+        try:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            for seed in range(3):
+                train(watcher=signalling(signal.SIGTERM), folder=tmp_path / str(seed), seed=seed)
+        finally:
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+    assert [path.name for path in tmp_path.iterdir()] == ["0"]
+    outcome = read_outcome(tmp_path / "0")
+    assert (outcome.state, outcome.round) == ("stopped", 2)
 
 
 def test_a_second_interrupt_ends_at_once():

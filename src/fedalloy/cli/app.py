@@ -29,10 +29,11 @@ from fedalloy.cli import (
 )
 from fedalloy.cli.console import complain
 from fedalloy.core.errors import AlgorithmError, FedalloyError, RegistryError, SpecError
+from fedalloy.run.interrupt import Terminated
 
 EXIT_CODES = (
     "Exit codes: 0 fine, 1 a run failed or something does not match, 2 wrong usage or a wrong recipe, 3 not built, "
-    "130 interrupted."
+    "130 interrupted, 143 ended by SIGTERM."
 )
 USAGE = (SpecError, RegistryError, AlgorithmError)
 
@@ -44,9 +45,9 @@ class Commands(TyperGroup):
         """Run the command; with ``--debug`` errors pass through."""
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as interrupt:
             complain("interrupted")
-            raise typer.Exit(130) from None
+            raise typer.Exit(143 if isinstance(interrupt, Terminated) else 130) from None
         except FedalloyError as error:
             if ctx.params.get("debug"):
                 raise

@@ -45,8 +45,9 @@ def run(
     from fedalloy.compare.outcome import read_outcome
     from fedalloy.recipe import load, resolve
     from fedalloy.recipe import quick as shortened
+    from fedalloy.run.interrupt import Caught, exit_code
 
-    wanted = load(recipe, changes)
+    wanted, caught = load(recipe, changes), Caught()
     wanted = shortened(wanted) if quick else wanted
     folder = output or default_folder(recipe, resume)
     experiment = stored(resolve(wanted, seed), folder) if resume else resolve(wanted, seed)
@@ -54,14 +55,14 @@ def run(
     if not as_json:
         _introduce(experiment, folder, wanted.compare, len(wanted.run.seeds) if seed is None else 1)
     with watch_run(experiment.config.target_metric, as_json) as watcher:
-        ending, _ = experiment.run(folder, resume=resume, watcher=watcher, track=track or [])
+        ending, _ = experiment.run(folder, resume=resume, watcher=watcher, track=track or [], caught=caught)
     outcome = read_outcome(folder)
     if as_json:
         print_json(outcome.to_json() | ({"seconds": seconds(folder)} if profile else {}))
     else:
         _conclude(outcome, folder, profile)
     if ending.status != "finished":
-        raise typer.Exit(130 if ending.status == "stopped" else 1)
+        raise typer.Exit(exit_code(caught) if ending.status == "stopped" else 1)
 
 
 def default_folder(recipe: Path, resume: bool) -> Path:

@@ -95,9 +95,11 @@ def _learn(group: list[Any], again: bool, as_json: bool) -> None:
 
 
 def _one(job: Any, again: bool, as_json: bool) -> WeightTable:
+    from fedalloy.run.interrupt import Caught, exit_code
     from fedalloy.unfolding.call import Stopped
     from fedalloy.unfolding.table import load
 
+    caught = Caught()
     if job.output.exists() and not again:
         return load(job.output)
     if not as_json:
@@ -105,10 +107,10 @@ def _one(job: Any, again: bool, as_json: bool) -> WeightTable:
         typer.echo(f"{job.name}, seed {job.table.seed}: {rounds} rounds, {iterations} iterations -> {job.output}")
     try:
         with _watching(as_json) as watcher:
-            table: WeightTable = job.learn(resume=True, watcher=watcher)
+            table: WeightTable = job.learn(resume=True, watcher=watcher, caught=caught)
     except Stopped as stopped:
         complain(f"{stopped} with the same command")
-        raise typer.Exit(130) from None
+        raise typer.Exit(exit_code(caught)) from None
     return table
 
 

@@ -18,7 +18,6 @@ from typing import Any, Literal
 
 from fedalloy.core.errors import CheckpointError, FedalloyError, RunLocked
 from fedalloy.records import toml
-from fedalloy.records.stop import REQUESTED
 
 _TOLD_EVERY = 0.2
 """Seconds between two messages about the same run."""
@@ -114,8 +113,9 @@ def work(job: Job, tell: Callable[[News], None]) -> News:
     """Make one run, in this process."""
     from fedalloy.recipe import parse, resolve
     from fedalloy.run.driver import RoundEvent
+    from fedalloy.run.interrupt import Caught, interruption
 
-    told = 0.0
+    told, caught = 0.0, Caught()
 
     def watch(event: RoundEvent) -> None:
         nonlocal told
@@ -125,14 +125,16 @@ def work(job: Job, tell: Callable[[News], None]) -> News:
 
     job.folder.parent.mkdir(parents=True, exist_ok=True)
     try:
-        ending, _ = resolve(parse(job.recipe)).run(job.folder, resume=True, watcher=watch, track=job.track)
+        ending, _ = resolve(parse(job.recipe)).run(
+            job.folder, resume=True, watcher=watch, track=job.track, caught=caught
+        )
     except (CheckpointError, RunLocked):
         raise
     except FedalloyError as error:
         return News(job, "broken", text=str(error))
-    # Asked to stop through its folder, a run stops alone; a signal means all of them.
-    if ending.status == "stopped" and ending.reason != REQUESTED:
-        raise KeyboardInterrupt
+    # Asked to stop through its folder, a run stops alone; a signal means all of them, also one in the last round.
+    if caught:
+        raise interruption(caught)
     return News(job, "ended", ending.progress.round, text=ending.status)
 
 
@@ -216,7 +218,7 @@ def _workers(count: int) -> Iterator[list[Connection]]:
             processes.append(process)
             ours.append(here)
     try:
-        with _handled(signal.SIGTERM, _interrupt):
+        with _handled(signal.SIGTERM, _terminate):
             yield ours
     except BaseException:
         # A busy worker ends its round, an idle one sees that nobody will send it a job any more.
@@ -242,5 +244,7 @@ def _handled(number: signal.Signals, handler: Any) -> Iterator[None]:
         signal.signal(number, before)
 
 
-def _interrupt(number: int, frame: object) -> None:
-    raise KeyboardInterrupt
+def _terminate(number: int, frame: object) -> None:
+    from fedalloy.run.interrupt import Terminated
+
+    raise Terminated

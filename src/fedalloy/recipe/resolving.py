@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from fedalloy.recipe.reading import parse
 from fedalloy.recipe.tables import EntryTable, Recipe, SamplingTable, SyntheticTable
 from fedalloy.run.config import RunConfig
 from fedalloy.run.driver import Ending, RoundEvent, run
+from fedalloy.run.interrupt import Caught, put_off
 from fedalloy.run.recorder import Recorder
 from fedalloy.run.sampling import BySize, Listed, Sampling, Uniform
 from fedalloy.synthetic.classifier import ClassifierTraining
@@ -46,18 +48,22 @@ class Experiment:
         resume: bool = False,
         watcher: Callable[[RoundEvent], None] | None = None,
         track: Sequence[str] = (),
+        caught: Caught | None = None,
     ) -> tuple[Ending, Recorder]:
-        """Make the task and run to the end."""
-        return run(
-            self.algorithm,
-            self.task(),
-            self.config,
-            folder=folder,
-            resume=resume,
-            recipe=self.resolved,
-            watcher=watcher,
-            track=track,
-        )
+        """Make the task and run to the end. A signal that stops the run has its own effect afterwards; a list given as
+        ``caught`` takes it instead."""
+        with put_off() if caught is None else nullcontext(caught) as heard:
+            return run(
+                self.algorithm,
+                self.task(),
+                self.config,
+                folder=folder,
+                resume=resume,
+                recipe=self.resolved,
+                watcher=watcher,
+                track=track,
+                caught=heard,
+            )
 
 
 def resolve(recipe: Recipe, seed: int | None = None, entry: str | None = None) -> Experiment:

@@ -29,7 +29,7 @@ from fedalloy.records.folder import RunFolder, RunState
 from fedalloy.records.store import open_store
 from fedalloy.run.config import RunConfig
 from fedalloy.run.evaluate import Evaluation, evaluate, rows
-from fedalloy.run.interrupt import StopFlag, stop_when_asked
+from fedalloy.run.interrupt import Caught, StopFlag, stop_when_asked
 from fedalloy.run.memory import peak_memory
 from fedalloy.run.mixing import evaluate_mixes
 from fedalloy.run.placement import on_device, placed
@@ -106,10 +106,12 @@ def run(
     watcher: Callable[[RoundEvent], None] | None = None,
     initial: Tree | None = None,
     track: Sequence[str | Tracker] = (),
+    caught: Caught | None = None,
 ) -> tuple[Ending, Recorder]:
     """Run to the end, to the target, or until somebody stops it; with a folder it can be resumed from there.
 
-    ``track`` names trackers that hear of every round (:mod:`fedalloy.track`).
+    ``track`` names trackers that hear of every round (:mod:`fedalloy.track`). Signals that arrive meanwhile
+    are put into ``caught`` and are the caller's to act on (:func:`fedalloy.run.interrupt.put_off`).
     """
     trackers = make_trackers(track, folder)
     config.devices.check(task.population)
@@ -127,7 +129,8 @@ def run(
         session = Session(fed, state, make_store(fed, state, opened), heard, watcher=watcher)
         if opened:
             _restore(session, opened)
-        with stop_when_asked(opened.path if opened else None) as flag, closing(fed.engine), _profile(config) as profile:
+        place = opened.path if opened else None
+        with stop_when_asked(place, caught) as flag, closing(fed.engine), _profile(config) as profile:
             session.profile = profile
             return _play_on(session, flag), recorder
 

@@ -18,6 +18,7 @@ from fedalloy.core.types import Tree
 from fedalloy.records.reading import read_run
 from fedalloy.run.config import RunConfig
 from fedalloy.run.driver import Ending, RoundEvent, run
+from fedalloy.run.interrupt import put_off
 from fedalloy.run.recorder import MemoryRecorder, Recorder, Row
 from fedalloy.run.sampling import Uniform
 from fedalloy.run.trained import Trained
@@ -105,14 +106,17 @@ def fit(
     ``algorithm`` is a value (``fedavg(lr=0.05)``), the name of a published method, or a spec. ``settings`` are
     the further fields of ``RunConfig``: devices, metrics, evaluate_every, target, engine, ... With a ``folder``
     everything is written there and ``resume=True`` goes on after an interruption; ``track=["tensorboard"]`` also
-    tells other tools (:mod:`fedalloy.track`).
+    tells other tools (:mod:`fedalloy.track`). Ctrl-C and SIGTERM end the run after its round; when everything is safe
+    the signal has its own effect, or goes to the handler that the caller has set for it; then the result is returned.
     """
     chosen = as_algorithm(algorithm)
     config = RunConfig(rounds=rounds, seed=seed, **_settings(settings, cohort, task))
     recipe = {"algorithm": algorithm_to_spec(chosen) if folder else {}, "run": _plain(config)}
-    ending, recorder = run(
-        chosen, task, config, folder=folder, resume=resume, recipe=recipe, watcher=watcher, initial=initial, track=track
-    )
+    with put_off() as caught:
+        ending, recorder = run(
+            chosen, task, config, folder=folder, resume=resume, recipe=recipe, watcher=watcher, initial=initial,
+            track=track, caught=caught,
+        )  # fmt: skip
     return RunResult(ending, recorder, Path(folder) if folder else None)
 
 

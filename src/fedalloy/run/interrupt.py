@@ -1,6 +1,6 @@
 """Ctrl-C, SIGTERM and a request file end a run after the round in progress, with a checkpoint.
 
-A second Ctrl-C ends it at once.
+A second Ctrl-C ends it at once. A signal is put off, not taken away: when the run has stopped, its own effect follows.
 """
 
 from __future__ import annotations
@@ -14,6 +14,35 @@ from types import FrameType
 
 from fedalloy.records.lock import sitting
 from fedalloy.records.stop import REQUESTED, is_asked, withdraw
+
+Caught = list[signal.Signals]
+"""The signals that arrived while a run was going, in their order."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM where somebody waits for more than one run: ends everything, as Ctrl-C does."""
+
+
+@contextmanager
+def put_off() -> Iterator[Caught]:
+    """A list for the signals that stop what happens inside. Afterwards the last of them has its own effect: Ctrl-C
+    raises KeyboardInterrupt, SIGTERM ends the process, and whoever handles a signal is told of it."""
+    caught: Caught = []
+    try:
+        yield caught
+    finally:
+        if caught:
+            signal.raise_signal(caught[-1])
+
+
+def interruption(caught: Caught) -> KeyboardInterrupt:
+    """The last signal as an exception, for those who end several runs."""
+    return Terminated() if caught[-1] == signal.SIGTERM else KeyboardInterrupt()
+
+
+def exit_code(caught: Caught) -> int:
+    """What a command that was stopped ends with: 130 after Ctrl-C or a request, 143 after SIGTERM."""
+    return 128 + (caught[-1] if caught else signal.SIGINT)
 
 
 class StopFlag:
@@ -33,9 +62,9 @@ class StopFlag:
 
 
 @contextmanager
-def stop_when_asked(folder: Path | None = None) -> Iterator[StopFlag]:
-    """A flag that signals raise, and a request in the run's folder; both are forgotten afterwards."""
-    with stop_on_signal(folder) as flag:
+def stop_when_asked(folder: Path | None = None, caught: Caught | None = None) -> Iterator[StopFlag]:
+    """A flag that signals raise, and a request in the run's folder, which is forgotten afterwards."""
+    with stop_on_signal(folder, caught) as flag:
         try:
             yield flag
         finally:
@@ -44,9 +73,10 @@ def stop_when_asked(folder: Path | None = None) -> Iterator[StopFlag]:
 
 
 @contextmanager
-def stop_on_signal(folder: Path | None = None) -> Iterator[StopFlag]:
-    """A flag that signals raise; handlers are restored afterwards. Outside the main thread no signal raises it."""
-    flag = StopFlag(folder)
+def stop_on_signal(folder: Path | None = None, caught: Caught | None = None) -> Iterator[StopFlag]:
+    """A flag that signals raise; handlers are restored afterwards, and what came is in ``caught``. Outside the main
+    thread no signal raises it."""
+    flag, heard = StopFlag(folder), [] if caught is None else caught
     if threading.current_thread() is not threading.main_thread():
         yield flag
         return
@@ -54,6 +84,7 @@ def stop_on_signal(folder: Path | None = None) -> Iterator[StopFlag]:
     def ask(number: int, frame: FrameType | None) -> None:
         if flag and number == signal.SIGINT:
             raise KeyboardInterrupt
+        heard.append(signal.Signals(number))
         flag.reason = f"stopped by {signal.Signals(number).name}"
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from fedalloy.core.errors import FedalloyError, SpecError, nearest
 from fedalloy.core.protocols import Engine, Task
 from fedalloy.core.spec import algorithm_to_spec, build
 from fedalloy.run.fit import as_algorithm
+from fedalloy.run.interrupt import Caught, put_off
 from fedalloy.run.placement import placed
 from fedalloy.tasks.devices import DeviceProfile
 from fedalloy.unfolding.course import Course, layer_names
@@ -36,6 +38,7 @@ def unfold(
     resume: bool = False,
     watcher: Callable[[OuterEvent], None] | None = None,
     engine: Engine | None = None,
+    caught: Caught | None = None,
     **settings: Any,
 ) -> WeightTable:
     """Learn the weights of ``rounds`` rounds of ``algorithm`` on ``task`` in advance.
@@ -43,7 +46,8 @@ def unfold(
     ``algorithm`` is what will run: its solver, its server and whether updates are normalised (FedNova) are kept, its
     weighting is replaced by the table. ``settings`` are the fields of ``Learning``: iterations, lr, gradient, ...
     With an ``output`` the table is written there, its progress beside it until then, and ``resume=True`` goes on from
-    that. The result's ``weighting()`` is the rule that runs with it.
+    that. The result's ``weighting()`` is the rule that runs with it. A signal that stopped the learning has its own
+    effect when everything is safe; a list given as ``caught`` takes it instead, and ``Stopped`` is raised.
 
     >>> import fedalloy
     >>> task = fedalloy.task("digits", clients=2)
@@ -60,9 +64,10 @@ def unfold(
     if not resume and progress and progress.exists():
         raise SpecError(f"{progress} holds the progress of an interrupted learning: resume it, or delete it")
     learner = Learner(course_of(course, seed), seed, device, progress, watcher=watcher, identity=learned, engine=engine)
-    standing, stopped = learn(learner, resume)
-    if stopped:
-        raise Stopped(_farewell(standing, progress, stopped))
+    with put_off() if caught is None else nullcontext(caught) as heard:
+        standing, stopped = learn(learner, resume, heard)
+        if stopped:
+            raise Stopped(_farewell(standing, progress, stopped))
     table = WeightTable(
         shares(standing, learning), layers, tuple(learned["sizes"]), course.normalise, tuple(standing.losses), learned
     )

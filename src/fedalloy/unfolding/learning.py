@@ -17,7 +17,7 @@ from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Engine, Task
 from fedalloy.core.types import Tree
 from fedalloy.records import atomic, checkpoint
-from fedalloy.run.interrupt import StopFlag, stop_on_signal
+from fedalloy.run.interrupt import Caught, StopFlag, stop_on_signal
 from fedalloy.run.placement import on_device
 from fedalloy.unfolding.course import Course
 from fedalloy.unfolding.gradient import Slope, make_engine, outer_gradient
@@ -79,14 +79,14 @@ class Learner:
         return on_device(params, self.device), on_device(buffers, self.device)
 
 
-def learn(learner: Learner, resume: bool = False) -> tuple[Standing, str | None]:
+def learn(learner: Learner, resume: bool = False, caught: Caught | None = None) -> tuple[Standing, str | None]:
     """Outer iterations to the end, or until somebody stops them; the second value then says who."""
     learning = learner.course.learning
     standing = _restored(learner) if resume else None
     standing = standing or _beginning(learner)
     engine = learner.engine or make_engine(learner.course, *learner.model(0))
     saved = time.monotonic()
-    with stop_on_signal() as flag:
+    with stop_on_signal(caught=caught) as flag:
         while standing.iteration < learning.iterations and not _stale(standing, learning) and not flag:
             _iterate(learner, standing, engine)
             if learner.progress and time.monotonic() - saved >= learner.save_every:

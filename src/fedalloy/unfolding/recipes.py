@@ -12,6 +12,7 @@ from fedalloy.recipe import Experiment, Recipe, entry_names, resolve
 from fedalloy.recipe.learned import table_file
 from fedalloy.recipe.resolving import with_entry
 from fedalloy.recipe.tables import UnfoldTable
+from fedalloy.run.interrupt import Caught
 from fedalloy.run.sampling import Uniform
 from fedalloy.unfolding.call import unfold
 from fedalloy.unfolding.learning import OuterEvent
@@ -28,8 +29,13 @@ class Job:
     table: UnfoldTable
     output: Path
 
-    def learn(self, resume: bool = True, watcher: Callable[[OuterEvent], None] | None = None) -> WeightTable:
-        """Learn the table and write it."""
+    def learn(
+        self,
+        resume: bool = True,
+        watcher: Callable[[OuterEvent], None] | None = None,
+        caught: Caught | None = None,
+    ) -> WeightTable:
+        """Learn the table and write it; arguments as in ``unfold``."""
         config, settings = self.experiment.config, self.table.model_dump(exclude_none=True)
         seed: int = settings.pop("seed")
         return unfold(
@@ -42,6 +48,7 @@ class Job:
             output=self.output,
             resume=resume,
             watcher=watcher,
+            caught=caught,
             **settings,
         )
 
