@@ -11,6 +11,7 @@ import pytest
 
 from fedalloy.compare.comparing import compare, select
 from fedalloy.compare.jobs import News
+from fedalloy.compare.naming import settings_folders
 from fedalloy.compare.outcome import Outcome, name_of, read_outcome
 from fedalloy.compare.table import Spread, summarise
 from fedalloy.core.errors import CheckpointError, SpecError
@@ -130,6 +131,52 @@ def test_a_bad_entry_is_told_before_any_run_starts(tmp_path):
     with pytest.raises(SpecError, match="did you mean 'fedavg'"):
         select(tiny(), ["fedavgg"])
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["FedAvg", "FedAvg*"], "'FedAvg' and 'FedAvg\\*' would share the folder 'FedAvg'"),
+        (["FedAvg", "fedavg"], "would share the folder"),
+        (["***", "???"], "would share the folder 'run'"),
+        ([".."], "begins with a dot"),
+        (["."], "begins with a dot"),
+        ([".hidden"], "begins with a dot"),
+        (["../../elsewhere"], "begins with a dot"),
+        (["tuning"], "kept beside the runs"),
+        (["Comparison.json"], "kept beside the runs"),
+    ],
+)
+def test_names_that_would_not_be_a_folder_of_their_own_are_refused_before_anything_runs(tmp_path, names, said):
+    inside = tmp_path / "deep" / "inside"
+    with pytest.raises(SpecError, match=said):
+        compare(tiny(compare=[{"name": name, "set": {"algorithm.name": "fedavg"}} for name in names]), inside)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_recipe_without_entries_is_not_written_elsewhere_because_of_its_name(tmp_path):
+    with pytest.raises(SpecError, match="begins with a dot"):
+        compare(parse({**TINY, "name": ".."}), tmp_path / "inside")
+    assert not list(tmp_path.iterdir())
+
+
+def test_names_that_are_too_long_are_cut_and_stay_apart(tmp_path):
+    long = ["x" * 300, "x" * 300 + "y"]
+    entries = [{"name": name, "set": {"algorithm.name": "fedavg", "algorithm.lr": len(name) / 1e3}} for name in long]
+    done = compare(tiny(run={"rounds": 1, "seeds": [0]}, compare=entries), tmp_path, processes=1)
+    assert len({outcome.folder for outcome in done.outcomes}) == 2
+    assert all(outcome.finished for outcome in done.outcomes)
+    assert [row.name for row in done.rows] == long
+
+
+def test_points_of_a_grid_never_share_a_folder():
+    same = settings_folders([{"a": "x*"}, {"a": "x+"}, {"a": "x/"}, {"a": "X"}])
+    assert len(set(same)) == 4
+    assert same[1] == "a=x+"
+    assert len(set(settings_folders([{"a": 0.1}, {"a": "0.1"}]))) == 2
+    assert all(len(one.encode()) <= 255 for one in settings_folders([{"a": "\u00e9" * 300}]))
+    with pytest.raises(SpecError, match="twice"):
+        settings_folders([{"a": 0.1}, {"a": 0.1}])
 
 
 def test_a_diverged_run_is_a_failed_row_and_the_others_go_on(tmp_path):

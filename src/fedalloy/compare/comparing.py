@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedalloy.compare.jobs import Job, Watcher, run_jobs
+from fedalloy.compare.naming import folders, safe, settings_folders
 from fedalloy.compare.outcome import Outcome, read_outcome
 from fedalloy.compare.table import Row, summarise
 from fedalloy.core import registry
@@ -83,7 +83,7 @@ def compare(
     """
     entries = _single_threaded(_as_entries(recipe))
     check_seeds(entries)
-    where = Path(folder)
+    where, places = Path(folder), folders(entry_names(entries))
     for _, one in _each(entries):
         resolve(one)  # a bad entry is told before the first round of any
     tuning = {name: _tuning_jobs(entries, name, where) for name in entry_names(entries) if grid_of(entries, name)}
@@ -94,7 +94,7 @@ def compare(
         _write_json(where / "tuning.json", [tuned_json(one) for one in tuned])
     chosen = {one.name: one.best for one in tuned}
     jobs = [
-        _job(_changed(one, chosen.get(name, {})), name, seed, where / safe(name))
+        _job(_changed(one, chosen.get(name, {})), name, seed, where / places[name])
         for name, one in _each(entries)
         for seed in entries.run.seeds
     ]
@@ -137,15 +137,6 @@ def default_processes(recipe: Recipe) -> int:
     return cores() if recipe.engine.device == "cpu" else 1
 
 
-def safe(name: str) -> str:
-    """A name as a folder.
-
-    >>> safe("FedProx (mu=0.1)")
-    'FedProx_mu=0.1'
-    """
-    return re.sub(r"[^\w.=+-]+", "_", name).strip("_") or "run"
-
-
 def tuned_json(tuned: Tuned) -> dict[str, Any]:
     """Plain values for ``tuning.json``."""
     tried = [{"settings": one.settings, "score": one.score} for one in tuned.tried]
@@ -186,12 +177,11 @@ def _job(recipe: Recipe, name: str, seed: int, folder: Path) -> Job:
 def _tuning_jobs(recipe: Recipe, name: str, folder: Path) -> Tries:
     """Every combination of an entry's grid, each with its runs."""
     grid, entry = grid_of(recipe, name), with_entry(recipe, name)
+    points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     tries = []
-    for values in itertools.product(*grid.values()):
-        settings = dict(zip(grid, values, strict=True))
-        place = folder / "tuning" / safe(name) / safe(",".join(f"{path}={value}" for path, value in settings.items()))
-        changed = _changed(entry, settings)
-        tries.append((settings, [_job(changed, name, seed, place) for seed in recipe.run.tuning_seeds]))
+    for settings, place in zip(points, settings_folders(points), strict=True):
+        changed, where = _changed(entry, settings), folder / "tuning" / safe(name) / place
+        tries.append((settings, [_job(changed, name, seed, where) for seed in recipe.run.tuning_seeds]))
     return tries
 
 

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedalloy.compare.comparing import Comparison, compare, safe
+from fedalloy.compare.comparing import Comparison, compare
 from fedalloy.compare.jobs import Watcher
+from fedalloy.compare.naming import folders as folders_of
+from fedalloy.compare.naming import safe
 from fedalloy.compare.outcome import name_of, seed_of
 from fedalloy.core.errors import SpecError, nearest
 from fedalloy.recipe import Recipe
@@ -59,6 +61,7 @@ def chosen(experiment: Experiment, wish: Wish, near: Path | None = None) -> list
     if not experiment.cases:
         how = experiment.command or "another program"
         raise SpecError(f"{experiment.name} has no recipes of its own: it is measured by {how}")
+    folders_of([case.name for case in experiment.cases], f"{experiment.name}: cases")
     wanted = [experiment.case(name) for name in wish.cases] or experiment.cases
     found = [(case, recipe_of(experiment, case, list(wish.changes), wish.quick, near)) for case in wanted]
     everyone = {name for _, recipe in found for name in methods_of(recipe)}
