@@ -12,7 +12,6 @@ from fedalloy.core import registry
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.moments import Kind
 from fedalloy.core.registry import register
-from fedalloy.core.spec import build
 from fedalloy.servers.adaptive import Adagrad, Adam, Yogi
 from fedalloy.servers.amsgrad import AmsGrad
 from fedalloy.servers.momentum import Momentum
@@ -27,7 +26,6 @@ from fedalloy.solvers.prox import Prox
 from fedalloy.solvers.scaffold import Scaffold
 from fedalloy.solvers.sgd import Sgd
 from fedalloy.solvers.superfed import SuPerFed
-from fedalloy.solvers.training import LocalTraining
 from fedalloy.synthetic.methods import fedcgan as fedcgan
 from fedalloy.synthetic.methods import fedcvae as fedcvae
 from fedalloy.synthetic.methods import fedevg as fedevg
@@ -383,4 +381,4 @@ def named(name: str, **settings: Any) -> Algorithm:
 optimizer='sgd', betas=(0.9, 0.999), eps=1e-08, decay=1.0, decay_every=1, milestones=(), mu=0.1)
     """
     make = registry.find("algorithm", name)
-    return cast(Algorithm, build(make, settings, f"algorithm '{name}'", extra=LocalTraining))
+    return cast(Algorithm, make(**settings))

@@ -13,9 +13,10 @@ import pytest
 from fedalloy.algorithms import named
 from fedalloy.core import registry
 from fedalloy.core.algorithm import Algorithm
+from fedalloy.core.arguments import build, convert
 from fedalloy.core.errors import AlgorithmError, SpecError
 from fedalloy.core.protocols import Weighting
-from fedalloy.core.spec import algorithm_from_spec, algorithm_to_spec, build, convert, from_spec, to_spec
+from fedalloy.core.spec import algorithm_from_spec, algorithm_to_spec, from_spec, to_spec
 from fedalloy.servers.momentum import Momentum
 from fedalloy.solvers.prox import Prox
 from fedalloy.solvers.sgd import Sgd

@@ -59,5 +59,5 @@ def test_both_schedules_go_from_zero_to_one_without_turning_back(rounds):
 def test_a_schedule_without_an_end_is_refused():
     with pytest.raises(ValueError, match="needs the number of rounds"):
         Langevin().step_at(1, None)
-    with pytest.raises(ValueError, match="allowed: diffusion, half_cosine, constant"):
+    with pytest.raises(ValueError, match="allowed: constant, diffusion, half_cosine"):
         Langevin(schedule="linear")  # type: ignore[arg-type]

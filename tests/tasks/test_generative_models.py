@@ -113,5 +113,5 @@ def test_what_cannot_be_is_refused():
         build("cvae_rows", (4,), 1)
     with pytest.raises(SpecError, match="cannot 'reconstruct'"):
         build("acgan_rows", (4,), 2)(torch.zeros(1, 4), role="reconstruct")
-    with pytest.raises(SpecError, match="norm 'layer'"):
+    with pytest.raises(SpecError, match="norm: 'layer' is not allowed"):
         build("acgan", (1, 8, 8), 3, norm="layer")

@@ -121,7 +121,7 @@ def test_a_million_clients_take_a_moment():
         ({"C": 0.1, "C1": 0.2}, "below C2"),
         ({"C1": 0.2, "C2": 0.1}, "above C1"),
         ({"mode": "official"}, "give C"),
-        ({"cdf": "cauchy"}, "unknown cdf"),
+        ({"cdf": "cauchy"}, "'cauchy' is not allowed"),
     ],
 )
 def test_refusals(settings, message):

@@ -136,10 +136,10 @@ def test_equal_clients_stay_equal_and_state_is_not_changed():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"cdf": "cauchy"}, "unknown cdf"),
+        ({"cdf": "cauchy"}, "'cauchy' is not allowed"),
         ({"C1": -0.1}, "C1 must be"),
         ({"C1": 0.5, "C2": 0.5}, "above C1"),
-        ({"mode": "code"}, "'paper' or 'official'"),
+        ({"mode": "code"}, "allowed: official, paper"),
     ],
 )
 def test_refusals(settings, message):

@@ -80,7 +80,7 @@ def test_the_mix_is_a_share_in_the_box_and_shorter_than_the_prior_mix(clients, s
 
 @pytest.mark.parametrize("settings", [{"epsilon": -0.1}, {"epsilon": 1.1}, {"prior": "sizes"}])
 def test_refusals(settings):
-    with pytest.raises(ValueError, match=r"epsilon must lie in \[0, 1\]|unknown prior 'sizes'"):
+    with pytest.raises(ValueError, match=r"epsilon must lie in \[0, 1\]|'sizes' is not allowed"):
         FedMgda(**settings)
 
 

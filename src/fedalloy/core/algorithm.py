@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedalloy.core import tree
+from fedalloy.core.arguments import checked
 from fedalloy.core.elements import combine_elements
 from fedalloy.core.errors import AlgorithmError
 from fedalloy.core.keys import Key
@@ -32,6 +33,7 @@ ServerState = dict[str, State]
 OF_A_RECEIVED_MODEL = frozenset({"loss_before", "cross_score"})
 
 
+@checked("algorithm")
 @dataclass(frozen=True)
 class Algorithm:
     """A solver, a weighting, a server and what happens on the wire between them.

@@ -10,7 +10,7 @@ class FedalloyError(Exception):
     """Base of all errors raised on purpose by fedalloy."""
 
 
-class SpecError(FedalloyError):
+class SpecError(FedalloyError, ValueError):
     """A recipe, a spec or an argument does not say something fedalloy understands."""
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -336,6 +336,7 @@ class Wire(ABC):
         return plain
 
 
+@runtime_checkable
 class Task(Protocol):
     """A model, its loss and the clients' data."""
 
@@ -360,6 +361,7 @@ class Outcome:
     failures: dict[int, str] = field(default_factory=dict)
 
 
+@runtime_checkable
 class Engine(Protocol):
     """Runs the client half over a cohort; the only thing engines do."""
 

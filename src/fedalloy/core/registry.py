@@ -16,8 +16,9 @@ import importlib
 import pkgutil
 from collections.abc import Callable
 from importlib.metadata import entry_points
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
+from fedalloy.core.arguments import guard
 from fedalloy.core.errors import RegistryError, nearest
 
 Rule = TypeVar("Rule", bound=Callable[..., Any])
@@ -36,12 +37,17 @@ ROOMS: dict[str, str] = {
     "conform": "fedalloy.conform",
 }
 
+_UNGUARDED = frozenset({"conform"})
+_SETTINGS = {"algorithm": ("fedalloy.solvers.training", "LocalTraining")}
+"""What the ``**`` argument of a room's functions stands for."""
+
 _rules: dict[str, dict[str, Callable[..., Any]]] = {room: {} for room in ROOMS}
 _loaded: set[str] = set()
 
 
 def register(room: str, name: str) -> Callable[[Rule], Rule]:
-    """Enter a rule under ``name``; a second rule of the same name is refused."""
+    """Enter a rule under ``name``; a second rule of the same name is refused. From then on it checks its arguments
+    (:mod:`fedalloy.core.arguments`)."""
 
     def enter(rule: Rule) -> Rule:
         rules = _room(room)
@@ -51,10 +57,18 @@ def register(room: str, name: str) -> Callable[[Rule], Rule]:
                 f"{room} '{name}' is taken by {taken.__module__}.{taken.__qualname__}; "
                 f"choose another name for {rule.__module__}.{rule.__qualname__}"
             )
-        rules[name] = rule
-        return rule
+        rules[name] = rule if room in _UNGUARDED else guard(rule, f"{room} '{name}'", lambda: settings_of(room))
+        return cast(Rule, rules[name])
 
     return enter
+
+
+def settings_of(room: str) -> type | None:
+    """The dataclass whose fields the functions of a room hand on, where they take more than they name."""
+    if room not in _SETTINGS:
+        return None
+    module, name = _SETTINGS[room]
+    return cast(type, getattr(importlib.import_module(module), name))
 
 
 def find(room: str, name: str) -> Callable[..., Any]:

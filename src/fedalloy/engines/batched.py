@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from fedalloy.core import tree
 from fedalloy.core.algorithm import Algorithm
+from fedalloy.core.errors import SpecError
 from fedalloy.core.protocols import Objective, Outcome, Shared, Task
 from fedalloy.core.registry import register
 from fedalloy.core.types import Block, Cohort, Context, Examples, Payload, State, Stats, Tree, Work
@@ -57,6 +58,12 @@ class Batched:
     _unbatchable: str = field(default="", repr=False)
     _graphs: Graphs | None = field(default=None, repr=False)
     _fused_graphs: FusedGraphs = field(default_factory=FusedGraphs, repr=False)
+
+    def __post_init__(self) -> None:
+        if min(one for one in (self.memory_mb, self.block, 1) if one is not None) <= 0:
+            raise SpecError(
+                f"engine 'batched': memory_mb and block must be above 0, or none, got {self.memory_mb} and {self.block}"
+            )
 
     def __call__(
         self, algorithm: Algorithm, task: Task, shared: Shared, states: Mapping[int, State], work: Work, ctx: Context

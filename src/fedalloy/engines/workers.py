@@ -27,7 +27,7 @@ from torch import Tensor
 from fedalloy.core import tree
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.client import client_keys
-from fedalloy.core.errors import ClientError, FedalloyError
+from fedalloy.core.errors import ClientError, FedalloyError, SpecError
 from fedalloy.core.protocols import Outcome, Shared, Task
 from fedalloy.core.registry import register
 from fedalloy.core.screening import misfit
@@ -56,6 +56,10 @@ class Workers:
     processes: int | None = None
     on_crash: Literal["stop", "drop"] = "stop"
     _crew: Crew | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.processes is not None and self.processes < 1:
+            raise SpecError(f"engine 'workers': processes must be 1 or more, or none, got {self.processes}")
 
     def __call__(
         self, algorithm: Algorithm, task: Task, shared: Shared, states: Mapping[int, State], work: Work, ctx: Context

@@ -17,8 +17,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from fedalloy.core.arguments import build
 from fedalloy.core.errors import SpecError, nearest
-from fedalloy.core.spec import build
 from fedalloy.engines.flower import Refused
 
 

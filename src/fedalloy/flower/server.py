@@ -15,8 +15,8 @@ from flwr.serverapp import Grid, ServerApp
 
 import fedalloy
 from fedalloy.compare.jobs import differences
+from fedalloy.core.arguments import build
 from fedalloy.core.errors import CheckpointError, SpecError
-from fedalloy.core.spec import build
 from fedalloy.engines.flower import FederationError, Flower, Line
 from fedalloy.engines.flower_letters import FORMAT
 from fedalloy.engines.flower_post import Post

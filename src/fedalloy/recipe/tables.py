@@ -19,13 +19,13 @@ Table = dict[str, Any]
 class Closed(BaseModel):
     """A table whose keys are all known."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 class Open(BaseModel):
     """A table that also holds the arguments of the rule it names."""
 
-    model_config = ConfigDict(extra="allow", strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
     @property
     def arguments(self) -> Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from fedalloy.core.arguments import checked
 from fedalloy.core.errors import SpecError, nearest
 from fedalloy.core.protocols import Engine
 from fedalloy.run.sampling import Sampling, Uniform
@@ -15,6 +16,7 @@ from fedalloy.tasks.metrics.metric import choose
 LOWER_IS_BETTER = frozenset({"loss", "ece", "mce", "ece_batch", "mce_batch"})
 
 
+@checked("run")
 @dataclass(frozen=True)
 class RunConfig:
     """How long, how often, with whom and where to stop.
@@ -63,12 +65,24 @@ class RunConfig:
             raise SpecError(f"evaluate mix_every: must be 1 or more rounds, got {self.mix_every}")
         if self.snapshot_every is not None and self.snapshot_every < 1:
             raise SpecError(f"evaluate snapshots: must be 1 or more rounds, got {self.snapshot_every}")
+        self._check_limits()
         watched = self.target is not None or self.patience is not None
         if watched and self.target_metric not in self.metrics:
             raise SpecError(
                 f"target_metric '{self.target_metric}' is not evaluated: {nearest(self.target_metric, self.metrics)}"
             )
         choose(self.metrics)
+
+    def _check_limits(self) -> None:
+        """The same limits that recipes have."""
+        for name in ("evaluate_clients", "patience", "threads"):
+            if (count := getattr(self, name)) is not None and count < 1:
+                raise SpecError(f"{name} must be 1 or more, or none, got {count}")
+        if self.max_norm is not None and self.max_norm <= 0:
+            raise SpecError(f"max_norm must be above 0, or none, got {self.max_norm}")
+        for name in ("checkpoint_every", "client_memory_mb"):
+            if getattr(self, name) < 0:
+                raise SpecError(f"{name} must be 0 or more, got {getattr(self, name)}")
 
     def better(self, score: float, than: float) -> bool:
         """Whether a value of the target metric beats another; NaN beats nothing."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedalloy.core.algorithm import Algorithm, ServerState
+from fedalloy.core.arguments import build
 from fedalloy.core.cross import check_validation
 from fedalloy.core.distant import DistantEngine
 from fedalloy.core.errors import CheckpointError, Diverged
@@ -21,7 +22,6 @@ from fedalloy.core.keys import Key
 from fedalloy.core.protocols import ClientStore, Engine, Task
 from fedalloy.core.registry import find
 from fedalloy.core.roles import check_roles
-from fedalloy.core.spec import build
 from fedalloy.core.types import Tree
 from fedalloy.engines.profile import collecting
 from fedalloy.records.environment import describe

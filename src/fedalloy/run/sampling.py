@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedalloy.core.arguments import checked
 from fedalloy.core.errors import SpecError
 from fedalloy.core.fraction import fraction_of
 from fedalloy.core.keys import Key
@@ -30,11 +31,15 @@ class Sampling(ABC):
         """The chosen ids; ``available`` tells which of some ids can be reached in this round."""
 
 
+@checked("sampling")
 @dataclass(frozen=True)
 class Uniform(Sampling):
     """Every reachable client with the same probability. ``cohort``: a number, a fraction below 1, or everyone."""
 
     cohort: int | float | None = None
+
+    def __post_init__(self) -> None:
+        check_cohort(self.cohort)
 
     def size(self, population: int) -> int:
         return cohort_size(self.cohort, population)
@@ -54,6 +59,7 @@ class Uniform(Sampling):
             drawn = min(population, 2 * drawn + 8)
 
 
+@checked("sampling")
 @dataclass(frozen=True)
 class BySize(Sampling):
     """Clients with probability proportional to their training examples, without replacement.
@@ -62,6 +68,9 @@ class BySize(Sampling):
     """
 
     cohort: int | float | None = None
+
+    def __post_init__(self) -> None:
+        check_cohort(self.cohort)
 
     def size(self, population: int) -> int:
         return cohort_size(self.cohort, population)
@@ -75,6 +84,7 @@ class BySize(Sampling):
         return everyone[best].sort().values
 
 
+@checked("sampling")
 @dataclass(frozen=True)
 class Listed(Sampling):
     """A given list of cohorts, used in turn and from the start again."""
@@ -94,6 +104,14 @@ class Listed(Sampling):
             wrong = next(client for client in ids.tolist() if not 0 <= client < task.population)
             raise SpecError(f"sampling 'list' names client {wrong}, but the ids are 0 to {task.population - 1}")
         return ids[available(ids)]
+
+
+def check_cohort(cohort: int | float | None) -> None:
+    """Refuse what means no number of clients at all."""
+    if cohort is not None and cohort <= 0:
+        raise SpecError(f"cohort must be a number of clients, a fraction up to 1.0, or none for everyone, got {cohort}")
+    if isinstance(cohort, float) and cohort > 1 and not cohort.is_integer():
+        raise SpecError(f"cohort must be a whole number of clients, or a fraction up to 1.0, got {cohort}")
 
 
 def cohort_size(cohort: int | float | None, population: int) -> int:

@@ -41,8 +41,6 @@ class AmsGrad(ServerOptimizer):
     bias_correction: bool = False
 
     def __post_init__(self) -> None:
-        if self.option not in ("max", "plus"):
-            raise ValueError(f"option must be max or plus, got {self.option!r}")
         if self.vhat0 < 0:
             raise ValueError(f"vhat0 must be 0 or more, got {self.vhat0}")
         check_moments(self.beta1, self.beta2, lr=self.lr, eps=self.eps)

@@ -37,8 +37,6 @@ class Langevin(ServerOptimizer):
     high: float | None = None
 
     def __post_init__(self) -> None:
-        if self.schedule not in ("diffusion", "half_cosine", "constant"):
-            raise ValueError(f"schedule is '{self.schedule}'; allowed: diffusion, half_cosine, constant")
         if self.start < 0 or self.end < 0 or self.noise < 0:
             raise ValueError(f"start, end and noise must be 0 or more, got {self.start}, {self.end} and {self.noise}")
 

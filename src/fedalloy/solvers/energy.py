@@ -59,6 +59,13 @@ class Energy(LocalTraining):
                 f"per_class must be 1 or more, langevin and noise 0 or more, got {self.per_class}, {self.langevin} "
                 f"and {self.noise}"
             )
+        if self.synthetic < 0 or self.step_size < 0 or (self.bound is not None and self.bound <= 0):
+            raise ValueError(
+                f"synthetic and step_size must be 0 or more and bound above 0 (or none), got {self.synthetic}, "
+                f"{self.step_size} and {self.bound}"
+            )
+        if min(one for one in (self.iterations, self.classes, 1) if one is not None) < 1:
+            raise ValueError(f"iterations and classes must be 1 or more, got {self.iterations} and {self.classes}")
         if self.low is not None and self.high is not None and self.low >= self.high:
             raise ValueError(f"low must be below high, got {self.low} and {self.high}")
 

@@ -54,6 +54,8 @@ class Personal(LocalSolver):
                 f"'{type(inner).__name__}' cannot leave parts of its model at home: allowed are solvers that send one "
                 "update and keep no model of their own, such as 'sgd' and 'prox'"
             )
+        if self.shared_epochs is not None and self.shared_epochs < 0:
+            raise ValueError(f"shared_epochs must be 0 or more, got {self.shared_epochs}")
         if self.shared_epochs is not None and not (isinstance(inner, LocalTraining) and inner.optimizer == "sgd"):
             raise ValueError("shared_epochs needs a solver that trains by epochs with the optimizer 'sgd'")
 

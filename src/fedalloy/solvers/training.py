@@ -174,5 +174,17 @@ def _check(training: LocalTraining) -> None:
         raise ValueError(f"momentum must lie in [0, 1), got {training.momentum}")
     if training.nesterov and not training.momentum:
         raise ValueError("nesterov needs momentum > 0")
+    if training.weight_decay < 0:
+        raise ValueError(f"weight_decay must be 0 or more, got {training.weight_decay}")
+    if not all(0 <= beta < 1 for beta in training.betas) or training.eps < 0:
+        raise ValueError(f"betas must lie in [0, 1) and eps be 0 or more, got {training.betas} and {training.eps}")
+    _check_schedule(training)
+
+
+def _check_schedule(training: LocalTraining) -> None:
+    if training.decay <= 0:
+        raise ValueError(f"decay must be above 0 (1 keeps the step as it is), got {training.decay}")
     if training.decay_every < 1:
         raise ValueError(f"decay_every must be 1 or more, got {training.decay_every}")
+    if not all(0 <= fraction <= 1 for fraction in training.milestones):
+        raise ValueError(f"milestones are fractions of the run, in [0, 1], got {training.milestones}")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedalloy.core.algorithm import Algorithm, ServerState
+from fedalloy.core.arguments import checked
 from fedalloy.core.errors import SpecError
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import DataPart, Engine, Objective, Task
@@ -20,6 +21,7 @@ from fedalloy.tasks.evaluation import Metrics, evaluate_clients
 from fedalloy.weightings.uniform import Uniform
 
 
+@checked("classifier")
 @dataclass(frozen=True)
 class ClassifierTraining:
     """How the server's classifier is trained: Adam from a new model, ``epochs`` passes over the synthetic set, which is
@@ -33,6 +35,8 @@ class ClassifierTraining:
     per_class: int = 10
 
     def __post_init__(self) -> None:
+        if self.weight_decay < 0:
+            raise SpecError(f"the server's classifier needs weight_decay of 0 or more, got {self.weight_decay}")
         if min(self.epochs, self.batch_size, self.per_class) < 1 or self.lr <= 0:
             raise SpecError(
                 "the server's classifier needs epochs, batch_size and per_class of 1 or more and lr above 0, got "

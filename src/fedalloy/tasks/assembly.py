@@ -12,9 +12,10 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from fedalloy.core.arguments import convert
 from fedalloy.core.errors import SpecError, nearest
 from fedalloy.core.keys import Key
-from fedalloy.core.spec import convert, from_spec
+from fedalloy.core.spec import from_spec
 from fedalloy.tasks.datasets.base import Dataset, DatasetLoader, Standardise, usual_of
 from fedalloy.tasks.federation import FederatedTask, federate
 from fedalloy.tasks.losses import PerExample

@@ -9,13 +9,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from fedalloy.core.arguments import build, checked
 from fedalloy.core.errors import SpecError, nearest
 from fedalloy.core.keys import Key
-from fedalloy.core.spec import build
 
 KINDS = ("pair", "symmetric")
 
 
+@checked("noise")
 @dataclass(frozen=True)
 class LabelNoise:
     """A share ``ratio`` of the clients' labels is wrong: their training and validation labels, and those of their test
@@ -33,9 +34,6 @@ class LabelNoise:
     protocol: Literal["paper", "public_code"] = "paper"
 
     def __post_init__(self) -> None:
-        for name, allowed in (("kind", KINDS), ("test", ("clean", "noisy")), ("protocol", ("paper", "public_code"))):
-            if getattr(self, name) not in allowed:
-                raise SpecError(f"noise.{name} '{getattr(self, name)}': {nearest(str(getattr(self, name)), allowed)}")
         if not 0.0 <= self.ratio <= 1.0:
             raise SpecError(f"noise.ratio is {self.ratio}: allowed are values in [0, 1]")
 

@@ -11,10 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedalloy.core.arguments import checked
 from fedalloy.core.errors import DataError, SpecError
 from fedalloy.tasks.federation import FederatedTask, Pool
 
 
+@checked("synthetic")
 @dataclass(frozen=True)
 class SyntheticPart:
     """The file of a labelled synthetic set (arrays ``x`` and ``y``, as exported), and how many of every class to take

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from fedalloy.core.algorithm import Algorithm
+from fedalloy.core.arguments import build
 from fedalloy.core.errors import FedalloyError, SpecError, nearest
 from fedalloy.core.protocols import Engine, Task
-from fedalloy.core.spec import algorithm_to_spec, build
+from fedalloy.core.spec import algorithm_to_spec
 from fedalloy.run.fit import as_algorithm
 from fedalloy.run.interrupt import Caught, put_off
 from fedalloy.run.placement import placed

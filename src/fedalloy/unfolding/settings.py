@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Literal
 
-from fedalloy.core.errors import SpecError, nearest
+from fedalloy.core.arguments import checked
+from fedalloy.core.errors import SpecError
 
 
+@checked("unfold")
 @dataclass(frozen=True)
 class Learning:
     """Outer Adam on the summed losses of all rounds.
@@ -23,7 +25,7 @@ class Learning:
 
     >>> Learning(gradient="second")
     Traceback (most recent call last):
-    fedalloy.core.errors.SpecError: unfold.gradient 'second': allowed: exact, first_order
+    fedalloy.core.errors.SpecError: unfold.gradient: 'second' is not allowed; allowed: exact, first_order
     """
 
     iterations: int = 400
@@ -41,11 +43,6 @@ class Learning:
     check_every: int = 10
 
     def __post_init__(self) -> None:
-        hints: dict[str, Any] = get_type_hints(Learning)
-        for name in ("gradient", "parametrisation", "level", "loss", "initial"):
-            value, allowed = getattr(self, name), get_args(hints[name])
-            if value not in allowed:
-                raise SpecError(f"unfold.{name} '{value}': {nearest(str(value), allowed)}")
         _check("iterations", self.iterations, self.iterations >= 1, "1 or more")
         _check("lr", self.lr, self.lr > 0, "above 0")
         _check("betas", self.betas, all(0 <= beta < 1 for beta in self.betas), "two numbers in [0, 1)")

@@ -50,7 +50,7 @@ class AaggffD(Weighting):
     mode: Literal["paper", "official"] = "paper"
 
     def __post_init__(self) -> None:
-        check_responses(self.cdf, self.C1, self.C2, self.mode)
+        check_responses(self.C1, self.C2)
         if self.C is not None and not 0 < self.C <= 1:
             raise ValueError(f"C, the share of clients in a round, must lie in (0, 1], got {self.C}")
         if self.C is not None and self.C2 is None and not self.C1 < self.C:

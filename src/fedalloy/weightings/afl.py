@@ -32,8 +32,8 @@ class Afl(Weighting):
     step: float = 0.01
 
     def __post_init__(self) -> None:
-        if not 0 < self.step < float("inf"):
-            raise ValueError(f"step must be a finite number above 0, got {self.step}")
+        if self.step <= 0:
+            raise ValueError(f"step must be above 0, got {self.step}")
 
     @property
     def requires(self) -> frozenset[str]:

@@ -6,12 +6,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedalloy.core.errors import AlgorithmError, nearest
+from fedalloy.core.arguments import checked
+from fedalloy.core.errors import AlgorithmError
 
 CdfName = Literal["weibull", "frechet", "gumbel", "exponential", "logistic", "normal"]
 Variant = Literal["exact", "affine_erfc", "erfc"]
@@ -35,6 +36,7 @@ _STANDARD: Mapping[CdfName, Callable[[Tensor], Tensor]] = {
 }
 
 
+@checked("cdf")
 @dataclass(frozen=True)
 class Cdf:
     """One of six distribution functions, of a loss divided by the mean loss.
@@ -65,13 +67,9 @@ class Cdf:
     variant: Variant = "exact"
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(CdfName):
-            raise ValueError(f"unknown cdf {self.kind!r}: {nearest(str(self.kind), get_args(CdfName))}")
         assumed = _ASSUMED[self.kind]
         for name in ("location", "scale", "shape"):
             _check(self.kind, name, getattr(self, name), assumed)
-        if self.variant not in get_args(Variant):
-            raise ValueError(f"unknown variant {self.variant!r}: {nearest(str(self.variant), get_args(Variant))}")
         if self.variant != "exact" and self.kind != "normal":
             raise ValueError(f"variant '{self.variant}' belongs to the normal cdf, not to '{self.kind}'")
 

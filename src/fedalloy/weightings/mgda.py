@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import get_args
 
 import torch
 from torch import Tensor
 
 from fedalloy.core import tree
-from fedalloy.core.errors import nearest
 from fedalloy.core.protocols import Weighting
 from fedalloy.core.registry import register
 from fedalloy.core.types import Cohort, Context, Info, State, Weights
@@ -49,8 +47,6 @@ class FedMgda(Weighting):
     def __post_init__(self) -> None:
         if not 0 <= self.epsilon <= 1:
             raise ValueError(f"epsilon must lie in [0, 1], got {self.epsilon}")
-        if self.prior not in get_args(Prior):
-            raise ValueError(f"unknown prior {self.prior!r}: {nearest(str(self.prior), get_args(Prior))}")
 
     @property
     def requires(self) -> frozenset[str]:

@@ -59,10 +59,6 @@ class Ewwa(ElementWeighting):
     scratch: str | None = None
 
     def __post_init__(self) -> None:
-        if self.optimizer not in ("adam", "adagrad", "yogi"):
-            raise ValueError(f"optimizer must be adam, adagrad or yogi, got {self.optimizer!r}")
-        if self.mode not in ("paper", "official"):
-            raise ValueError(f"mode must be paper or official, got {self.mode!r}")
         check_moments(self.beta1, self.beta2, lr=self.lr, eps=self.eps)
         if not self.in_memory_mb >= 0:
             raise ValueError(f"in_memory_mb must be 0 or more, got {self.in_memory_mb}")

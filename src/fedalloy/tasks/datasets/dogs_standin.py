@@ -47,6 +47,10 @@ class DogsStandIn(DatasetLoader):
     def __post_init__(self) -> None:
         if self.clients < 1:
             raise SpecError(f"dogs_standin: clients is {self.clients}; allowed: 1 or more")
+        if self.alpha <= 0 or self.deal < 0:
+            raise SpecError(
+                f"dogs_standin: alpha is {self.alpha} and deal {self.deal}; alpha must be above 0, deal 0 or more"
+            )
 
     def load(self, key: Key) -> Dataset:
         """Features, dealt by ``deal`` and not by the seed of the run."""

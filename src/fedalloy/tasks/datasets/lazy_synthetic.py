@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedalloy.core.arguments import checked
 from fedalloy.core.errors import SpecError
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Objective
@@ -18,6 +19,7 @@ from fedalloy.core.types import Block
 from fedalloy.tasks.federation import GeneratedTask
 
 
+@checked("lazy_synthetic")
 @dataclass(frozen=True)
 class LogisticClients:
     """Draws ``samples`` examples for each of some clients in one vectorised call."""

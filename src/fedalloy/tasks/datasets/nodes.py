@@ -26,6 +26,11 @@ class OnNodes(DatasetLoader):
     summary: ClassVar[str] = "data on the nodes of a real federation: only their shape is known here"
 
     def __post_init__(self) -> None:
+        if self.classes < 0 or not all(side > 0 for side in self.shape):
+            raise SpecError(
+                f"dataset 'nodes': classes must be 0 or more and every side of shape 1 or more, got {self.classes} "
+                f"and {list(self.shape)}"
+            )
         if len(set(self.clients)) < len(self.clients):
             raise SpecError("dataset 'nodes': two of the clients have the same name; give every node its own")
 

@@ -27,6 +27,8 @@ def build(name: str, input_shape: tuple[int, ...], classes: int, /, **args: Any)
     )
     """
     factory = resolve(name)
+    if ":" not in name:
+        _check_sizes(name, args)
     known = {"inputs": math.prod(input_shape), "input_shape": tuple(input_shape), "classes": classes}
     taken = _arguments(factory)
     if taken is None:
@@ -53,6 +55,13 @@ def resolve(name: str) -> Callable[..., Any]:
         raise SpecError(f"model '{name}' is a {type(found).__name__}, not a function that returns an nn.Module")
     factory: Callable[..., Any] = found
     return factory
+
+
+def _check_sizes(name: str, args: dict[str, Any]) -> None:
+    """Every whole number that a registered model takes is a size, so none is below 1."""
+    for key, value in args.items():
+        if isinstance(value, int) and not isinstance(value, bool) and value < 1:
+            raise SpecError(f"model '{name}'.{key} must be 1 or more, got {value}")
 
 
 def _arguments(factory: Callable[..., Any]) -> set[str] | None:

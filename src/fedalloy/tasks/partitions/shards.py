@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedalloy.core.errors import SpecError, nearest
+from fedalloy.core.errors import SpecError
 from fedalloy.core.keys import Key
 from fedalloy.core.registry import register
 from fedalloy.tasks.partitions.base import Partition, check_supply
@@ -31,8 +31,6 @@ class Shards(Partition):
     def __post_init__(self) -> None:
         if self.per_client < 1:
             raise SpecError(f"shards: per_client = {self.per_client} must be at least 1")
-        if self.deal not in get_args(Deal):
-            raise SpecError(f"shards: unknown deal '{self.deal}': {nearest(self.deal, get_args(Deal))}")
 
     def assign(self, labels: Tensor, clients: int, key: Key, owner: Tensor | None = None) -> list[Tensor]:
         check_supply("shards", len(labels), clients, self.per_client)

@@ -21,7 +21,6 @@ class Sizes(Partition):
     sizes: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "sizes", tuple(self.sizes))
         if not self.sizes or min(self.sizes) < 1:
             raise SpecError(f"sizes: give one number of at least 1 per client, not {list(self.sizes)}")
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedalloy.core.errors import SpecError, nearest
 from fedalloy.core.keys import Key
 from fedalloy.core.registry import register
 from fedalloy.tasks.partitions.base import Partition, class_totals, deal_by_class
@@ -34,10 +33,6 @@ class Skewed(Partition):
     label: Partition
     quantity: Partition
     keep: Keep = "labels"
-
-    def __post_init__(self) -> None:
-        if self.keep not in get_args(Keep):
-            raise SpecError(f"skewed: unknown keep '{self.keep}': {nearest(self.keep, get_args(Keep))}")
 
     def clients_for(self, owner: Tensor | None) -> int | None:
         made = self.label.clients_for(owner)
