@@ -68,7 +68,7 @@ def finish(run: Run) -> None:
 def measure(place: Path, rounds: int, repeats: int) -> dict[str, list[float]]:
     write_federation(place / "fed", Plan(numbered(NODES)))
     found: dict[str, list[float]] = {way: [] for way in WAYS}
-    with LocalFederation.of(place / "fed") as federation:
+    with LocalFederation.of(place / "fed", apps=(APP,)) as federation:
         for repeat in range(repeats):
             for way in WAYS:
                 folder = place / f"{way}-{repeat}"

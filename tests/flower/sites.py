@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,6 +29,75 @@ from tests.flower.test_federation import simulated
 HONEST = ("node-0", "node-1", "node-2")
 HOSTILE = {"node-3": "nan", "node-4": "wrong_shapes", "node-5": "two_hundred_megabytes"}
 LIMIT = 600.0
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "flower-quickstart"
+
+
+def changed_lines(diff: str) -> tuple[list[str], list[str]]:
+    """The lines a diff takes away and those it adds."""
+    lines = [line for line in diff.splitlines() if not line.startswith(("---", "+++"))]
+    return [one[1:] for one in lines if one.startswith("-")], [one[1:] for one in lines if one.startswith("+")]
+
+
+def switched(folder: Path) -> Path:
+    """The example after its two lines were changed."""
+    shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    gone, come = changed_lines((EXAMPLE / "to-aaggff.diff").read_text())
+    assert len(gone) == len(come) == 2
+    file = folder / "quickstart" / "server_app.py"
+    text = file.read_text()
+    for old, new in zip(gone, come, strict=True):
+        assert text.count(f"{old}\n") == 1, f"the example no longer has the line {old!r}"
+        text = text.replace(f"{old}\n", f"{new}\n")
+    file.write_text(text)
+    return folder
+
+
+FOREIGN = {
+    "pyproject.toml": """
+[project]
+name = "foreign"
+version = "1.0.0"
+description = "Somebody else's app"
+license = "Apache-2.0"
+dependencies = []
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+[tool.flwr.app]
+publisher = "stranger"
+[tool.flwr.app.components]
+serverapp = "foreign.server_app:app"
+clientapp = "foreign.client_app:app"
+[tool.flwr.app.config]
+output = ""
+""",
+    "foreign/__init__.py": "",
+    "foreign/client_app.py": """
+from pathlib import Path
+from flwr.clientapp import ClientApp
+Path("ran").touch()
+app = ClientApp()
+""",
+    "foreign/server_app.py": """
+import json, time
+from flwr.app import Message, RecordDict
+from flwr.serverapp import ServerApp
+app = ServerApp()
+
+@app.main()
+def main(grid, context):
+    nodes = list(grid.get_node_ids())
+    ids = set(grid.push_messages([Message(RecordDict(), node, "query", group_id="1") for node in nodes]))
+    said = []
+    while ids:
+        for one in grid.pull_messages(list(ids)):
+            ids.discard(one.metadata.reply_to_message_id)
+            said.append(str(one.error.reason if one.has_error() else "answered"))
+        time.sleep(0.1)
+    with open(context.run_config["output"], "w") as file:
+        json.dump(said, file)
+""",
+}
 
 
 class Site:
@@ -46,7 +116,7 @@ class Site:
         self.configure("node-0", data="tests.flower.gates:data")
         (place / "server" / "nodes" / "node-7.pub").unlink()
         self.app = write_bundle(place / "app")
-        self.federation = LocalFederation.of(place, startup=LIMIT)
+        self.federation = LocalFederation.of(place, startup=LIMIT, apps=(EXAMPLE, switched(place / "switched")))
 
     def configure(self, name: str, **values: Any) -> None:
         """Change a node's file."""
@@ -81,6 +151,14 @@ class Site:
         file.parent.mkdir(exist_ok=True)
         file.write_text(toml.dumps(made))
         return file
+
+    def foreign_app(self) -> Path:
+        """An app that the nodes were not told of."""
+        for name, text in FOREIGN.items():
+            file = self.place / "foreign" / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+        return self.place / "foreign"
 
     def folder(self, name: str) -> Path:
         return self.place / "runs" / name

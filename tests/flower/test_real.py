@@ -29,14 +29,13 @@ from fedalloy.flower.shell import FlwrFailed, Shell
 from fedalloy.records.reading import read_run
 from fedalloy.weightings.aaggff_s import AaggffS
 from fedalloy.weightings.samples import Samples
-from tests.flower.sites import HONEST, HOSTILE, LIMIT
+from tests.flower.sites import EXAMPLE, HONEST, HOSTILE, LIMIT, changed_lines
 from tests.flower.test_federation import assert_equal
 
 pytestmark = [pytest.mark.flower, pytest.mark.slow]
 ALGORITHMS = ["fedavg", "scaffold", "superfed_lm", "aaggff_s", "fedlayerwise", "fedevg"]
 # Scoring is a message more for every node that is scored: the personal models of all, of the others one.
 SCORED = {"superfed_lm": {"clients": 3}}
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "flower-quickstart"
 ROUNDS = 2
 
 
@@ -160,26 +159,6 @@ def test_hostile_nodes_are_dropped_and_named_and_impostors_refused(site):
     assert_equal(site.shared("hostile")["params"], ending.state["shared"]["params"])
 
 
-def changed_lines(diff: str) -> tuple[list[str], list[str]]:
-    """The lines a diff takes away and those it adds."""
-    lines = [line for line in diff.splitlines() if not line.startswith(("---", "+++"))]
-    return [one[1:] for one in lines if one.startswith("-")], [one[1:] for one in lines if one.startswith("+")]
-
-
-def switched(folder: Path) -> Path:
-    """The example after its two lines were changed."""
-    shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("__pycache__"))
-    gone, come = changed_lines((EXAMPLE / "to-aaggff.diff").read_text())
-    assert len(gone) == len(come) == 2
-    file = folder / "quickstart" / "server_app.py"
-    text = file.read_text()
-    for old, new in zip(gone, come, strict=True):
-        assert text.count(f"{old}\n") == 1, f"the example no longer has the line {old!r}"
-        text = text.replace(f"{old}\n", f"{new}\n")
-    file.write_text(text)
-    return folder
-
-
 def by_hand(monkeypatch: pytest.MonkeyPatch, rule: Any) -> dict[str, np.ndarray]:
     """The same rounds in this process, with the example's own functions: what must come out."""
     import torch
@@ -213,7 +192,7 @@ def test_the_diff_shown_in_the_readme_is_the_diff():
 
 def test_an_existing_app_becomes_fair_by_changing_two_lines(site, tmp_path, monkeypatch):
     results, runs = {}, {}
-    for name, place in {"fedavg": EXAMPLE, "aaggff_s": switched(tmp_path / "app")}.items():
+    for name, place in {"fedavg": EXAMPLE, "aaggff_s": site.place / "switched"}.items():
         output = {"output": str(tmp_path / f"{name}.npz")}
         runs[name] = site.federation.run(place, {"num-server-rounds": ROUNDS, **output})
     for name, run in runs.items():
@@ -259,6 +238,17 @@ def test_up_runs_a_recipe_follows_it_and_knows_when_it_is_finished(programs_find
     assert "finished after round 1" in told.output
     assert "nobody dropped out" in told.output
     assert not (folder / "federation" / "server" / "running.json").exists()
+
+
+def test_an_app_that_is_not_fedalloys_is_refused_and_nothing_of_it_runs(site):
+    app = site.foreign_app()
+    run = site.federation.run(app, {"output": str(site.place / "said.json")})
+    assert run.wait(LIMIT) == "finished:completed", run.log()
+    said = json.loads((site.place / "said.json").read_text())
+    assert [why for why in said if "this node runs fedalloy's own app and no other" not in why] == []
+    assert len(said) == len(HONEST)
+    assert not list(site.place.glob("**/ran")), "its client was never imported"
+    assert not list((site.place / "nodes").glob("*/flwr/apps/*foreign*")), "nor was it unpacked"
 
 
 def test_partners_reach_what_nodes_need_and_nothing_else(site, tmp_path):

@@ -63,9 +63,16 @@ def _packages() -> Iterator[Finding]:
             yield package, f"cannot be imported ({error}): pip install {package}", False
     for package in OPTIONAL:
         try:
-            yield f"{package} (optional)", metadata.version(package), True
+            yield f"{package} (optional)", *_optional(package, metadata.version(package))
         except metadata.PackageNotFoundError:
             yield f"{package} (optional)", "not installed", True
+
+
+def _optional(package: str, version: str) -> tuple[str, bool]:
+    """What is said about a package, and whether that is fine: of Flower, only tested versions are."""
+    from fedalloy.flower.versions import advice, is_tested
+
+    return (advice(version), False) if package == "flwr" and not is_tested(version) else (version, True)
 
 
 def _machine() -> Iterator[Finding]:

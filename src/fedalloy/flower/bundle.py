@@ -5,6 +5,8 @@ Nodes run what is installed on them. A server can therefore give them no code, o
 
 from __future__ import annotations
 
+import hashlib
+import warnings
 from pathlib import Path
 
 from fedalloy.core.errors import FedalloyError
@@ -13,6 +15,8 @@ from fedalloy.flower.config import RUN_DEFAULTS
 PACKAGE = "fedalloy_bundle"
 _VERSION = "1.0.0"
 """That of the bundle, not of fedalloy: it changes when these files do."""
+HASH = "d7fe93b0e44d05ad9cdfa2899a23f0a28814deae7d1a2f1491c39ddc2161036e"
+"""SHA-256 of the bundle as Flower builds it: what a node runs is known by it."""
 
 
 def bundle_files() -> dict[str, str]:
@@ -39,6 +43,15 @@ def write_bundle(folder: str | Path) -> Path:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(content, encoding="utf-8")
     return place
+
+
+def bundle_hash(app: Path) -> str:
+    """The hash of an app in a folder, as Flower builds it."""
+    from flwr.cli.build import build_fab_from_disk
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a library that Flower uses
+        return hashlib.sha256(build_fab_from_disk(app)).hexdigest()
 
 
 def _module(side: str) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 
 from fedalloy.core.errors import SpecError
 from fedalloy.flower import warm
 from fedalloy.flower.config import QUIET, as_arguments
+from fedalloy.flower.guard import ALLOW
 from fedalloy.flower.layout import NodePlace, ServerPlace
 
 CONNECTION = "fedalloy"
@@ -37,10 +38,11 @@ def front(place: ServerPlace) -> list[str]:
     return [*command, place.host, str(place.port), str(place.link_port)]
 
 
-def supernode(place: NodePlace, extra: Mapping[str, str | int] | None = None) -> list[str]:
-    """One node; what it says about itself stays on its machine. ``extra`` are keys for apps that are not fedalloy's."""
-    command = [*program("flower-supernode"), "--superlink", place.server]
-    command += ["--host", "127.0.0.1", "--port", str(place.port)]
+def supernode(place: NodePlace, extra: Mapping[str, str | int] | None = None, bundles: Iterable[str] = ()) -> list[str]:
+    """One node; what it says about itself stays on its machine. For trials with apps that are not fedalloy's: ``extra``
+    keys for them, and the hashes of their ``bundles``, without which the node refuses them."""
+    command = [*program("flower-supernode"), *(word for one in bundles for word in (ALLOW, one))]
+    command += ["--superlink", place.server, "--host", "127.0.0.1", "--port", str(place.port)]
     command += ["--node-config", as_arguments({**place.config.to_keys(), **(extra or {})})]
     if not place.secure:
         return [*command, "--insecure"]

@@ -14,6 +14,7 @@ from typing import Any
 
 from fedalloy.core.errors import RunLocked, SpecError, nearest
 from fedalloy.flower import commands
+from fedalloy.flower.bundle import bundle_hash
 from fedalloy.flower.layout import RUNNING, NodePlace, ServerPlace
 from fedalloy.flower.operating import ASK, Run, admit, answers, front_answers, start_run
 from fedalloy.flower.processes import TOKEN, DidNotStart, Program, alive, end_all, free_port, wait_until
@@ -31,19 +32,24 @@ _SERVER = ("front", "server")
 class LocalFederation:
     """Starts what a folder of ``fedalloy flower init`` describes, on free ports; a context manager that leaves nothing.
 
-    ``with LocalFederation.of(folder) as federation: federation.run(app)``
+    ``with LocalFederation.of(folder, apps=(app,)) as federation: federation.run(app)``
+
+    Its nodes run fedalloy's own app, and besides it the ``apps`` that are named here, as they are when it starts.
     """
 
     server: ServerPlace
     nodes: dict[str, NodePlace]
     logs: Path
     startup: float = STARTUP
+    apps: tuple[Path, ...] = ()
     programs: dict[str, Program] = field(default_factory=dict)
     node_ids: dict[str, str] = field(default_factory=dict)
     shell: Shell = field(init=False)
     _token: str = field(default_factory=lambda: secrets.token_hex(8))
+    _bundles: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
+        self._bundles = tuple(bundle_hash(app) for app in self.apps)
         self.shell = Shell(self.server, {TOKEN: self._token})
 
     @staticmethod
@@ -214,7 +220,7 @@ class LocalFederation:
         place = replace(self.nodes[name], port=free_port(), server=self.server.door)
         # What Flower's own examples expect, so that other apps can run here too.
         share: dict[str, str | int] = {"partition-id": list(self.nodes).index(name), "num-partitions": len(self.nodes)}
-        self._launch(name, commands.supernode(place, share), place.home)
+        self._launch(name, commands.supernode(place, share, self._bundles), place.home)
 
     def _online(self, names: tuple[str, ...]) -> bool:
         """Without authentication nobody knows whose nodes they are, and they are counted."""

@@ -5,8 +5,9 @@ than most orders do. Here the program that starts them keeps a *template*: a pro
 already, of which each of those processes is a fork. A node that has just answered looks for its next order after a
 fraction of a second, and less and less often while there is none, instead of every three seconds.
 
-Nothing else changes, and nothing depends on it: where Flower is built differently, or the template is gone, or what it
-has loaded was replaced on disk, processes are started as Flower does it.
+Nothing else changes, and nothing depends on it: where Flower is of a version that was not tested or is built
+differently, or the template is gone, or what it has loaded was replaced on disk, processes are started as Flower does
+it. What a node runs is watched over in every case (:mod:`fedalloy.flower.guard`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TextIO
+
+from fedalloy.core.errors import SpecError
+from fedalloy.flower import guard
+from fedalloy.flower.versions import is_tested
 
 TASKS = "FEDALLOY_TASKS"
 """Set by a server or a node for the program that starts its processes: which of them to keep ready."""
@@ -59,11 +64,21 @@ def write_stand_in(folder: Path) -> Path:
 
 def main(arguments: list[str]) -> None:
     """Run the program that is named first."""
-    sys.argv = arguments
+    sys.argv, allowed = guard.take_allowed(arguments)
     program = arguments[0]
     if program in _STARTS:
         os.environ[TASKS] = _STARTS[program]
     run = entry(program)
+    if program == "flower-supernode":
+        try:
+            guard.install(allowed)
+        except SpecError as error:
+            sys.exit(str(error))
+    sys.exit((_quickened(program, run) if is_tested() else run)())
+
+
+def _quickened(program: str, run: Callable[[], Any]) -> Callable[[], Any]:
+    """What a program is to do, with our ways of starting processes and of looking for work."""
     _ask_again_sooner()
     if program == "flower-supernode":
         _look_sooner("flwr.supernode.start_client_internal", Gaps(0.3, 3.0, at_work=0.5))
@@ -73,7 +88,7 @@ def main(arguments: list[str]) -> None:
         _look_sooner("flwr.supercore.superexec.run_superexec", gaps)
         place = "flwr.supercore.superexec.executor.subprocess_executor"
         run = _forking(run, place, os.environ[TASKS], gaps.work)
-    sys.exit(run())
+    return run
 
 
 def entry(program: str) -> Callable[[], Any]:

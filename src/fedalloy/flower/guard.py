@@ -1,0 +1,120 @@
+"""A node runs no app bundle but fedalloy's own: every bundle is known by its hash before anything of it is unpacked.
+
+Flower's node takes whatever app a server sends. Here its function that fetches an app is wrapped: a bundle with another
+hash, or one that is announced under another name than its own (Flower would look for that name on the node's disk), is
+never stored, and the server gets an error that says why. Where Flower is built so that this cannot be done, the node
+does not start.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+from collections.abc import Callable, Sequence
+from logging import ERROR
+from types import ModuleType
+from typing import Any
+
+from fedalloy.core.errors import SpecError
+from fedalloy.flower.bundle import HASH
+from fedalloy.flower.versions import TESTED, installed
+
+ALLOW = "--allow-bundle"
+"""An option of our own before those of Flower's: the hash of one more bundle, for trials with other people's apps."""
+_MODULE, _FETCH = "flwr.supernode.start_client_internal", "_pull_and_store_message"
+_NEEDED = {"state", "object_store", "receive", "get_run", "get_fab"}
+
+
+class Foreign(Exception):
+    """A bundle that this node does not run; says why."""
+
+
+def take_allowed(arguments: list[str]) -> tuple[list[str], frozenset[str]]:
+    """The arguments for Flower, and the hashes of the bundles that may run.
+
+    >>> take_allowed(["flower-supernode", "--allow-bundle", "ab12", "--port", "1"])[0]
+    ['flower-supernode', '--port', '1']
+    """
+    rest, allowed = list(arguments), {HASH}
+    while ALLOW in rest:
+        place = rest.index(ALLOW)
+        allowed.update(rest[place + 1 : place + 2])
+        del rest[place : place + 2]
+    return rest, frozenset(allowed)
+
+
+def install(allowed: frozenset[str]) -> None:
+    """Let the node in this process run these bundles alone; an error where that cannot be made sure."""
+    try:
+        module = importlib.import_module(_MODULE)
+        fetch = _fetching(module)
+    except (ImportError, AttributeError, TypeError, ValueError):
+        fetch = None
+    if fetch is None:
+        raise SpecError(
+            f"flwr {installed()} fetches apps in a way that fedalloy does not know, so that this node could not see to "
+            f"it that it runs nothing but fedalloy: it does not start. Install flwr {TESTED[-1]}: pip install "
+            "'fedalloy[flower]'"
+        )
+    setattr(module, _FETCH, guarded(fetch, module, allowed))
+
+
+def _fetching(module: ModuleType) -> Callable[..., Any] | None:
+    """The function of Flower's that fetches an app, if it is called as we think."""
+    fetch: Callable[..., Any] = getattr(module, _FETCH)
+    fits = inspect.signature(fetch).parameters.keys() >= _NEEDED and callable(module._insert_message)
+    used = _FETCH in module.start_client_internal.__code__.co_names and "get_fab" in fetch.__code__.co_varnames
+    return fetch if fits and used else None
+
+
+def guarded(fetch: Callable[..., Any], module: Any, allowed: frozenset[str]) -> Callable[..., Any]:
+    """``fetch``, with a look at every bundle on its way; a foreign one becomes an error for the server."""
+
+    def guarding(**given: Any) -> Any:
+        seen: dict[str, Any] = {}
+
+        def receive() -> Any:
+            seen["received"] = given["receive"]()
+            return seen["received"]
+
+        def get_run(run_id: int) -> Any:
+            seen["run"] = given["get_run"](run_id)
+            return seen["run"]
+
+        def get_fab(*wanted: Any) -> Any:
+            fab = given["get_fab"](*wanted)
+            check(fab, seen["run"], allowed)
+            return fab
+
+        try:
+            return fetch(**{**given, "receive": receive, "get_run": get_run, "get_fab": get_fab})
+        except Foreign as why:
+            return _refuse(module, seen["received"][0], given["state"], given["object_store"], str(why))
+
+    return guarding
+
+
+def check(fab: Any, run: Any, allowed: Sequence[str] | frozenset[str]) -> None:
+    """Raise :class:`Foreign` unless a bundle is one of those allowed, and is announced as what it is."""
+    found = hashlib.sha256(fab.content).hexdigest()
+    if found not in allowed:
+        raise Foreign(f"this node runs fedalloy's own app and no other; the app sent has the hash {found}")
+    from flwr.cli.config_utils import get_fab_metadata
+
+    told = (run.fab_id, run.fab_version, run.fab_hash, fab.hash_str)
+    if told != (*get_fab_metadata(fab.content), found, found):
+        raise Foreign("this node was sent an app under another name or hash than its own")
+    if "agent" in str(getattr(run, "primary_task_type", "")):
+        raise Foreign("this node runs client apps and nothing else")
+
+
+def _refuse(module: Any, message: Any, state: Any, store: Any, why: str) -> int:
+    from flwr.app import Message
+    from flwr.app.error import Error
+    from flwr.common.constant import ErrorCode
+    from flwr.supercore import log
+
+    log(ERROR, "fedalloy: %s", why)
+    module._insert_message(Message(Error(ErrorCode.INVALID_FAB, why), reply_to=message), state, store)
+    return int(message.metadata.run_id)
