@@ -20,6 +20,7 @@ from fedalloy.solvers.sgd import Sgd
 from fedalloy.testing import HalfWithMemory, Jitter, Lopsided, small_task
 from fedalloy.testing.comparing import differences
 from fedalloy.weightings.uniform import Uniform
+from fedalloy.wire.topk import TopK
 
 TASK = small_task()
 
@@ -142,14 +143,14 @@ def test_bytes_count_what_is_sent():
     assert run(algorithms.scaffold()).stats["bytes_up"] == 16 * numbers
 
     @dataclass(frozen=True)
-    class Tenth(Wire):
+    class Unknown(Wire):
         def encode(self, payload, mine, draws):
             return payload, mine
 
-        def bytes_sent(self, payload, plain):
-            return plain // 10
-
-    assert run(replace(algorithms.fedavg(), wire=(Tenth(), Tenth()))).stats["bytes_up"] == 8 * numbers // 10 // 10
+    compressed = replace(algorithms.fedavg(), wire=(Unknown(), TopK(0.1)))
+    assert run(compressed).stats["bytes_up"] == (numbers // 10) * (8 + 1)
+    whole = replace(algorithms.fedavg(), wire=(TopK(0.1), Unknown()))  # who knows what it does to the zeros
+    assert run(whole).stats["bytes_up"] == 8 * numbers
 
 
 def test_buffers_travel_beside_the_update():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,12 +11,15 @@ from hypothesis import strategies as st
 
 from fedalloy.core import tree
 from fedalloy.core.algorithm import Algorithm
-from fedalloy.core.errors import AlgorithmError
+from fedalloy.core.errors import AlgorithmError, FedalloyError
 from fedalloy.core.keys import Key
+from fedalloy.core.protocols import LocalSolver, Wire
 from fedalloy.core.spec import from_spec
+from fedalloy.recipe import parse, resolve
 from fedalloy.servers.sgd import ServerSgd
+from fedalloy.solvers.scaffold import Scaffold
 from fedalloy.solvers.sgd import Sgd
-from fedalloy.testing import EngineCase, check_engine, check_rule, small_task
+from fedalloy.testing import EngineCase, Jitter, check_engine, check_rule, small_task
 from fedalloy.testing.cases import CHANGING
 from fedalloy.weightings.nova import Nova
 from fedalloy.weightings.samples import Samples
@@ -65,11 +70,52 @@ def test_noise_refuses_a_weighting_without_a_bound():
         Algorithm(Sgd(), Nova(), ServerSgd(), (Clip(), Noise()))
 
 
-def test_bytes_of_clipped_and_noisy_updates():
-    one, plain = {"delta": PARAMS}, tree.nbytes(PARAMS)
-    assert Clip().bytes_sent(one, plain) == plain
-    assert Noise().bytes_sent(one, plain) == plain
-    assert Noise().bytes_sent(one, TopK(0.1).bytes_sent(one, plain)) == plain
+def noisy(*wire: Wire, solver: LocalSolver | None = None) -> Algorithm:
+    return Algorithm(solver or Sgd(), Samples(), ServerSgd(), wire)
+
+
+@pytest.mark.parametrize(
+    "wire",
+    [(Noise(),), (Noise(), Clip()), (Clip(), TopK(), Noise()), (Clip(), Noise(), Noise()), (Clip(), Jitter(), Noise())],
+)
+def test_noise_without_clipping_directly_before_it_is_refused(wire):
+    with pytest.raises(AlgorithmError, match=r"'Noise' on the part 'delta' comes without clipping .* 'clip' with part"):
+        noisy(*wire)
+
+
+def test_every_sent_part_needs_clipping_and_noise():
+    control = (Clip(part="control"), Noise(part="control", like="control"))
+    noisy(Clip(), Noise(), *control, solver=Scaffold())
+    noisy(Clip(), Clip(part="control"), Noise(), control[1], solver=Scaffold())  # in between is another part's
+    with pytest.raises(AlgorithmError, match="the part 'control' is sent without noise"):
+        noisy(Clip(), Noise(), solver=Scaffold())
+    with pytest.raises(AlgorithmError, match="on the part 'control' comes without clipping"):
+        noisy(Clip(), Noise(), control[1], solver=Scaffold())
+    with pytest.raises(AlgorithmError, match=r"'Clip' works on the part 'control', which the solver does not send"):
+        noisy(*control)
+
+
+def test_a_model_with_buffers_is_refused_before_the_first_round():
+    params, buffers = small_task("batchnorm").objective.init(Key.of(0))
+    with pytest.raises(AlgorithmError, match="buffers of a model, and this model has some"):
+        noisy(Clip(), Noise()).init(params, 5, buffers)
+    noisy(Clip()).init(params, 5, buffers)
+
+
+def test_a_recipe_with_noise_alone_is_refused():
+    tables: dict[str, Any] = {"task": {"dataset": "digits"}, "partition": {"clients": 3}, "solver": {"kind": "sgd"}}
+    good = resolve(parse({**tables, "wire": [{"kind": "clip"}, {"kind": "noise"}]}))
+    assert [type(wire) for wire in good.algorithm.wire] == [Clip, Noise]
+    with pytest.raises(FedalloyError, match="without clipping directly before it"):
+        resolve(parse({**tables, "wire": [{"kind": "noise"}]}))
+
+
+def test_noise_claims_no_privacy():
+    """What it gives is said where users look; what it does not give is not claimed."""
+    text = " ".join((Noise.__doc__ or "").split())
+    assert "no privacy guarantee" in text
+    assert "seed" in text
+    assert "differential privacy" not in text
 
 
 @pytest.mark.parametrize("engine", [{"kind": "loop"}, {"kind": "batched", "kernel": "mapped"}])

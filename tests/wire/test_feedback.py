@@ -14,6 +14,7 @@ from fedalloy import algorithms
 from fedalloy.core import registry, tree
 from fedalloy.core.client import Assignment, run_client
 from fedalloy.core.keys import Key
+from fedalloy.core.packing import bytes_up
 from fedalloy.core.types import Context, Examples
 from fedalloy.testing import EngineCase, check_engine, check_rule, small_task
 from fedalloy.testing.cases import CHANGING, FAILING
@@ -109,10 +110,9 @@ def test_what_a_vector_costs(wire, length, width, expected):
 
 
 def test_only_the_compressed_part_gets_cheaper():
-    one = payload(0, torch.float32)
-    plain = sum(tree.nbytes(leaves) for leaves in one.values())
-    assert TopK(0.2).bytes_sent(one, plain) == 2 * (4 + 1) + 8
-    assert ScaledSign().bytes_sent(one, plain) == 2 + 4 + 8
+    one = {part: tree.stack([leaves]) for part, leaves in payload(0, torch.float32).items()}
+    assert bytes_up(one, {"delta": TopK(0.2)}, 1).tolist() == [2 * (4 + 1) + 8]
+    assert bytes_up(one, {"delta": ScaledSign()}, 1).tolist() == [2 + 4 + 8]
 
 
 def test_a_client_reports_the_bytes_it_really_sends():

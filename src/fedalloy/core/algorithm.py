@@ -14,6 +14,7 @@ from fedalloy.core.arguments import checked
 from fedalloy.core.elements import combine_elements
 from fedalloy.core.errors import AlgorithmError
 from fedalloy.core.keys import Key
+from fedalloy.core.packing import Packings
 from fedalloy.core.protocols import (
     ENGINE_STATS,
     ElementWeighting,
@@ -27,6 +28,7 @@ from fedalloy.core.protocols import (
 )
 from fedalloy.core.screening import screen
 from fedalloy.core.types import Cohort, Context, Facts, Info, Part, Payload, State, Tree, Weights
+from fedalloy.core.wiring import check_buffers, check_wires, packings_of
 
 OnFailure = Literal["drop", "resend"]
 ServerState = dict[str, State]
@@ -67,13 +69,7 @@ class Algorithm:
                 f"weighting {_name(self.weighting)} tries every client's model at every other client, but with solver "
                 f"{_name(self.solver)} no client sends a whole model: choose another weighting, such as 'samples'"
             )
-        for wire in self.wire:
-            if wire.needs_weight_bound and self.weighting.weight_bound is None:
-                raise AlgorithmError(
-                    f"wire {_name(wire)} needs a weighting that bounds what one client can count for, and "
-                    f"{_name(self.weighting)} has no such bound: choose one whose weight_bound is not None, "
-                    "such as 'uniform' or 'samples'"
-                )
+        check_wires(self.wire, self.solver.parts, self.weighting.weight_bound, _name(self.weighting))
 
     @property
     def provides(self) -> frozenset[str]:
@@ -85,6 +81,11 @@ class Algorithm:
     def stateful(self) -> bool:
         """Whether clients keep something between rounds."""
         return self.solver.stateful or any(wire.stateful for wire in self.wire)
+
+    @property
+    def packings(self) -> Packings:
+        """How what is sent lies on the wire, by part; what is not named travels as plain tensors."""
+        return packings_of(self.wire)
 
     def parts(self, shared: Mapping[str, Tree]) -> dict[str, Part]:
         """Everything a client sends: the solver's parts, and the buffers of a model that has some."""
@@ -112,6 +113,8 @@ class Algorithm:
 
     def init(self, params: Tree, population: int, buffers: Tree | None = None) -> ServerState:
         """The server's state before the first round."""
+        if buffers:
+            check_buffers(self.wire)
         shared: Shared = {"params": params, "buffers": buffers or {}, **self.solver.init_shared(params)}
         return {
             "shared": shared,

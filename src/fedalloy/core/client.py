@@ -16,6 +16,7 @@ from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.errors import ClientError
 from fedalloy.core.keys import Key
 from fedalloy.core.objective import Act, Actor, Objective
+from fedalloy.core.packing import bytes_up
 from fedalloy.core.protocols import Carry, Shared
 from fedalloy.core.types import Context, Contribution, Examples, Payload, Plan, State, Tree
 
@@ -239,12 +240,11 @@ def _send(
     A client whose link failed counts with an update of zero: an error memory or noise must not speak for it. Where
     nothing is sent there is nothing to encode.
     """
-    plain = sum(tree.nbytes(leaves) for leaves in payload.values())
     kept = dict(state["wire"])
-    for position, wire in enumerate(algorithm.wire if plain else ()):
+    for position, wire in enumerate(algorithm.wire if encode and any(payload.values()) else ()):
         with stage(f"wire {position}"):
-            if encode:
-                draws = tree.rows(wire.draws(algorithm.exchanged(shared), key.fold("wire", position)), 0)
-                payload, kept[str(position)] = wire.encode(payload, kept[str(position)], draws)
-            plain = wire.bytes_sent(payload, plain)
-    return Contribution(payload, {**stats, "bytes_up": float(plain)}, {**state, "wire": kept})
+            draws = tree.rows(wire.draws(algorithm.exchanged(shared), key.fold("wire", position)), 0)
+            payload, kept[str(position)] = wire.encode(payload, kept[str(position)], draws)
+    alone = {part: tree.map_leaves(lambda leaf: leaf.unsqueeze(0), leaves) for part, leaves in payload.items()}
+    sent = float(bytes_up(alone, algorithm.packings, 1)[0])
+    return Contribution(payload, {**stats, "bytes_up": sent}, {**state, "wire": kept})

@@ -22,6 +22,7 @@ from fedalloy.core.objective import Fresh as Fresh
 from fedalloy.core.objective import GradAt as GradAt
 from fedalloy.core.objective import Objective as Objective
 from fedalloy.core.objective import Outputs as Outputs
+from fedalloy.core.packing import Packings
 from fedalloy.core.store import ClientStore as ClientStore
 from fedalloy.core.tree import Chunk
 from fedalloy.core.types import (
@@ -315,6 +316,21 @@ class Wire(ABC):
         """Whether the transform means something only when no client's weight can grow without bound."""
         return False
 
+    @property
+    def changes(self) -> frozenset[str] | None:
+        """The sent parts that the transform works on; None: whatever is sent."""
+        return None
+
+    @property
+    def clips(self) -> bool:
+        """Whether what leaves the transform has a known greatest length."""
+        return False
+
+    @property
+    def needs_clipping(self) -> bool:
+        """Whether the transform means something only directly behind one that ``clips``, on every part that is sent."""
+        return False
+
     def init_client(self, shared: Shared, key: Key) -> State:
         """What the client half keeps before its first round."""
         return {}
@@ -331,9 +347,10 @@ class Wire(ABC):
         """The server half, on the combined parts; transforms are undone in reverse order."""
         return aggregate
 
-    def bytes_sent(self, payload: Payload, plain: int) -> int:
-        """How many bytes this encoding really needs where the plain tensors need ``plain``."""
-        return plain
+    def packings(self, before: Packings) -> Packings:
+        """How parts lie on the wire after this transform, where they lay there as ``before``. A transform that says
+        nothing may have changed any number: then plain tensors travel."""
+        return {}
 
 
 @runtime_checkable

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from fedalloy.core import tree
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.errors import SpecError
+from fedalloy.core.packing import bytes_up
 from fedalloy.core.protocols import Objective, Outcome, Shared, Task
 from fedalloy.core.registry import register
 from fedalloy.core.types import Block, Cohort, Context, Examples, Payload, State, Stats, Tree, Work
@@ -206,11 +207,7 @@ def _mapped_block(
 
 
 def _finished(algorithm: Algorithm, block: Prepared, payload: Payload, stats: Stats, states: State) -> Finished:
-    plain = sum(tree.nbytes(leaves) for leaves in payload.values()) // len(block)
-    one = {part: tree.rows(leaves, 0) for part, leaves in payload.items()} if algorithm.wire else {}
-    for wire in algorithm.wire if plain else ():
-        plain = wire.bytes_sent(one, plain)
-    sent = torch.full((len(block),), float(plain), dtype=torch.float64)
+    sent = bytes_up(payload, algorithm.packings, len(block))
     return Finished(block.work.ids, payload, {**stats, "bytes_up": sent}, states)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedalloy.core import tree
+from fedalloy.core.packing import Packings
 from fedalloy.core.protocols import Wire
 from fedalloy.core.registry import register
 from fedalloy.core.types import Payload, State, Tree
@@ -15,7 +16,7 @@ from fedalloy.core.types import Payload, State, Tree
 class Clip(Wire):
     """``x min(1, norm / |x|)`` over all leaves of the update; shorter updates stay as they are.
 
-    When to use it: before noise, or against clients whose updates explode.
+    When to use it: directly before ``noise``, or against clients whose updates explode.
 
     >>> import torch
     >>> Clip(norm=1.0).encode({"delta": {"w": torch.tensor([3.0, 4.0])}}, {}, {})[0]
@@ -28,6 +29,18 @@ class Clip(Wire):
     def __post_init__(self) -> None:
         if not self.norm > 0:
             raise ValueError(f"norm must be above 0, got {self.norm}")
+
+    @property
+    def changes(self) -> frozenset[str]:
+        return frozenset({self.part})
+
+    @property
+    def clips(self) -> bool:
+        return True
+
+    def packings(self, before: Packings) -> Packings:
+        """One factor for all entries: what was zero or of one size stays so."""
+        return before
 
     def encode(self, payload: Payload, mine: State, draws: Tree) -> tuple[Payload, State]:
         update = payload[self.part]

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import Tensor
 
 from fedalloy.core import tree
 from fedalloy.core.keys import Key
+from fedalloy.core.packing import Packing, Packings
 from fedalloy.core.protocols import Shared, Wire
 from fedalloy.core.types import Payload, State, Tree
 
 
 @dataclass(frozen=True, kw_only=True)
-class ErrorFeedback(Wire):
+class ErrorFeedback(Wire, Packing):
     """Send ``C(x + e)`` instead of ``x`` and keep ``e <- x + e - C(x + e)`` for the client's next round.
 
     The whole ``part`` is compressed as one flat vector; other parts, the buffers among them, travel as they are.
-    ``like`` names the shared part whose shapes it has. Says how the vector is compressed and how large it then is.
+    ``like`` names the shared part whose shapes it has. Says how the vector is compressed and how it is packed.
+    Behind another compressor on the same part, it is this one's form that travels.
     """
 
     part: str = "delta"
@@ -29,34 +32,51 @@ class ErrorFeedback(Wire):
     def compress(self, vector: Tensor) -> Tensor:
         """The vector as the server will see it."""
 
-    @abstractmethod
-    def compressed_bytes(self, length: int, width: int) -> int:
-        """What a vector of so many numbers of ``width`` bytes takes on the wire."""
-
     @property
     def stateful(self) -> bool:
         return True
+
+    @property
+    def changes(self) -> frozenset[str]:
+        return frozenset({self.part})
+
+    def packings(self, before: Packings) -> Packings:
+        return {**before, self.part: self}
 
     def init_client(self, shared: Shared, key: Key) -> State:
         return {"residual": tree.zeros_like(shared[self.like])}
 
     def encode(self, payload: Payload, mine: State, draws: Tree) -> tuple[Payload, State]:
         wanted = tree.add(payload[self.part], mine["residual"])
-        sent = _unflatten(self.compress(_flatten(wanted)), wanted)
+        sent = unflatten(self.compress(flatten(wanted)), wanted)
         return {**payload, self.part: sent}, {"residual": tree.subtract(wanted, sent)}
 
-    def bytes_sent(self, payload: Payload, plain: int) -> int:
-        leaves = payload[self.part]
-        width = max(leaf.element_size() for leaf in leaves.values())
-        return plain - tree.nbytes(leaves) + self.compressed_bytes(tree.count(leaves), width)
 
-
-def _flatten(leaves: Tree) -> Tensor:
+def flatten(leaves: Tree) -> Tensor:
+    """All numbers as one vector, in the dtype that holds them all."""
     return torch.cat([leaf.reshape(-1) for leaf in leaves.values()])
 
 
-def _unflatten(vector: Tensor, like: Tree) -> Tree:
+def unflatten(vector: Tensor, like: Tree) -> Tree:
+    """The vector cut into leaves again."""
     parts = vector.split([leaf.numel() for leaf in like.values()])
     return {
         name: part.reshape(leaf.shape).to(leaf.dtype) for (name, leaf), part in zip(like.items(), parts, strict=True)
     }
+
+
+def width(leaves: Tree) -> int:
+    """The bytes of a number in the vector."""
+    return reduce(torch.promote_types, (leaf.dtype for leaf in leaves.values())).itemsize
+
+
+def check_packed(packed: Tree, **expected: tuple[torch.dtype, int]) -> None:
+    """Refuse tensors that are not vectors of these names, dtypes and lengths."""
+    if packed.keys() != expected.keys():
+        raise ValueError(f"its packed tensors are {', '.join(sorted(packed))} instead of {', '.join(sorted(expected))}")
+    for name, (dtype, length) in expected.items():
+        if packed[name].dtype != dtype or packed[name].shape != (length,):
+            raise ValueError(
+                f"its packed '{name}' holds {packed[name].dtype} of shape {tuple(packed[name].shape)} instead of "
+                f"{dtype} of shape ({length},)"
+            )

@@ -1,4 +1,4 @@
-"""Every client adds its own noise before anybody else sees its update (Geyer et al. 2017, arXiv:1712.07557)."""
+"""Seeded noise on what every client sends, for simulations. No privacy guarantee."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from fedalloy.core import tree
 from fedalloy.core.keys import Key
+from fedalloy.core.packing import Packings
 from fedalloy.core.protocols import Shared, Wire
 from fedalloy.core.registry import register
 from fedalloy.core.types import Payload, State, Tree
@@ -16,10 +17,13 @@ from fedalloy.core.types import Payload, State, Tree
 class Noise(Wire):
     """``x + std z`` with ``z`` standard normal, drawn from the client's key of the round.
 
-    Put it after ``clip``: of updates no longer than ``norm``, ``std = multiplier * norm`` hides each client behind
-    Gaussian noise of that multiplier. Only the ``part`` is hidden, the buffers of a model are not. A weighting that
-    sets no bound on what one client counts for is refused: it could amplify what the noise was to hide.
-    When to use it: client-level differential privacy without trust in the server.
+    The noise is a function of the run's seed, which the server knows and tells the nodes: whoever knows the seed can
+    take the noise off again. Nothing counts how much has been given away over the rounds. So this shows what noise does
+    to accuracy and gives **no privacy guarantee**.
+    Refused unless every part that is sent has a ``clip`` directly before its noise; so are models with buffers, which
+    would be sent without noise, and weightings that set no bound on what one client counts for.
+    When to use it: to see how a method bears Gaussian noise of a given size on clipped updates (of updates no longer
+    than ``norm``, ``std = multiplier * norm``, as in Geyer et al. 2017, arXiv:1712.07557).
 
     >>> import torch
     >>> wire, shared = Noise(std=0.5), {"params": {"w": torch.zeros(2)}}
@@ -40,6 +44,14 @@ class Noise(Wire):
     def needs_weight_bound(self) -> bool:
         return True
 
+    @property
+    def needs_clipping(self) -> bool:
+        return True
+
+    @property
+    def changes(self) -> frozenset[str]:
+        return frozenset({self.part})
+
     def draws(self, shared: Shared, keys: Key) -> Tree:
         return {
             name: keys.fold("noise", name).normal(*leaf.shape, dtype=leaf.dtype)
@@ -49,6 +61,6 @@ class Noise(Wire):
     def encode(self, payload: Payload, mine: State, draws: Tree) -> tuple[Payload, State]:
         return {**payload, self.part: tree.add(payload[self.part], draws, self.std)}, mine
 
-    def bytes_sent(self, payload: Payload, plain: int) -> int:
+    def packings(self, before: Packings) -> Packings:
         """Noise leaves nothing sparse: what was compressed before is whole again."""
-        return max(plain, sum(tree.nbytes(leaves) for leaves in payload.values()))
+        return {part: packing for part, packing in before.items() if part != self.part}

@@ -7,9 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedalloy.core import tree
 from fedalloy.core.fraction import fraction_of
 from fedalloy.core.registry import register
-from fedalloy.wire.feedback import ErrorFeedback
+from fedalloy.core.types import Tree
+from fedalloy.wire.feedback import ErrorFeedback, check_packed, flatten, unflatten, width
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @register("wire", "topk")
@@ -41,5 +45,28 @@ class TopK(ErrorFeedback):
         return torch.zeros_like(vector).scatter(0, places, vector.gather(0, places))
 
     def compressed_bytes(self, length: int, width: int) -> int:
-        place = next(size for size in (1, 2, 4, 8) if length <= 256**size)
-        return self.kept(length) * (width + place)
+        """What a vector of so many numbers of ``width`` bytes takes on the wire."""
+        return self.kept(length) * (width + _place_size(length))
+
+    def pack(self, leaves: Tree) -> Tree:
+        vector = flatten(leaves)
+        places = vector.abs().topk(self.kept(len(vector)), sorted=False).indices.sort().values
+        return {"values": vector[places], "places": places.to(_INTEGERS[_place_size(len(vector))])}
+
+    def unpack(self, packed: Tree, like: Tree) -> Tree:
+        vector = torch.zeros_like(flatten(like))
+        kept, size = self.kept(len(vector)), _place_size(len(vector))
+        check_packed(packed, values=(vector.dtype, kept), places=(_INTEGERS[size], kept))
+        places = packed["places"].long().to(vector.device) % 256**size if size < 8 else packed["places"].long()
+        if not bool((places[1:] > places[:-1]).all()) or not 0 <= int(places[0]) <= int(places[-1]) < len(vector):
+            raise ValueError(f"its packed 'places' are not ascending positions below {len(vector)}")
+        return unflatten(vector.scatter(0, places.to(vector.device), packed["values"].to(vector.device)), like)
+
+    def packed_bytes(self, leaves: Tree) -> Tensor:
+        clients = len(next(iter(leaves.values())))
+        one = self.compressed_bytes(tree.count(leaves) // clients, width(leaves))
+        return torch.full((clients,), float(one), dtype=torch.float64)
+
+
+def _place_size(length: int) -> int:
+    return next(size for size in _INTEGERS if length <= 256**size)
