@@ -20,6 +20,7 @@ from fedalloy.core.protocols import (
     ElementWeighting,
     Fresh,
     LocalSolver,
+    Objective,
     ServerOptimizer,
     Shared,
     Task,
@@ -106,7 +107,7 @@ class Algorithm:
 
     def fitted(self, task: Task, key: Key | None = None) -> Algorithm:
         """The same algorithm, solver and server knowing the form of the task's data; ``key`` is the root of the run."""
-        if self.solver.target == "params":
+        if self.solver.target == "params" and not getattr(task.objective, "needs_full_batches", False):
             return self
         facts = facts_of(task, key or Key.of(0))
         return replace(self, solver=self.solver.fitted(facts), server=self.server.fitted(facts))
@@ -162,7 +163,8 @@ def facts_of(task: Task, key: Key) -> Facts:
     elsewhere says it itself."""
     told = getattr(task, "facts", None)
     if told is not None:
-        return replace(cast(Facts, told()), seed=key.fold("facts").seed())
+        facts = cast(Facts, told())
+        return replace(facts, seed=key.fold("facts").seed(), alone=_trains_on_one(task.objective, facts))
     for client in range(task.population):
         x = task.data("train", torch.tensor([client])).client(0).x
         if len(x):
@@ -171,7 +173,14 @@ def facts_of(task: Task, key: Key) -> Facts:
     said = task.objective.outputs(_beside(x, params), _beside(x, buffers), x[:1])
     limits, count = (float(x.min()), float(x.max())), said.shape[-1] if said.dim() > 1 else 1
     bounds = getattr(task, "bounds", None)
-    return Facts(tuple(x.shape[1:]), x.dtype, count, *limits, bounds=bounds, seed=key.fold("facts").seed())
+    facts = Facts(tuple(x.shape[1:]), x.dtype, count, *limits, bounds=bounds, seed=key.fold("facts").seed())
+    return replace(facts, alone=_trains_on_one(task.objective, facts))
+
+
+def _trains_on_one(objective: Objective, facts: Facts) -> bool:
+    """Whether a batch may have a single example; every objective that does not say otherwise allows it."""
+    asked = getattr(objective, "trains_on_one", None)
+    return asked is None or bool(asked(torch.zeros(1, *facts.shape, dtype=facts.dtype)))
 
 
 def _beside(x: Tensor, leaves: Tree) -> Tree:

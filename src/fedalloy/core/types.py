@@ -135,7 +135,8 @@ class Examples:
 class Facts:
     """What a solver may know of a task before the first round: the form of one example, how many outputs the model
     has, between which values the first clients' features lie, the ``bounds`` that are declared for the data (None:
-    there are none), and a seed of the run for what the server draws."""
+    there are none), a seed of the run for what the server draws, and whether the model can be trained on one example
+    ``alone`` (BatchNorm over vectors cannot)."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -144,6 +145,7 @@ class Facts:
     high: float
     bounds: tuple[float, float] | None = None
     seed: int = 0
+    alone: bool = True
 
 
 @dataclass(frozen=True)

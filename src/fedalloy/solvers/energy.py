@@ -112,7 +112,9 @@ class Energy(LocalTraining):
                 f"solver 'energy' keeps its samples in [{low}, {high}], but the data reach from {facts.low:g} to "
                 f"{facts.high:g}: scale the data, or set low and high (-inf and inf: no limit)"
             )
-        return replace(self, low=low, high=high, shape=facts.shape, classes=facts.outputs, seed=facts.seed)
+        return replace(
+            super().fitted(facts), low=low, high=high, shape=facts.shape, classes=facts.outputs, seed=facts.seed
+        )
 
     def plan(self, sizes: Tensor, epochs: Tensor, keys: Key) -> Plan:
         whole = super().plan(sizes, epochs, keys)

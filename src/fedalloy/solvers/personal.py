@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from fedalloy.core.keys import Key
 from fedalloy.core.names import Names
 from fedalloy.core.protocols import Carry, GradAt, LocalSolver, Shared
 from fedalloy.core.registry import register
-from fedalloy.core.types import Cohort, Context, Part, Payload, Plan, State, Stats, Tree
+from fedalloy.core.types import Cohort, Context, Facts, Part, Payload, Plan, State, Stats, Tree
 from fedalloy.solvers.phases import in_phases
 from fedalloy.solvers.sgd import Sgd
 from fedalloy.solvers.training import LocalTraining
@@ -87,6 +87,9 @@ class Personal(LocalSolver):
     @property
     def personalised(self) -> bool:
         return True
+
+    def fitted(self, facts: Facts) -> Self:
+        return replace(self, solver=self.solver.fitted(facts))
 
     def lr_at(self, round: int, rounds: int | None = None) -> float:
         return self.solver.lr_at(round, rounds)

@@ -6,18 +6,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
 
 from fedalloy.core import tree
+from fedalloy.core.errors import SpecError
 from fedalloy.core.fraction import fraction_of
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Carry, LocalSolver
-from fedalloy.core.types import Context, Descent, Plan, Stats, Tree
+from fedalloy.core.types import Context, Descent, Facts, Plan, Stats, Tree
 from fedalloy.solvers.phases import in_phases
+
+Leftover = Literal["auto", "keep", "merge", "drop"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +29,10 @@ class LocalTraining(LocalSolver):
 
     ``decay`` multiplies the step every ``decay_every`` rounds; ``milestones`` are fractions of the run at
     which the step is divided by ten. ``batch_size = None`` uses all examples in every step.
+
+    ``leftover`` says what becomes of a last batch with a single example: ``keep`` it, ``merge`` it with the batch
+    before, or ``drop`` it; ``auto`` merges it where the model cannot be trained on one example (BatchNorm over vectors)
+    and keeps it elsewhere. A client whose only example would be such a batch takes no step, unless it is kept.
     """
 
     lr: float = 0.1
@@ -41,6 +48,7 @@ class LocalTraining(LocalSolver):
     decay: float = 1.0
     decay_every: int = 1
     milestones: tuple[float, ...] = ()
+    leftover: Leftover = "auto"
 
     def __post_init__(self) -> None:
         _check(self)
@@ -65,11 +73,22 @@ class LocalTraining(LocalSolver):
         passed = sum(round > fraction_of(rounds, fraction) for fraction in self.milestones) if rounds else 0
         return float(self.lr * self.decay ** ((round - 1) // self.decay_every) * 0.1**passed)
 
+    def fitted(self, facts: Facts) -> Self:
+        """The same solver, its batches of a size that the model can be trained on."""
+        if facts.alone or self.leftover == "keep":
+            return self
+        if self.batch_size == 1:
+            raise SpecError(
+                "batch_size = 1: this model cannot be trained on one example at a time (BatchNorm over vectors has no "
+                "spread to divide by); choose 2 or more, or GroupNorm"
+            )
+        return replace(self, leftover="merge") if self.leftover == "auto" else self
+
     def plan(self, sizes: Tensor, epochs: Tensor, keys: Key) -> Plan:
         first = torch.where(epochs < 0, torch.full_like(epochs, self.epochs), epochs)
         # What a device says about its epochs is about the first phase; one without time takes no step at all.
         whole = torch.where(first > 0, first + self.second_epochs, first)
-        plan = epoch_plan(sizes, whole, self.batch_size, keys if self.shuffle else None)
+        plan = epoch_plan(sizes, whole, self.batch_size, keys if self.shuffle else None, self.leftover)
         return in_phases(plan, first, whole) if self.second_epochs else plan
 
     def describe(self, steps: Tensor, ctx: Context) -> Stats:
@@ -77,22 +96,39 @@ class LocalTraining(LocalSolver):
         return {"step_norm": length, "effective_steps": length}
 
 
-def epoch_plan(sizes: Tensor, epochs: Tensor, batch_size: int | None, keys: Key | None) -> Plan:
+def epoch_plan(sizes: Tensor, epochs: Tensor, batch_size: int | None, keys: Key | None, leftover: str = "keep") -> Plan:
     """Batches for a block of clients; step ``s`` of a client is the same whoever shares its block.
 
     >>> plan = epoch_plan(torch.tensor([3, 1]), torch.tensor([1, 2]), 2, None)
     >>> plan.steps.tolist(), plan.index[0].tolist()
     ([2, 2], [[0, 1], [2, 0]])
+    >>> epoch_plan(torch.tensor([3]), torch.tensor([1]), 2, None, "merge").index[0].tolist()
+    [[0, 1, 2]]
     """
     longest = max(1, int(sizes.max()))
     width = min(batch_size or longest, longest)
+    single = _single(sizes, width, leftover) if batch_size != 1 else None
     per_epoch = (sizes + width - 1) // width
+    per_epoch = per_epoch if single is None else per_epoch - single
+    merged = single is not None and leftover == "merge" and bool(single[per_epoch > 0].any())
     steps = torch.arange(max(1, int((per_epoch * epochs).max())))
     epoch = steps // per_epoch.clamp(min=1).unsqueeze(1)
-    place = (steps % per_epoch.clamp(min=1).unsqueeze(1)).unsqueeze(2) * width + torch.arange(width)
-    taken = (epoch < epochs.unsqueeze(1)).unsqueeze(2) & (place < sizes.reshape(-1, 1, 1))
+    turn = steps % per_epoch.clamp(min=1).unsqueeze(1)
+    place = turn.unsqueeze(2) * width + torch.arange(width + merged)
+    used = sizes if single is None else torch.where(per_epoch > 0, sizes - single * (leftover == "drop"), 0)
+    taken = (epoch < epochs.unsqueeze(1)).unsqueeze(2) & (place < used.reshape(-1, 1, 1))
+    if merged:  # the slot beyond the width is for the example that joins the last batch
+        taken[:, :, width] &= turn == per_epoch.unsqueeze(1) - 1
     index = place if keys is None else _shuffled(place, epoch, sizes, max(1, int(epochs.max())), longest, keys)
     return Plan(torch.where(taken, index, 0), taken, torch.zeros_like(epoch))
+
+
+def _single(sizes: Tensor, width: int, leftover: str) -> Tensor | None:
+    """Whose last batch has a single example that is not to be kept, as 0 and 1; None where nobody's has."""
+    if leftover in ("keep", "auto"):
+        return None
+    found = sizes % width == 1 if width > 1 else sizes == 1
+    return found.long() if bool(found.any()) else None
 
 
 def descend_start(training: LocalTraining, params: Tree) -> Carry:

@@ -63,6 +63,19 @@ class ModuleObjective:
         """Whether examples of a training batch see each other (BatchNorm), so that no row may be padding."""
         return any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in self._training.modules())
 
+    def trains_on_one(self, x: Tensor) -> bool:
+        """Whether the model can be trained on the one example ``x``: BatchNorm over vectors finds no spread there."""
+        if not self.needs_full_batches:
+            return True
+        params, buffers = self.init(Key.of(0))
+        leaves = {**self._here(x), **params, **buffers, **self._masks(torch.zeros((), dtype=torch.int64))}
+        try:
+            with torch.no_grad():
+                functional_call(self._training, leaves, (self._input(x),))
+        except ValueError as error:
+            return "more than 1 value per channel" not in str(error)
+        return True
+
     @property
     def scores_by_batch(self) -> bool:
         """Whether examples see each other in evaluation too: BatchNorm without running statistics uses the batch's."""

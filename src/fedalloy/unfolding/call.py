@@ -11,6 +11,7 @@ from typing import Any
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.arguments import build
 from fedalloy.core.errors import FedalloyError, SpecError, nearest
+from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Engine, Task
 from fedalloy.core.spec import algorithm_to_spec
 from fedalloy.run.fit import as_algorithm
@@ -57,6 +58,7 @@ def unfold(
     """
     chosen, learning = as_algorithm(algorithm), _learning(settings)
     task = placed(task, device)
+    chosen = chosen.fitted(task, Key.of(seed))
     layers = layer_names(task) if learning.level == "layer" else ()
     course = Course(chosen, task, rounds, devices or DeviceProfile(), learning, layers)
     learned = _settings(course, seed, sizes_of(task).tolist())
