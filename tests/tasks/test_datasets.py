@@ -80,8 +80,8 @@ class TestFromClients:
             ([(np.ones((1, 3)), [[0]])], "one number per example"),
             ([(np.ones((1, 3)), [0]), (np.ones((1, 2)), [0])], r"client 1: examples have shape \(2,\)"),
             ([(np.ones((1, 3)), [0]), (np.ones((1, 3)), [0.5])], "use one kind"),
-            ([(np.ones((0, 3)), [])], "client 0 has no examples"),
-            ([(np.array([["a"]]), [0])], "arrays of numbers"),
+            ([(np.ones((0, 3)), [])], "no client has an example"),
+            ([(np.array([["a"]]), [0])], "features must be numbers, not text"),
         ],
     )
     def test_what_does_not_fit_is_named(self, clients, words):

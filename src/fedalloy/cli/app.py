@@ -27,7 +27,7 @@ from fedalloy.cli import (
     synth,
     unfold,
 )
-from fedalloy.cli.console import complain
+from fedalloy.cli.console import complain, tell_notes
 from fedalloy.core.errors import AlgorithmError, FedalloyError, RegistryError, SpecError
 from fedalloy.run.interrupt import Terminated
 
@@ -43,6 +43,7 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; with ``--debug`` errors pass through."""
+        tell_notes()
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as interrupt:

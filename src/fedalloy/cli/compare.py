@@ -137,12 +137,22 @@ def _present(done: Comparison, recipe: Recipe) -> None:
         range(1, 7),
     )
     out = console()
+    for note in _notes(done.folder):
+        out.print(f"note: {note}", markup=False)
     for row in done.rows:
         for run in row.failed:
             out.print(
                 f"{row.name}, seed {run.seed} FAILED in round {run.round}: {run.reason}", style="red", markup=False
             )
     out.print(f"runs in {done.folder}; a page of them: fedalloy report {done.folder} -o report.html", markup=False)
+
+
+def _notes(folder: Path) -> list[str]:
+    """What the runs say about their data, each thing once."""
+    from fedalloy.records.reading import find_runs, read_run
+
+    said = (note for run in find_runs(folder) for note in read_run(run).environment.get("notices", []))
+    return list(dict.fromkeys(map(str, said)))
 
 
 def _cells(row: Row) -> list[str]:

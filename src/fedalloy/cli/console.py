@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,26 @@ def console(stderr: bool = False) -> Console:
 def complain(message: str) -> None:
     """One clear red line on stderr."""
     typer.secho(f"error: {message}", fg=typer.colors.RED, err=True)
+
+
+def tell_notes() -> None:
+    """Let what the library logs stand on stderr as notes, each once."""
+    logger = logging.getLogger("fedalloy")
+    for earlier in [one for one in logger.handlers if isinstance(one, _Notes)]:
+        logger.removeHandler(earlier)
+    logger.addHandler(_Notes())
+
+
+class _Notes(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._said: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        message = record.getMessage()
+        if message not in self._said:
+            self._said.add(message)
+            typer.echo(f"note: {message}", err=True)
 
 
 def print_json(value: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import multiprocessing
 import signal
 import threading
@@ -167,6 +168,7 @@ def side_by_side(jobs: Sequence[Job], processes: int, tell: Watcher) -> None:
 def serve(connection: Connection) -> None:
     """The life of a worker: one job after another until None arrives or the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.getLogger("fedalloy").addHandler(logging.NullHandler())  # the records keep what it says
 
     def tell(message: News | BaseException) -> None:
         # A parent that no longer listens must not end the run before its checkpoint.

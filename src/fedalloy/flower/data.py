@@ -22,9 +22,10 @@ from fedalloy.core.types import Examples
 from fedalloy.engines.flower import Refused
 from fedalloy.flower.config import FROM_RECIPE
 from fedalloy.tasks.assembly import make_objective
-from fedalloy.tasks.datasets.base import from_clients
+from fedalloy.tasks.datasets.base import as_pair
 from fedalloy.tasks.datasets.callable import resolve
 from fedalloy.tasks.datasets.folder import client_files, read_client
+from fedalloy.tasks.examining import check_examples
 from fedalloy.tasks.splits import split
 from fedalloy.tasks.standardise import Scaler
 
@@ -130,12 +131,17 @@ def _from_function(path: str) -> dict[str, tuple[Any, Any]]:
 def _checked(x: Any, y: Any, spec: Mapping[str, Any], source: str) -> Examples:
     """One part as tensors, fitting what the recipe expects."""
     classes = spec["classes"]
-    made = from_clients([(x, y)], classes=classes or None)
-    if tuple(made.x.shape[1:]) != tuple(spec["shape"]):
-        raise DataError(f"{source}: examples have shape {tuple(made.x.shape[1:])}, the recipe's {tuple(spec['shape'])}")
-    if made.y.is_floating_point() != (classes == 0):
-        raise DataError(f"{source}: labels are {made.y.dtype}, the recipe expects {classes or 'no'} classes")
-    return Examples(made.x, made.y)
+    features, labels = as_pair(x, y, source)
+    if not len(labels):  # whose shape and type say nothing
+        features = torch.empty(0, *spec["shape"])
+        labels = labels.to(torch.int64 if classes else torch.float32)
+    if tuple(features.shape[1:]) != tuple(spec["shape"]):
+        shape = tuple(features.shape[1:])
+        raise DataError(f"{source}: examples have shape {shape}, the recipe's {tuple(spec['shape'])}")
+    if labels.is_floating_point() != (classes == 0):
+        raise DataError(f"{source}: labels are {labels.dtype}, the recipe expects {classes or 'no'} classes")
+    check_examples(features, labels, classes, torch.zeros(len(labels), dtype=torch.int64), lambda _: source)
+    return Examples(features, labels)
 
 
 def _split(examples: Examples, client: int, spec: Mapping[str, Any]) -> dict[str, Examples]:

@@ -30,9 +30,10 @@ from fedalloy.records.store import open_store
 from fedalloy.run.config import RunConfig
 from fedalloy.run.evaluate import Evaluation, evaluate, rows
 from fedalloy.run.interrupt import Caught, StopFlag, stop_when_asked
+from fedalloy.run.looking import at_work, looked_at, told
 from fedalloy.run.memory import peak_memory
 from fedalloy.run.mixing import evaluate_mixes
-from fedalloy.run.placement import on_device, placed
+from fedalloy.run.placement import on_device
 from fedalloy.run.recorder import FolderRecorder, MemoryRecorder, Recorder, Row
 from fedalloy.run.round import Federation, Played, Stopwatch, play
 from fedalloy.run.trained import Trained
@@ -116,12 +117,15 @@ def run(
     trackers = make_trackers(track, folder)
     config.devices.check(task.population)
     algorithm.check_cohort(config.sampling.size(task.population), task.population)
+    engine = make_engine(config)
+    task = looked_at(task, engine)
     algorithm = algorithm.fitted(task, Key.of(config.seed))
     check_roles(algorithm, task)
-    fed = Federation(algorithm, placed(task, config.device), make_engine(config), config, Key.of(config.seed))
+    there = at_work(task, engine, config.device)
+    fed = Federation(algorithm, there, engine, config, Key.of(config.seed), told(task, algorithm))
     if not isinstance(fed.engine, DistantEngine):  # whose clients say themselves what they lack
         check_validation(algorithm, task)
-    opened = _open(folder, resume, recipe, task, config)
+    opened = _open(folder, resume, recipe, task, config, fed.notices)
     with _Threads(config), opened.lock() if opened else nullcontext():
         recorder: Recorder = FolderRecorder(opened) if opened else MemoryRecorder()
         state = begin(fed, initial)
@@ -176,7 +180,12 @@ def _profile(config: RunConfig) -> AbstractContextManager[dict[str, float] | Non
 
 
 def _open(
-    folder: str | Path | None, resume: bool, recipe: Mapping[str, Any] | None, task: Task, config: RunConfig
+    folder: str | Path | None,
+    resume: bool,
+    recipe: Mapping[str, Any] | None,
+    task: Task,
+    config: RunConfig,
+    notices: tuple[str, ...],
 ) -> RunFolder | None:
     """The run folder: the one that is there when resuming, otherwise a new one."""
     if folder is None:
@@ -187,6 +196,7 @@ def _open(
         return RunFolder.open(folder)
     manifest = _manifest(task)
     described = describe(config.device) | ({"threads": config.threads} if config.threads else {})
+    described |= {"notices": list(notices)} if notices else {}
     return RunFolder.create(folder, recipe or {}, described, manifest)
 
 

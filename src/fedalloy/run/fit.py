@@ -60,6 +60,11 @@ class RunResult:
         return self.ending.trained
 
     @property
+    def notices(self) -> tuple[str, ...]:
+        """What was unusual about the data: clients without examples, or with less than a batch of them."""
+        return self.trained.fed.notices
+
+    @property
     def reached(self) -> int | None:
         """The round in which the target was reached first."""
         return self.ending.progress.reached

@@ -48,6 +48,7 @@ class Federation:
     engine: Engine
     config: RunConfig
     root: Key
+    notices: tuple[str, ...] = ()
 
     @property
     def resends(self) -> bool:

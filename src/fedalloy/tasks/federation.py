@@ -65,7 +65,8 @@ class FederatedTask:
     ``metrics`` are those the data are usually scored with, the most telling one first. ``bounds`` are the declared
     lowest and highest value of the features. The last ``newcomers`` clients
     exist but are no part of the population: nobody samples or weighs them, and ``data`` knows them by their ids.
-    ``classifier`` is the model that learns from synthetic samples, where it is another than ``objective``.
+    ``classifier`` is the model that learns from synthetic samples, where it is another than ``objective``. ``notices``
+    are what a user should know about the data; a run tells them.
     """
 
     objective: Objective
@@ -79,6 +80,7 @@ class FederatedTask:
     newcomers: int = 0
     classifier: Objective | None = None
     bounds: tuple[float, float] | None = None
+    notices: tuple[str, ...] = ()
 
     @property
     def population(self) -> int:
@@ -141,7 +143,9 @@ def federate(
     manifest = Manifest.of(assignment, dataset.y, dataset.classes)
     common = dataset.test or _union(test, len(assignment) - newcomers)
     names = _names(dataset, assignment)
-    return FederatedTask(objective, train, valid, test, manifest, common, names, newcomers=newcomers)
+    return FederatedTask(
+        objective, train, valid, test, manifest, common, names, newcomers=newcomers, notices=dataset.notices
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,12 +207,8 @@ def _assignment(dataset: Dataset, partition: Partition, clients: int | None, key
     if count is None:
         raise SpecError(f"partition {type(partition).__name__} does not say how many clients there are: give 'clients'")
     assignment = partition.assign(dataset.y, count, key, dataset.owner)
-    empty = [k for k, rows in enumerate(assignment) if not len(rows)]
-    if empty:
-        raise DataError(
-            f"partition {type(partition).__name__} leaves {len(empty)} of {count} clients without examples "
-            f"(the first is client {empty[0]}); ask for fewer clients or a larger minimum"
-        )
+    if not any(len(rows) for rows in assignment):
+        raise DataError(f"partition {type(partition).__name__} gives no client an example; use another rule")
     return assignment
 
 

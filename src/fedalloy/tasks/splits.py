@@ -117,6 +117,6 @@ def _in_company(labels: Tensor, places: Tensor, size: int) -> Tensor:
 def _never_all(flagged: Tensor) -> Tensor:
     """The natural test flags, less one when nothing would be left for training."""
     flags = flagged.to(torch.bool).clone()
-    if bool(flags.all()):
+    if len(flags) and bool(flags.all()):
         flags[0] = False
     return flags

@@ -31,8 +31,10 @@ class Scaler:
         if not x.is_floating_point():
             raise SpecError(f"features of type {x.dtype} are no measurements: leave 'standardise' out (or 'none')")
         parts = x.double().split(sizes.tolist())
-        centre = torch.stack([part.mean(0) for part in parts])
-        spread = torch.stack([part.std(0, correction=0) for part in parts])
+        # A client without training rows has no scale: its other rows, if any, stay as they are.
+        none = torch.zeros(x.shape[1:], dtype=torch.float64, device=x.device)
+        centre = torch.stack([part.mean(0) if len(part) else none for part in parts])
+        spread = torch.stack([part.std(0, correction=0) if len(part) else none for part in parts])
         # Rounding alone gives a constant column a spread of some 1e-16 of its size.
         constant = spread <= 1e-12 * (1 + centre.abs())
         return Scaler(centre, torch.where(constant, 1.0, spread))

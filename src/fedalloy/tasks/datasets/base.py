@@ -16,6 +16,7 @@ from fedalloy.core import registry
 from fedalloy.core.errors import DataError
 from fedalloy.core.keys import Key
 from fedalloy.core.types import Examples
+from fedalloy.tasks.examining import ENCODING, check_examples
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +26,8 @@ class Dataset:
     ``y`` holds class numbers (int64) or targets (float, then ``classes`` is 0). ``owner`` is the natural
     client of every example (-1: nobody's), ``held_out`` its natural test flag, ``test`` a global test set that
     comes with the data, ``names`` the names of the natural clients, ``bounds`` the lowest and highest value that the
-    features can have (None: any).
+    features can have (None: any), ``notices`` what a user should know about the data. Features that are NaN or
+    infinite and labels that are no class number are refused.
     """
 
     x: Tensor
@@ -36,6 +38,7 @@ class Dataset:
     test: Examples | None = None
     names: tuple[str, ...] | None = None
     bounds: tuple[float, float] | None = None
+    notices: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("x", "owner", "held_out"):
@@ -48,11 +51,15 @@ class Dataset:
             raise DataError("dataset has no examples")
         if self.owner is not None and self.names is not None and int(self.owner.max()) >= len(self.names):
             raise DataError(f"dataset names {len(self.names)} clients but has an owner number {int(self.owner.max())}")
-        if not self.y.is_floating_point():
-            _check_labels(self.y, self.classes)
+        check_examples(self.x, self.y, self.classes, self.owner, self._name)
+        if self.test is not None:
+            check_examples(self.test.x, self.test.y, self.classes, torch.full((len(self.test),), -1), self._name)
 
     def __len__(self) -> int:
         return len(self.y)
+
+    def _name(self, client: int) -> str:
+        return f"{client} '{self.names[client]}'" if self.names is not None else str(client)
 
 
 Standardise = Literal["none", "client"]
@@ -110,7 +117,8 @@ def from_clients(
 ) -> Dataset:
     """One dataset out of one ``(x, y)`` per client: arrays, lists or tensors.
 
-    ``classes`` is the largest label plus one unless said otherwise.
+    ``classes`` is the largest label plus one unless said otherwise. Clients without examples are left out, which the
+    dataset's ``notices`` tell.
 
     >>> from_clients([([[0.0], [1.0]], [0, 1]), ([[2.0]], [1])]).owner
     tensor([0, 0, 1])
@@ -118,14 +126,20 @@ def from_clients(
     if not clients:
         raise DataError("there are no clients: give at least one pair (x, y)")
     labels = list(names) if names is not None else [f"client {k}" for k in range(len(clients))]
-    pairs = [_pair(x, y, label) for (x, y), label in zip(clients, labels, strict=True)]
+    made = [as_pair(x, y, label) for (x, y), label in zip(clients, labels, strict=True)]
+    empty = [label for (_, y), label in zip(made, labels, strict=True) if not len(y)]
+    labels = [label for (_, y), label in zip(made, labels, strict=True) if len(y)]
+    pairs = [pair for pair in made if len(pair[1])]
+    if not pairs:
+        raise DataError("no client has an example: give at least one pair (x, y) with rows")
     _check_alike(pairs, labels)
     y = torch.cat([pair[1] for pair in pairs])
     sizes = torch.tensor([len(pair[1]) for pair in pairs])
     owner = torch.repeat_interleave(torch.arange(len(pairs)), sizes)
     if classes is None:
-        classes = 0 if y.is_floating_point() else int(y.max()) + 1
-    return Dataset(torch.cat([pair[0] for pair in pairs]), y, classes, owner, names=tuple(names) if names else None)
+        classes = 0 if y.is_floating_point() else max(1, int(y.max()) + 1)
+    kept = tuple(labels) if names or empty else None
+    return Dataset(torch.cat([pair[0] for pair in pairs]), y, classes, owner, names=kept, notices=_left_out(empty))
 
 
 def third_party(module: str, package: str, purpose: str) -> Any:
@@ -138,8 +152,9 @@ def third_party(module: str, package: str, purpose: str) -> Any:
         ) from missing
 
 
-def _pair(x: Any, y: Any, who: str) -> tuple[Tensor, Tensor]:
+def as_pair(x: Any, y: Any, who: str) -> tuple[Tensor, Tensor]:
     """One client's arrays as tensors of the types every model expects."""
+    _check_no_text(x, y, who)
     try:
         features, targets = _tensor(x).to(torch.float32), _tensor(y)
     except (TypeError, ValueError, RuntimeError) as cause:
@@ -150,9 +165,31 @@ def _pair(x: Any, y: Any, who: str) -> tuple[Tensor, Tensor]:
             f"{who}: x has shape {tuple(features.shape)} and y {tuple(targets.shape)}; "
             "y must be one number per example and x must have as many rows"
         )
-    if len(targets) == 0:
-        raise DataError(f"{who} has no examples: leave the client out")
     return features, targets
+
+
+def _check_no_text(x: Any, y: Any, who: str) -> None:
+    """Words say more than what a conversion to tensors complains about."""
+    for what, values in (("labels", y), ("features", x)):
+        array = values if isinstance(values, Tensor | np.ndarray) else _array(values, what, who)
+        if isinstance(array, np.ndarray) and array.dtype.kind in "OSU" and array.size:
+            example = next((one for one in array.flat if isinstance(one, str | bytes)), array.flat[0])
+            advice = ENCODING if what == "labels" else "turn them into numbers first"
+            raise DataError(f"{who}: {what} must be numbers, not text or objects such as {str(example)!r}; {advice}")
+
+
+def _array(values: Any, what: str, who: str) -> Any:
+    try:
+        return np.array(values)
+    except (TypeError, ValueError, RuntimeError) as cause:
+        raise DataError(f"{who}: {what} must be an array of numbers ({cause})") from cause
+
+
+def _left_out(names: Sequence[str]) -> tuple[str, ...]:
+    if not names:
+        return ()
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return (f"clients without any example are left out: {', '.join(names[:3])}{more}",)
 
 
 def _tensor(values: Any) -> Tensor:
@@ -170,9 +207,3 @@ def _check_alike(pairs: Sequence[tuple[Tensor, Tensor]], labels: Sequence[str]) 
             )
         if other_y.dtype != y.dtype:
             raise DataError(f"{label}: labels are {other_y.dtype}, those of {labels[0]} {y.dtype}; use one kind")
-
-
-def _check_labels(y: Tensor, classes: int) -> None:
-    low, high = int(y.min()), int(y.max())
-    if low < 0 or high >= classes:
-        raise DataError(f"class labels must lie in 0..{classes - 1}, found {low}..{high}: renumber the classes from 0")

@@ -1,0 +1,215 @@
+"""Data are looked at once, when they come in: what no model can learn from is refused, with the client it belongs to.
+
+Refused are NaN and infinity, and labels that are no class number the model knows. Clients without examples, or with
+less than a batch of them, are fine: :func:`notices` tells of them.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedalloy.core.errors import DataError
+from fedalloy.core.keys import Key
+from fedalloy.core.protocols import DataPart, LocalSolver, Objective, Task
+from fedalloy.core.types import Block
+
+_NAMED = 3
+_PAGE = 4096
+_NOBODY = bytes(_PAGE)
+_examined: weakref.WeakSet[Any] = weakref.WeakSet()
+
+ENCODING = (
+    "number the classes from 0, alike for all clients, for example with names = sorted(set(labels)) and "
+    "y = [names.index(label) for label in labels]"
+)
+"""How labels become class numbers, for error messages."""
+Naming = Callable[[int], str]
+
+
+def check_examples(x: Tensor, y: Tensor, classes: int | None, owner: Tensor | None = None, name: Naming = str) -> None:
+    """Refuse examples that are no finite numbers, or whose label is no class below ``classes`` (None: any from 0).
+
+    ``owner`` is the client of every row; without it, or where it is negative, rows are nobody's.
+    """
+    if not _finite(x):
+        bad = ~x.reshape(len(x), -1).isfinite().all(1)
+        _refuse(bad, owner, name, "NaN or infinity in their features", "fill such gaps or leave these examples out")
+    if y.is_floating_point():
+        if not _finite(y):
+            bad = ~y.reshape(len(y), -1).isfinite().all(1)
+            _refuse(bad, owner, name, "NaN or infinity as their target", "leave these examples out")
+    elif len(y):
+        _check_labels(y, classes, owner, name)
+
+
+def examined(task: Task) -> Task:
+    """The task, if its data can be learned from; data that are made when asked for are looked at then, each client's
+    once. Data in memory are looked at once however many runs use them."""
+    pools: dict[str, Any] = {part: getattr(task, part, None) for part in ("train", "valid", "test")}
+    if not all(hasattr(pool, "everyone") for pool in pools.values()):
+        return task if isinstance(task, ExaminedTask) else ExaminedTask(task)
+    fresh = [part for part, pool in pools.items() if pool not in _examined]
+    limit = label_limit(task.objective, pools["train"].x[:1]) if fresh else None
+    for part in fresh:
+        pool = pools[part]
+        _check_block(pool.everyone(), torch.arange(len(pool.size)), part, limit, _naming(task))
+        _examined.add(pool)
+    return task
+
+
+def label_limit(objective: Objective, x: Tensor) -> int | None:
+    """How many classes a model and its loss tell apart; None where that cannot be known."""
+    loss = getattr(objective, "loss_name", None)
+    if loss == "binary":
+        return 2
+    if loss != "cross_entropy" or not len(x):
+        return None
+    params, buffers = objective.init(Key.of(0))
+    params, buffers = ({name: leaf.to(x.device) for name, leaf in leaves.items()} for leaves in (params, buffers))
+    with torch.no_grad():
+        outputs = objective.outputs(params, buffers, x)
+    return int(outputs.shape[1]) if outputs.dim() == 2 else None
+
+
+@dataclass(frozen=True, eq=False)
+class ExaminedTask:
+    """A task whose clients' examples are looked at when they are loaded for the first time."""
+
+    task: Task
+    seen: dict[str, dict[int, bytearray]] = field(default_factory=dict)
+    limits: list[int | None] = field(default_factory=list)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in ("task", "seen", "limits"):  # not there yet while being unpickled
+            raise AttributeError(name)
+        return getattr(self.task, name)
+
+    @property
+    def objective(self) -> Objective:
+        """The model of the task."""
+        return self.task.objective
+
+    @property
+    def population(self) -> int:
+        """How many clients exist."""
+        return self.task.population
+
+    def data(self, part: DataPart, ids: Tensor) -> Block:
+        """The examples of some clients; those that come for the first time are looked at."""
+        block = self.task.data(part, ids)
+        fresh = self._fresh(part, ids)
+        if fresh:
+            rows = torch.tensor(fresh)
+            some = Block(block.x, block.y, block.start.cpu()[rows], block.size.cpu()[rows])
+            if not self.limits:
+                self.limits.append(label_limit(self.objective, block.x[:1]))
+            _check_block(some, ids.cpu()[rows], part, self.limits[0], _naming(self.task))
+            self._remember(part, [int(ids[row]) for row in fresh])
+        return block
+
+    def _fresh(self, part: str, ids: Tensor) -> list[int]:
+        """Places in ``ids`` of clients that were not seen before."""
+        pages = self.seen.setdefault(part, {})
+        return [
+            row for row, client in enumerate(ids.tolist()) if not pages.get(client // _PAGE, _NOBODY)[client % _PAGE]
+        ]
+
+    def _remember(self, part: str, clients: Iterable[int]) -> None:
+        """One byte for every client, in pages: nothing grows with a population of which few are ever asked."""
+        pages = self.seen[part]
+        for client in clients:
+            pages.setdefault(client // _PAGE, bytearray(_PAGE))[client % _PAGE] = 1
+
+
+def notices(task: Task, solver: LocalSolver) -> tuple[str, ...]:
+    """What a user should know about the data of a task in memory before it runs."""
+    told = tuple(getattr(task, "notices", ()))
+    train: Any = getattr(task, "train", None)
+    if not hasattr(train, "size"):
+        return told
+    sizes = train.size[: task.population]
+    batch = batch_of(solver)
+    few = ((sizes > 0) & (sizes < batch)) if batch else torch.zeros_like(sizes, dtype=torch.bool)
+    name = _naming(task)
+    return (
+        *told,
+        *_notice(sizes == 0, name, "clients with nothing to train on, who take no steps"),
+        *_notice(few, name, f"clients with less than a batch of {batch} to train on"),
+    )
+
+
+def batch_of(solver: LocalSolver) -> int | None:
+    """The batch size of a solver, or of the one inside it; None where it takes all examples at once."""
+    while not hasattr(solver, "batch_size"):
+        inner = getattr(solver, "solver", None) or getattr(solver, "inner", None)
+        if inner is None:
+            return None
+        solver = inner
+    batch: int | None = solver.batch_size
+    return batch
+
+
+def _notice(which: Tensor, name: Naming, what: str) -> list[str]:
+    clients = which.nonzero().flatten().tolist()
+    if not clients:
+        return []
+    more = f" and {len(clients) - _NAMED} more" if len(clients) > _NAMED else ""
+    named = ", ".join(name(client) for client in clients[:_NAMED])
+    return [f"{what}: {len(clients)} of {len(which)} ({named}{more})"]
+
+
+def _check_block(block: Block, ids: Tensor, part: str, limit: int | None, name: Naming) -> None:
+    """The rows of some clients; a pool that they fill is looked at as it lies."""
+    start, size = block.start.cpu(), block.size.cpu()
+    owner = torch.repeat_interleave(ids, size)
+    x, y = block.x, block.y
+    side_by_side = len(x) == int(size.sum()) and bool((start == size.cumsum(0) - size).all())
+    if not side_by_side:
+        rows = torch.cat([torch.arange(int(a), int(a + n)) for a, n in zip(start, size, strict=True)] or [start])
+        x, y = x[rows.to(x.device)], y[rows.to(y.device)]
+    check_examples(x, y, limit, owner, lambda client: f"{name(client)} [{part}]" if part != "train" else name(client))
+
+
+def _check_labels(y: Tensor, classes: int | None, owner: Tensor | None, name: Naming) -> None:
+    low, high = int(y.min()), int(y.max())
+    if low >= 0 and (classes is None or high < classes):
+        return
+    bad = (y < 0) if classes is None else (y < 0) | (y >= classes)
+    allowed = "of 0 or more" if classes is None else f"in 0..{classes - 1}"
+    bad = bad.reshape(len(y), -1).any(1)
+    _refuse(bad, owner, name, f"a label that is no class number {allowed} (found {low}..{high})", ENCODING)
+
+
+def _refuse(bad: Tensor, owner: Tensor | None, name: Naming, what: str, advice: str) -> None:
+    bad, count = bad.cpu(), int(bad.sum())
+    whose = ""
+    if owner is not None:
+        owner = owner.cpu()
+        clients, wrong = owner[bad].unique(return_counts=True)
+        counts = zip(clients[:_NAMED].tolist(), wrong[:_NAMED].tolist(), strict=True)
+        told = [_whose(client, number, int((owner == client).sum()), name) for client, number in counts]
+        more = f" and {len(clients) - _NAMED} more clients" if len(clients) > _NAMED else ""
+        whose = f": {', '.join(told)}{more}"
+    raise DataError(f"{count} of {len(bad)} examples have {what}{whose}; {advice}")
+
+
+def _whose(client: int, wrong: int, size: int, name: Naming) -> str:
+    return f"client {name(client)} ({wrong} of {size})" if client >= 0 else f"the test set for all ({wrong} of {size})"
+
+
+def _finite(values: Tensor) -> bool:
+    """Whether all numbers are finite; one pass without a copy, unless the sum of large numbers is not."""
+    if not values.is_floating_point() or bool(values.sum(dtype=torch.float64).isfinite()):
+        return True
+    return bool(values.isfinite().all())
+
+
+def _naming(task: Task) -> Naming:
+    names: Sequence[str] | None = getattr(task, "names", None)
+    return lambda client: f"{client} '{names[client]}'" if names is not None and client < len(names) else str(client)
