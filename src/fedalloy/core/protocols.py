@@ -371,11 +371,13 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an engine returns: the cohort, the clients' new states, and who failed and why."""
+    """What an engine returns: the cohort, the clients' new states, and who failed and why. ``bytes_down`` is what
+    really went to the clients, from engines that send something; None: what a round without trouble sends."""
 
     cohort: Cohort
     states: dict[int, State]
     failures: dict[int, str] = field(default_factory=dict)
+    bytes_down: int | None = None
 
 
 @runtime_checkable

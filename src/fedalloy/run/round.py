@@ -17,6 +17,7 @@ from fedalloy.core.cross import exchange_scores
 from fedalloy.core.distant import DistantEngine
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import ClientStore, Engine, Outcome, Shared, Task
+from fedalloy.core.traffic import bytes_down, cross_bytes
 from fedalloy.core.types import Cohort, Context, State, Work
 from fedalloy.run.config import RunConfig
 
@@ -76,18 +77,20 @@ def play(fed: Federation, state: ServerState, store: ClientStore, round: int, wa
             local_lr=fed.algorithm.solver.lr_at(round, fed.config.rounds),
             rounds=fed.config.rounds,
         )
-        states = client_states(fed, state, store, work.ids, round)
+        known = _known(fed, store, work.ids)
+        states = _with_new(fed, state, known, work.ids, round)
     with watch.time("clients"):
         outcome = _run(fed, state, states, work, ctx)
     with watch.time("server"):
         cohort, late, seconds = _punctual(fed, outcome.cohort, state["shared"])
         absent = sorted({*absent, *outcome.failures, *(() if fed.resends else late)})
+        down = _sent_down(fed, state["shared"], work, known, outcome, cohort)
         cohort = _cross(fed, state["shared"], cohort)
         step = server_step(fed.algorithm, state, cohort, replace(ctx, absent=tuple(absent)), fed.config.max_norm)
     if fed.algorithm.stateful:
         with watch.time("store"):
             store.put(round, _counted(outcome, work, late, step))
-    row = {"round": round, **_describe(fed.algorithm, state, work, cohort, step, outcome)}
+    row = {"round": round, **_describe(fed.algorithm, state, work, cohort, step, outcome, down)}
     resent = sorted({*_silent(work), *(late if fed.resends else ())})
     row |= {"simulated_seconds": seconds, "absent": absent, "late": late, "resent": resent}
     return Played(step, row)
@@ -109,13 +112,23 @@ def client_states(
     fed: Federation, state: ServerState, store: ClientStore, ids: Tensor, round: int = 0
 ) -> dict[int, State]:
     """Every client's state; a client met for the first time gets its initial one."""
+    return _with_new(fed, state, _known(fed, store, ids), ids, round)
+
+
+def _known(fed: Federation, store: ClientStore, ids: Tensor) -> dict[int, State]:
+    """The states of those who keep one."""
+    return store.get(ids.tolist()) if fed.algorithm.stateful or isinstance(fed.engine, DistantEngine) else {}
+
+
+def _with_new(
+    fed: Federation, state: ServerState, known: dict[int, State], ids: Tensor, round: int
+) -> dict[int, State]:
     clients = ids.tolist()
     if isinstance(fed.engine, DistantEngine):
-        return {client: {} for client in clients} | store.get(clients)
+        return {client: {} for client in clients} | known
     new, shared, algorithm = fed.root.fold("new client"), state["shared"], fed.algorithm
     if not algorithm.stateful and not algorithm.solver.own_start:
         return dict.fromkeys(clients, algorithm.init_client(shared, new, fed.task.objective.init))
-    known = store.get(clients)
     return {
         client: known[client]
         if client in known
@@ -137,6 +150,16 @@ def _cross(fed: Federation, shared: Shared, cohort: Cohort) -> Cohort:
     if "cross_score" not in fed.algorithm.weighting.requires or not len(cohort):
         return cohort
     return replace(cohort, cross=fed.engine.cross_score(fed.algorithm, shared, cohort))
+
+
+def _sent_down(
+    fed: Federation, shared: Shared, work: Work, known: dict[int, State], outcome: Outcome, cohort: Cohort
+) -> int:
+    """What went to the clients: their orders, and the models of others where they try them."""
+    orders = outcome.bytes_down
+    if orders is None:
+        orders = bytes_down(fed.algorithm, shared, len(work), sum(client not in known for client in work.ids.tolist()))
+    return orders + cross_bytes(fed.algorithm, shared, cohort)
 
 
 def _punctual(fed: Federation, cohort: Cohort, shared: Shared) -> tuple[Cohort, list[int], float]:
@@ -182,12 +205,17 @@ def _silent(work: Work) -> list[int]:
 
 
 def _describe(
-    algorithm: Algorithm, state: ServerState, work: Work, cohort: Cohort, step: ServerStep, outcome: Outcome
+    algorithm: Algorithm,
+    state: ServerState,
+    work: Work,
+    cohort: Cohort,
+    step: ServerStep,
+    outcome: Outcome,
+    down: int,
 ) -> dict[str, Any]:
     """The row of ``rounds.jsonl``: a function of the seed alone, never of the clock. Where something else than a model
     travels, ``bytes_model`` is what the model would have cost in each direction."""
     counted = torch.isin(cohort.ids, step.ids) if len(step.ids) < len(cohort) else slice(None)
-    down = sum(tree.nbytes(leaves) for leaves in algorithm.received(state["shared"]).values()) * len(work)
     model = {} if algorithm.solver.target == "params" else {"bytes_model": _model_bytes(state) * len(work)}
     return model | {
         "ids": step.ids.tolist(),

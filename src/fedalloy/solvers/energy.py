@@ -20,7 +20,7 @@ from fedalloy.core.types import Context, Facts, Part, Payload, Plan, State, Tree
 from fedalloy.solvers.training import LocalTraining, descend, descend_start
 
 _ROOM = 1e-6
-_SAMPLES = frozenset({"samples", "labels"})
+_RECEIVED = frozenset({"samples", "labels", "buffers"})
 
 
 @register("solver", "energy")
@@ -96,7 +96,7 @@ class Energy(LocalTraining):
 
     @property
     def receives(self) -> frozenset[str]:
-        return _SAMPLES
+        return _RECEIVED
 
     def fitted(self, facts: Facts) -> Energy:
         if facts.outputs < 2:
