@@ -119,6 +119,20 @@ def test_results_are_reported_as_flower_does():
     assert strategy.history[1]["evaluation"]["eval_acc"]["worst"] == pytest.approx(0.5)
 
 
+def test_the_bytes_of_the_arrays_in_the_messages_are_recorded(tmp_path):
+    """Two floats and an integer: 16 bytes in each direction, whatever the headers of arrays take; one client sends its
+    model in doubles, and one sends something else, which does not count."""
+    wide = node(1, change=lambda trained: {**trained, "w": trained["w"].astype(np.float64)})
+    federation = grid(n17=wide)
+    strategy = Strategy("fedavg", poll=0.0, folder=tmp_path / "run")
+    strategy.start(federation, arrays(), num_rounds=2)
+    assert [(row["bytes_down"], row["bytes_up"]) for row in strategy.history] == [(3 * 16, 2 * 16 + 24)] * 2
+    assert [(row["bytes_down"], row["bytes_up"]) for row in read_run(tmp_path / "run").rounds()] == [(48, 56)] * 2
+    other = Strategy("fedavg", poll=0.0)
+    other.start(grid(n345=node(2, change=shaped)), arrays(), num_rounds=1)
+    assert (other.history[0]["bytes_down"], other.history[0]["bytes_up"]) == (3 * 16, 2 * 16)
+
+
 def shaped(trained):
     return {**trained, "w": np.zeros(3, dtype=np.float32)}
 

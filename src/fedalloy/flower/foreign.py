@@ -124,6 +124,7 @@ class Reader:
         arrays = _arrays(content, self.arrays_key)
         stats = self.statistics(metrics_of(content))
         check_arrays(arrays, model.leaves)
+        stats["bytes_up"] = float(array_bytes(arrays))
         leaves = {name: _tensor(arrays[name], model.leaves[name]) for name in model.order}
         delta = {name: leaves[name] - sent for name, sent in model.params.items()}
         payload: Payload = {"delta": delta}
@@ -166,6 +167,11 @@ def check_arrays(arrays: ArrayRecord, expected: Tree) -> None:
         raise Refused(f"has the unexpected arrays {_listed(extra)}")
     for name, array in arrays.items():
         _check_array(name, array, expected[name])
+
+
+def array_bytes(arrays: ArrayRecord) -> int:
+    """The bytes of the numbers in a record, in the precision in which they are sent; nothing for their headers."""
+    return sum(prod(array.shape) * np.dtype(array.dtype).itemsize for array in arrays.values())
 
 
 def average(metrics: list[tuple[MetricRecord, float]]) -> MetricRecord | None:

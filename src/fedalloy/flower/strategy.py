@@ -23,7 +23,18 @@ from fedalloy.core.keys import Key
 from fedalloy.core.names import Names
 from fedalloy.core.types import Cohort, Context, Contribution
 from fedalloy.flower.exchange import attribute, exchange
-from fedalloy.flower.foreign import BUFFERS, Lacking, Model, Named, Reader, Refused, average, check_usable, metrics_of
+from fedalloy.flower.foreign import (
+    BUFFERS,
+    Lacking,
+    Model,
+    Named,
+    Reader,
+    Refused,
+    array_bytes,
+    average,
+    check_usable,
+    metrics_of,
+)
 from fedalloy.flower.ledger import Ledger, open_ledger
 from fedalloy.flower.roster import Roster, wait_for_nodes
 from fedalloy.records.folder import Checkpoint
@@ -108,12 +119,13 @@ class Strategy(flwr.serverapp.strategy.Strategy):
     ) -> Iterable[Message]:
         """The messages of a training round."""
         present = self._prepare(arrays, grid)
-        self._row = {"round": server_round}
+        self._row = {"round": server_round, "bytes_up": 0, "bytes_down": 0}
         if self._fractions["train"] == 0:
             self._sent = []
             return []
         chosen = self._choose(present, "train", server_round)
         self._sent = self._messages(chosen, arrays, config, server_round, MessageType.TRAIN)
+        self._row["bytes_down"] = len(self._sent) * array_bytes(arrays)
         return self._sent
 
     def aggregate_train(
@@ -126,6 +138,7 @@ class Strategy(flwr.serverapp.strategy.Strategy):
         contents, failures = self._contents(replies)
         contributions, refused = self._read(contents, self._model)
         step = self._step(server_round, contributions, sorted({*failures, *self._away()}))
+        self._row["bytes_up"] = int(sum(one.stats["bytes_up"] for one in contributions.values()))
         self._record(step, {**refused, **step.dropped}, failures)
         if len(step.ids) == 0:
             _log.warning("round %d: no contribution counts, the model stays as it is", server_round)
