@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,15 +24,15 @@ TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
 _tasks: dict[str, data.LocalTask] = {}
 
 
-def _remembered(source: str, client: int, spec: Any, device: str = "cpu") -> data.LocalTask:
+def _remembered(source: str, client: int, spec: Any, *rest: Any) -> data.LocalTask:
     """In one process there is no need to make the same data for every order."""
-    known = json.dumps([source, client, spec, device])
+    known = repr([source, client, spec, *rest])
     if known not in _tasks:
-        _tasks[known] = data.local_task(source, client, spec, device)
+        _tasks[known] = data.local_task(source, client, spec, *rest)
     return _tasks[known]
 
 
-node.local_task = _remembered  # type: ignore[attr-defined]
+node.local_task = _remembered  # type: ignore[attr-defined, assignment]
 
 
 @dataclass

@@ -222,12 +222,12 @@ class TestIdentity:
 
 class TestRefusals:
     def test_another_version_is_refused_with_both_named(self, tmp_path, monkeypatch):
-        import fedalloy.flower.node as node
+        import fedalloy.flower.protocol as protocol
 
         class Older:
             __version__ = "0.0.9"
 
-        monkeypatch.setattr(node, "fedalloy", Older)
+        monkeypatch.setattr(protocol, "fedalloy", Older)
         with pytest.raises(FederationError) as caught:
             play(recipe_file(tmp_path, engine={"wait": 5.0}), tmp_path / "run", federation(tmp_path))
         log = (tmp_path / "run" / "federation.log").read_text()

@@ -22,6 +22,7 @@ from fedalloy.flower import resident
 from fedalloy.flower.client import _excuse
 from fedalloy.flower.data import LocalTask, local_task, remembering
 from fedalloy.flower.processes import wait_until
+from fedalloy.flower.protocol import check_task
 from tests.flower import shares
 
 pytestmark = pytest.mark.flower
@@ -45,9 +46,10 @@ def config(store: Path) -> dict[str, str]:
 
 def test_the_first_order_starts_it_the_next_finds_it_and_a_dead_one_is_replaced(store):
     letter = unpack(resident.ask(store, config(store), pack(Letter(HELLO, {"part": {"w": torch.ones(3)}}))))
-    assert letter.header["client"] == "north"
+    assert "a part 'part', which does not belong to it" in letter.header["reason"]
     (first,) = residents(store)
-    assert unpack(resident.ask(store, config(store), pack(Letter(HELLO)))).header["status"] == "ok"
+    letter = unpack(resident.ask(store, config(store), pack(Letter(HELLO))))
+    assert (letter.header["status"], letter.header["client"]) == ("ok", "north")
     assert residents(store) == [first]
     assert (store / resident.SOCKET).stat().st_mode & 0o077 == 0, "nobody else may speak to it"
     os.kill(first, signal.SIGKILL)
@@ -93,15 +95,8 @@ def test_an_excuse_is_a_letter_too():
 
 def test_data_are_read_again_when_they_have_changed(tmp_path):
     made: list[Any] = []
-    spec: dict[str, Any] = {
-        "shape": [6],
-        "classes": 3,
-        "model": "logistic",
-        "loss": None,
-        "dtype": "float32",
-        "trainable": ["*"],
-    }
-    spec |= {"standardise": "none", "test_fraction": 0.2, "valid_fraction": 0.0, "seed": 1}
+    told: dict[str, Any] = {"shape": [6], "classes": 3, "model": "logistic", "seed": 1}
+    spec = check_task(told)
 
     def make(*arguments: Any) -> LocalTask:
         made.append(arguments)
@@ -110,8 +105,8 @@ def test_data_are_read_again_when_they_have_changed(tmp_path):
     task = remembering(make)
     shares.write_share(tmp_path, 0)
     first = task(str(tmp_path), 0, spec)
-    assert task(str(tmp_path), 0, dict(spec)) is first
-    assert task(str(tmp_path), 0, {**spec, "seed": 2}) is not first
+    assert task(str(tmp_path), 0, check_task(told)) is first
+    assert task(str(tmp_path), 0, check_task({**told, "seed": 2})) is not first
     assert task(str(tmp_path), 0, spec) is first
     assert len(made) == 2
     os.utime(tmp_path / "0.npz", ns=(1, 1))

@@ -16,6 +16,7 @@ from fedalloy.core.errors import DataError
 from fedalloy.core.keys import Key
 from fedalloy.core.types import Block, Examples
 from fedalloy.flower.data import local_task
+from fedalloy.flower.protocol import check_task
 from fedalloy.records.reading import read_run
 from fedalloy.tasks import examining
 from fedalloy.tasks.assembly import make_objective, make_task
@@ -163,10 +164,7 @@ def test_a_run_over_lazy_data_is_refused_when_the_client_comes():
 
 
 def test_a_node_looks_at_its_own_data(tmp_path):
-    spec = {
-        "model": None, "loss": None, "dtype": "float32", "shape": [4], "classes": 3, "trainable": ["*"], "seed": 0,
-        "standardise": "none", "test_fraction": 0.2, "valid_fraction": 0.0,
-    }  # fmt: skip
+    spec = check_task({"shape": [4], "classes": 3})
     for x, y, fault in ((*spoilt(np.nan)[1], r"features: client .* \(2 of 3\)"), (good(3)[0], [0, 1, 9], r"0\.\.2")):
         np.savez(tmp_path / "mine.npz", x=x, y=y)
         with pytest.raises(DataError, match=fault):

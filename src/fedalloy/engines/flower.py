@@ -7,7 +7,6 @@ keeps the states before and after its last round, so that a round that is played
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -21,10 +20,13 @@ from fedalloy.core.errors import FedalloyError, SpecError
 from fedalloy.core.protocols import Outcome, Shared, Task
 from fedalloy.core.registry import register
 from fedalloy.core.screening import misfit
-from fedalloy.core.spec import algorithm_to_spec
+from fedalloy.core.spec import to_spec
 from fedalloy.core.types import Cohort, Context, Contribution, State, Work
-from fedalloy.engines.flower_letters import Letter, Malformed, outline, sizes, unpack
+from fedalloy.engines.flower_json import Malformed
+from fedalloy.engines.flower_letters import Letter, sizes
 from fedalloy.engines.flower_post import Answer, Post
+from fedalloy.engines.flower_replies import Refused as Refused
+from fedalloy.engines.flower_replies import Reply, Unwell, read_reply
 from fedalloy.engines.flower_roll import Node, Roll, connected
 
 ALWAYS = {"num_examples": math.nan, "num_steps": 0.0, "train_loss": math.nan, "bytes_up": 0.0}
@@ -34,22 +36,6 @@ _BYTES_OF_A_NUMBER = 8
 
 class FederationError(FedalloyError):
     """A federation cannot go on: too few nodes, or nodes that refuse what the algorithm needs."""
-
-
-class Refused(FedalloyError):
-    """A node will not take part, whatever happens: asking again is of no use."""
-
-
-class Unwell(Malformed):
-    """A node could not do what it was asked to; another time it may."""
-
-
-@dataclass(frozen=True)
-class Reply:
-    """A node's answer that can be used."""
-
-    client: int
-    letter: Letter
 
 
 @dataclass
@@ -126,7 +112,7 @@ class Flower:
         parts = {f"shared/{name}": leaves for name, leaves in shared.items()}
         sent = {name: cohort.payload[name] for name in (algorithm.solver.update, "buffers") if name in cohort.payload}
         parts |= {f"cohort/{name}": leaves for name, leaves in sent.items()}
-        spec = algorithm_to_spec(algorithm)
+        spec = told_algorithm(algorithm)
         orders = {client: Letter({"kind": "cross", "algorithm": spec}, parts) for client in clients}
         problems: dict[int, str] = {}
         cross = torch.full((len(clients), len(clients)), torch.nan, dtype=torch.float64)
@@ -148,7 +134,7 @@ class Flower:
         models: Sequence[ModelName],
     ) -> list[dict[str, Tensor]]:
         """Clients score on their own test parts; nothing but these numbers comes back."""
-        head: dict[str, Any] = {"kind": "evaluate", "algorithm": algorithm_to_spec(algorithm), "metrics": list(metrics)}
+        head: dict[str, Any] = {"kind": "evaluate", "algorithm": told_algorithm(algorithm), "metrics": list(metrics)}
         head |= {"models": list(models), "on_lag": "continue"}
         parts = {f"shared/{name}": leaves for name, leaves in shared.items()}
         orders = {client: Letter({**head, "state": _round_of(states[client])}, parts) for client in ids.tolist()}
@@ -181,7 +167,7 @@ class Flower:
     def _order(self, algorithm: Algorithm, state: State, work: Work, ctx: Context, row: int, shared: Shared) -> Letter:
         """One client's share of a round."""
         head = {
-            "kind": "train", "algorithm": algorithm_to_spec(algorithm), "state": _round_of(state),
+            "kind": "train", "algorithm": told_algorithm(algorithm), "state": _round_of(state),
             "on_lag": self.on_lag, "epochs": int(work.epochs[row]), "active": bool(work.active[row]),
             "round": ctx.round, "rounds": ctx.rounds, "key": int(ctx.key.state), "local_lr": ctx.local_lr,
         }  # fmt: skip
@@ -215,7 +201,9 @@ class Flower:
         line = self._wire
         nodes = connected(line.post.grid)
         strangers = {node.number: node for node in line.roll.strangers(nodes)}
-        letters = {number: Letter(line.head(kind="hello")) for number in strangers}
+        # A stranger is told nothing of the run.
+        hello = {"kind": "hello", "format": line.hello["format"], "fedalloy": line.hello["fedalloy"]}
+        letters = {number: Letter(hello) for number in strangers}
         answers = line.post.exchange(letters, "query", "hello", self.deadline) if letters else {}
         for number, answer in answers.items():
             self._introduce(strangers[number], answer)
@@ -228,34 +216,25 @@ class Flower:
             line.say(f"the node with {node.identity} did not say who it is: {answer.problem}")
             return
         try:
-            header = self._opened(answer).header
-            reason = line.roll.claim(node, str(header.get("client", "")))
+            client = self._opened(answer).head.client
+            reason = line.roll.claim(node, client)
         except Unwell as error:
             line.say(f"the node with {node.identity} did not say who it is: {error}")
             return
         except (Malformed, Refused) as error:
             reason = str(error)
             line.roll.refuse(node, reason)
-        line.say(
-            f"the node with {node.identity} " + (f"is refused: {reason}" if reason else f"is client {header['client']}")
-        )
+        line.say(f"the node with {node.identity} " + (f"is refused: {reason}" if reason else f"is client {client}"))
 
     def _absent(self, client: int) -> str:
         name = self._wire.roll.names[client]
         known = name in self._wire.roll.bound
         return f"the node of '{name}' is not connected" if known else f"no node has come that is '{name}'"
 
-    def _opened(self, answer: Answer, full: bool = False) -> Letter:
+    def _opened(self, answer: Answer, full: bool = False) -> Reply:
         """An answer that says yes; its tensors are read only in ``full``."""
         assert answer.content is not None
-        limit = self.max_megabytes * 1e6
-        letter = unpack(answer.content, limit) if full else outline(answer.content, limit)
-        status, reason = letter.header.get("status"), f"{letter.header.get('reason', '')!s:.500}"
-        if status == "refused":
-            raise Refused(f"refused: {reason}")
-        if status != "ok":
-            raise Unwell(f"failed: {reason}")
-        return letter
+        return read_reply(answer.content, self.max_megabytes * 1e6, full=full)
 
     def _contribution(
         self, client: int, answer: Answer, algorithm: Algorithm, shared: Shared, needed: frozenset[str], ctx: Context
@@ -265,33 +244,29 @@ class Flower:
         reason = misfit(sketch.parts, algorithm.parts(shared), shared)
         if reason:
             raise Malformed(reason)
-        stats = _stats(sketch.header.get("stats"), needed)
+        stats = _stats(sketch.head.stats, needed)
         letter = self._opened(answer, full=True)
         device = next(iter(shared["params"].values())).device
         payload = {
             part: {name: leaf.to(device) for name, leaf in leaves.items()} for part, leaves in letter.parts.items()
         }
-        self._note_sent(client, letter, sketch.header["stats"])
-        if sketch.header.get("lag"):
-            self._note("lagging", {client: f"{sketch.header['lag']!s:.300}"})
+        self._note_sent(client, letter, dict.fromkeys(sketch.head.stats or (), 1))
+        if sketch.head.lag:
+            self._note("lagging", {client: f"{sketch.head.lag:.300}"})
         return Contribution(payload, stats, {})
 
-    def _numbers(self, client: int, answer: Answer, name: str, count: int) -> Tensor:
+    def _numbers(self, client: int, answer: Answer, name: Literal["scores", "cross_score"], count: int) -> Tensor:
         """A list of numbers in a header; null stands for NaN."""
-        letter = self._opened(answer)
-        values = letter.header.get(name)
-        if not isinstance(values, list) or len(values) != count:
-            raise Malformed(f"its '{name}' are not {count} numbers")
-        numbers = [_number(value, name) for value in values]
-        self._note_sent(client, letter, {name: len(values)})
-        return torch.tensor(numbers, dtype=torch.float64)
+        reply = self._opened(answer)
+        values = reply.head.numbers(name, count)
+        self._note_sent(client, reply, {name: count})
+        return torch.tensor(values, dtype=torch.float64)
 
-    def _note_sent(self, client: int, letter: Letter, numbers: Mapping[str, Any]) -> None:
+    def _note_sent(self, client: int, reply: Reply, numbers: Mapping[str, int]) -> None:
         """What a node sent, by name and bytes."""
-        counts = {name: value if name in ("scores", "cross_score") else 1 for name, value in numbers.items()}
-        told = {name: _BYTES_OF_A_NUMBER * count for name, count in counts.items()}
+        told = {name: _BYTES_OF_A_NUMBER * count for name, count in numbers.items()}
         mine: dict[str, int] = self._notes.setdefault("sent", {}).setdefault(str(client), {})
-        mine |= {**sizes(letter), **told}
+        mine |= {**sizes(reply.parts), **told}
 
     def _note(self, name: str, values: Mapping[int, str]) -> None:
         if values:
@@ -348,24 +323,36 @@ def _for_parts(algorithm: Algorithm, shared: Shared) -> frozenset[str]:
     return frozenset({"num_examples"} if by_samples else ())
 
 
-def _stats(told: Any, needed: frozenset[str]) -> dict[str, float]:
-    """The statistics of a contribution: numbers, and all that are needed among them."""
-    if not isinstance(told, dict):
+def _stats(told: Mapping[str, float] | None, needed: frozenset[str]) -> dict[str, float]:
+    """The statistics of a contribution, all that are needed among them."""
+    if told is None:
         raise Malformed("it sent no statistics")
     missing = sorted(needed - told.keys() - {"cross_score"})
     if missing:
         raise Malformed(f"it did not send the statistics {', '.join(missing)}")
     wanted = {**ALWAYS, **dict.fromkeys(sorted(needed - {"cross_score"}), math.nan)}
-    return {name: _number(told[name], name) if name in told else instead for name, instead in wanted.items()}
+    return {name: told.get(name, instead) for name, instead in wanted.items()}
 
 
-def _number(value: Any, name: str) -> float:
-    """A number out of a header, where null stands for NaN."""
-    if value is None:
-        return math.nan
-    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > sys.float_info.max:
-        raise Malformed(f"its '{name}' is not a number")
-    return float(value)
+def told_algorithm(algorithm: Algorithm) -> dict[str, Any]:
+    """What nodes are told of an algorithm: what they carry out themselves, and which statistics they are to send. Rules
+    of the server stay on the server."""
+    wire = [to_spec("wire", one) for one in algorithm.wire]
+    return {
+        "solver": without_infinities(to_spec("solver", algorithm.solver)),
+        "wire": [without_infinities(one) for one in wire],
+        "weighting": type(algorithm.weighting).__name__,
+        "requires": sorted(algorithm.weighting.requires),
+    }
+
+
+def without_infinities(value: Any) -> Any:
+    """JSON has none: they are written as words."""
+    if isinstance(value, dict):
+        return {name: without_infinities(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [without_infinities(one) for one in value]
+    return str(value) if isinstance(value, float) and math.isinf(value) else value
 
 
 def _round_of(state: State) -> int:

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fedalloy.core.errors import FedalloyError
 from fedalloy.core.types import Payload, Tree
+from fedalloy.engines.flower_json import Malformed, strict_object
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
 
-FORMAT = 2
+FORMAT = 3
 """Of letters; raised when an older reader could misunderstand a newer writer."""
 _RECORD, _HEADER, _PARTS, _STYPE = "fedalloy", "header", "parts", "fedalloy.raw"
 _TENSORS, _ALL = "tensors", "all"
@@ -32,7 +32,8 @@ _FEW = 1 << 18
 """Bytes that stand beside the header. More are an array, which Flower sends once if several nodes are to have it."""
 _ALIGNED = 8
 """Every tensor begins at a multiple of so many bytes, as the widest of its numbers wants it."""
-_MOST_DIMENSIONS, _MOST_NUMBERS = 16, 1 << 60
+_MOST_DIMENSIONS, _MOST_TENSORS, _MOST_NAME = 16, 10_000, 400
+_MOST_NUMBERS = 1 << 56
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
@@ -40,10 +41,8 @@ _DTYPES = {
         torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
     )
 }  # fmt: skip
-
-
-class Malformed(FedalloyError):
-    """What arrived is not a letter, or is larger than allowed."""
+Described = tuple[torch.dtype, tuple[int, ...]]
+"""What a header says about one tensor."""
 
 
 @dataclass(frozen=True)
@@ -90,26 +89,21 @@ def outline(content: RecordDict, max_bytes: float = math.inf) -> Letter:
     if size > max_bytes:
         raise Malformed(f"it holds {size / 1e6:.1f} MB, the limit is {max_bytes / 1e6:g} MB")
     header = _read_header(content)
-    listed = header.pop(_PARTS, None)
-    if not isinstance(listed, dict):
-        raise Malformed("its header does not list its parts")
-    parts = {part: _sketch(part, leaves) for part, leaves in listed.items()}
-    needed, there = sum(_room(leaf) for leaves in parts.values() for leaf in leaves.values()), len(_data(content))
+    listed = _listed(header.pop(_PARTS, None))
+    needed, there = sum(_bytes(*one) for entries in listed.values() for one in entries.values()), len(_data(content))
     if there != needed:
-        raise Malformed(f"its tensors have {there} bytes, their shapes and dtypes need {needed}")
+        raise Malformed(f"its tensors have {there} bytes, their shapes and dtypes need {needed:.10g}")
+    parts = {part: {name: _sketch(*one) for name, one in entries.items()} for part, entries in listed.items()}
     return Letter(header, parts)
 
 
-def sizes(letter: Letter) -> dict[str, int]:
+def sizes(parts: Payload) -> dict[str, int]:
     """The bytes of every part.
 
-    >>> sizes(Letter({}, {"delta": {"w": torch.zeros(3)}}))
+    >>> sizes({"delta": {"w": torch.zeros(3)}})
     {'delta': 12}
     """
-    return {
-        part: sum(leaf.numel() * leaf.element_size() for leaf in leaves.values())
-        for part, leaves in letter.parts.items()
-    }
+    return {part: sum(leaf.numel() * leaf.element_size() for leaf in leaves.values()) for part, leaves in parts.items()}
 
 
 def _read_header(content: RecordDict) -> dict[str, Any]:
@@ -117,13 +111,7 @@ def _read_header(content: RecordDict) -> dict[str, Any]:
     text = record.get(_HEADER) if record is not None else None
     if not isinstance(text, str) or len(text) > _MOST_HEADER:
         raise Malformed("it has no header of fedalloy's")
-    try:
-        header = json.loads(text)
-    except (ValueError, RecursionError):
-        raise Malformed("its header is not JSON") from None
-    if not isinstance(header, dict):
-        raise Malformed("its header is not an object")
-    return header
+    return strict_object(text)
 
 
 def _beside(content: RecordDict) -> bytes:
@@ -148,39 +136,57 @@ def _data(content: RecordDict) -> bytes:
     return array.data
 
 
-def _sketch(part: str, listed: Any) -> Tree:
-    if not isinstance(listed, list) or not all(_is_entry(one) for one in listed):
+def _listed(told: Any) -> dict[str, dict[str, Described]]:
+    """What a header says about the tensors of every part."""
+    if not isinstance(told, dict):
+        raise Malformed("its header does not list its parts")
+    if sum(len(entries) for entries in told.values() if isinstance(entries, list)) > _MOST_TENSORS:
+        raise Malformed(f"it has more than {_MOST_TENSORS} tensors")
+    return {part: _described(part, entries) for part, entries in told.items()}
+
+
+def _described(part: str, listed: Any) -> dict[str, Described]:
+    if not isinstance(listed, list) or len(part) > _MOST_NAME or not all(_is_entry(one) for one in listed):
         raise Malformed(f"{part:.200} is no list of tensors")
-    tree = {name: _sketch_leaf(f"{part}/{name}"[:200], dtype, shape) for name, dtype, shape in listed}
+    tree = {name: _describe(f"{part}/{name}"[:200], dtype, shape) for name, dtype, shape in listed}
     if len(tree) < len(listed):
         raise Malformed(f"{part:.200} has two tensors of the same name")
     return tree
 
 
 def _is_entry(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 3 and isinstance(value[0], str)
+    return isinstance(value, list) and len(value) == 3 and isinstance(value[0], str) and len(value[0]) <= _MOST_NAME
 
 
-def _sketch_leaf(where: str, name: Any, shape: Any) -> Tensor:
+def _describe(where: str, name: Any, shape: Any) -> Described:
     dtype = _DTYPES.get(name) if isinstance(name, str) else None
     if dtype is None:
         raise Malformed(f"{where} is written as {name!s:.40}, which is not understood")
     if not _is_shape(shape):
         raise Malformed(f"{where} has no proper shape")
-    return torch.empty(tuple(shape), dtype=dtype, device="meta")
+    return dtype, tuple(shape)
 
 
 def _is_shape(value: Any) -> bool:
-    """Lengths that torch can count with, even where one of them is 0."""
+    """Lengths that torch can count with, in bytes too and even where one of them is 0."""
     if not isinstance(value, list) or len(value) > _MOST_DIMENSIONS:
         return False
-    lengths = all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in value)
+    lengths = all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n <= _MOST_NUMBERS for n in value)
     return lengths and math.prod(n for n in value if n) <= _MOST_NUMBERS
+
+
+def _bytes(dtype: torch.dtype, shape: tuple[int, ...]) -> int:
+    """The room that a tensor needs, in numbers without limits."""
+    return -(-math.prod(shape) * dtype.itemsize // _ALIGNED) * _ALIGNED
+
+
+def _sketch(dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
 
 
 def _room(leaf: Tensor) -> int:
     """The bytes that a tensor takes up, with what is left free behind it."""
-    return math.ceil(leaf.numel() * leaf.element_size() / _ALIGNED) * _ALIGNED
+    return _bytes(leaf.dtype, tuple(leaf.shape))
 
 
 def _pieces(leaf: Tensor) -> Iterator[bytes]:

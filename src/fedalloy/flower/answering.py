@@ -9,10 +9,12 @@ import torch
 
 import fedalloy
 from fedalloy.core.errors import FedalloyError
-from fedalloy.engines.flower_letters import FORMAT, Letter, Malformed, pack, unpack
+from fedalloy.engines.flower_json import Malformed
+from fedalloy.engines.flower_letters import FORMAT, Letter, pack
 from fedalloy.flower.config import NodeConfig
 from fedalloy.flower.node import answer, log
 from fedalloy.flower.policy import Policy
+from fedalloy.flower.protocol import read_order
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
@@ -27,12 +29,15 @@ def respond(content: RecordDict, node_config: Mapping[str, Any]) -> RecordDict:
         log.error("%s", error)
         return _refusal(f"this node is not configured properly: {error}")
     try:
-        letter = unpack(content, policy.max_megabytes * 1e6)
+        order = read_order(content, policy.max_megabytes * 1e6, policy.models)
     except Malformed as error:
         return _refusal(f"the server's letter cannot be read: {error}")
+    except FedalloyError as error:
+        log.warning("refused: %s", error)
+        return _refusal(str(error))
     if config.threads:
         torch.set_num_threads(config.threads)
-    answered = answer(letter, config, policy)
+    answered = answer(order, config, policy)
     return pack(answered)
 
 

@@ -32,7 +32,7 @@ def handle(message: Message, context: Context) -> Message:
 
 def _excuse(status: str, reason: str) -> RecordDict:
     """An answer without the means of making one: the format of letters, written by hand."""
-    header = {"format": 2, "fedalloy": fedalloy.__version__, "status": status, "reason": reason, "parts": {}}
+    header = {"format": 3, "fedalloy": fedalloy.__version__, "status": status, "reason": reason, "parts": {}}
     return RecordDict({"fedalloy": ConfigRecord({"header": json.dumps(header)})})
 
 

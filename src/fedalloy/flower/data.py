@@ -7,32 +7,39 @@ split as the recipe says; files are ``.npz`` (x, y) or ``.parquet`` (features an
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+from fedalloy.core import registry
 from fedalloy.core.errors import DataError
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import DataPart, Objective
 from fedalloy.core.types import Examples
 from fedalloy.engines.flower import Refused
 from fedalloy.flower.config import FROM_RECIPE
-from fedalloy.tasks.assembly import make_objective
-from fedalloy.tasks.datasets.base import as_pair
+from fedalloy.flower.limits import check_size
+from fedalloy.flower.policy import Policy
+from fedalloy.flower.protocol import RuleSpec, TaskSpec, TrialSpec
+from fedalloy.tasks.assembly import as_dataset, as_factory, make_objective, make_task
+from fedalloy.tasks.datasets.base import Dataset, as_pair
 from fedalloy.tasks.datasets.callable import resolve
 from fedalloy.tasks.datasets.folder import client_files, read_client
 from fedalloy.tasks.examining import check_examples
-from fedalloy.tasks.splits import split
+from fedalloy.tasks.objective import ModuleObjective
+from fedalloy.tasks.splits import split_client
 from fedalloy.tasks.standardise import Scaler
 
 PARTS: tuple[DataPart, ...] = ("train", "valid", "test")
-_NAMED_BY_NODES_ONLY = frozenset({"callable", "folder", "nodes"})
 Parts = dict[DataPart, Examples]
 _REMEMBERED = 2
+NO_POLICY = Policy()
 
 
 @dataclass(frozen=True)
@@ -47,23 +54,42 @@ class LocalTask:
         return self.parts[part]
 
 
-def local_task(source: str, client: int, spec: Mapping[str, Any], device: str = "cpu") -> LocalTask:
-    """The task of one client; ``spec`` is what the server says about model and data (:mod:`.remote_task`)."""
+def local_task(source: str, client: int, spec: TaskSpec, device: str = "cpu", policy: Policy = NO_POLICY) -> LocalTask:
+    """The task of one client; ``spec`` is what the server says about model and data, and ``source`` what the node does.
+
+    Nothing of what the server says names a file or a function: those are in ``source`` and in the policy.
+    """
     if source == FROM_RECIPE:
-        return _share(client, spec, device)
-    model = {name: spec[name] for name in ("model", "loss", "dtype")}
-    shape, trainable = tuple(spec["shape"]), tuple(spec["trainable"])
-    bounds = tuple(spec["bounds"]) if spec.get("bounds") else None
-    objective = make_objective(shape, spec["classes"], **model, trainable=trainable, bounds=bounds).to(device)
+        return _share(client, spec, device, policy)
+    objective = _objective(spec, policy).to(device)
     found = _from_function(source) if ":" in source else _from_folder(Path(source).expanduser())
     parts = {name: _checked(*pair, spec, source) for name, pair in found.items()}
     if set(parts) == {""}:
         parts = _split(parts[""], client, spec)
     empty = parts["train"].x[:0], parts["train"].y[:0]
     whole: Parts = {part: parts.get(part, Examples(*empty)) for part in PARTS}
-    if spec["standardise"] == "client":
+    if spec.standardise == "client":
         whole = _standardised(whole)
-    return LocalTask(objective, {part: _placed(one, device, spec["dtype"]) for part, one in whole.items()})
+    return LocalTask(objective, {part: _placed(one, device, spec.dtype) for part, one in whole.items()})
+
+
+def _objective(spec: TaskSpec, policy: Policy) -> ModuleObjective:
+    """The model, after a look at how large it would be."""
+    _check_model(spec, policy)
+    return make_objective(
+        spec.shape, spec.classes, _model(spec), loss=spec.loss, dtype=spec.dtype, trainable=spec.trainable,
+        bounds=spec.bounds,
+    )  # fmt: skip
+
+
+def _check_model(spec: TaskSpec, policy: Policy) -> None:
+    outputs = 1 if spec.loss == "binary" else max(1, spec.classes)
+    own = spec.model is not None and spec.model.kind in policy.models
+    check_size(as_factory(_model(spec), spec.shape, outputs, spec.bounds), policy.max_parameters, own=own)
+
+
+def _model(spec: TaskSpec) -> dict[str, Any] | None:
+    return None if spec.model is None else spec.model.to_spec()
 
 
 def remembering(make: Callable[..., LocalTask]) -> Callable[..., LocalTask]:
@@ -71,9 +97,11 @@ def remembering(make: Callable[..., LocalTask]) -> Callable[..., LocalTask]:
     when a server asks for another task or a file in the node's folder has changed."""
     known: dict[str, LocalTask] = {}
 
-    def remembered(source: str, client: int, spec: Mapping[str, Any], device: str = "cpu") -> LocalTask:
-        what = json.dumps([source, client, spec, device, _stamps(source)], sort_keys=True)
-        known[what] = known.pop(what) if what in known else make(source, client, spec, device)
+    def remembered(
+        source: str, client: int, spec: TaskSpec, device: str = "cpu", policy: Policy = NO_POLICY
+    ) -> LocalTask:
+        what = json.dumps([source, client, repr(spec), device, repr(policy), _stamps(source)])
+        known[what] = known.pop(what) if what in known else make(source, client, spec, device, policy)
         for oldest in list(known)[:-_REMEMBERED]:
             del known[oldest]
         return known[what]
@@ -90,22 +118,56 @@ def _stamps(source: str) -> list[tuple[str, int, int]]:
     return [(name, stat.st_mtime_ns, stat.st_size) for name, stat in stats]
 
 
-def _share(client: int, spec: Mapping[str, Any], device: str) -> LocalTask:
-    """What the recipe's own data give this client."""
-    # Imported here: every order is a process of its own, and those of real nodes need no recipes.
-    from fedalloy.recipe import parse
-    from fedalloy.recipe.resolving import task_of
-
-    recipe = parse(spec["recipe"], "the server's recipe")
-    dataset = recipe.task.dataset
-    kind = dataset.get("kind") if isinstance(dataset, dict) else dataset
-    if kind in _NAMED_BY_NODES_ONLY:
+def _share(client: int, spec: TaskSpec, device: str, policy: Policy) -> LocalTask:
+    """What the recipe's own data give this client: for trials."""
+    if spec.trial is None:
         raise Refused(
-            f"the recipe's data are of the kind '{kind}', which only a node itself may name: set its 'fedalloy-data' "
-            "to its folder or function"
+            "this node is set to take its share of the recipe's own data, and the recipe has none that a server may "
+            "name: set 'fedalloy-data' (in node.toml: data) to the node's folder or function"
         )
-    task = task_of(recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"device": device})}))
+    data = _trial_data(spec, spec.trial, policy)
+    _check_model(spec, policy)
+    task = make_task(
+        data, _model(spec), _spec(spec.trial.partition), spec.trial.clients, test_fraction=spec.test_fraction,
+        valid_fraction=spec.valid_fraction, seed=spec.seed, loss=spec.loss, standardise=spec.standardise,
+        noise=spec.trial.noise.model_dump() if spec.trial.noise else None, newcomers=spec.trial.newcomers,
+        trainable=spec.trainable, dtype=spec.dtype, device=device,
+    )  # fmt: skip
+    if client >= task.population:
+        raise Refused(f"the recipe's data have {task.population} clients, and the order is for number {client}")
     return LocalTask(task.objective, {part: task.data(part, torch.tensor([client])).client(0) for part in PARTS})
+
+
+def _trial_data(spec: TaskSpec, trial: TrialSpec, policy: Policy) -> Dataset:
+    check_nameable(trial.dataset)
+    data = as_dataset(trial.dataset.to_spec(), Key.of(spec.seed).fold("task").fold("dataset"))
+    if tuple(data.x.shape[1:]) != spec.shape or data.classes != spec.classes:
+        raise Refused(f"the data are of shape {tuple(data.x.shape[1:])}, the order says {spec.shape}")
+    if len(data) > policy.max_examples:
+        raise Refused("the recipe's data have more examples than the policy of this node allows (max_examples)")
+    return data
+
+
+def check_nameable(dataset: RuleSpec) -> None:
+    """Refuse data that are found by a free text, such as a path or the name of a function."""
+    loader = registry.find("dataset", dataset.kind)
+    hints = typing.get_type_hints(loader)
+    texts = [one.name for one in dataclasses.fields(loader) if _is_text(hints[one.name])]  # type: ignore[arg-type]
+    if texts:
+        raise Refused(
+            f"the recipe's data are of the kind '{dataset.kind}', which only a node itself may name: set its "
+            "'fedalloy-data' to its folder or function"
+        )
+
+
+def _is_text(hint: Any) -> bool:
+    if typing.get_origin(hint) is Literal:
+        return False
+    return hint in (str, Any) or any(_is_text(inner) for inner in typing.get_args(hint))
+
+
+def _spec(rule: RuleSpec | None) -> dict[str, Any] | None:
+    return None if rule is None else rule.to_spec()
 
 
 def _from_folder(folder: Path) -> dict[str, tuple[Any, Any]]:
@@ -128,28 +190,26 @@ def _from_function(path: str) -> dict[str, tuple[Any, Any]]:
     raise DataError(f"{path} must return a pair (x, y), or a dict of pairs with 'train' and any of 'valid', 'test'")
 
 
-def _checked(x: Any, y: Any, spec: Mapping[str, Any], source: str) -> Examples:
+def _checked(x: Any, y: Any, spec: TaskSpec, source: str) -> Examples:
     """One part as tensors, fitting what the recipe expects."""
-    classes = spec["classes"]
+    classes = spec.classes
     features, labels = as_pair(x, y, source)
     if not len(labels):  # whose shape and type say nothing
-        features = torch.empty(0, *spec["shape"])
+        features = torch.empty(0, *spec.shape)
         labels = labels.to(torch.int64 if classes else torch.float32)
-    if tuple(features.shape[1:]) != tuple(spec["shape"]):
+    if tuple(features.shape[1:]) != spec.shape:
         shape = tuple(features.shape[1:])
-        raise DataError(f"{source}: examples have shape {shape}, the recipe's {tuple(spec['shape'])}")
+        raise DataError(f"{source}: examples have shape {shape}, the recipe's {spec.shape}")
     if labels.is_floating_point() != (classes == 0):
         raise DataError(f"{source}: labels are {labels.dtype}, the recipe expects {classes or 'no'} classes")
     check_examples(features, labels, classes, torch.zeros(len(labels), dtype=torch.int64), lambda _: source)
     return Examples(features, labels)
 
 
-def _split(examples: Examples, client: int, spec: Mapping[str, Any]) -> dict[str, Examples]:
+def _split(examples: Examples, client: int, spec: TaskSpec) -> dict[str, Examples]:
     """As the client of this number would be split in a simulation of all clients."""
-    rows = [torch.arange(0)] * client + [torch.arange(len(examples))]
-    key = Key.of(spec["seed"]).fold("task").fold("federation")
-    fractions = {name: spec[name] for name in ("test_fraction", "valid_fraction")}
-    mine = split(rows, examples.y, key, **fractions)[client]
+    key = Key.of(spec.seed).fold("task").fold("federation")
+    mine = split_client(client, examples.y, key, test_fraction=spec.test_fraction, valid_fraction=spec.valid_fraction)
     chosen = {"train": mine.train, "valid": mine.valid, "test": mine.test}
     return {part: Examples(examples.x[index], examples.y[index]) for part, index in chosen.items()}
 

@@ -1,9 +1,15 @@
-"""What a node never gives away, whatever it is asked: a file of its operator, on its own disk.
+"""What a node never gives away and never does, whatever it is asked: a file of its operator, on its own disk.
 
     forbid = ["accuracy_after", "loss"]      # statistics and metrics that are never sent
     models = ["hospital.models:net"]         # own models that a server may name; built-in ones are always allowed
     max_megabytes = 2000                     # a larger letter is not read
+    max_parameters = 1000000000              # a larger model is not built
+    max_steps = 1000000                      # more local steps in one round are not taken
+    max_memory_megabytes = 16000             # more memory is not used for one order
     min_examples = 20                        # with fewer training examples the node takes no part
+    max_examples = 10000000                  # nor with more
+    require_clip = 1.0                       # updates leave clipped to this length or less, or not at all
+    require_noise = 0.01                     # and with noise of at least this standard deviation, drawn by the node
 
 Everything may be left out. A statistic that the algorithm does not need is simply not sent; where the algorithm needs
 it, the node refuses the round and says which statistic it is. A metric that is forbidden is missing in the scores.
@@ -29,7 +35,21 @@ class Policy:
     forbid: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
     max_megabytes: float = 2000.0
+    max_parameters: int = 1_000_000_000
+    max_steps: int = 1_000_000
+    max_memory_megabytes: float = 16_000.0
     min_examples: int = 1
+    max_examples: int = 10_000_000
+    require_clip: float | None = None
+    require_noise: float | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, int | float) and not value >= 0:
+                raise ValueError(f"{field.name} must be 0 or more, got {value}")
+        if self.require_noise and not self.require_clip:
+            raise ValueError("require_noise needs require_clip: how much noise hides depends on the longest update")
 
     @staticmethod
     def read(path: Path | None) -> Policy:
@@ -47,19 +67,20 @@ class Policy:
     def check_needs(self, names: Iterable[str], who: str) -> None:
         """Refuse what needs a forbidden statistic.
 
-        >>> Policy(forbid=("loss_before",)).check_needs({"loss_before"}, "weighting 'afl'")
+        >>> Policy(forbid=("loss_before",)).check_needs({"loss_before"}, "'afl'")
         Traceback (most recent call last):
-        fedalloy.engines.flower.Refused: the policy of this node forbids loss_before, which weighting 'afl' needs
+        fedalloy.engines.flower_replies.Refused: the policy of this node forbids loss_before, which 'afl' needs
         """
         forbidden = sorted(set(names) & set(self.forbid))
         if forbidden:
             raise Refused(f"the policy of this node forbids {', '.join(forbidden)}, which {who} needs")
 
-    def check_model(self, model: Any) -> None:
-        """Refuse a model that is a function of some package, unless the operator has named it."""
-        kind = model.get("kind") if isinstance(model, Mapping) else model
-        if isinstance(kind, str) and ":" in kind and kind not in self.models:
-            raise Refused(f"the model '{kind:.80}' is not in the list 'models' of this node's policy")
+    def check_examples(self, count: int) -> None:
+        """Refuse to train on too few examples, or on more than are allowed."""
+        if count < self.min_examples:
+            raise Refused("this node has fewer training examples than its policy wants")
+        if count > self.max_examples:
+            raise Refused("this node has more training examples than its policy allows (max_examples)")
 
     def allowed(self, values: Mapping[str, float]) -> dict[str, float]:
         """What may be sent of some statistics or metrics."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from fedalloy.core.algorithm import facts_of
@@ -15,13 +16,14 @@ from fedalloy.core.keys import Key
 from fedalloy.core.protocols import DataPart, Objective
 from fedalloy.core.spec import from_spec
 from fedalloy.core.types import Block, Facts
+from fedalloy.engines.flower import Refused
+from fedalloy.flower.data import check_nameable
+from fedalloy.flower.protocol import RuleSpec, check_task
 from fedalloy.recipe import Recipe
 from fedalloy.recipe.resolving import task_of
 from fedalloy.tasks.assembly import make_objective
 from fedalloy.tasks.datasets.base import usual_of
 from fedalloy.tasks.datasets.nodes import OnNodes
-
-_TOLD = ("task", "partition", "noise")
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +66,7 @@ def remote_task(recipe: Recipe) -> RemoteTask:
         raise SpecError("dataset 'nodes': give the names of its clients, or their number as clients in [partition]")
     if recipe.noise:
         raise SpecError("noise: wrong labels are for simulations; leave [noise] out where the data are on nodes")
-    spec = _spec(recipe, loader.shape, loader.classes, loader.bounds)
+    spec = _spec(recipe, loader.shape, loader.classes, loader.bounds, None)
     model = {name: spec[name] for name in ("model", "loss", "dtype")}
     objective = make_objective(
         loader.shape, loader.classes, **model, trainable=tuple(spec["trainable"]), bounds=loader.bounds
@@ -92,18 +94,43 @@ def _trial(recipe: Recipe) -> RemoteTask:
     names = task.names or tuple(str(number) for number in range(task.population))
     classes = int(task.manifest.class_counts.shape[1])
     known = facts_of(task, Key.of(0))
-    return RemoteTask(task.objective, names[: task.population], _spec(recipe, shape, classes, task.bounds), known)
+    spec = _spec(recipe, shape, classes, task.bounds, _trial_spec(recipe))
+    return RemoteTask(task.objective, names[: task.population], spec, known)
 
 
-def _spec(recipe: Recipe, shape: tuple[int, ...], classes: int, bounds: tuple[float, float] | None) -> dict[str, Any]:
-    """What nodes need to know to make the same model and to split their data in the same way."""
-    table, usual = recipe.task, usual_of(recipe.task.dataset)
-    told = recipe.model_dump(exclude_none=True, include=set(_TOLD))
+def _trial_spec(recipe: Recipe) -> dict[str, Any] | None:
+    """The data as nodes of a trial may make them; None where the data are found by a path or a function."""
+    dataset, dealt = recipe.task.dataset, recipe.partition
+    try:
+        check_nameable(RuleSpec.model_validate(dataset))
+    except (Refused, ValidationError):
+        return None
     return {
+        "dataset": dataset,
+        "partition": {"kind": dealt.kind, **dealt.arguments} if dealt.kind else None,
+        "clients": dealt.clients,
+        "newcomers": dealt.newcomers,
+        "noise": recipe.noise.model_dump() if recipe.noise else None,
+    }
+
+
+def _spec(
+    recipe: Recipe, shape: tuple[int, ...], classes: int, bounds: tuple[float, float] | None, trial: Any
+) -> dict[str, Any]:
+    """What nodes need to know to make the same model and to split their data in the same way; what they would not
+    understand is refused here, before anything is sent."""
+    table, usual = recipe.task, usual_of(recipe.task.dataset)
+    if table.synthetic is not None:
+        raise SpecError(
+            "task.synthetic is a file on this machine, and nodes take no files from a server: leave it out, or put the "
+            "samples into the data of the nodes"
+        )
+    model = usual.model if table.model is None else table.model
+    spec = {
         "shape": list(shape),
         "classes": classes,
         "bounds": None if bounds is None else list(bounds),
-        "model": usual.model if table.model is None else table.model,
+        "model": model,
         "loss": table.loss or usual.loss,
         "dtype": table.dtype,
         "trainable": list(table.trainable),
@@ -111,5 +138,9 @@ def _spec(recipe: Recipe, shape: tuple[int, ...], classes: int, bounds: tuple[fl
         "test_fraction": table.test_fraction,
         "valid_fraction": table.valid_fraction,
         "seed": recipe.run.seeds[0],
-        "recipe": {**told, "run": {"seeds": recipe.run.seeds}},
+        "trial": trial,
     }
+    # A model of some package is for the nodes to decide about: their policies list those that they have.
+    kind = model.get("kind") if isinstance(model, dict) else model
+    check_task(spec, models=[kind] if isinstance(kind, str) else ())
+    return spec

@@ -47,6 +47,15 @@ def split(
     return [_drawn(rows, labels[rows], int(valid[k]), int(test[k]), keys.fold(k)) for k, rows in enumerate(assignment)]
 
 
+def split_client(
+    client: int, labels: Tensor, key: Key, *, test_fraction: float = 0.2, valid_fraction: float = 0.0
+) -> Split:
+    """The split of one client that has all of these rows, as :func:`split` gives it to the client of this number."""
+    check_fractions(test_fraction, valid_fraction)
+    _, valid, test = part_sizes(torch.tensor([len(labels)]), test_fraction, valid_fraction)
+    return _drawn(torch.arange(len(labels)), labels, int(valid[0]), int(test[0]), key.fold("split").fold(client))
+
+
 def part_sizes(sizes: Tensor, test_fraction: float, valid_fraction: float) -> tuple[Tensor, Tensor, Tensor]:
     """How many examples train, validate and test, for clients of these sizes.
 

@@ -1,0 +1,77 @@
+"""JSON from strangers: what Python's reader lets pass and a header never holds is refused.
+
+Names that occur twice, NaN and infinities, numbers of thousands of digits, values too deep inside others.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, NoReturn
+
+from fedalloy.core.errors import FedalloyError
+
+_MOST_DIGITS = 4000
+_DEEPEST = 32
+
+
+class Malformed(FedalloyError):
+    """What arrived is not a letter, or is larger than allowed."""
+
+
+def strict_object(text: str) -> dict[str, Any]:
+    """The object that a header is, or :class:`Malformed`.
+
+    >>> strict_object('{"a": 1, "a": 2}')
+    Traceback (most recent call last):
+    fedalloy.engines.flower_json.Malformed: its header has the name 'a' twice
+    """
+    try:
+        found = json.loads(text, object_pairs_hook=_once, parse_constant=_refuse, parse_int=_whole, parse_float=_finite)
+    except (ValueError, RecursionError):
+        raise Malformed("its header is not JSON") from None
+    if not isinstance(found, dict):
+        raise Malformed("its header is not an object")
+    _check_depth(found)
+    return found
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise Malformed(f"its header has the name '{twice:.40}' twice")
+    return found
+
+
+def _refuse(name: str) -> NoReturn:
+    raise Malformed(f"its header holds {name}, which is no number")
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > _MOST_DIGITS:
+        raise Malformed(f"its header holds a number of {len(digits)} digits")
+    return int(digits)
+
+
+def _finite(digits: str) -> float:
+    value = float(digits) if len(digits) <= _MOST_DIGITS else math.inf
+    if not math.isfinite(value):
+        raise Malformed("its header holds a number that is too large")
+    return value
+
+
+def _check_depth(value: Any) -> None:
+    """Level by level, so that the check itself cannot go too deep."""
+    level = [value]
+    for _ in range(_DEEPEST):
+        level = [
+            inner
+            for one in level
+            for inner in (one.values() if isinstance(one, dict) else one)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return
+    raise Malformed(f"its header has values inside values more than {_DEEPEST} times")

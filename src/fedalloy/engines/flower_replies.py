@@ -1,0 +1,103 @@
+"""What nodes answer: read once, against a strict schema, before anything of it is used.
+
+:func:`read_reply` is the one way in for messages from nodes of fedalloy's own: records in, a frozen :class:`Reply` out,
+or a :class:`FedalloyError`. It touches no file and no network, and makes tensors only in ``full``.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from fedalloy.core.errors import FedalloyError
+from fedalloy.core.types import Payload
+from fedalloy.engines.flower_json import Malformed
+from fedalloy.engines.flower_letters import Letter, outline, unpack
+
+if TYPE_CHECKING:
+    from flwr.app import RecordDict
+
+_MOST_STATISTICS, _MOST_SCORES, _MOST_TEXT, _SHOWN = 64, 1_000_000, 100_000, 500
+
+
+class Refused(FedalloyError):
+    """A node will not take part, whatever happens: asking again is of no use."""
+
+
+class Unwell(Malformed):
+    """A node could not do what it was asked to; another time it may."""
+
+
+def _number(value: Any) -> float:
+    """A number out of a header, where null stands for NaN."""
+    if value is None:
+        return math.nan
+    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > sys.float_info.max:
+        raise ValueError("is not a number")
+    return float(value)
+
+
+Number = Annotated[float, BeforeValidator(_number)]
+Text = Annotated[str, Field(max_length=_MOST_TEXT)]
+Name = Annotated[str, Field(max_length=200)]
+
+
+class ReplyHead(BaseModel):
+    """What the header of an answer may say."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    format: int
+    fedalloy: Name
+    status: Text
+    client: Name = ""
+    reason: Text = ""
+    stats: Annotated[dict[Name, Number], Field(max_length=_MOST_STATISTICS)] | None = None
+    scores: Annotated[list[Number], Field(max_length=_MOST_SCORES)] | None = None
+    cross_score: Annotated[list[Number], Field(max_length=_MOST_SCORES)] | None = None
+    lag: Text = ""
+
+    def numbers(self, name: Literal["scores", "cross_score"], count: int) -> list[float]:
+        """A list of so many numbers."""
+        values: list[float] | None = getattr(self, name)
+        if values is None or len(values) != count:
+            raise Malformed(f"its '{name}' are not {count} numbers")
+        return values
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer that says yes: its header, and its parts (without content unless they were asked for in full)."""
+
+    head: ReplyHead
+    parts: Payload
+
+
+def read_reply(content: RecordDict, max_bytes: float = math.inf, *, full: bool = False) -> Reply:
+    """A node's answer; :class:`Refused` where it said no, :class:`Unwell` where it failed, :class:`Malformed` where it
+    is no answer at all. Tensors are read only in ``full``; otherwise they have names, shapes and dtypes alone."""
+    letter = unpack(content, max_bytes) if full else outline(content, max_bytes)
+    head = _checked(letter)
+    if head.status == "refused":
+        raise Refused(f"refused: {head.reason:.{_SHOWN}}")
+    if head.status != "ok":
+        raise Unwell(f"failed: {head.reason:.{_SHOWN}}")
+    return Reply(head, letter.parts)
+
+
+def _checked(letter: Letter) -> ReplyHead:
+    try:
+        return ReplyHead.model_validate(letter.header)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        where = str(first["loc"][-1]) if first["loc"] else "header"
+        raise Malformed(f"its '{where:.80}' {_words(str(first['msg']))}") from None
+
+
+def _words(message: str) -> str:
+    """Pydantic's words as the end of a sentence."""
+    return message.removeprefix("Value error, ").replace("Extra inputs are not permitted", "is nothing that is known")

@@ -1,0 +1,287 @@
+"""What a server may say to a node: a strict schema, and the one way in.
+
+:func:`read_order` turns the records that Flower brought into a frozen :class:`ReceivedOrder`, or raises a
+:class:`FedalloyError` that says why not. It reads no file, imports nothing and builds nothing; of a letter that is not
+understood not even the tensors are made. Nothing else of a message is ever used. What comes from a server is data:
+registered names and plain arguments. Dotted paths, imports and files come from the node's own configuration alone; a
+model of the node's own is meant when the server's word for it stands in the node's policy.
+
+(Answers in the other direction: :func:`fedalloy.engines.flower_replies.read_reply`; those of apps that are not
+fedalloy's: :meth:`fedalloy.flower.foreign.Reader.read`.)
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+import fedalloy
+from fedalloy.core.types import Payload
+from fedalloy.engines.flower import Refused
+from fedalloy.engines.flower_letters import FORMAT, outline, unpack
+from fedalloy.flower.plain import plain_arguments, thawed
+
+if TYPE_CHECKING:
+    from flwr.app import RecordDict
+
+MOST_CLIENTS, MOST_EPOCHS, MOST_CLASSES = 1_000_000, 1_000_000, 1_000_000
+_KIND = r"[A-Za-z0-9_.-]{1,64}"
+_PARTS = {"hello": (), "train": ("shared/",), "evaluate": ("shared/",), "cross": ("shared/", "cohort/")}
+
+_listed = BeforeValidator(lambda given: tuple(given) if isinstance(given, list) else given)
+Bits = Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)]
+Count = Annotated[int, Field(ge=0, lt=1 << 53)]
+Round = Annotated[int, Field(ge=0, le=1_000_000_000)]
+Text = Annotated[str, Field(min_length=1, max_length=200)]
+Kind = Annotated[str, Field(pattern=f"^{_KIND}$")]
+Pattern = Annotated[str, Field(pattern=r"^[\w.*?!\[\]-]{1,200}$")]
+Extent = Annotated[int, Field(ge=1, le=1 << 31)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Told(BaseModel):
+    """A table whose keys are all known, whose values have the stated types, and which is never changed."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class RuleSpec(Told):
+    """A registered rule by name, and its arguments as plain values."""
+
+    kind: Kind
+    arguments: Mapping[str, Any] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gathered(cls, given: Any) -> Any:
+        table = {"kind": given} if isinstance(given, str) else given
+        if not isinstance(table, dict):
+            raise ValueError("is neither a name nor a table with a 'kind'")
+        return {"kind": table.get("kind"), "arguments": {name: table[name] for name in table if name != "kind"}}
+
+    @field_validator("arguments", mode="plain")
+    @classmethod
+    def _plain(cls, given: Any) -> Mapping[str, Any]:
+        return plain_arguments(given)
+
+    def to_spec(self) -> dict[str, Any]:
+        """As :func:`fedalloy.core.spec.from_spec` reads it."""
+        return {"kind": self.kind, **thawed(self.arguments)}
+
+
+class ModelSpec(RuleSpec):
+    """A registered model; or one of the node's own, if its policy lists exactly this name."""
+
+    kind: Text
+
+    @field_validator("kind")
+    @classmethod
+    def _known(cls, kind: str, info: ValidationInfo) -> str:
+        own: tuple[str, ...] = tuple((info.context or {}).get("models", ()))
+        if kind in own:
+            return own[own.index(kind)]  # the node's own text, not the server's
+        if not re.fullmatch(_KIND, kind):
+            raise ValueError(f"'{kind:.80}' is not in the list 'models' of this node's policy")
+        return kind
+
+    @field_validator("arguments", mode="plain")
+    @classmethod
+    def _plain(cls, given: Any) -> Mapping[str, Any]:
+        return plain_arguments(given, strict=True)
+
+
+class NoiseSpec(Told):
+    """Wrong labels, for trials."""
+
+    kind: Literal["pair", "symmetric"]
+    ratio: Annotated[float, Field(ge=0, le=1)]
+    test: Literal["clean", "noisy"] = "clean"
+    protocol: Literal["paper", "public_code"] = "paper"
+
+
+class TrialSpec(Told):
+    """The data of a trial, for nodes that are set to take their share of the recipe's own."""
+
+    dataset: RuleSpec
+    partition: RuleSpec | None = None
+    clients: Annotated[int, Field(ge=1, le=MOST_CLIENTS)] | None = None
+    newcomers: Annotated[int, Field(ge=0, le=MOST_CLIENTS)] = 0
+    noise: NoiseSpec | None = None
+
+
+class TaskSpec(Told):
+    """The model, what the examples look like, and how a node splits its own."""
+
+    shape: Annotated[tuple[Extent, ...], _listed, Field(max_length=8)]
+    classes: Annotated[int, Field(ge=0, le=MOST_CLASSES)]
+    bounds: Annotated[tuple[float, float], _listed] | None = None
+    model: ModelSpec | None = None
+    loss: Literal["cross_entropy", "binary", "mse"] | None = None
+    dtype: Literal["float32", "float64"] = "float32"
+    trainable: Annotated[tuple[Pattern, ...], _listed, Field(min_length=1, max_length=256)] = ("*",)
+    standardise: Literal["none", "client"] = "none"
+    test_fraction: Fraction = 0.2
+    valid_fraction: Fraction = 0.0
+    seed: Bits = 0
+    trial: TrialSpec | None = None
+
+    @model_validator(mode="after")
+    def _together(self) -> TaskSpec:
+        if self.test_fraction + self.valid_fraction >= 1:
+            raise ValueError("test_fraction and valid_fraction leave nothing to train on")
+        if math.prod(self.shape) > 1 << 31:
+            raise ValueError("an example has more numbers than any memory")
+        return self
+
+
+class AlgorithmSpec(Told):
+    """The node's half of an algorithm, and the statistics that the server's half needs."""
+
+    solver: RuleSpec
+    wire: Annotated[tuple[RuleSpec, ...], _listed, Field(max_length=16)] = ()
+    weighting: Kind
+    requires: Annotated[tuple[Kind, ...], _listed, Field(max_length=64)] = ()
+
+
+class Hello(Told):
+    """Who are you? A stranger is told nothing of the run."""
+
+    kind: Literal["hello"]
+    format: int
+    fedalloy: Text
+
+
+class Addressed(Told):
+    """An order for one client: which run it belongs to, and what is learned how."""
+
+    format: int
+    fedalloy: Text
+    run: Annotated[str, Field(pattern=r"^[0-9a-f]{8,64}$")]
+    sitting: Count
+    serial: Count
+    seed: Bits
+    population: Annotated[int, Field(ge=1, le=MOST_CLIENTS)]
+    task: TaskSpec
+    client: Text
+    id: Annotated[int, Field(ge=0, lt=MOST_CLIENTS)]
+    algorithm: AlgorithmSpec
+    round: Round = 0
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Addressed:
+        if self.id >= self.population:
+            raise ValueError(f"client {self.id} of {self.population} does not exist")
+        return self
+
+
+class Train(Addressed):
+    """Local work of a round."""
+
+    kind: Literal["train"]
+    state: Round
+    on_lag: Literal["continue", "drop"]
+    epochs: Annotated[int, Field(ge=-1, le=MOST_EPOCHS)]
+    active: bool
+    rounds: Round | None
+    key: Bits
+    local_lr: float
+
+
+class Evaluate(Addressed):
+    """Scores on the node's own test part."""
+
+    kind: Literal["evaluate"]
+    state: Round
+    on_lag: Literal["continue", "drop"]
+    metrics: Annotated[tuple[Kind, ...], _listed, Field(max_length=64)]
+    models: Annotated[
+        tuple[Literal["global", "personal"] | Annotated[float, Field(ge=0, le=1)], ...],
+        _listed,
+        Field(max_length=256),
+    ]
+
+
+class Cross(Addressed):
+    """The accuracy of other clients' models on the node's validation part."""
+
+    kind: Literal["cross"]
+
+
+Work = Train | Evaluate | Cross
+"""Orders that a client carries out."""
+_ORDERS: TypeAdapter[Hello | Work] = TypeAdapter(Annotated[Hello | Work, Field(discriminator="kind")])
+
+
+@dataclass(frozen=True)
+class ReceivedOrder:
+    """A message from a server, checked: what it says, and its tensors by part."""
+
+    head: Hello | Work
+    parts: Payload
+
+
+def read_order(content: RecordDict, max_bytes: float = math.inf, models: Collection[str] = ()) -> ReceivedOrder:
+    """The order that Flower brought; ``models`` are those of the node's own that a server may name.
+
+    :class:`~fedalloy.engines.flower_letters.Malformed` where it is no letter, :class:`Refused` where it is one that
+    this node does not take.
+    """
+    header = outline(content, max_bytes).header
+    check_version(header)
+    head = check_header(header, models)
+    letter = unpack(content, max_bytes)
+    for part in letter.parts:
+        if not part.startswith(_PARTS[head.kind]):
+            raise Refused(f"the order has a part '{part:.80}', which does not belong to it")
+    return ReceivedOrder(head, letter.parts)
+
+
+def check_version(header: Mapping[str, Any]) -> None:
+    """Refuse an order that another version of fedalloy wrote: its spec could mean something else here."""
+    theirs, ours = header.get("fedalloy"), fedalloy.__version__
+    if theirs != ours or header.get("format") != FORMAT:
+        raise Refused(
+            f"the server runs fedalloy {theirs!s:.40} (letters of format {header.get('format')!s:.10}), this node "
+            f"fedalloy {ours} (format {FORMAT}): install the same version on both"
+        )
+
+
+def check_header(header: Mapping[str, Any], models: Collection[str] = ()) -> Hello | Work:
+    """The header of an order against the schema."""
+    try:
+        return _ORDERS.validate_python(header, context={"models": tuple(models)})
+    except ValidationError as error:
+        raise Refused(f"the order cannot be understood: {problems(error)}") from None
+
+
+def check_task(spec: Mapping[str, Any], models: Collection[str] = ()) -> TaskSpec:
+    """What nodes are told about model and data, against the schema; for the server, before it sends it."""
+    try:
+        return TaskSpec.model_validate(spec, context={"models": tuple(models)})
+    except ValidationError as error:
+        raise Refused(f"nodes would not understand the task: {problems(error)}") from None
+
+
+def problems(error: ValidationError) -> str:
+    """The first problems in a few words, without what was sent."""
+    found = error.errors(include_url=False, include_input=False, include_context=False)[:3]
+    return "; ".join(f"{'.'.join(map(str, one['loc']))[:120]}: {_words(str(one['msg']))}" for one in found)
+
+
+def _words(message: str) -> str:
+    return message.removeprefix("Value error, ").replace("Extra inputs are not permitted", "unknown key")[:300]
