@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedalloy.core.errors import DataError
+from fedalloy.core.errors import DataError, FedalloyError, SpecError
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import DataPart, LocalSolver, Objective, Task
 from fedalloy.core.types import Block
@@ -55,7 +55,7 @@ def examined(task: Task) -> Task:
     if not all(hasattr(pool, "everyone") for pool in pools.values()):
         return task if isinstance(task, ExaminedTask) else ExaminedTask(task)
     fresh = [part for part, pool in pools.items() if pool not in _examined]
-    limit = label_limit(task.objective, pools["train"].x[:1]) if fresh else None
+    limit = label_limit(task.objective, pools["train"].x[:2], pools["train"].y[:2]) if fresh else None
     for part in fresh:
         pool = pools[part]
         _check_block(pool.everyone(), torch.arange(len(pool.size)), part, limit, _naming(task))
@@ -63,18 +63,26 @@ def examined(task: Task) -> Task:
     return task
 
 
-def label_limit(objective: Objective, x: Tensor) -> int | None:
-    """How many classes a model and its loss tell apart; None where that cannot be known."""
-    loss = getattr(objective, "loss_name", None)
-    if loss == "binary":
-        return 2
-    if loss != "cross_entropy" or not len(x):
+def label_limit(objective: Objective, x: Tensor, y: Tensor) -> int | None:
+    """How many classes a model and its loss tell apart, None where that cannot be known; tried on two examples, so that
+    a model that does not fit the data is found before round 1."""
+    if not len(x) or "classify" not in getattr(objective, "roles", {"classify"}) or not hasattr(objective, "init"):
         return None
     params, buffers = objective.init(Key.of(0))
     params, buffers = ({name: leaf.to(x.device) for name, leaf in leaves.items()} for leaves in (params, buffers))
-    with torch.no_grad():
-        outputs = objective.outputs(params, buffers, x)
-    return int(outputs.shape[1]) if outputs.dim() == 2 else None
+    loss = getattr(objective, "loss_name", "")
+    try:
+        with torch.no_grad():
+            outputs = objective.outputs(params, buffers, x)
+            if loss is None:
+                objective.losses(outputs, y)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        if isinstance(error, FedalloyError):
+            raise
+        shapes = f"features of shape {tuple(x.shape[1:])} and a label of type {y.dtype}"
+        raise SpecError(f"the model or its loss cannot take an example with {shapes}: {error}") from error
+    classes = int(outputs.shape[1]) if outputs.dim() == 2 else None
+    return {"binary": 2, "cross_entropy": classes}.get(str(loss))
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +116,7 @@ class ExaminedTask:
             rows = torch.tensor(fresh)
             some = Block(block.x, block.y, block.start.cpu()[rows], block.size.cpu()[rows])
             if not self.limits:
-                self.limits.append(label_limit(self.objective, block.x[:1]))
+                self.limits.append(label_limit(self.objective, block.x[:2], block.y[:2]))
             _check_block(some, ids.cpu()[rows], part, self.limits[0], _naming(self.task))
             self._remember(part, [int(ids[row]) for row in fresh])
         return block

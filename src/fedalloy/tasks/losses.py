@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from fedalloy.core.errors import SpecError, nearest
@@ -24,14 +25,57 @@ class Loss:
 
 
 def choose(loss: str | PerExample | Loss) -> Loss:
-    """A loss by name, or any function of ``(outputs, y)`` that returns one value per example."""
+    """A loss by name, any function of ``(outputs, y)`` that returns one value per example, or a loss of ``torch.nn``,
+    whose mean over the batch (its ``reduction``) is undone: class weights then scale their examples, no more."""
     if isinstance(loss, Loss):
         return loss
+    if isinstance(loss, type):
+        raise SpecError(f"loss is the class {loss.__name__}: give an instance, {loss.__name__}(reduction='none')")
     if callable(loss):
-        return Loss(loss, guessed_hits)
-    if loss not in LOSSES:
-        raise SpecError(f"unknown loss '{loss}': {nearest(loss, LOSSES)}, or a function of (outputs, y)")
+        return Loss(OwnLoss(_unreduced(loss)), guessed_hits)
+    if not isinstance(loss, str) or loss not in LOSSES:
+        raise SpecError(f"unknown loss '{loss}': {nearest(str(loss), LOSSES)}, or a function of (outputs, y)")
     return LOSSES[loss]
+
+
+@dataclass(frozen=True)
+class OwnLoss:
+    """A user's function, which must say what every example costs; several values for one are averaged."""
+
+    function: PerExample
+
+    def __call__(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """One value per example."""
+        if isinstance(self.function, nn.Module) and y.is_floating_point() and outputs.numel() == y.numel():
+            outputs = outputs.reshape(y.shape)  # [N, 1] against [N] would be compared everyone with everyone
+        losses = self.function(outputs, y)
+        most = max(outputs.numel(), y.numel())  # more than that: everyone was compared with everyone
+        if not isinstance(losses, Tensor) or losses.dim() == 0 or len(losses) != len(outputs) or losses.numel() > most:
+            got = f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
+            raise SpecError(
+                f"loss {_name(self.function)} returned {got} for {len(outputs)} examples: it must return one value per "
+                "example and leave the mean to fedalloy; functions and losses of torch do with reduction='none'"
+            )
+        return losses.flatten(1).mean(1) if losses.dim() > 1 else losses
+
+
+def _unreduced(loss: PerExample) -> PerExample:
+    """A loss of ``torch.nn`` without its reduction; whatever else is as it was."""
+    reduction = getattr(loss, "reduction", None)
+    if not isinstance(loss, nn.Module) or reduction in (None, "none"):
+        return loss
+    if reduction != "mean":
+        raise SpecError(
+            f"loss {_name(loss)} has reduction='{reduction}', so that its size depends on the batch: give it with "
+            "reduction='none' (the mean over the batch is taken here)"
+        )
+    alone = copy.copy(loss)
+    vars(alone)["reduction"] = "none"
+    return alone
+
+
+def _name(loss: PerExample) -> str:
+    return type(loss).__name__ if isinstance(loss, nn.Module) else getattr(loss, "__name__", repr(loss))
 
 
 def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
