@@ -133,8 +133,11 @@ def recipe_file(place: Path, algorithm: str = "fedavg", /, **tables: dict[str, A
     return file
 
 
-def play(recipe: Path, folder: Path, grid: FakeGrid, clock: FakeClock | None = None, say: Any = lambda text: None):
+def play(
+    recipe: Path, folder: Path, grid: FakeGrid, clock: FakeClock | None = None, say: Any = lambda text: None,
+    seats: Any = None,
+):  # fmt: skip
     """Run a recipe over a fake federation."""
     clock = clock or FakeClock()
     post = Post(grid, clock, clock.sleep)  # type: ignore[arg-type]
-    return run_federation(ServerConfig(recipe, folder), grid, say=say, post=post)  # type: ignore[arg-type]
+    return run_federation(ServerConfig(recipe, folder), grid, say=say, post=post, seats=seats)  # type: ignore[arg-type]

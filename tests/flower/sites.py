@@ -165,17 +165,8 @@ class Site:
 
     def send(self, name: str) -> Run:
         """The command that starts a run, and that takes it up again."""
-        config = ServerConfig(self.place / "recipes" / f"{name}.toml", self.folder(name), None, self.place / "who.json")
+        config = ServerConfig(self.place / "recipes" / f"{name}.toml", self.folder(name))
         return self.federation.run(self.app, config.to_keys())
-
-    def introduce(self) -> dict[str, str]:
-        """Who is who, once the honest nodes have been heard: an id belongs to the first that claims it."""
-        bindings = self.place / "who.json"
-        if not bindings.exists():
-            self.recipe("introduction", algorithm={"name": "fedavg"}, run={"rounds": 1})
-            self.finish("introduction", self.send("introduction"))
-        found: dict[str, str] = json.loads(bindings.read_text())
-        return found
 
     @contextlib.contextmanager
     def hold_after(self, round: int) -> Iterator[Callable[[float], None]]:

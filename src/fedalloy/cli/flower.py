@@ -121,12 +121,12 @@ def run_on(
 
     Ctrl-C stops looking; the run itself goes on. 'fedalloy flower stop DIR' ends it.
     """
-    from fedalloy.flower.layout import ServerPlace
+    from fedalloy.flower.operating import found
     from fedalloy.flower.shell import Shell
     from fedalloy.flower.trial import follow, submit
     from fedalloy.recipe import load
 
-    shell = Shell(ServerPlace.read(server))
+    shell = Shell(found(server))
     try:
         run = submit(shell, load(recipe, changes), output, seed)
         typer.echo(f"run {run.id} was started")
@@ -141,11 +141,10 @@ def run_on(
 @app.command()
 def stop(server: ServerFolder) -> None:
     """End the runs of a server that are not finished; 'run' goes on with them later."""
-    from fedalloy.flower.layout import ServerPlace
-    from fedalloy.flower.operating import Run
+    from fedalloy.flower.operating import Run, found
     from fedalloy.flower.shell import Shell
 
-    shell = Shell(ServerPlace.read(server))
+    shell = Shell(found(server))
     try:
         going = [one["run-id"] for one in shell.runs() if not one["status"].startswith("finished")]
         for run in going:
@@ -165,18 +164,22 @@ def server(folder: ServerFolder) -> None:
 
 @app.command()
 def admit(folder: ServerFolder) -> None:
-    """Let in the nodes whose public keys were put into DIR/nodes while the server was running."""
-    from fedalloy.flower import operating
-    from fedalloy.flower.layout import ServerPlace
+    """Let in exactly the nodes whose public keys lie in DIR/nodes now: new keys come in, keys that are gone are out.
+
+    The same happens whenever the server is started.
+    """
+    from fedalloy.flower import admission
+    from fedalloy.flower.operating import found
     from fedalloy.flower.shell import Shell
 
-    place = ServerPlace.read(folder)
+    place = found(folder)
     shell = Shell(place)
     try:
-        known = operating.admit(place, shell)
+        known = admission.admit(place, shell)
     finally:
         shell.close()
     typer.echo(f"let in: {', '.join(known) or 'nobody; put public keys (NAME.pub) into ' + str(folder / 'nodes')}")
+    typer.echo("everybody else is out")
 
 
 @app.command()

@@ -199,6 +199,7 @@ class Flower:
     def _present(self) -> dict[int, Node]:
         """The nodes of the clients that can be reached; whoever is new is asked who it is."""
         line = self._wire
+        line.roll.refresh()
         nodes = connected(line.post.grid)
         strangers = {node.number: node for node in line.roll.strangers(nodes)}
         # A stranger is told nothing of the run.

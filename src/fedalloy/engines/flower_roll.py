@@ -1,14 +1,17 @@
-"""Who is who: which node speaks for which client, bound on first contact.
+"""Who is who: which node speaks for which client.
 
-A node is known by the key with which it authenticates itself (without authentication, by its number). The first
-node that claims to be a client is that client from then on; a second one is refused, whether the first is connected or
-not. Only the operator undoes a binding, by removing it from the file that keeps them.
+A node is known by the key with which it authenticates itself (without authentication, by its number). A server of
+fedalloy's has a *seat* for every registered node, and a client is the node in its seat, whoever else claims to be it.
+
+On servers without seats (other people's, or without authentication) a client is bound on first contact: the first node
+that claims to be it is it from then on; a second one is refused, whether the first is connected or not. Only the
+operator undoes such a binding, by removing it from the file that keeps them.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +19,14 @@ from fedalloy.core.errors import nearest
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
+
+
+@dataclass(frozen=True)
+class Seat:
+    """The place of a registered node: its name, and who it is for good; empty while its key is taken out."""
+
+    name: str
+    identity: str
 
 
 @dataclass(frozen=True)
@@ -35,17 +46,48 @@ def connected(grid: Grid) -> list[Node]:
 
 def _identity(info: Any) -> str:
     key = bytes(info.public_key)
-    return f"key {hashlib.sha256(key).hexdigest()[:32]}" if key else f"node {info.node_id}"
+    return identity_of(key) if key else f"node {info.node_id}"
+
+
+def identity_of(key: bytes) -> str:
+    """Who a node with a public key is.
+
+    >>> identity_of(b"a key")
+    'key 8fa3aab2faa9b79e0a0398da5b5abd07'
+    """
+    return f"key {hashlib.sha256(key).hexdigest()[:32]}"
+
+
+def seated(names: Sequence[str], seats: Sequence[Seat]) -> dict[str, str]:
+    """Who is which client: a node whose name is that of a client, else the node whose seat has the client's number.
+
+    >>> seated(("0", "1", "2"), (Seat("north", "key a"), Seat("south", ""), Seat("west", "key c")))
+    {'0': 'key a', '2': 'key c'}
+    >>> seated(("north", "east"), (Seat("west", "key c"), Seat("south", "key b"), Seat("north", "key a")))
+    {'east': 'key b', 'north': 'key a'}
+    """
+    by_name = {seat.name: seat.identity for seat in seats if seat.name in names}
+    by_number = {
+        name: seat.identity for name, seat in zip(names, seats, strict=False) if not {name, seat.name} & by_name.keys()
+    }
+    return {name: one for name, one in (by_number | by_name).items() if one}
 
 
 @dataclass
 class Roll:
-    """The clients by name and the nodes bound to them; ``keep`` is told of every change."""
+    """The clients by name and the nodes bound to them; ``keep`` is told of every change. With ``seats`` nobody is
+    bound: who is who is looked up there before every exchange, so that it may change while a run goes on."""
 
     names: tuple[str, ...]
     bound: dict[str, str] = field(default_factory=dict)
     keep: Callable[[Mapping[str, str]], None] = lambda bound: None
     refused: dict[Node, str] = field(default_factory=dict)
+    seats: Callable[[], Sequence[Seat]] | None = None
+
+    def refresh(self) -> None:
+        """Look at the seats as they are now."""
+        if self.seats is not None:
+            self.bound = seated(self.names, self.seats())
 
     def client_of(self, node: Node) -> str | None:
         """The client that a node is known to be."""
@@ -77,9 +119,16 @@ class Roll:
     def _objection(self, node: Node, client: str) -> str | None:
         if client not in self.names:
             return f"it says it is '{client:.80}', which is no client of this run; {nearest(client, self.names)}"
+        advice = "remove the old binding from the bindings file"
+        if self.seats is not None:
+            advice = "put its public key in the place of the other one's into the server's nodes/ and run 'admit'"
+            if client not in self.bound:
+                return (
+                    f"it says it is '{client}', but no key that is let in has this seat; see 'clients' in server.toml"
+                )
         if self.bound.get(client, node.identity) != node.identity:
             return (
                 f"it says it is '{client}', but that is the node with {self.bound[client]}; if this node has replaced "
-                "it, remove the old binding from the bindings file"
+                f"it, {advice}"
             )
         return None

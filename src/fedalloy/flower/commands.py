@@ -16,6 +16,8 @@ from fedalloy.flower.layout import NodePlace, ServerPlace
 
 CONNECTION = "fedalloy"
 """The name under which ``flwr`` knows the server."""
+SEATS = "FEDALLOY_SEATS"
+"""Names, for everything that a server starts, the file that says which key is which client."""
 _DOORS = "FLWR_INTERNAL_"
 """Variables that would open further ports of a SuperLink, on every network of its machine."""
 
@@ -54,8 +56,14 @@ def environment(home: Path, extra: Mapping[str, str] | None = None) -> dict[str,
     home.mkdir(parents=True, exist_ok=True)
     folders = (str(warm.write_stand_in(home / "bin")), str(Path(sys.executable).parent))
     path = os.pathsep.join((*folders, os.environ.get("PATH", os.defpath)))
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(_DOORS)}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith((_DOORS, SEATS))}
     return {**inherited, **QUIET, "FLWR_HOME": str(home), "PATH": path, **(extra or {})}
+
+
+def server_environment(place: ServerPlace, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of the SuperLink and of what it starts."""
+    seats = {SEATS: str(place.seats)} if place.secure else {}
+    return environment(place.home, {**seats, **(extra or {})})
 
 
 def write_connection(place: ServerPlace) -> None:

@@ -20,7 +20,7 @@ from fedalloy.flower.pki import ServerFiles
 SERVER_FILE, NODE_FILE = "server.toml", "node.toml"
 RUNNING = "running.json"
 """In the server's folder while a local federation runs: the port it has, who started it, and its nodes."""
-_SERVER_KEYS = ("host", "port", "secure", "local_port")
+_SERVER_KEYS = ("host", "port", "secure", "local_port", "clients")
 _NODE_KEYS = ("server", "secure", "port", "client", "data", "store", "policy", "device", "threads")
 
 
@@ -34,6 +34,7 @@ class ServerPlace:
     port: int
     secure: bool = True
     local_port: int = 0
+    clients: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.secure and not is_loopback(self.host):
@@ -54,6 +55,7 @@ class ServerPlace:
             int(values["port"]),
             bool(values.get("secure", True)),
             int(values.get("local_port", 0)),
+            _names(values.get("clients", []), folder / SERVER_FILE),
         )
 
     @property
@@ -65,6 +67,11 @@ class ServerPlace:
     def node_keys(self) -> list[Path]:
         """The public keys of the nodes that may take part; a file's name is the node's name."""
         return sorted((self.folder / "nodes").glob("*.pub"))
+
+    @property
+    def seats(self) -> Path:
+        """Which key every client has, written at every start and every ``admit``."""
+        return self.folder / "seats.json"
 
     @property
     def database(self) -> Path:
@@ -164,6 +171,12 @@ def is_loopback(host: str) -> bool:
 def server_files(folder: Path) -> ServerFiles:
     """The certificates of a server's folder."""
     return ServerFiles(folder / "ca.crt", folder / "ca.key", folder / "server.crt", folder / "server.key")
+
+
+def _names(told: Any, where: Path) -> tuple[str, ...]:
+    if not isinstance(told, list) or not all(isinstance(one, str) for one in told) or len(set(told)) < len(told):
+        raise SpecError(f"{where}: 'clients' is not a list of different names of nodes: {told!r:.200}")
+    return tuple(told)
 
 
 def _data(place: Path, data: str) -> str:

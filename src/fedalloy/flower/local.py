@@ -14,9 +14,10 @@ from typing import Any
 
 from fedalloy.core.errors import RunLocked, SpecError, nearest
 from fedalloy.flower import commands
+from fedalloy.flower.admission import admit
 from fedalloy.flower.bundle import bundle_hash
 from fedalloy.flower.layout import RUNNING, NodePlace, ServerPlace
-from fedalloy.flower.operating import ASK, Run, admit, answers, front_answers, start_run
+from fedalloy.flower.operating import ASK, Run, answers, front_answers, start_run
 from fedalloy.flower.processes import TOKEN, DidNotStart, Program, alive, end_all, free_port, wait_until
 from fedalloy.flower.shell import Shell
 from fedalloy.records import atomic
@@ -211,8 +212,9 @@ class LocalFederation:
         return self.programs[name]
 
     def _launch(self, name: str, command: list[str], home: Path) -> Program:
-        environment = commands.environment(home, {TOKEN: f"{self._token}.{name}"})
-        place = self.server.folder if name in _SERVER else self.nodes[name].folder
+        mark, ours = {TOKEN: f"{self._token}.{name}"}, name in _SERVER
+        environment = commands.server_environment(self.server, mark) if ours else commands.environment(home, mark)
+        place = self.server.folder if ours else self.nodes[name].folder
         self.programs[name] = Program.start(name, command, environment, self.logs / f"{name}.log", place)
         return self.programs[name]
 

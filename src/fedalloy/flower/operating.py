@@ -1,23 +1,37 @@
-"""Working with a server: is it there, which nodes may come in, start a run and follow it."""
+"""Working with a server: is it there, start a run and follow it."""
 
 from __future__ import annotations
 
 import http.client
+import json
 import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedalloy.flower import commands
 from fedalloy.flower.config import as_arguments
-from fedalloy.flower.layout import ServerPlace
-from fedalloy.flower.processes import Program, wait_until
+from fedalloy.flower.layout import RUNNING, ServerPlace
+from fedalloy.flower.processes import Program, alive, wait_until
 from fedalloy.flower.shell import FlwrFailed, Shell
 
 ASK = 0.5
 """Seconds between two questions to a server."""
+
+
+def found(folder: Path) -> ServerPlace:
+    """The server of a folder where it is now: a local federation has ports of its own while its starter lives."""
+    place = ServerPlace.read(folder)
+    try:
+        known = json.loads((place.folder / RUNNING).read_text(encoding="utf-8"))
+        here = alive(known["pid"])
+    except (OSError, ValueError, KeyError):
+        return place
+    if not here:
+        return place
+    return replace(place, host="127.0.0.1", port=known["port"], local_port=known.get("local_port", 0))
 
 
 def answers(place: ServerPlace) -> bool:
@@ -47,22 +61,6 @@ def _status_of(place: ServerPlace, address: str) -> int | None:
             return error.code
     except (urllib.error.URLError, OSError, http.client.HTTPException):
         return None
-
-
-def admit(place: ServerPlace, shell: Shell) -> dict[str, str]:
-    """Let in the nodes whose public keys lie in the server's folder; the number of each by name. Known keys stay."""
-    return {key.stem: _admit(key, shell) for key in place.node_keys}
-
-
-def _admit(key: Path, shell: Shell) -> str:
-    kept = key.with_suffix(".id")
-    if kept.exists():
-        known = kept.read_text(encoding="ascii")
-        if known in shell.nodes():
-            return known
-    found = str(shell.ask("supernode", "register", str(key), commands.CONNECTION, "--name", key.stem)["node-id"])
-    kept.write_text(found, encoding="ascii")
-    return found
 
 
 def start_run(shell: Shell, app: Path, config: Mapping[str, str | int] | None = None) -> Run:

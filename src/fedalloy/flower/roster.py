@@ -1,15 +1,20 @@
-"""Which Flower node is which client: rules count clients from 0, Flower's node ids are large random numbers."""
+"""Which Flower node is which client: rules count clients from 0, Flower's node ids are large random numbers.
+
+On a server of fedalloy's a node has the number of its seat, by its registered name and key. Elsewhere nobody has said
+who is who: new nodes get the free places, by name and then by id, and keep them.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from flwr.serverapp import Grid
 
 from fedalloy.core.errors import AlgorithmError
+from fedalloy.engines.flower_roll import Seat, identity_of
 
 _TELL_EVERY = 10.0
 """Seconds between two lines that say what is being waited for."""
@@ -20,6 +25,7 @@ class Node(Protocol):
 
     node_id: int
     name: str
+    public_key: bytes
 
 
 @dataclass
@@ -30,8 +36,24 @@ class Roster:
     clients: dict[int, int] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)
 
-    def admit(self, nodes: list[Node]) -> list[Node]:
-        """Give new nodes the free places, by name and then by id; returns those for whom there is no place."""
+    @staticmethod
+    def of(population: int | None, nodes: list[Node], seats: Sequence[Seat] | None) -> Roster:
+        """A roster for so many clients; else for all who are there now, up to the last of their seats."""
+        last = max((number for number in _seated(nodes, seats or ()).values()), default=-1)
+        return Roster(population or max(len(nodes), last + 1))
+
+    def admit(self, nodes: list[Node], seats: Sequence[Seat] | None = None) -> list[Node]:
+        """Give nodes their seats, or without seats the free places; returns those for whom there is no place."""
+        return self._place(nodes) if seats is None else self._seat(nodes, seats)
+
+    def _seat(self, nodes: list[Node], seats: Sequence[Seat]) -> list[Node]:
+        found = {node: client for node, client in _seated(nodes, seats).items() if client < self.population}
+        kept = {node: client for node, client in self.clients.items() if client not in found.values()}
+        self.clients = {**kept, **found}
+        self.names |= {node.node_id: node.name for node in nodes}
+        return [node for node in nodes if node.node_id not in found]
+
+    def _place(self, nodes: list[Node]) -> list[Node]:
         left = []
         for node in sorted(nodes, key=lambda one: (one.name, one.node_id)):
             if node.node_id not in self.clients:
@@ -66,6 +88,13 @@ class Roster:
     def from_json(population: int, kept: Mapping[str, int]) -> Roster:
         """The roster of a checkpoint."""
         return Roster(population, {int(node): client for node, client in kept.items()})
+
+
+def _seated(nodes: list[Node], seats: Sequence[Seat]) -> dict[int, int]:
+    """The numbers of the seats of nodes, by node id."""
+    numbers = {seat.identity: number for number, seat in enumerate(seats) if seat.identity}
+    known = {node.node_id: identity_of(bytes(node.public_key)) for node in nodes} if numbers else {}
+    return {node: numbers[who] for node, who in known.items() if who in numbers}
 
 
 def wait_for_nodes(grid: Grid, least: int, limit: float, poll: float, tell: Callable[[str], None]) -> list[Node]:

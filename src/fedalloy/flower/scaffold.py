@@ -92,7 +92,7 @@ def _write_server(folder: Path, plan: Plan) -> None:
     folder.chmod(0o700)
     listens = "127.0.0.1" if is_loopback(plan.host) else "0.0.0.0"
     local_port = plan.port + 1 if plan.port < 65535 else plan.port - 1
-    _text(folder / SERVER_FILE, texts.server_file(listens, plan.port, local_port, plan.secure))
+    _text(folder / SERVER_FILE, texts.server_file(listens, plan.port, local_port, plan.secure, plan.nodes))
     _text(folder / "fedalloy-server.service", texts.server_unit())
     if plan.secure:
         make_server_certificate(server_files(folder), [plan.host], plan.days)

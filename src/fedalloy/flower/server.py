@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from fedalloy.core.errors import CheckpointError, SpecError
 from fedalloy.engines.flower import FederationError, Flower, Line
 from fedalloy.engines.flower_letters import FORMAT
 from fedalloy.engines.flower_post import Post
-from fedalloy.engines.flower_roll import Roll
+from fedalloy.engines.flower_roll import Roll, Seat
+from fedalloy.flower.admission import read_seats
 from fedalloy.flower.config import ServerConfig
 from fedalloy.flower.remote_task import RemoteTask, remote_task
 from fedalloy.recipe import Experiment, Recipe, load, parse, resolve
@@ -36,20 +37,25 @@ Say = Callable[[str], None]
 def main(grid: Grid, context: Context) -> None:
     """Run the recipe that the run's keys name; the same command again goes on where it stopped."""
     config = ServerConfig.read(context.run_config)
-    ending = run_federation(config, grid, say=lambda text: log.info("%s", text))
+    seats = (lambda: read_seats() or ()) if read_seats() is not None else None
+    ending = run_federation(config, grid, say=lambda text: log.info("%s", text), seats=seats)
     if ending.status != "finished":
         raise FederationError(f"the run is {ending.status}: {ending.reason}")
 
 
-def run_federation(config: ServerConfig, grid: Grid, *, say: Say = print, post: Post | None = None) -> Ending:
-    """A run over the nodes of ``grid``, from its beginning or from the last checkpoint in its folder."""
+def run_federation(
+    config: ServerConfig, grid: Grid, *, say: Say = print, post: Post | None = None,
+    seats: Callable[[], Sequence[Seat]] | None = None,
+) -> Ending:  # fmt: skip
+    """A run over the nodes of ``grid``, from its beginning or from the last checkpoint in its folder; ``seats`` say
+    which key is which client, else the first node that claims to be one is."""
     experiment = _experiment(config)
     task = remote_task(parse(experiment.resolved))
     sitting = Sitting.open(config.folder)
     tell = _told(config.folder, say)
     engine: Flower = build(Flower, experiment.config.engine_options, "engine 'flower'")
     keeper = Bindings(config.bindings or config.folder / "bindings.json")
-    roll = Roll(task.names, keeper.read(), keeper.write)
+    roll = Roll(task.names, keeper.read(), keeper.write, seats=seats)
     engine.attach(Line(post or Post(grid), roll, _hello(experiment, task, sitting), tell))
     # A node keeps the states before and after its last round: the server must never fall back further than that.
     settings = replace(experiment.config, engine=engine, engine_options={}, checkpoint_every=0.0)

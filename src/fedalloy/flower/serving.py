@@ -11,8 +11,9 @@ from pathlib import Path
 from types import FrameType
 
 from fedalloy.flower import commands
+from fedalloy.flower.admission import admit
 from fedalloy.flower.layout import ServerPlace
-from fedalloy.flower.operating import admit, answers, front_answers
+from fedalloy.flower.operating import answers, front_answers
 from fedalloy.flower.processes import POLL, DidNotStart, Program, wait_until
 from fedalloy.flower.shell import Shell
 
@@ -45,7 +46,7 @@ def serve(folder: Path, say: Say) -> int:
 @contextlib.contextmanager
 def _running(command: list[str], place: ServerPlace) -> Iterator[subprocess.Popen[bytes]]:
     """A program that writes to this terminal and ends with this one."""
-    environment = commands.environment(place.home)
+    environment = commands.server_environment(place)
     process = subprocess.Popen(command, env=environment, cwd=place.folder, start_new_session=True)
     try:
         yield process

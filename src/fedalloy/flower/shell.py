@@ -50,8 +50,10 @@ class Shell:
         return str(answer["out"])
 
     def nodes(self) -> dict[str, dict[str, Any]]:
-        """Every known node by its id: its ``status`` (registered, online, offline) and since when (``online-at``)."""
-        return {one["node-id"]: one for one in self.ask("supernode", "list", CONNECTION)["nodes"]}
+        """Every node that is let in by its id: its ``status`` (registered, online, offline) and since when
+        (``online-at``)."""
+        found = self.ask("supernode", "list", CONNECTION)["nodes"]
+        return {one["node-id"]: one for one in found if one["status"] != "unregistered"}
 
     def runs(self) -> list[dict[str, Any]]:
         """All runs of the server, newest first."""

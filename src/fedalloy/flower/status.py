@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from fedalloy.core.errors import SpecError
-from fedalloy.flower.layout import RUNNING, SERVER_FILE, ServerPlace
-from fedalloy.flower.operating import answers, front_answers
+from fedalloy.flower.admission import entries
+from fedalloy.flower.layout import SERVER_FILE, ServerPlace
+from fedalloy.flower.operating import answers, found, front_answers
 from fedalloy.flower.pki import expires
-from fedalloy.flower.processes import alive
 from fedalloy.flower.shell import Shell
 from fedalloy.records.reading import is_run, read_run
 
@@ -90,7 +89,7 @@ def _server_folder(folder: Path) -> Path | None:
 
 
 def _look_at(folder: Path) -> Server:
-    place = _running(ServerPlace.read(folder))
+    place = found(folder)
     certificate = place.files.certificate
     ends = expires(certificate) if place.secure and certificate.exists() else None
     if not answers(place):
@@ -102,22 +101,11 @@ def _look_at(folder: Path) -> Server:
         shell.close()
 
 
-def _running(place: ServerPlace) -> ServerPlace:
-    """A local federation has a port of its own as long as whoever started it lives."""
-    try:
-        known = json.loads((place.folder / RUNNING).read_text(encoding="utf-8"))
-        here = alive(known["pid"])
-    except (OSError, ValueError, KeyError):
-        return place
-    if not here:
-        return place
-    return replace(place, host="127.0.0.1", port=known["port"], local_port=known.get("local_port", 0))
-
-
 def _nodes(place: ServerPlace, shell: Shell) -> tuple[Known, ...]:
-    names = {path.read_text(encoding="ascii"): path.stem for path in (place.folder / "nodes").glob("*.id")}
-    found = [
+    """Those who are let in; without keys nodes have no names."""
+    names = {one.number: one.name or "?" for one in entries(place)}
+    known = [
         Known(names.get(number, "?"), number, str(one["status"]), str(one["online-at"]))
         for number, one in shell.nodes().items()
     ]
-    return tuple(sorted(found, key=lambda one: (one.name, one.number)))
+    return tuple(sorted(known, key=lambda one: (one.name, one.number)))

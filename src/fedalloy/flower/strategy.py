@@ -22,6 +22,7 @@ from fedalloy.core.fraction import fraction_of
 from fedalloy.core.keys import Key
 from fedalloy.core.names import Names
 from fedalloy.core.types import Cohort, Context, Contribution
+from fedalloy.flower.admission import read_seats
 from fedalloy.flower.exchange import attribute, exchange
 from fedalloy.flower.foreign import (
     BUFFERS,
@@ -246,10 +247,11 @@ class Strategy(flwr.serverapp.strategy.Strategy):
     def _prepare(self, arrays: ArrayRecord, grid: Grid) -> dict[int, int]:
         """Wait for nodes, know who they are, and begin with the model that is about to be sent."""
         nodes = wait_for_nodes(grid, self._least["there"], self._wait, self._poll, _log.info)
+        seats = read_seats()
         if self._roster is None:
-            self._roster = Roster(self._population or len(nodes))
-        for node in self._roster.admit(nodes):
-            _log.warning("node %d is not asked: all %d places are taken", node.node_id, self._roster.population)
+            self._roster = Roster.of(self._population, nodes, seats)
+        for node in self._roster.admit(nodes, seats):
+            _log.warning("node %d is not asked: none of the %d places is its", node.node_id, self._known.population)
         self._model = Model.of(arrays, self._buffers)
         if self._state is None:
             self._state = self.algorithm.init(self._model.params, self._roster.population, self._model.buffers)

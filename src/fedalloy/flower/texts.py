@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from importlib import resources
 from string import Template
@@ -13,9 +14,10 @@ _SAFE = (
 )
 
 
-def server_file(host: str, port: int, local_port: int, secure: bool) -> str:
+def server_file(host: str, port: int, local_port: int, secure: bool, nodes: Sequence[str]) -> str:
     """``server.toml``."""
-    return _filled("server.toml", host=host, port=port, local_port=local_port, secure=str(secure).lower())
+    safe, clients = str(secure).lower(), json.dumps(list(nodes))
+    return _filled("server.toml", host=host, port=port, local_port=local_port, secure=safe, clients=clients)
 
 
 def node_file(server: str, secure: bool, port: int, client: int, data: str) -> str:

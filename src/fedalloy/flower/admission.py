@@ -1,0 +1,122 @@
+"""Who is let in, and as whom: the nodes whose public keys lie in the server's folder now.
+
+At every start and at every ``admit`` Flower's table of nodes is made to say what the folder says: a key that is gone is
+taken out, one that was exchanged is taken out and the new one let in. ``seats.json`` then names the key of every
+client, and what a run takes for a client is the node with that key.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedalloy.core.errors import SpecError
+from fedalloy.engines.flower_roll import Seat, identity_of
+from fedalloy.flower.commands import CONNECTION, SEATS
+from fedalloy.flower.layout import ServerPlace
+from fedalloy.flower.shell import FlwrFailed, Shell
+from fedalloy.records import atomic
+
+_GONE = "unregistered"
+_PATIENCE = 30.0
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row of Flower's table of nodes."""
+
+    number: str
+    name: str
+    key: bytes
+    status: str
+
+
+def admit(place: ServerPlace, shell: Shell) -> dict[str, str]:
+    """Let in exactly the nodes whose public keys lie in the server's folder; the number of each by name."""
+    wanted = keys(place)
+    found = entries(place)
+    stays = {one.name: one.number for one in found if one.status != _GONE and wanted.get(one.name) == one.key}
+    for one in found:
+        if one.status != _GONE and stays.get(one.name) != one.number:
+            shell.ask("supernode", "unregister", one.number, CONNECTION)
+    _write_seats(place, wanted)
+    for left in (place.folder / "nodes").glob("*.id"):  # of earlier versions, which believed them
+        left.unlink()
+    return {name: stays.get(name) or _register(place, shell, name, key) for name, key in wanted.items()}
+
+
+def keys(place: ServerPlace) -> dict[str, bytes]:
+    """The public keys in the server's folder by the names of their nodes, as Flower keeps them."""
+    found: dict[str, bytes] = {}
+    for file in place.node_keys:
+        found[file.stem] = public_key(file)
+        twin = next((name for name, key in found.items() if key == found[file.stem] and name != file.stem), None)
+        if twin:
+            raise SpecError(f"{file} is also the key of '{twin}'; every node needs a key of its own")
+    return found
+
+
+def public_key(file: Path) -> bytes:
+    """The key in a file of OpenSSH's format, as Flower keeps it."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
+
+    try:
+        key = load_ssh_public_key(file.read_bytes())
+        return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise SpecError(
+            f"{file} is no public key ({error}); it should be the node.key.pub of a node, made by 'fedalloy flower "
+            'init\' or by ssh-keygen -t ecdsa -b 384 -N "" -f node.key'
+        ) from None
+
+
+def entries(place: ServerPlace) -> list[Entry]:
+    """Flower's table of nodes, with those that were taken out: its own commands show neither keys nor names."""
+    if not place.database.exists():
+        return []
+    with closing(sqlite3.connect(place.database, timeout=_PATIENCE)) as database:
+        rows = database.execute("SELECT node_id, name, public_key, status FROM node").fetchall()
+    return [Entry(_unsigned(number), name or "", bytes(key), status) for number, name, key, status in rows]
+
+
+def read_seats(file: Path | None = None) -> Sequence[Seat] | None:
+    """The seats in a file, or in the one that the server's programs were started with; none where there is no such
+    file, on a server that is not fedalloy's."""
+    named = file or (Path(os.environ[SEATS]) if os.environ.get(SEATS) else None)
+    if named is None or not named.exists():
+        return None if named is None else ()
+    try:
+        found = json.loads(named.read_text(encoding="utf-8"))
+        return tuple(Seat(str(one["name"]), str(one["key"])) for one in found)
+    except (ValueError, KeyError, TypeError) as error:
+        raise SpecError(f"{named} cannot be read ({error}); 'fedalloy flower admit' writes it anew") from None
+
+
+def _write_seats(place: ServerPlace, wanted: Mapping[str, bytes]) -> None:
+    """In the order of ``clients`` in ``server.toml``; a node whose key is gone keeps its number, and nobody has it."""
+    before = [seat.name for seat in read_seats(place.seats) or ()]
+    names = dict.fromkeys((*place.clients, *before, *sorted(wanted)))
+    told = [{"name": name, "key": identity_of(wanted[name]) if name in wanted else ""} for name in names]
+    atomic.write_text(place.seats, json.dumps(told, indent=2) + "\n")
+
+
+def _register(place: ServerPlace, shell: Shell, name: str, key: bytes) -> str:
+    """Let a node in. A key that was taken out before is still in Flower's table, which lets none in twice."""
+    with closing(sqlite3.connect(place.database, timeout=_PATIENCE)) as database, database:
+        database.execute("DELETE FROM node WHERE public_key = ? AND status = ?", (key, _GONE))
+    file = place.folder / "nodes" / f"{name}.pub"
+    try:
+        return str(shell.ask("supernode", "register", str(file), CONNECTION, "--name", name)["node-id"])
+    except FlwrFailed as error:
+        raise SpecError(f"{file} was not accepted: {error}") from error
+
+
+def _unsigned(number: int) -> str:
+    """Flower's numbers are unsigned, those of its table are not."""
+    return str(int.from_bytes(number.to_bytes(8, "big", signed=True), "big"))

@@ -1,0 +1,198 @@
+"""Who is which client: the node in its seat, by name and key, whoever comes first; and who has a seat at all."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from fedalloy.core.errors import SpecError
+from fedalloy.engines.flower_roll import Seat, identity_of
+from fedalloy.flower import admission
+from fedalloy.flower.commands import SEATS
+from fedalloy.flower.layout import ServerPlace
+from fedalloy.flower.pki import make_node_key, public_half
+from fedalloy.flower.roster import Roster
+from fedalloy.flower.scaffold import Plan, write_federation
+from fedalloy.records.reading import read_run
+from tests.flower.fake import FakeNode, federation, play, recipe_file
+
+pytestmark = pytest.mark.flower
+TWO = {"minimum": 2, "deadline": 20.0}
+
+
+def seats_of(grid: Any, names: tuple[str, ...] = ("north", "south", "west")) -> list[Seat]:
+    keys = [node.key.encode() for node in grid.nodes.values()]
+    return [Seat(name, identity_of(key)) for name, key in zip(names, keys, strict=False)]
+
+
+def test_an_impostor_who_comes_first_gets_nothing(tmp_path):
+    grid = federation(tmp_path)
+    seats = seats_of(grid)
+    # It has a registered key, but the seat of nobody, and Flower lists it first.
+    grid.nodes = {1: FakeNode("another key", grid.nodes[101].config), **grid.nodes}
+    grid.nodes[101].online = False
+    recipe = recipe_file(tmp_path, engine=TWO, run={"rounds": 2})
+
+    def comes(text: str) -> None:
+        grid.nodes[101].online |= "round 1/2" in text
+
+    play(recipe, tmp_path / "run", grid, say=comes, seats=lambda: seats)
+    rows = list(read_run(tmp_path / "run").rounds())
+    assert [row["ids"] for row in rows] == [[0, 2], [0, 1, 2]]
+    assert rows[0]["dropped"]["1"] == "the node of '1' is not connected"
+    (why,) = rows[0]["refused"].values()
+    assert f"it says it is '1', but that is the node with {seats[1].identity}" in why
+    assert "into the server's nodes/" in why
+    assert "train" not in grid.nodes[1].seen
+
+
+def test_a_seat_that_is_taken_away_or_given_to_another_key_counts_in_the_next_round(tmp_path):
+    grid = federation(tmp_path)
+    seats = seats_of(grid)
+    grid.nodes[200] = FakeNode("a new key", grid.nodes[102].config)
+
+    def change(text: str) -> None:
+        if "round 1/3" in text:
+            seats[2] = Seat("west", "")
+        if "round 2/3" in text:
+            seats[2] = Seat("west", identity_of(b"a new key"))
+
+    play(recipe_file(tmp_path, engine=TWO), tmp_path / "run", grid, say=change, seats=lambda: seats)
+    rows = list(read_run(tmp_path / "run").rounds())
+    assert [row["ids"] for row in rows] == [[0, 1, 2], [0, 1], [0, 1, 2]]
+    assert "no key that is let in has this seat" in str(rows[1]["refused"])
+    assert grid.nodes[102].seen.count("train") == 1
+    assert grid.nodes[200].seen.count("train") == 1
+
+
+def test_a_node_in_the_wrong_seat_refuses_by_itself(tmp_path):
+    grid = federation(tmp_path)
+    swapped = seats_of(grid)[::-1]
+    recipe = recipe_file(tmp_path, engine={"minimum": 1}, run={"rounds": 1})
+    play(recipe, tmp_path / "run", grid, seats=lambda: swapped)
+    (row,) = read_run(tmp_path / "run").rounds()
+    assert row["ids"] == [1]
+    assert "the order is for '0', this node is '2'" in row["dropped"]["0"]
+
+
+class TestStrategy:
+    def test_clients_have_the_numbers_of_their_seats_in_whatever_order_they_come(self):
+        nodes: Any = [SimpleNamespace(node_id=n, name="", public_key=b"%d" % n) for n in (30, 10, 20, 99)]
+        seats = [Seat(str(n), identity_of(b"%d" % n)) for n in (10, 20, 30)]
+        roster = Roster.of(None, nodes[:1], seats)
+        assert roster.population == 3
+        assert roster.admit(nodes[:1], seats) == []
+        assert roster.admit(nodes, seats) == [nodes[3]]
+        assert roster.present(nodes) == {0: 10, 1: 20, 2: 30}
+        exchanged = [*seats[:2], Seat("30", identity_of(b"99"))]
+        assert roster.admit(nodes, exchanged) == [nodes[0]]
+        assert roster.present(nodes) == {0: 10, 1: 20, 2: 99}
+        assert Roster.of(2, nodes, seats).population == 2
+
+    def test_without_seats_places_are_given_by_name(self):
+        nodes: Any = [SimpleNamespace(node_id=n, name=name) for n, name in ((1, "b"), (2, "a"))]
+        roster = Roster.of(None, nodes, None)
+        assert roster.admit(nodes) == []
+        assert roster.clients == {2: 0, 1: 1}
+
+
+class Shell:
+    """Flower's table of nodes, and the commands that change it."""
+
+    def __init__(self, place: ServerPlace) -> None:
+        self.place, self.said = place, list[str]()
+        with closing(sqlite3.connect(place.database)) as database, database:
+            database.execute("CREATE TABLE node (node_id BIGINT, name, public_key BLOB UNIQUE, status)")
+
+    def ask(self, *words: str) -> dict[str, Any]:
+        self.said.append(" ".join((words[1], Path(words[2]).name)))
+        with closing(sqlite3.connect(self.place.database)) as database, database:
+            if words[1] == "unregister":
+                change = "UPDATE node SET status = 'unregistered' WHERE node_id = ?"
+                assert database.execute(change, (int(words[2]) - 2**64,)).rowcount == 1
+                return {}
+            row = (-1 - len(self.said), words[5], admission.public_key(Path(words[2])), "registered")
+            database.execute("INSERT INTO node VALUES (?, ?, ?, ?)", row)
+            return {"node-id": str(2**64 + row[0])}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> ServerPlace:
+    write_federation(tmp_path / "fed", Plan(("north", "south", "east")))
+    return ServerPlace.read(tmp_path / "fed" / "server")
+
+
+def let_in(place: ServerPlace) -> list[str]:
+    return sorted(one.name for one in admission.entries(place) if one.status != "unregistered")
+
+
+def test_who_is_let_in_is_decided_by_the_keys_that_lie_there(place, tmp_path):
+    shell: Any = Shell(place)
+    stale = place.folder / "nodes" / "north.id"
+    stale.write_text("123")
+    first = admission.admit(place, shell)
+    assert sorted(first) == let_in(place) == ["east", "north", "south"]
+    assert not stale.exists()
+    assert [one.name for one in admission.read_seats(place.seats) or ()] == ["north", "south", "east"]
+    shell.said.clear()
+    assert admission.admit(place, shell) == first
+    assert shell.said == [], "who is in stays in"
+    # Gone, exchanged, and back again.
+    south, north = place.folder / "nodes" / "south.pub", place.folder / "nodes" / "north.pub"
+    kept = south.read_bytes()
+    south.unlink()
+    make_node_key(tmp_path / "new.key")
+    north.write_bytes(public_half(tmp_path / "new.key").read_bytes())
+    second = admission.admit(place, shell)
+    assert sorted(second) == let_in(place) == ["east", "north"]
+    assert second["north"] != first["north"]
+    seats = admission.read_seats(place.seats) or ()
+    assert [(seat.name, bool(seat.identity)) for seat in seats] == [("north", True), ("south", False), ("east", True)]
+    assert seats[0].identity == identity_of(admission.public_key(north))
+    south.write_bytes(kept)
+    assert sorted(admission.admit(place, shell)) == let_in(place) == ["east", "north", "south"]
+
+
+def test_without_a_list_of_clients_a_node_keeps_its_number_all_the_same(place):
+    file = place.folder / "server.toml"
+    file.write_text("\n".join(line for line in file.read_text().splitlines() if not line.startswith("clients")))
+    place = ServerPlace.read(place.folder)
+    shell: Any = Shell(place)
+    for removed in ("", "east", "north"):
+        if removed:
+            (place.folder / "nodes" / f"{removed}.pub").unlink()
+        admission.admit(place, shell)
+        assert [seat.name for seat in admission.read_seats(place.seats) or ()] == ["east", "north", "south"]
+
+
+def test_what_is_no_key_and_a_key_of_two_nodes_are_named(place):
+    nodes = place.folder / "nodes"
+    (nodes / "west.pub").write_bytes((nodes / "north.pub").read_bytes())
+    with pytest.raises(SpecError, match=r"west\.pub is also the key of 'north'"):
+        admission.keys(place)
+    (nodes / "west.pub").write_text("no key")
+    with pytest.raises(SpecError, match=r"west\.pub is no public key .*node\.key\.pub"):
+        admission.keys(place)
+    (place.folder / "server.toml").write_text('host = "127.0.0.1"\nport = 1\nclients = ["a", "a"]\n')
+    with pytest.raises(SpecError, match="'clients' is not a list of different names"):
+        ServerPlace.read(place.folder)
+
+
+def test_seats_come_from_the_server_and_a_broken_file_lets_nobody_in(tmp_path, monkeypatch):
+    monkeypatch.delenv(SEATS, raising=False)
+    assert admission.read_seats() is None, "a server that is not fedalloy's"
+    monkeypatch.setenv(SEATS, str(tmp_path / "seats.json"))
+    assert admission.read_seats() == ()
+    (tmp_path / "seats.json").write_text(json.dumps([{"name": "north", "key": "key a"}]))
+    assert admission.read_seats() == (Seat("north", "key a"),)
+    (tmp_path / "seats.json").write_text("[1]")
+    with pytest.raises(SpecError, match="writes it anew"):
+        admission.read_seats()
