@@ -324,3 +324,12 @@ def test_nothing_is_written_to_a_process_that_may_have_answered_already():
     link = Mock(sendall=written.append)
     send_frame(link, {}, RecordDict({"a": ConfigRecord({"none": b"", "some": b"12"})}))
     assert written[1:] == [b"12"]
+
+
+def test_memory_is_asked_for_as_bytes_come_and_not_as_they_are_announced():
+    here, there = socket.socketpair()
+    with there:
+        with here:
+            here.sendall((1 << 62).to_bytes(8, "big") + b"{}")
+        with pytest.raises(ConnectionError, match="has gone"):
+            receive_frame(there)

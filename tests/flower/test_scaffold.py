@@ -127,7 +127,7 @@ def test_impossible_federations_are_refused(plan):
 
 
 def test_every_folder_says_how_to_start_and_the_commands_are_quiet_and_encrypted(tmp_path):
-    write_federation(tmp_path / "fed", Plan(("north",), host="fed.example.org", port=4444))
+    write_federation(tmp_path / "fed", Plan(("north",), host="fed.example.org", port=4444, data="mine"))
     server, place = ServerPlace.read(tmp_path / "fed/server"), NodePlace.read(tmp_path / "fed/nodes/north")
     assert (server.host, server.port, server.local_address) == ("0.0.0.0", 4444, "127.0.0.1:4445")
     link, node = commands.superlink(server), commands.supernode(place)
@@ -171,6 +171,20 @@ def test_nothing_is_public_without_encryption_and_a_front(tmp_path, monkeypatch)
     assert "FLWR_INTERNAL_GRPC_CONTROL_API" not in commands.environment(tmp_path / "home"), "opens 0.0.0.0:9093"
 
 
+def test_a_node_does_not_start_before_its_operator_said_where_its_data_are(tmp_path):
+    write_federation(tmp_path / "fed", Plan(("north",)))
+    place = tmp_path / "fed/nodes/north"
+    assert tomllib.loads((place / "node.toml").read_text())["data"] == ""
+    with pytest.raises(SpecError, match="'data' is missing or empty"):
+        NodePlace.read(place)
+    done = CliRunner().invoke(app, ["flower", "node", str(place)])
+    assert done.exit_code == 2
+    assert LocalFederation.of(tmp_path / "fed").nodes["north"].config.data == "recipe", "a trial here uses the recipe's"
+    (place / "node.toml").write_text((place / "node.toml").read_text().replace('data = ""', 'data = "mine"'))
+    assert NodePlace.read(place).config.data == str(place / "mine")
+    assert LocalFederation.of(tmp_path / "fed").nodes["north"].config.data == str(place / "mine")
+
+
 def test_a_misspelt_setting_is_named(tmp_path):
     write_federation(tmp_path / "fed", Plan(("north",)))
     file = tmp_path / "fed/nodes/north/node.toml"
@@ -178,8 +192,8 @@ def test_a_misspelt_setting_is_named(tmp_path):
     file.write_text(good.replace("policy =", "polici ="))
     with pytest.raises(SpecError, match="unknown key 'polici'; did you mean 'policy'"):
         NodePlace.read(file.parent)
-    file.write_text(good.replace('data = "recipe"', 'data = ""'))
-    with pytest.raises(SpecError, match="'data' is missing or empty"):
+    file.write_text(good.replace('client = "0"', 'client = ""'))
+    with pytest.raises(SpecError, match="'client' is missing or empty"):
         NodePlace.read(file.parent)
     assert tomllib.loads(good)["secure"] is True
 

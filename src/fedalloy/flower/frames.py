@@ -9,6 +9,7 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 _HEAD_BYTES = 8
+_AT_ONCE = 1 << 24
 
 
 def send_frame(link: socket.socket, said: dict[str, Any], content: RecordDict) -> None:
@@ -49,11 +50,11 @@ def receive_frame(link: socket.socket) -> tuple[dict[str, Any], RecordDict]:
 
 
 def _read(link: socket.socket, size: int) -> bytes:
-    found = bytearray(size)
-    view, filled = memoryview(found), 0
-    while filled < size:
-        count = link.recv_into(view[filled:])
-        if count == 0:
+    """So many bytes; memory is asked for as they come, not as they are announced."""
+    found = bytearray()
+    while len(found) < size:
+        came = link.recv(min(size - len(found), _AT_ONCE))
+        if not came:
             raise ConnectionError("the other process has gone")
-        filled += count
+        found += came
     return bytes(found)

@@ -114,9 +114,12 @@ class NodePlace:
     secure: bool = True
 
     @staticmethod
-    def read(folder: Path) -> NodePlace:
-        """What ``node.toml`` says."""
-        values = _read(folder / NODE_FILE, _NODE_KEYS)
+    def read(folder: Path, trial: bool = False) -> NodePlace:
+        """What ``node.toml`` says. In a ``trial`` on one machine a node that says nothing about its data takes its
+        share of the recipe's own."""
+        values = dict(_read(folder / NODE_FILE, _NODE_KEYS))
+        if trial:
+            values["data"] = values.get("data") or FROM_RECIPE
         place = folder.absolute()
         for key in ("server", "client", "data"):
             if values.get(key, "") == "":

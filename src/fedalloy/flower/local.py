@@ -60,7 +60,7 @@ class LocalFederation:
         places = sorted(path.parent for path in (folder / "nodes").glob("*/node.toml"))
         if not places:
             raise SpecError(f"{folder} describes no node; write it with 'fedalloy flower init'")
-        nodes = {place.name: NodePlace.read(place) for place in places}
+        nodes = {place.name: NodePlace.read(place, trial=True) for place in places}
         return LocalFederation(server, nodes, logs or folder.absolute() / "logs", **settings)
 
     def __enter__(self) -> LocalFederation:

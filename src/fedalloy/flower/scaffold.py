@@ -11,7 +11,6 @@ from pathlib import Path
 
 from fedalloy.core.errors import SpecError
 from fedalloy.flower import texts
-from fedalloy.flower.config import FROM_RECIPE
 from fedalloy.flower.layout import NODE_FILE, SERVER_FILE, is_loopback, server_files
 from fedalloy.flower.pki import DAYS, make_node_key, make_server_certificate, public_half, write_public
 
@@ -22,14 +21,15 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}", re.IGNORECASE)
 class Plan:
     """What is to be written: where the server is reached, and who takes part.
 
-    ``data`` is what the nodes' files say about their data until their operators say something else.
+    ``data`` is what the nodes' files say about their data; empty, so that each operator says it: a node without does
+    not start.
     """
 
     nodes: tuple[str, ...]
     host: str = "localhost"
     port: int = 9092
     secure: bool = True
-    data: str = FROM_RECIPE
+    data: str = ""
     days: int = DAYS
 
     def __post_init__(self) -> None:
