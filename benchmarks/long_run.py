@@ -51,7 +51,8 @@ def _lists(dice: random.Random, clients: int) -> dict[str, list[float]]:
 
 def _row(round: int, rounds: int, clients: int, drawn: dict[str, list[float]], dice: random.Random) -> dict[str, Any]:
     level = 1 - math.exp(-5 * round / rounds) + 0.02 * dice.random()
-    summary = {"mean": level, "std": 0.1, "worst": level - 0.2, "best": level + 0.1, "gini": 0.1, "variance": 3.0}
+    tails = {"worst": level - 0.2, "best": level + 0.1, "worst_served": level - 0.2, "best_served": level + 0.1}
+    summary = {"mean": level, "std": 0.1, **tails, "gini": 0.1, "variance": 3.0}
     return {
         "round": round, "ids": list(range(clients)), "weights": drawn["weights"], "num_steps": [12] * clients,
         "train_loss": 2 * math.exp(-round / rounds), "bytes_up": 10**6, "bytes_down": 10**6,

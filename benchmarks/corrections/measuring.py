@@ -143,7 +143,7 @@ def _usual(played: Played, first: Played) -> dict[str, float]:
     late = scores[-LAST // EVERY :]
     return {
         "accuracy": statistics.fmean(score["mean"] for score in late),
-        "worst": statistics.fmean(score["worst"] for score in late),
+        "worst": statistics.fmean(score["worst_served"] for score in late),
         "way": statistics.fmean(score["mean"] for score in scores),
         "apart": _apart(played, first),
     }

@@ -24,6 +24,11 @@ CITED = ("solver", "weighting", "server", "wire")
 """Rooms in which one file is one idea, whose source stands in the first line of the file."""
 PAGE = Path("docs") / "reference.md"
 _FOLLOWS = "local training"
+_WAYS = {
+    True: "Higher is better.",
+    False: "Lower is better.",
+    None: "No direction: it cannot be tuned on, targeted or waited for.",
+}
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,7 @@ def describe(room: str, name: str) -> RuleText:
     rule = registry.find(room, name)
     own, idea = inspect.cleandoc(own_docstring(rule)), _idea(rule)
     text = f"{idea}\n\n{own}" if room in CITED and not cites(own) and cites(idea) else own
+    text += f"\n\n{_WAYS[registry.direction(name)]}" if room == "metric" else ""
     return RuleText(room, name, text, tuple(_arguments(rule)))
 
 

@@ -16,9 +16,10 @@ from fedalloy.core.errors import RegistryError
 @pytest.fixture(autouse=True)
 def _restored(monkeypatch):
     """Whatever a test enters is gone afterwards; what is built in is there before, since modules load only once."""
-    for room in ("solver", "weighting", "server"):
+    for room in ("solver", "weighting", "server", "metric"):
         registry.everything(room)
     monkeypatch.setattr(registry, "_rules", {room: dict(rules) for room, rules in registry._rules.items()})
+    monkeypatch.setattr(registry, "_directions", dict(registry._directions))
     monkeypatch.setattr(registry, "_loaded", set(registry._loaded))
 
 
@@ -55,6 +56,25 @@ def test_an_unknown_rule_lists_what_there_is_and_the_nearest_spelling():
         RegistryError, match=r"unknown weighting 'sampels': did you mean 'samples'\? allowed: .*uniform"
     ):
         registry.find("weighting", "sampels")
+
+
+@pytest.mark.parametrize("direction", [True, False, None])
+def test_a_metric_says_which_way_is_better(direction):
+    @registry.register("metric", "mine", higher_is_better=direction)
+    class Mine: ...
+
+    assert registry.find("metric", "mine") is Mine
+    assert registry.direction("mine") is direction
+    assert registry.direction("nobody's") is None
+
+
+def test_a_metric_that_does_not_say_which_way_is_better_is_refused():
+    with pytest.raises(RegistryError, match=r"metric 'mine' does not say which way is better.*higher_is_better=True"):
+        registry.register("metric", "mine")
+    with pytest.raises(RegistryError, match="higher_is_better is 'no'; allowed are True, False and None"):
+        registry.register("metric", "mine", higher_is_better="no")  # type: ignore[arg-type]
+    with pytest.raises(RegistryError, match="only a metric has a direction"):
+        registry.register("weighting", "mine", higher_is_better=True)
 
 
 def test_an_unknown_room_is_named():

@@ -17,12 +17,10 @@ import torch
 from fedalloy.core.errors import CheckpointError
 from fedalloy.records.folder import RunFolder
 from fedalloy.report import data
-from fedalloy.report.data.curves import LOWER_IS_BETTER
 from fedalloy.report.data.personal import reliabilities
 from fedalloy.report.data.pictures import data_uri
 from fedalloy.report.gathering import gather, tell
 from fedalloy.report.page import page
-from fedalloy.run import config
 from fedalloy.synthetic import snapshots
 
 
@@ -33,8 +31,9 @@ def row(round: int, ids: list[int], weights: Any, **more: Any) -> dict[str, Any]
     }  # fmt: skip
 
 
-def summary(low: float, mean: float, high: float) -> dict[str, float]:
-    return {"mean": mean, "worst": low, "best": high, "gini": 0.1, "variance": 1.0, "parity_gap": high - low}
+def summary(low: float, mean: float, high: float, higher: bool = True) -> dict[str, float]:
+    served = dict(zip(("worst_served", "best_served"), (low, high) if higher else (high, low), strict=True))
+    return {"mean": mean, "worst": low, "best": high, **served, "gini": 0.1, "variance": 1.0, "parity_gap": high - low}
 
 
 def write(
@@ -85,12 +84,12 @@ def test_curves_are_means_over_seeds_with_their_range(run):
 
 
 def test_the_worst_served_by_a_loss_are_those_with_the_highest(run):
-    story = run([row(1, [0], [1.0], evaluation={"accuracy": summary(0.1, 0.5, 0.9), "loss": summary(0.2, 1.0, 3.0)})])
+    found = {"accuracy": summary(0.1, 0.5, 0.9), "loss": summary(0.2, 1.0, 3.0, higher=False)}
+    story = run([row(1, [0], [1.0], evaluation=found)])
     chart = data.curves([story])
     assert chart is not None
     values = chart["series"][0]["values"]
-    assert (values["accuracy"]["worst"]["y"], values["loss"]["worst"]["y"]) == ([0.1], [3])
-    assert config.LOWER_IS_BETTER == LOWER_IS_BETTER
+    assert (values["accuracy"]["worst_served"]["y"], values["loss"]["worst_served"]["y"]) == ([0.1], [3])
 
 
 def test_time_is_no_axis_where_nothing_is_simulated(run):
@@ -110,8 +109,8 @@ def test_everyone_is_a_dot_and_the_worst_come_first(run):
     assert group["labels"] == ["client 2", "client 0", "client 3"]
     assert (group["values"], group["median"], group["examples"]) == ([0.1, 0.5, 0.9], 0.5, [7, 5, 8])
     worst = data.worst_clients([story], 1)
-    assert worst == [{"name": "mine", "seed": 0, "client": "client 2", "score": 0.1, "examples": 7, "common_class": 1,
-                      "common_share": 1, "rounds": 0}]  # fmt: skip
+    assert worst == [{"name": "mine", "seed": 0, "client": "client 2", "score": 0.1, "finite": True, "examples": 7,
+                      "common_class": 1, "common_share": 1, "rounds": 0}]  # fmt: skip
 
 
 def test_weights_by_layer_are_panels_and_absence_is_empty(run):

@@ -103,6 +103,23 @@ def test_failing_is_a_claim_too(values, least, verdict):
     assert judge_one(claim("fails", **more), "a", results(m=values)).verdict == verdict
 
 
+@pytest.mark.parametrize(
+    ("score", "target", "values", "verdict"),
+    [
+        ("mean", "loss", [5.0, 6.0], "holds"),
+        ("mean", "loss", [1.0, 2.0], "does not hold"),
+        ("mean", "accuracy", [5.0, 6.0], "does not hold"),
+        ("loss:mean", "accuracy", [5.0, 6.0], "holds"),
+        ("rounds", "accuracy", [5.0, 6.0], "holds"),
+        ("gini", "accuracy", [5.0, 1.0], "not decidable"),
+    ],
+)
+def test_who_fails_is_worse_than_the_value_whichever_way_that_is(score, target, values, verdict):
+    runs = tuple(Measured("a", "m", seed, "finished", 5, {score: value}) for seed, value in enumerate(values))
+    made = claim("fails", value=4.0, score=score)
+    assert judge_one(made, "a", Results("t", "c", runs), target).verdict == verdict
+
+
 def test_a_score_against_another_of_the_same_runs():
     runs = tuple(Measured("a", "m", s, "finished", 5, {"mean": 1.0 + s, "half": 2.0 + s + 0.1 * s}) for s in range(3))
     assert judge_one(claim("below", than="half"), "a", Results("t", "c", runs)).verdict == "holds"

@@ -17,7 +17,7 @@ from fedalloy.compare.jobs import News, Watcher
 from fedalloy.compare.outcome import read_outcome
 from fedalloy.core.errors import DataError, SpecError
 from fedalloy.records.reading import read_run
-from fedalloy.reproduce.declaring import load_experiment
+from fedalloy.reproduce.declaring import load_experiment, target_of
 from fedalloy.reproduce.index import pages, stale_pages, write_pages
 from fedalloy.reproduce.measuring import Wish, measure
 from fedalloy.reproduce.page import write_page
@@ -150,8 +150,26 @@ def test_statistics_over_clients():
     told = {name: over_clients(name, values, sizes) for name in ("worst", "best", "gap", "worst50", "weighted_mean")}
     assert told == pytest.approx({"worst": 20, "best": 80, "gap": 60, "worst50": 30, "weighted_mean": 65})
     assert over_clients("weighted_mean", values, None) is None
+    losses = {name: over_clients(name, values, sizes, 1.0, higher=False) for name in ("worst", "best", "gap", "best50")}
+    assert losses == pytest.approx({"worst": 0.8, "best": 0.2, "gap": 0.6, "best50": 0.3})
+    assert over_clients("worst", values, None, higher=None) is None, "nobody is served worst by a count"
     with pytest.raises(SpecError, match="unknown score 'wurst'"):
         over_clients("wurst", values, None)
+
+
+def test_scores_of_a_loss_look_for_the_smallest(place, measured):
+    folder = place / "runs" / "mine" / "digits" / "fedavg" / "seed-0"
+    record = read_run(folder)
+    told = [row["global"]["loss"] for row in record.rounds()]
+    losses = list(record.clients())[-1]["loss"]
+    found = scores_of(record, read_outcome(folder), ["loss:best_global", "loss:worst", "loss:best", "loss:worst20"])
+    assert found["loss:best_global"] == min(told)
+    assert (found["loss:worst"], found["loss:best"]) == (max(losses), min(losses))
+    assert found["loss:worst20"] == max(losses), "a fifth of six clients is one"
+
+
+def test_the_target_of_a_case_is_that_of_its_recipe(place):
+    assert target_of(load_experiment(str(place / "mine.toml")), "digits") == "accuracy"
 
 
 def test_best_and_last_value_on_the_global_test_set(place, measured):

@@ -58,7 +58,9 @@ def test_every_client_is_scored_with_its_own_model_and_the_global_one_stands_bes
     last = list(result.rounds())[-1]
     for column, row in (("evaluation", personal), ("evaluation_global", shared)):
         for metric in METRICS:
-            assert last[column][metric] == summarise(torch.tensor(row[metric], dtype=torch.float64))
+            assert last[column][metric] == summarise(
+                torch.tensor(row[metric], dtype=torch.float64), higher_is_better=metric == "accuracy"
+            )
     assert list(result.clients())[-1]["model"] == "personal", "who reads the last row gets what counts"
 
 
@@ -136,11 +138,12 @@ def test_mixtures_follow_their_schedule_and_the_last_round_has_one():
 
 def test_a_client_without_a_value_is_skipped_in_every_reading():
     values = torch.tensor([[0.2, torch.nan]] * 5 + [[0.4, torch.nan]] * 6)
-    for lower in (False, True):
-        found = readings(values, lower)
-        assert found["oracle"]["mean"] == pytest.approx(0.2 if lower else 0.4)
+    for higher in (True, False):
+        found = readings(values, higher)
+        assert found["oracle"]["mean"] == pytest.approx(0.4 if higher else 0.2)
         assert found["oracle"]["skipped"] == 1
-        assert found["best_mean"]["lambda"] == (0.0 if lower else 0.5)
+        assert found["best_mean"]["lambda"] == (0.5 if higher else 0.0)
+    assert readings(values, higher=None).keys() == {"lambda", "mean", "fixed"}, "no lambda is better than another"
 
 
 # ---------------------------------------------------------------------------------------------- resume

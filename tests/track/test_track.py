@@ -70,6 +70,9 @@ def test_a_tracker_hears_every_number_of_every_round(tmp_path):
     assert all(values["seconds"] > 0 for values in listener.heard.values())
     assert listener.ended == [("finished", "")]
     assert [row["round"] for row in result.rounds()] == [1, 2, 3]
+    for round, row in zip((1, 2, 3), result.clients(), strict=True):
+        assert listener.heard[round]["evaluation/loss/worst_served"] == max(row["loss"])
+        assert listener.heard[round]["evaluation/accuracy/worst_served"] == min(row["accuracy"])
 
 
 def test_a_resumed_run_goes_on_where_it_counted(tmp_path):

@@ -157,13 +157,14 @@ def _notes(folder: Path) -> list[str]:
 
 def _cells(row: Row) -> list[str]:
     failed = f" ({len(row.failed)} failed)" if row.failed else ""
-    shown = [_text(value) for value in (row.mean, row.worst, row.gini)]
+    shown = [_text(value, row) for value in (row.mean, row.worst_served, row.gini)]
     paired = row.difference.text(signed=True) if row.difference else ""
     return [row.name, *shown, row.target_text, paired, f"{len(row.seeds)}{failed}"]
 
 
-def _text(spread: Spread | None) -> str:
-    return spread.text() if spread else "failed"
+def _text(spread: Spread | None, row: Row) -> str:
+    """A number; nothing where finished runs have none, as the worst served by a metric without a direction."""
+    return spread.text() if spread else "" if row.seeds else "failed"
 
 
 def _settings(settings: dict[str, Any]) -> str:

@@ -279,7 +279,7 @@ def _conclude(ended: str, folder: Path) -> None:
         raise typer.Exit(1)
     outcome = read_outcome(folder)
     if outcome.scores:
-        shown = [number(outcome.scores.get(name)) for name in ("mean", "worst", "best")]
+        shown = [number(outcome.scores.get(name)) for name in ("mean", "worst_served", "best_served")]
         print_table([f"{outcome.metric} (mean)", "worst 10 %", "best 10 %"], [shown], numbers=range(3))
     typer.echo(f"finished in round {outcome.round}; records in {folder}")
 

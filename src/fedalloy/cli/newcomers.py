@@ -37,7 +37,8 @@ def newcomers(
     metric = trained.fed.config.target_metric or trained.fed.config.metrics[0]
     summaries = {count: found.summary(count)[metric] for count in found.scores}
     rows = [
-        [str(count), *(number(one[name]) for name in ("mean", "worst", "best"))] for count, one in summaries.items()
+        [str(count), *(number(one.get(name)) for name in ("mean", "worst_served", "best_served"))]
+        for count, one in summaries.items()
     ]
     title = f"{len(found.ids)} newcomers after round {trained.round}"
     print_table(["local steps", f"{metric} (mean)", "worst 10 %", "best 10 %"], rows, title, range(4))

@@ -78,7 +78,8 @@ def scores(event: RoundEvent, metric: str) -> str:
     summary = event.evaluation.summary if event.evaluation else {}
     found = summary.get(metric) or next(iter(summary.values()), {})
     name = metric if metric in summary else next(iter(summary), metric)
-    return f"{name} {found.get('mean', float('nan')):.3f}  worst 10 % {found.get('worst', float('nan')):.3f}"
+    worst = f"  worst 10 % {found['worst_served']:.3f}" if "worst_served" in found else ""
+    return f"{name} {found.get('mean', float('nan')):.3f}{worst}"
 
 
 @contextmanager

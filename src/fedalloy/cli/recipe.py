@@ -24,7 +24,7 @@ def schema() -> None:
 @app.command()
 def check(recipe: Annotated[Path, typer.Argument(help="A recipe (.toml).")], changes: Changes = None) -> None:
     """Check a recipe, every entry of its comparison included, without running it."""
-    from fedalloy.compare.comparing import check_seeds
+    from fedalloy.compare.comparing import check_grids, check_seeds
     from fedalloy.recipe import entry_names, load, resolve
 
     found = load(recipe, changes)
@@ -32,4 +32,5 @@ def check(recipe: Annotated[Path, typer.Argument(help="A recipe (.toml).")], cha
     for entry in entry_names(found):
         resolve(found, entry=entry)
     check_seeds(found)
+    check_grids(found)
     typer.echo(f"{recipe}: fine, {max(1, len(found.compare))} x {len(found.run.seeds)} runs")

@@ -122,7 +122,7 @@ def _introduce(experiment: Experiment, folder: Path, compared: list[Any], seeds:
 
 def _conclude(outcome: Outcome, folder: Path, profile: bool) -> None:
     if outcome.scores:
-        names = ["mean", "worst", "best", "gini", "variance"]
+        names = ["mean", "worst_served", "best_served", "gini", "variance"]
         labels = [f"{outcome.metric} (mean)", "worst 10 %", "best 10 %", "Gini", "variance (%²)"]
         shown = [number(outcome.scores.get(name)) for name in names]
         print_table([*labels, "rounds to target"], [[*shown, str(outcome.reached or "")]], numbers=range(6))

@@ -13,6 +13,12 @@ from fedalloy.cli.run import Json
 if TYPE_CHECKING:
     from fedalloy.docs import RuleText
 
+_LABELS = {
+    "mean": "mean", "worst_served": "worst-served 10 %", "best_served": "best-served 10 %",
+    "worst": "lowest 10 %", "best": "highest 10 %",
+}  # fmt: skip
+"""What records call worst and best are the lowest and the highest values, of a loss as well."""
+
 
 def show(
     what: Annotated[str, typer.Argument(help="A run folder, or the name of a rule.", metavar="RUN|RULE")],
@@ -39,7 +45,7 @@ def show_run(folder: Path, as_json: bool) -> None:
     ending = f": {outcome.reason}" if outcome.reason else ""
     out.print(f"{outcome.name}, seed {outcome.seed}: {outcome.state} after round {outcome.round}{ending}", markup=False)
     if outcome.scores:
-        rows = [[name, number(value, 4)] for name, value in outcome.scores.items()]
+        rows = [[_LABELS.get(name, name), number(outcome.scores.get(name), 4)] for name in _order(outcome.scores)]
         print_table([outcome.metric, "last"], rows, "over clients", (1,))
     dropped = [
         f"round {row['round']}, client {who}: {why}" for row in record.rounds() for who, why in row["dropped"].items()
@@ -49,6 +55,11 @@ def show_run(folder: Path, as_json: bool) -> None:
     if len(dropped) > 10:
         out.print(f"and {len(dropped) - 10} more")
     out.print("\n" + toml.dumps(record.recipe), markup=False)
+
+
+def _order(scores: dict[str, float]) -> list[str]:
+    """How clients are served comes before the rest."""
+    return sorted(scores, key=lambda name: [*_LABELS, name].index(name))
 
 
 def show_rule(name: str, as_json: bool) -> None:

@@ -19,9 +19,11 @@ from fedalloy.core import registry
 from fedalloy.core.errors import SpecError, nearest
 from fedalloy.recipe.changes import merge
 from fedalloy.recipe.reading import parse
-from fedalloy.recipe.resolving import cores, entry_names, resolve, with_entry
+from fedalloy.recipe.resolving import cores, entry_names, resolve, scored, with_entry
 from fedalloy.recipe.tables import EntryTable, Recipe
 from fedalloy.records import atomic
+from fedalloy.run.config import check_direction
+from fedalloy.tasks.metrics.direction import best, higher_is_better
 
 Settings = dict[str, Any]
 Tries = list[tuple[Settings, list[Job]]]
@@ -86,6 +88,7 @@ def compare(
     where, places = Path(folder), folders(entry_names(entries))
     for _, one in _each(entries):
         resolve(one)  # a bad entry is told before the first round of any
+    check_grids(entries)
     tuning = {name: _tuning_jobs(entries, name, where) for name in entry_names(entries) if grid_of(entries, name)}
     workers = processes or default_processes(entries)
     _write_json(where / "comparison.json", {"order": entry_names(entries)})
@@ -124,6 +127,21 @@ def check_seeds(recipe: Recipe) -> None:
         raise SpecError(f"run.seeds names a seed twice: {recipe.run.seeds}")
     if not recipe.run.tuning_seeds and any(grid_of(recipe, name) for name in entry_names(recipe)):
         raise SpecError("a grid needs seeds to be tuned on, apart from run.seeds: give run.tuning_seeds = [1000, 1001]")
+
+
+def check_grids(recipe: Recipe) -> None:
+    """Tuning needs one metric that is evaluated and of which some values are better than others."""
+    entries = _as_entries(recipe)
+    for name in entry_names(entries):
+        grid, entry = grid_of(entries, name), scored(with_entry(entries, name))
+        if not grid:
+            continue
+        metric, evaluated = str(entry.run.target_metric), entry.evaluate.metrics or []
+        if "run.target_metric" in grid:
+            raise SpecError("grid: run.target_metric is what settings are compared by; give it once, in [run]")
+        if metric not in evaluated:
+            raise SpecError(f"target_metric '{metric}' is not evaluated: {nearest(metric, evaluated)}")
+        check_direction(metric, evaluated, "tuned on")
 
 
 def grid_of(recipe: Recipe, name: str) -> dict[str, list[Any]]:
@@ -188,25 +206,27 @@ def _tuning_jobs(recipe: Recipe, name: str, folder: Path) -> Tries:
 def _tune(tuning: Mapping[str, Tries], processes: int, watcher: Watcher) -> list[Tuned]:
     """Run the grids of all entries together."""
     broken = run_jobs([job for tries in tuning.values() for _, jobs in tries for job in jobs], processes, watcher)
-    return [
-        _best(name, [Tried(settings, _score(jobs, broken)) for settings, jobs in tries])
-        for name, tries in tuning.items()
-    ]
+    found = []
+    for name, tries in tuning.items():
+        metric = str(tries[0][1][0].recipe["run"]["target_metric"])
+        tried = [Tried(settings, _score(jobs, broken)) for settings, jobs in tries]
+        found.append(_best(name, tried, bool(higher_is_better(metric))))
+    return found
 
 
 def _score(jobs: Sequence[Job], broken: Mapping[Path, str]) -> float | None:
     """The mean over the tuning seeds; a setting with a failed run has none."""
     outcomes = [_outcome(job, broken) for job in jobs]
     scores = [run.scores.get("mean", math.nan) for run in outcomes if run.finished]
-    whole = len(scores) == len(jobs) and not any(map(math.isnan, scores))
+    whole = len(scores) == len(jobs) and all(map(math.isfinite, scores))
     return statistics.fmean(scores) if whole else None
 
 
-def _best(name: str, tried: Sequence[Tried]) -> Tuned:
-    scored = [(one.score, one.settings) for one in tried if one.score is not None]
-    if not scored:
+def _best(name: str, tried: Sequence[Tried], higher: bool) -> Tuned:
+    found = best(tried, lambda one: math.nan if one.score is None else one.score, higher)
+    if found is None:
         raise SpecError(f"grid: every setting of '{name}' failed on the tuning seeds; try smaller steps")
-    return Tuned(name, max(scored, key=lambda pair: pair[0])[1], tuple(tried))
+    return Tuned(name, found.settings, tuple(tried))
 
 
 def _outcome(job: Job, broken: Mapping[Path, str]) -> Outcome:

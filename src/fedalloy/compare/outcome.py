@@ -1,4 +1,4 @@
-"""What one run reached, read from its folder; loads no torch."""
+"""What one run reached, read from its folder; loads no torch, unless the folder is an old one (:mod:`.served`)."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedalloy.compare import served
 from fedalloy.records.reading import RunRecord, read_run
+from fedalloy.tasks.metrics.direction import reaches
 
 
 @dataclass(frozen=True)
 class Outcome:
     """How a run ended and how its clients fared at the last evaluation.
 
-    ``scores`` summarises the target metric over clients (mean, worst, best, gini, ...); ``reached`` is the first
-    round whose mean is at least ``target``. Where the run looks at the global test set, ``mean`` is the value there.
+    ``scores`` summarises the target metric over clients (mean, worst_served, best_served, gini, ...); ``reached`` is
+    the first round whose mean is as good as ``target``. Where the run looks at the global test set, ``mean`` is the
+    value there. ``higher_is_better`` is the direction of the metric, None where it has none.
     ``quick`` marks a run that was shortened to see whether it runs.
     """
 
@@ -32,6 +35,7 @@ class Outcome:
     scores: dict[str, float] = field(default_factory=dict)
     folder: Path | None = None
     quick: bool = False
+    higher_is_better: bool | None = True
 
     @property
     def finished(self) -> bool:
@@ -54,15 +58,17 @@ def outcome_of(record: RunRecord, rows: Iterable[Mapping[str, Any]]) -> Outcome:
     """The outcome of a run whose rows of ``rounds.jsonl`` are at hand; those without an evaluation may be missing."""
     settings, status = record.recipe.get("run", {}), record.status
     metric, target = settings.get("target_metric", "accuracy"), settings.get("target")
-    scores: dict[str, float] = {}
-    reached = None
+    higher, on_global = served.direction(record, metric), settings.get("target_on") == "global"
+    last: Mapping[str, Any] = {}
+    round, reached = 0, None
     for row in rows:
-        found = _watched(row, metric, settings.get("target_on") == "global")
+        found = _watched(row, metric, on_global)
         if found is None:
             continue
-        scores = {name: math.nan if value is None else float(value) for name, value in found.items()}
-        if target is not None and reached is None and scores.get("mean", math.nan) >= target:
-            reached = int(row["round"])
+        last, round = found, int(row["round"])
+        if target is not None and reached is None and reaches(_mean(last), target, higher):
+            reached = round
+    tails = {} if on_global or not last else served.last_tails(record, round, metric, last)
     return Outcome(
         name_of(record.recipe),
         seed_of(record.recipe),
@@ -73,9 +79,10 @@ def outcome_of(record: RunRecord, rows: Iterable[Mapping[str, Any]]) -> Outcome:
         metric,
         target,
         reached,
-        scores,
+        served.scores({**last, **tails}, higher),
         record.path,
         bool(settings.get("quick")),
+        higher,
     )
 
 
@@ -117,6 +124,11 @@ def _watched(row: Mapping[str, Any], metric: str, on_global: bool) -> Mapping[st
         return None if value is None else {"mean": value}
     found: Mapping[str, Any] | None = row.get("evaluation", {}).get(metric)
     return found
+
+
+def _mean(summary: Mapping[str, Any]) -> float:
+    value = summary.get("mean")
+    return math.nan if value is None else float(value)
 
 
 def _is_rule(value: Any) -> bool:

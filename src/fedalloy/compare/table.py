@@ -10,7 +10,7 @@ from typing import Any
 
 from fedalloy.compare.outcome import Outcome
 
-_SCORES = ("mean", "worst", "best", "gini", "variance")
+_SCORES = ("mean", "worst", "best", "worst_served", "best_served", "gini", "variance")
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,8 @@ class Spread:
         known = [value for value in values if not math.isnan(value)]
         if not known:
             return None
-        return Spread(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None, len(known))
+        spreads = len(known) > 1 and all(map(math.isfinite, known))
+        return Spread(statistics.fmean(known), statistics.stdev(known) if spreads else None, len(known))
 
     def text(self, digits: int = 3, signed: bool = False) -> str:
         """The two numbers for a table.
@@ -45,13 +46,19 @@ class Spread:
 
 @dataclass(frozen=True)
 class Row:
-    """One algorithm over its seeds; only finished runs count, the others are named."""
+    """One algorithm over its seeds; only finished runs count, the others are named.
+
+    ``worst`` and ``best`` are the lowest and the highest tenth of the clients; who is served worst and best depends on
+    ``higher_is_better``, the direction of the metric, and is nobody where it has none.
+    """
 
     name: str
     seeds: tuple[int, ...]
     mean: Spread | None
     worst: Spread | None
     best: Spread | None
+    worst_served: Spread | None
+    best_served: Spread | None
     gini: Spread | None
     variance: Spread | None
     target: float | None
@@ -60,6 +67,7 @@ class Row:
     difference: Spread | None
     failed: tuple[Outcome, ...]
     unfinished: tuple[Outcome, ...]
+    higher_is_better: bool | None
 
     @property
     def target_text(self) -> str:
@@ -107,6 +115,8 @@ def _row(name: str, runs: Sequence[Outcome], first: dict[int, float], is_first: 
         spreads["mean"],
         spreads["worst"],
         spreads["best"],
+        spreads["worst_served"],
+        spreads["best_served"],
         spreads["gini"],
         spreads["variance"],
         target=runs[0].target,
@@ -115,6 +125,7 @@ def _row(name: str, runs: Sequence[Outcome], first: dict[int, float], is_first: 
         difference=None if is_first else Spread.of(pairs),
         failed=tuple(run for run in runs if run.state == "failed"),
         unfinished=tuple(run for run in runs if run.state not in ("failed", "finished")),
+        higher_is_better=runs[0].higher_is_better,
     )
 
 

@@ -8,6 +8,10 @@ A rule enters by decorating its class (or, for models and algorithms, its functi
 
 Built-in rules are found by walking their room; other packages publish theirs through the entry-point
 group ``fedalloy.rules`` (each entry names a module to import).
+
+A metric also says which way is better, and nothing else in the library decides it:
+
+    @register("metric", "perplexity", higher_is_better=False)
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable
 from importlib.metadata import entry_points
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 from fedalloy.core.arguments import guard
 from fedalloy.core.errors import RegistryError, nearest
@@ -43,11 +47,19 @@ _SETTINGS = {"algorithm": ("fedalloy.solvers.training", "LocalTraining")}
 
 _rules: dict[str, dict[str, Callable[..., Any]]] = {room: {} for room in ROOMS}
 _loaded: set[str] = set()
+_directions: dict[str, bool | None] = {}
 
 
-def register(room: str, name: str) -> Callable[[Rule], Rule]:
+def register(
+    room: str, name: str, *, higher_is_better: bool | Literal["unsaid"] | None = "unsaid"
+) -> Callable[[Rule], Rule]:
     """Enter a rule under ``name``; a second rule of the same name is refused. From then on it checks its arguments
-    (:mod:`fedalloy.core.arguments`)."""
+    (:mod:`fedalloy.core.arguments`).
+
+    A metric says which way is better: ``higher_is_better`` is True, False, or None for a number that has no direction
+    (a count). Such a metric is recorded, but nothing is tuned on it, no target is set for it and no run waits for it.
+    """
+    _check_direction(room, name, higher_is_better)
 
     def enter(rule: Rule) -> Rule:
         rules = _room(room)
@@ -58,6 +70,8 @@ def register(room: str, name: str) -> Callable[[Rule], Rule]:
                 f"choose another name for {rule.__module__}.{rule.__qualname__}"
             )
         rules[name] = rule if room in _UNGUARDED else guard(rule, f"{room} '{name}'", lambda: settings_of(room))
+        if higher_is_better != "unsaid":
+            _directions[name] = higher_is_better
         return cast(Rule, rules[name])
 
     return enter
@@ -77,6 +91,12 @@ def find(room: str, name: str) -> Callable[..., Any]:
     if name not in rules:
         raise RegistryError(f"unknown {room} '{name}': {nearest(name, rules)}")
     return rules[name]
+
+
+def direction(metric: str) -> bool | None:
+    """Whether more of a metric is better, as it was registered; None where it has no direction or nobody knows it."""
+    everything("metric")
+    return _directions.get(metric)
 
 
 def names(room: str) -> list[str]:
@@ -104,6 +124,19 @@ def name_of(room: str, rule: Callable[..., Any]) -> str:
         if known is rule:
             return name
     raise RegistryError(f"{rule.__module__}.{rule.__qualname__} is not a registered {room}: decorate it with @register")
+
+
+def _check_direction(room: str, name: str, said: object) -> None:
+    if room != "metric":
+        if said != "unsaid":
+            raise RegistryError(f"{room} '{name}': only a metric has a direction; leave higher_is_better out")
+    elif said == "unsaid":
+        raise RegistryError(
+            f"metric '{name}' does not say which way is better: register it with higher_is_better=True (as accuracy), "
+            "False (as a loss) or None (no direction, as a count: it cannot be tuned on, targeted or waited for)"
+        )
+    elif said is not None and not isinstance(said, bool):
+        raise RegistryError(f"metric '{name}': higher_is_better is {said!r}; allowed are True, False and None")
 
 
 def _room(room: str) -> dict[str, Callable[..., Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,9 +10,8 @@ from pathlib import Path
 from fedalloy.compare.outcome import read_outcome
 from fedalloy.compare.table import Row, Spread, summarise
 from fedalloy.records import atomic
+from fedalloy.tasks.metrics.direction import best
 
-LOWER_IS_BETTER = frozenset({"loss", "ece", "mce", "ece_batch", "mce_batch"})
-"""The same as for runs (``fedalloy.run.config``), which cannot be asked without loading torch."""
 _SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 _SPECIAL |= {one: f"\\{one}" for one in "&%$#_{}"}
 
@@ -26,14 +26,14 @@ def write_latex(path: Path, runs: Sequence[Path]) -> int:
 
 def latex(table: Sequence[Row], metric: str) -> str:
     """The table as text."""
-    lower = metric in LOWER_IS_BETTER
-    columns = {
-        "mean": ([row.mean for row in table], lower),
-        r"worst 10\,\%": ([row.best if lower else row.worst for row in table], lower),
-        r"best 10\,\%": ([row.worst if lower else row.best for row in table], lower),
-        "Gini": ([row.gini for row in table], True),
+    higher = table[0].higher_is_better if table else None
+    columns: dict[str, tuple[list[Spread | None], bool | None]] = {
+        "mean": ([row.mean for row in table], higher),
+        r"worst 10\,\%": ([row.worst_served for row in table], higher),
+        r"best 10\,\%": ([row.best_served for row in table], higher),
+        "Gini": ([row.gini for row in table], False),
     }
-    cells = [_column(values, smaller) for values, smaller in columns.values()]
+    cells = [_column(*column) for column in columns.values()]
     body = [
         f"{escape(row.name)} & {' & '.join(line)} \\\\"
         for row, line in zip(table, zip(*cells, strict=True), strict=True)
@@ -54,15 +54,15 @@ def escape(text: str) -> str:
     return re.sub(r"[\\~^&%$#_{}]", lambda found: _SPECIAL[found[0]], text)
 
 
-def _column(values: Sequence[Spread | None], smaller: bool) -> list[str]:
-    known = [one.mean for one in values if one]
-    best = (min if smaller else max)(known, default=None)
-    return [_cell(one, one is not None and one.mean == best) for one in values]
+def _column(values: Sequence[Spread | None], higher: bool | None) -> list[str]:
+    known = [one.mean for one in values if one and math.isfinite(one.mean)]
+    leader = None if higher is None else best(known, lambda mean: mean, higher)
+    return [_cell(one, one is not None and one.mean == leader) for one in values]
 
 
 def _cell(spread: Spread | None, bold: bool) -> str:
     if spread is None:
         return "--"
-    mean = f"{spread.mean:.3f}"
+    mean = f"{spread.mean:.3f}" if math.isfinite(spread.mean) else r"\infty"
     mean = rf"\mathbf{{{mean}}}" if bold else mean
     return f"${mean}$" if spread.deviation is None else rf"${mean} \pm {spread.deviation:.3f}$"

@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from fedalloy.compare.outcome import name_of, read_outcome, seed_of
+from fedalloy.compare.served import completed
 from fedalloy.core.errors import CheckpointError, SpecError, nearest
 from fedalloy.records.reading import RunRecord, find_runs, read_run
 from fedalloy.records.scalars import scalars
 
 Row = dict[str, Any]
 TUNING = "tuning"
+_TOLD = ("state", "round", "rounds", "metric", "higher_is_better", "target", "reached")
 
 
 def runs_in(places: Sequence[Path]) -> list[Path]:
@@ -44,12 +46,12 @@ def rows(table: str, runs: Sequence[Path]) -> Iterator[Row]:
 
 def _results(record: RunRecord) -> Iterator[Row]:
     found = read_outcome(record.path)
-    told = {name: getattr(found, name) for name in ("state", "round", "rounds", "metric", "target", "reached")}
+    told = {name: getattr(found, name) for name in _TOLD}
     yield {**told, **found.scores}
 
 
 def _rounds(record: RunRecord) -> Iterator[Row]:
-    for row in record.rounds():
+    for row in completed(record, record.rounds()):
         yield {"round": row["round"], **scalars(row)}
 
 

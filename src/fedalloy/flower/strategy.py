@@ -40,6 +40,7 @@ from fedalloy.flower.ledger import Ledger, open_ledger
 from fedalloy.flower.roster import Roster, wait_for_nodes
 from fedalloy.records.folder import Checkpoint
 from fedalloy.run.fit import as_algorithm
+from fedalloy.tasks.metrics.direction import higher_is_better
 from fedalloy.tasks.metrics.summary import summarise
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -340,7 +341,9 @@ class Strategy(flwr.serverapp.strategy.Strategy):
         if columns:
             self._ledger.scores({"round": round, "split": "test", "model": "global", "ids": clients, **columns})
             values = {name: torch.tensor(column, dtype=torch.float64) for name, column in columns.items()}
-            self._row["evaluation"] = {name: summarise(column) for name, column in values.items()}
+            self._row["evaluation"] = {
+                name: summarise(column, higher_is_better=higher_is_better(name)) for name, column in values.items()
+            }
 
     def _size(self, metrics: Mapping[str, float]) -> float:
         known = {name.replace("-", "_"): value for name, value in metrics.items()}

@@ -167,9 +167,10 @@ class RunTable(Closed):
     tuning_seeds: list[int] = []
     """Seeds on which a grid is tuned; none of them may be in `seeds`."""
     target: float | None = None
-    """Value of the target metric whose first round is reported."""
+    """Value of the target metric whose first round is reported: at least this, or at most where lower is better."""
     target_metric: str | None = None
-    """The metric that the target, patience and tuning look at; left out: the data's usual one (accuracy)."""
+    """The metric that the target, patience and tuning look at, in its own direction; left out: the data's usual one
+    (accuracy)."""
     target_on: Literal["clients", "global"] | None = None
     """What the target, patience and tables look at: the mean over clients (the default), or the global test set."""
     stop_at_target: bool = False

@@ -3,7 +3,7 @@
 | file | content |
 |---|---|
 | ``recipe.toml`` | the resolved recipe |
-| ``environment.json`` | versions, threads, device, and what was unusual about the data (``notices``) |
+| ``environment.json`` | versions, threads, device, which way each metric is better, what was unusual about the data |
 | ``manifest.json`` | the partition: sizes, class counts, digest (where one was given) |
 | ``status.json`` | ``state`` (running, finished, failed, stopped), ``round``, ``reason`` |
 | ``rounds.jsonl``, ``clients.jsonl`` | one object per round, per evaluation (:mod:`fedalloy.records.reading`) |

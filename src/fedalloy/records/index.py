@@ -109,6 +109,15 @@ class Index:
             values[place, : len(numbers)] = numbers
         return Table(names, tuple(round for round, _ in rows), values)
 
+    def numbers(self, round: int) -> dict[str, float]:
+        """The numbers of one round; empty where it has none."""
+        with self._lock:
+            names = [name for (name,) in self._tables.execute("SELECT name FROM columns ORDER BY id")]
+            asked = "SELECT numbers FROM rounds WHERE round = ? ORDER BY n DESC LIMIT 1"
+            found = self._tables.execute(asked, (round,)).fetchone()
+        values = np.frombuffer(found[0]).tolist() if found else []
+        return {name: value for name, value in zip(names, values, strict=False) if not np.isnan(value)}
+
     def evaluations(self) -> list[tuple[int, str]]:
         """Round and model of every evaluation of clients, without those of mixtures."""
         with self._lock:

@@ -13,15 +13,19 @@
 | ``bytes_up``, ``bytes_down`` | what travelled in the round |
 | ``simulated_seconds`` | how long the round takes on the simulated devices |
 | ``info`` | ``{name: value}``: what the rules computed on the way |
-| ``evaluation`` | ``{metric: {"mean": ..., "worst": ..., ...}}`` over clients; only in rounds that evaluate |
+| ``evaluation`` | ``{metric: {"mean": ..., "worst_served": ..., ...}}`` over clients; only in rounds that evaluate |
 | ``evaluation_global`` | the same for the global model, where ``evaluation`` is of the clients' own models |
 | ``evaluation_mix`` | ``{metric: {"lambda", "mean", "fixed", "best_mean", "oracle"}}`` (:mod:`fedalloy.run.mixing`) |
 | ``global`` | ``{metric: value}`` on the global test set; only in rounds that evaluate |
 
+``worst_served`` and ``best_served`` are the means over the 10 % of clients that are served worst and best; a metric without
+a direction has neither. ``worst`` and ``best`` are the lowest and the highest 10 %, of a loss as well.
+
 ``clients.jsonl`` has one object per evaluation and model, arrays in the order of ``ids``: ``round``, ``split``
 (``train``, ``valid`` or ``test``), ``model``, ``ids``, and one array per metric. ``model`` is ``global``, or, for methods
 whose clients have a model of their own, also ``personal``, which then comes last in its round; ``mixed`` rows score
-``(1 - mix)`` federated plus ``mix`` local model and have a column ``mix``. A number that is not finite is ``null``.
+``(1 - mix)`` federated plus ``mix`` local model and have a column ``mix``. A number that is not finite is ``null``:
+a client without a score, or one whose loss overflowed (then its other metrics have values), who counts as served worst.
 
 With pandas::
 

@@ -1,4 +1,4 @@
-"""Everything a page needs to know about a run, read once from its folder; loads no torch."""
+"""Everything a page needs to know about a run, read once from its folder; loads no torch, unless that is an old one."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedalloy.compare.outcome import Outcome, outcome_of
+from fedalloy.compare.served import client_values, completed, direction, noted_direction
 from fedalloy.core.errors import CheckpointError
 from fedalloy.records.reading import RunRecord, find_runs, last_rows, read_run
 from fedalloy.report.tally import Clock, Course, Tally, number
@@ -33,7 +34,9 @@ class Client:
 class Story:
     """One run: how it ended, how it went, who was served how.
 
-    ``curve`` holds ``(round, mean, worst)`` of ``metric``; ``last`` the rows of the last evaluation, one per model.
+    ``curve`` holds ``(round, mean, worst_served)`` of the metric that is ``shown`` (the run's own unless somebody asked
+    for another), ``clients`` the last scores by it; ``last`` the rows of the last evaluation, one per model. A client
+    without a score has NaN, one whose loss overflowed infinity.
     """
 
     outcome: Outcome
@@ -45,6 +48,7 @@ class Story:
     course: Course = field(default_factory=Course)
     clock: Clock = field(default_factory=Clock)
     last: tuple[dict[str, Any], ...] = ()
+    shown: str = ""
 
     @property
     def name(self) -> str:
@@ -60,6 +64,15 @@ class Story:
     def metric(self) -> str:
         """What the run is judged by."""
         return self.outcome.metric
+
+    @property
+    def higher_is_better(self) -> bool | None:
+        """The direction of what is shown; None where it has none."""
+        return self.direction(self.shown or self.metric)
+
+    def direction(self, metric: str) -> bool | None:
+        """Whether more of a metric is better."""
+        return noted_direction(self.environment, metric)
 
     @property
     def tally(self) -> Tally:
@@ -94,7 +107,7 @@ class Gatherer:
 
     def read(self) -> Gatherer:
         """Everything that is there."""
-        for row in self.record.rounds():
+        for row in completed(self.record, self.record.rounds()):
             self.course.add(row)
         for row in self.record.timings():
             self.clock.add(row)
@@ -107,10 +120,12 @@ class Gatherer:
         last = tuple(last_rows(record.path / "clients.jsonl"))
         manifest = record.manifest or {}
         shown = metric or outcome.metric
-        clients = tuple(_clients(last[-1] if last else {}, shown, manifest))
+        summary = course.evaluations[-1]["evaluation"].get(shown) if course.evaluations else None
+        scores = client_values(last[-1], shown, direction(record, shown), summary) if last else []
+        clients = tuple(_clients(last[-1] if last else {}, scores, manifest))
         curve = _curve(course, shown)
         return Story(
-            outcome, record.recipe, record.environment, manifest, curve, clients, course, self.clock, last
+            outcome, record.recipe, record.environment, manifest, curve, clients, course, self.clock, last, shown
         )  # fmt: skip
 
 
@@ -172,20 +187,20 @@ def client_name(manifest: Mapping[str, Any], client: int) -> str:
 
 def _curve(course: Course, metric: str) -> tuple[tuple[int, float, float], ...]:
     found = [(one["round"], one["evaluation"].get(metric)) for one in course.evaluations]
-    return tuple((int(round), number(of.get("mean")), number(of.get("worst"))) for round, of in found if of)
+    return tuple((int(round), number(of.get("mean")), number(of.get("worst_served"))) for round, of in found if of)
 
 
-def _clients(row: Mapping[str, Any], metric: str, manifest: Mapping[str, Any]) -> list[Client]:
+def _clients(row: Mapping[str, Any], scores: Sequence[float], manifest: Mapping[str, Any]) -> list[Client]:
     sizes, counts = manifest.get("sizes"), manifest.get("class_counts")
     return [
         Client(
             client,
             client_name(manifest, client),
-            number(score),
+            score,
             sizes[client] if sizes else None,
             tuple(counts[client]) if counts else (),
         )
-        for client, score in zip(row.get("ids", ()), row.get(metric, ()), strict=False)
+        for client, score in zip(row.get("ids", ()), scores, strict=False)
     ]
 
 

@@ -22,7 +22,7 @@ class Cell:
 def spread(found: Mapping[str, Any] | None, digits: int = 3, signed: bool = False, kind: str = "") -> Cell:
     """Mean ± deviation over seeds."""
     if found is None or found["mean"] is None:
-        return Cell("", None, kind)
+        return Cell("not finite" if found and found.get("overflowed") else "", None, kind)
     mean = f"{found['mean']:{'+' if signed else ''}.{digits}f}"
     apart = found.get("deviation")
     return Cell(mean if apart is None else f"{mean} ± {apart:.{digits}f}", found["mean"], kind)

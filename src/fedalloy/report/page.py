@@ -11,10 +11,10 @@ from typing import Any
 
 from fedalloy.records import atomic
 from fedalloy.report import assets, back_matter, data, sections, words
-from fedalloy.report.data.curves import LOWER_IS_BETTER
 from fedalloy.report.folio import Folio
 from fedalloy.report.gathering import Story, gather, tunings
 from fedalloy.report.markup import plain_json
+from fedalloy.tasks.metrics.direction import best
 
 PARTS: dict[str, Callable[[Folio], str]] = {
     "Run": sections.what,
@@ -92,23 +92,29 @@ def _link(short: str, section: str) -> str:
 def _facts(folio: Folio) -> str:
     """The few numbers that people look for first."""
     rows, outcome = data.result_rows(folio.stories), folio.stories[0].outcome
-    lower = outcome.metric in LOWER_IS_BETTER
+    higher = outcome.higher_is_better
     done = sum(story.outcome.finished for story in folio.stories)
     facts = [
-        _leader(f"Best mean {outcome.metric}", rows, "mean", lower),
-        _leader("Best for the worst 10\u00a0%", rows, "worst", lower) if not lower else "",
-        _leader(f"Fewest rounds to {outcome.target:g}", rows, "rounds_to_target", True, 1) if outcome.target else "",
+        _leader(f"Best mean {outcome.metric}", rows, "mean", higher),
+        _leader("Best for the worst 10\u00a0%", rows, "worst_served", higher),
+        _leader(f"Fewest rounds to {outcome.target:g}", rows, "rounds_to_target", False, 1)
+        if outcome.target is not None
+        else "",
         _fact("Runs", f"{done} of {len(folio.stories)}", "finished"),
     ]
     return f'<dl class="facts">{"".join(facts)}</dl>'
 
 
-def _leader(label: str, rows: Sequence[dict[str, Any]], key: str, lower: bool, digits: int = 3) -> str:
+def _leader(label: str, rows: Sequence[dict[str, Any]], key: str, higher: bool | None, digits: int = 3) -> str:
+    """Who is best; nobody is by a metric without a direction."""
+    if higher is None:
+        return ""
     known = [row for row in rows if row[key] and row[key]["mean"] is not None]
     if not known:
         return _fact(label, "none", "no finished run has a value")
-    best = (min if lower else max)(known, key=lambda row: row[key]["mean"])
-    return _fact(label, f"{best[key]['mean']:.{digits}f}", best["name"])
+    leader = best(known, lambda row: float(row[key]["mean"]), higher)
+    assert leader is not None
+    return _fact(label, f"{leader[key]['mean']:.{digits}f}", leader["name"])
 
 
 def _fact(label: str, value: str, about: str) -> str:

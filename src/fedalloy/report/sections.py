@@ -7,7 +7,6 @@ from html import escape
 from typing import Any
 
 from fedalloy.report import data, words
-from fedalloy.report.data.curves import LOWER_IS_BETTER
 from fedalloy.report.folio import Folio
 from fedalloy.report.markup import (
     Cell,
@@ -24,6 +23,7 @@ from fedalloy.report.markup import (
     table,
     text,
 )  # fmt: skip
+from fedalloy.tasks.metrics.direction import best, better
 
 
 def what(folio: Folio) -> str:
@@ -43,7 +43,7 @@ def results(folio: Folio) -> str:
     head = ["algorithm", f"mean {first.metric}", "worst 10 %", "Gini"]
     head += [f"rounds to {first.target:g}"] if first.target is not None else []
     head += [f"difference to {rows[0]['name']}"] if len(rows) > 1 else []
-    leaders = _leaders(rows, first.metric in LOWER_IS_BETTER)
+    leaders = _leaders(rows, first.higher_is_better)
     body = [_result(row, folio, leaders) for row in rows]
     note = "Mean ± standard deviation over seeds; the best of each column is bold."
     if len(rows) > 1:
@@ -60,7 +60,9 @@ def curves(folio: Folio) -> str:
         nothing = "Nothing was evaluated yet. Runs evaluate every evaluate.every rounds and at the end."
         return section("curves", title, empty(nothing))
     metrics = folio.charts["curves"]["metrics"]
-    starts = [{"metric": metrics[0], "statistic": "mean"}, {"metric": metrics[0], "statistic": "worst"}]
+    starts = [{"metric": metrics[0], "statistic": "mean"}]
+    if folio.stories[0].direction(metrics[0]) is not None:
+        starts += [{"metric": metrics[0], "statistic": "worst_served"}]
     starts += [{"metric": metrics[1], "statistic": "mean"}] if len(metrics) > 1 else []
     figures = [figure("curves", start) for start in starts]
     figures += [figure("train-loss")] if "train-loss" in folio.charts else []
@@ -80,10 +82,12 @@ def clients(folio: Folio) -> str:
     rows, metric = data.worst_clients(folio.stories, 3), folio.stories[0].metric
     head = ["algorithm", "worst served", "seed", metric, "examples", "commonest class", "counted in rounds"]
     body = [
-        [named(row["name"], folio.styles), text(row["client"]), count(row["seed"]), count(row["score"], 3),
+        [named(row["name"], folio.styles), text(row["client"]), count(row["seed"]), _score(row),
          count(row["examples"]), _common(row), count(row["rounds"])]
         for row in rows
     ]  # fmt: skip
+    if not rows:
+        return section("clients", title, figure("distribution"))
     named_ones = table("The worst served clients", head, body, kind="low")
     return section("clients", title, figure("distribution"), "<h3>Served worst, over all seeds</h3>", named_ones)
 
@@ -91,15 +95,14 @@ def clients(folio: Folio) -> str:
 def fairness(folio: Folio) -> str:
     """How unequal it is."""
     metric = folio.stories[0].metric
-    low, high = ("best", "worst") if metric in LOWER_IS_BETTER else ("worst", "best")
     head = ["algorithm", f"mean {metric}", "worst 10 %", "best 10 %", "parity gap", "variance (%²)", "Gini"]
     body = [
-        [named(row["name"], folio.styles), spread(row["mean"]), spread(row[low]), spread(row[high]),
+        [named(row["name"], folio.styles), spread(row["mean"]), spread(row["worst_served"]), spread(row["best_served"]),
          spread(row["parity_gap"]), spread(row["variance"], 1), spread(row["gini"])]
         for row in data.fairness_rows(folio.stories)
     ]  # fmt: skip
-    note = "Over clients at the end, then mean ± standard deviation over seeds. Parity gap: best less worst 10 %. "
-    note += "Gini: 0 when all are served alike."
+    note = "Over clients at the end, then mean ± standard deviation over seeds. Parity gap: how far the best 10 % are "
+    note += "from the worst 10 %. Gini: 0 when all are served alike."
     return section("fairness", "Fairness", table("Fairness", head, body), paragraph(note, "soft"))
 
 
@@ -156,28 +159,28 @@ def switched(folio: Folio, group: str, keys: Sequence[str]) -> list[str]:
     return [chooser, *(figure(key, group=group, member=str(place)) for place, key in enumerate(keys))]
 
 
-def _leaders(rows: Sequence[dict[str, Any]], lower: bool) -> dict[str, float]:
-    """The best value of each column; nobody leads alone."""
-    least = {"gini", "rounds_to_target"} | ({"mean"} if lower else set())
-    found = {}
-    for key in ("mean", "worst", "gini", "rounds_to_target"):
-        known = [row[key]["mean"] for row in rows if row[key] and row[key]["mean"] is not None]
-        if len(known) > 1 and not (lower and key == "worst"):
-            found[key] = (min if key in least else max)(known)
+def _leaders(rows: Sequence[dict[str, Any]], higher: bool | None) -> dict[str, float]:
+    """The best value of each column; nobody leads alone, nor by a metric without a direction."""
+    directions = {"mean": higher, "worst_served": higher, "gini": False, "rounds_to_target": False}
+    found: dict[str, float] = {}
+    for key, way in directions.items():
+        known = [float(row[key]["mean"]) for row in rows if row[key] and row[key]["mean"] is not None]
+        leader = best(known, lambda value: value, way) if way is not None and len(known) > 1 else None
+        found |= {} if leader is None else {key: leader}
     return found
 
 
 def _result(row: dict[str, Any], folio: Folio, leaders: dict[str, float]) -> list[Cell]:
     def cell(key: str, digits: int = 3) -> Cell:
-        best = row[key] is not None and key in leaders and row[key]["mean"] == leaders[key]
-        return spread(row[key], digits, kind="best" if best else "")
+        leads = row[key] is not None and key in leaders and row[key]["mean"] == leaders[key]
+        return spread(row[key], digits, kind="best" if leads else "")
 
-    cells = [named(row["name"], folio.styles), cell("mean"), cell("worst"), cell("gini")]
+    cells = [named(row["name"], folio.styles), cell("mean"), cell("worst_served"), cell("gini")]
     if folio.stories[0].outcome.target is not None:
         cells.append(_to_target(row, cell("rounds_to_target", 1)))
     if len(folio.styles) > 1:
         apart = row["difference"]
-        cells.append(spread(apart, signed=True, kind=_sign(apart, folio.stories[0].metric)))
+        cells.append(spread(apart, signed=True, kind=_sign(apart, folio.stories[0].outcome.higher_is_better)))
     failed = f" ({row['failed']} failed)" if row["failed"] else ""
     return [*cells, Cell(f"{row['seeds']}{failed}", row["seeds"])]
 
@@ -189,11 +192,17 @@ def _to_target(row: dict[str, Any], found: Cell) -> Cell:
     return Cell(found.text + missing, found.value, found.kind)
 
 
-def _sign(apart: dict[str, Any] | None, metric: str) -> str:
+def _sign(apart: dict[str, Any] | None, higher: bool | None) -> str:
     """Green or red only when the mean difference exceeds its deviation over seeds; one seed proves nothing."""
-    if apart is None or apart["mean"] is None or apart["deviation"] is None or abs(apart["mean"]) <= apart["deviation"]:
+    if (
+        higher is None
+        or apart is None
+        or apart["mean"] is None
+        or apart["deviation"] is None
+        or abs(apart["mean"]) <= apart["deviation"]
+    ):
         return ""
-    return "up" if (apart["mean"] > 0) != (metric in LOWER_IS_BETTER) else "down"
+    return "up" if better(apart["mean"], 0.0, higher) else "down"
 
 
 def _trouble(folio: Folio) -> str:
@@ -203,6 +212,10 @@ def _trouble(folio: Folio) -> str:
         paragraph(f"{run.name}, seed {run.seed}: {run.state} in round {run.round} of {run.rounds}. {run.reason}", "bad")
         for run in lost
     )
+
+
+def _score(row: dict[str, Any]) -> Cell:
+    return count(row["score"], 3) if row["finite"] else Cell("not finite", None)
 
 
 def _common(row: dict[str, Any]) -> Cell:

@@ -6,11 +6,12 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from fedalloy.core.errors import SpecError, nearest
 from fedalloy.recipe import Recipe, entry_names, parse, quick, read
 from fedalloy.recipe.changes import assign, put
+from fedalloy.recipe.resolving import scored
 from fedalloy.reproduce.places import claims_file, recipes_folder
 
 Relation = Literal["above", "below", "near", "fails"]
@@ -49,7 +50,7 @@ class Claim(Closed):
     score: str
     """What is compared (see `fedalloy.reproduce.scoring`)."""
     relation: Relation
-    """`above` or `below` all others (or a value), `near` a value, or `fails`: runs diverge or stay below a value."""
+    """`above` or `below` all others (or a value), `near` a value, or `fails`: runs diverge or end worse than it."""
     others: list[str] = []
     """The methods it is compared with, paired by seed."""
     than: str | None = None
@@ -95,6 +96,7 @@ class Experiment(Closed):
     claims: list[Claim] = []
     command: str | None = None
     """How to measure it where it is not `fedalloy reproduce NAME`."""
+    _folder: Path | None = PrivateAttr(default=None)
 
     @property
     def scores(self) -> list[str]:
@@ -126,8 +128,17 @@ def load_experiment(name: str) -> Experiment:
     except ValidationError as error:
         said = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors(include_url=False))
         raise SpecError(f"{file}: {said}") from None
+    found._folder = file.parent
     _check(found)
     return found
+
+
+def target_of(experiment: Experiment, case: str) -> str:
+    """The metric that the scores of a case are of, unless they name another; accuracy where other programs measure."""
+    if not experiment.cases:
+        return "accuracy"
+    recipe = recipe_of(experiment, experiment.case(case), near=experiment._folder)
+    return str(scored(recipe).run.target_metric)
 
 
 def recipe_of(

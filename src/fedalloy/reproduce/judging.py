@@ -6,23 +6,27 @@ zero, it *does not hold* when the whole interval lies on the other side, and oth
 runs. Compared with several methods it holds when it holds against each, and does not when it does not against
 one. A method whose runs all failed loses against one that finished. ``near``: the interval of the mean lies inside, or
 wholly outside, value ± tolerance. ``fails``: all runs, or none, ended as failed or, where there is a value, with a
-score below it. Fewer than two pairs decide nothing, and neither does a quick run. Every claim is read by itself:
-nothing is corrected for their number.
+score that is worse: below it, or above it where less is better (a loss, a variance, rounds to a target). Fewer than
+two pairs decide nothing, and neither does a quick run. Every claim is read by itself: nothing is corrected for their
+number.
 """
 
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fedalloy.reproduce.declaring import Claim, Experiment
+from fedalloy.reproduce.declaring import Claim, Experiment, target_of
 from fedalloy.reproduce.results import Measured, Results
+from fedalloy.tasks.metrics.direction import better, higher_is_better
 
 Verdict = Literal["holds", "does not hold", "not decidable", "not measured"]
 CONFIDENCE = 0.95
+_SMALL = re.compile(r"variance|gini|gap\d*|rounds|objective|regret(_half)?")
 
 
 @dataclass(frozen=True)
@@ -72,16 +76,20 @@ class Judgement:
 
 def judge(experiment: Experiment, results: Results) -> list[Judgement]:
     """Every claim in every case that it is made about."""
-    return [judge_one(claim, case, results) for claim in experiment.claims for case in claim.cases]
+    return [
+        judge_one(claim, case, results, _target(experiment, case, claim))
+        for claim in experiment.claims
+        for case in claim.cases
+    ]
 
 
-def judge_one(claim: Claim, case: str, results: Results) -> Judgement:
-    """One claim in one case."""
+def judge_one(claim: Claim, case: str, results: Results, target: str = "accuracy") -> Judgement:
+    """One claim in one case; ``target`` is what its scores are of, unless they name another metric."""
     mine = results.of(case, claim.method)
     if not mine:
         return Judgement(claim, case, "not measured", "")
     if claim.relation == "fails":
-        verdict, measured = _failing(claim, mine)
+        verdict, measured = _failing(claim, mine, target)
     elif claim.others:
         verdict, measured = _against_all(claim, case, mine, results)
     else:
@@ -158,11 +166,32 @@ def _near(found: Interval, value: float, tolerance: float) -> Verdict:
     return "does not hold" if apart else "not decidable"
 
 
-def _failing(claim: Claim, mine: Sequence[Measured]) -> tuple[Verdict, str]:
-    least = -math.inf if claim.value is None else claim.value
-    failed = sum(run.state == "failed" or run.scores.get(claim.score, math.inf) < least for run in mine)
+def _failing(claim: Claim, mine: Sequence[Measured], target: str) -> tuple[Verdict, str]:
+    def worse(run: Measured) -> bool:
+        if claim.value is None or claim.score not in run.scores:
+            return False
+        return better(claim.value, run.scores[claim.score], more_is_better(claim.score, target))
+
+    failed = sum(run.state == "failed" or worse(run) for run in mine)
     verdict: Verdict = "holds" if failed == len(mine) else "does not hold" if failed == 0 else "not decidable"
     return verdict, f"{failed} of {len(mine)} runs failed"
+
+
+def more_is_better(score: str, target: str) -> bool:
+    """Which way a score is better: as its metric, but spreads, regrets and rounds to a target are better small.
+
+    >>> more_is_better("worst20", "accuracy"), more_is_better("gini", "accuracy"), more_is_better("loss:mean", "auroc")
+    (True, False, False)
+    """
+    metric, colon, statistic = score.rpartition(":")
+    if _SMALL.fullmatch(statistic):
+        return False
+    return higher_is_better(metric if colon else target) is not False
+
+
+def _target(experiment: Experiment, case: str, claim: Claim) -> str:
+    """What a case's scores are of; only a claim of failing looks at the direction."""
+    return target_of(experiment, case) if claim.relation == "fails" and claim.value is not None else "accuracy"
 
 
 def _failed(runs: Sequence[Measured]) -> bool:

@@ -6,7 +6,7 @@ A score is a statistic of the target metric over clients at the last evaluation,
 |---|---|
 | ``mean``, ``variance``, ``gini`` | over clients, each counting alike; variance in percent squared, Gini times 100 |
 | ``weighted_mean`` | the mean over clients, each counting by its number of examples |
-| ``worst``, ``best``, ``gap`` | the one worst and the one best client, and best minus worst |
+| ``worst``, ``best``, ``gap`` | the client served worst (of a loss, the one with the largest) and best, and how far apart they are |
 | ``worst10``, ``best20``, ``gap10``, ... | the same for the mean over that many percent of the clients |
 | ``global``, ``best_global`` | on the global test set, at the end and at its best round |
 | ``rounds`` | the round that reached the target; one more than were played where none did |
@@ -14,8 +14,9 @@ A score is a statistic of the target metric over clients at the last evaluation,
 | ``objective`` | the sum of AAggFF's decision losses |
 | ``regret``, ``regret_half`` | per round, against the best fixed decision in hindsight: all rounds, the first half |
 
-Accuracies and other shares are in percent.
-"""
+Metrics of which more is better (accuracies and other shares) are in percent, others (losses, calibration errors) as they
+are. A score that is not finite is left out.
+"""  # noqa: E501 (a row of a table stays one line)
 
 from __future__ import annotations
 
@@ -29,12 +30,13 @@ import torch
 from torch import Tensor
 
 from fedalloy.compare.outcome import Outcome, read_outcome
+from fedalloy.compare.served import client_values, direction
 from fedalloy.core.errors import SpecError
 from fedalloy.records.reading import RunRecord, read_run
 from fedalloy.records.scalars import seconds_of
 from fedalloy.reproduce.results import Measured
-from fedalloy.run.config import LOWER_IS_BETTER
 from fedalloy.tasks.metrics import summary
+from fedalloy.tasks.metrics.direction import best
 from fedalloy.weightings.regret import regret
 
 _TAIL = re.compile(r"(worst|best|gap)(\d+)?")
@@ -57,8 +59,8 @@ def scores_of(record: RunRecord, outcome: Outcome, names: list[str]) -> dict[str
     for row in record.clients():
         last = row if row["model"] != "mixed" else last
     sizes = (record.manifest or {}).get("sizes")
-    known = {name: _score(name, rows, last, sizes, outcome) for name in names}
-    return {name: value for name, value in known.items() if value is not None}
+    known = {name: _score(name, record, rows, last, sizes, outcome) for name in names}
+    return {name: value for name, value in known.items() if value is not None and math.isfinite(value)}
 
 
 def split_score(name: str, target: str) -> tuple[str, str]:
@@ -71,24 +73,31 @@ def split_score(name: str, target: str) -> tuple[str, str]:
     return (metric if colon else target), statistic
 
 
-def _score(name: str, rows: list[Row], last: Row, sizes: list[int] | None, outcome: Outcome) -> float | None:
+def _score(
+    name: str, record: RunRecord, rows: list[Row], last: Row, sizes: list[int] | None, outcome: Outcome
+) -> float | None:
     metric, statistic = split_score(name, outcome.metric)
-    unit = 1.0 if metric in LOWER_IS_BETTER else 100.0
+    higher = direction(record, metric)
+    unit = 100.0 if higher else 1.0
     if statistic == "rounds":
         return float(outcome.reached or outcome.round + 1)
     if statistic in ("global", "best_global"):
-        return _on_global(rows, metric, statistic == "best_global", unit)
+        return _on_global(rows, metric, statistic == "best_global", higher, unit)
     if statistic in _MIX:
         return _mixed(rows, metric, _MIX[statistic], unit)
     if statistic in ("objective", "regret", "regret_half"):
         return _decisions(rows, statistic)
     if metric not in last:
         return None
-    return over_clients(statistic, _vector(last[metric]), _sizes(last, sizes), unit)
+    told = next((row["evaluation"].get(metric) for row in reversed(rows) if row.get("evaluation")), None)
+    values = torch.tensor(client_values(last, metric, higher, told), dtype=torch.float64)
+    return over_clients(statistic, values, _sizes(last, sizes), unit, higher)
 
 
-def over_clients(statistic: str, values: Tensor, sizes: Tensor | None, unit: float = 100.0) -> float | None:
-    """A statistic of one value per client; None where it needs sizes that are not known."""
+def over_clients(
+    statistic: str, values: Tensor, sizes: Tensor | None, unit: float = 100.0, higher: bool | None = True
+) -> float | None:
+    """A statistic of one value per client; None where it needs sizes or a direction that are not known."""
     if statistic == "mean":
         return unit * summary.mean(values)
     if statistic == "weighted_mean":
@@ -103,15 +112,19 @@ def over_clients(statistic: str, values: Tensor, sizes: Tensor | None, unit: flo
             f"unknown score '{statistic}': allowed are those of fedalloy.reproduce.scoring, such as worst20"
         )
     share = int(tail[2] or 0) / 100
-    return unit * {"worst": summary.worst, "best": summary.best, "gap": summary.parity_gap}[tail[1]](values, share)
-
-
-def _on_global(rows: list[Row], metric: str, best: bool, unit: float) -> float | None:
-    found = [row["global"][metric] for row in rows if row.get("global", {}).get(metric) is not None]
-    if not found:
+    if tail[1] == "gap":
+        return unit * summary.parity_gap(values, share)
+    if higher is None:
         return None
-    better = min if metric in LOWER_IS_BETTER else max
-    return unit * float(better(found) if best else found[-1])
+    return unit * (summary.worst_served if tail[1] == "worst" else summary.best_served)(values, higher, share)
+
+
+def _on_global(rows: list[Row], metric: str, at_best: bool, higher: bool | None, unit: float) -> float | None:
+    found = [row["global"][metric] for row in rows if row.get("global", {}).get(metric) is not None]
+    if not found or (at_best and higher is None):
+        return None
+    leader = best(found, float, bool(higher)) if at_best else found[-1]
+    return None if leader is None else unit * float(leader)
 
 
 def _mixed(rows: list[Row], metric: str, kind: str, unit: float) -> float | None:
@@ -131,10 +144,6 @@ def _decisions(rows: list[Row], statistic: str) -> float | None:
         return float(losses.sum())
     count = max(1, len(told) // 2) if statistic == "regret_half" else len(told)
     return float(regret(torch.tensor(responses, dtype=torch.float64)[:count], losses[:count])) / count
-
-
-def _vector(values: list[float | None]) -> Tensor:
-    return torch.tensor([math.nan if value is None else value for value in values], dtype=torch.float64)
 
 
 def _sizes(last: Row, sizes: list[int] | None) -> Tensor | None:

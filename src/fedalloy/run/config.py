@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -11,9 +12,8 @@ from fedalloy.core.protocols import Engine
 from fedalloy.run.sampling import Sampling, Uniform
 from fedalloy.synthetic.classifier import ClassifierTraining
 from fedalloy.tasks.devices import DeviceProfile
+from fedalloy.tasks.metrics.direction import better, higher_is_better, reaches
 from fedalloy.tasks.metrics.metric import choose
-
-LOWER_IS_BETTER = frozenset({"loss", "ece", "mce", "ece_batch", "mce_batch"})
 
 
 @checked("run")
@@ -72,6 +72,8 @@ class RunConfig:
                 f"target_metric '{self.target_metric}' is not evaluated: {nearest(self.target_metric, self.metrics)}"
             )
         choose(self.metrics)
+        if watched:
+            check_direction(self.target_metric, self.metrics, "targeted" if self.target is not None else "waited for")
 
     def _check_limits(self) -> None:
         """The same limits that recipes have."""
@@ -84,6 +86,25 @@ class RunConfig:
             if getattr(self, name) < 0:
                 raise SpecError(f"{name} must be 0 or more, got {getattr(self, name)}")
 
+    @property
+    def directions(self) -> dict[str, bool | None]:
+        """Whether more is better, by metric; kept with the run, for whoever reads it may not have the metric."""
+        return {name: higher_is_better(name) for name in self.metrics}
+
     def better(self, score: float, than: float) -> bool:
         """Whether a value of the target metric beats another; NaN beats nothing."""
-        return score < than if self.target_metric in LOWER_IS_BETTER else score > than
+        return better(score, than, higher_is_better(self.target_metric))
+
+    def met_by(self, score: float) -> bool:
+        """Whether a value of the target metric is as good as the target, where there is one."""
+        return self.target is not None and reaches(score, self.target, higher_is_better(self.target_metric))
+
+
+def check_direction(metric: str, evaluated: Sequence[str], done: str) -> None:
+    """Refuse to look for better values of a metric of which no value is better than another."""
+    if higher_is_better(metric) is None:
+        others = [name for name in evaluated if higher_is_better(name) is not None]
+        raise SpecError(
+            f"target_metric '{metric}' has no direction (it is registered with higher_is_better=None), so it cannot be "
+            f"{done}; evaluated metrics that can: {', '.join(others) or '(none)'}"
+        )

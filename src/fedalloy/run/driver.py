@@ -197,6 +197,7 @@ def _open(
     manifest = _manifest(task)
     described = describe(config.device) | ({"threads": config.threads} if config.threads else {})
     described |= {"notices": list(notices)} if notices else {}
+    described |= {"higher_is_better": config.directions}
     return RunFolder.create(folder, recipe or {}, described, manifest)
 
 
@@ -331,8 +332,7 @@ def _advance(progress: Progress, config: RunConfig, played: Played, evaluation: 
     improved = not math.isnan(score) and (progress.best is None or config.better(score, progress.best))
     progress.best = score if improved else progress.best
     progress.stale = 0 if improved else progress.stale + 1
-    met = config.target is not None and (score == config.target or config.better(score, config.target))
-    if met and progress.reached is None:
+    if config.met_by(score) and progress.reached is None:
         progress.reached = progress.round
 
 

@@ -14,6 +14,7 @@ from fedalloy.core.distant import DistantEngine, ModelName
 from fedalloy.core.types import Examples
 from fedalloy.run.trained import Trained
 from fedalloy.tasks.evaluation import evaluate_clients, evaluate_models, evaluate_pool
+from fedalloy.tasks.metrics.direction import higher_is_better
 from fedalloy.tasks.metrics.summary import summarise
 
 Values = dict[str, Tensor]
@@ -77,7 +78,7 @@ def _distant(trained: Trained, engine: DistantEngine, metrics: tuple[str, ...], 
 
 def summaries(values: Values) -> Summary:
     """Mean, spread and tails over clients, by metric."""
-    return {name: summarise(vector) for name, vector in values.items()}
+    return {name: summarise(vector, higher_is_better=higher_is_better(name)) for name, vector in values.items()}
 
 
 def rows(evaluation: Evaluation, ids: Tensor) -> tuple[dict[str, Any], list[dict[str, Any]]]:

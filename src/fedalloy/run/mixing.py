@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedalloy.run.config import LOWER_IS_BETTER
 from fedalloy.run.evaluate import client_row, personal_scores
 from fedalloy.run.trained import Trained
+from fedalloy.tasks.metrics.direction import higher_is_better
 from fedalloy.tasks.metrics.summary import mean, summarise
 
 LAMBDAS = tuple(step / 10 for step in range(11))
@@ -28,30 +28,31 @@ def evaluate_mixes(
     """What goes into the row of the round as ``evaluation_mix``, and the rows of ``clients.jsonl``."""
     found = personal_scores(trained, metrics, ids, LAMBDAS)
     together = {name: torch.stack([values[name] for values in found]) for name in metrics}
-    brief = {name: readings(values, name in LOWER_IS_BETTER) for name, values in together.items()}
+    brief = {name: readings(values, higher_is_better(name)) for name, values in together.items()}
     full = [client_row("mixed", ids, values, mix=mix) for mix, values in zip(LAMBDAS, found, strict=True)]
     return {"evaluation_mix": brief}, full
 
 
-def readings(values: Tensor, lower_is_better: bool = False) -> dict[str, Any]:
+def readings(values: Tensor, higher: bool | None) -> dict[str, Any]:
     """The mean at every lambda and the three readings, from values ``[lambdas, clients]``.
 
-    A client without a value is skipped everywhere.
+    A client without a value is skipped everywhere. A metric without a direction is read at the fixed lambda only.
 
-    >>> read = readings(torch.tensor([[0.2, 0.8]] * 5 + [[0.4, 0.4]] + [[0.9, 0.2]] * 5))
+    >>> read = readings(torch.tensor([[0.2, 0.8]] * 5 + [[0.4, 0.4]] + [[0.9, 0.2]] * 5), higher=True)
     >>> read["fixed"]["mean"], read["best_mean"]["lambda"], read["oracle"]["mean"]
     (0.4, 0.6, 0.85)
     """
     means = torch.tensor([mean(row) for row in values], dtype=torch.float64)
-    sign = -1.0 if lower_is_better else 1.0
+    fixed = {"lambda": LAMBDAS[FIXED], **summarise(values[FIXED], higher_is_better=higher)}
+    read: dict[str, Any] = {"lambda": list(LAMBDAS), "mean": means.tolist(), "fixed": fixed}
+    if higher is None:
+        return read
+    sign = 1.0 if higher else -1.0
     best = int(_known(sign * means).argmax())
     oracle = torch.where(values.isnan().all(0), torch.nan, sign * _known(sign * values).max(0).values)
-    return {
-        "lambda": list(LAMBDAS),
-        "mean": means.tolist(),
-        "fixed": {"lambda": LAMBDAS[FIXED], **summarise(values[FIXED])},
-        "best_mean": {"lambda": LAMBDAS[best], **summarise(values[best])},
-        "oracle": summarise(oracle),
+    return read | {
+        "best_mean": {"lambda": LAMBDAS[best], **summarise(values[best], higher_is_better=higher)},
+        "oracle": summarise(oracle, higher_is_better=higher),
     }
 
 

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, cast
 
 import numpy as np
 
+from fedalloy.compare.served import client_values, noted_direction, tails
 from fedalloy.records import toml
 from fedalloy.records.index import Index, Table
 from fedalloy.records.reading import read_json
 from fedalloy.report.data.clients import MOST_DOTS, NAMED
-from fedalloy.report.data.curves import LOWER_IS_BETTER
 from fedalloy.report.data.plain import digits, many, pick
 from fedalloy.serve.gathered import Participation, Weights
 from fedalloy.serve.runs import RunStore
+from fedalloy.tasks.metrics.direction import rank
 
 MOST_POINTS = 600
 """Points of a line: more than a screen has room for."""
@@ -40,7 +42,7 @@ def details(store: RunStore, run: str, index: Index) -> dict[str, Any]:
         "recipe": toml.dumps(recipe),
         "environment": read_json(folder / "environment.json") or {},
         "rows": len(table.rounds),
-        "points": points(table, MOST_POINTS),
+        "points": points(table, MOST_POINTS) | tail_lines(index, table, MOST_POINTS),
         **gathered(store, run, index),
         **log(index),
     }
@@ -53,7 +55,7 @@ def gathered(store: RunStore, run: str, index: Index) -> dict[str, Any]:
     return {
         "weights": weights.to_json(),
         "participation": took_part.to_json(),
-        "clients": clients(index.clients(), names_of(store.folder(run)), store.summary(run)["metric"]),
+        "clients": clients(store, run, index),
         "seconds": {"total": sum(spent), "mean": sum(spent) / len(spent) if spent else None},
     }
 
@@ -68,22 +70,36 @@ def log(index: Index) -> dict[str, Any]:
     return {"events": index.events(), "reasons": index.reasons()}
 
 
-def clients(row: Mapping[str, Any], names: list[str] | None, metric: str) -> dict[str, Any] | None:
-    """A strip of the clients at an evaluation (:mod:`fedalloy.report.data`), worst served first; None without any."""
-    known = [
-        (value, client)
-        for client, value in zip(row.get("ids", ()), row.get(metric, ()), strict=False)
-        if value is not None
-    ]
+def clients(store: RunStore, run: str, index: Index, round: int | None = None) -> dict[str, Any] | None:
+    """The clients of a run at an evaluation, by the metric that it is judged by."""
+    folder, metric = store.folder(run), store.summary(run)["metric"]
+    higher = noted_direction(read_json(folder / "environment.json") or {}, metric)
+    row = index.clients(round)
+    values = client_values(row, metric, higher, _skipped(index, row, metric))
+    return strip(row, values, names_of(folder), higher)
+
+
+def strip(
+    row: Mapping[str, Any], values: Sequence[float], names: list[str] | None, higher: bool | None
+) -> dict[str, Any] | None:
+    """A strip of the clients at an evaluation (:mod:`fedalloy.report.data`), worst served first; None without any.
+
+    ``overflowed`` of them have no place on an axis; they are served worst.
+    """
+    pairs = zip(values, row.get("ids", ()), strict=False)
+    scored = [(value, client) for value, client in pairs if not math.isnan(value)]
+    known = sorted(
+        (pair for pair in scored if math.isfinite(pair[0])), key=lambda pair: (rank(pair[0], higher), pair[1])
+    )
     if not known:
         return None
-    known.sort(key=lambda pair: (-pair[0] if metric in LOWER_IS_BETTER else pair[0], pair[1]))
-    chosen = sorted({*range(min(NAMED, len(known))), *pick(len(known), MOST_DOTS)})
+    named = 0 if higher is None else min(NAMED, len(known))
+    chosen = sorted({*range(named), *pick(len(known), MOST_DOTS)})
     shown = [known[place] for place in chosen]
     labels = [names[client] if names and client < len(names) else f"client {client}" for _, client in shown]
     return {
         "round": row["round"], "model": row.get("model", "global"), "of": len(known), "labels": labels,
-        "values": many(value for value, _ in shown), "named": min(NAMED, len(known)),
+        "values": many(value for value, _ in shown), "named": named, "overflowed": len(scored) - len(known),
         "median": digits(median(value for value, _ in known)),
     }  # fmt: skip
 
@@ -100,12 +116,57 @@ def points(table: Table, most: int) -> dict[str, Any]:
     return lines
 
 
+def tail_lines(index: Index, table: Table, most: int) -> dict[str, Any]:
+    """The lines of the worst and best served in rounds whose records do not have them, from the clients' values."""
+    lacking = _lacking(table)
+    environment = read_json(index.folder / "environment.json") or {} if lacking else {}
+    directions = {metric: noted_direction(environment, metric) for metric in lacking}
+    rounds = sorted({round for metric, some in lacking.items() if directions[metric] is not None for round in some})
+    found: dict[str, dict[int, float]] = {}
+    for round in (rounds[place] for place in pick(len(rounds), most)):
+        row = index.clients(round)
+        for metric, higher in directions.items() if row.get("round") == round else ():
+            for name, value in tails(row, metric, higher, _skipped(index, row, metric)).items():
+                found.setdefault(f"evaluation/{metric}/{name}", {})[round] = value
+    known = points(table, most) if found else {}
+    return {name: _merged(known.get(name), values) for name, values in found.items()}
+
+
+def _skipped(index: Index, row: Mapping[str, Any], metric: str) -> dict[str, float]:
+    """How many clients had no value at an evaluation, as its summary says it."""
+    name = f"evaluation/{metric}/skipped"
+    found = index.numbers(int(row["round"])) if None in row.get(metric, ()) else {}
+    return {"skipped": found[name]} if name in found else {}
+
+
+def _lacking(table: Table) -> dict[str, list[int]]:
+    """Metrics and the rounds in which they were evaluated and have a mean, but no tails."""
+    columns = {name: table.values[:, place] for place, name in enumerate(table.names)}
+    found: dict[str, list[int]] = {}
+    for name in columns:
+        if name.startswith("evaluation/") and name.endswith("/mean"):
+            base = name.removesuffix("/mean")
+            missing = np.isfinite(columns[name])
+            if f"{base}/best_served" in columns:
+                missing &= ~np.isfinite(columns[f"{base}/best_served"])
+            rounds = [table.rounds[row] for row in np.flatnonzero(missing)]
+            found |= {base.removeprefix("evaluation/"): rounds} if rounds else {}
+    return found
+
+
+def _merged(line: Mapping[str, Any] | None, values: Mapping[int, float]) -> dict[str, Any]:
+    both = dict(zip(line["x"], line["y"], strict=True)) if line else {}
+    both |= {round: digits(value) for round, value in values.items() if math.isfinite(value)}
+    return {"x": sorted(both), "y": [both[round] for round in sorted(both)]}
+
+
 def additions(index: Index, rows: int) -> dict[str, Any] | None:
     """What came after the first ``rows`` rows; None when the run has fewer by now, and must be read anew."""
     if len(index) < rows:
         return None
     table = index.table(after=rows)
-    return {"rows": rows + len(table.rounds), "points": points(table, MOST_NEW)}
+    lines = points(table, MOST_NEW) | tail_lines(index, table, MOST_NEW)
+    return {"rows": rows + len(table.rounds), "points": lines}
 
 
 def catch_up(index: Index) -> bool:

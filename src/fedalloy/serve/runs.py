@@ -97,7 +97,7 @@ class RunStore:
             last, evaluated = _newest(folder)
         except (OSError, ValueError, CheckpointError) as error:
             return {"id": run, "name": run, "seed": 0, "state": "unreadable", "reason": str(error), "round": 0,
-                    "rounds": 0, "metric": "", "score": None, "worst": None, "left": None}  # fmt: skip
+                    "rounds": 0, "metric": "", "score": None, "left": None}  # fmt: skip
         settings = recipe.get("run", {})
         state = str(status.get("state", "running"))
         state = "interrupted" if state == "running" and not alive else state
@@ -107,7 +107,7 @@ class RunStore:
         return {
             "id": run, "name": name_of(recipe), "seed": seed_of(recipe), "state": state,
             "reason": str(status.get("reason", "")), "round": round, "rounds": rounds, "metric": metric,
-            "score": scores.get("mean"), "worst": scores.get("worst"),
+            "score": scores.get("mean"),
             "left": _left(folder, rounds - round) if state == "running" else None,
         }  # fmt: skip
 

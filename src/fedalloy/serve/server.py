@@ -24,7 +24,6 @@ from typing import Any
 
 from fedalloy.core.errors import FedalloyError, SpecError
 from fedalloy.records.stop import ask_to_stop
-from fedalloy.report.data.curves import LOWER_IS_BETTER
 from fedalloy.report.palette import assign
 from fedalloy.serve import answers, guard
 from fedalloy.serve.assets import asset
@@ -183,7 +182,7 @@ class Handler(BaseHTTPRequestHandler):
         styles = {name: style.to_json() for name, style in assign(line["name"] for line in lines).items()}
         self._json({
             "folder": store.root.name, "can_stop": self.server.token is not None, "since": since, "runs": lines,
-            "styles": styles, "lower_is_better": sorted(LOWER_IS_BETTER),
+            "styles": styles,
         })  # fmt: skip
 
     def _run(self, query: Query) -> None:
@@ -194,8 +193,7 @@ class Handler(BaseHTTPRequestHandler):
     def _clients(self, query: Query) -> None:
         run, watch, round = query["run"][0], self.server.watch, whole_number(query["round"][0], "round")
         with watch.page([run]):
-            names, metric = answers.names_of(self.server.store.folder(run)), self.server.store.summary(run)["metric"]
-            self._json(answers.clients(watch.index(run).clients(round), names, metric))
+            self._json(answers.clients(self.server.store, run, watch.index(run), round))
 
     def _events(self, query: Query) -> None:
         since = whole_number(query.get("since", ["0"])[0], "since")

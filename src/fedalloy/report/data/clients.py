@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from fedalloy.report.data.curves import LOWER_IS_BETTER
 from fedalloy.report.data.plain import Chart, digits, many, pick
 from fedalloy.report.gathering import Client, Story, by_name
+from fedalloy.tasks.metrics.direction import rank
 
 MOST_DOTS = 400
 NAMED = 3
@@ -16,11 +16,14 @@ NAMED = 3
 
 def distribution(stories: Sequence[Story]) -> Chart | None:
     """One strip per algorithm: every client of its first seed, or as many as a strip can show."""
-    shown = [one for one in _first_seeds(stories) if _ranked(one)]
+    shown = [one for one in _first_seeds(stories) if _drawn(one)]
     if not shown:
         return None
     groups = [_group(story) for story in shown]
-    note = "A dot is a client at the last evaluation, the line the median; the worst served are named."
+    note = "A dot is a client at the last evaluation, the line the median"
+    note += "; the worst served are named." if any(group["named"] for group in groups) else "."
+    lost = sum(len(_ranked(story)) - len(_drawn(story)) for story in shown)
+    note += f" {lost} whose value is not finite cannot be drawn: they are served worst." if lost else ""
     seeds = {story.seed for story in shown}
     which = f" Seed {min(seeds)}." if len(seeds) == 1 else " First seed of each."
     return {"id": "distribution", "kind": "strip", "title": f"{shown[0].metric} of every client",
@@ -28,11 +31,17 @@ def distribution(stories: Sequence[Story]) -> Chart | None:
 
 
 def worst_clients(stories: Sequence[Story], count: int = 5) -> list[dict[str, Any]]:
-    """The worst served clients of every algorithm, over all seeds: who they are and how often they took part."""
+    """The worst served clients of every algorithm, over all seeds: who they are and how often they took part. A metric
+    without a direction serves nobody worst."""
     found = []
     for name, runs in by_name(stories).items():
         ranked = sorted(
-            ((_badness(client.score, run.metric), run, client) for run in runs for client in _ranked(run)),
+            (
+                (rank(client.score, run.higher_is_better), run, client)
+                for run in runs
+                if run.higher_is_better is not None
+                for client in _ranked(run)
+            ),
             key=lambda one: (one[0], one[1].seed, one[2].id),
         )
         found += [{"name": name, "seed": run.seed, **_describe(run, client)} for _, run, client in ranked[:count]]
@@ -44,19 +53,19 @@ def _first_seeds(stories: Sequence[Story]) -> list[Story]:
 
 
 def _ranked(story: Story) -> list[Client]:
-    """The clients with a value, worst served first."""
-    known = [client for client in story.clients if math.isfinite(client.score)]
-    return sorted(known, key=lambda client: (_badness(client.score, story.metric), client.id))
+    """The clients with a value, worst served first: before all others those whose loss overflowed."""
+    known = [client for client in story.clients if not math.isnan(client.score)]
+    return sorted(known, key=lambda client: (rank(client.score, story.higher_is_better), client.id))
 
 
-def _badness(score: float, metric: str) -> float:
-    """Ascending: worst first."""
-    return -score if metric in LOWER_IS_BETTER else score
+def _drawn(story: Story) -> list[Client]:
+    """Those whose value has a place on an axis."""
+    return [client for client in _ranked(story) if math.isfinite(client.score)]
 
 
 def _group(story: Story) -> dict[str, Any]:
-    ranked = _ranked(story)
-    kept = [ranked[place] for place in sorted({*range(min(NAMED, len(ranked))), *pick(len(ranked), MOST_DOTS)})]
+    ranked, most = _drawn(story), 0 if story.higher_is_better is None else NAMED
+    kept = [ranked[place] for place in sorted({*range(min(most, len(ranked))), *pick(len(ranked), MOST_DOTS)})]
     middle = sorted(client.score for client in ranked)
     median = (middle[(len(middle) - 1) // 2] + middle[len(middle) // 2]) / 2
     return {
@@ -65,7 +74,7 @@ def _group(story: Story) -> dict[str, Any]:
         "values": many(client.score for client in kept),
         "examples": [client.examples for client in kept],
         "median": digits(median),
-        "named": min(NAMED, len(kept)),
+        "named": min(most, len(kept)),
         "clients": len(ranked),
     }
 
@@ -76,6 +85,7 @@ def _describe(story: Story, client: Client) -> dict[str, Any]:
     return {
         "client": client.name,
         "score": digits(client.score),
+        "finite": math.isfinite(client.score),
         "examples": client.examples,
         "common_class": common,
         "common_share": digits(share, 3),

@@ -11,12 +11,10 @@ from fedalloy.report.gathering import Story, by_name
 from fedalloy.report.tally import number
 
 AXES = {"round": "round", "megabytes": "megabytes sent and received so far", "seconds": "simulated seconds so far"}
-LOWER_IS_BETTER = frozenset({"loss", "ece", "mce", "ece_batch", "mce_batch"})
-"""The same as for runs (``fedalloy.run.config``), which cannot be asked without loading torch."""
 STATISTICS = {
     "mean": "mean over clients",
-    "worst": "worst 10 % of clients",
-    "best": "best 10 % of clients",
+    "worst_served": "worst-served 10 % of clients",
+    "best_served": "best-served 10 % of clients",
     "shared": "global model, mean over clients",
     "pooled": "global model on the global test set",
 }
@@ -89,14 +87,12 @@ def _statistics(metric: str, at: Sequence[Sequence[dict[str, Any]]]) -> dict[str
 
 
 def _reader(metric: str, key: str) -> Callable[[dict[str, Any]], float]:
-    """Where a statistic stands in a row. Records call the lowest values worst; of a loss they are the best served."""
+    """Where a statistic stands in a row."""
     if key == "pooled":
         return lambda one: number(one.get("global", {}).get(metric))
     if key == "shared":
         return lambda one: number(one.get("evaluation_global", {}).get(metric, {}).get("mean"))
-    swap = {"worst": "best", "best": "worst"} if metric in LOWER_IS_BETTER else {}
-    column = swap.get(key, key)
-    return lambda one: number(one["evaluation"].get(metric, {}).get(column))
+    return lambda one: number(one["evaluation"].get(metric, {}).get(key))
 
 
 def _band(values: Sequence[Sequence[float]]) -> dict[str, Any]:

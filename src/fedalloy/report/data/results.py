@@ -12,7 +12,7 @@ from fedalloy.report.gathering import Story, by_name
 from fedalloy.report.palette import assign
 from fedalloy.report.tally import number
 
-FAIRNESS = ("mean", "worst", "best", "parity_gap", "variance", "gini")
+FAIRNESS = ("mean", "worst_served", "best_served", "parity_gap", "variance", "gini")
 
 
 def styles(stories: Sequence[Story]) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def result_rows(stories: Sequence[Story]) -> list[dict[str, Any]]:
         {
             "name": row.name,
             "mean": _spread(row.mean),
-            "worst": _spread(row.worst),
+            "worst_served": _spread(row.worst_served),
             "gini": _spread(row.gini),
             "rounds_to_target": _spread(row.to_target),
             "reached": row.reached,
@@ -55,4 +55,5 @@ def _spread(spread: Spread | None) -> dict[str, Any] | None:
         return None
     # All digits: a table that rounds a rounded number disagrees with one that rounds the number itself.
     apart = digits(spread.deviation if spread.deviation is not None else math.nan, 17)
-    return {"mean": digits(spread.mean, 17), "deviation": apart, "count": spread.count}
+    lost = {} if math.isfinite(spread.mean) else {"overflowed": True}
+    return {"mean": digits(spread.mean, 17), "deviation": apart, "count": spread.count, **lost}

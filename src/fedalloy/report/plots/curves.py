@@ -1,4 +1,4 @@
-"""A metric over rounds: the mean over clients, and how far the worst tenth is behind."""
+"""A metric over rounds: the mean over clients, and how far the worst-served tenth is behind."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from fedalloy.report.plots.kinds import Options
 
 
 def draw(axes: Any, runs: Sequence[Path], options: Options) -> None:
-    """One line per algorithm, the mean over its seeds with a band from the lowest to the highest of them; the worst
-    tenth of its clients dotted."""
+    """One line per algorithm, the mean over its seeds with a band from the lowest to the highest of them; the
+    tenth of its clients that is served worst dotted, where the metric has a direction."""
     stories = gather(runs, options.metric)
     seeds: dict[str, list[Story]] = {}
     for story in stories:
@@ -26,7 +26,8 @@ def draw(axes: Any, runs: Sequence[Path], options: Options) -> None:
     for name, told in seeds.items():
         _draw_line(axes, name, told, styles[name])
     bands = " (bands: all seeds)" if len(stories) > len(seeds) else ""
-    axes.set(xlabel=f"round{bands}", ylabel=f"{options.metric or stories[0].metric} (dotted: worst 10 %)")
+    dotted = " (dotted: worst 10 %)" if stories[0].higher_is_better is not None else ""
+    axes.set(xlabel=f"round{bands}", ylabel=f"{options.metric or stories[0].metric}{dotted}")
     whole_numbers(axes.xaxis)
     axes.legend()
 
@@ -41,7 +42,7 @@ def _draw_line(axes: Any, name: str, seeds: Sequence[Story], style: Style) -> No
 
 
 def common_rounds(seeds: Sequence[Story]) -> tuple[list[int], NDArray[np.float64], NDArray[np.float64]]:
-    """The rounds that every seed was scored in, and its means and worst tenths there, ``[seeds, rounds]``."""
+    """The rounds that every seed was scored in, and its means and worst-served tenths there, ``[seeds, rounds]``."""
     scored = [{round: values for round, *values in story.curve} for story in seeds]
     rounds = sorted(set.intersection(*map(set, scored)))
     values = np.array([[of_seed[round] for round in rounds] for of_seed in scored], dtype=np.float64)

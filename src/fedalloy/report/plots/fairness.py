@@ -1,4 +1,4 @@
-"""From the worst to the best served: the share of clients below every score."""
+"""How many clients are served how: the share of clients up to every score."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ def draw(axes: Any, runs: Sequence[Path], options: Options) -> None:
     stories = gather(runs, options.metric)
     styles, drawn = assign(story.name for story in stories), 0
     for name, some in by_name(stories).items():
-        scores = sorted(client.score for run in some for client in run.clients if math.isfinite(client.score))
+        known = [client.score for run in some for client in run.clients if not math.isnan(client.score)]
+        scores = sorted(filter(math.isfinite, known))
         if scores:
-            shares = np.arange(1, len(scores) + 1) / len(scores)
+            # A loss that overflowed has no place on the axis but is one of the clients: the line then ends below 1.
+            shares = np.arange(1, len(scores) + 1) / len(known)
             axes.step([scores[0], *scores], [0, *shares], where="post", label=name, color=styles[name].light)
             drawn += 1
     if not drawn:

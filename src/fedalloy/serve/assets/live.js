@@ -5,7 +5,7 @@
   const charts = window.fedalloyCharts;
   const MOST_LISTED = 300, MOST_LINES = 200, MOST_KEPT = 1200;
   const byId = (id) => document.getElementById(id);
-  const state = { runs: new Map(), ticked: [], data: new Map(), styles: {}, lower: new Set(), canStop: false, since: 0, token: "", asked: new Set() };
+  const state = { runs: new Map(), ticked: [], data: new Map(), styles: {}, canStop: false, since: 0, token: "", asked: new Set() };
   const figures = {};
   let source = null, planned = 0;
 
@@ -177,13 +177,11 @@
   }
 
   // Charts ----------------------------------------------------------------------------------------------------------------
-  const STATISTICS = { mean: "mean over clients", worst: "worst-served 10 % of clients", best: "best-served 10 % of clients", shared: "global model, mean over clients", pooled: "global model on the global test set" };
+  const STATISTICS = { mean: "mean over clients", worst_served: "worst-served 10 % of clients", best_served: "best-served 10 % of clients", shared: "global model, mean over clients", pooled: "global model on the global test set" };
   function columnOf(metric, statistic) {
     if (statistic === "pooled") return `global/${metric}`;
     if (statistic === "shared") return `evaluation_global/${metric}/mean`;
-    // Records call the lowest values worst; of a loss they are the best served.
-    const other = { worst: "best", best: "worst" }[statistic];
-    return `evaluation/${metric}/${state.lower.has(metric) && other ? other : statistic}`;
+    return `evaluation/${metric}/${statistic}`;
   }
   function curves(some) {
     const metrics = new Set(some.map((data) => (state.runs.get(data.id) || data).metric).filter(Boolean));
@@ -213,6 +211,11 @@
     if (figures[name]) figures[name].update(chart);
     else figures[name] = charts.figure(byId(name), chart);
   }
+  function stripNote(strips) {
+    const named = strips.some((strip) => strip.named) ? "; the worst served are named." : ".";
+    const lost = strips.reduce((sum, strip) => sum + (strip.overflowed || 0), 0);
+    return `A dot is a client at the last evaluation, the line the median${named}${lost ? ` ${lost} whose value is not finite cannot be drawn: they are served worst.` : ""}`;
+  }
   function pictures(some) {
     if (!some.length) return;
     draw("curves", curves(some));
@@ -220,7 +223,7 @@
     draw("took-part", { id: "took-part", kind: "line", title: "Contributions that counted", x: "round", y: "clients", zero: true, series: lines(some, "counted") });
     const strips = some.filter((data) => data.clients);
     draw("clients", strips.length ? { id: "clients", kind: "strip", title: `${strips[0].metric} of every client`, x: strips[0].metric,
-      groups: strips.map((data) => ({ name: label(data.id), ...data.clients })), note: "A dot is a client at the last evaluation, the line the median; the worst served are named." } : null);
+      groups: strips.map((data) => ({ name: label(data.id), ...data.clients })), note: stripNote(strips.map((data) => data.clients)) } : null);
     const weighed = some.find((data) => data.weights);
     draw("weights", weighed ? { ...weighed.weights, id: "weights", title: `How much each contribution counted: ${label(weighed.id)}` } : null);
   }
@@ -324,7 +327,7 @@
   async function begin() {
     try {
       const told = await ask("/api/runs");
-      Object.assign(state, { canStop: told.can_stop, since: told.since, styles: told.styles, lower: new Set(told.lower_is_better) });
+      Object.assign(state, { canStop: told.can_stop, since: told.since, styles: told.styles });
       told.runs.forEach(changed);
       byId("folder").textContent = told.folder;
       const wanted = new URLSearchParams(location.hash.slice(1)).getAll("run").filter((id) => state.runs.has(id));

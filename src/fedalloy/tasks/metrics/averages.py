@@ -13,7 +13,7 @@ from fedalloy.core.registry import register
 from fedalloy.tasks.metrics.metric import Metric, means
 
 
-@register("metric", "accuracy")
+@register("metric", "accuracy", higher_is_better=True)
 @dataclass(frozen=True)
 class Accuracy(Metric):
     """Share of examples classified correctly."""
@@ -27,7 +27,7 @@ class Accuracy(Metric):
         return means(evidence, owner, clients)
 
 
-@register("metric", "loss")
+@register("metric", "loss", higher_is_better=False)
 @dataclass(frozen=True)
 class MeanLoss(Metric):
     """Mean loss over the examples."""
@@ -41,7 +41,7 @@ class MeanLoss(Metric):
         return means(evidence, owner, clients)
 
 
-@register("metric", "top_k")
+@register("metric", "top_k", higher_is_better=True)
 @dataclass(frozen=True)
 class TopK(Metric):
     """Share of examples whose class is among the ``k`` largest logits; among equal logits the lower class leads."""
@@ -61,13 +61,13 @@ class TopK(Metric):
         return means(evidence, owner, clients)
 
 
-@register("metric", "top3")
+@register("metric", "top3", higher_is_better=True)
 def top3() -> TopK:
     """Top-3 accuracy."""
     return TopK(3)
 
 
-@register("metric", "top5")
+@register("metric", "top5", higher_is_better=True)
 def top5() -> TopK:
     """Top-5 accuracy."""
     return TopK(5)

@@ -13,7 +13,7 @@ from fedalloy.core.registry import register
 from fedalloy.tasks.metrics.metric import Metric, means, sums
 
 
-@register("metric", "ece")
+@register("metric", "ece", higher_is_better=False)
 @dataclass(frozen=True)
 class ExpectedCalibrationError(Metric):
     """Mean gap between confidence and accuracy over bins ``(lo, hi]``, weighted by their examples."""
@@ -33,7 +33,7 @@ class ExpectedCalibrationError(Metric):
         return gaps.sum(1) / sums(torch.ones_like(evidence[:, 0]), owner, clients)
 
 
-@register("metric", "mce")
+@register("metric", "mce", higher_is_better=False)
 @dataclass(frozen=True)
 class MaximumCalibrationError(Metric):
     """Largest gap between confidence and accuracy over the bins ``(lo, hi]`` that hold examples."""
@@ -54,7 +54,7 @@ class MaximumCalibrationError(Metric):
         return torch.where(count.sum(1) > 0, largest, torch.nan)
 
 
-@register("metric", "ece_batch")
+@register("metric", "ece_batch", higher_is_better=False)
 @dataclass(frozen=True)
 class BatchedExpectedCalibrationError(Metric):
     """``ece`` of every ten examples in turn, averaged over these batches: far larger than that of the whole set.
@@ -77,7 +77,7 @@ class BatchedExpectedCalibrationError(Metric):
         return over_batches(ExpectedCalibrationError(self.bins), self.batch, evidence, owner, clients)
 
 
-@register("metric", "mce_batch")
+@register("metric", "mce_batch", higher_is_better=False)
 @dataclass(frozen=True)
 class BatchedMaximumCalibrationError(Metric):
     """``mce`` of every ten examples in turn, averaged over these batches; only for comparison, as ``ece_batch``."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from fedalloy.core import registry
 from fedalloy.core.protocols import Objective
+from fedalloy.tasks.metrics.direction import top_k
 
 
 class Metric(ABC):
@@ -51,9 +51,9 @@ def means(values: Tensor, owner: Tensor, clients: int) -> Tensor:
 
 def _metric(name: str) -> Metric:
     known = registry.everything("metric")
-    generic = re.fullmatch(r"top(\d+)", name)
-    if generic and name not in known:
-        metric: Metric = registry.find("metric", "top_k")(k=int(generic[1]))
+    k = top_k(name)
+    if k is not None and name not in known:
+        metric: Metric = registry.find("metric", "top_k")(k=k)
         return metric
     found: Metric = registry.find("metric", name)()
     return found

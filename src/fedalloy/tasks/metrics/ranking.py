@@ -13,7 +13,7 @@ from fedalloy.core.registry import register
 from fedalloy.tasks.metrics.metric import Metric, sums
 
 
-@register("metric", "auroc")
+@register("metric", "auroc", higher_is_better=True)
 @dataclass(frozen=True)
 class Auroc(Metric):
     """Area under the ROC curve of a two-class model; NaN for a client whose examples are all of one class."""

@@ -1,7 +1,11 @@
 """What a vector of per-client values says about the federation: mean, spread, tails, inequality.
 
-Clients without a value (NaN) are skipped; ``summarise`` counts them. With ``sizes`` a mean or a tail is
-weighted by the clients' numbers of test examples, without it every client counts alike.
+Clients without a value (NaN) are skipped; ``summarise`` counts them. A value that overflowed (infinity) is one: of a
+loss it belongs to the worst served. With ``sizes`` a mean or a tail is weighted by the clients' numbers of test
+examples, without it every client counts alike.
+
+``worst`` and ``best`` are the lowest and the highest values, whatever they are values of. Who is served worst depends
+on the metric: ``worst_served`` and ``best_served`` look at its direction, and a metric without one has neither.
 """
 
 from __future__ import annotations
@@ -49,8 +53,22 @@ def best(values: Tensor, fraction: float = 0.1, sizes: Tensor | None = None) -> 
     return _average(values[tail], None if sizes is None else sizes[tail])
 
 
+def worst_served(values: Tensor, higher: bool, fraction: float = 0.1, sizes: Tensor | None = None) -> float:
+    """The tail of those with the worst values: the lowest where higher is better, the highest of a loss.
+
+    >>> worst_served(torch.tensor([1.0, 0.25, 0.5, 0.75]), higher=False, fraction=0.5)
+    0.875
+    """
+    return (worst if higher else best)(values, fraction, sizes)
+
+
+def best_served(values: Tensor, higher: bool, fraction: float = 0.1, sizes: Tensor | None = None) -> float:
+    """The tail of those with the best values."""
+    return (best if higher else worst)(values, fraction, sizes)
+
+
 def parity_gap(values: Tensor, fraction: float = 0.0, sizes: Tensor | None = None) -> float:
-    """The best tail minus the worst tail."""
+    """The highest tail minus the lowest: how far apart the best and the worst served are."""
     return best(values, fraction, sizes) - worst(values, fraction, sizes)
 
 
@@ -70,16 +88,34 @@ def gini(values: Tensor) -> float:
     return float(((2 * rank - count - 1) * values.sort().values).sum()) / (count * total)
 
 
-def summarise(values: Tensor, sizes: Tensor | None = None, fraction: float = 0.1) -> dict[str, float]:
-    """All of the above by name, and how many clients were skipped because they have no value."""
+def summarise(
+    values: Tensor, sizes: Tensor | None = None, fraction: float = 0.1, higher_is_better: bool | None = None
+) -> dict[str, float]:
+    """All of the above by name, and how many clients were skipped because they have no value.
+
+    Without a direction there is no ``worst_served`` and no ``best_served``.
+    """
     return {
         "mean": mean(values, sizes),
         "variance": variance(values),
         "worst": worst(values, fraction, sizes),
         "best": best(values, fraction, sizes),
+        **served(values, higher_is_better, fraction, sizes),
         "gini": gini(values),
         "parity_gap": parity_gap(values, fraction, sizes),
         "skipped": float(values.isnan().sum()),
+    }
+
+
+def served(
+    values: Tensor, higher_is_better: bool | None, fraction: float = 0.1, sizes: Tensor | None = None
+) -> dict[str, float]:
+    """The two tails by the names that records give them; nothing without a direction."""
+    if higher_is_better is None:
+        return {}
+    return {
+        "worst_served": worst_served(values, higher_is_better, fraction, sizes),
+        "best_served": best_served(values, higher_is_better, fraction, sizes),
     }
 
 

@@ -1,0 +1,70 @@
+"""Which way a metric is better, and what follows from it: what beats what, what meets a target, who is served worst.
+
+The registration of a metric is the only place that says it (:func:`fedalloy.core.registry.register`); asking for the
+first time loads the metrics, and with them torch.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import threading
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from fedalloy.core import registry
+
+Item = TypeVar("Item")
+_TOP_K = re.compile(r"top(\d+)")
+_asking = threading.Lock()
+
+
+def higher_is_better(metric: str) -> bool | None:
+    """True, False, or None for a metric without a direction (and for one that nobody registered).
+
+    >>> higher_is_better("accuracy"), higher_is_better("loss"), higher_is_better("top7")
+    (True, False, True)
+    """
+    with _asking:  # the live page asks from many threads, and a room must not be seen half loaded
+        known = registry.everything("metric")
+        generic = metric not in known and top_k(metric) is not None
+        return registry.direction("top_k" if generic else metric)
+
+
+def top_k(metric: str) -> int | None:
+    """The k of ``top7`` and its like, which stand for ``top_k`` without being registered one by one."""
+    found = _TOP_K.fullmatch(metric)
+    return int(found[1]) if found else None
+
+
+def better(score: float, than: float, higher: bool | None) -> bool:
+    """Whether a score beats another; NaN beats nothing, and without a direction nothing does.
+
+    >>> better(0.2, 0.3, higher=False), better(0.2, 0.3, higher=True), better(0.2, 0.3, higher=None)
+    (True, False, False)
+    """
+    return higher is not None and (score > than if higher else score < than)
+
+
+def reaches(score: float, target: float, higher: bool | None) -> bool:
+    """Whether a score is as good as the target.
+
+    >>> reaches(0.5, 0.5, higher=False), reaches(2.3, 1.0, higher=False)
+    (True, False)
+    """
+    return higher is not None and (score == target or better(score, target, higher))
+
+
+def best(items: Iterable[Item], score: Callable[[Item], float], higher: bool) -> Item | None:
+    """The first of those with the best score; None where nobody has one."""
+    known = [item for item in items if not math.isnan(score(item))]
+    return (max if higher else min)(known, key=score, default=None)
+
+
+def rank(score: float, higher: bool | None) -> float:
+    """A number by which the worst served come first; without a direction simply the lowest.
+
+    >>> sorted([1.0, 3.0, 2.0], key=lambda score: rank(score, higher=False))
+    [3.0, 2.0, 1.0]
+    """
+    return -score if higher is False else score

@@ -1,0 +1,262 @@
+"""Every metric says which way is better, and everything that looks for the better one asks there."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fedalloy import algorithms
+from fedalloy.cli.app import app
+from fedalloy.compare.comparing import compare
+from fedalloy.compare.outcome import read_outcome
+from fedalloy.compare.served import completed
+from fedalloy.compare.table import Spread, summarise
+from fedalloy.core import registry
+from fedalloy.core.errors import SpecError
+from fedalloy.export.latex import latex
+from fedalloy.export.tables import rows as table_rows
+from fedalloy.recipe import parse
+from fedalloy.records import toml
+from fedalloy.records.index import Index
+from fedalloy.records.reading import read_run
+from fedalloy.report.gathering import gather
+from fedalloy.report.page import page
+from fedalloy.run.config import RunConfig
+from fedalloy.run.fit import fit
+from fedalloy.serve import answers
+from fedalloy.serve.gathered import gathered
+from fedalloy.serve.runs import RunStore
+from fedalloy.tasks.metrics.direction import higher_is_better
+from fedalloy.tasks.metrics.metric import Metric, means
+from fedalloy.testing import small_task
+
+RECIPE: dict[str, Any] = {
+    "task": {"model": "logistic"},
+    "partition": {"kind": "dirichlet", "alpha": 0.3, "clients": 6},
+    "algorithm": {"batch_size": 32},
+    "run": {"rounds": 3, "seeds": [0, 1], "tuning_seeds": [9], "target_metric": "loss", "target": 2.1},
+    "engine": {"kind": "loop"},
+    "compare": [
+        {"name": "tuned", "set": {"algorithm.name": "fedavg"}, "grid": {"algorithm.lr": [0.001, 0.1]}},
+        {"name": "slow", "set": {"algorithm.name": "fedavg", "algorithm.lr": 0.001}},
+    ],
+}
+
+
+def invoke(*arguments: object) -> str:
+    done = CliRunner().invoke(app, list(map(str, arguments)))
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory) -> Path:
+    """A comparison by loss, made on the command line."""
+    place = tmp_path_factory.mktemp("loss")
+    (place / "recipe.toml").write_text(toml.dumps(RECIPE))
+    invoke("compare", place / "recipe.toml", "-o", place / "runs", "-j", 1)
+    return place / "runs"
+
+
+def values(run: Path, metric: str = "loss") -> list[float]:
+    return list(read_run(run).clients())[-1][metric]
+
+
+def runs_of(compared: Path) -> list[Path]:
+    return [compared / name / f"seed-{seed}" for name in ("tuned", "slow") for seed in (0, 1)]
+
+
+def test_a_comparison_by_loss_chooses_the_smaller_loss_and_reaches_targets_from_above(compared):
+    (tuned,) = json.loads((compared / "tuning.json").read_text())
+    tried = {one["settings"]["algorithm.lr"]: one["score"] for one in tuned["tried"]}
+    assert tried[0.1] < tried[0.001]
+    assert tuned["best"] == {"algorithm.lr": 0.1}
+    for run in runs_of(compared):
+        losses = [row["evaluation"]["loss"]["mean"] for row in read_run(run).rounds()]
+        wanted = next((round for round, loss in enumerate(losses, start=1) if loss <= 2.1), None)
+        assert read_outcome(run).reached == wanted
+        assert (wanted is None) == ("slow" in run.parts), losses
+    told = json.loads(invoke("compare", compared.parent / "recipe.toml", "-o", compared, "--json"))
+    assert [row["reached"] for row in told["table"]] == [2, 0]
+    text = invoke("compare", compared.parent / "recipe.toml", "-o", compared)
+    assert re.search(r"slow .*not reached", text)
+
+
+def test_the_worst_served_by_a_loss_have_the_largest_everywhere(compared):
+    run = compared / "tuned" / "seed-0"
+    losses, accuracies = values(run), values(run, "accuracy")
+    record = list(read_run(run).rounds())[-1]["evaluation"]
+    assert record["loss"]["worst_served"] == max(losses) == record["loss"]["best"]
+    assert record["loss"]["best_served"] == min(losses) == record["loss"]["worst"]
+    assert record["accuracy"]["worst_served"] == min(accuracies) == record["accuracy"]["worst"]
+    both = [max(values(compared / "tuned" / f"seed-{seed}")) for seed in (0, 1)]
+    spread = Spread.of(both)
+    assert spread is not None
+    table = invoke("compare", compared.parent / "recipe.toml", "-o", compared)
+    assert f"| {spread.text()} |" in table
+    shown = invoke("show", run)
+    assert re.search(rf"worst-served 10 %\s*\| *{max(losses):.4f}", shown)
+    assert re.search(rf"lowest 10 %\s*\| *{min(losses):.4f}", shown)
+    (story, *_) = [one for one in gather([compared]) if one.name == "tuned"]
+    assert story.curve[-1][2] == max(losses)
+
+
+def test_the_report_and_the_latex_table_agree(compared):
+    stories = gather([compared])
+    text = latex(summarise([story.outcome for story in stories]), "loss")
+    made = page(stories)
+    results = made[made.index('<section id="results"') : made.index('<section id="curves"')]
+    bold = re.findall(r'<td class="best"[^>]*>([^<]*)<', results)
+    means = [f"{Spread.of(read_outcome(run).scores['mean'] for run in runs_of(compared)[:2]).text()}"]  # type: ignore[union-attr]
+    assert bold[0] == means[0], "the smaller loss leads"
+    in_latex = re.findall(r"\\mathbf\{([\d.]+)\}", text)
+    # Mean, worst tenth and Gini stand in both tables; LaTeX has the best tenth too, the report rounds to the target.
+    assert [one.split(" ")[0] for one in bold[:2]] == in_latex[:2]
+    tiles = dict(re.findall(r"<dt>([^<]*)</dt><dd>([\d.]+)<", made))
+    tiles = {html.unescape(label).replace("\xa0", " "): value for label, value in tiles.items()}
+    assert (tiles["Best mean loss"], tiles["Best for the worst 10 %"]) == tuple(in_latex[:2])
+    fair = made[made.index('<section id="fairness"') :]
+    assert fair.index(in_latex[1]) < fair.index(in_latex[2]), "worst before best"
+    worst = max((score, client) for client, score in enumerate(values(compared / "tuned" / "seed-0")))
+    assert f"client {worst[1]}" in made[made.index("Served worst") : made.index('<section id="fairness"')]
+    difference = results[results.index("slow") :]
+    assert 'class="down"' in difference, "a larger loss is worse"
+    assert 'class="up"' not in difference
+
+
+def as_it_was(run: Path, place: Path) -> Path:
+    """The same run as versions before wrote it: no tails by direction, no note of directions."""
+    shutil.copytree(run, place)
+    rows = [json.loads(line) for line in (place / "rounds.jsonl").read_text().splitlines()]
+    for row in rows:
+        for summary in row["evaluation"].values():
+            del summary["worst_served"], summary["best_served"]
+    (place / "rounds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    environment = json.loads((place / "environment.json").read_text())
+    assert environment.pop("higher_is_better") == {"accuracy": True, "loss": False}
+    (place / "environment.json").write_text(json.dumps(environment))
+    return place
+
+
+def test_readers_of_an_old_folder_compute_the_tails_and_reinterpret_nothing(compared, tmp_path):
+    new = compared / "tuned" / "seed-0"
+    old = as_it_was(new, tmp_path / "runs" / "old")
+    assert read_outcome(old).scores == pytest.approx(read_outcome(new).scores)
+    assert read_outcome(old).scores["worst"] == min(values(old)), "as ever: the lowest"
+    assert read_outcome(old).reached == read_outcome(new).reached
+    before, after = (list(completed(read_run(run), read_run(run).rounds())) for run in (old, new))
+    assert [row["evaluation"]["accuracy"] for row in before] == [
+        pytest.approx(row["evaluation"]["accuracy"]) for row in after
+    ]
+    told, wanted = (gather([run])[0].curve for run in (old, new))
+    assert [worst for *_, worst in told] == pytest.approx([worst for *_, worst in wanted])
+    column = "evaluation/loss/worst_served"
+    exported = [[row[column] for row in table_rows("rounds", [run])] for run in (old, new)]
+    assert exported[0] == pytest.approx(exported[1])
+    store = RunStore(tmp_path / "runs")
+    store.scan()
+    index = Index(old, gathered())
+    try:
+        line = answers.details(store, "old", index)["points"][column]
+        assert line["y"] == [pytest.approx(value, rel=1e-4) for value in exported[1]]
+        assert answers.details(store, "old", index)["clients"]["values"][0] == pytest.approx(max(values(old)), rel=1e-4)
+        added = answers.additions(index, 2)
+        assert added is not None
+        assert added["points"][column]["x"] == [3]
+    finally:
+        index.close()
+
+
+@pytest.fixture
+def own_metrics(monkeypatch):
+    """Two metrics of a user's: an error, of which less is better, and a count, of which nothing is better."""
+    registry.everything("metric")
+    monkeypatch.setitem(registry._rules, "metric", dict(registry._rules["metric"]))
+    monkeypatch.setattr(registry, "_directions", dict(registry._directions))
+
+    @registry.register("metric", "my_error", higher_is_better=False)
+    @dataclass(frozen=True)
+    class MyError(Metric):
+        def evidence(self, objective, outputs, y):
+            return 1.0 - objective.hits(outputs, y)
+
+        def score(self, evidence, owner, clients):
+            return means(evidence, owner, clients)
+
+    @registry.register("metric", "my_count", higher_is_better=None)
+    @dataclass(frozen=True)
+    class MyCount(MyError):
+        pass
+
+
+def train(folder: Path, **settings: Any) -> Path:
+    settings = {"rounds": 2, "engine": "loop", "metrics": ("my_error", "my_count", "accuracy"), **settings}
+    fit(algorithms.fedavg(lr=0.1), small_task(seed=3), folder=folder, **settings)
+    return folder
+
+
+@pytest.mark.usefixtures("own_metrics")
+def test_a_metric_of_a_users_own_says_its_direction(tmp_path, monkeypatch):
+    folder = train(tmp_path / "run", target_metric="my_error")
+    last = list(read_run(folder).rounds())[-1]["evaluation"]
+    assert last["my_error"]["worst_served"] == last["my_error"]["best"] == max(values(folder, "my_error"))
+    assert "worst_served" not in last["my_count"]
+    assert "best_served" not in last["my_count"]
+    # Whoever reads the folder elsewhere does not have the metric: the run has noted its direction.
+    monkeypatch.setattr(registry, "_directions", {})
+    assert higher_is_better("my_error") is None
+    assert read_outcome(folder).higher_is_better is False
+    (story,) = gather([folder])
+    assert story.higher_is_better is False
+    assert "Best mean my_error" in page([story])
+
+
+@pytest.mark.usefixtures("own_metrics")
+@pytest.mark.parametrize(
+    ("watched", "done"), [({"target": 3.0}, "targeted"), ({"patience": 2}, "waited for"), ({"grid": True}, "tuned on")]
+)
+def test_a_metric_without_a_direction_is_not_looked_at_for_better_values(tmp_path, watched, done):
+    said = rf"'my_count' has no direction .*cannot be {done}; evaluated metrics that can: my_error"
+    metrics = ["my_count", "my_error"]
+    if "grid" not in watched:
+        with pytest.raises(SpecError, match=said):
+            RunConfig(metrics=tuple(metrics), target_metric="my_count", **watched)
+        return
+    recipe = {
+        "task": {"model": "logistic"}, "partition": {"kind": "iid", "clients": 4}, "evaluate": {"metrics": metrics},
+        "run": {"rounds": 1, "tuning_seeds": [9], "target_metric": "my_count"}, "grid": {"algorithm.lr": [0.1, 0.2]},
+    }  # fmt: skip
+    with pytest.raises(SpecError, match=said):
+        compare(parse(recipe), tmp_path / "runs", processes=1)
+    assert not (tmp_path / "runs").exists(), "refused before anything ran"
+
+
+def test_what_is_tuned_on_is_evaluated_and_said_once(tmp_path):
+    recipe = {**RECIPE, "run": {**RECIPE["run"], "target_metric": "auroc", "target": None}}
+    recipe["run"].pop("target")
+    with pytest.raises(SpecError, match="target_metric 'auroc' is not evaluated"):
+        compare(parse(recipe), tmp_path / "runs")
+    twice = {**RECIPE, "grid": {"run.target_metric": ["loss", "accuracy"]}}
+    with pytest.raises(SpecError, match=r"run\.target_metric is what settings are compared by"):
+        compare(parse(twice), tmp_path / "runs")
+
+
+@pytest.mark.usefixtures("own_metrics")
+def test_nobody_leads_by_a_metric_without_a_direction(tmp_path):
+    runs = [train(tmp_path / name, target_metric="my_count") for name in ("a", "b")]
+    stories = gather(runs)
+    made = page(stories)
+    assert "Best mean" not in made
+    assert "Served worst" not in made
+    table = summarise([story.outcome for story in stories])
+    text = latex(table, "my_count")
+    assert [line.count("--") for line in text.splitlines() if line.endswith(r"\\")] == [0, 2, 2], "no tails"
+    assert text.count(r"\mathbf") <= 2, "the Gini index alone has a best"
