@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import html
 import json
+import math
 import re
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from fedalloy import algorithms
 from fedalloy.cli.app import app
 from fedalloy.compare.comparing import compare
 from fedalloy.compare.outcome import read_outcome
-from fedalloy.compare.served import completed
+from fedalloy.compare.served import client_values, completed
 from fedalloy.compare.table import Spread, summarise
 from fedalloy.core import registry
 from fedalloy.core.errors import SpecError
@@ -34,6 +36,8 @@ from fedalloy.run.fit import fit
 from fedalloy.serve import answers
 from fedalloy.serve.gathered import gathered
 from fedalloy.serve.runs import RunStore
+from fedalloy.tasks.assembly import make_task
+from fedalloy.tasks.metrics.averages import MeanLoss
 from fedalloy.tasks.metrics.direction import higher_is_better
 from fedalloy.tasks.metrics.metric import Metric, means
 from fedalloy.testing import small_task
@@ -260,3 +264,59 @@ def test_nobody_leads_by_a_metric_without_a_direction(tmp_path):
     text = latex(table, "my_count")
     assert [line.count("--") for line in text.splitlines() if line.endswith(r"\\")] == [0, 2, 2], "no tails"
     assert text.count(r"\mathbf") <= 2, "the Gini index alone has a best"
+
+
+# ------------------------------------------------------------------------------------------- losses that overflow
+
+
+def test_a_loss_that_is_no_number_is_worse_than_any():
+    owner = torch.tensor([0, 0, 1, 1, 2])
+    evidence = torch.tensor([1.0, 2.0, torch.nan, 1.0, torch.inf], dtype=torch.float64)
+    found = MeanLoss().score(evidence, owner, 4)
+    assert found[:3].tolist() == [1.5, math.inf, math.inf]
+    assert bool(found[3].isnan()), "nobody scored it"
+
+
+def overflowing(folder: Path, metrics: tuple[str, ...]) -> Path:
+    """A run of which one client's loss overflows at the end: its examples are far out."""
+    task = replace(make_task("digits", "logistic", "iid", 4), global_test=None)
+    begin = int(task.test.start[1])
+    task.test.x[begin : begin + int(task.test.size[1])] = 3e38
+    settings: dict[str, Any] = {"rounds": 1, "engine": "loop", "metrics": metrics, "target_metric": "loss"}
+    fit(algorithms.fedavg(lr=0.1, batch_size=128), task, folder=folder, **settings)
+    return folder
+
+
+@pytest.mark.parametrize("metrics", [("loss", "accuracy"), ("loss",)])
+def test_a_client_whose_loss_overflows_is_served_worst(tmp_path, metrics):
+    folder = overflowing(tmp_path / "run", metrics)
+    row = list(read_run(folder).clients())[-1]
+    assert [place for place, value in enumerate(row["loss"]) if value is None] == [1]
+    outcome = read_outcome(folder)
+    assert (outcome.scores["worst_served"], outcome.scores["mean"]) == (math.inf, math.inf)
+    assert outcome.scores["best_served"] == min(value for value in row["loss"] if value is not None)
+    (story,) = gather([folder])
+    assert story.clients[1].score == math.inf
+    made = page([story])
+    named = made[made.index("Served worst") :]
+    assert "not finite" in named
+    assert re.findall(r">(client \d)<", named)[0] == "client 1"
+    assert r"\infty" in latex(summarise([outcome]), "loss")
+    store = RunStore(tmp_path)
+    store.scan()
+    index = Index(folder)
+    try:
+        index.update_fully()
+        strip = answers.clients(store, "run", index)
+        assert strip is not None
+        assert (strip["overflowed"], strip["of"]) == (1, len(row["ids"]) - 1)
+    finally:
+        index.close()
+
+
+def test_null_is_told_apart_from_nothing_to_score():
+    row = {"ids": [0, 1], "round": 1, "loss": [None, 2.0]}
+    assert client_values(row, "loss", False, {"skipped": 0.0}) == [math.inf, 2.0]
+    assert math.isnan(client_values(row, "loss", False, {"skipped": 1.0})[0])
+    assert math.isnan(client_values({**row, "accuracy": [None, 0.5]}, "loss", False)[0])
+    assert math.isnan(client_values({"ids": [0], "auroc": [None], "accuracy": [0.5]}, "auroc", True)[0])

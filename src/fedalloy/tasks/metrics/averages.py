@@ -10,7 +10,7 @@ from torch import Tensor
 from fedalloy.core.errors import SpecError
 from fedalloy.core.protocols import Objective
 from fedalloy.core.registry import register
-from fedalloy.tasks.metrics.metric import Metric, means
+from fedalloy.tasks.metrics.metric import Metric, means, sums
 
 
 @register("metric", "accuracy", higher_is_better=True)
@@ -30,15 +30,16 @@ class Accuracy(Metric):
 @register("metric", "loss", higher_is_better=False)
 @dataclass(frozen=True)
 class MeanLoss(Metric):
-    """Mean loss over the examples."""
+    """Mean loss over the examples; infinite where it overflowed, so that such a client counts as served worst."""
 
     def evidence(self, objective: Objective, outputs: Tensor, y: Tensor) -> Tensor:
         """One loss per example."""
         return objective.losses(outputs, y)
 
     def score(self, evidence: Tensor, owner: Tensor, clients: int) -> Tensor:
-        """The mean."""
-        return means(evidence, owner, clients)
+        """The mean; NaN is kept for clients without examples, and a mean that is no number is worse than any."""
+        found, count = means(evidence, owner, clients), sums(torch.ones_like(evidence), owner, clients)
+        return found.masked_fill(~found.isfinite() & (count > 0), torch.inf)
 
 
 @register("metric", "top_k", higher_is_better=True)
