@@ -82,8 +82,44 @@ def test_a_comparison_in_one_process_equals_one_in_two_and_is_reused(tmp_path):
     news: list[News] = []
     compare(recipe, tmp_path / "alone", watcher=news.append)
     assert [one.kind for one in news] == ["reused"] * 4
-    with pytest.raises(CheckpointError, match=r"run\.rounds is 2 there, 3 here"):
-        compare(tiny(run={**TINY["run"], "rounds": 3}, compare=[{"name": "fedavg"}]), tmp_path / "alone")
+    with pytest.raises(CheckpointError, match=r"sampling\.cohort is 2 there, 3 here"):
+        compare(tiny(sampling={"cohort": 3}, compare=[{"name": "fedavg"}]), tmp_path / "alone")
+    with pytest.raises(CheckpointError, match="longer but not shorter"):
+        compare(tiny(run={**TINY["run"], "rounds": 1}, compare=[{"name": "fedavg"}]), tmp_path / "alone")
+
+
+def test_a_comparison_may_gain_rounds_seeds_and_entries(tmp_path):
+    def made(folder, rounds, seeds, names):
+        recipe = tiny(
+            run={"rounds": rounds, "seeds": seeds}, evaluate={"every": 4}, compare=[{"name": n} for n in names]
+        )
+        return compare(recipe, tmp_path / folder, processes=1)
+
+    made("grown", 2, [0], ["fedavg"])
+    grown, whole = made("grown", 3, [0, 1], ["fedavg", "fedprox"]), made("whole", 3, [0, 1], ["fedavg", "fedprox"])
+    assert [row.to_json() for row in grown.rows] == [row.to_json() for row in whole.rows]
+    for one in whole.outcomes:
+        assert one.folder is not None
+        twin = tmp_path / "grown" / one.folder.relative_to(tmp_path / "whole")
+        for name in ("rounds.jsonl", "clients.jsonl", "recipe.toml", "status.json", "identity.json"):
+            assert (twin / name).read_bytes() == (one.folder / name).read_bytes()
+
+
+def test_a_method_that_depends_on_the_length_is_refused_before_anything_runs(tmp_path):
+    entries = [{"name": "fedavg"}, {"name": "superfed_mm", "set": {"algorithm.start": 0.5}}]
+    compare(tiny(run={"rounds": 1, "seeds": [0]}, compare=entries), tmp_path, processes=1)
+    with pytest.raises(CheckpointError, match="the share of the run after which"):
+        compare(tiny(run={"rounds": 2, "seeds": [0]}, compare=entries), tmp_path, processes=1)
+    assert read_outcome(tmp_path / "fedavg" / "seed-0").round == 1
+
+
+def test_the_same_algorithm_in_other_words_is_the_same_run(tmp_path):
+    one = {"rounds": 1, "seeds": [0]}
+    compare(tiny(run=one, compare=[{"name": "a", "set": {"algorithm.name": "fedavg"}}]), tmp_path, processes=1)
+    news: list[News] = []
+    spelled = {"algorithm.name": "fedavg", "weighting.kind": "samples", "server.kind": "sgd"}
+    compare(tiny(run=one, compare=[{"name": "a", "set": spelled}]), tmp_path, processes=1, watcher=news.append)
+    assert [one.kind for one in news] == ["reused"]
 
 
 def test_a_grid_is_tuned_on_its_own_seeds_and_the_best_is_reported(tmp_path):

@@ -44,6 +44,14 @@ def test_run_writes_plain_lines_and_is_reproduced_by_the_recipe_it_leaves(cli, r
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
     shown = cli.run("show", tmp_path / "a")
     assert "tiny, seed 1: finished after round 4" in shown.out
+    longer = cli.run("run", tmp_path / "b", "--resume", "--set", "run.rounds=5", "--json")
+    assert (longer.code, json.loads(longer.out)["round"]) == (0, 5)
+
+
+def test_a_run_in_which_nobody_counted_ends_with_code_1(cli, recipe, tmp_path):
+    done = cli.run("run", recipe, "-o", tmp_path / "a", "--set", "devices.success=0.0")
+    assert done.code == 1
+    assert "failed in round 4: nobody counted in any of 4 rounds" in done.out
 
 
 def test_a_folder_that_holds_a_run_is_not_overwritten_and_default_folders_are_numbered(cli, recipe, tmp_path):
@@ -55,7 +63,7 @@ def test_a_folder_that_holds_a_run_is_not_overwritten_and_default_folders_are_nu
     assert "holds a run already" in refused.err
     other = cli.run("run", recipe, "-o", "runs/tiny", "--resume", "--set", "run.rounds=9", cwd=tmp_path)
     assert other.code == 1
-    assert "run.rounds is 3 there, 9 here" in other.err
+    assert "evaluate.every is 3 there, 1 here" in other.err
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def test_after_the_server_app_and_the_superlink_were_killed_the_same_command_goe
         site.wait_for("killed", "round 1/4")
         site.wait_for_middle("killed", 2)
         # The lock of a run folder names the process that writes to it.
-        os.kill(int((site.folder("killed") / "lock").read_text()), signal.SIGKILL)
+        os.kill(int((site.folder("killed") / "lock").read_text().split()[0]), signal.SIGKILL)
         assert [row["round"] for row in site.rows("killed")] == [1]
         hold(2)
         site.send("killed")

@@ -22,6 +22,7 @@ from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.errors import CheckpointError, ClientError, RunLocked, SpecError
 from fedalloy.core.keys import Key
 from fedalloy.records.folder import RunFolder
+from fedalloy.records.reading import read_run
 from fedalloy.run.config import RunConfig
 from fedalloy.run.driver import BARREN_LIMIT
 from fedalloy.run.fit import RunResult, as_algorithm, fit
@@ -139,8 +140,8 @@ def test_a_target_on_the_global_test_set_looks_there(tmp_path):
 
 
 def test_patience_ends_a_run_that_does_not_improve():
-    still = DeviceProfile(success=0.0)
-    result = train(rounds=50, patience=3, devices=still)
+    still = algorithms.fedavg(lr=1e-12, batch_size=4)
+    result = train(still, rounds=50, patience=3)
     assert result.status == "finished"
     assert result.ending.progress.round == 4
     assert "no better accuracy in 3 evaluations" in result.ending.reason
@@ -193,7 +194,17 @@ def test_rounds_in_a_row_without_a_valid_contribution_end_a_run():
 
 
 def test_rounds_in_which_nobody_is_there_do_not():
-    assert train(rounds=6, devices=DeviceProfile(success=0.0)).status == "finished"
+    first = Listed(((0,), (0,), (0,), (0,), (1,)))
+    away = DeviceProfile(availability=(0.0, 1.0, 1.0, 1.0, 1.0))
+    assert train(rounds=6, sampling=first, devices=away).status == "finished"
+
+
+@pytest.mark.parametrize("settings", [{}, {"patience": 2}, {"target": 0.0, "stop_at_target": True}])
+def test_a_run_in_which_nobody_ever_counted_has_failed(tmp_path, settings):
+    result = train(rounds=6, devices=DeviceProfile(success=0.0), folder=tmp_path / "run", **settings)
+    assert result.status == "failed"
+    assert f"nobody counted in any of {result.ending.progress.round} rounds" in result.ending.reason
+    assert read_run(tmp_path / "run").status["state"] == "failed"
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import socket
 
 import pytest
 
+from fedalloy.records.lock import locked
 from fedalloy.serve import guard
 from tests.serve.conftest import TOKEN, make_run
 
@@ -84,15 +85,17 @@ def test_a_link_from_elsewhere_leads_to_the_page_and_nowhere_else(serving):
     ],
 )
 def test_nothing_is_stopped_without_the_token_and_from_elsewhere(serving, root, token, headers, status):
-    make_run(root / "a", state="running")  # its lock names this very process
-    answer = serving().stop("a", token.encode().decode("latin-1") if token else token, **headers)
+    make_run(root / "a", state="running")
+    with locked(root / "a" / "lock"):
+        answer = serving().stop("a", token.encode().decode("latin-1") if token else token, **headers)
     assert answer.status == status
     assert not (root / "a" / "stop").exists()
 
 
 def test_with_the_token_it_is_asked(serving, root):
     make_run(root / "a", state="running")
-    assert serving().stop("a").status == 200
+    with locked(root / "a" / "lock"):
+        assert serving().stop("a").status == 200
     assert (root / "a" / "stop").exists()
 
 

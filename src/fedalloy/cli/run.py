@@ -37,10 +37,17 @@ def run(
     as_json: Json = False,
     profile: Annotated[bool, typer.Option("--profile", help="Say afterwards where the time went.")] = False,
     track: Track = None,
+    start_over: Annotated[
+        bool, typer.Option("--start-over", help="With --resume: begin anew and lose what the folder holds.")
+    ] = False,
+    allow_engine_change: Annotated[
+        bool, typer.Option("--allow-engine-change", help="With --resume: go on with another engine or device.")
+    ] = False,
 ) -> None:
     """Run one experiment and leave its records in a folder.
 
-    Ctrl-C ends it after the round in progress, with a checkpoint; --resume goes on from there.
+    Ctrl-C ends it after the round in progress, with a checkpoint; --resume goes on from there, and with a larger
+    run.rounds makes a run longer.
     """
     from fedalloy.compare.outcome import read_outcome
     from fedalloy.recipe import load, resolve
@@ -55,7 +62,10 @@ def run(
     if not as_json:
         _introduce(experiment, folder, wanted.compare, len(wanted.run.seeds) if seed is None else 1)
     with watch_run(experiment.config.target_metric, as_json) as watcher:
-        ending, _ = experiment.run(folder, resume=resume, watcher=watcher, track=track or [], caught=caught)
+        ending, _ = experiment.run(
+            folder, resume=resume, watcher=watcher, track=track or [], caught=caught, start_over=start_over,
+            allow_engine_change=allow_engine_change,
+        )  # fmt: skip
     outcome = read_outcome(folder)
     if as_json:
         print_json(outcome.to_json() | ({"seconds": seconds(folder)} if profile else {}))
@@ -79,21 +89,14 @@ def default_folder(recipe: Path, resume: bool) -> Path:
 
 
 def stored(wanted: Experiment, folder: Path) -> Experiment:
-    """The experiment that a folder holds, if it is the one that is wanted; threads are those it began with."""
-    from fedalloy.compare.jobs import differences
-    from fedalloy.core.errors import CheckpointError
-    from fedalloy.recipe import load, resolve
+    """The experiment with the threads that the run in the folder began with, so that it adds up in the same order."""
+    from fedalloy.recipe import read
 
-    if not (folder / "recipe.toml").exists():
+    threads = read(folder).get("engine", {}).get("threads") if (folder / "recipe.toml").exists() else None
+    if threads is None:
         return wanted
-    found = resolve(load(folder))
-    different = [one for one in differences(found.resolved, wanted.resolved) if not one.startswith("engine.threads ")]
-    if different:
-        raise CheckpointError(
-            f"{folder} holds another experiment ({', '.join(different)}); resume it with "
-            f"'fedalloy run {folder} --resume', or choose another folder with -o"
-        )
-    return found
+    resolved = {**wanted.resolved, "engine": {**wanted.resolved["engine"], "threads": threads}}
+    return replace(wanted, config=replace(wanted.config, threads=threads), resolved=resolved)
 
 
 def seconds(folder: Path) -> dict[str, float]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedalloy.core.errors import CheckpointError, FedalloyError, RunLocked
-from fedalloy.records import toml
+from fedalloy.records.reading import read_status
 
 _TOLD_EVERY = 0.2
 """Seconds between two messages about the same run."""
@@ -79,35 +79,32 @@ def run_jobs(jobs: Sequence[Job], processes: int, watcher: Watcher) -> dict[Path
 
 
 def is_done(job: Job) -> bool:
-    """Whether a folder holds this very run, complete; another run there is refused."""
+    """Whether a folder holds this very run, complete; another run there is refused, a shorter one is not complete."""
+    from fedalloy.recipe.matching import mismatches
+
     stored = job.folder / "recipe.toml"
     if not stored.exists():
         return False
-    wanted = tomllib.loads(toml.dumps(job.recipe))
     found = tomllib.loads(stored.read_text(encoding="utf-8"))
-    if wanted != found:
+    different = mismatches(found, job.recipe)
+    if different:
         raise CheckpointError(
-            f"{job.folder} holds another experiment ({', '.join(differences(found, wanted))}); choose another "
-            "folder with -o, or delete this one"
+            f"{job.folder} holds another experiment ({', '.join(different)}); choose another folder with -o, or delete "
+            "this one"
         )
-    status = job.folder / "status.json"
-    return status.exists() and any(f'"{state}"' in status.read_text() for state in ("finished", "failed"))
+    return not _is_longer(job, found["run"]["rounds"]) and read_status(job.folder)["state"] in ("finished", "failed")
 
 
-def differences(found: dict[str, Any], wanted: dict[str, Any], prefix: str = "") -> list[str]:
-    """Where two recipes differ, for an error message.
+def _is_longer(job: Job, there: int) -> bool:
+    """Whether more rounds are wanted than the folder was asked for; told before anything runs where that cannot be."""
+    from fedalloy.recipe import parse
+    from fedalloy.recipe.resolving import algorithm_of
+    from fedalloy.run.lengthening import check_length
 
-    >>> differences({"run": {"rounds": 5}}, {"run": {"rounds": 9}})
-    ['run.rounds is 5 there, 9 here']
-    """
-    said = []
-    for key in sorted({*found, *wanted}):
-        there, here = found.get(key), wanted.get(key)
-        if isinstance(there, dict) and isinstance(here, dict):
-            said += differences(there, here, f"{prefix}{key}.")
-        elif there != here:
-            said.append(f"{prefix}{key} is {there!r} there, {here!r} here")
-    return said
+    here = job.recipe["run"]["rounds"]
+    if here != there:
+        check_length(job.folder, algorithm_of(parse(job.recipe)), there, here)
+    return bool(here > there)
 
 
 def work(job: Job, tell: Callable[[News], None]) -> News:

@@ -88,6 +88,13 @@ class Algorithm:
         """How what is sent lies on the wire, by part; what is not named travels as plain tensors."""
         return packings_of(self.wire)
 
+    @property
+    def uses_length(self) -> str:
+        """In what way rounds depend on how many there will be, in words; empty where they do not."""
+        rules: tuple[LocalSolver | Weighting | ServerOptimizer | Wire, ...]
+        rules = (self.solver, self.weighting, self.server, *self.wire)
+        return "; ".join(f"{_name(rule)}: {rule.uses_length}" for rule in rules if rule.uses_length)
+
     def parts(self, shared: Mapping[str, Tree]) -> dict[str, Part]:
         """Everything a client sends: the solver's parts, and the buffers of a model that has some."""
         if not shared.get("buffers"):

@@ -67,6 +67,10 @@ class SolverAround(LocalSolver):
     def roles(self) -> frozenset[str]:
         return self.inner.roles
 
+    @property
+    def uses_length(self) -> str:
+        return self.inner.uses_length
+
     def fitted(self, facts: Facts) -> Self:
         return replace(self, inner=self.inner.fitted(facts))
 

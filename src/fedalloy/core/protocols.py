@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedalloy.core import tree
 from fedalloy.core.keys import Key
+from fedalloy.core.length import AnyLength
 from fedalloy.core.names import NO_NAMES, Names
 from fedalloy.core.objective import Act as Act
 from fedalloy.core.objective import Fresh as Fresh
@@ -61,7 +62,7 @@ ENGINE_STATS = frozenset({
 (``core.cross``). Losses and scores besides ``train_loss`` are measured only for rules that require them."""
 
 
-class LocalSolver(ABC):
+class LocalSolver(AnyLength, ABC):
     """What a client does with the received parts and its data. Pure and vmappable.
 
     A solver writes ``begin``, ``step`` and ``end``; gradients come only through ``grad_at``.
@@ -211,7 +212,7 @@ class LocalSolver(ABC):
         return model
 
 
-class Weighting(ABC):
+class Weighting(AnyLength, ABC):
     """How much each contribution counts."""
 
     @property
@@ -287,7 +288,7 @@ class ElementWeighting(Weighting):
         return weights, *round.close()
 
 
-class ServerOptimizer(ABC):
+class ServerOptimizer(AnyLength, ABC):
     """What the server does with the combined update."""
 
     def fitted(self, facts: Facts) -> ServerOptimizer:
@@ -303,7 +304,7 @@ class ServerOptimizer(ABC):
         """The moved target, the new state, and what was computed on the way."""
 
 
-class Wire(ABC):
+class Wire(AnyLength, ABC):
     """What happens to a contribution on its way: a client half and a server half of one idea."""
 
     @property

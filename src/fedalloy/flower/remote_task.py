@@ -47,6 +47,10 @@ class RemoteTask:
             "and whatever else reads them needs a simulation); choose sampling 'uniform' or 'list'"
         )
 
+    def fingerprint(self) -> dict[str, Any]:
+        """What tells this task from another, as far as the server knows."""
+        return {"names": list(self.names), "spec": self.spec}
+
     def facts(self) -> Facts:
         """The form of the data, for methods that make samples."""
         return self.known

@@ -14,9 +14,8 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 import fedalloy
-from fedalloy.compare.jobs import differences
 from fedalloy.core.arguments import build
-from fedalloy.core.errors import CheckpointError, SpecError
+from fedalloy.core.errors import SpecError
 from fedalloy.engines.flower import FederationError, Flower, Line
 from fedalloy.engines.flower_letters import FORMAT
 from fedalloy.engines.flower_post import Post
@@ -117,19 +116,8 @@ class Bindings:
 
 
 def _experiment(config: ServerConfig) -> Experiment:
-    """The recipe with its engine said; a folder that holds a run must hold this one."""
-    wanted = resolve(_with_engine(load(config.recipe)), config.seed)
-    if not (config.folder / "recipe.toml").exists():
-        return wanted
-    found = resolve(load(config.folder))
-    different = [one for one in differences(found.resolved, wanted.resolved) if not one.startswith("engine.")]
-    if different:
-        raise CheckpointError(
-            f"{config.folder} holds another experiment ({', '.join(different)}); choose another folder, or run the "
-            "recipe it was begun with"
-        )
-    # The deadline and the like may be changed from sitting to sitting.
-    return replace(wanted, resolved=found.resolved)
+    """The recipe with its engine said; the driver refuses a folder that holds another run."""
+    return resolve(_with_engine(load(config.recipe)), config.seed)
 
 
 def _with_engine(recipe: Recipe) -> Recipe:

@@ -48,6 +48,8 @@ class Experiment:
         resume: bool = False,
         watcher: Callable[[RoundEvent], None] | None = None,
         track: Sequence[str] = (),
+        start_over: bool = False,
+        allow_engine_change: bool = False,
         caught: Caught | None = None,
     ) -> tuple[Ending, Recorder]:
         """Make the task and run to the end. A signal that stops the run has its own effect afterwards; a list given as
@@ -63,6 +65,8 @@ class Experiment:
                 watcher=watcher,
                 track=track,
                 caught=heard,
+                start_over=start_over,
+                allow_engine_change=allow_engine_change,
             )
 
 

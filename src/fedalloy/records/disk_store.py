@@ -86,7 +86,11 @@ class DiskStore:
         return {client: {"generation": written} for client, written in sorted(self._current.items())}
 
     def check(self, kept: Mapping[int, State]) -> None:
-        """Whether every state that a checkpoint names is there."""
+        """Whether a checkpoint names states, and every one of them is there."""
+        if not all(map(is_place, kept.values())):
+            raise CheckpointError(
+                "this run keeps the states of its clients in memory: resume it with the client_memory_mb it began with"
+            )
         missing = sorted(_places(kept) - set(self._present()))
         if missing:
             raise CheckpointError(
@@ -110,10 +114,6 @@ class DiskStore:
 
     def look(self, kept: Mapping[int, State]) -> None:
         """Only read what a checkpoint names, and remove nothing: for those who look at a run from outside."""
-        if not all(map(is_place, kept.values())):
-            raise CheckpointError(
-                "this run keeps the states of its clients in memory: resume it with the client_memory_mb it began with"
-            )
         self.check(kept)
         self._current = {client: place["generation"] for client, place in kept.items()}
 

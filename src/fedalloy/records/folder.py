@@ -3,9 +3,10 @@
 | file | content |
 |---|---|
 | ``recipe.toml`` | the resolved recipe |
+| ``identity.json`` | settings, fingerprints of data and model: what a resumed run must bring |
 | ``environment.json`` | versions, threads, device, which way each metric is better, what was unusual about the data |
 | ``manifest.json`` | the partition: sizes, class counts, digest (where one was given) |
-| ``status.json`` | ``state`` (running, finished, failed, stopped), ``round``, ``reason`` |
+| ``status.json`` | ``state`` (:data:`RunState`), ``round``, ``reason`` |
 | ``rounds.jsonl``, ``clients.jsonl`` | one object per round, per evaluation (:mod:`fedalloy.records.reading`) |
 | ``timings.jsonl`` | everything that depends on the clock; every row names its ``round`` |
 | ``checkpoints/round-000123.safetensors`` | the last two (:mod:`fedalloy.records.checkpoint`) |
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -36,10 +38,15 @@ from fedalloy.records import atomic, checkpoint, toml
 from fedalloy.records.lock import locked
 from fedalloy.records.stream import Stream, encode, length_through
 
-RunState = Literal["running", "finished", "failed", "stopped"]
+RunState = Literal["running", "finished", "failed", "stopped", "interrupted"]
+"""``failed`` would fail again; ``stopped`` was asked to end; ``interrupted`` ended by a fault outside of the run."""
 StreamName = Literal["rounds", "clients", "timings"]
 KEPT = 2
 _MEASURED = ("rounds", "clients")
+_START_OVER = (
+    "Put back what is missing and resume; or start over and lose what was done (start_over=True in Python, "
+    "'fedalloy run FOLDER --resume --start-over')"
+)
 _NAME = re.compile(r"round-(\d+)\.safetensors")
 
 
@@ -68,7 +75,7 @@ class RunFolder:
     @staticmethod
     def create(
         path: str | Path, recipe: Mapping[str, Any], environment: Mapping[str, Any],
-        manifest: Mapping[str, Any] | None = None,
+        manifest: Mapping[str, Any] | None = None, identity: Mapping[str, Any] | None = None,
     ) -> RunFolder:  # fmt: skip
         """Start a run in a folder that holds none; killed half-way, it can be called again."""
         folder = RunFolder(Path(path))
@@ -79,6 +86,8 @@ class RunFolder:
             _write_json(folder.path / "environment.json", environment)
             if manifest is not None:
                 _write_json(folder.path / "manifest.json", manifest)
+            if identity is not None:
+                _write_json(folder._identity, identity)
             folder._write_status("running", 0, "")
             for name in get_args(StreamName):
                 (folder.path / f"{name}.jsonl").touch()
@@ -93,6 +102,21 @@ class RunFolder:
         if not folder._recipe.is_file():
             raise CheckpointError(f"{path} holds no run (no recipe.toml); start one there, or name another folder")
         return folder
+
+    def recipe(self) -> dict[str, Any]:
+        """The recipe of the run."""
+        return tomllib.loads(self._recipe.read_text(encoding="utf-8"))
+
+    def identity(self) -> dict[str, Any] | None:
+        """What the run is known by; None in a folder of an earlier version."""
+        return json.loads(self._identity.read_text(encoding="utf-8")) if self._identity.exists() else None
+
+    def renew(self, recipe: Mapping[str, Any], identity: Mapping[str, Any], round: int) -> None:
+        """Another recipe and identity for a run that goes on after ``round``: it is longer now, or runs elsewhere."""
+        self._stream("rounds")
+        self._write_status("running", round, "")  # first: half renewed, the run must not pass for finished
+        _write_json(self._identity, identity)
+        atomic.write_text(self._recipe, toml.dumps(recipe))
 
     @contextmanager
     def lock(self) -> Iterator[RunFolder]:
@@ -144,28 +168,53 @@ class RunFolder:
     ) -> Checkpoint | None:
         """The newest checkpoint that is whole; ``report`` hears of every damaged one that was passed over.
 
-        ``accept`` may refuse one for what it points to, by a ``CheckpointError``.
+        ``accept`` may refuse one for what it points to, by a ``CheckpointError``. None is a run that has no checkpoint
+        yet; where there are some, or must have been, and none can be used, that is an error.
         """
+        refused = []
         for _, path in self._saved():
             try:
                 found = _checkpoint(checkpoint.load(path))
                 accept(found)
             except CheckpointError as error:
-                report(str(error))
+                refused.append(str(error))
             else:
+                for message in refused:
+                    report(message)
                 return found
+        if refused:
+            raise CheckpointError(
+                f"none of the {len(refused)} checkpoints in {self._checkpoints} can be used, and nothing was changed. "
+                f"{_START_OVER}. Tried: {'; '.join(refused)}"
+            )
+        self._check_beginning()
         return None
 
-    def rewind(self, to: Checkpoint | None) -> None:
-        """Cut the records back to a checkpoint (to nothing for None) and forget the checkpoints after it."""
-        lengths = {name: self._length_at(name, to) for name in get_args(StreamName)}
+    def _check_beginning(self) -> None:
+        """A run without a checkpoint begins again, unless there must have been one."""
+        status = json.loads((self.path / "status.json").read_text(encoding="utf-8"))
+        gone = not self._checkpoints.is_dir()
+        if gone or (status["round"] and status["state"] in ("finished", "stopped")):
+            raise CheckpointError(
+                f"{self.path} has no checkpoint{'s folder' if gone else ''}, although the run got to round "
+                f"{status['round']} or further; nothing was changed. {_START_OVER}"
+            )
+
+    def rewind(self, to: Checkpoint | None, instead: Mapping[str, bytes] | None = None) -> None:
+        """Cut the records back to a checkpoint (to nothing for None) and forget the checkpoints after it.
+
+        ``instead`` are lines in place of those of the checkpoint's own round: call ``checkpoint`` afterwards.
+        """
+        lengths = {name: self._length_at(name, to, name in (instead or {})) for name in get_args(StreamName)}
         # First the checkpoints: should this be interrupted, none is left that knows more than the records.
         for round, path in self._saved():
             if to is None or round > to.round:
                 path.unlink()
+        atomic.make_folder(self._checkpoints)
         atomic.sync(self._checkpoints)
         for name, length in lengths.items():
             self._streams[name].cut(length)
+            self._streams[name].write((instead or {}).get(name, b""))
 
     @property
     def clients(self) -> Path:
@@ -177,12 +226,17 @@ class RunFolder:
         return self.path / "recipe.toml"
 
     @property
+    def _identity(self) -> Path:
+        return self.path / "identity.json"
+
+    @property
     def _checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
     def _saved(self) -> list[tuple[int, Path]]:
         """The checkpoints on disk with their rounds, newest first."""
-        named = [(_NAME.fullmatch(path.name), path) for path in self._checkpoints.iterdir()]
+        there = self._checkpoints.iterdir() if self._checkpoints.is_dir() else ()
+        named = [(_NAME.fullmatch(path.name), path) for path in there]
         return sorted(((int(match[1]), path) for match, path in named if match), reverse=True)
 
     def _stream(self, name: str) -> Stream:
@@ -193,11 +247,14 @@ class RunFolder:
             raise SpecError(f"unknown stream '{name}'; {nearest(name, get_args(StreamName))}")
         raise CheckpointError(f"{self.path} is not open for writing; do this inside 'with folder.lock():'")
 
-    def _length_at(self, name: str, to: Checkpoint | None) -> int:
+    def _length_at(self, name: str, to: Checkpoint | None, before: bool = False) -> int:
+        """The length of a stream at a checkpoint, or before the rows of its round."""
         size = self._stream(name).sync()
         if to is None:
             return 0
         path = self.path / f"{name}.jsonl"
+        if before:
+            return length_through(path, to.round - 1)
         length = to.lengths[name] if name in _MEASURED else length_through(path, to.round)
         if length > size:
             raise CheckpointError(

@@ -51,6 +51,7 @@ from pathlib import Path
 from typing import Any
 
 from fedalloy.core.errors import CheckpointError
+from fedalloy.records.lock import holder
 from fedalloy.records.stream import decode
 
 _BLOCK = 1 << 16
@@ -99,9 +100,22 @@ def read_run(path: str | Path) -> RunRecord:
         folder,
         tomllib.loads((folder / "recipe.toml").read_text(encoding="utf-8")),
         read_json(folder / "environment.json") or {},
-        read_json(folder / "status.json") or {},
+        read_status(folder),
         read_json(folder / "manifest.json"),
     )
+
+
+def read_status(folder: Path) -> dict[str, Any]:
+    """How a run stands: ``state``, ``round``, ``reason``. One that says it is running while nobody holds its lock was
+    interrupted: by SIGKILL, by a machine that stopped, by a disk so full that not even this could be written."""
+    try:
+        told = read_json(folder / "status.json") or {}
+    except ValueError:
+        told = {}
+    status = {"state": "running", "round": 0, "reason": "", **(told if isinstance(told, dict) else {})}
+    if status["state"] == "running" and holder(folder / "lock") is None:
+        status["state"] = "interrupted"
+    return status
 
 
 def find_runs(folder: str | Path) -> list[Path]:

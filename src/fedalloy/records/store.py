@@ -46,14 +46,15 @@ class MemoryStore:
         return dict(sorted(self._states.items()))
 
     def check(self, kept: Mapping[int, State]) -> None:
-        """The checkpoint holds the states themselves."""
-
-    def restore(self, round: int, kept: Mapping[int, State]) -> None:
-        """Take the states of a checkpoint."""
+        """Whether the checkpoint holds the states themselves."""
         if any(map(is_place, kept.values())):
             raise CheckpointError(
                 "this run keeps the states of its clients on disk: resume it with the client_memory_mb it began with"
             )
+
+    def restore(self, round: int, kept: Mapping[int, State]) -> None:
+        """Take the states of a checkpoint."""
+        self.check(kept)
         self._states = {client: placed(state, self._device) for client, state in kept.items()}
 
 

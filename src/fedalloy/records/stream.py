@@ -32,6 +32,10 @@ class Stream:
         if len(self._buffer) >= _BUFFER:
             self.flush()
 
+    def write(self, lines: bytes) -> None:
+        """Add whole lines that were encoded before."""
+        self._buffer += lines
+
     def flush(self) -> None:
         """Hand everything to the operating system."""
         while self._buffer:

@@ -6,12 +6,11 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor
 
 from fedalloy.core.algorithm import Algorithm, ServerState
 from fedalloy.core.arguments import build
@@ -22,22 +21,23 @@ from fedalloy.core.keys import Key
 from fedalloy.core.protocols import ClientStore, Engine, Task
 from fedalloy.core.registry import find
 from fedalloy.core.roles import check_roles
-from fedalloy.core.types import Tree
+from fedalloy.core.types import State, Tree
 from fedalloy.engines.profile import collecting
-from fedalloy.records.environment import describe
 from fedalloy.records.folder import RunFolder, RunState
 from fedalloy.records.store import open_store
 from fedalloy.run.config import RunConfig
-from fedalloy.run.evaluate import Evaluation, evaluate, rows
+from fedalloy.run.evaluate import Evaluation
+from fedalloy.run.identity import identify, without_defaults
 from fedalloy.run.interrupt import Caught, StopFlag, stop_when_asked
+from fedalloy.run.lengthening import LAST, check_last, due, kept, reopen_last, tidy_snapshots
 from fedalloy.run.looking import at_work, looked_at, told
 from fedalloy.run.memory import peak_memory
-from fedalloy.run.mixing import evaluate_mixes
+from fedalloy.run.observing import Seen, keep_snapshot, notes_of, observe
+from fedalloy.run.opening import Agreement, Claim, Consent, agree, open_folder
 from fedalloy.run.placement import on_device
 from fedalloy.run.recorder import FolderRecorder, MemoryRecorder, Recorder, Row
 from fedalloy.run.round import Federation, Played, Stopwatch, play
 from fedalloy.run.trained import Trained
-from fedalloy.synthetic.classifier import synthetic_set
 from fedalloy.track.tracked import Tracked
 from fedalloy.track.tracker import Tracker, make_trackers
 
@@ -59,6 +59,12 @@ class Progress:
     simulated_seconds: float = 0.0
     bytes_up: int = 0
     bytes_down: int = 0
+    counted: int = 0
+
+    @staticmethod
+    def read(kept: Mapping[str, Any]) -> Progress:
+        """From a checkpoint; earlier versions did not say in how many rounds somebody counted."""
+        return Progress(**{"counted": kept["round"] - kept["barren"], **kept})
 
 
 @dataclass(frozen=True)
@@ -92,6 +98,7 @@ class Session:
     store: ClientStore
     recorder: Recorder
     progress: Progress = field(default_factory=Progress)
+    last: State | None = None
     watcher: Callable[[RoundEvent], None] | None = None
     profile: dict[str, float] | None = None
 
@@ -108,31 +115,42 @@ def run(
     initial: Tree | None = None,
     track: Sequence[str | Tracker] = (),
     caught: Caught | None = None,
+    start_over: bool = False,
+    allow_engine_change: bool = False,
 ) -> tuple[Ending, Recorder]:
     """Run to the end, to the target, or until somebody stops it; with a folder it can be resumed from there.
 
+    A folder is only resumed with the experiment that it holds (:mod:`fedalloy.run.identity`); it may be asked for more
+    rounds, and with ``allow_engine_change`` for another engine or device, which its folder then tells. ``start_over``
+    begins anew where no checkpoint can be used, and loses what was done.
     ``track`` names trackers that hear of every round (:mod:`fedalloy.track`). Signals that arrive meanwhile
     are put into ``caught`` and are the caller's to act on (:func:`fedalloy.run.interrupt.put_off`).
     """
+    if resume and folder is None:
+        raise CheckpointError("resuming needs the folder of the run")
     trackers = make_trackers(track, folder)
     config.devices.check(task.population)
     algorithm.check_cohort(config.sampling.size(task.population), task.population)
     engine = make_engine(config)
     task = looked_at(task, engine)
-    algorithm = algorithm.fitted(task, Key.of(config.seed))
+    given, algorithm = algorithm, algorithm.fitted(task, Key.of(config.seed))
     check_roles(algorithm, task)
     there = at_work(task, engine, config.device)
     fed = Federation(algorithm, there, engine, config, Key.of(config.seed), told(task, algorithm))
     if not isinstance(fed.engine, DistantEngine):  # whose clients say themselves what they lack
         check_validation(algorithm, task)
-    opened = _open(folder, resume, recipe, task, config, fed.notices)
+    state = begin(fed, initial)
+    claim, opened = None, None
+    if folder is not None:
+        claim = _claim(given, task, config, state, recipe or {})
+        opened = open_folder(folder, resume, claim, task, config, fed.notices)
     with _Threads(config), opened.lock() if opened else nullcontext():
         recorder: Recorder = FolderRecorder(opened) if opened else MemoryRecorder()
-        state = begin(fed, initial)
         heard: Recorder = Tracked(recorder, trackers, opened.path, recipe or {}) if opened and trackers else recorder
         session = Session(fed, state, make_store(fed, state, opened), heard, watcher=watcher)
-        if opened:
-            _restore(session, opened)
+        if opened and claim:
+            agreed = agree(opened, claim, Consent(start_over, allow_engine_change))
+            _restore(session, opened, agreed, start_over)
         place = opened.path if opened else None
         with stop_when_asked(place, caught) as flag, closing(fed.engine), _profile(config) as profile:
             session.profile = profile
@@ -144,6 +162,11 @@ def begin(fed: Federation, initial: Tree | None = None) -> ServerState:
     params, buffers = fed.task.objective.init(fed.root.fold("model"))
     state = fed.algorithm.init({**params, **(initial or {})}, fed.task.population, buffers)
     return cast(ServerState, on_device(state, fed.config.device))
+
+
+def _claim(algorithm: Algorithm, task: Task, config: RunConfig, state: ServerState, recipe: Mapping[str, Any]) -> Claim:
+    named = identify(algorithm, task, config, state)
+    return Claim(algorithm, named, without_defaults(named, algorithm, task, config), recipe)
 
 
 def make_store(fed: Federation, state: ServerState, folder: RunFolder | None) -> ClientStore:
@@ -179,47 +202,30 @@ def _profile(config: RunConfig) -> AbstractContextManager[dict[str, float] | Non
     return collecting() if config.profile else nullcontext()
 
 
-def _open(
-    folder: str | Path | None,
-    resume: bool,
-    recipe: Mapping[str, Any] | None,
-    task: Task,
-    config: RunConfig,
-    notices: tuple[str, ...],
-) -> RunFolder | None:
-    """The run folder: the one that is there when resuming, otherwise a new one."""
-    if folder is None:
-        if resume:
-            raise CheckpointError("resuming needs the folder of the run")
-        return None
-    if resume and (Path(folder) / "recipe.toml").exists():
-        return RunFolder.open(folder)
-    manifest = _manifest(task)
-    described = describe(config.device) | ({"threads": config.threads} if config.threads else {})
-    described |= {"notices": list(notices)} if notices else {}
-    described |= {"higher_is_better": config.directions}
-    return RunFolder.create(folder, recipe or {}, described, manifest)
-
-
-def _manifest(task: Task) -> dict[str, Any] | None:
-    """The partition as a record, with the clients' names where they have some."""
-    manifest, names = getattr(task, "manifest", None), getattr(task, "names", None)
-    described = manifest.to_json() if manifest else {}
-    return {**described, **({"names": list(names)} if names else {})} or None
-
-
-def _restore(session: Session, folder: RunFolder) -> None:
-    """Go back to the last safe round and cut the records to it."""
-    saved = folder.latest(accept=lambda found: session.store.check(found.clients))
-    folder.rewind(saved)
-    session.store.restore(saved.round if saved else 0, saved.clients if saved else {})
+def _restore(session: Session, folder: RunFolder, agreed: Agreement, anew: bool) -> None:
+    """Go back to the last safe round and cut the records to it; everything is checked before anything is changed."""
+    config, solver, store = session.fed.config, session.fed.algorithm.solver, session.store
+    saved = None if anew else folder.latest(accept=lambda found: store.check(found.clients))
+    if saved is not None:
+        check_last(folder.path, saved, config, solver, agreed.there)
+    agreed.settle(folder, saved.round if saved else 0)
+    longer = saved is not None and LAST in saved.extra and config.rounds > saved.round
+    if saved is not None and longer:
+        progress = reopen_last(folder, saved)
+    else:
+        progress = saved.extra["progress"] if saved else {}
+        folder.rewind(saved)
+    store.restore(saved.round if saved else 0, saved.clients if saved else {})
+    tidy_snapshots(folder, config, saved.round if saved else 0)
     if saved is None:
         return
-    engine = session.fed.engine
-    session.state = on_device(saved.server, session.fed.config.device)
-    session.progress = Progress(**saved.extra["progress"])
-    if saved.extra.get("engine") and hasattr(engine, "restore"):
-        engine.restore(saved.extra["engine"])
+    session.state = on_device(saved.server, config.device)
+    session.progress = Progress.read(progress)
+    session.last = None if longer else saved.extra.get(LAST)
+    if saved.extra.get("engine") and hasattr(session.fed.engine, "restore"):
+        session.fed.engine.restore(saved.extra["engine"])
+    if longer:
+        _save(session)
 
 
 def _play_on(session: Session, flag: StopFlag) -> Ending:
@@ -247,36 +253,40 @@ def _play_on(session: Session, flag: StopFlag) -> Ending:
 
 
 def _one_round(session: Session) -> None:
-    progress, config, watch = session.progress, session.fed.config, Stopwatch()
-    round = progress.round + 1
-    played = play(session.fed, session.state, session.store, round, watch)
+    progress, fed, watch = session.progress, session.fed, Stopwatch()
+    round, solver = progress.round + 1, fed.algorithm.solver
+    played = play(fed, session.state, session.store, round, watch)
     session.state = played.step.state
-    evaluation = None
+    now, otherwise = (due(fed.config, solver, round, last) for last in (round == fed.config.rounds, False))
+    notes = notes_of(fed.engine) if now != otherwise else {}
     with watch.time("evaluate"):
-        if round % config.evaluate_every == 0 or round == config.rounds or _mixes(session.fed, round):
-            evaluation = _evaluate(session, round, played.row)
-    if isinstance(session.fed.engine, DistantEngine):
-        played.row.update(session.fed.engine.notes())
-    _advance(progress, config, played, evaluation)
+        seen = observe(Trained(fed, session.state, session.store, round), now, notes)
+    if now != otherwise:
+        session.last = _unless_last(session, played, seen.limited(otherwise, notes))
+    played.row.update(seen.row)
+    _advance(progress, fed.config, played, seen.evaluation)
     with watch.time("record"):
-        _snapshot(session, round)
+        for one in seen.clients:
+            session.recorder.append("clients", {"round": round, **one})
+        if now.snapshot:
+            keep_snapshot(fed, session.state, session.recorder, round)
         session.recorder.append("rounds", played.row)
     session.recorder.append("timings", {"round": round, **watch.seconds, **peak_memory(), **_engine_notes(session)})
     if session.watcher:
-        session.watcher(RoundEvent(played.row, progress, config.rounds, evaluation, watch.seconds))
-    _check_health(played, evaluation, progress, session.fed.algorithm.solver.target)
+        session.watcher(RoundEvent(played.row, progress, fed.config.rounds, seen.evaluation, watch.seconds))
+    _check_health(played, seen.evaluation, progress, solver.target)
 
 
-def _snapshot(session: Session, round: int) -> None:
-    """Keep synthetic samples where they are wanted; from the same draws every time, so that one can be watched."""
-    fed, every = session.fed, session.fed.config.snapshot_every
-    if every is None or (round % every and round != fed.config.rounds):
-        return
-    made = synthetic_set(
-        fed.task, fed.algorithm, session.state, fed.root.fold("snapshot"), fed.config.classifier.per_class
-    )
-    if made is not None:
-        session.recorder.snapshot(round, *made)
+def _unless_last(session: Session, played: Played, seen: Seen) -> State:
+    """The last round as it would have been if others followed."""
+    progress, config = replace(session.progress), session.fed.config
+    _advance(progress, config, played, seen.evaluation)
+    try:
+        _check_health(played, seen.evaluation, progress, session.fed.algorithm.solver.target)
+    except Diverged as error:
+        progress.failed = str(error)
+    clients = [{"round": progress.round, **one} for one in seen.clients]
+    return kept(asdict(progress), {**played.row, **seen.row}, clients)
 
 
 def _engine_notes(session: Session) -> dict[str, Any]:
@@ -290,35 +300,6 @@ def _engine_notes(session: Session) -> dict[str, Any]:
     return notes
 
 
-def _evaluate(session: Session, round: int, row: Row) -> Evaluation:
-    trained, config = Trained(session.fed, session.state, session.store, round), session.fed.config
-    ids = _scored(session.fed)
-    evaluation = evaluate(trained, config.metrics, ids)
-    brief, full = rows(evaluation, ids)
-    if _mixes(session.fed, round):
-        mixed, before = evaluate_mixes(trained, config.metrics, ids)
-        brief, full = brief | mixed, before + full
-    row |= brief
-    for one in full:
-        session.recorder.append("clients", {"round": round, **one})
-    return evaluation
-
-
-def _mixes(fed: Federation, round: int) -> bool:
-    """Whether mixtures of federated and local models are scored in this round."""
-    every = fed.config.mix_every
-    due = round == fed.config.rounds or (every is not None and round % every == 0)
-    return due and fed.algorithm.solver.mixable
-
-
-def _scored(fed: Federation) -> Tensor:
-    """The clients whose scores are taken: everyone, or some drawn once for the whole run."""
-    population, wanted = fed.task.population, fed.config.evaluate_clients
-    if wanted is None or wanted >= population:
-        return torch.arange(population)
-    return fed.root.fold("evaluate").choice(population, wanted)
-
-
 def _advance(progress: Progress, config: RunConfig, played: Played, evaluation: Evaluation | None) -> None:
     row = played.row
     progress.round = row["round"]
@@ -326,6 +307,7 @@ def _advance(progress: Progress, config: RunConfig, played: Played, evaluation: 
     progress.bytes_up += row["bytes_up"]
     progress.bytes_down += row["bytes_down"]
     progress.barren = 0 if row["ids"] else progress.barren + 1
+    progress.counted += bool(row["ids"])
     if evaluation is None:
         return
     score = _watched(evaluation, config)
@@ -361,22 +343,35 @@ def _check_health(played: Played, evaluation: Evaluation | None, progress: Progr
 
 def _verdict(session: Session, flag: StopFlag) -> tuple[RunState, str]:
     """Whether to go on, and why not."""
-    progress, config = session.progress, session.fed.config
+    progress = session.progress
     if progress.failed:
         return "failed", progress.failed
-    if progress.round >= config.rounds:
-        return "finished", ""
-    if config.stop_at_target and progress.reached is not None:
-        return "finished", f"target reached in round {progress.reached}"
-    if config.patience is not None and progress.stale >= config.patience:
-        return "finished", f"no better {config.target_metric} in {progress.stale} evaluations"
+    end = _end(progress, session.fed.config)
+    if end is not None and not progress.counted:
+        return "failed", (
+            f"nobody counted in any of {progress.round} rounds: every client was unreachable, late or dropped; the "
+            "columns 'absent' and 'dropped' of rounds.jsonl say who and why"
+        )
+    if end is not None:
+        return "finished", end
     return ("stopped", str(flag.reason)) if flag else ("running", "")
+
+
+def _end(progress: Progress, config: RunConfig) -> str | None:
+    """Why a run has come to its end, empty at the last round; None where it has not."""
+    if progress.round >= config.rounds:
+        return ""
+    if config.stop_at_target and progress.reached is not None:
+        return f"target reached in round {progress.reached}"
+    if config.patience is not None and progress.stale >= config.patience:
+        return f"no better {config.target_metric} in {progress.stale} evaluations"
+    return None
 
 
 def _save(session: Session) -> None:
     choice = getattr(session.fed.engine, "choice", None) or {}
     engine = {name: choice[name] for name in ("engine", "threads") if name in choice}
-    extra = {"progress": asdict(session.progress), "engine": engine}
+    extra = {"progress": asdict(session.progress), "engine": engine, **({LAST: session.last} if session.last else {})}
     session.recorder.checkpoint(session.progress.round, session.state, session.store, extra)
 
 

@@ -104,6 +104,8 @@ def fit(
     watcher: Callable[[RoundEvent], None] | None = None,
     initial: Tree | None = None,
     track: Sequence[str | Tracker] = (),
+    start_over: bool = False,
+    allow_engine_change: bool = False,
     **settings: Any,
 ) -> RunResult:
     """Train ``algorithm`` on ``task`` and return what happened.
@@ -113,6 +115,8 @@ def fit(
     everything is written there and ``resume=True`` goes on after an interruption; ``track=["tensorboard"]`` also
     tells other tools (:mod:`fedalloy.track`). Ctrl-C and SIGTERM end the run after its round; when everything is safe
     the signal has its own effect, or goes to the handler that the caller has set for it; then the result is returned.
+    A folder is resumed only with the run that it holds, possibly with more ``rounds``; ``allow_engine_change`` allows
+    another engine or device, ``start_over`` begins anew where no checkpoint can be used.
     """
     chosen = as_algorithm(algorithm)
     config = RunConfig(rounds=rounds, seed=seed, **_settings(settings, cohort, task))
@@ -120,7 +124,7 @@ def fit(
     with put_off() as caught:
         ending, recorder = run(
             chosen, task, config, folder=folder, resume=resume, recipe=recipe, watcher=watcher, initial=initial,
-            track=track, caught=caught,
+            track=track, caught=caught, start_over=start_over, allow_engine_change=allow_engine_change,
         )  # fmt: skip
     return RunResult(ending, recorder, Path(folder) if folder else None)
 

@@ -13,7 +13,7 @@ from typing import Any
 from fedalloy.compare.outcome import name_of, seed_of
 from fedalloy.core.errors import CheckpointError
 from fedalloy.records.lock import holder
-from fedalloy.records.reading import newest_rows, read_json
+from fedalloy.records.reading import newest_rows, read_status
 from fedalloy.records.scalars import seconds_of
 
 FILES = ("recipe.toml", "environment.json", "status.json", "manifest.json", "lock")
@@ -65,7 +65,7 @@ class RunStore:
         if known and known[0] == stamp:
             return False
         folder = self.folder(run)
-        self._summaries[run] = (stamp, self._describe(run, folder, alive=stamp[-1]))
+        self._summaries[run] = (stamp, self._describe(run, folder))
         return True
 
     def is_going(self, run: str) -> bool:
@@ -91,16 +91,15 @@ class RunStore:
     def _id(self, folder: Path) -> str:
         return folder.relative_to(self.root).as_posix()
 
-    def _describe(self, run: str, folder: Path, alive: bool) -> Summary:
+    def _describe(self, run: str, folder: Path) -> Summary:
         try:
-            recipe, status = self.recipe(run), read_json(folder / "status.json") or {}
+            recipe, status = self.recipe(run), read_status(folder)
             last, evaluated = _newest(folder)
         except (OSError, ValueError, CheckpointError) as error:
             return {"id": run, "name": run, "seed": 0, "state": "unreadable", "reason": str(error), "round": 0,
                     "rounds": 0, "metric": "", "score": None, "left": None}  # fmt: skip
         settings = recipe.get("run", {})
-        state = str(status.get("state", "running"))
-        state = "interrupted" if state == "running" and not alive else state
+        state = str(status["state"])
         metric = settings.get("target_metric", "accuracy")
         scores = evaluated.get("evaluation", {}).get(metric) or {}
         round, rounds = int(last.get("round", 0)), int(settings.get("rounds", 0))

@@ -40,6 +40,10 @@ class Langevin(ServerOptimizer):
         if self.start < 0 or self.end < 0 or self.noise < 0:
             raise ValueError(f"start, end and noise must be 0 or more, got {self.start}, {self.end} and {self.noise}")
 
+    @property
+    def uses_length(self) -> str:
+        return "" if self.schedule == "constant" else f"schedule '{self.schedule}' spreads its steps over the whole run"
+
     def fitted(self, facts: Facts) -> Langevin:
         low, high = facts.bounds or (None, None)
         return replace(self, low=low if self.low is None else self.low, high=high if self.high is None else self.high)

@@ -88,6 +88,10 @@ class Personal(LocalSolver):
     def personalised(self) -> bool:
         return True
 
+    @property
+    def uses_length(self) -> str:
+        return self.solver.uses_length
+
     def fitted(self, facts: Facts) -> Self:
         return replace(self, solver=self.solver.fitted(facts))
 

@@ -70,6 +70,11 @@ class SuPerFed(LocalTraining):
             return None
         return Mixture(self.momentum, self.weight_decay, pull=self.mu, angle=self.nu)
 
+    @property
+    def uses_length(self) -> str:
+        share = f"start = {self.start} is the share of the run after which local models are trained"
+        return share if 0 < self.start < 1 else super().uses_length
+
     def started(self, ctx: Context) -> bool:
         """Whether local models are trained in this round."""
         if self.start >= 1:

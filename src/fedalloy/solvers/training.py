@@ -69,6 +69,10 @@ class LocalTraining(LocalSolver):
         known = self.optimizer == "sgd" and self.linear
         return frozenset({"step_norm", "effective_steps"}) if known else frozenset()
 
+    @property
+    def uses_length(self) -> str:
+        return "milestones are shares of the run, at which the step becomes smaller" if self.milestones else ""
+
     def lr_at(self, round: int, rounds: int | None = None) -> float:
         passed = sum(round > fraction_of(rounds, fraction) for fraction in self.milestones) if rounds else 0
         return float(self.lr * self.decay ** ((round - 1) // self.decay_every) * 0.1**passed)

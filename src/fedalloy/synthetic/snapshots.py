@@ -25,6 +25,11 @@ def save(run: Path, round: int, x: Tensor, y: Tensor) -> Path:
     return path
 
 
+def forget(run: Path, round: int) -> None:
+    """Remove the samples of a round."""
+    (run / FOLDER / f"round-{round:06d}.safetensors").unlink(missing_ok=True)
+
+
 def rounds(run: Path) -> list[int]:
     """The rounds that a run kept samples of, ascending."""
     folder = run / FOLDER

@@ -1,0 +1,158 @@
+"""What makes a run the run it is: algorithm, settings, data, model and who takes part, as plain values and hashes.
+
+A folder keeps it as ``identity.json``; whoever resumes the run must bring the same. What may differ is not part of it:
+threads, trackers, how often checkpoints are written, where client states lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from fedalloy.core import registry
+from fedalloy.core.algorithm import Algorithm, ServerState
+from fedalloy.core.distant import DistantEngine
+from fedalloy.core.errors import FedalloyError
+from fedalloy.core.fingerprint import VALUES, Plain, digest, of_tensor, portrait
+from fedalloy.core.protocols import Objective, Task
+from fedalloy.run.config import RunConfig
+from fedalloy.tasks.federation import FederatedTask, GeneratedTask
+
+FREE = ("threads", "checkpoint_every", "client_memory_mb", "profile")
+_ELSEWHERE = ("sampling", "devices", "engine", "engine_options", "device")
+_WITNESSES = 5
+
+
+def identify(algorithm: Algorithm, task: Task, config: RunConfig, state: ServerState) -> Plain:
+    """The identity of a run that begins from ``state``."""
+    return {
+        **_settings(algorithm, task, config, defaults=True),
+        "engine": _engine(config),
+        "task": {**_data(task), "model": _model(task.objective)},
+        "initial": _leaves({**state["shared"]["params"], **state["shared"]["buffers"]}),
+    }
+
+
+def without_defaults(identity: Plain, algorithm: Algorithm, task: Task, config: RunConfig) -> Plain:
+    """The same without the settings that hold their default, which a folder of an earlier version may not know."""
+    return {**identity, **_settings(algorithm, task, config, defaults=False)}
+
+
+def _settings(algorithm: Algorithm, task: Task, config: RunConfig, defaults: bool) -> Plain:
+    settings = portrait(config, defaults)
+    return {
+        "algorithm": portrait(algorithm, defaults),
+        "run": {name: value for name, value in settings.items() if name not in ("kind", *FREE, *_ELSEWHERE)},
+        "sampling": _sampling(task, config, defaults),
+        "devices": portrait(config.devices, defaults),
+    }
+
+
+def disagreements(found: Plain, wanted: Plain, short: Plain, engine: bool = False) -> list[str]:
+    """Where a run's identity and another one differ; ``short`` is the other one without defaults.
+
+    With ``engine`` another engine or device is allowed, and what floating point computes may differ in its last digits.
+    """
+    told = _differences(found, wanted, short)
+    return [said for path, said in told.items() if not (engine and _of_engine(path)) and path != "run.rounds"]
+
+
+def _of_engine(path: str) -> bool:
+    return path.startswith("engine.") or path.split(".")[-1] == VALUES
+
+
+def _differences(found: Plain, wanted: Plain, short: Plain, prefix: str = "") -> dict[str, str]:
+    said: dict[str, str] = {}
+    for key in dict.fromkeys([*found, *wanted]):
+        there, here, path = found.get(key), wanted.get(key), f"{prefix}{key}"
+        if isinstance(there, Mapping) and isinstance(here, Mapping):
+            inner = short.get(key)
+            said |= _differences(dict(there), dict(here), inner if isinstance(inner, dict) else {}, f"{path}.")
+        elif there != here and (key in found or key in short):  # a field that is new since then has its default
+            said[path] = _said(path, there, here)
+    return said
+
+
+def _said(path: str, there: Any, here: Any) -> str:
+    if path.split(".")[-1] in (VALUES, "exact"):
+        return f"the values of {path.rpartition('.')[0]} differ"
+    texts = [text if len(text) <= 80 else f"{text[:77]}..." for text in (repr(there), repr(here))]
+    return f"{path} is {texts[0]} there, {texts[1]} here"
+
+
+def _sampling(task: Task, config: RunConfig, defaults: bool) -> Plain:
+    """The rule with its arguments; a share of the clients and their number are the same cohort."""
+    told: Plain = portrait(config.sampling, defaults)
+    told.pop("cohort", None)
+    return {**told, "size": config.sampling.size(task.population)}
+
+
+def _engine(config: RunConfig) -> Plain:
+    """Which engine runs it where; patience with nodes that are somewhere else may change from sitting to sitting."""
+    engine = config.engine
+    if isinstance(engine, str):
+        kind, far = engine, engine == "flower"
+    else:
+        kind, far = _registered(engine), isinstance(engine, DistantEngine)
+    return {"kind": kind, "device": str(config.device), "options": {} if far else portrait(config.engine_options)}
+
+
+def _registered(engine: object) -> str:
+    try:
+        return registry.name_of("engine", type(engine))
+    except FedalloyError:
+        return type(engine).__qualname__
+
+
+def _data(task: Task) -> Plain:
+    """The clients and their examples; a task whose data are elsewhere says it itself."""
+    said = getattr(task, "fingerprint", None)
+    if said is not None:
+        told: Plain = portrait(said())
+        return told
+    known = {"clients": task.population, "names": portrait(getattr(task, "names", None))}
+    if not isinstance(task, FederatedTask):
+        return {**known, **_witnessed(task)}
+    pools = {part: getattr(task, part) for part in ("train", "valid", "test")}
+    parts = {part: {name: of_tensor(getattr(pool, name)) for name in ("x", "y")} for part, pool in pools.items()}
+    sizes = digest(*(owned for pool in pools.values() for owned in (pool.start, pool.size)))
+    common = task.global_test
+    return {
+        **known, **parts, "sizes": {"exact": sizes}, "newcomers": task.newcomers, "bounds": portrait(task.bounds),
+        "global_test": None if common is None else {"x": of_tensor(common.x), "y": of_tensor(common.y)},
+        "classifier": None if task.classifier is None else _model(task.classifier),
+    }  # fmt: skip
+
+
+def _witnessed(task: Task) -> Plain:
+    """Data that are drawn when somebody asks: the examples of a few clients stand for all."""
+    drawn = task.to("cpu") if isinstance(task, GeneratedTask) else task
+    ids = torch.linspace(0, task.population - 1, min(_WITNESSES, task.population)).round().long()
+    found: Plain = {}
+    for part in ("train", "valid", "test"):
+        block = drawn.data(part, ids)
+        rows = [block.client(place) for place in range(len(ids))]
+        found[part] = {
+            "sizes": [len(row) for row in rows],
+            "x": {VALUES: digest(*(row.x for row in rows))}, "y": {VALUES: digest(*(row.y for row in rows))},
+        }  # fmt: skip
+    return found
+
+
+def _model(objective: Objective) -> Plain:
+    """The structure, the loss and the leaves that stay frozen."""
+    structure = getattr(objective, "structure", None)
+    loss = getattr(objective, "loss_name", None) or portrait(getattr(objective, "_loss", None))
+    frozen: dict[str, torch.Tensor] = getattr(objective, "_constants", {})
+    return {
+        "structure": {"exact": digest(type(objective).__qualname__ if structure is None else repr(structure))},
+        "loss": loss, "frozen": _leaves(frozen),
+    }  # fmt: skip
+
+
+def _leaves(leaves: Mapping[str, torch.Tensor]) -> Plain:
+    names = sorted(leaves)
+    form = [f"{name} {leaves[name].dtype} {list(leaves[name].shape)}" for name in names]
+    return {"form": {"exact": digest("\n".join(form))}, VALUES: digest(*(leaves[name] for name in names))}
