@@ -131,9 +131,9 @@ def run(
     trackers = make_trackers(track, folder)
     config.devices.check(task.population)
     algorithm.check_cohort(config.sampling.size(task.population), task.population)
-    engine = make_engine(config)
+    engine, given = make_engine(config), (algorithm, task)
     task = looked_at(task, engine)
-    given, algorithm = algorithm, algorithm.fitted(task, Key.of(config.seed))
+    algorithm = algorithm.fitted(task, Key.of(config.seed))
     check_roles(algorithm, task)
     there = at_work(task, engine, config.device)
     fed = Federation(algorithm, there, engine, config, Key.of(config.seed), told(task, algorithm))
@@ -142,7 +142,7 @@ def run(
     state = begin(fed, initial)
     claim, opened = None, None
     if folder is not None:
-        claim = _claim(given, task, config, state, recipe or {})
+        claim = _claim(*given, config, state, recipe or {})
         opened = open_folder(folder, resume, claim, task, config, fed.notices)
     with _Threads(config), opened.lock() if opened else nullcontext():
         recorder: Recorder = FolderRecorder(opened) if opened else MemoryRecorder()
