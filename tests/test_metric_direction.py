@@ -29,6 +29,7 @@ from fedalloy.recipe import parse
 from fedalloy.records import toml
 from fedalloy.records.index import Index
 from fedalloy.records.reading import read_run
+from fedalloy.report.data.personal import _moments
 from fedalloy.report.gathering import gather
 from fedalloy.report.page import page
 from fedalloy.run.config import RunConfig
@@ -179,6 +180,16 @@ def test_readers_of_an_old_folder_compute_the_tails_and_reinterpret_nothing(comp
         index.close()
 
 
+def test_patience_waits_for_a_smaller_loss_and_any_top_k_counts_upwards():
+    waiting = RunConfig(target_metric="loss", patience=2, target=1.0)
+    assert waiting.better(0.5, 0.6)
+    assert not waiting.better(0.6, 0.5)
+    assert not waiting.better(math.nan, 0.5)
+    assert [waiting.met_by(score) for score in (1.1, 1.0, 0.9)] == [False, True, True]
+    upwards = RunConfig(metrics=("top7",), target_metric="top7", target=0.5)
+    assert [upwards.met_by(score) for score in (0.4, 0.5, 0.6, math.nan)] == [False, True, True, False]
+
+
 @pytest.fixture
 def own_metrics(monkeypatch):
     """Two metrics of a user's: an error, of which less is better, and a count, of which nothing is better."""
@@ -312,6 +323,11 @@ def test_a_client_whose_loss_overflows_is_served_worst(tmp_path, metrics):
         assert (strip["overflowed"], strip["of"]) == (1, len(row["ids"]) - 1)
     finally:
         index.close()
+
+
+def test_a_mean_between_models_is_not_taken_over_the_others():
+    assert _moments([1.0, 3.0, math.nan]) == (2.0, 1.0)
+    assert all(map(math.isnan, _moments([1.0, 3.0, math.inf])))
 
 
 def test_null_is_told_apart_from_nothing_to_score():

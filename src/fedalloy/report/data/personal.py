@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from fedalloy.compare.served import client_values
 from fedalloy.core.errors import FedalloyError
 from fedalloy.report.data.plain import Chart, digits, many
 from fedalloy.report.gathering import Story, by_name
-from fedalloy.report.tally import number
 
 
 def mixture(stories: Sequence[Story]) -> Chart | None:
@@ -17,7 +17,8 @@ def mixture(stories: Sequence[Story]) -> Chart | None:
     for name, runs in by_name(stories).items():
         rows = [row for row in runs[0].last if row.get("model") == "mixed" and runs[0].metric in row]
         if rows:
-            means, spreads = zip(*(_moments(row[runs[0].metric]) for row in rows), strict=True)
+            scores = [client_values(row, runs[0].metric, runs[0].higher_is_better) for row in rows]
+            means, spreads = zip(*map(_moments, scores), strict=True)
             low = many(mean - apart for mean, apart in zip(means, spreads, strict=True))
             high = many(mean + apart for mean, apart in zip(means, spreads, strict=True))
             at = many(row["mix"] for row in rows)
@@ -70,9 +71,10 @@ def reliabilities(stories: Sequence[Story]) -> tuple[list[Chart], list[str]]:
     return charts, missing
 
 
-def _moments(values: Sequence[float | None]) -> tuple[float, float]:
-    known = [value for value in map(number, values) if math.isfinite(value)]
-    if not known:
+def _moments(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and deviation; none where nobody has a value, nor where a loss overflowed."""
+    known = [value for value in values if not math.isnan(value)]
+    if not known or math.inf in known:
         return math.nan, math.nan
     mean = math.fsum(known) / len(known)
     return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in known) / len(known))

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fedalloy.compare.served import client_values, direction
 from fedalloy.core.errors import SpecError
 from fedalloy.records.reading import RunRecord, read_run
 from fedalloy.report.plots.kinds import Options
@@ -16,7 +17,7 @@ from fedalloy.report.plots.kinds import Options
 
 @dataclass(frozen=True)
 class Mixture:
-    """``values`` is ``[lambdas, clients]``; clients without a value are NaN."""
+    """``values`` is ``[lambdas, clients]``; clients without a value are NaN, losses that overflowed infinite."""
 
     lambdas: np.ndarray[Any, np.dtype[np.float64]]
     values: np.ndarray[Any, np.dtype[np.float64]]
@@ -36,7 +37,8 @@ def gather_mixture(record: RunRecord, metric: str | None = None) -> Mixture:
         )
     if metric not in rows[0]:
         raise SpecError(f"{record.path} was not scored by '{metric}'; add it to evaluate.metrics")
-    values = np.array([[np.nan if one is None else one for one in row[metric]] for row in rows], dtype=np.float64)
+    higher = direction(record, metric)
+    values = np.array([client_values(row, metric, higher) for row in rows], dtype=np.float64)
     return Mixture(np.array([row["mix"] for row in rows]), values, rows[-1]["round"], metric)
 
 
@@ -44,7 +46,11 @@ def draw(axes: Any, runs: Sequence[Path], options: Options) -> None:
     """The mean over clients, a band of one standard deviation, every client as a thin line."""
     found = gather_mixture(read_run(runs[0]), options.metric)
     known = found.values[:, ~np.isnan(found.values).all(0)]
-    mean, spread = np.nanmean(known, 1), np.nanstd(known, 1)
+    # A mean that is not finite is a gap in the line, not a mean over the others.
+    finite = np.where(np.isinf(known).any(1, keepdims=True), np.nan, known)
+    lines = ~np.isnan(finite).all(1)
+    mean, spread = (np.full(len(known), np.nan) for _ in range(2))
+    mean[lines], spread[lines] = np.nanmean(finite[lines], 1), np.nanstd(finite[lines], 1)
     axes.plot(found.lambdas, known, color="0.8", linewidth=0.5)
     axes.fill_between(found.lambdas, mean - spread, mean + spread, alpha=0.3)
     axes.plot(found.lambdas, mean, marker="o", label=f"mean of {known.shape[1]} clients, ± one standard deviation")
