@@ -22,6 +22,7 @@ from fedalloy.recipe import load, parse, reopen, resolve
 from fedalloy.records.reading import read_run
 from tests.flower import shares
 from tests.flower.fake import federation, play, recipe_file
+from tests.flower.watched import per_round, recorded, watched
 
 pytestmark = pytest.mark.flower
 BUNDLE = "922a4eb1764b36830b406b95995f3ea15e71ce654771184a2bdd2396240974c3"
@@ -50,13 +51,15 @@ def assert_equal(one, other, tolerance=1e-5):
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_nodes_give_what_the_loop_gives(algorithm, tmp_path):
     recipe = recipe_file(tmp_path, algorithm)
-    ending = play(recipe, tmp_path / "run", federation(tmp_path))
+    grid = watched(tmp_path)
+    ending = play(recipe, tmp_path / "run", grid)
     expected, recorder = simulated(recipe)
     assert ending.status == "finished"
     for part, leaves in expected.state["shared"].items():
         assert_equal(ending.state["shared"][part], leaves)
     rows, wanted = list(read_run(tmp_path / "run").rounds()), recorder.streams["rounds"]
     assert [row["ids"] for row in rows] == [row["ids"] for row in wanted]
+    assert recorded(tmp_path / "run") == [(row["bytes_down"], row["bytes_up"]) for row in wanted] == per_round(grid, 3)
     assert rows[-1]["evaluation"]["accuracy"]["mean"] == pytest.approx(wanted[-1]["evaluation"]["accuracy"]["mean"])
 
 

@@ -19,14 +19,14 @@ from fedalloy.core.distant import ModelName
 from fedalloy.core.errors import FedalloyError, SpecError
 from fedalloy.core.protocols import Outcome, Shared, Task
 from fedalloy.core.registry import register
-from fedalloy.core.screening import misfit
 from fedalloy.core.spec import to_spec
-from fedalloy.core.types import Cohort, Context, Contribution, State, Work
+from fedalloy.core.types import Cohort, Context, Contribution, Payload, State, Work
 from fedalloy.engines.flower_json import Malformed
 from fedalloy.engines.flower_letters import Letter, sizes
+from fedalloy.engines.flower_parts import check_sketch, scored, trained_on, tried, unpacked
 from fedalloy.engines.flower_post import Answer, Post
+from fedalloy.engines.flower_replies import LeavesLost, Reply, Unwell, read_reply
 from fedalloy.engines.flower_replies import Refused as Refused
-from fedalloy.engines.flower_replies import Reply, Unwell, read_reply
 from fedalloy.engines.flower_roll import Node, Roll, connected
 
 ALWAYS = {"num_examples": math.nan, "num_steps": 0.0, "train_loss": math.nan, "bytes_up": 0.0}
@@ -71,6 +71,7 @@ class Flower:
     max_megabytes: float = 1000.0
     on_lag: Literal["continue", "drop"] = "continue"
     _line: Line | None = field(default=None, init=False, repr=False)
+    _down: int = field(default=0, init=False, repr=False)
     _notes: dict[str, dict[str, Any]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -89,6 +90,8 @@ class Flower:
     ) -> Outcome:
         orders = {int(client): self._order(algorithm, states[int(client)], work, ctx, row, shared)
                   for row, client in enumerate(work.ids)}  # fmt: skip
+        full = trained_on(algorithm, shared, known=False)
+        self._down = 0
         needed = algorithm.weighting.requires | _for_parts(algorithm, shared)
         found: dict[int, Contribution] = {}
         failures: dict[int, str] = {}
@@ -96,7 +99,7 @@ class Flower:
         while len(found) < patience.enough:
             failures = {}
             asked = {client: order for client, order in orders.items() if client not in found}
-            for client, answer in self._ask(asked, "train", str(ctx.round), failures).items():
+            for client, answer in self._ask_twice(asked, full, "train", str(ctx.round), failures).items():
                 try:
                     found[client] = self._contribution(client, answer, algorithm, shared, needed, ctx)
                 except (Malformed, Refused) as error:
@@ -104,16 +107,13 @@ class Flower:
                     patience.lose(client, error)
             patience.check(found, failures)
         marks: dict[int, State] = {client: {"round": ctx.round} for client in found}
-        return Outcome(Cohort.gather(list(found), list(found.values())), marks, failures)
+        return Outcome(Cohort.gather(list(found), list(found.values())), marks, failures, self._down)
 
     def cross_score(self, algorithm: Algorithm, shared: Shared, cohort: Cohort) -> Tensor:
         """Everybody's model to everybody who contributed; NaN where a node does not answer."""
         clients = cohort.ids.tolist()
-        parts = {f"shared/{name}": leaves for name, leaves in shared.items()}
-        sent = {name: cohort.payload[name] for name in (algorithm.solver.update, "buffers") if name in cohort.payload}
-        parts |= {f"cohort/{name}": leaves for name, leaves in sent.items()}
-        spec = told_algorithm(algorithm)
-        orders = {client: Letter({"kind": "cross", "algorithm": spec}, parts) for client in clients}
+        head, parts = {"kind": "cross", "algorithm": told_algorithm(algorithm)}, tried(algorithm, shared, cohort)
+        orders = {client: Letter(head, parts) for client in clients}
         problems: dict[int, str] = {}
         cross = torch.full((len(clients), len(clients)), torch.nan, dtype=torch.float64)
         for client, answer in self._ask(orders, "evaluate", "cross", problems).items():
@@ -136,11 +136,12 @@ class Flower:
         """Clients score on their own test parts; nothing but these numbers comes back."""
         head: dict[str, Any] = {"kind": "evaluate", "algorithm": told_algorithm(algorithm), "metrics": list(metrics)}
         head |= {"models": list(models), "on_lag": "continue"}
-        parts = {f"shared/{name}": leaves for name, leaves in shared.items()}
-        orders = {client: Letter({**head, "state": _round_of(states[client])}, parts) for client in ids.tolist()}
+        full, rest = (scored(algorithm, shared, models, known=known) for known in (False, True))
+        rounds = {client: _round_of(states[client]) for client in ids.tolist()}
+        orders = {client: Letter({**head, "state": at}, rest if at else full) for client, at in rounds.items()}
         found = torch.full((len(models), len(metrics), len(ids)), torch.nan, dtype=torch.float64)
         problems: dict[int, str] = {}
-        for client, answer in self._ask(orders, "evaluate", "evaluate", problems).items():
+        for client, answer in self._ask_twice(orders, full, "evaluate", "evaluate", problems).items():
             try:
                 values = self._numbers(client, answer, "scores", len(models) * len(metrics))
                 found[:, :, ids.tolist().index(client)] = values.reshape(len(models), len(metrics))
@@ -171,7 +172,28 @@ class Flower:
             "on_lag": self.on_lag, "epochs": int(work.epochs[row]), "active": bool(work.active[row]),
             "round": ctx.round, "rounds": ctx.rounds, "key": int(ctx.key.state), "local_lr": ctx.local_lr,
         }  # fmt: skip
-        return Letter(head, {f"shared/{name}": leaves for name, leaves in shared.items()})
+        return Letter(head, trained_on(algorithm, shared, known=_round_of(state) > 0))
+
+    def _ask_twice(
+        self, orders: Mapping[int, Letter], full: Payload, message_type: str, group: str, problems: dict[int, str]
+    ) -> dict[int, Answer]:
+        """The answers; a node that has lost the leaves that stay with its client is sent all leaves and asked again."""
+        answers = self._ask(orders, message_type, group, problems)
+        lost = [client for client, answer in answers.items() if self._lost_leaves(answer)]
+        if not lost:
+            return answers
+        again = {client: Letter(orders[client].header, full) for client in lost}
+        kept = {client: answer for client, answer in answers.items() if client not in again}
+        return kept | self._ask(again, message_type, group, problems)
+
+    def _lost_leaves(self, answer: Answer) -> bool:
+        try:
+            self._opened(answer)
+        except LeavesLost:
+            return True
+        except (Malformed, Refused):
+            return False
+        return False
 
     def _ask(
         self, orders: Mapping[int, Letter], message_type: str, group: str, problems: dict[int, str]
@@ -188,6 +210,7 @@ class Flower:
                 problems[client] = self._absent(client)
         clients = {nodes[client].number: client for client in orders if client in nodes}
         answers: dict[int, Answer] = {}
+        self._down += sum(sum(sizes(letter.parts).values()) for letter in letters.values())
         if letters:
             for node, answer in line.post.exchange(letters, message_type, group, self.deadline).items():
                 if answer.content is None:
@@ -242,15 +265,11 @@ class Flower:
     ) -> Contribution:
         """A node's answer as a contribution, its shapes and statistics checked before a tensor is made."""
         sketch = self._opened(answer)
-        reason = misfit(sketch.parts, algorithm.parts(shared), shared)
-        if reason:
-            raise Malformed(reason)
+        check_sketch(sketch.parts, algorithm, shared)
         stats = _stats(sketch.head.stats, needed)
         letter = self._opened(answer, full=True)
-        device = next(iter(shared["params"].values())).device
-        payload = {
-            part: {name: leaf.to(device) for name, leaf in leaves.items()} for part, leaves in letter.parts.items()
-        }
+        payload = unpacked(letter.parts, algorithm, shared)
+        stats["bytes_up"] = float(sum(sizes(letter.parts).values()))
         self._note_sent(client, letter, dict.fromkeys(sketch.head.stats or (), 1))
         if sketch.head.lag:
             self._note("lagging", {client: f"{sketch.head.lag:.300}"})

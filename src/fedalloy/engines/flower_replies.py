@@ -32,6 +32,10 @@ class Unwell(Malformed):
     """A node could not do what it was asked to; another time it may."""
 
 
+class LeavesLost(Unwell):
+    """A node has lost the leaves that stay with its client: sent again, it can go on."""
+
+
 def _number(value: Any) -> float:
     """A number out of a header, where null stands for NaN."""
     if value is None:
@@ -84,6 +88,8 @@ def read_reply(content: RecordDict, max_bytes: float = math.inf, *, full: bool =
     head = _checked(letter)
     if head.status == "refused":
         raise Refused(f"refused: {head.reason:.{_SHOWN}}")
+    if head.status == "incomplete":
+        raise LeavesLost(f"incomplete: {head.reason:.{_SHOWN}}")
     if head.status != "ok":
         raise Unwell(f"failed: {head.reason:.{_SHOWN}}")
     return Reply(head, letter.parts)

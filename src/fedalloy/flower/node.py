@@ -23,6 +23,7 @@ from fedalloy.core.client import Assignment, client_keys, run_client
 from fedalloy.core.cross import cross_scores
 from fedalloy.core.errors import ClientError, FedalloyError, RegistryError, SpecError
 from fedalloy.core.keys import Key
+from fedalloy.core.packing import pack
 from fedalloy.core.protocols import Shared
 from fedalloy.core.types import Block, Cohort, Context, State
 from fedalloy.engines.flower import ALWAYS, Refused
@@ -30,6 +31,7 @@ from fedalloy.engines.flower_letters import FORMAT, Letter, sizes
 from fedalloy.flower.config import NodeConfig
 from fedalloy.flower.data import LocalTask, local_task
 from fedalloy.flower.half import half_of
+from fedalloy.flower.leaves import Incomplete, whole
 from fedalloy.flower.limits import bounded_memory, check_protected, check_steps, is_memory_error
 from fedalloy.flower.policy import Policy
 from fedalloy.flower.protocol import Cross, Evaluate, Hello, ReceivedOrder, Train, Work
@@ -64,8 +66,9 @@ class Order(Generic[Head]):
 
     @property
     def shared(self) -> Shared:
-        """The parts that every client receives, on this node's device."""
-        return self.parts("shared/")
+        """The parts that a client's program looks at, on this node's device."""
+        received = self.parts("shared/")
+        return whole(received, self.algorithm, self.task.objective, self.store, self.config.device)
 
     def parts(self, prefix: str) -> dict[str, dict[str, torch.Tensor]]:
         """The parts whose names begin so, under the rest of their names."""
@@ -86,6 +89,8 @@ def answer(received: ReceivedOrder, config: NodeConfig, policy: Policy) -> Lette
         with torch.no_grad(), bounded_memory(policy.max_memory_megabytes, config.device):
             done = _carry_out(received.head, received, config, policy)
         return Letter({**head, "status": "ok", **done.header}, done.parts)
+    except Incomplete as error:
+        return Letter({**head, "status": "incomplete", "reason": str(error)})
     except Refused as error:
         log.warning("refused: %s", error)
         return Letter({**head, "status": "refused", "reason": str(error)})
@@ -124,14 +129,14 @@ def _checked(head: Work, received: ReceivedOrder, config: NodeConfig, policy: Po
 
 
 def _train(order: Order[Train]) -> Letter:
-    head, algorithm, shared = order.head, order.algorithm, order.shared
-    examples = order.task.examples("train")
+    head, algorithm, examples = order.head, order.algorithm, order.task.examples("train")
     order.store.accept(order.ticket)
+    start = order.store.start(head.state, head.on_lag) if algorithm.stateful else Start(0, None)
+    shared = order.shared
     if any(part.reduce == "samples" for part in algorithm.parts(shared).values()):
         order.policy.check_needs({"num_examples"}, "averaging the model's buffers")
     check_protected(algorithm, shared, order.policy)
     check_steps(algorithm.solver, head.epochs, len(examples), order.policy)
-    start = order.store.start(head.state, head.on_lag) if algorithm.stateful else Start(0, None)
     ctx, work = _context(head), Assignment(examples, head.epochs, head.active)
     # Noise that the server could draw as well would hide nothing from it.
     secret = Key(secrets.randbits(64)) if order.policy.require_noise else ctx.key
@@ -142,15 +147,16 @@ def _train(order: Order[Train]) -> Letter:
     wanted = {*ALWAYS, *algorithm.weighting.requires}
     stats = {name: value for name, value in order.policy.allowed(made.stats).items() if name in wanted}
     lag = {"lag": start.lag} if start.lag else {}
-    return Letter({"stats": {name: _json(value) for name, value in stats.items()}, **lag}, made.payload)
+    return Letter(
+        {"stats": {name: _json(value) for name, value in stats.items()}, **lag}, pack(made.payload, algorithm.packings)
+    )
 
 
 def _evaluate(order: Order[Evaluate]) -> Letter:
     """This client's scores, model by model and metric by metric; a forbidden metric is null."""
     head, shared, examples = order.head, order.shared, order.task.examples("test")
     metrics, solver = head.metrics, order.algorithm.solver
-    start = order.store.start(head.state, "continue") if order.algorithm.stateful else Start(0, None)
-    mine = _on(start.state or _first_state(order, shared), order.config.device)["solver"]
+    mine = _kept(order, shared) if any(name != "global" for name in head.models) else {}
     block = Block(examples.x, examples.y, torch.tensor([0]), torch.tensor([len(examples)]))
     scores: list[float | None] = []
     for name in head.models:
@@ -162,6 +168,13 @@ def _evaluate(order: Order[Evaluate]) -> Letter:
         found = evaluate_models(order.task.objective, [model], block, allowed) if allowed else {}
         scores += [_json(float(found[metric][0])) if metric in found else None for metric in metrics]
     return Letter({"scores": scores})
+
+
+def _kept(order: Order[Evaluate], shared: Shared) -> State:
+    """What this client's solver keeps, for models of its own."""
+    start = order.store.start(order.head.state, "continue") if order.algorithm.stateful else Start(0, None)
+    kept: State = _on(start.state or _first_state(order, shared), order.config.device)["solver"]
+    return kept
 
 
 def _cross(order: Order[Cross]) -> Letter:

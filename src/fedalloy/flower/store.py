@@ -5,6 +5,7 @@
 | ``index.json`` | ``before``, ``after``: the rounds whose states are kept (0: the initial one, which needs no file); |
 | | ``ticket``: the newest order that was carried out |
 | ``state-000007.safetensors`` | the state after round 7 |
+| ``own.safetensors`` | the leaves of the model that stay with this client, as the server sent them once |
 | ``sent.jsonl`` | everything that was ever sent, by name and bytes |
 | ``lock`` | held while an order is carried out |
 
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from fedalloy.core.errors import CheckpointError
-from fedalloy.core.types import State
+from fedalloy.core.types import State, Tree
 from fedalloy.engines.flower import Refused
 from fedalloy.records import atomic, checkpoint
 
@@ -98,6 +99,20 @@ class NodeStore:
         for file in self.folder.glob("state-*.safetensors"):
             if file not in {self._path(index["before"]), self._path(index["after"])}:
                 file.unlink()
+
+    def own(self) -> tuple[dict[str, Tree], dict[str, list[str]]] | None:
+        """The leaves that stay with this client, as they first came, and the names of all leaves in their order; None
+        where they have not come or were lost."""
+        try:
+            kept = checkpoint.load(self.folder / "own.safetensors")
+            return kept["leaves"], kept["order"]
+        except (CheckpointError, KeyError):
+            return None
+
+    def keep_own(self, leaves: Mapping[str, Tree], order: Mapping[str, list[str]]) -> None:
+        """Keep the leaves that stay with this client; they never change while a run lasts."""
+        if self.own() is None:
+            checkpoint.save(self.folder / "own.safetensors", {"leaves": dict(leaves), "order": dict(order)})
 
     def sent(self, row: Mapping[str, Any]) -> None:
         """Write down what is about to be sent."""

@@ -10,7 +10,7 @@
 | ``dropped`` | ``{id: reason}`` for contributions that were refused |
 | ``absent`` | ids that were expected and sent nothing |
 | ``train_loss`` | mean training loss over the clients |
-| ``bytes_up``, ``bytes_down`` | what travelled in the round |
+| ``bytes_up``, ``bytes_down`` | what travelled in the round: the bytes of tensors, packed, without headers |
 | ``simulated_seconds`` | how long the round takes on the simulated devices |
 | ``info`` | ``{name: value}``: what the rules computed on the way |
 | ``evaluation`` | ``{metric: {"mean": ..., "worst_served": ..., ...}}`` over clients; only in rounds that evaluate |

@@ -1,0 +1,65 @@
+"""Which tensors go to a node, and how those that come from it become a contribution."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedalloy.core.algorithm import Algorithm
+from fedalloy.core.distant import ModelName
+from fedalloy.core.packing import unpack
+from fedalloy.core.protocols import Shared
+from fedalloy.core.screening import misfit
+from fedalloy.core.traffic import sent_to, tried_models
+from fedalloy.core.types import Cohort, Payload
+from fedalloy.engines.flower_json import Malformed
+
+
+def trained_on(algorithm: Algorithm, shared: Shared, *, known: bool) -> Payload:
+    """The parts of an order to train: what the solver receives, without the leaves that a known client has."""
+    return _named("shared", sent_to(algorithm, shared, known=known))
+
+
+def scored(algorithm: Algorithm, shared: Shared, models: Sequence[ModelName], *, known: bool) -> Payload:
+    """The parts of an order to score: the model, and for a client's own models what the solver receives."""
+    wanted = {part: shared[part] for part in ("params", "buffers")} if "global" in models else {}
+    if any(name != "global" for name in models):
+        wanted = {**algorithm.received(shared), **wanted}
+    return _named("shared", algorithm.exchanged(wanted) if known and algorithm.stateful else wanted)
+
+
+def tried(algorithm: Algorithm, shared: Shared, cohort: Cohort) -> Payload:
+    """The parts of an order to try everybody's model."""
+    common, sent = tried_models(algorithm, shared, cohort)
+    return {**_named("shared", common), **_named("cohort", sent)}
+
+
+def check_sketch(sketch: Payload, algorithm: Algorithm, shared: Shared) -> None:
+    """Refuse what is not a contribution, from names, shapes and dtypes alone. Packed parts are looked at when they
+    are unpacked."""
+    parts, packed = algorithm.parts(shared), algorithm.packings.keys()
+    if sketch.keys() == parts.keys():
+        sketch = {name: leaves for name, leaves in sketch.items() if name not in packed}
+        parts = {name: part for name, part in parts.items() if name not in packed}
+    _refuse(misfit(sketch, parts, shared))
+
+
+def unpacked(sent: Payload, algorithm: Algorithm, shared: Shared) -> Payload:
+    """What was sent as the algorithm knows it, on the server's device."""
+    parts, device = algorithm.parts(shared), next(iter(shared["params"].values())).device
+    like = {name: part.template(shared) for name, part in parts.items()}
+    placed = {part: {name: leaf.to(device) for name, leaf in leaves.items()} for part, leaves in sent.items()}
+    try:
+        payload = unpack(placed, algorithm.packings, like)
+    except ValueError as error:
+        raise Malformed(str(error)) from error
+    _refuse(misfit(payload, parts, shared))
+    return payload
+
+
+def _named(prefix: str, parts: Shared | Payload) -> Payload:
+    return {f"{prefix}/{name}": leaves for name, leaves in parts.items()}
+
+
+def _refuse(reason: str | None) -> None:
+    if reason:
+        raise Malformed(reason)
