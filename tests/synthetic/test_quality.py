@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -20,10 +21,11 @@ from fedalloy.run.driver import run
 from fedalloy.synthetic.classifier import ClassifierTraining
 from fedalloy.synthetic.features import features_of_file, features_of_real
 from fedalloy.synthetic.leakage import copies, leakage, nearest
-from fedalloy.synthetic.quality import matched, quality, samples_of
+from fedalloy.synthetic.quality import matched, quality, samples_of, wire_bytes
 from fedalloy.tasks.assembly import make_task
 from fedalloy.tasks.datasets.base import Dataset
 from fedalloy.tasks.metrics.frechet import frechet_distance
+from fedalloy.wire.topk import TopK
 
 QUICK = ClassifierTraining(epochs=30, lr=0.05, per_class=10)
 
@@ -182,6 +184,13 @@ def test_a_whole_verdict(trained):
     assert said["leakage"]["suspicious"] is False
     params = sum(leaf.numel() for leaf in trained.shared["params"].values())
     assert said["wire"] == {"samples": 20 * 6 * 4, "upload": 4 * params, "download": 4 * params, "classifier": 14 * 4}
+
+
+def test_a_compressed_upload_is_reported_as_it_travels(trained):
+    packed = replace(trained.fed.algorithm, wire=(TopK(0.1),))
+    said = wire_bytes(replace(trained, fed=replace(trained.fed, algorithm=packed)), torch.zeros(1))
+    numbers = sum(leaf.numel() for leaf in trained.shared["params"].values())
+    assert said["upload"] == int(numbers * 0.1) * (4 + (1 if numbers <= 256 else 2))
 
 
 def test_worse_samples_get_worse_numbers(trained):

@@ -11,8 +11,10 @@ from torch import Tensor
 from fedalloy.core import tree
 from fedalloy.core.errors import DataError, SpecError
 from fedalloy.core.keys import Key
+from fedalloy.core.packing import bytes_up
 from fedalloy.core.protocols import DataPart
-from fedalloy.core.types import Examples
+from fedalloy.core.traffic import nbytes, sent_to
+from fedalloy.core.types import Examples, Tree
 from fedalloy.run.trained import Trained
 from fedalloy.synthetic.classifier import ClassifierTraining, classifier_of, synthetic_set, train_classifier
 from fedalloy.synthetic.features import Features, features_of_real
@@ -131,14 +133,19 @@ def wire_bytes(trained: Trained, x: Tensor) -> dict[str, int]:
     """Bytes: the samples, one client's message of a round as the method sends it, and the same with the classifier as
     model; for methods that send a model the first two differ, for FedEvg they are nearly one."""
     algorithm, shared = trained.fed.algorithm, trained.shared
-    parts = algorithm.parts(shared).values()
+    sent = {name: tree.stack([_ones(part.template(shared))]) for name, part in algorithm.parts(shared).items()}
     params, buffers = classifier_of(trained.fed.task).init(Key.of(0))
     return {
         "samples": tree.nbytes({"x": x}),
-        "upload": sum(tree.nbytes(part.template(shared)) for part in parts),
-        "download": sum(tree.nbytes(leaves) for leaves in algorithm.received(shared).values()),
+        "upload": int(bytes_up(sent, algorithm.packings, 1)[0]),
+        "download": nbytes(sent_to(algorithm, shared, known=True)),
         "classifier": tree.nbytes(params) + tree.nbytes(buffers),
     }
+
+
+def _ones(leaves: Tree) -> Tree:
+    """An update of which every number says something."""
+    return tree.map_leaves(torch.ones_like, leaves)
 
 
 @dataclass(frozen=True)

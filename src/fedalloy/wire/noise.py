@@ -18,8 +18,8 @@ class Noise(Wire):
     """``x + std z`` with ``z`` standard normal, drawn from the client's key of the round.
 
     The noise is a function of the run's seed, which the server knows and tells the nodes: whoever knows the seed can
-    take the noise off again. Nothing counts how much has been given away over the rounds. So this shows what noise does
-    to accuracy and gives **no privacy guarantee**.
+    take the noise off again (only nodes that require noise draw it from a key of their own). Nothing counts how much
+    has been given away over the rounds. So this shows what noise does to accuracy and gives **no privacy guarantee**.
     Refused unless every part that is sent has a ``clip`` directly before its noise; so are models with buffers, which
     would be sent without noise, and weightings that set no bound on what one client counts for.
     When to use it: to see how a method bears Gaussian noise of a given size on clipped updates (of updates no longer
