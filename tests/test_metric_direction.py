@@ -19,7 +19,7 @@ from fedalloy import algorithms
 from fedalloy.cli.app import app
 from fedalloy.compare.comparing import compare
 from fedalloy.compare.outcome import read_outcome
-from fedalloy.compare.served import client_values, completed
+from fedalloy.compare.served import client_values, completed, noted_direction
 from fedalloy.compare.table import Spread, summarise
 from fedalloy.core import registry
 from fedalloy.core.errors import SpecError
@@ -328,6 +328,14 @@ def test_a_client_whose_loss_overflows_is_served_worst(tmp_path, metrics):
 def test_a_mean_between_models_is_not_taken_over_the_others():
     assert _moments([1.0, 3.0, math.nan]) == (2.0, 1.0)
     assert all(map(math.isnan, _moments([1.0, 3.0, math.inf])))
+
+
+def test_a_damaged_note_or_row_says_nothing():
+    assert noted_direction({"higher_is_better": {"loss": "no"}}, "loss") is None
+    assert noted_direction({"higher_is_better": [1]}, "loss") is False, "as registered"
+    assert noted_direction([], "loss") is False  # type: ignore[arg-type]
+    assert client_values({"ids": [0], "loss": 3}, "loss", False) == []
+    assert math.isnan(client_values({"ids": [0], "loss": ["x"]}, "loss", False)[0])
 
 
 def test_null_is_told_apart_from_nothing_to_score():

@@ -27,7 +27,7 @@ def direction(record: RunRecord, metric: str) -> bool | None:
 
 def noted_direction(environment: Mapping[str, Any], metric: str) -> bool | None:
     """The same from what ``environment.json`` holds."""
-    noted = environment.get("higher_is_better")
+    noted = environment.get("higher_is_better") if isinstance(environment, Mapping) else None
     if not isinstance(noted, Mapping) or metric not in noted:
         return higher_is_better(metric)
     said = noted[metric]
@@ -111,7 +111,7 @@ def client_values(
     everyone = not others and (summary or {}).get("skipped") == 0
 
     def value(place: int, found: float | None) -> float:
-        if found is not None:
+        if isinstance(found, int | float):
             return float(found)
         scored = everyone or any(column[place] is not None for column in others)
         return math.inf if higher is False and scored else math.nan
