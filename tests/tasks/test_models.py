@@ -87,7 +87,7 @@ def test_any_factory_becomes_an_objective():
         ("mlp", {"hiden": (3,)}, "did you mean 'hidden'"),
         ("mlp", {"activation": "rellu"}, "did you mean 'relu'"),
         ("nowhere.at_all:model", {}, "cannot be imported"),
-        ("torch.nn:Linaer", {}, "cannot be imported"),
+        ("torch.nn:Linaer", {}, "did you mean 'Linear'"),
         ("torch:pi", {}, "not a function"),
         ("builtins:dict", {}, "returns an nn.Module"),
         ("cnn", {}, "at least 16 x 16"),

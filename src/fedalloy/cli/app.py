@@ -28,14 +28,13 @@ from fedalloy.cli import (
     unfold,
 )
 from fedalloy.cli.console import complain, tell_notes
-from fedalloy.core.errors import AlgorithmError, FedalloyError, RegistryError, SpecError
+from fedalloy.cli.failing import exit_code, sentence
 from fedalloy.run.interrupt import Terminated
 
 EXIT_CODES = (
     "Exit codes: 0 fine, 1 a run failed or something does not match, 2 wrong usage or a wrong recipe, 3 not built, "
     "130 interrupted, 143 ended by SIGTERM."
 )
-USAGE = (SpecError, RegistryError, AlgorithmError)
 
 
 class Commands(TyperGroup):
@@ -49,11 +48,12 @@ class Commands(TyperGroup):
         except KeyboardInterrupt as interrupt:
             complain("interrupted")
             raise typer.Exit(143 if isinstance(interrupt, Terminated) else 130) from None
-        except FedalloyError as error:
-            if ctx.params.get("debug"):
+        except Exception as error:
+            said = sentence(error)
+            if said is None or ctx.params.get("debug"):
                 raise
-            complain(str(error))
-            raise typer.Exit(2 if isinstance(error, USAGE) else 1) from None
+            complain(said)
+            raise typer.Exit(exit_code(error)) from None
 
 
 app = typer.Typer(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,6 +10,7 @@ import typer
 
 from fedalloy.cli.console import console, number, print_json, print_table
 from fedalloy.cli.run import Json
+from fedalloy.core.errors import CheckpointError
 
 if TYPE_CHECKING:
     from fedalloy.docs import RuleText
@@ -25,10 +27,32 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show what happened in a run, or what a rule does and which arguments it takes."""
-    if Path(what).is_dir():
-        show_run(Path(what), as_json)
+    # A name that is too long for a file is no file.
+    is_folder, is_file = (_safely(Path(what).is_dir), _safely(Path(what).is_file))
+    if is_folder:
+        show_run(_run_in(Path(what)), as_json)
+    elif is_file:
+        raise CheckpointError(f"{what} is a file, not a run; name a run folder, or a rule")
     else:
         show_rule(what, as_json)
+
+
+def _safely(look: Callable[[], bool]) -> bool:
+    try:
+        return look()
+    except OSError:
+        return False
+
+
+def _run_in(folder: Path) -> Path:
+    """The folder, if it is a run; where it holds some further down, an error that names them."""
+    from fedalloy.records.reading import find_runs, is_run
+
+    below = [] if is_run(folder) else find_runs(folder)
+    if below:
+        some = ", ".join(str(run) for run in below[:3]) + (", ..." if len(below) > 3 else "")
+        raise CheckpointError(f"{folder} is no run, but holds {len(below)}: name one of them ({some})")
+    return folder
 
 
 def show_run(folder: Path, as_json: bool) -> None:

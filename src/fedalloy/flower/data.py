@@ -20,6 +20,7 @@ import torch
 from fedalloy.core import registry
 from fedalloy.core.errors import DataError
 from fedalloy.core.keys import Key
+from fedalloy.core.own_code import own_code
 from fedalloy.core.protocols import DataPart, Objective
 from fedalloy.core.types import Examples
 from fedalloy.engines.flower import Refused
@@ -182,7 +183,9 @@ def _from_folder(folder: Path) -> dict[str, tuple[Any, Any]]:
 
 
 def _from_function(path: str) -> dict[str, tuple[Any, Any]]:
-    made = resolve(path)()
+    function = resolve(path)
+    with own_code(path, DataError):
+        made = function()
     if isinstance(made, tuple | list) and len(made) == 2:
         return {"": (made[0], made[1])}
     if isinstance(made, Mapping) and "train" in made and made.keys() <= set(PARTS):

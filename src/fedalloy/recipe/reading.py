@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -12,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from fedalloy.core.errors import SpecError, nearest
+from fedalloy.core.own_code import import_own
 from fedalloy.recipe.changes import assign
 from fedalloy.recipe.tables import Recipe
 from fedalloy.recipe.walking import table_of
@@ -35,6 +35,10 @@ def read(path: str | Path) -> dict[str, Any]:
         raise SpecError(f"there is no recipe {file}; {_neighbours(file)}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SpecError(f"{file} is not TOML: {error}") from None
+    except RecursionError:
+        raise SpecError(f"{file} is nested too deeply for a recipe") from None
+    except OSError as error:
+        raise SpecError(f"{file} cannot be read: {error.strerror}") from None
 
 
 def parse(data: Mapping[str, Any], source: str = "recipe") -> Recipe:
@@ -56,13 +60,7 @@ def parse(data: Mapping[str, Any], source: str = "recipe") -> Recipe:
 
 def _import(module: str, source: str) -> None:
     """A module whose rules register themselves when it is imported."""
-    try:
-        importlib.import_module(module)
-    except ImportError as error:
-        raise SpecError(
-            f"{source}: imports: '{module}' cannot be imported ({error}): install it, put its folder on PYTHONPATH, "
-            "or run the command in its folder"
-        ) from error
+    import_own(module, f"{source}: imports: '{module}'", SpecError)
 
 
 def _sentences(problems: list[dict[str, Any]], data: Mapping[str, Any]) -> Iterator[str]:

@@ -20,6 +20,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
+import re
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -36,6 +38,7 @@ from fedalloy.records.atomic import write_atomically
 
 FORMAT = 1
 _ENTRY = "fedalloy"
+_OS_ERROR = re.compile(r"os error (\d+)")
 # The dtypes that every version of the format knows; all others travel as bytes.
 _NATIVE = frozenset({
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool,
@@ -53,7 +56,13 @@ def write(path: Path, state: Mapping[str, Any]) -> None:
     tensors, skeleton = flatten(state)
     tensors = _unshared(tensors)
     header = {"format": FORMAT, "sha256": digest(tensors, skeleton), "state": skeleton}
-    save_file(tensors, path, metadata={_ENTRY: _dumps(header)})
+    try:
+        save_file(tensors, path, metadata={_ENTRY: _dumps(header)})
+    except SafetensorError as error:
+        if (found := _OS_ERROR.search(str(error))) is None:
+            raise
+        number = int(found[1])  # a full disk is a full disk, whoever writes
+        raise OSError(number, os.strerror(number), str(path)) from error
 
 
 def load(path: Path, verify: bool = True) -> State:

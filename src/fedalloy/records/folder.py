@@ -22,6 +22,7 @@ therefore keeps the byte lengths of the two other streams, and timings are cut b
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import tomllib
@@ -61,6 +62,11 @@ class Checkpoint:
     lengths: dict[str, int]
 
 
+def _short(path: str | Path) -> str:
+    text = str(path)
+    return text if len(text) <= 120 else f"{text[:60]}...{text[-40:]}"
+
+
 def _warn(message: str) -> None:
     warnings.warn(message, RuntimeWarning, stacklevel=3)
 
@@ -79,7 +85,14 @@ class RunFolder:
     ) -> RunFolder:  # fmt: skip
         """Start a run in a folder that holds none; killed half-way, it can be called again."""
         folder = RunFolder(Path(path))
-        atomic.make_folder(folder._checkpoints)
+        try:
+            atomic.make_folder(folder._checkpoints)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):  # which may pass
+                raise
+            raise CheckpointError(
+                f"the run folder {_short(path)} cannot be made: {error.strerror}; choose another one"
+            ) from error
         with locked(folder.path / "lock"):
             if folder._recipe.exists():
                 raise CheckpointError(f"{path} holds a run already; resume it, or choose another folder")

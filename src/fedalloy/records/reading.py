@@ -98,7 +98,7 @@ def read_run(path: str | Path) -> RunRecord:
         raise CheckpointError(f"{path} holds no run (no recipe.toml with an environment.json); name a run folder")
     return RunRecord(
         folder,
-        tomllib.loads((folder / "recipe.toml").read_text(encoding="utf-8")),
+        _read_recipe(folder / "recipe.toml"),
         read_json(folder / "environment.json") or {},
         read_status(folder),
         read_json(folder / "manifest.json"),
@@ -110,9 +110,9 @@ def read_status(folder: Path) -> dict[str, Any]:
     interrupted: by SIGKILL, by a machine that stopped, by a disk so full that not even this could be written."""
     try:
         told = read_json(folder / "status.json") or {}
-    except ValueError:
+    except CheckpointError:
         told = {}
-    status = {"state": "running", "round": 0, "reason": "", **(told if isinstance(told, dict) else {})}
+    status = {"state": "running", "round": 0, "reason": "", **told}
     if status["state"] == "running" and holder(folder / "lock") is None:
         status["state"] = "interrupted"
     return status
@@ -191,5 +191,17 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """A small JSON file, or None where there is none."""
     if not path.exists():
         return None
-    value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is damaged: no JSON ({error}); restore it, or run anew elsewhere") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} is damaged: no JSON object; restore it, or run anew elsewhere")
     return value
+
+
+def _read_recipe(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is damaged: no TOML ({error}); restore it, or run anew elsewhere") from None

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedalloy.compare.outcome import Outcome, outcome_of
 from fedalloy.compare.served import client_values, completed, direction, noted_direction
-from fedalloy.core.errors import CheckpointError
+from fedalloy.core.errors import CheckpointError, SpecError, nearest
 from fedalloy.records.reading import RunRecord, find_runs, last_rows, read_run
 from fedalloy.report.tally import Clock, Course, Tally, number
 
@@ -138,8 +138,18 @@ def gather(places: Sequence[Path], metric: str | None = None) -> list[Story]:
     if not folders:
         raise CheckpointError(f"no run in {', '.join(map(str, places))}; name run folders, or a folder that holds some")
     stories = told_apart([tell(folder, metric) for folder in dict.fromkeys(folders)])
+    if metric is not None and not any(story.curve or story.clients for story in stories):
+        known = {name for story in stories for name in _scored_by(story.recipe)}
+        raise SpecError(
+            f"none of these runs was scored by '{metric}': {nearest(metric, known)}; evaluate it first (evaluate.metrics)"
+        )
     order = {name: position for position, name in enumerate(_order(places))}
     return sorted(stories, key=lambda story: (order.get(story.name, len(order)), story.name, story.seed))
+
+
+def _scored_by(recipe: Mapping[str, Any]) -> Sequence[str]:
+    """The metrics of a run, as a recipe or as ``fit`` stores them."""
+    return recipe.get("evaluate", {}).get("metrics") or recipe.get("run", {}).get("metrics") or ()
 
 
 def told_apart(stories: Sequence[Story]) -> list[Story]:

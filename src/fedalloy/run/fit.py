@@ -80,8 +80,13 @@ class RunResult:
     def last(self, metric: str = "accuracy") -> dict[str, float]:
         """The newest summary of a metric over clients: mean, worst, best, gini, ..."""
         found: dict[str, float] = {}
+        known: set[str] = set()
         for row in self.rounds():
-            found = row.get("evaluation", {}).get(metric, found)
+            scores = row.get("evaluation", {})
+            known |= scores.keys()
+            found = scores.get(metric, found)
+        if known and not found:
+            raise SpecError(f"the run was not scored by '{metric}': {nearest(metric, known)}")
         return found
 
     def _rows(self, stream: str) -> Iterator[Row]:
@@ -118,6 +123,7 @@ def fit(
     A folder is resumed only with the run that it holds, possibly with more ``rounds``; ``allow_engine_change`` allows
     another engine or device, ``start_over`` begins anew where no checkpoint can be used.
     """
+    _check_order(algorithm, task)
     chosen = as_algorithm(algorithm)
     config = RunConfig(rounds=rounds, seed=seed, **_settings(settings, cohort, task))
     recipe = {"algorithm": algorithm_to_spec(chosen) if folder else {}, "run": _plain(config)}
@@ -133,7 +139,20 @@ def as_algorithm(algorithm: Algorithm | str | Mapping[str, Any]) -> Algorithm:
     """An algorithm from a value, a name or a spec."""
     if isinstance(algorithm, Algorithm):
         return algorithm
+    if not isinstance(algorithm, str | Mapping):
+        raise SpecError(f"algorithm is a {type(algorithm).__name__}: give fedavg(lr=0.05), a method's name, or a spec")
     return algorithms.named(algorithm) if isinstance(algorithm, str) else algorithm_from_spec(algorithm)
+
+
+def _check_order(algorithm: object, task: object) -> None:
+    """Say what is meant to stand where."""
+    if isinstance(algorithm, Task) and not isinstance(algorithm, Algorithm):
+        raise SpecError("fit: the first argument is a task; the order is fit(algorithm, task)")
+    if not isinstance(task, Task):
+        raise SpecError(
+            f"fit: the second argument must be a task (fedalloy.make_task makes one), got {type(task).__name__}; the "
+            "order is fit(algorithm, task)"
+        )
 
 
 def _settings(settings: dict[str, Any], cohort: int | float | None, task: Task) -> dict[str, Any]:

@@ -9,10 +9,13 @@ from torch import Tensor
 
 from fedalloy.core import tree
 from fedalloy.core.protocols import Task
+from fedalloy.tasks.computing import check_device
 
 
 def placed(task: Task, device: str) -> Task:
-    """The task with its data where the models are, when it can be moved and fits there."""
+    """The task with its data where the models are, when it can be moved and fits there; a device that is not there is
+    refused."""
+    check_device(device)
     if device == "cpu" or not hasattr(task, "to") or not _fits(task, device):
         return task
     moved: Task = task.to(device)

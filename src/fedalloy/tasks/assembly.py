@@ -16,6 +16,7 @@ from fedalloy.core.arguments import convert
 from fedalloy.core.errors import SpecError, nearest
 from fedalloy.core.keys import Key
 from fedalloy.core.spec import from_spec
+from fedalloy.tasks.computing import check_device
 from fedalloy.tasks.datasets.base import Dataset, DatasetLoader, Standardise, usual_of
 from fedalloy.tasks.federation import FederatedTask, federate
 from fedalloy.tasks.losses import PerExample
@@ -64,6 +65,7 @@ def make_task(
     >>> make_task("digits", partition={"kind": "dirichlet", "alpha": 0.3}, clients=5).population
     5
     """
+    check_device(device)
     key, usual = Key.of(seed).fold("task"), usual_of(dataset)
     data = as_dataset(dataset, key.fold("dataset"))
     rule = as_partition(partition, data)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any, ClassVar
 
 from fedalloy.core.errors import DataError, SpecError, nearest
 from fedalloy.core.keys import Key
+from fedalloy.core.own_code import import_own, own_code
 from fedalloy.core.registry import register
 from fedalloy.tasks.datasets.base import Dataset, DatasetLoader, from_clients
 
@@ -34,8 +34,9 @@ class FromFunction(DatasetLoader):
     def load(self, key: Key) -> Dataset:
         """Call the function."""
         function = resolve(self.function)
-        takes_key = "key" in inspect.signature(function).parameters
-        made = function(key=key) if takes_key else function()
+        with own_code(self.function, DataError):
+            takes_key = "key" in inspect.signature(function).parameters
+            made = function(key=key) if takes_key else function()
         return made if isinstance(made, Dataset) else self._from_list(made)
 
     def _from_list(self, made: Any) -> Dataset:
@@ -55,12 +56,7 @@ def resolve(path: str) -> Callable[..., Any]:
     3.0
     """
     module_name, _, name = path.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as cause:
-        raise DataError(
-            f"'{path}': module {module_name} cannot be imported ({cause}); is it on the Python path?"
-        ) from cause
+    module = import_own(module_name, f"'{path}': module {module_name}", DataError)
     found = getattr(module, name, None)
     if not callable(found):
         functions = [public for public in dir(module) if callable(getattr(module, public)) and public[0] != "_"]

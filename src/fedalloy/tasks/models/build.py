@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import difflib
 import inspect
 import math
 from collections.abc import Callable
@@ -12,6 +12,7 @@ from torch import nn
 
 from fedalloy.core import registry
 from fedalloy.core.errors import SpecError, nearest
+from fedalloy.core.own_code import import_own, own_code
 
 
 def build(name: str, input_shape: tuple[int, ...], classes: int, /, **args: Any) -> nn.Module:
@@ -32,11 +33,11 @@ def build(name: str, input_shape: tuple[int, ...], classes: int, /, **args: Any)
     known = {"inputs": math.prod(input_shape), "input_shape": tuple(input_shape), "classes": classes}
     taken = _arguments(factory)
     if taken is None:
-        return _module(name, factory(**{**known, **args}))
+        return _made(name, factory, {**known, **args})
     if unknown := sorted(args.keys() - taken):
         raise SpecError(f"model '{name}' has no argument '{unknown[0]}': {nearest(unknown[0], taken)}")
     filled = {key: value for key, value in known.items() if key in taken}
-    return _module(name, factory(**{**filled, **args}))
+    return _made(name, factory, {**filled, **args})
 
 
 def resolve(name: str) -> Callable[..., Any]:
@@ -44,13 +45,12 @@ def resolve(name: str) -> Callable[..., Any]:
     if ":" not in name:
         return registry.find("model", name)
     module, _, function = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise SpecError(
-            f"model '{name}' cannot be imported ({error}): write 'package.module:function' and see that the "
-            "package is installed or on PYTHONPATH"
-        ) from error
+    there = import_own(module, f"model '{name}'", SpecError)
+    found = getattr(there, function, None)
+    if found is None:
+        functions = [public for public in dir(there) if callable(getattr(there, public)) and public[0] != "_"]
+        close = difflib.get_close_matches(function, functions, n=5) or functions[:20]  # a library has hundreds
+        raise SpecError(f"model '{name}': module {module} has no function '{function}': {nearest(function, close)}")
     if not callable(found):
         raise SpecError(f"model '{name}' is a {type(found).__name__}, not a function that returns an nn.Module")
     factory: Callable[..., Any] = found
@@ -73,6 +73,14 @@ def _arguments(factory: Callable[..., Any]) -> set[str] | None:
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None
     return {parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_POSITIONAL}
+
+
+def _made(name: str, factory: Callable[..., Any], arguments: dict[str, Any]) -> nn.Module:
+    if ":" not in name:
+        return _module(name, factory(**arguments))
+    with own_code(f"model '{name}'", SpecError):
+        built = factory(**arguments)
+    return _module(name, built)
 
 
 def _module(name: str, built: Any) -> nn.Module:
