@@ -106,6 +106,7 @@ CAUGHT_BY = {
     "stale_buffers": ("batchnorm", "batchnorm and state", "two phases"),
     "call_order": ("fedavg", "wavering steps"),
     "written_inputs": ("fedavg", "batchnorm"),
+    "false_statistics": ("fedavg", "uneven epochs, normalised"),
 }
 
 

@@ -24,8 +24,8 @@ from fedalloy.core.keys import Key
 from fedalloy.records.folder import RunFolder
 from fedalloy.records.reading import read_run
 from fedalloy.run.config import RunConfig
-from fedalloy.run.driver import BARREN_LIMIT
 from fedalloy.run.fit import RunResult, as_algorithm, fit
+from fedalloy.run.health import BARREN_LIMIT
 from fedalloy.run.interrupt import stop_on_signal
 from fedalloy.run.sampling import Listed
 from fedalloy.servers.sgd import ServerSgd

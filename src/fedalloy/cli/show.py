@@ -74,10 +74,12 @@ def show_run(folder: Path, as_json: bool) -> None:
     dropped = [
         f"round {row['round']}, client {who}: {why}" for row in record.rounds() for who, why in row["dropped"].items()
     ]
-    for line in dropped[:10]:
-        out.print(f"dropped in {line}", markup=False)
-    if len(dropped) > 10:
-        out.print(f"and {len(dropped) - 10} more")
+    refused = [f"round {row['round']}: {row['refusal']}" for row in record.rounds() if row.get("refusal")]
+    for said, lines in (("dropped in", dropped), ("no effect in", refused)):
+        for line in lines[:10]:
+            out.print(f"{said} {line}", markup=False)
+        if len(lines) > 10:
+            out.print(f"and {len(lines) - 10} more")
     out.print("\n" + toml.dumps(record.recipe), markup=False)
 
 

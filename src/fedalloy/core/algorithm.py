@@ -12,7 +12,8 @@ from torch import Tensor
 from fedalloy.core import tree
 from fedalloy.core.arguments import checked
 from fedalloy.core.elements import combine_elements
-from fedalloy.core.errors import AlgorithmError
+from fedalloy.core.errors import AlgorithmError, RoundRefused
+from fedalloy.core.idle import left_out, took_no_step
 from fedalloy.core.keys import Key
 from fedalloy.core.packing import Packings
 from fedalloy.core.protocols import (
@@ -28,6 +29,7 @@ from fedalloy.core.protocols import (
     Wire,
 )
 from fedalloy.core.screening import screen
+from fedalloy.core.statistics import ANY_SIZE, STATISTICS, SizeLimits, Statistic
 from fedalloy.core.types import Cohort, Context, Facts, Info, Part, Payload, State, Tree, Weights
 from fedalloy.core.wiring import check_buffers, check_wires, packings_of
 
@@ -77,6 +79,22 @@ class Algorithm:
         """Statistics a client can send; where no model is received there is none to try before training."""
         known = ENGINE_STATS if self.solver.target == "params" else ENGINE_STATS - OF_A_RECEIVED_MODEL
         return self.solver.provides | known
+
+    @property
+    def statistics(self) -> Mapping[str, Statistic]:
+        """The declarations of all statistics, those of the solver's own included."""
+        return {**STATISTICS, **self.solver.statistics}
+
+    @property
+    def counts_idle(self) -> bool:
+        """Whether a client that took no step counts."""
+        return self.weighting.counts_idle and self.solver.counts_idle
+
+    def needs(self, shared: Mapping[str, Tree]) -> frozenset[str]:
+        """The statistics that every client must send: for the weighting, and for parts averaged by samples."""
+        by_samples = any(part.reduce == "samples" for part in self.parts(shared).values())
+        sizes = {"num_examples"} if by_samples and not self.weighting.guards_all_parts else set()
+        return self.weighting.requires - {"cross_score"} | sizes
 
     @property
     def stateful(self) -> bool:
@@ -157,11 +175,27 @@ class Algorithm:
         return {name: drawn[name].to(leaf) for name, leaf in shared["params"].items()}
 
     def check_cohort(self, cohort: int, population: int) -> None:
-        """Refuse a sampled cohort where the weighting needs everyone."""
+        """Refuse a sampled cohort where the weighting needs everyone, and one that is too small for it."""
         if self.weighting.needs_everyone and cohort < population:
             raise AlgorithmError(
                 f"weighting {_name(self.weighting)} needs every client in every round, but the cohort is {cohort} of "
                 f"{population}: set the cohort to {population} or choose a rule for sampled cohorts"
+            )
+        self.check_able(cohort, population)
+
+    def check_task(self, task: Task) -> None:
+        """Refuse a federation, whose data are at hand, that the weighting was not made for."""
+        reason = self.weighting.unsuited(task)
+        if reason:
+            raise AlgorithmError(reason)
+
+    def check_able(self, able: int, population: int) -> None:
+        """Refuse a federation in which too few clients can ever count in the same round."""
+        least = self.weighting.least_clients(population)
+        if able < least:
+            raise AlgorithmError(
+                f"weighting {_name(self.weighting)} needs at least {least} clients in a round that count, but there "
+                f"can be {able}: sample more, give more of them examples and time, or change the rule's settings"
             )
 
 
@@ -196,35 +230,65 @@ def _beside(x: Tensor, leaves: Tree) -> Tree:
 
 @dataclass(frozen=True)
 class ServerStep:
-    """What a round did at the server; of weights on elements, ``weights`` holds each leaf's mean by client."""
+    """What a round did at the server; of weights on elements, ``weights`` holds each leaf's mean by client.
+
+    ``idle`` are the clients that took no step, whether they count or not; ``refusal`` says why a round in which the
+    rule could not be applied to those who came has no effect.
+    """
 
     state: ServerState
     ids: Tensor
     weights: Weights
     info: Info
     dropped: dict[int, str]
+    idle: tuple[int, ...] = ()
+    refusal: str | None = None
 
 
 def server_step(
-    algorithm: Algorithm, state: ServerState, cohort: Cohort, ctx: Context, max_norm: float | None = None
+    algorithm: Algorithm,
+    state: ServerState,
+    cohort: Cohort,
+    ctx: Context,
+    max_norm: float | None = None,
+    sizes: SizeLimits = ANY_SIZE,
 ) -> ServerStep:
     """Screen, weigh, combine, undo the wire, move the target, absorb: the whole server half, pure.
 
-    A cohort without a single valid contribution leaves the state as it was, and so does one that shares nothing.
+    A cohort without a single valid contribution leaves the state as it was, and so does one that shares nothing and one
+    that the rule is not defined for.
     """
-    cohort, dropped = screen(cohort, algorithm.solver.update, max_norm, algorithm.weighting.requires)
+    needed, idle = algorithm.needs(state["shared"]), took_no_step(cohort)
+    resting = tuple(cohort.ids[idle].tolist()) if bool(idle.any()) else ()
+    if resting:
+        present = (~left_out(cohort, idle, needed, algorithm.counts_idle)).nonzero().flatten()
+        cohort, sizes = cohort.select(present), sizes.select(present)
+    cohort, dropped = screen(cohort, algorithm.solver.update, max_norm, needed, sizes, algorithm.statistics)
     if len(cohort) == 0:
-        return ServerStep(state, cohort.ids, torch.zeros(0), {}, dropped)
+        return ServerStep(state, cohort.ids, torch.zeros(0), {}, dropped, resting)
     if not any(cohort.payload.values()):
-        return ServerStep(state, cohort.ids, torch.zeros(len(cohort), dtype=torch.float64), {}, dropped)
+        nothing = torch.zeros(len(cohort), dtype=torch.float64)
+        return ServerStep(state, cohort.ids, nothing, {}, dropped, resting)
+    try:
+        new, weights, info = _moved(algorithm, state, cohort, ctx)
+    except RoundRefused as error:
+        return ServerStep(state, cohort.ids[:0], torch.zeros(0), {}, dropped, resting, str(error))
+    return ServerStep(new, cohort.ids, weights, info, dropped, resting)
+
+
+def _moved(algorithm: Algorithm, state: ServerState, cohort: Cohort, ctx: Context) -> tuple[ServerState, Weights, Info]:
+    """The state after the contributions of a cohort in which everyone counts."""
+    least = algorithm.weighting.least_clients(ctx.population)
+    if len(cohort) < least:
+        rule = _name(algorithm.weighting)
+        raise RoundRefused(f"weighting {rule} needs at least {least} contributions that count, and {len(cohort)} came")
     weights, weighted, weighting_state, info = _weigh(algorithm, state, cohort, ctx)
-    aggregate = {**_reduce(algorithm, state["shared"], cohort), **weighted}
+    aggregate = {**_reduce(algorithm, state, cohort, weights, ctx), **weighted}
     for wire in reversed(algorithm.wire):
         aggregate = wire.after(aggregate, cohort, weights, ctx)
     shared, server_state, server_info = _move(algorithm, state, aggregate, ctx)
     shared = algorithm.solver.absorb(shared, aggregate, cohort, ctx)
-    new = {"shared": shared, "weighting": weighting_state, "server": server_state}
-    return ServerStep(new, cohort.ids, weights, {**info, **server_info}, dropped)
+    return {"shared": shared, "weighting": weighting_state, "server": server_state}, weights, {**info, **server_info}
 
 
 def _weigh(
@@ -242,16 +306,34 @@ def _weigh(
     return weights, {name: tree.combine(leaves, weights) for name, leaves in parts.items()}, kept, info
 
 
-def _reduce(algorithm: Algorithm, shared: Shared, cohort: Cohort) -> Payload:
-    """The parts on which the weighting has no say, each as declared."""
-    reduced = {}
-    for name, part in algorithm.parts(shared).items():
+def _reduce(algorithm: Algorithm, state: ServerState, cohort: Cohort, weights: Weights, ctx: Context) -> Payload:
+    """The parts that are not the weighting's own, each as declared, unless the rule guards them too."""
+    reduced, rule = {}, algorithm.weighting
+    for name, part in algorithm.parts(state["shared"]).items():
         leaves = cohort.payload[name]
         if part.reduce == "stack":
             reduced[name] = leaves
+        elif part.reduce != "weighted" and rule.guards_all_parts:
+            reduced[name] = _guarded(rule, state["weighting"], replace(cohort, payload={"delta": leaves}), weights, ctx)
         elif part.reduce != "weighted":
             reduced[name] = tree.combine(leaves, _evenly(cohort) if part.reduce == "mean" else _by_samples(cohort))
     return reduced
+
+
+def _guarded(rule: Weighting, state: State, cohort: Cohort, weights: Weights, ctx: Context) -> Tree:
+    """A part reduced by the rule's own choice of clients or, element by element, by a round of its own."""
+    leaves = cohort.payload["delta"]
+    if not isinstance(rule, ElementWeighting):
+        return tree.combine(leaves, weights)
+    # Counters may be averaged, too: in float64, then rounded back.
+    floats = {name: leaf if leaf.is_floating_point() else leaf.double() for name, leaf in leaves.items()}
+    _, combined = combine_elements(
+        rule.open(replace(cohort, payload={"delta": floats}), state, ctx), floats, {"": floats}
+    )
+    return {
+        name: leaf if leaves[name].is_floating_point() else leaf.round().to(leaves[name].dtype)
+        for name, leaf in combined[""].items()
+    }
 
 
 def _evenly(cohort: Cohort) -> Tensor:

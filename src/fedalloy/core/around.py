@@ -11,6 +11,7 @@ from torch import Tensor
 from fedalloy.core.keys import Key
 from fedalloy.core.names import Names
 from fedalloy.core.protocols import Carry, GradAt, LocalSolver, Objective, Outputs, Shared
+from fedalloy.core.statistics import Statistic
 from fedalloy.core.types import Cohort, Context, Facts, Part, Payload, Plan, State, Stats, Tree
 
 
@@ -38,6 +39,14 @@ class SolverAround(LocalSolver):
     @property
     def provides(self) -> frozenset[str]:
         return self.inner.provides
+
+    @property
+    def statistics(self) -> Mapping[str, Statistic]:
+        return self.inner.statistics
+
+    @property
+    def counts_idle(self) -> bool:
+        return self.inner.counts_idle
 
     @property
     def stateful(self) -> bool:
@@ -79,6 +88,9 @@ class SolverAround(LocalSolver):
 
     def plan(self, sizes: Tensor, epochs: Tensor, keys: Key) -> Plan:
         return self.inner.plan(sizes, epochs, keys)
+
+    def count_steps(self, sizes: Tensor, epochs: Tensor) -> Tensor:
+        return self.inner.count_steps(sizes, epochs)
 
     def draws(self, plan: Plan, keys: Key, shared: Shared) -> Tree:
         return self.inner.draws(plan, keys, shared)

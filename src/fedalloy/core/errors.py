@@ -22,6 +22,10 @@ class AlgorithmError(FedalloyError):
     """The four parts of an algorithm do not fit together, or do not fit the federation."""
 
 
+class RoundRefused(AlgorithmError):
+    """A rule is not defined for those who came in a round: the round has no effect, and the run goes on."""
+
+
 class DataError(FedalloyError):
     """A data set, a partition or a client's data cannot be used as asked."""
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from fedalloy.core import tree
 from fedalloy.core.keys import Key
 from fedalloy.core.length import AnyLength
 from fedalloy.core.names import NO_NAMES, Names
@@ -24,8 +23,8 @@ from fedalloy.core.objective import GradAt as GradAt
 from fedalloy.core.objective import Objective as Objective
 from fedalloy.core.objective import Outputs as Outputs
 from fedalloy.core.packing import Packings
+from fedalloy.core.statistics import STATISTICS, Statistic
 from fedalloy.core.store import ClientStore as ClientStore
-from fedalloy.core.tree import Chunk
 from fedalloy.core.types import (
     Block,
     Cohort,
@@ -43,6 +42,9 @@ from fedalloy.core.types import (
     Weights,
     Work,
 )
+from fedalloy.core.weighting import ElementRound as ElementRound
+from fedalloy.core.weighting import ElementWeighting as ElementWeighting
+from fedalloy.core.weighting import Weighting as Weighting
 
 if TYPE_CHECKING:
     from fedalloy.core.algorithm import Algorithm
@@ -53,11 +55,8 @@ Carry = dict[str, Any]
 """What a client's program hands from step to step: nested dicts of tensors."""
 DataPart = Literal["train", "valid", "test"]
 
-ENGINE_STATS = frozenset({
-    "num_examples", "num_steps", "train_loss", "running_loss", "loss_before", "accuracy_after", "bytes_up",
-    "cross_score",
-})  # fmt: skip
-"""What every federation can provide by itself. ``running_loss`` is the sum of the minibatch losses of local training;
+ENGINE_STATS = frozenset(STATISTICS) - {"step_norm", "effective_steps"}
+"""What every federation can provide by itself (:mod:`fedalloy.core.statistics` says what each is and its range).
 ``cross_score`` is no statistic of one client but a matrix, ``Cohort.cross``, from an exchange of its own
 (``core.cross``). Losses and scores besides ``train_loss`` are measured only for rules that require them."""
 
@@ -87,6 +86,17 @@ class LocalSolver(AnyLength, ABC):
     def provides(self) -> frozenset[str]:
         """Statistics this solver adds to those of the engine (see ``describe``)."""
         return frozenset()
+
+    @property
+    def statistics(self) -> Mapping[str, Statistic]:
+        """What is true of the statistics of its own that it provides; one that is not declared is any finite number."""
+        return {}
+
+    @property
+    def counts_idle(self) -> bool:
+        """Whether a client that took no step counts as far as this solver is concerned (see ``Weighting``). Not where
+        a part that it sends is averaged over clients whoever they are."""
+        return all(part.reduce != "mean" for part in self.parts.values())
 
     @property
     def stateful(self) -> bool:
@@ -146,6 +156,11 @@ class LocalSolver(AnyLength, ABC):
     @abstractmethod
     def plan(self, sizes: Tensor, epochs: Tensor, keys: Key) -> Plan:
         """The local steps of a block of clients: ``sizes`` and ``epochs`` are ``[C]``, ``keys`` a batch of C."""
+
+    def count_steps(self, sizes: Tensor, epochs: Tensor) -> Tensor:
+        """How many steps ``plan`` makes for each client, ``[C]``: the server counts them itself, wherever the data are.
+        A formula is worth having, because a client far away may claim any size."""
+        return self.plan(sizes, epochs, Key.of(0).each(torch.arange(len(sizes)))).steps
 
     def draws(self, plan: Plan, keys: Key, shared: Shared) -> Tree:
         """Random inputs of the program, ``[C, S, ...]`` each."""
@@ -210,82 +225,6 @@ class LocalSolver(AnyLength, ABC):
         """The client's model after local training, on which ``accuracy_after`` is measured."""
         model: Tree = carry["params"]
         return model
-
-
-class Weighting(AnyLength, ABC):
-    """How much each contribution counts."""
-
-    @property
-    def requires(self) -> frozenset[str]:
-        """Statistics the rule needs from every client."""
-        return frozenset({"num_examples"})
-
-    @property
-    def reads_payload(self) -> bool:
-        """Whether the rule looks at what was sent (then nothing can be masked or streamed)."""
-        return False
-
-    @property
-    def reads(self) -> frozenset[str]:
-        """The parts that a rule looks at, so that no solver without them gets it."""
-        return frozenset({"delta"}) if self.reads_payload else frozenset()
-
-    @property
-    def weight_bound(self) -> float | None:
-        """The largest weight one client can get whatever it sends; None when there is no such bound."""
-        return None
-
-    @property
-    def needs_everyone(self) -> bool:
-        """Whether the rule is defined only when the cohort is the whole population."""
-        return False
-
-    def init(self, population: int) -> State:
-        """The rule's state before the first round."""
-        return {}
-
-    @abstractmethod
-    def weigh(self, cohort: Cohort, state: State, ctx: Context) -> tuple[Weights, State, Info]:
-        """Weights on the updates, the new state, and what was computed on the way."""
-
-
-class ElementRound(ABC):
-    """One round of an element-wise rule: shown every chunk of the updates once, then asked what it keeps."""
-
-    @abstractmethod
-    def weigh_chunk(self, updates: Tensor, chunk: Chunk) -> Tensor:
-        """``[C, n]`` weights on ``[C, n]`` updates, which lie at ``chunk`` and are not to be changed."""
-
-    @abstractmethod
-    def close(self) -> tuple[State, Info]:
-        """The new state and what was computed on the way, after the last chunk."""
-
-
-class ElementWeighting(Weighting):
-    """A rule with a weight for every element of every client's update.
-
-    All weights together are as large as all updates together, so nobody holds them: the server opens a round,
-    shows it the updates leaf chunk by leaf chunk, adds up what each chunk's weights make of them, and closes it.
-    Neither the cohort nor the state is changed: a round writes what it will keep into tensors of its own.
-    """
-
-    @property
-    def reads_payload(self) -> bool:
-        """Weights of elements are made from elements."""
-        return True
-
-    @abstractmethod
-    def open(self, cohort: Cohort, state: State, ctx: Context) -> ElementRound:
-        """Begin a round."""
-
-    def weigh(self, cohort: Cohort, state: State, ctx: Context) -> tuple[Tree, State, Info]:
-        """All weights at once, ``{leaf: [C, *shape]}``: for small models and for looking at them."""
-        updates, round = cohort.payload["delta"], self.open(cohort, state, ctx)
-        pieces: dict[str, list[Tensor]] = {name: [tree.as_rows(leaf)[:, :0]] for name, leaf in updates.items()}
-        for chunk, part in tree.chunks(updates):
-            pieces[chunk.leaf].append(round.weigh_chunk(part, chunk))
-        weights = {name: torch.cat(parts, dim=1).reshape(updates[name].shape) for name, parts in pieces.items()}
-        return weights, *round.close()
 
 
 class ServerOptimizer(AnyLength, ABC):

@@ -8,7 +8,12 @@ import torch
 from torch import Tensor
 
 from fedalloy.core import tree
+from fedalloy.core.statistics import ANY_NUMBER, ANY_SIZE, STATISTICS, SizeLimits, Statistic, out_of_range
 from fedalloy.core.types import Cohort, Part, Payload, Tree
+
+_NEVER_NEGATIVE = frozenset({"running_var", "num_batches_tracked"})
+"""Buffers of norm layers, by the last part of their names."""
+_HINTS = {"num_examples": " (max_examples)"}
 
 
 def misfit(payload: Payload, parts: Mapping[str, Part], shared: Mapping[str, Tree]) -> str | None:
@@ -27,25 +32,74 @@ def misfit(payload: Payload, parts: Mapping[str, Part], shared: Mapping[str, Tre
 
 
 def screen(
-    cohort: Cohort, update: str, max_norm: float | None = None, required: frozenset[str] = frozenset()
+    cohort: Cohort,
+    update: str,
+    max_norm: float | None = None,
+    needed: frozenset[str] = frozenset(),
+    sizes: SizeLimits = ANY_SIZE,
+    declared: Mapping[str, Statistic] = STATISTICS,
 ) -> tuple[Cohort, dict[int, str]]:
-    """The cohort without contributions that are not finite or too long, or whose ``required`` statistics are not
-    numbers, and why each was dropped."""
+    """The cohort without contributions that are not finite or too long, whose statistics (those ``needed`` must be
+    there) are out of their declared ranges, or whose buffers no model can have; and why each was dropped."""
     if len(cohort) == 0:
         return cohort, {}
     finite = _finite_clients(cohort)
-    dropped = {int(cohort.ids[row]): "not finite" for row in (~finite).nonzero().flatten().tolist()}
-    for name in sorted(required & cohort.stats.keys()):
-        for row in (finite & ~cohort.stats[name].isfinite()).nonzero().flatten().tolist():
-            dropped[int(cohort.ids[row])] = f"statistic '{name}' is not finite"
-    if max_norm is not None and cohort.payload[update]:
-        lengths = tree.norms(cohort.payload[update]).cpu()
-        for row in (finite & (lengths > max_norm)).nonzero().flatten().tolist():
-            dropped[int(cohort.ids[row])] = f"norm {float(lengths[row]):.4g} above the limit {max_norm:g}"
-    if not dropped:
+    reasons = dict.fromkeys(_true(~finite), "not finite")
+    for found in (
+        _false_numbers(cohort, needed, sizes, declared),
+        _impossible(cohort),
+        _long(cohort, update, max_norm),
+    ):
+        reasons = {**found, **reasons}
+    if not reasons:
         return cohort, {}
-    kept = [row for row, client in enumerate(cohort.ids.tolist()) if client not in dropped]
+    kept = [row for row in range(len(cohort)) if row not in reasons]
+    dropped = {int(cohort.ids[row]): reasons[row] for row in sorted(reasons)}
     return cohort.select(torch.tensor(kept, dtype=torch.int64)), dropped
+
+
+def _false_numbers(
+    cohort: Cohort, needed: frozenset[str], sizes: SizeLimits, declared: Mapping[str, Statistic]
+) -> dict[int, str]:
+    """Rows whose statistics cannot be true."""
+    stats = cohort.stats
+    if not stats:
+        return {}
+    declared = {**declared, "num_examples": sizes.statistic}
+    reasons = {}
+    if "num_examples" in stats:
+        for row in _true(sizes.changed(stats["num_examples"])):
+            assert sizes.known is not None
+            now, before = float(stats["num_examples"][row]), float(sizes.known[row])
+            reasons[row] = f"statistic 'num_examples' is {now:g}, and was {before:g} when it first answered in this run"
+    wrong = out_of_range(stats, declared, needed)
+    for which, row in wrong.nonzero().tolist() if bool(wrong.any()) else ():
+        name, value = list(stats)[which], stats[list(stats)[which]][row].item()
+        problem = declared.get(name, ANY_NUMBER).problem(value)
+        reasons[row] = f"statistic '{name}' {problem}{_HINTS.get(name, '') if value > sizes.most else ''}"
+    return reasons
+
+
+def _impossible(cohort: Cohort) -> dict[int, str]:
+    """Rows whose buffers no model can have: a norm layer's variance and its count of batches are never negative."""
+    reasons = {}
+    for name, leaf in cohort.payload.get("buffers", {}).items():
+        if name.rpartition(".")[2] in _NEVER_NEGATIVE:
+            for row in _true((tree.as_rows(leaf) < 0).any(1)):
+                reasons[row] = f"part 'buffers': {name} is negative"
+    return reasons
+
+
+def _long(cohort: Cohort, update: str, max_norm: float | None) -> dict[int, str]:
+    """Rows whose update is longer than allowed."""
+    if max_norm is None or not cohort.payload[update]:
+        return {}
+    lengths = tree.norms(cohort.payload[update]).cpu()
+    return {row: f"norm {float(lengths[row]):.4g} above the limit {max_norm:g}" for row in _true(lengths > max_norm)}
+
+
+def _true(mask: Tensor) -> list[int]:
+    return mask.nonzero().flatten().tolist() if bool(mask.any()) else []
 
 
 def _finite_clients(cohort: Cohort) -> Tensor:

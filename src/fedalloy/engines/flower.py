@@ -20,6 +20,7 @@ from fedalloy.core.errors import FedalloyError, SpecError
 from fedalloy.core.protocols import Outcome, Shared, Task
 from fedalloy.core.registry import register
 from fedalloy.core.spec import to_spec
+from fedalloy.core.statistics import STATISTICS
 from fedalloy.core.types import Cohort, Context, Contribution, Payload, State, Work
 from fedalloy.engines.flower_json import Malformed
 from fedalloy.engines.flower_letters import Letter, sizes
@@ -29,7 +30,7 @@ from fedalloy.engines.flower_replies import LeavesLost, Reply, Unwell, read_repl
 from fedalloy.engines.flower_replies import Refused as Refused
 from fedalloy.engines.flower_roll import Node, Roll, connected
 
-ALWAYS = {"num_examples": math.nan, "num_steps": 0.0, "train_loss": math.nan, "bytes_up": 0.0}
+ALWAYS = {"num_examples": math.nan, "num_steps": math.nan, "train_loss": math.nan, "bytes_up": 0.0}
 """Statistics of every contribution, and what stands in for one that a node keeps to itself."""
 _BYTES_OF_A_NUMBER = 8
 
@@ -92,7 +93,7 @@ class Flower:
                   for row, client in enumerate(work.ids)}  # fmt: skip
         full = trained_on(algorithm, shared, known=False)
         self._down = 0
-        needed = algorithm.weighting.requires | _for_parts(algorithm, shared)
+        needed = algorithm.needs(shared) - _counted_here(algorithm)
         found: dict[int, Contribution] = {}
         failures: dict[int, str] = {}
         patience = _Patience(self, len(work))
@@ -118,7 +119,9 @@ class Flower:
         cross = torch.full((len(clients), len(clients)), torch.nan, dtype=torch.float64)
         for client, answer in self._ask(orders, "evaluate", "cross", problems).items():
             try:
-                cross[:, clients.index(client)] = self._numbers(client, answer, "cross_score", len(clients))
+                scores = self._numbers(client, answer, "cross_score", len(clients))
+                _check_scores(scores)
+                cross[:, clients.index(client)] = scores
             except (Malformed, Refused) as error:
                 problems[client] = str(error)
         self._note("unscored", problems)
@@ -337,21 +340,28 @@ class _Patience:
         line.post.sleep(1.0)
 
 
-def _for_parts(algorithm: Algorithm, shared: Shared) -> frozenset[str]:
-    """Statistics that the parts themselves need, whatever the weighting does."""
-    by_samples = any(part.reduce == "samples" for part in algorithm.parts(shared).values())
-    return frozenset({"num_examples"} if by_samples else ())
+def _counted_here(algorithm: Algorithm) -> frozenset[str]:
+    """Statistics that the server computes from a client's size (``core.recount``): nobody needs to send them."""
+    return frozenset({"num_steps"}) | algorithm.solver.provides
 
 
 def _stats(told: Mapping[str, float] | None, needed: frozenset[str]) -> dict[str, float]:
     """The statistics of a contribution, all that are needed among them."""
     if told is None:
         raise Malformed("it sent no statistics")
-    missing = sorted(needed - told.keys() - {"cross_score"})
+    missing = sorted(needed - told.keys())
     if missing:
         raise Malformed(f"it did not send the statistics {', '.join(missing)}")
-    wanted = {**ALWAYS, **dict.fromkeys(sorted(needed - {"cross_score"}), math.nan)}
+    wanted = {**ALWAYS, **dict.fromkeys(sorted(needed), math.nan)}
     return {name: told.get(name, instead) for name, instead in wanted.items()}
+
+
+def _check_scores(scores: Tensor) -> None:
+    """Refuse the word of a client about others that no accuracies can be."""
+    for value in scores[~scores.isnan()].tolist():
+        problem = STATISTICS["cross_score"].problem(value)
+        if problem:
+            raise Malformed(f"its 'cross_score' {problem}")
 
 
 def told_algorithm(algorithm: Algorithm) -> dict[str, Any]:
@@ -362,7 +372,7 @@ def told_algorithm(algorithm: Algorithm) -> dict[str, Any]:
         "solver": without_infinities(to_spec("solver", algorithm.solver)),
         "wire": [without_infinities(one) for one in wire],
         "weighting": type(algorithm.weighting).__name__,
-        "requires": sorted(algorithm.weighting.requires),
+        "requires": sorted(algorithm.weighting.requires - _counted_here(algorithm)),
     }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
+from math import nan, prod
 
 import numpy as np
 import torch
@@ -18,21 +18,17 @@ from torch import Tensor
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.errors import AlgorithmError, DataError, FedalloyError, SpecError, nearest
 from fedalloy.core.names import Names
+from fedalloy.core.statistics import ANY_NUMBER, STATISTICS
 from fedalloy.core.types import Contribution, Payload, Tree
 from fedalloy.flower.npy import read_npy
 
 BUFFERS = Names(("*running_mean", "*running_var", "*num_batches_tracked"))
 """What BatchNorm keeps: averaged by examples, never moved by the server's optimizer."""
-STATISTICS = {
-    "num_examples": "how many examples the client trained on",
-    "num_steps": "how many local steps it took",
-    "step_norm": "how far its local steps count together, |a|_1 of FedNova (without momentum: the number of steps)",
-    "effective_steps": "tau of FedNova: as step_norm; with a proximal term the plain number of steps",
-    "loss_before": "the mean loss of the model it received, on its training data, before it trains",
-    "accuracy_after": "the accuracy of the model it trained, on its training data",
-    "train_loss": "the mean loss while it trained",
-    "running_loss": "the sum of the minibatch losses while it trained",
-}
+_SENT = STATISTICS.keys() - {"cross_score", "bytes_up"}
+"""Statistics that a client can measure by itself."""
+_STEPS = ("num_steps", "step_norm", "effective_steps")
+MAX_STEPS = 100_000
+"""The most local steps that a reply may claim: here clients run programs of their own, and nobody can count along."""
 Named = Mapping[str, str | Sequence[str]]
 _NUMPY = "numpy.ndarray"
 """How Flower calls numpy's own format."""
@@ -107,11 +103,12 @@ class Reader:
     rule: str
     metrics: Named = field(default_factory=dict)
     arrays_key: str = "arrays"
+    max_steps: float = MAX_STEPS
 
     def __post_init__(self) -> None:
         for theirs, ours in self.pairs:
-            if ours not in STATISTICS:
-                raise SpecError(f"metrics: '{theirs}' cannot stand for '{ours}'; {nearest(ours, STATISTICS)}")
+            if ours not in _SENT:
+                raise SpecError(f"metrics: '{theirs}' cannot stand for '{ours}'; {nearest(ours, _SENT)}")
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
@@ -122,7 +119,9 @@ class Reader:
     def read(self, content: RecordDict, model: Model) -> Contribution:
         """A contribution, or :class:`Refused`."""
         arrays = _arrays(content, self.arrays_key)
-        stats = self.statistics(metrics_of(content))
+        metrics = metrics_of(content)
+        # Whoever says nothing about its steps has taken some, if it has examples.
+        stats = {"num_steps": self._known(metrics).get("num_steps", nan), **self.statistics(metrics)}
         check_arrays(arrays, model.leaves)
         stats["bytes_up"] = float(array_bytes(arrays))
         leaves = {name: _tensor(arrays[name], model.leaves[name]) for name in model.order}
@@ -135,15 +134,21 @@ class Reader:
     def statistics(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """What the algorithm needs of the metrics, under its own names; everyone counts for one example where the
         number is neither sent nor required."""
-        known = {name.replace("-", "_"): value for name, value in metrics.items()}
-        known |= {ours: metrics[theirs] for theirs, ours in self.pairs if theirs in metrics}
+        known = self._known(metrics)
         missing = sorted(self.required - known.keys())
         if missing:
             raise Lacking(self._lacking(missing, metrics))
+        for name in _STEPS:
+            if known.get(name, 0.0) > self.max_steps:
+                raise Refused(f"statistic '{name}' is {known[name]:g}; allowed: at most {self.max_steps:g} (max_steps)")
         return {"num_examples": 1.0} | {name: known[name] for name in {*self.required, "num_examples"} & known.keys()}
 
+    def _known(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        known = {name.replace("-", "_"): value for name, value in metrics.items()}
+        return known | {ours: metrics[theirs] for theirs, ours in self.pairs if theirs in metrics}
+
     def _lacking(self, missing: list[str], metrics: Mapping[str, float]) -> str:
-        wanted = "; ".join(f"{name} ({STATISTICS.get(name, 'a number')})" for name in missing)
+        wanted = "; ".join(f"{name} ({STATISTICS.get(name, ANY_NUMBER).meaning})" for name in missing)
         hint = next((name for name in metrics if name.replace("-", "_") != "num_examples"), "your_metric")
         return (
             f"weighting '{self.rule}' requires {wanted}, and the metrics sent are {_listed(metrics)}. Send a metric "
@@ -156,7 +161,10 @@ def metrics_of(content: RecordDict) -> dict[str, float]:
     records = list(content.metric_records.values())
     if len(records) != 1:
         raise Refused(f"sent {len(records)} metric records instead of one")
-    return {name: float(value) for name, value in records[0].items() if isinstance(value, int | float)}
+    try:
+        return {name: float(value) for name, value in records[0].items() if isinstance(value, int | float)}
+    except OverflowError as error:
+        raise Refused("sent a metric that is too large for a number") from error
 
 
 def check_arrays(arrays: ArrayRecord, expected: Tree) -> None:

@@ -133,7 +133,7 @@ def _train(order: Order[Train]) -> Letter:
     order.store.accept(order.ticket)
     start = order.store.start(head.state, head.on_lag) if algorithm.stateful else Start(0, None)
     shared = order.shared
-    if any(part.reduce == "samples" for part in algorithm.parts(shared).values()):
+    if "num_examples" in algorithm.needs(shared):
         order.policy.check_needs({"num_examples"}, "averaging the model's buffers")
     check_protected(algorithm, shared, order.policy)
     check_steps(algorithm.solver, head.epochs, len(examples), order.policy)

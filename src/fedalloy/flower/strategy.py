@@ -21,11 +21,13 @@ from fedalloy.core.errors import AlgorithmError, SpecError
 from fedalloy.core.fraction import fraction_of
 from fedalloy.core.keys import Key
 from fedalloy.core.names import Names
+from fedalloy.core.statistics import MAX_EXAMPLES
 from fedalloy.core.types import Cohort, Context, Contribution
 from fedalloy.flower.admission import read_seats
 from fedalloy.flower.exchange import attribute, exchange
 from fedalloy.flower.foreign import (
     BUFFERS,
+    MAX_STEPS,
     Lacking,
     Model,
     Named,
@@ -40,6 +42,7 @@ from fedalloy.flower.ledger import Ledger, open_ledger
 from fedalloy.flower.roster import Roster, wait_for_nodes
 from fedalloy.records.folder import Checkpoint
 from fedalloy.run.fit import as_algorithm
+from fedalloy.run.sizes import KnownSizes
 from fedalloy.tasks.metrics.direction import higher_is_better
 from fedalloy.tasks.metrics.summary import summarise
 
@@ -57,8 +60,10 @@ class Strategy(flwr.serverapp.strategy.Strategy):
 
     Settings that ``FedAvg`` has keep its names and defaults. ``population`` is the number of clients (default: the
     nodes present when training starts); ``wait`` the seconds to wait for nodes; ``max_norm`` the longest update that
-    counts; ``buffers`` the arrays that are averaged by examples and not optimised. With a ``folder`` every round is
-    recorded there (``fedalloy show FOLDER``), and the same call continues after the last finished round.
+    counts; ``max_examples`` and ``max_steps`` the most examples and local steps that a client may claim (its examples
+    are pinned at its first answer: one that changes them is left out); ``buffers`` the arrays that are averaged by
+    examples and not optimised. With a ``folder`` every round is recorded there (``fedalloy show FOLDER``), and the same
+    call continues after the last finished round.
     """
 
     def __init__(
@@ -76,6 +81,8 @@ class Strategy(flwr.serverapp.strategy.Strategy):
         folder: str | Path | None = None,
         seed: int = 0,
         max_norm: float | None = None,
+        max_examples: int = MAX_EXAMPLES,
+        max_steps: int = MAX_STEPS,
         buffers: Names = BUFFERS,
         weighted_by_key: str = "num-examples",
         arrayrecord_key: str = "arrays",
@@ -89,7 +96,10 @@ class Strategy(flwr.serverapp.strategy.Strategy):
                 raise SpecError(f"{name} is {value}; allowed is 0 to 1")
         rule = self.algorithm.weighting
         known = {weighted_by_key: "num_examples", **(metrics or {})}
-        self._reader = Reader(rule.requires, type(rule).__name__, known, arrayrecord_key)
+        self._reader = Reader(rule.requires, type(rule).__name__, known, arrayrecord_key, max_steps)
+        # Somebody's own measure of size need not be a number of examples.
+        counted = all(theirs == "num-examples" for theirs, ours in self._reader.pairs if ours == "num_examples")
+        self._sizes = KnownSizes(0, max_examples, whole=counted)
         self._fractions = {"train": fraction_train, "evaluate": fraction_evaluate}
         self._least = {"train": min_train_nodes, "evaluate": min_evaluate_nodes, "there": min_available_nodes}
         self._population, self._wait, self._poll = population, wait, poll
@@ -143,7 +153,8 @@ class Strategy(flwr.serverapp.strategy.Strategy):
         self._row["bytes_up"] = int(sum(one.stats["bytes_up"] for one in contributions.values()))
         self._record(step, {**refused, **step.dropped}, failures)
         if len(step.ids) == 0:
-            _log.warning("round %d: no contribution counts, the model stays as it is", server_round)
+            why = step.refusal or "no contribution counts"
+            _log.warning("round %d: %s; the model stays as it is", server_round, why)
             return None, None
         self._state = step.state
         shared = step.state["shared"]
@@ -169,15 +180,17 @@ class Strategy(flwr.serverapp.strategy.Strategy):
             return None
         contents, failures = self._contents(replies)
         scores: dict[int, dict[str, float]] = {}
+        sizes: dict[int, float] = {}
         for client, content in contents.items():
             try:
                 scores[client] = metrics_of(content)
+                sizes[client] = self._size(scores[client])
             except Refused as error:
                 failures[client] = str(error)
         for client, reason in failures.items():
             _log.warning("round %d: no score of %s: %s", server_round, self._known.describe(client), reason)
-        self._score(server_round, scores)
-        return average([(_metrics(contents[client]), self._size(score)) for client, score in scores.items()])
+        self._score(server_round, {client: scores[client] for client in sizes})
+        return average([(_metrics(contents[client]), size) for client, size in sizes.items()])
 
     # All rounds.
 
@@ -220,7 +233,8 @@ class Strategy(flwr.serverapp.strategy.Strategy):
         if evaluate_fn:
             _keep(result.evaluate_metrics_serverapp, round, evaluate_fn(round, arrays))
         self._ledger.row(self._row)
-        self._ledger.save(round, self._state or {}, {"roster": self._known.to_json(), "result": _packed(result)})
+        kept = {"roster": self._known.to_json(), "result": _packed(result), "sizes": self._sizes.to_state()}
+        self._ledger.save(round, self._state or {}, kept)
         return arrays
 
     def _opened(self) -> AbstractContextManager[tuple[Ledger, Checkpoint | None]]:
@@ -235,6 +249,8 @@ class Strategy(flwr.serverapp.strategy.Strategy):
         self._state, self._model = saved.server, replace(model, params=shared["params"], buffers=shared["buffers"])
         kept = saved.extra["roster"]
         self._roster = Roster.from_json(self._population or len(kept), kept)
+        self._sizes = replace(self._sizes, population=self._roster.population)
+        self._sizes.restore(saved.extra.get("sizes"))
         _log.info("going on after round %d", saved.round)
         return _unpacked(saved.extra["result"]), self._model.record(), saved.round
 
@@ -251,6 +267,8 @@ class Strategy(flwr.serverapp.strategy.Strategy):
         seats = read_seats()
         if self._roster is None:
             self._roster = Roster.of(self._population, nodes, seats)
+            self._sizes = replace(self._sizes, population=self._roster.population)
+            self.algorithm.check_able(self._roster.population, self._roster.population)
         for node in self._roster.admit(nodes, seats):
             _log.warning("node %d is not asked: none of the %d places is its", node.node_id, self._known.population)
         self._model = Model.of(arrays, self._buffers)
@@ -322,7 +340,9 @@ class Strategy(flwr.serverapp.strategy.Strategy):
             local_lr=self.algorithm.solver.lr_at(round), absent=tuple(absent),
         )  # fmt: skip
         cohort = Cohort.gather(list(contributions), list(contributions.values()))
-        return server_step(self.algorithm, self._state, cohort, context, self._max_norm)
+        step = server_step(self.algorithm, self._state, cohort, context, self._max_norm, self._sizes.limits(cohort.ids))
+        self._sizes.learn(cohort)
+        return step
 
     def _record(self, step: ServerStep, dropped: Mapping[int, str], failures: Mapping[int, str]) -> None:
         for client, reason in sorted({**failures, **dropped}.items()):
@@ -331,7 +351,7 @@ class Strategy(flwr.serverapp.strategy.Strategy):
             "ids": step.ids.tolist(), "weights": step.weights, "info": step.info,
             "dropped": {str(client): reason for client, reason in sorted(dropped.items())},
             "failures": {str(client): reason for client, reason in sorted(failures.items())},
-            "absent": sorted({*failures, *self._away()}),
+            "absent": sorted({*failures, *self._away()}), "idle": list(step.idle), "refusal": step.refusal,
         }  # fmt: skip
 
     def _score(self, round: int, scores: Mapping[int, Mapping[str, float]]) -> None:
@@ -346,9 +366,13 @@ class Strategy(flwr.serverapp.strategy.Strategy):
             }
 
     def _size(self, metrics: Mapping[str, float]) -> float:
+        """How much a client's scores count; a size that cannot be is refused like one of training."""
         known = {name.replace("-", "_"): value for name, value in metrics.items()}
         named = [metrics[theirs] for theirs, ours in self._reader.pairs if ours == "num_examples" and theirs in metrics]
-        return max(0.0, named[0] if named else known.get("num_examples", 1.0))
+        size = named[0] if named else known.get("num_examples", 1.0)
+        if problem := self._sizes.statistic.problem(size):
+            raise Refused(f"statistic 'num_examples' {problem}")
+        return size
 
 
 def _metrics(content: RecordDict) -> MetricRecord:

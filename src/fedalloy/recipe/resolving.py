@@ -182,6 +182,7 @@ def config_of(recipe: Recipe) -> RunConfig:
         stop_at_target=table.stop_at_target,
         patience=table.patience,
         max_norm=table.max_norm,
+        max_examples=table.max_examples,
         classifier=ClassifierTraining(**recipe.evaluate.classifier.model_dump()),
         checkpoint_every=table.checkpoint_every,
         client_memory_mb=table.client_memory_mb,

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from fedalloy.core.statistics import MAX_EXAMPLES
+
 Count = Annotated[int, Field(ge=1)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 Seconds = Annotated[float, Field(ge=0)]
@@ -177,6 +179,8 @@ class RunTable(Closed):
     """End the run when the target is reached."""
     patience: Count | None = None
     """End the run after this many evaluations without improvement."""
+    max_examples: Count = MAX_EXAMPLES
+    """A client that claims more training examples is dropped and named; so is one that changes its number."""
     max_norm: Annotated[float, Field(gt=0)] | None = None
     """Longer updates are dropped and named."""
     checkpoint_every: Seconds = 30.0

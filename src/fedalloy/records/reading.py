@@ -9,6 +9,8 @@
 | ``weights`` | one number per id, or ``{layer: [...]}`` for finer weights |
 | ``dropped`` | ``{id: reason}`` for contributions that were refused |
 | ``absent`` | ids that were expected and sent nothing |
+| ``idle`` | ids that took no step (no examples, no time); whether they count is up to the rule: see ``ids`` |
+| ``refusal`` | why the rule could not be applied to those who came, so that the round had no effect; else null |
 | ``train_loss`` | mean training loss over the clients |
 | ``bytes_up``, ``bytes_down`` | what travelled in the round: the bytes of tensors, packed, without headers |
 | ``simulated_seconds`` | how long the round takes on the simulated devices |

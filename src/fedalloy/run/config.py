@@ -9,6 +9,7 @@ from typing import Any, Literal
 from fedalloy.core.arguments import checked
 from fedalloy.core.errors import SpecError, nearest
 from fedalloy.core.protocols import Engine
+from fedalloy.core.statistics import MAX_EXAMPLES
 from fedalloy.run.sampling import Sampling, Uniform
 from fedalloy.synthetic.classifier import ClassifierTraining
 from fedalloy.tasks.devices import DeviceProfile
@@ -24,7 +25,8 @@ class RunConfig:
     ``target`` is a value of ``target_metric``, of its mean over clients or (``target_on = "global"``) on the global
     test set: the round that reaches it is recorded and, with ``stop_at_target``, ends the run. ``patience`` ends a
     run whose metric has not improved for that many evaluations. ``evaluate_clients`` scores only that many clients,
-    drawn once. ``checkpoint_every`` is in seconds. ``max_norm`` drops longer updates. ``classifier`` is how the server
+    drawn once. ``checkpoint_every`` is in seconds. ``max_norm`` drops longer updates, ``max_examples`` clients that
+    claim more. ``classifier`` is how the server
     learns from synthetic samples, for methods that make some. ``mix_every`` also scores the mixtures of federated and
     local models every so many rounds, for methods that have some; the last round always does. ``snapshot_every``
     keeps synthetic samples in the run folder every so many rounds, for methods that make some. States of clients go
@@ -47,6 +49,7 @@ class RunConfig:
     stop_at_target: bool = False
     patience: int | None = None
     max_norm: float | None = None
+    max_examples: int = MAX_EXAMPLES
     classifier: ClassifierTraining = field(default_factory=ClassifierTraining)
     checkpoint_every: float = 30.0
     client_memory_mb: float = 64.0
@@ -82,6 +85,8 @@ class RunConfig:
                 raise SpecError(f"{name} must be 1 or more, or none, got {count}")
         if self.max_norm is not None and self.max_norm <= 0:
             raise SpecError(f"max_norm must be above 0, or none, got {self.max_norm}")
+        if self.max_examples < 1:
+            raise SpecError(f"max_examples must be 1 or more, got {self.max_examples}")
         for name in ("checkpoint_every", "client_memory_mb"):
             if getattr(self, name) < 0:
                 raise SpecError(f"{name} must be 0 or more, got {getattr(self, name)}")

@@ -27,6 +27,7 @@ from fedalloy.records.folder import RunFolder, RunState
 from fedalloy.records.store import open_store
 from fedalloy.run.config import RunConfig
 from fedalloy.run.evaluate import Evaluation
+from fedalloy.run.health import check_able, check_health
 from fedalloy.run.identity import identify, without_defaults
 from fedalloy.run.interrupt import Caught, StopFlag, stop_when_asked
 from fedalloy.run.lengthening import LAST, check_last, due, kept, reopen_last, tidy_snapshots
@@ -36,14 +37,11 @@ from fedalloy.run.observing import Seen, keep_snapshot, notes_of, observe
 from fedalloy.run.opening import Agreement, Claim, Consent, agree, open_folder
 from fedalloy.run.placement import on_device
 from fedalloy.run.recorder import FolderRecorder, MemoryRecorder, Recorder, Row
-from fedalloy.run.round import Federation, Played, Stopwatch, play
+from fedalloy.run.round import Federation, Played, Stopwatch, known_sizes, play
+from fedalloy.run.sizes import KnownSizes
 from fedalloy.run.trained import Trained
 from fedalloy.track.tracked import Tracked
 from fedalloy.track.tracker import Tracker, make_trackers
-
-_NAMES = {"params": "model", "samples": "synthetic set"}
-BARREN_LIMIT = 3
-"""Rounds in a row without a valid contribution after which a run counts as diverged."""
 
 
 @dataclass
@@ -97,6 +95,7 @@ class Session:
     state: ServerState
     store: ClientStore
     recorder: Recorder
+    sizes: KnownSizes
     progress: Progress = field(default_factory=Progress)
     last: State | None = None
     watcher: Callable[[RoundEvent], None] | None = None
@@ -131,6 +130,7 @@ def run(
     trackers = make_trackers(track, folder)
     config.devices.check(task.population)
     algorithm.check_cohort(config.sampling.size(task.population), task.population)
+    algorithm.check_able(config.sampling.smallest(task.population), task.population)
     engine, given = make_engine(config), (algorithm, task)
     task = looked_at(task, engine)
     algorithm = algorithm.fitted(task, Key.of(config.seed))
@@ -139,6 +139,8 @@ def run(
     fed = Federation(algorithm, there, engine, config, Key.of(config.seed), told(task, algorithm))
     if not isinstance(fed.engine, DistantEngine):  # whose clients say themselves what they lack
         check_validation(algorithm, task)
+        algorithm.check_task(task)
+        check_able(algorithm, task, config)
     state = begin(fed, initial)
     claim, opened = None, None
     if folder is not None:
@@ -147,7 +149,7 @@ def run(
     with _Threads(config), opened.lock() if opened else nullcontext():
         recorder: Recorder = FolderRecorder(opened) if opened else MemoryRecorder()
         heard: Recorder = Tracked(recorder, trackers, opened.path, recipe or {}) if opened and trackers else recorder
-        session = Session(fed, state, make_store(fed, state, opened), heard, watcher=watcher)
+        session = Session(fed, state, make_store(fed, state, opened), heard, known_sizes(fed), watcher=watcher)
         if opened and claim:
             agreed = agree(opened, claim, Consent(start_over, allow_engine_change))
             _restore(session, opened, agreed, start_over)
@@ -221,6 +223,7 @@ def _restore(session: Session, folder: RunFolder, agreed: Agreement, anew: bool)
         return
     session.state = on_device(saved.server, config.device)
     session.progress = Progress.read(progress)
+    session.sizes.restore(saved.extra.get("sizes"))
     session.last = None if longer else saved.extra.get(LAST)
     if saved.extra.get("engine") and hasattr(session.fed.engine, "restore"):
         session.fed.engine.restore(saved.extra["engine"])
@@ -255,7 +258,7 @@ def _play_on(session: Session, flag: StopFlag) -> Ending:
 def _one_round(session: Session) -> None:
     progress, fed, watch = session.progress, session.fed, Stopwatch()
     round, solver = progress.round + 1, fed.algorithm.solver
-    played = play(fed, session.state, session.store, round, watch)
+    played = play(fed, session.state, session.store, round, watch, session.sizes)
     session.state = played.step.state
     now, otherwise = (due(fed.config, solver, round, last) for last in (round == fed.config.rounds, False))
     notes = notes_of(fed.engine) if now != otherwise else {}
@@ -274,7 +277,7 @@ def _one_round(session: Session) -> None:
     session.recorder.append("timings", {"round": round, **watch.seconds, **peak_memory(), **_engine_notes(session)})
     if session.watcher:
         session.watcher(RoundEvent(played.row, progress, fed.config.rounds, seen.evaluation, watch.seconds))
-    _check_health(played, seen.evaluation, progress, solver.target)
+    check_health(played, seen.evaluation, progress.barren, solver.target)
 
 
 def _unless_last(session: Session, played: Played, seen: Seen) -> State:
@@ -282,7 +285,7 @@ def _unless_last(session: Session, played: Played, seen: Seen) -> State:
     progress, config = replace(session.progress), session.fed.config
     _advance(progress, config, played, seen.evaluation)
     try:
-        _check_health(played, seen.evaluation, progress, session.fed.algorithm.solver.target)
+        check_health(played, seen.evaluation, progress.barren, session.fed.algorithm.solver.target)
     except Diverged as error:
         progress.failed = str(error)
     clients = [{"round": progress.round, **one} for one in seen.clients]
@@ -306,7 +309,10 @@ def _advance(progress: Progress, config: RunConfig, played: Played, evaluation: 
     progress.simulated_seconds += row["simulated_seconds"]
     progress.bytes_up += row["bytes_up"]
     progress.bytes_down += row["bytes_down"]
-    progress.barren = 0 if row["ids"] else progress.barren + 1
+    if row["ids"]:
+        progress.barren = 0
+    elif row["dropped"] and not row["refusal"]:  # who comes is no sign of divergence, what they send is
+        progress.barren += 1
     progress.counted += bool(row["ids"])
     if evaluation is None:
         return
@@ -325,22 +331,6 @@ def _watched(evaluation: Evaluation, config: RunConfig) -> float:
     return evaluation.summary.get(config.target_metric, {}).get("mean", math.nan)
 
 
-def _check_health(played: Played, evaluation: Evaluation | None, progress: Progress, target: str) -> None:
-    """A model that is not finite, or a federation that sends nothing usable, has diverged."""
-    moved: Tree = played.step.state["shared"][target]
-    if not bool(torch.stack([leaf.sum(dtype=torch.float64) for leaf in moved.values()]).isfinite().all()):
-        what = _NAMES.get(target, target)
-        raise Diverged(f"the {what} is not finite after round {progress.round}; try a smaller step size")
-    if progress.barren >= BARREN_LIMIT and played.row["dropped"]:
-        raise Diverged(
-            f"no valid contribution for {progress.barren} rounds, up to round {progress.round} "
-            f"({next(iter(played.row['dropped'].values()))}); try a smaller step size"
-        )
-    losses = evaluation.overall if evaluation else {}
-    if not math.isfinite(losses.get("loss", 0.0)):
-        raise Diverged(f"the global loss is not finite after round {progress.round}; try a smaller step size")
-
-
 def _verdict(session: Session, flag: StopFlag) -> tuple[RunState, str]:
     """Whether to go on, and why not."""
     progress = session.progress
@@ -349,8 +339,8 @@ def _verdict(session: Session, flag: StopFlag) -> tuple[RunState, str]:
     end = _end(progress, session.fed.config)
     if end is not None and not progress.counted:
         return "failed", (
-            f"nobody counted in any of {progress.round} rounds: every client was unreachable, late or dropped; the "
-            "columns 'absent' and 'dropped' of rounds.jsonl say who and why"
+            f"nobody counted in any of {progress.round} rounds: they were unreachable, late, idle or dropped, or too "
+            "few for the rule; the columns 'absent', 'idle', 'dropped' and 'refusal' of rounds.jsonl say who and why"
         )
     if end is not None:
         return "finished", end
@@ -371,7 +361,8 @@ def _end(progress: Progress, config: RunConfig) -> str | None:
 def _save(session: Session) -> None:
     choice = getattr(session.fed.engine, "choice", None) or {}
     engine = {name: choice[name] for name in ("engine", "threads") if name in choice}
-    extra = {"progress": asdict(session.progress), "engine": engine, **({LAST: session.last} if session.last else {})}
+    extra = {"progress": asdict(session.progress), "engine": engine, "sizes": session.sizes.to_state()}
+    extra |= {LAST: session.last} if session.last else {}
     session.recorder.checkpoint(session.progress.round, session.state, session.store, extra)
 
 

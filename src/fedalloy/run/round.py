@@ -17,9 +17,11 @@ from fedalloy.core.cross import exchange_scores
 from fedalloy.core.distant import DistantEngine
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import ClientStore, Engine, Outcome, Shared, Task
+from fedalloy.core.recount import recounted
 from fedalloy.core.traffic import bytes_down, cross_bytes
 from fedalloy.core.types import Cohort, Context, State, Work
 from fedalloy.run.config import RunConfig
+from fedalloy.run.sizes import KnownSizes
 
 MEGABYTE = 1e6
 
@@ -65,9 +67,16 @@ class Played:
     row: dict[str, Any]
 
 
-def play(fed: Federation, state: ServerState, store: ClientStore, round: int, watch: Stopwatch) -> Played:
-    """One round; client states are put into the store, everything else is returned."""
-    key = fed.root.fold("round", round)
+def play(
+    fed: Federation,
+    state: ServerState,
+    store: ClientStore,
+    round: int,
+    watch: Stopwatch,
+    sizes: KnownSizes | None = None,
+) -> Played:
+    """One round; client states are put into the store and new sizes are kept, everything else is returned."""
+    key, sizes = fed.root.fold("round", round), sizes or known_sizes(fed)
     with watch.time("plan"):
         work, absent = _assign(fed, round, key)
         ctx = Context(
@@ -82,18 +91,27 @@ def play(fed: Federation, state: ServerState, store: ClientStore, round: int, wa
     with watch.time("clients"):
         outcome = _run(fed, state, states, work, ctx)
     with watch.time("server"):
-        cohort, late, seconds = _punctual(fed, outcome.cohort, state["shared"])
+        cohort = recounted(fed.algorithm, outcome.cohort, work, ctx, sizes.limits(outcome.cohort.ids))
+        cohort, late, seconds = _punctual(fed, cohort, state["shared"])
         absent = sorted({*absent, *outcome.failures, *(() if fed.resends else late)})
         down = _sent_down(fed, state["shared"], work, known, outcome, cohort)
         cohort = _cross(fed, state["shared"], cohort)
-        step = server_step(fed.algorithm, state, cohort, replace(ctx, absent=tuple(absent)), fed.config.max_norm)
+        heard, limits = replace(ctx, absent=tuple(absent)), sizes.limits(cohort.ids)
+        step = server_step(fed.algorithm, state, cohort, heard, fed.config.max_norm, limits)
+        sizes.learn(cohort)
     if fed.algorithm.stateful:
         with watch.time("store"):
             store.put(round, _counted(outcome, work, late, step))
     row = {"round": round, **_describe(fed.algorithm, state, work, cohort, step, outcome, down)}
     resent = sorted({*_silent(work), *(late if fed.resends else ())})
     row |= {"simulated_seconds": seconds, "absent": absent, "late": late, "resent": resent}
+    row |= {"idle": list(step.idle), "refusal": step.refusal}
     return Played(step, row)
+
+
+def known_sizes(fed: Federation) -> KnownSizes:
+    """A book of sizes in which nobody stands yet."""
+    return KnownSizes(fed.task.population, fed.config.max_examples)
 
 
 def _assign(fed: Federation, round: int, key: Key) -> tuple[Work, list[int]]:
@@ -168,7 +186,7 @@ def _punctual(fed: Federation, cohort: Cohort, shared: Shared) -> tuple[Cohort, 
     if len(cohort) == 0:
         return cohort, [], devices.deadline or 0.0
     megabytes = cohort.stats["bytes_up"] / MEGABYTE
-    spent = devices.seconds(cohort.ids, cohort.stats["num_steps"], megabytes, fed.root.fold("devices"))
+    spent = devices.seconds(cohort.ids, cohort.stats["num_steps"].nan_to_num(0.0), megabytes, fed.root.fold("devices"))
     late = devices.late(spent)
     if not bool(late.any()):
         return cohort, [], devices.round_seconds(spent)
@@ -194,9 +212,9 @@ def _silence(algorithm: Algorithm, cohort: Cohort, late: Tensor, shared: Shared)
 
 
 def _counted(outcome: Outcome, work: Work, late: list[int], step: ServerStep) -> dict[int, State]:
-    """A contribution that did not count leaves no trace at the client."""
-    silent = {*_silent(work), *late, *step.dropped}
-    return {client: state for client, state in outcome.states.items() if client not in silent}
+    """A contribution that did not count leaves no trace at the client: its state stays what it was."""
+    silent, counted = {*_silent(work), *late}, set(step.ids.tolist())
+    return {client: state for client, state in outcome.states.items() if client in counted and client not in silent}
 
 
 def _silent(work: Work) -> list[int]:

@@ -26,6 +26,10 @@ class Sampling(ABC):
     def size(self, population: int) -> int:
         """The largest cohort this rule chooses."""
 
+    def smallest(self, population: int) -> int:
+        """The smallest cohort it chooses when everybody can be reached."""
+        return self.size(population)
+
     @abstractmethod
     def choose(self, task: Task, round: int, key: Key, available: Available) -> Tensor:
         """The chosen ids; ``available`` tells which of some ids can be reached in this round."""
@@ -97,6 +101,9 @@ class Listed(Sampling):
 
     def size(self, population: int) -> int:
         return max(len(set(cohort)) for cohort in self.cohorts)
+
+    def smallest(self, population: int) -> int:
+        return min(len(set(cohort)) for cohort in self.cohorts)
 
     def choose(self, task: Task, round: int, key: Key, available: Available) -> Tensor:
         ids = torch.tensor(sorted(set(self.cohorts[(round - 1) % len(self.cohorts)])))

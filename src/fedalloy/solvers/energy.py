@@ -17,7 +17,7 @@ from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Act, Carry, GradAt, Objective, Outputs, Shared
 from fedalloy.core.registry import register
 from fedalloy.core.types import Context, Facts, Part, Payload, Plan, State, Tree
-from fedalloy.solvers.training import LocalTraining, descend, descend_start
+from fedalloy.solvers.training import LocalTraining, descend, descend_start, steps_per_epoch
 
 _ROOM = 1e-6
 _RECEIVED = frozenset({"samples", "labels", "buffers"})
@@ -120,6 +120,10 @@ class Energy(LocalTraining):
         whole = super().plan(sizes, epochs, keys)
         most = whole.index.shape[1] if self.iterations is None else self.iterations
         return Plan(whole.index[:, :most], whole.mask[:, :most], whole.phase[:, :most])
+
+    def count_steps(self, sizes: Tensor, epochs: Tensor) -> Tensor:
+        steps = steps_per_epoch(sizes, self.batch_size, self.leftover) * self.all_epochs(epochs)[1]
+        return steps if self.iterations is None else steps.clamp(max=self.iterations)
 
     def draws(self, plan: Plan, keys: Key, shared: Shared) -> Tree:
         steps, samples = torch.arange(plan.index.shape[1]), len(shared["labels"]["y"])

@@ -19,6 +19,7 @@ from fedalloy.core.keys import Key
 from fedalloy.core.names import Names
 from fedalloy.core.protocols import Carry, GradAt, LocalSolver, Shared
 from fedalloy.core.registry import register
+from fedalloy.core.statistics import Statistic
 from fedalloy.core.types import Cohort, Context, Facts, Part, Payload, Plan, State, Stats, Tree
 from fedalloy.solvers.phases import in_phases
 from fedalloy.solvers.sgd import Sgd
@@ -81,6 +82,14 @@ class Personal(LocalSolver):
         return self.solver.provides if self.shared_epochs is None else frozenset()
 
     @property
+    def statistics(self) -> Mapping[str, Statistic]:
+        return self.solver.statistics
+
+    @property
+    def counts_idle(self) -> bool:
+        return self.solver.counts_idle
+
+    @property
     def stateful(self) -> bool:
         return True
 
@@ -101,9 +110,18 @@ class Personal(LocalSolver):
     def plan(self, sizes: Tensor, epochs: Tensor, keys: Key) -> Plan:
         if self.shared_epochs is None or not isinstance(self.solver, LocalTraining):
             return self.solver.plan(sizes, epochs, keys)
-        first = torch.where(epochs < 0, torch.full_like(epochs, self.solver.epochs), epochs)
-        whole = torch.where(first > 0, first + self.shared_epochs, first)
+        first, whole = self._epochs(self.solver.epochs, epochs)
         return in_phases(self.solver.plan(sizes, whole, keys), first, whole)
+
+    def count_steps(self, sizes: Tensor, epochs: Tensor) -> Tensor:
+        if self.shared_epochs is None or not isinstance(self.solver, LocalTraining):
+            return self.solver.count_steps(sizes, epochs)
+        return self.solver.count_steps(sizes, self._epochs(self.solver.epochs, epochs)[1])
+
+    def _epochs(self, usual: int, epochs: Tensor) -> tuple[Tensor, Tensor]:
+        """The epochs of the leaves that stay, and those of both phases."""
+        first = torch.where(epochs < 0, torch.full_like(epochs, usual), epochs)
+        return first, torch.where(first > 0, first + (self.shared_epochs or 0), first)
 
     def draws(self, plan: Plan, keys: Key, shared: Shared) -> Tree:
         return self.solver.draws(plan, keys, shared)

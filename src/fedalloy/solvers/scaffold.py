@@ -22,7 +22,8 @@ class Scaffold(LocalTraining):
 
     The server adds ``(1/K) sum_S (c_k+ - c_k)`` to ``c``. The denominator counts steps, not epochs; with momentum it is
     how far unit gradients carry a client (FedNova's ``|a|_1``), because momentum stretches the distance and a
-    control variate must stay a mean gradient. A client that took no step keeps its control variate.
+    control variate must stay a mean gradient. A client that took no step keeps its control variate and does not count:
+    the mean over clients is one of gradients.
     When to use it: strong label skew with full or frequent participation; clients must keep state.
     """
 

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
@@ -89,11 +90,20 @@ class LocalTraining(LocalSolver):
         return replace(self, leftover="merge") if self.leftover == "auto" else self
 
     def plan(self, sizes: Tensor, epochs: Tensor, keys: Key) -> Plan:
-        first = torch.where(epochs < 0, torch.full_like(epochs, self.epochs), epochs)
-        # What a device says about its epochs is about the first phase; one without time takes no step at all.
-        whole = torch.where(first > 0, first + self.second_epochs, first)
+        first, whole = self.all_epochs(epochs)
         plan = epoch_plan(sizes, whole, self.batch_size, keys if self.shuffle else None, self.leftover)
         return in_phases(plan, first, whole) if self.second_epochs else plan
+
+    def count_steps(self, sizes: Tensor, epochs: Tensor) -> Tensor:
+        if type(self).plan is not LocalTraining.plan:  # another plan, another count
+            return super().count_steps(sizes, epochs)
+        return steps_per_epoch(sizes, self.batch_size, self.leftover) * self.all_epochs(epochs)[1]
+
+    def all_epochs(self, epochs: Tensor) -> tuple[Tensor, Tensor]:
+        """The epochs of the first phase and of both; -1 is what the solver says."""
+        first = torch.where(epochs < 0, torch.full_like(epochs, self.epochs), epochs)
+        # What a device says about its epochs is about the first phase; one without time takes no step at all.
+        return first, torch.where(first > 0, first + self.second_epochs, first)
 
     def describe(self, steps: Tensor, ctx: Context) -> Stats:
         length = update_length(steps, self.momentum, self.nesterov)
@@ -111,9 +121,7 @@ def epoch_plan(sizes: Tensor, epochs: Tensor, batch_size: int | None, keys: Key 
     """
     longest = max(1, int(sizes.max()))
     width = min(batch_size or longest, longest)
-    single = _single(sizes, width, leftover) if batch_size != 1 else None
-    per_epoch = (sizes + width - 1) // width
-    per_epoch = per_epoch if single is None else per_epoch - single
+    single, per_epoch = _single(sizes, batch_size, leftover), steps_per_epoch(sizes, batch_size, leftover)
     merged = single is not None and leftover == "merge" and bool(single[per_epoch > 0].any())
     steps = torch.arange(max(1, int((per_epoch * epochs).max())))
     epoch = steps // per_epoch.clamp(min=1).unsqueeze(1)
@@ -127,11 +135,22 @@ def epoch_plan(sizes: Tensor, epochs: Tensor, batch_size: int | None, keys: Key 
     return Plan(torch.where(taken, index, 0), taken, torch.zeros_like(epoch))
 
 
-def _single(sizes: Tensor, width: int, leftover: str) -> Tensor | None:
+def steps_per_epoch(sizes: Tensor, batch_size: int | None, leftover: str = "keep") -> Tensor:
+    """How many batches ``epoch_plan`` makes of each client's examples.
+
+    >>> steps_per_epoch(torch.tensor([0, 3, 4]), 3).tolist()
+    [0, 1, 2]
+    """
+    whole = (sizes > 0).long() if batch_size is None else (sizes + batch_size - 1) // batch_size
+    single = _single(sizes, batch_size, leftover)
+    return whole if single is None else whole - single
+
+
+def _single(sizes: Tensor, batch_size: int | None, leftover: str) -> Tensor | None:
     """Whose last batch has a single example that is not to be kept, as 0 and 1; None where nobody's has."""
-    if leftover in ("keep", "auto"):
+    if leftover in ("keep", "auto") or batch_size == 1:
         return None
-    found = sizes % width == 1 if width > 1 else sizes == 1
+    found = sizes == 1 if batch_size is None else sizes % batch_size == 1
     return found.long() if bool(found.any()) else None
 
 
@@ -174,14 +193,24 @@ def update_length(steps: Tensor, momentum: float = 0.0, nesterov: bool = False, 
     >>> update_length(torch.tensor([1.0, 2.0]), momentum=0.5).tolist()
     [1.0, 2.5]
     """
-    reached = torch.zeros_like(steps)
-    length = velocity = 0.0
-    for step in range(1, int(steps.max()) + 1 if len(steps) else 0):
-        slope = 1.0 - pull * length
-        velocity = momentum * velocity + slope
-        length += slope + momentum * velocity if nesterov else velocity
-        reached = torch.where(steps == step, length, reached)
-    return reached
+    wanted = sorted(set(steps.tolist()))
+    lengths = dict(zip(wanted, _lengths(wanted, momentum, nesterov, pull), strict=True))
+    return torch.tensor([lengths[step] for step in steps.tolist()], dtype=steps.dtype)
+
+
+def _lengths(wanted: list[float], momentum: float, nesterov: bool, pull: float) -> Iterator[float]:
+    """The length after each number of steps, ascending. Once a step is as long as the one before, or a pull has brought
+    everything to rest, no more steps need to be taken."""
+    length = velocity = gained = 0.0
+    step, steady = 0, False
+    for steps in wanted:
+        while step < steps and not steady:
+            slope = 1.0 - pull * length
+            velocity = momentum * velocity + slope
+            before, gained = gained, slope + momentum * velocity if nesterov else velocity
+            length, step, steady = length + gained, step + 1, gained == before
+            steady &= not pull or length + gained == length
+        yield length if pull else length + (steps - step) * gained * steady
 
 
 def _shuffled(place: Tensor, epoch: Tensor, sizes: Tensor, epochs: int, longest: int, keys: Key) -> Tensor:

@@ -107,6 +107,12 @@ class DeviceProfile:
             choices = self.epochs.high - self.epochs.low + 1
             draws = key.fold("epochs").each(ids.cpu()).uniform(dtype=torch.float64)
             return self.epochs.low + (draws * choices).to(torch.int64)
+        return self.most_epochs(ids)
+
+    def most_epochs(self, ids: Tensor) -> Tensor:
+        """The most local epochs that some clients ever have time for, ``[C]``; -1 leaves it to the solver."""
+        if isinstance(self.epochs, EpochRange):
+            return torch.full_like(ids, self.epochs.high)
         value = SOLVER_DEFAULT if self.epochs is None else self.epochs
         return _per_client("epochs", value, ids).to(torch.int64)
 

@@ -159,11 +159,23 @@ def written_inputs(engine: Engine) -> Engine:
     return _Wrapped(call)
 
 
+def false_statistics(engine: Engine) -> Engine:
+    """Clients that claim more examples and fewer steps than they have."""
+
+    def call(given: _Call) -> Outcome:
+        outcome = engine(*given)
+        claims = {"num_examples": 2.0, "num_steps": 0.5, "step_norm": 1e-9}
+        stats = {name: values * claims.get(name, 1.0) for name, values in outcome.cohort.stats.items()}
+        return replace(outcome, cohort=replace(outcome.cohort, stats=stats))
+
+    return _Wrapped(call)
+
+
 FAULTS: dict[str, Fault] = {
     fault.__name__: fault
     for fault in (
         key_by_slot, forgotten_mask, lost_client_state, shuffled_clients, ignored_epochs, ignored_links,
-        repeated_draws, stale_buffers, call_order, written_inputs,
+        repeated_draws, stale_buffers, call_order, written_inputs, false_statistics,
     )
 }  # fmt: skip
 """All planted faults by name."""

@@ -1,0 +1,35 @@
+"""What the server knows of its clients' work without being told: it counts their steps itself."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedalloy.core.algorithm import Algorithm
+from fedalloy.core.statistics import SizeLimits
+from fedalloy.core.types import Cohort, Context, Work
+
+
+def recounted(algorithm: Algorithm, cohort: Cohort, work: Work, ctx: Context, sizes: SizeLimits) -> Cohort:
+    """The cohort with ``num_steps``, and with what the solver describes where the weighting wants it, computed from
+    the clients' sizes, their epochs and the solver: whatever engine ran them, and whatever they say themselves.
+
+    A client whose size is unknown (nobody needs it, and its node keeps it) or impossible is left as it is.
+    """
+    if len(cohort) == 0 or "num_examples" not in cohort.stats:
+        return cohort
+    told, solver = cohort.stats["num_examples"], algorithm.solver
+    known = sizes.usable(told)
+    rows = torch.searchsorted(work.ids, cohort.ids)
+    steps = solver.count_steps(torch.where(known, told, 0.0).long(), work.epochs[rows]).double()
+    counted = {"num_steps": steps}
+    if algorithm.weighting.requires & solver.provides:
+        counted |= solver.describe(steps, ctx)
+    if not bool(known.all()):
+        counted = {name: torch.where(known, values, _told(cohort, name)) for name, values in counted.items()}
+    return cohort.with_stats(counted)
+
+
+def _told(cohort: Cohort, name: str) -> Tensor:
+    unknown = torch.full((len(cohort),), torch.nan, dtype=torch.float64)
+    return cohort.stats.get(name, unknown).double()

@@ -1,0 +1,61 @@
+"""How many examples each client said it has when it first answered in a run; it may not say anything else later."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedalloy.core.statistics import MAX_EXAMPLES, SizeLimits, Statistic
+from fedalloy.core.types import Cohort
+
+
+@dataclass
+class KnownSizes:
+    """One number per client of the population, NaN for those who were not heard yet; part of every checkpoint.
+
+    >>> sizes = KnownSizes(3)
+    >>> sizes.learn(Cohort(torch.tensor([1]), {}, {"num_examples": torch.tensor([40.0])}))
+    >>> sizes.limits(torch.tensor([0, 1])).known
+    tensor([nan, 40.], dtype=torch.float64)
+    """
+
+    population: int
+    most: float = MAX_EXAMPLES
+    whole: bool = True
+    _known: Tensor = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._known = torch.full((self.population,), torch.nan, dtype=torch.float64)
+
+    @property
+    def statistic(self) -> Statistic:
+        """What any client may say."""
+        return SizeLimits(self.most, whole=self.whole).statistic
+
+    def limits(self, ids: Tensor) -> SizeLimits:
+        """What some clients may say in this round."""
+        return SizeLimits(self.most, self._known[ids], self.whole)
+
+    def learn(self, cohort: Cohort) -> None:
+        """Pin the sizes of those who answered for the first time and said something possible."""
+        if len(cohort) == 0 or "num_examples" not in cohort.stats:
+            return
+        told = cohort.stats["num_examples"].double()
+        new = self._known[cohort.ids].isnan() & SizeLimits(self.most, whole=self.whole).usable(told)
+        if bool(new.any()):
+            self._known[cohort.ids[new]] = told[new]
+
+    def to_state(self) -> dict[str, Tensor]:
+        """What a checkpoint holds: the clients that were heard, and their sizes."""
+        ids = (~self._known.isnan()).nonzero().flatten()
+        return {"ids": ids, "num_examples": self._known[ids]}
+
+    def restore(self, state: Mapping[str, Any] | None) -> None:
+        """Go back to a checkpoint; one that holds no sizes leaves everyone free to say one."""
+        self._known.fill_(torch.nan)
+        if state:
+            self._known[state["ids"]] = state["num_examples"]
