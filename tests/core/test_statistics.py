@@ -22,6 +22,8 @@ from fedalloy.solvers.personal import Personal
 from fedalloy.solvers.sgd import Sgd
 from fedalloy.solvers.training import update_length
 from fedalloy.testing import Wavering, specimen
+from fedalloy.weightings.krum import Krum, MultiKrum
+from fedalloy.weightings.middle import Median, TrimmedMean
 from fedalloy.weightings.nova import Nova
 from fedalloy.weightings.samples import Samples
 from fedalloy.weightings.uniform import Uniform
@@ -137,6 +139,38 @@ def test_a_part_averaged_by_samples_wants_sizes_whatever_the_rule_requires():
     assert step.dropped == {1: "statistic 'num_examples' is not finite"}
     assert step.state["shared"]["buffers"]["norm.running_mean"].tolist() == [2.0]
     assert step_with(Uniform(), replace(given, payload={"delta": given.payload["delta"]}), {}).dropped == {}
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected", "count"),
+    [(Median(), 2.5, 4), (TrimmedMean(0.25), 2.5, 4), (Krum(), 2.0, 3), (MultiKrum(keep=3), 2.0, 3)],
+)
+def test_robust_rules_reduce_buffers_by_their_own_choice(rule, expected, count):
+    """One client lies about its size and its variance: neither sets everybody's."""
+    buffers = {
+        "norm.running_var": torch.tensor([[1.0], [2.0], [3.0], [900.0]]),
+        "norm.num_batches_tracked": torch.tensor([2, 3, 4, 10**9]),
+    }
+    given = cohort([1.0, 1.1, 1.2, 90.0], buffers, num_examples=[1.0, 1.0, 1.0, 9e6])
+    step = step_with(rule, given, {name: torch.ones_like(leaf[0]) for name, leaf in buffers.items()})
+    found = step.state["shared"]["buffers"]
+    assert found["norm.running_var"].tolist() == [expected]
+    assert int(found["norm.num_batches_tracked"]) == count
+    assert found["norm.num_batches_tracked"].dtype == torch.int64
+
+
+def test_a_robust_rule_needs_no_sizes_for_buffers():
+    given = cohort(buffers={"m": torch.ones(3, 1)}, num_examples=[NAN, 1.0, 1.0])
+    assert step_with(Median(), given, {"m": torch.ones(1)}).dropped == {}
+
+
+def test_a_robust_rule_guards_control_variates_too():
+    algorithm = replace(algorithms.scaffold(), weighting=Median())
+    assert algorithm.weighting.guards_all_parts
+    payload = {"delta": {"w": torch.ones(3, 1)}, "control": {"w": torch.tensor([[1.0], [2.0], [900.0]])}}
+    state = algorithm.init({"w": torch.zeros(1)}, 3)
+    moved = server_step(algorithm, state, replace(cohort(), payload=payload), replace(CTX, population=3)).state
+    assert moved["shared"]["control"]["w"].tolist() == [2.0]
 
 
 SOLVERS = [specimen("solver", name) for name in registry.names("solver")] + [

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedalloy.core.errors import AlgorithmError
+from fedalloy.core.errors import RoundRefused
 from fedalloy.core.protocols import Weighting
 from fedalloy.core.registry import register
 from fedalloy.core.types import Cohort, Context, Info, State, Weights
@@ -21,7 +21,9 @@ class Krum(Weighting):
 
     ``score_i = sum |delta_i - delta_j|^2`` over those neighbours; the smallest score wins, the smaller id among equals.
     ``f`` is ``byzantine``, how many of the m clients of a round may send anything; the guarantee needs
-    ``m >= 2 f + 3``, and smaller rounds are refused when f is not 0. Buffers are averaged by samples and not protected.
+    ``m >= 2 f + 3``: where f is not 0 a smaller cohort is refused before the first round, and a round in which fewer
+    contributions count has no effect. Buffers, and whatever else is averaged, are the chosen client's. A client that
+    took no step is left out: between updates that pull apart, standing still would be the closest company.
     When to use it: a known number of hostile clients, and clients alike enough that one of them can stand for all.
 
     >>> from fedalloy.core.keys import Key
@@ -47,6 +49,10 @@ class Krum(Weighting):
     def weight_bound(self) -> float | None:
         return 1.0
 
+    @property
+    def guards_all_parts(self) -> bool:
+        return True
+
     def weigh(self, cohort: Cohort, state: State, ctx: Context) -> tuple[Weights, State, Info]:
         scores = krum_scores(cohort, self.byzantine)
         return _chosen(scores, cohort.ids, 1), state, {"scores": scores}
@@ -58,7 +64,8 @@ class MultiKrum(Weighting):
     """Weight ``1 / keep`` for the ``keep`` clients with the smallest Krum scores, 0 for all others.
 
     ``keep = None`` keeps all but the ``byzantine`` ones (m - f); a round with fewer clients than ``keep`` keeps all of
-    them. Scores, their guarantee and refusals are Krum's. Data sizes do not count.
+    them. Scores, their guarantee, refusals and who is left out are Krum's. Data sizes do not count; buffers, and
+    whatever else is averaged, are means over the chosen clients.
     When to use it: a known number of hostile clients, and the honest ones should be averaged.
 
     >>> from fedalloy.core.keys import Key
@@ -87,19 +94,29 @@ class MultiKrum(Weighting):
     def weight_bound(self) -> float | None:
         return 1.0
 
+    @property
+    def guards_all_parts(self) -> bool:
+        return True
+
     def weigh(self, cohort: Cohort, state: State, ctx: Context) -> tuple[Weights, State, Info]:
         scores = krum_scores(cohort, self.byzantine)
         keep = len(cohort) - self.byzantine if self.keep is None else min(self.keep, len(cohort))
         return _chosen(scores, cohort.ids, keep), state, {"scores": scores}
 
 
+def least_for(byzantine: int) -> int:
+    """The fewest clients among which so many hostile ones can be told."""
+    return 2 * byzantine + 3 if byzantine else 1
+
+
 def krum_scores(cohort: Cohort, byzantine: int) -> Tensor:
     """Every client's sum of squared distances to its ``m - f - 2`` nearest others, at least one where there is one."""
     clients = len(cohort)
-    if byzantine and clients < 2 * byzantine + 3:
-        raise AlgorithmError(
-            f"Krum withstands {byzantine} hostile clients only among at least {2 * byzantine + 3}, but the round has "
-            f"{clients}: sample more clients or lower 'byzantine'"
+    least = least_for(byzantine)
+    if clients < least:
+        raise RoundRefused(
+            f"Krum withstands {byzantine} hostile clients only among at least {least}, but the round has {clients}: "
+            "sample more clients or lower 'byzantine'"
         )
     distances = squared_distances(cohort.payload["delta"])
     nearest = distances.sort(dim=1).values[:, 1:]  # the first is the client itself

@@ -22,8 +22,8 @@ class Median(ElementWeighting):
     """``update = median_k delta_k``, element by element: weight 1 on the middle value, or 1/2 on each of two.
 
     Clients that sent the same value share its weight, so the order of clients never matters. Data sizes do not count.
-    Up to half the clients may send anything: each element stays between values that others sent. Buffers are averaged
-    by samples and are not protected.
+    Up to half the clients may send anything: each element stays between values that others sent. Buffers, and whatever
+    else is averaged, are medians of their own. A client that took no step is left out: its zeros are no opinion.
     When to use it: some clients may send wrong or hostile updates, and you cannot say how many.
 
     >>> from fedalloy.core.keys import Key
@@ -42,6 +42,10 @@ class Median(ElementWeighting):
     def weight_bound(self) -> float | None:
         return 1.0
 
+    @property
+    def guards_all_parts(self) -> bool:
+        return True
+
     def open(self, cohort: Cohort, state: State, ctx: Context) -> ElementRound:
         return _Cutting((len(cohort) - 1) // 2)
 
@@ -53,7 +57,8 @@ class TrimmedMean(ElementWeighting):
 
     ``weight = 1 / (m - 2 b)`` for what is kept; clients that sent the same value share its weight. At least one value
     is always kept, and ``trim = 0`` is the plain mean. ``trim`` should be at least the share of clients that may be
-    wrong. Data sizes do not count; buffers are averaged by samples and are not protected.
+    wrong. Data sizes do not count; buffers, and whatever else is averaged, are trimmed by themselves. A client that
+    took no step is left out.
     When to use it: a known share of clients may send wrong or hostile updates, and the rest should all count.
 
     >>> from fedalloy.core.keys import Key
@@ -75,6 +80,10 @@ class TrimmedMean(ElementWeighting):
     @property
     def weight_bound(self) -> float | None:
         return 1.0
+
+    @property
+    def guards_all_parts(self) -> bool:
+        return True
 
     def open(self, cohort: Cohort, state: State, ctx: Context) -> ElementRound:
         # 0.1 of 30 clients is 3, though the product is a little more.
