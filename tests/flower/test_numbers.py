@@ -206,6 +206,12 @@ def test_a_measure_of_ones_own_need_not_be_whole():
     assert [float(weight) for weight in row["weights"]] == pytest.approx([0.5 / 4.5, 1.5 / 4.5, 2.5 / 4.5])
 
 
+def test_an_idle_client_is_named_and_does_not_win():
+    apps = {17: app(1, num_examples=0), 5: app(3, num_steps=0), 6: app(4)}
+    (row,), _ = strategy_rows("krum", apps=apps)
+    assert (row["idle"], row["ids"]) == ([0, 3], [1, 2, 4])  # by name: 5, 6, a, b, c
+
+
 @pytest.mark.parametrize("size", [10**15, -3, math.nan])
 def test_scores_with_an_impossible_size_do_not_count(size):
     (row,), result = strategy_rows(apps={345: app(2, evaluate=size)})

@@ -34,6 +34,7 @@ class AaggffD(Weighting):
 
     ``mode = "official"`` is the public code: ``dr_i = (r_i - rbar) / C`` for present clients, which pushes them
     *down* against absent ones each time they take part, and a first p of C for everyone, so it needs C.
+    A client that took no step still has a loss, by which it counts; its share then stays on the received model.
     The estimate is not quite unbiased: rbar depends on who is there, which shrinks it by about 1 / m.
     When to use it: many clients, a few a round, served unequally.
 

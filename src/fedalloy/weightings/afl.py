@@ -20,6 +20,7 @@ class Afl(Weighting):
 
     ``F_k`` is the loss of the received model on client k. Mohri et al. move the model with the old lambda; here
     the round's own losses decide, as in every other rule. AFL is the limit q -> infinity of q-FFL, not q -> 0.
+    A client that took no step still has a loss, by which it counts; its share then stays on the received model.
     A client that drops out counts with the mean loss of those present, and the weights are renormalised over them.
     When to use it: a few clients that are always there, and the worst-served one is what matters.
 

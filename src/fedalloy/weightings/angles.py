@@ -29,6 +29,7 @@ class Angles(Weighting):
     Corrections: the papers divide by the round number, which under partial participation shrinks the angles of those
     who were away; the printed layer-wise cosine has norms of the loss for norms of gradients, and its average takes
     the models before training. Cosines are clipped to [-1, 1]; an update of length zero stands at right angles.
+    A client that took no step is left out: it has no direction, and a right angle would stay in its running mean.
     When to use it: skewed labels, where a few clients pull across the common direction. ``f`` is flat below about half
     a radian, so weights differ from FedAvg's only where angles are wide.
 
@@ -53,6 +54,10 @@ class Angles(Weighting):
     @property
     def weight_bound(self) -> float | None:
         return 1.0
+
+    @property
+    def counts_idle(self) -> bool:
+        return False
 
     def init(self, population: int) -> State:
         """Angles enter under the name of their layer (the whole model: ``""``) when it is first met."""

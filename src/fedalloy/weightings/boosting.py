@@ -21,7 +21,8 @@ class Boosting(Weighting):
     ``V`` is measured on the clients' validation parts, in one more exchange per round that only this rule pays for;
     the task needs ``valid_fraction`` above 0. The source speaks of "results"; with losses the preference would be
     inverted, so both are accuracies in [0, 1]. The softmax of numbers so close is nearly uniform. A client without
-    validation examples judges nobody: the mean of those who do stands in for it.
+    validation examples judges nobody: the mean of those who do stands in for it. A client that took no step is left
+    out: the received model would be weighed as if it were one of the trained.
     When to use it: some clients overfit their own data, and trying models on foreign data is allowed.
 
     >>> stats = {"accuracy_after": torch.tensor([0.9, 0.9])}
@@ -42,6 +43,10 @@ class Boosting(Weighting):
     @property
     def weight_bound(self) -> float | None:
         return 1.0
+
+    @property
+    def counts_idle(self) -> bool:
+        return False
 
     def weigh(self, cohort: Cohort, state: State, ctx: Context) -> tuple[Weights, State, Info]:
         if cohort.cross is None:

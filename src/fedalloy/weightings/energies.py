@@ -20,7 +20,7 @@ class Energies(Weighting):
     """``n_k e_kj / sum_k n_k e_kj``: by data size and by how sure client k is of sample j, ``e_kj = exp(sign f)``.
 
     A factor is e, 1 or 1/e, so a client that finds a sample likely counts at most e^2 times as much per example as one
-    that does not.
+    that does not. A client that took no step counts for its examples, with a gradient of zero and factors of 1.
     When to use it: with solver ``energy``, whose clients send these factors.
 
     >>> sent = {"energy_grad": {"x": torch.ones(2, 1, 3)}, "factors": {"x": torch.tensor([[3.0], [1.0]])}}

@@ -20,7 +20,7 @@ class Information(Weighting):
     ``a_k`` is the client's share of all training accuracies (of the trained models), ``u_k`` its share of all
     participations, counting this round; both over the participants. So a low accuracy counts more, and so does
     frequent participation. ``c`` is put into a logarithm whose argument is 0; a single participant has weight 1;
-    accuracies that are all 0 are all alike. Data sizes do not enter.
+    accuracies that are all 0 are all alike. Data sizes do not enter, so a client that took no step is left out.
     When to use it: clients of unequal difficulty that show up unequally often.
 
     >>> cohort = Cohort(torch.arange(2), {}, {"accuracy_after": torch.tensor([0.25, 0.75])})
@@ -46,6 +46,10 @@ class Information(Weighting):
     @property
     def weight_bound(self) -> float | None:
         return 1.0
+
+    @property
+    def counts_idle(self) -> bool:
+        return False
 
     def init(self, population: int) -> State:
         return {"participation": torch.zeros(population, dtype=torch.float64)}

@@ -50,6 +50,10 @@ class Krum(Weighting):
         return 1.0
 
     @property
+    def counts_idle(self) -> bool:
+        return False
+
+    @property
     def guards_all_parts(self) -> bool:
         return True
 
@@ -93,6 +97,10 @@ class MultiKrum(Weighting):
     @property
     def weight_bound(self) -> float | None:
         return 1.0
+
+    @property
+    def counts_idle(self) -> bool:
+        return False
 
     @property
     def guards_all_parts(self) -> bool:

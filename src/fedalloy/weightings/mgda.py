@@ -32,7 +32,8 @@ class FedMgda(Weighting):
     (as in the paper's experiments). ``epsilon = 0`` averages unit updates, ``epsilon = 1`` leaves the simplex whole.
     The weights include the normalisation, so they need not sum to one, and the step is at most the server's rate
     however small the local one was: choose the server's rate with care. The programme is solved to rounding (public
-    code stops at 2e-5). A client that did not move has no direction: it gets weight 0, and the others share lambda.
+    code stops at 2e-5). A client that did not move has no direction: it gets weight 0, and the others share lambda; one
+    that took no step is left out altogether.
     When to use it: no client's loss should rise, and none may count more by sending a longer update.
 
     >>> from fedalloy.core.keys import Key
@@ -55,6 +56,10 @@ class FedMgda(Weighting):
     @property
     def reads_payload(self) -> bool:
         return True
+
+    @property
+    def counts_idle(self) -> bool:
+        return False
 
     def init(self, population: int) -> State:
         require_solver()

@@ -43,6 +43,10 @@ class Median(ElementWeighting):
         return 1.0
 
     @property
+    def counts_idle(self) -> bool:
+        return False
+
+    @property
     def guards_all_parts(self) -> bool:
         return True
 
@@ -80,6 +84,10 @@ class TrimmedMean(ElementWeighting):
     @property
     def weight_bound(self) -> float | None:
         return 1.0
+
+    @property
+    def counts_idle(self) -> bool:
+        return False
 
     @property
     def guards_all_parts(self) -> bool:

@@ -31,7 +31,8 @@ class Mirror(Weighting):
 
     ``F_k`` is the mean loss of the received model on all training examples of the client (``loss_before``), or the
     sum of the minibatch losses met while training (``running_loss``), as some public code has it. A client without
-    a loss weighs nothing; where no response tells clients apart, the prior decides. A negative zeta prefers small
+    a loss weighs nothing; where no response tells clients apart, the prior decides. A client that took no step counts
+    for its examples, and not where the prior is uniform. A negative zeta prefers small
     responses. Source: the unification of fair aggregation as online mirror descent (Hahn et al. 2024,
     arXiv:2405.20821), where a step size belongs to every response.
     When to use it: to try a response or a temperature that no published method has.
@@ -61,6 +62,10 @@ class Mirror(Weighting):
     @property
     def weight_bound(self) -> float | None:
         return 1.0
+
+    @property
+    def counts_idle(self) -> bool:
+        return self.prior == "samples"
 
     def weigh(self, cohort: Cohort, state: State, ctx: Context) -> tuple[Weights, State, Info]:
         prior = prior_of(cohort, self.prior)

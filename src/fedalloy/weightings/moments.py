@@ -37,6 +37,7 @@ class Ewwa(ElementWeighting):
     for everyone, updated client after client in the order of their ids, and shares proportional to
     ``log(s - min s + 1) + 1e-8``, the minimum over all clients and elements.
 
+    A client that took no step is left out: a softmax counts clients, and its moments are of updates it made.
     Moments of a round that take more than ``in_memory_mb`` are mapped to unnamed files in the folder ``scratch`` (the
     system's temporary folder by default).
     When to use it: few clients, always the same, whose parameters matter to each of them in different places.
@@ -66,6 +67,10 @@ class Ewwa(ElementWeighting):
     @property
     def requires(self) -> frozenset[str]:
         return frozenset()
+
+    @property
+    def counts_idle(self) -> bool:
+        return False
 
     def init(self, population: int) -> State:
         return {"moments": {}, "counts": {}}

@@ -23,7 +23,8 @@ class QFedAvg(Weighting):
 
     ``D_k = (w - w_k) / lr`` and ``h_k = q F_k^(q-1) |D_k|^2 + F_k^q / lr``, which bounds the curvature of
     ``F_k^(q+1)``: the step shrinks where losses are steep, and weights sum to at most one. ``q = 0`` is the unweighted
-    mean. ``c_k`` is 1, as in both public codes, or ``n_k / n`` with ``weights = "samples"``. Corrections: tables that
+    mean. ``c_k`` is 1, as in both public codes, or ``n_k / n`` with ``weights = "samples"``. A client that took no step
+    counts by its examples, and not where all count the same. Corrections: tables that
     list ``n_k F_k^q`` leave the step control out; ``lr`` is the local step in force in the round, where one public
     code keeps the first after it has decayed.
     When to use it: more even accuracies over clients where one ``q`` must work with any local step.
@@ -52,6 +53,10 @@ class QFedAvg(Weighting):
     @property
     def weight_bound(self) -> float | None:
         return 1.0
+
+    @property
+    def counts_idle(self) -> bool:
+        return self.weights == "samples"
 
     def weigh(self, cohort: Cohort, state: State, ctx: Context) -> tuple[Weights, State, Info]:
         losses = cohort.stats["loss_before"].double().nan_to_num(nan=0.0).clamp(min=_LEAST_LOSS)

@@ -17,6 +17,7 @@ _TINY = 1e-12
 class Samples(Weighting):
     """``p_k = n_k / sum_S n``, over the participants of the round.
 
+    A client that took no step counts for its examples: the average example of the cohort did not all move.
     When to use it: the objective is the average example, whoever owns it.
     """
 

@@ -16,6 +16,7 @@ from fedalloy.core.types import Cohort, Context, Info, State, Weights
 class Uniform(Weighting):
     """``p_k = 1 / m`` for the ``m`` participants of the round.
 
+    A client that took no step is no participant: it would take a share of the step and give nothing.
     When to use it: the objective is the average client, however little data it has.
     """
 
@@ -26,6 +27,10 @@ class Uniform(Weighting):
     @property
     def weight_bound(self) -> float | None:
         return 1.0
+
+    @property
+    def counts_idle(self) -> bool:
+        return False
 
     def weigh(self, cohort: Cohort, state: State, ctx: Context) -> tuple[Weights, State, Info]:
         return torch.full((len(cohort),), 1.0 / len(cohort), dtype=torch.float64), state, {}

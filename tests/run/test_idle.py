@@ -1,0 +1,128 @@
+"""Clients that took no step, and rounds that a rule is not defined for: named in the record, and no more than that."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fedalloy import algorithms
+from fedalloy.core import registry
+from fedalloy.core.algorithm import Algorithm
+from fedalloy.core.keys import Key
+from fedalloy.engines.loop import Loop
+from fedalloy.records.store import MemoryStore
+from fedalloy.run.config import RunConfig
+from fedalloy.run.driver import begin
+from fedalloy.run.fit import fit
+from fedalloy.run.health import BARREN_LIMIT
+from fedalloy.run.round import Federation, Stopwatch, play
+from fedalloy.run.sampling import Listed
+from fedalloy.servers.sgd import ServerSgd
+from fedalloy.solvers.scaffold import Scaffold
+from fedalloy.solvers.sgd import Sgd
+from fedalloy.tasks.assembly import make_task
+from fedalloy.tasks.devices import DeviceProfile
+from fedalloy.testing import HalfWithMemory, small_task, specimen
+from fedalloy.testing.comparing import differences
+from fedalloy.weightings.krum import Krum
+from fedalloy.weightings.mirror import Mirror
+from fedalloy.weightings.qfedavg import QFedAvg
+from fedalloy.weightings.samples import Samples
+from fedalloy.weightings.uniform import Uniform
+
+LOCAL: dict[str, Any] = {"lr": 0.2, "batch_size": 3}
+TASK = small_task()
+IDLE = DeviceProfile(epochs=(1, 0, 1, 1, 1))
+NOT_COUNTED = {
+    "krum", "multi_krum", "median", "trimmed_mean", "uniform", "ewwa", "angles", "information", "boosting", "qfedavg",
+    "fedmgda",
+}  # fmt: skip
+
+
+def made(weighting, solver=None, **more) -> Algorithm:
+    return Algorithm(solver or Sgd(**LOCAL), weighting, ServerSgd(), **more)
+
+
+def first(algorithm: Algorithm, task=TASK, store=None, state=None, engine: Any = None, **settings):
+    fed = Federation(algorithm, task, engine or Loop(), RunConfig(engine="loop", **settings), Key.of(0))
+    state = begin(fed) if state is None else state
+    return state, play(fed, state, MemoryStore() if store is None else store, 1, Stopwatch())
+
+
+# ---------------------------------------------------------------------------------------------- who counts
+
+
+def test_a_client_that_stands_still_does_not_win_krum_under_label_skew():
+    task = make_task("digits", "logistic", {"kind": "classes", "per_client": 2}, 10, seed=0)
+    algorithm = replace(algorithms.fedavg(batch_size=32), weighting=Krum())
+    lazy = DeviceProfile(epochs=(0, *(1 for _ in range(9))))
+    result = fit(algorithm, task, rounds=10, evaluate_every=10, devices=lazy, engine="batched")
+    assert result.last()["mean"] > 0.15, "the model never moved: about 0.1"
+    assert [row["idle"] for row in result.rounds()] == [[0]] * 10
+    assert all(0 not in row["ids"] and not row["dropped"] for row in result.rounds())
+
+
+@pytest.mark.parametrize("name", registry.names("weighting"))
+def test_every_rule_says_whether_an_idle_client_counts(name):
+    rule = specimen("weighting", name)
+    assert rule.counts_idle == (name not in NOT_COUNTED)
+    assert not Mirror("none", "uniform").counts_idle
+    assert QFedAvg(weights="samples").counts_idle
+
+
+@pytest.mark.parametrize("name", sorted(NOT_COUNTED - {"boosting"}))
+def test_where_clients_are_chosen_or_counted_the_round_is_that_of_the_others(name):
+    algorithm = made(specimen("weighting", name))
+    state, played = first(algorithm, devices=IDLE)
+    _, without = first(algorithm, state=state, sampling=Listed(((0, 2, 3, 4),)))
+    assert (played.row["ids"], played.row["idle"]) == ([0, 2, 3, 4], [1])
+    assert played.row["weights"] == without.row["weights"]
+    assert list(differences(played.step.state, without.step.state)) == []
+
+
+def test_scaffold_counts_no_idle_client_whatever_its_weighting():
+    _, played = first(made(Samples(), Scaffold(**LOCAL)), devices=IDLE)
+    assert played.row["ids"] == [0, 2, 3, 4]
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fednova", "afl", "drfedavg"])
+def test_sums_by_samples_and_by_losses_are_as_they_were(name):
+    _, played = first(algorithms.named(name, **LOCAL), devices=IDLE)
+    assert (played.row["ids"], played.row["idle"]) == ([0, 1, 2, 3, 4], [1])
+    if name == "fedavg":
+        assert played.row["weights"] == pytest.approx([size / 28 for size in (1, 3, 7, 12, 5)])
+
+
+def test_a_client_without_examples_has_no_loss_and_is_idle_not_refused():
+    task = small_task(sizes=(4, 0, 5, 3))
+    _, played = first(algorithms.afl(**LOCAL), task)
+    assert (played.row["ids"], played.row["idle"], played.row["dropped"]) == ([0, 2, 3], [1], {})
+    _, plain = first(algorithms.fedavg(**LOCAL), task)
+    assert (plain.row["ids"], plain.row["weights"][1]) == ([0, 1, 2, 3], 0.0)
+
+
+def test_under_resend_a_failed_link_counts_as_before():
+    devices = DeviceProfile(success=(1.0, 0.0, 1.0, 1.0, 1.0), on_failure="resend")
+    _, played = first(made(Uniform()), devices=devices)
+    assert (played.row["ids"], played.row["idle"], played.row["resent"]) == ([0, 1, 2, 3, 4], [], [1])
+
+
+def test_the_state_of_an_idle_client_is_kept():
+    """An error memory must not be spent on a contribution that does not count."""
+    algorithm, store = made(Uniform(), wire=(HalfWithMemory(),)), MemoryStore()
+    _, played = first(algorithm, store=store)
+    before = store.get([1])
+    fed = Federation(algorithm, TASK, Loop(), RunConfig(engine="loop", devices=IDLE), Key.of(0))
+    second = play(fed, played.step.state, store, 2, Stopwatch())
+    assert second.row["idle"] == [1]
+    assert list(differences({"1": store.get([1])[1]}, {"1": before[1]})) == []
+
+
+def test_a_round_of_idle_clients_alone_has_no_effect_and_is_no_divergence():
+    state, played = first(made(Uniform()), devices=DeviceProfile(epochs=0))
+    assert played.step.state is state
+    assert (played.row["ids"], played.row["idle"]) == ([], [0, 1, 2, 3, 4])
+    result = fit(made(Uniform()), TASK, rounds=BARREN_LIMIT + 2, devices=DeviceProfile(epochs=0), engine="loop")
+    assert len(list(result.rounds())) == BARREN_LIMIT + 2
