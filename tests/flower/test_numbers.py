@@ -16,6 +16,7 @@ from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedalloy import algorithms
+from fedalloy.core.errors import AlgorithmError
 from fedalloy.engines.flower_letters import Letter, outline, pack, unpack
 from fedalloy.flower.strategy import Strategy
 from fedalloy.records.reading import read_run
@@ -210,6 +211,15 @@ def test_an_idle_client_is_named_and_does_not_win():
     apps = {17: app(1, num_examples=0), 5: app(3, num_steps=0), 6: app(4)}
     (row,), _ = strategy_rows("krum", apps=apps)
     assert (row["idle"], row["ids"]) == ([0, 3], [1, 2, 4])  # by name: 5, 6, a, b, c
+
+
+def test_a_rule_for_more_clients_than_came_leaves_the_model_and_says_why():
+    apps = {5: app(3), 6: app(4, variance=-1.0)}
+    (row,), result = strategy_rows(algorithms.krum(byzantine=1), apps=apps)
+    assert "needs at least 5 contributions that count, and 4 came" in row["refusal"]
+    assert result.arrays["w"].numpy().tolist() == [0.0, 0.0]
+    with pytest.raises(AlgorithmError, match="needs at least 5 clients"):
+        strategy_rows(algorithms.krum(byzantine=1))
 
 
 @pytest.mark.parametrize("size", [10**15, -3, math.nan])

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+import torch
 
 from fedalloy import algorithms
 from fedalloy.core import registry
-from fedalloy.core.algorithm import Algorithm
+from fedalloy.core.algorithm import Algorithm, server_step
+from fedalloy.core.errors import AlgorithmError, RoundRefused
 from fedalloy.core.keys import Key
+from fedalloy.core.types import Cohort, Context
 from fedalloy.engines.loop import Loop
 from fedalloy.records.store import MemoryStore
 from fedalloy.run.config import RunConfig
@@ -26,10 +29,12 @@ from fedalloy.tasks.assembly import make_task
 from fedalloy.tasks.devices import DeviceProfile
 from fedalloy.testing import HalfWithMemory, small_task, specimen
 from fedalloy.testing.comparing import differences
+from fedalloy.weightings.aaggff_d import AaggffD
 from fedalloy.weightings.krum import Krum
 from fedalloy.weightings.mirror import Mirror
 from fedalloy.weightings.qfedavg import QFedAvg
 from fedalloy.weightings.samples import Samples
+from fedalloy.weightings.unfolded import Unfolded
 from fedalloy.weightings.uniform import Uniform
 
 LOCAL: dict[str, Any] = {"lr": 0.2, "batch_size": 3}
@@ -126,3 +131,94 @@ def test_a_round_of_idle_clients_alone_has_no_effect_and_is_no_divergence():
     assert (played.row["ids"], played.row["idle"]) == ([], [0, 1, 2, 3, 4])
     result = fit(made(Uniform()), TASK, rounds=BARREN_LIMIT + 2, devices=DeviceProfile(epochs=0), engine="loop")
     assert len(list(result.rounds())) == BARREN_LIMIT + 2
+
+
+# ---------------------------------------------------------------------------------------------- refusals
+
+
+FEW = DeviceProfile(success=(1.0, 1.0, 1.0, 1.0, 0.0))
+
+
+def test_krum_with_too_few_left_is_a_round_without_effect():
+    algorithm, store = made(Krum(byzantine=1), Scaffold(**LOCAL)), MemoryStore()
+    state, played = first(algorithm, store=store, devices=FEW)
+    assert played.step.state is state
+    assert played.row["refusal"] == "weighting 'Krum' needs at least 5 contributions that count, and 4 came"
+    assert (played.row["ids"], played.row["weights"], played.row["dropped"]) == ([], [], {})
+    assert store.get(range(5)) == {}, "what did not count leaves no trace"
+
+
+def test_refused_rounds_neither_end_a_run_nor_count_as_barren():
+    rounds = BARREN_LIMIT + 2
+    result = fit(made(Krum(byzantine=1)), TASK, rounds=rounds, devices=FEW, engine="loop")
+    rows = list(result.rounds())
+    assert len(rows) == rounds
+    assert all("needs at least 5" in row["refusal"] for row in rows)
+    assert result.ending.progress.barren == 0
+
+
+def test_a_refused_round_with_dropped_contributions_is_not_barren_either():
+    def engine(*given):
+        outcome = Loop()(*given)
+        outcome.cohort.payload["delta"]["output.bias"][0] = torch.nan
+        return outcome
+
+    result = fit(made(Krum(byzantine=1)), TASK, rounds=BARREN_LIMIT + 2, engine=engine)
+    rows = list(result.rounds())
+    assert len(rows) == BARREN_LIMIT + 2
+    assert all(row["dropped"] == {"0": "not finite"} and "4 came" in row["refusal"] for row in rows)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"cohort": 4},
+        {"sampling": Listed(((0, 1, 2, 3, 4), (0, 1)))},
+        {"devices": DeviceProfile(epochs=(1, 0, 1, 1, 1))},
+    ],
+)
+def test_a_cohort_that_can_never_be_large_enough_is_refused_before_round_one(settings):
+    with pytest.raises(AlgorithmError, match="weighting 'Krum' needs at least 5 clients in a round that count"):
+        fit(made(Krum(byzantine=1)), TASK, rounds=1, engine="loop", **settings)
+
+
+def test_so_are_clients_without_examples():
+    with pytest.raises(AlgorithmError, match="needs at least 5 clients in a round that count, but there can be 4"):
+        fit(made(Krum(byzantine=1)), small_task(sizes=(3, 4, 0, 5, 6)), rounds=1, engine="loop")
+
+
+def test_responses_need_enough_clients():
+    with pytest.raises(AlgorithmError, match="'AaggffD' needs at least 3 clients"):
+        fit(made(AaggffD(C1=0.4)), TASK, rounds=1, cohort=2, engine="loop")
+    _, played = first(made(AaggffD(C1=0.7)), devices=DeviceProfile(success=(1.0, 0.0, 1.0, 1.0, 0.0)))
+    assert "needs at least 4 contributions that count, and 3 came" in played.row["refusal"]
+
+
+SIZES = (1, 3, 7, 12, 5)
+
+
+def test_a_table_for_other_clients_is_refused_before_round_one_where_the_data_are_at_hand():
+    other = Unfolded(((0.2,) * 5,), sizes=(1, 3, 7, 12, 6))
+    _, played = first(made(other))
+    assert "client 4 has 5 examples, the table was learned with one of 6" in played.row["refusal"]
+    with pytest.raises(AlgorithmError, match="client 4 has 5 examples"):
+        fit(made(other), TASK, rounds=1, engine=never_called)
+    assert fit(made(Unfolded(((0.2,) * 5,), sizes=SIZES)), TASK, rounds=1, engine="loop").status == "finished"
+
+
+def never_called(*given):
+    raise AssertionError("round 1 began")
+
+
+def test_a_rule_may_refuse_a_round_by_itself():
+    @dataclass(frozen=True)
+    class Fussy(Samples):
+        def weigh(self, cohort, state, ctx):
+            raise RoundRefused("not with these")
+
+    algorithm = made(Fussy())
+    state = algorithm.init({"w": torch.zeros(1)}, 2)
+    cohort = Cohort(torch.arange(2), {"delta": {"w": torch.ones(2, 1)}}, {"num_examples": torch.ones(2)})
+    step = server_step(algorithm, state, cohort, Context(1, 2, Key.of(0)))
+    assert step.state is state
+    assert (step.refusal, step.ids.tolist(), len(step.weights)) == ("not with these", [], 0)

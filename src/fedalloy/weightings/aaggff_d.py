@@ -69,6 +69,10 @@ class AaggffD(Weighting):
     def weight_bound(self) -> float | None:
         return 1.0
 
+    def least_clients(self, population: int) -> int:
+        """Responses need ``C1 < C2``, which is the share of clients in the round where nothing else is said."""
+        return 1 if self.C is not None or self.C2 is not None else math.floor(self.C1 * population) + 1
+
     def init(self, population: int) -> State:
         first = self.C if self.mode == "official" and self.C else 1 / population
         return {

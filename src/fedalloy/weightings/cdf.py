@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedalloy.core.arguments import checked
-from fedalloy.core.errors import AlgorithmError
+from fedalloy.core.errors import RoundRefused
 
 CdfName = Literal["weibull", "frechet", "gumbel", "exponential", "logistic", "normal"]
 Variant = Literal["exact", "affine_erfc", "erfc"]
@@ -94,7 +94,7 @@ def respond(losses: Tensor, cdf: CdfName | Cdf, low: float, high: float) -> Tens
     tensor([0.1967, 0.1967, 0.4323], dtype=torch.float64)
     """
     if not low < high:
-        raise AlgorithmError(f"responses need C1 below C2, but C1 is {low:g} and C2 is {high:g}: lower C1 or set C2")
+        raise RoundRefused(f"responses need C1 below C2, but C1 is {low:g} and C2 is {high:g}: lower C1 or set C2")
     curve = cdf if isinstance(cdf, Cdf) else Cdf(cdf)
     return low + (high - low) * curve(relative(losses.double()))
 

@@ -57,6 +57,9 @@ class Krum(Weighting):
     def guards_all_parts(self) -> bool:
         return True
 
+    def least_clients(self, population: int) -> int:
+        return least_for(self.byzantine)
+
     def weigh(self, cohort: Cohort, state: State, ctx: Context) -> tuple[Weights, State, Info]:
         scores = krum_scores(cohort, self.byzantine)
         return _chosen(scores, cohort.ids, 1), state, {"scores": scores}
@@ -105,6 +108,9 @@ class MultiKrum(Weighting):
     @property
     def guards_all_parts(self) -> bool:
         return True
+
+    def least_clients(self, population: int) -> int:
+        return least_for(self.byzantine)
 
     def weigh(self, cohort: Cohort, state: State, ctx: Context) -> tuple[Weights, State, Info]:
         scores = krum_scores(cohort, self.byzantine)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedalloy.core.errors import AlgorithmError
+from fedalloy.core.errors import AlgorithmError, RoundRefused
 
 # The interior-point solution is this close to the bounds that hold at the minimum; the exact minimum on that
 # face is then found by linear algebra.
@@ -87,9 +87,7 @@ def _interior(P: Tensor, q: Tensor, low: Tensor, high: Tensor) -> Tensor:
             found = solve(quadratic, q.numpy(), A=sums_up, b=one, solver="clarabel", **bounds, **asked)
         if found is not None:
             return torch.from_numpy(found)
-    raise AlgorithmError(
-        "clarabel found no solution of a quadratic programme over the simplex: are its numbers finite?"
-    )
+    raise RoundRefused("clarabel found no solution of a quadratic programme over the simplex: are its numbers finite?")
 
 
 def _on_face(P: Tensor, q: Tensor, low: Tensor, high: Tensor, start: Tensor) -> Tensor | None:

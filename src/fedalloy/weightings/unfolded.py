@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fedalloy.core import tree
-from fedalloy.core.errors import AlgorithmError
-from fedalloy.core.protocols import Weighting
+from fedalloy.core.errors import AlgorithmError, RoundRefused
+from fedalloy.core.protocols import Task, Weighting
 from fedalloy.core.registry import register
 from fedalloy.core.types import Cohort, Context, Info, State, Weights
 
@@ -28,8 +28,9 @@ class Unfolded(Weighting):
     as if it had re-sent it. After the last row clients count by their sizes. ``normalise`` is DUW-FedNova:
     ``weight_k = tau_eff Theta[t, k] / |a_k|_1`` with ``tau_eff = sum_k p_k tau_k`` (see ``nova``). ``layers`` names
     the last axis of a table with a weight for every layer. ``sizes`` are the clients' numbers of examples when the
-    table was learned: other clients are refused, an empty list takes any. A ``table`` that is still the name of a file
-    has not been learned yet (arXiv:2212.12191).
+    table was learned: other clients are refused, and a round to which one comes with another number has no effect; an
+    empty list takes any. A client that took no step keeps its share, which stays on the received model. A ``table``
+    that is still the name of a file has not been learned yet (arXiv:2212.12191).
     When to use it: the same clients train together again and again, and a rehearsal of all rounds is affordable.
 
     >>> cohort = Cohort(torch.tensor([0, 2]), {}, {"num_examples": torch.tensor([10.0, 30.0])})
@@ -81,9 +82,16 @@ class Unfolded(Weighting):
             )
         return {}
 
+    def unsuited(self, task: Task) -> str | None:
+        if len(self.sizes) != task.population:  # none were said, or init refuses the table itself
+            return None
+        everyone = torch.arange(len(self.sizes))
+        return self._other_size(everyone.tolist(), task.data("train", everyone).size.tolist())
+
     def weigh(self, cohort: Cohort, state: State, ctx: Context) -> tuple[Weights, State, Info]:
-        if self.sizes:
-            self._check_sizes(cohort)
+        reason = self._other_size(cohort.ids.tolist(), cohort.stats["num_examples"].tolist()) if self.sizes else None
+        if reason:
+            raise RoundRefused(reason)
         if ctx.round > len(self.table):
             sizes = cohort.stats["num_examples"].double()
             shares = sizes / sizes.sum().clamp(min=1e-12)
@@ -96,13 +104,14 @@ class Unfolded(Weighting):
             raise AlgorithmError(f"unfolded: there is no table '{self.table}' yet: {_LEARN}")
         return torch.tensor(self.table, dtype=torch.float64)
 
-    def _check_sizes(self, cohort: Cohort) -> None:
-        for client, size in zip(cohort.ids.tolist(), cohort.stats["num_examples"].tolist(), strict=True):
+    def _other_size(self, clients: list[int], sizes: list[float]) -> str | None:
+        for client, size in zip(clients, sizes, strict=True):
             if size != self.sizes[client]:
-                raise AlgorithmError(
+                return (
                     f"unfolded: client {client} has {size:g} examples, the table was learned with one of "
                     f"{self.sizes[client]}: these are other clients; {_LEARN}, or set sizes = [] to use it all the same"
                 )
+        return None
 
 
 def requirements(normalise: bool) -> frozenset[str]:
