@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedalloy.engines.flower_letters import Letter
+from fedalloy.flower.protocol import ReceivedOrder
 
 # The process of a node works in its store.
 GATE, HELD = Path("../gate"), Path("../held")
@@ -21,12 +22,12 @@ def data() -> tuple[Any, Any]:
 
     honest = vars(answering)["answer"]
 
-    def held(letter: Letter, *rest: Any) -> Letter:
-        round = letter.header.get("round") or 0
+    def held(order: ReceivedOrder, *rest: Any) -> Letter:
+        round = getattr(order.head, "round", None) or 0
         while round > _allowed():
             HELD.write_text(str(round))
             time.sleep(0.05)
-        return honest(letter, *rest)
+        return honest(order, *rest)
 
     if honest.__name__ != held.__name__:
         setattr(answering, "answer", held)  # noqa: B010

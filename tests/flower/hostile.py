@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 
 from fedalloy.engines import flower_letters as letters
@@ -36,8 +35,11 @@ def _tampering(change: Any) -> tuple[Any, Any]:
 
 
 def nan() -> tuple[Any, Any]:
-    x, y = data()
-    return np.full_like(x, np.nan), y
+    return _tampering(
+        lambda parts: {
+            part: {name: leaf * torch.nan for name, leaf in leaves.items()} for part, leaves in parts.items()
+        }
+    )
 
 
 def wrong_shapes() -> tuple[Any, Any]:

@@ -98,7 +98,8 @@ def _start_a_stranger_as(federation, name):
 
 
 def test_after_the_server_app_and_the_superlink_were_killed_the_same_command_goes_on(site):
-    """The one in the middle of round 2, the other, with everything it started, in the middle of round 3."""
+    """The one in the middle of round 2, the other in the middle of round 3, with which its app goes on: the same
+    command waits for that."""
     recipe = site.recipe("killed", algorithm={"name": "scaffold"}, run={"rounds": 4})
     with site.hold_after(1) as hold:
         site.send("killed")
@@ -111,10 +112,12 @@ def test_after_the_server_app_and_the_superlink_were_killed_the_same_command_goe
         site.send("killed")
         site.wait_for("killed", "round 2/4")
         site.wait_for_middle("killed", 3)
-        site.federation.kill_server()
+        site.federation.kill_superlink()
         assert [row["round"] for row in site.rows("killed")] == [1, 2]
-    site.federation.start_server()
-    site.finish("killed", site.send("killed"))
+        site.federation.start_server()
+        run = site.send("killed")
+        site.wait_for("killed", "is still being carried out by process")
+    site.finish("killed", run)
     assert "goes on (sitting 2)" in site.said("killed")
     assert "goes on (sitting 3)" in site.said("killed")
     rows = site.rows("killed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,9 +12,12 @@ from typing import Any
 from fedalloy.core.algorithm import Algorithm, ServerState
 from fedalloy.core.errors import CheckpointError
 from fedalloy.core.spec import algorithm_to_spec
+from fedalloy.flower.turns import held, wait_for_turn
 from fedalloy.records.environment import describe
 from fedalloy.records.folder import Checkpoint, RunFolder, RunState
 from fedalloy.records.reading import read_run
+
+_log = logging.getLogger("flwr")
 
 
 @dataclass
@@ -53,8 +57,9 @@ def open_ledger(place: Path | None, algorithm: Algorithm, seed: int) -> Iterator
         yield Ledger(), None
         return
     recipe = {"algorithm": algorithm_to_spec(algorithm), "run": {"seeds": [seed]}}
+    wait_for_turn(place, _log.info)
     folder = _open(place, recipe)
-    with folder.lock():
+    with held(place, folder.lock, _log.info):
         saved = folder.latest()
         folder.rewind(saved)
         yield Ledger(folder), saved

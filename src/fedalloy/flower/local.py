@@ -141,6 +141,12 @@ class LocalFederation:
         self.shell.close()
         self._stop_server()
 
+    def kill_superlink(self) -> None:
+        """End the SuperLink alone, as a crash would: the apps of its runs go on for a while."""
+        self._program("server").kill()
+        self.shell.close()
+        self.programs["front"].stop()
+
     def wait_online(self, *names: str) -> None:
         """Return when the server has heard of these nodes."""
         programs = [self.programs[name] for name in ("server", *names)]

@@ -23,6 +23,7 @@ from fedalloy.engines.flower_roll import Roll, Seat
 from fedalloy.flower.admission import read_seats
 from fedalloy.flower.config import ServerConfig
 from fedalloy.flower.remote_task import RemoteTask, remote_task
+from fedalloy.flower.turns import in_turn
 from fedalloy.recipe import Experiment, Recipe, load, parse, resolve
 from fedalloy.records import atomic
 from fedalloy.run.driver import Ending, RoundEvent, run
@@ -47,15 +48,21 @@ def run_federation(
     seats: Callable[[], Sequence[Seat]] | None = None,
 ) -> Ending:  # fmt: skip
     """A run over the nodes of ``grid``, from its beginning or from the last checkpoint in its folder; ``seats`` say
-    which key is which client, else the first node that claims to be one is."""
+    which key is which client, else the first node that claims to be one is. A run that is still being carried out is
+    waited for, and then taken up."""
+    tell = _told(config.folder, say)
+    return in_turn(config.folder, lambda: _sit(config, post or Post(grid), tell, seats), tell)
+
+
+def _sit(config: ServerConfig, post: Post, tell: Say, seats: Callable[[], Sequence[Seat]] | None) -> Ending:
+    """One sitting of a run."""
     experiment = _experiment(config)
     task = remote_task(parse(experiment.resolved))
     sitting = Sitting.open(config.folder)
-    tell = _told(config.folder, say)
     engine: Flower = build(Flower, experiment.config.engine_options, "engine 'flower'")
     keeper = Bindings(config.bindings or config.folder / "bindings.json")
     roll = Roll(task.names, keeper.read(), keeper.write, seats=seats)
-    engine.attach(Line(post or Post(grid), roll, _hello(experiment, task, sitting), tell))
+    engine.attach(Line(post, roll, _hello(experiment, task, sitting), tell))
     # A node keeps the states before and after its last round: the server must never fall back further than that.
     settings = replace(experiment.config, engine=engine, engine_options={}, checkpoint_every=0.0)
     verb = "begins" if sitting.number == 1 else f"goes on (sitting {sitting.number})"
