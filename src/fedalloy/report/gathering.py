@@ -141,7 +141,7 @@ def gather(places: Sequence[Path], metric: str | None = None) -> list[Story]:
     if metric is not None and not any(story.curve or story.clients for story in stories):
         known = {name for story in stories for name in _scored_by(story.recipe)}
         raise SpecError(
-            f"none of these runs was scored by '{metric}': {nearest(metric, known)}; evaluate it first (evaluate.metrics)"
+            f"no run here was scored by '{metric}': {nearest(metric, known)}; evaluate it first (evaluate.metrics)"
         )
     order = {name: position for position, name in enumerate(_order(places))}
     return sorted(stories, key=lambda story: (order.get(story.name, len(order)), story.name, story.seed))
