@@ -14,7 +14,5 @@ def main() -> None:
     # OpenMP reads this when torch is loaded, so it must be said before.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
-    # Data, models and rules of the user's own lie beside the recipe; last, so that nothing installed is hidden by them.
-    sys.path.append(os.getcwd())
     debug = [word for word in sys.argv[1:] if word == "--debug"][:1]
     app(args=debug + [word for word in sys.argv[1:] if word != "--debug"], prog_name="fedalloy")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedalloy.cli.console import console, number, print_json, print_table
+from fedalloy.cli.importing import AllowImports
 from fedalloy.cli.progress import watch_jobs
 from fedalloy.cli.run import Changes, Json, Quick, Track
 
@@ -36,6 +37,7 @@ def compare(
     jobs: Annotated[int | None, typer.Option("-j", "--jobs", min=1, help="Processes; default: one per core.")] = None,
     as_json: Json = False,
     track: Track = None,
+    allow_imports: AllowImports = False,
 ) -> None:
     """Run several algorithms with several seeds and print one table.
 

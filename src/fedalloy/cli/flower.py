@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedalloy.cli.console import complain, number, print_json, print_table
+from fedalloy.cli.importing import AllowImports
 from fedalloy.cli.run import Changes, Json, Quick
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ def up(
     quick: Quick = False,
     seed: Seed = None,
     insecure: Insecure = False,
+    allow_imports: AllowImports = False,
 ) -> None:
     """Run a recipe on a complete federation on this machine: a server and its nodes, encrypted, on free ports.
 
@@ -116,6 +118,7 @@ def run_on(
     output: Annotated[Path, typer.Option("-o", "--output", help="The run folder, on this machine.")],
     changes: Changes = None,
     seed: Seed = None,
+    allow_imports: AllowImports = False,
 ) -> None:
     """Give a recipe to a running server, on the server's own machine, and follow it. The same command again goes on.
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fedalloy.cli.console import number, print_json, print_table
+from fedalloy.cli.importing import AllowImports
 from fedalloy.cli.run import Json
 
 
@@ -18,6 +19,7 @@ def newcomers(
         str, typer.Option(help="Ids to score instead of those the recipe sets aside.", metavar="ID,ID,...")
     ] = "",
     as_json: Json = False,
+    allow_imports: AllowImports = False,
 ) -> None:
     """Score clients that never took part: with the global model, and after a few local steps of their own.
 

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from fedalloy.cli.importing import AllowImports
+
 
 class Kind(StrEnum):
     """The pictures there are."""
@@ -45,6 +47,7 @@ def plot(
     points: Annotated[int, typer.Option(min=2, help="Points on a line, or along each side of a plane.")] = 21,
     clients: Annotated[int, typer.Option(min=1, help="For lines: as many clients, drawn once.")] = 20,
     width: Annotated[Width, typer.Option(help="As wide as a column of a paper, or as its page.")] = Width.column,
+    allow_imports: AllowImports = False,
 ) -> None:
     """Draw a run for a paper. Needs matplotlib, which the extra 'report' installs.
 

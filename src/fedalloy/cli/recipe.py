@@ -23,14 +23,22 @@ def schema() -> None:
 
 @app.command()
 def check(recipe: Annotated[Path, typer.Argument(help="A recipe (.toml).")], changes: Changes = None) -> None:
-    """Check a recipe, every entry of its comparison included, without running it."""
-    from fedalloy.compare.comparing import check_grids, check_seeds
-    from fedalloy.recipe import entry_names, load, resolve
+    """Check whether a recipe would run, every entry of its comparison included, without running it.
 
-    found = load(recipe, changes)
-    resolve(found)
-    for entry in entry_names(found):
-        resolve(found, entry=entry)
-    check_seeds(found)
-    check_grids(found)
+    The data are made, the model is built, and both are held against the algorithm and the clients. Nothing that the
+    recipe names is imported: what only its own code could tell is listed as not checked.
+    """
+    from fedalloy.compare.comparing import check_grids, check_seeds
+    from fedalloy.compare.naming import folders
+    from fedalloy.recipe import entry_names, load, without_imports
+    from fedalloy.recipe.checking import check as unchecked
+
+    with without_imports():
+        found = load(recipe, changes)
+        check_seeds(found)
+        folders(entry_names(found))
+        left = unchecked(found)
+        check_grids(found)
     typer.echo(f"{recipe}: fine, {max(1, len(found.compare))} x {len(found.run.seeds)} runs")
+    for what in left:
+        typer.echo(f"not checked: {what}")

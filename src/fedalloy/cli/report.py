@@ -7,10 +7,13 @@ from typing import Annotated
 
 import typer
 
+from fedalloy.cli.importing import AllowImports
+
 
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some.", metavar="RUN...")],
     output: Annotated[Path, typer.Option("-o", "--output", help="The page.")] = Path("report.html"),
+    allow_imports: AllowImports = False,
 ) -> None:
     """Write one self-contained page: results over seeds, curves, every client, fairness, weights, what the rules
     computed, participation, data, cost, how to reproduce. Charts have tables and can be saved; no network is needed.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedalloy.cli.console import console, number, print_json, print_table
+from fedalloy.cli.importing import AllowImports
 from fedalloy.cli.progress import watch_run
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def run(
     allow_engine_change: Annotated[
         bool, typer.Option("--allow-engine-change", help="With --resume: go on with another engine or device.")
     ] = False,
+    allow_imports: AllowImports = False,
 ) -> None:
     """Run one experiment and leave its records in a folder.
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedalloy.cli.console import number, print_json, print_table
+from fedalloy.cli.importing import AllowImports
 from fedalloy.cli.run import Json
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ def export(
     output: Annotated[Path, typer.Option("-o", "--output", help="The folder to write.", metavar="DIR")],
     per_class: PerClass = 10,
     round: Annotated[int | None, typer.Option(help="A round whose samples were kept; left out: now.")] = None,
+    allow_imports: AllowImports = False,
 ) -> None:
     """Write a run's synthetic examples: samples.npz (arrays x, y, bounds) and a look at them.
 
@@ -57,6 +59,7 @@ def quality(
         typer.Option(help="A TorchScript file: pictures [N, 3, 299, 299] in [0, 1] to features.", metavar="FILE"),
     ] = None,
     as_json: Json = False,
+    allow_imports: AllowImports = False,
 ) -> None:
     """Judge a run's synthetic examples by its real ones, which must be at hand: near, useful, revealing, cheap?
 
@@ -85,6 +88,7 @@ def grid(
     run: Run,
     output: Annotated[Path, typer.Option("-o", "--output", help="The picture.", metavar="PNG")] = Path("grid.png"),
     rounds: Annotated[int, typer.Option(min=1, help="At most so many moments.")] = 10,
+    allow_imports: AllowImports = False,
 ) -> None:
     """Draw one example of every class over rounds: classes downwards, rounds to the right.
 

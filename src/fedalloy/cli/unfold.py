@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedalloy.cli.console import complain, console, number, print_json, print_table
+from fedalloy.cli.importing import AllowImports
 from fedalloy.cli.run import Changes, Json
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def unfold(
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="Learn anew what is learned already.")] = False,
     as_json: Json = False,
+    allow_imports: AllowImports = False,
 ) -> None:
     """Learn how much every client counts in every round, before the run.
 

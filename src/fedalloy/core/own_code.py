@@ -41,7 +41,7 @@ def import_own(module: str, what: str, kind: type[FedalloyError]) -> ModuleType:
         if isinstance(cause, ModuleNotFoundError):
             raise kind(
                 f"{what} cannot be imported ({cause}): install it, put its folder on PYTHONPATH, or run the command in "
-                "its folder"
+                "its folder with --allow-imports"
             ) from cause
         raise
 

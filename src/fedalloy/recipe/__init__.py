@@ -1,7 +1,7 @@
 """Recipes: one TOML file says everything about an experiment."""
 
 from fedalloy.recipe.changes import assign, literal
-from fedalloy.recipe.reading import load, parse, read
+from fedalloy.recipe.reading import load, parse, read, without_imports
 from fedalloy.recipe.reopening import reopen
 from fedalloy.recipe.resolving import Experiment, entry_names, quick, resolve
 from fedalloy.recipe.schema import schema
@@ -20,4 +20,5 @@ __all__ = [
     "reopen",
     "resolve",
     "schema",
+    "without_imports",
 ]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from fedalloy.recipe.walking import table_of
 
 _PLAINER = re.compile(r"a valid dictionary( or instance of \w+)?")
 Problem = Mapping[str, Any]
+_importing: ContextVar[bool] = ContextVar("importing", default=True)
 
 
 def load(path: str | Path, changes: list[str] | None = None) -> Recipe:
@@ -53,9 +56,19 @@ def parse(data: Mapping[str, Any], source: str = "recipe") -> Recipe:
     except ValidationError as error:
         problems = dict.fromkeys(_sentences([dict(one) for one in error.errors(include_url=False)], data))
         raise SpecError(f"{source}: " + "\n".join(problems)) from None
-    for module in recipe.imports:
+    for module in recipe.imports if _importing.get() else ():
         _import(module, source)
     return recipe
+
+
+@contextmanager
+def without_imports() -> Iterator[None]:
+    """Recipes that are parsed inside are looked at only: the modules that they name are not imported."""
+    before = _importing.set(False)
+    try:
+        yield
+    finally:
+        _importing.reset(before)
 
 
 def _import(module: str, source: str) -> None:

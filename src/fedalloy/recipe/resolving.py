@@ -72,7 +72,7 @@ class Experiment:
 
 def resolve(recipe: Recipe, seed: int | None = None, entry: str | None = None) -> Experiment:
     """One run of a recipe: one seed (the first unless said otherwise), one entry of its comparison (or none)."""
-    single = _single(recipe, recipe.run.seeds[0] if seed is None else seed, entry)
+    single = single_of(recipe, recipe.run.seeds[0] if seed is None else seed, entry)
     resolved = single.model_dump(exclude_none=True, exclude={"compare", "grid"})
     config = config_of(single)
     return Experiment(algorithm_of(single), lambda: task_of(single), config, resolved)
@@ -213,7 +213,7 @@ def check_names(field: str, room: str, names: list[str]) -> None:
             raise SpecError(f"{field}: {error}") from None
 
 
-def _single(recipe: Recipe, seed: int, entry: str | None) -> Recipe:
+def single_of(recipe: Recipe, seed: int, entry: str | None) -> Recipe:
     """One seed, one entry, no comparison and no grid; the number of threads said."""
     chosen = with_table(scored(with_entry(recipe, entry) if entry is not None else recipe))
     table = chosen.run.model_copy(update={"seeds": [seed], "tuning_seeds": []})

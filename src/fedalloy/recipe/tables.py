@@ -284,7 +284,7 @@ class Recipe(Closed):
     description: str | None = None
     """What it is for, in a sentence."""
     imports: list[str] = []
-    """Modules of yours with rules to register; found on PYTHONPATH and, by the command line, in the current folder."""
+    """Modules with rules of yours, which then run; on PYTHONPATH or, with `--allow-imports`, in the current folder."""
     task: TaskTable = TaskTable()
     partition: PartitionTable = PartitionTable()
     noise: NoiseTable | None = None

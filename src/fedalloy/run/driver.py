@@ -129,6 +129,7 @@ def run(
         raise CheckpointError("resuming needs the folder of the run")
     trackers = make_trackers(track, folder)
     config.devices.check(task.population)
+    config.sampling.check(task.population)
     algorithm.check_cohort(config.sampling.size(task.population), task.population)
     algorithm.check_able(config.sampling.smallest(task.population), task.population)
     engine, given = make_engine(config), (algorithm, task)

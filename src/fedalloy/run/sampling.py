@@ -30,6 +30,10 @@ class Sampling(ABC):
         """The smallest cohort it chooses when everybody can be reached."""
         return self.size(population)
 
+    def check(self, population: int) -> None:
+        """Refuse, before the first round, what does not fit so many clients."""
+        self.size(population)
+
     @abstractmethod
     def choose(self, task: Task, round: int, key: Key, available: Available) -> Tensor:
         """The chosen ids; ``available`` tells which of some ids can be reached in this round."""
@@ -105,11 +109,14 @@ class Listed(Sampling):
     def smallest(self, population: int) -> int:
         return min(len(set(cohort)) for cohort in self.cohorts)
 
+    def check(self, population: int) -> None:
+        wrong = [client for cohort in self.cohorts for client in cohort if not 0 <= client < population]
+        if wrong:
+            raise SpecError(f"sampling 'list' names client {wrong[0]}, but the ids are 0 to {population - 1}")
+
     def choose(self, task: Task, round: int, key: Key, available: Available) -> Tensor:
+        self.check(task.population)
         ids = torch.tensor(sorted(set(self.cohorts[(round - 1) % len(self.cohorts)])))
-        if int(ids.max()) >= task.population or int(ids.min()) < 0:
-            wrong = next(client for client in ids.tolist() if not 0 <= client < task.population)
-            raise SpecError(f"sampling 'list' names client {wrong}, but the ids are 0 to {task.population - 1}")
         return ids[available(ids)]
 
 
