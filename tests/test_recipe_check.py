@@ -19,7 +19,7 @@ FAULTS = {
     "cohort": ("[partition]\nclients = 4\n[sampling]\ncohort = 5\n", "number of clients (4), got 5"),
     "listed clients": ('[partition]\nclients = 4\n[sampling]\nkind = "list"\ncohorts = [[0, 4]]\n', "names client 4"),
     "everyone": (FINE + '[algorithm]\nname = "aaggff_s"\n', "needs every client"),
-    "too few": (FINE + '[weighting]\nkind = "krum"\nbyzantine = 1\n', "krum"),
+    "too few": (FINE + '[weighting]\nkind = "krum"\nbyzantine = 1\n', "Krum"),
     "devices": ("[partition]\nclients = 4\n[devices]\nepochs = [1, 2]\n", "one per client"),
     "metric": ('[evaluate]\nmetrics = ["acuracy"]\n', "accuracy"),
     "partition": ('[partition]\nkind = "dirichlett"\nclients = 2\n', "did you mean 'dirichlet'"),

@@ -28,6 +28,7 @@ from fedalloy.recipe.resolving import algorithm_of, config_of, entry_names, sing
 from fedalloy.recipe.tables import Recipe
 from fedalloy.run.config import RunConfig
 from fedalloy.run.driver import closing, make_engine
+from fedalloy.run.health import check_able
 from fedalloy.tasks.metrics.metric import choose
 
 
@@ -148,6 +149,7 @@ def _check_together(algorithm: Algorithm, task: Task, config: RunConfig) -> None
     fitted = algorithm.fitted(task, Key.of(config.seed))
     check_roles(fitted, task)
     check_validation(fitted, task)
+    check_able(fitted, task, config)
     with torch.no_grad():
         params, buffers = task.objective.init(Key.of(0))
         fitted.init(params, task.population, buffers)
