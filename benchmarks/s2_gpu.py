@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from fedalloy import algorithms
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.errors import FedalloyError
 from fedalloy.records.reading import is_run, read_run
+from fedalloy.records.stop import ask_to_stop
 from fedalloy.reproduce.results import Measured, Results, write_results
 from fedalloy.run.driver import RoundEvent
 from fedalloy.run.fit import fit
@@ -63,14 +63,14 @@ class Plan:
 
 
 class Turn:
-    """Watches a run and ends it when its turn or the time is over, in the way that a scheduler would."""
+    """Watches a run and ends it when its turn or the time is over."""
 
-    def __init__(self, until: int, deadline: float) -> None:
-        self.until, self.deadline = until, deadline
+    def __init__(self, until: int, deadline: float, place: Path) -> None:
+        self.until, self.deadline, self.place = until, deadline, place
 
     def __call__(self, event: RoundEvent) -> None:
         if event.progress.round >= self.until or time.monotonic() > self.deadline:
-            signal.raise_signal(signal.SIGTERM)  # the driver ends after this round, with a checkpoint
+            ask_to_stop(self.place)  # the driver ends after this round, with a checkpoint
 
 
 def federation(seed: int, dataset: Any = None) -> FederatedTask:
@@ -101,7 +101,7 @@ def take_turns(plan: Plan, deadline: float, dataset: Any = None) -> None:
                 if time.monotonic() > deadline:
                     return
                 if not over(place) and played(place) < until:
-                    play(plan, known[name], task, seed, place, Turn(until, deadline))
+                    play(plan, known[name], task, seed, place, Turn(until, deadline, place))
 
 
 def play(plan: Plan, algorithm: Algorithm, task: FederatedTask, seed: int, place: Path, watcher: Turn) -> None:

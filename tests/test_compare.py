@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import statistics
 from typing import Any
 
 import pytest
 
+from fedalloy.compare import jobs
 from fedalloy.compare.comparing import compare, select
-from fedalloy.compare.jobs import News
+from fedalloy.compare.jobs import Job, News
 from fedalloy.compare.naming import settings_folders
 from fedalloy.compare.outcome import Outcome, name_of, read_outcome
 from fedalloy.compare.table import Spread, summarise
 from fedalloy.core.errors import CheckpointError, SpecError
 from fedalloy.recipe import parse
+from fedalloy.records.folder import RunFolder
 
 TINY: dict[str, dict[str, Any]] = {
     "task": {"model": "logistic"},
@@ -230,3 +234,103 @@ def test_runs_are_named_after_what_they_ran():
     assert name_of({"algorithm": {"name": "fedprox"}}) == "fedprox"
     parts = {"solver": {"kind": "sgd"}, "weighting": {"kind": "nova"}, "server": {"kind": "sgd"}}
     assert name_of({"algorithm": parts}) == "sgd, nova, sgd"
+
+
+# ---------------------------------------------------------------------------------------------- runs that break
+
+
+def full_at(monkeypatch, *folders):
+    """A disk that is full for some runs."""
+    whole = RunFolder.checkpoint
+
+    def checkpoint(self, *arguments, **more):
+        if "/".join(self.path.parts[-2:]) in folders:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return whole(self, *arguments, **more)
+
+    monkeypatch.setattr(RunFolder, "checkpoint", checkpoint)
+
+
+def test_an_interrupted_run_does_not_end_a_comparison_and_is_made_the_next_time(tmp_path, monkeypatch):
+    recipe = tiny(run={"rounds": 1, "seeds": [0, 1]}, compare=[{"name": "fedavg"}, {"name": "fedprox"}])
+    full_at(monkeypatch, "fedavg/seed-0")
+    done = compare(recipe, tmp_path, processes=1)
+    assert [outcome.state for outcome in done.outcomes] == ["interrupted", "finished", "finished", "finished"]
+    assert "No space left" in done.outcomes[0].reason
+    assert done.rows[0].coverage == "1 of 2 (1 interrupted)"
+    assert done.rows[1].coverage == "2"
+    monkeypatch.undo()
+    again = compare(recipe, tmp_path, processes=1)
+    assert all(outcome.finished for outcome in again.outcomes)
+    assert again.rows[0].coverage == "2"
+
+
+def test_a_choice_waits_until_all_of_its_tuning_is_there(tmp_path, monkeypatch):
+    grid = {"algorithm.lr": [0.001, 0.5]}
+    run = {"rounds": 1, "seeds": [0], "tuning_seeds": [9]}
+    recipe = tiny(run=run, compare=[{"name": "fedavg", "grid": grid}, {"name": "fedprox"}])
+    full_at(monkeypatch, "algorithm.lr=0.5/seed-9")
+    done = compare(recipe, tmp_path, processes=1)
+    assert [outcome.state for outcome in done.outcomes] == ["interrupted", "finished"]
+    assert "its tuning is not complete: [Errno 28]" in done.outcomes[0].reason
+    monkeypatch.undo()
+    assert [tuned.best for tuned in compare(recipe, tmp_path, processes=1).tuned] == [{"algorithm.lr": 0.5}]
+
+
+def test_an_entry_whose_grid_fails_does_not_end_a_comparison(tmp_path):
+    run = {"rounds": 1, "seeds": [0], "tuning_seeds": [9]}
+    away = {"algorithm.name": "fedavg", "devices.success": 0.0}
+    entries = [{"name": "away", "set": away, "grid": {"algorithm.lr": [0.1, 0.2]}}]
+    done = compare(tiny(run=run, compare=[*entries, {"name": "fedavg"}]), tmp_path, processes=1)
+    assert [outcome.state for outcome in done.outcomes] == ["failed", "finished"]
+    assert "every setting of its grid failed" in done.outcomes[0].reason
+    assert done.rows[0].coverage == "0 of 1 (1 failed)"
+
+
+def test_an_error_in_code_is_told_with_its_traceback_and_the_others_run(tmp_path, monkeypatch):
+    recipe = tiny(run={"rounds": 1, "seeds": [0, 1]}, compare=[{"name": "fedavg"}])
+    whole = RunFolder.append
+
+    def append(self, *arguments):
+        assert self.path.name != "seed-0", "a mistake in somebody's code"
+        whole(self, *arguments)
+
+    monkeypatch.setattr(RunFolder, "append", append)
+    done = compare(recipe, tmp_path, processes=1)
+    assert [outcome.state for outcome in done.outcomes] == ["failed", "finished"]
+    assert "AssertionError: a mistake in somebody's code" in done.outcomes[0].reason
+    assert "Traceback" in (tmp_path / "fedavg" / "seed-0" / "error.txt").read_text()
+
+
+def test_a_grid_that_grows_moves_the_runs_of_its_earlier_choice(tmp_path):
+    def made(values, folder="grown"):
+        run = {"rounds": 1, "seeds": [0], "tuning_seeds": [9]}
+        recipe = tiny(run=run, grid={"algorithm.lr": values}, compare=[{"name": "fedavg"}])
+        return compare(recipe, tmp_path / folder, processes=1)
+
+    first = made([0.001])
+    grown, whole = made([0.001, 0.5]), made([0.001, 0.5], "whole")
+    assert [row.to_json() for row in grown.rows] == [row.to_json() for row in whole.rows]
+    for name in ("rounds.jsonl", "recipe.toml"):
+        mine = (tmp_path / "grown" / "fedavg" / "seed-0" / name).read_bytes()
+        assert mine == (tmp_path / "whole" / "fedavg" / "seed-0" / name).read_bytes()
+    kept = read_outcome(tmp_path / "grown" / "tuning" / "fedavg" / "algorithm.lr=0.001" / "seed-0")
+    assert kept.scores == first.outcomes[0].scores
+    assert made([0.001]).outcomes[0].scores == first.outcomes[0].scores, "and back"
+
+
+def test_a_worker_that_dies_costs_one_run(tmp_path, monkeypatch):
+    from tests import dying
+
+    monkeypatch.setattr(jobs, "serve", dying.serve)
+    wanted = [Job(name, seed, {}, tmp_path / f"{seed}") for seed, name in enumerate(["dies", "b", "dies", "d", "e"])]
+    news: list[News] = []
+    jobs.side_by_side(wanted, 2, news.append)
+    told = {one.job.seed: (one.kind, one.state) for one in news}
+    assert told == {
+        0: ("broken", "interrupted"),
+        1: ("ended", ""),
+        2: ("broken", "interrupted"),
+        3: ("ended", ""),
+        4: ("ended", ""),
+    }

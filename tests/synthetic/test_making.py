@@ -8,7 +8,8 @@ import torch
 from fedalloy import algorithms
 from fedalloy.core.keys import Key
 from fedalloy.run.config import RunConfig
-from fedalloy.run.driver import begin, make_engine, run
+from fedalloy.run.driver import begin, run
+from fedalloy.run.machinery import make_engine
 from fedalloy.run.round import Federation
 from fedalloy.synthetic.classifier import ClassifierTraining, train_classifier
 from fedalloy.synthetic.features import FeatureClassifier

@@ -62,10 +62,10 @@ def compare(
         print_json(done.to_json())
     else:
         _present(done, wanted)
+    if open_ones := sum(len(row.unfinished) for row in done.rows):
+        raise FedalloyError(f"{open_ones} runs did not finish; the same command goes on with them")
     if any(row.failed for row in done.rows):
         raise typer.Exit(1)
-    if any(row.unfinished for row in done.rows):
-        raise FedalloyError("some runs did not finish; the same command goes on with them")
 
 
 def prepare(recipe: Path, changes: Sequence[str], algorithms: str | None, grid: Sequence[str], quick: bool) -> Recipe:
@@ -142,10 +142,9 @@ def _present(done: Comparison, recipe: Recipe) -> None:
     for note in _notes(done.folder):
         out.print(f"note: {note}", markup=False)
     for row in done.rows:
-        for run in row.failed:
-            out.print(
-                f"{row.name}, seed {run.seed} FAILED in round {run.round}: {run.reason}", style="red", markup=False
-            )
+        for run in (*row.failed, *row.unfinished):
+            said = f"{row.name}, seed {run.seed} {run.state.upper()} in round {run.round}: {run.reason}"
+            out.print(said, style="red", markup=False)
     out.print(f"runs in {done.folder}; a page of them: fedalloy report {done.folder} -o report.html", markup=False)
 
 
@@ -158,15 +157,14 @@ def _notes(folder: Path) -> list[str]:
 
 
 def _cells(row: Row) -> list[str]:
-    failed = f" ({len(row.failed)} failed)" if row.failed else ""
     shown = [_text(value, row) for value in (row.mean, row.worst_served, row.gini)]
     paired = row.difference.text(signed=True) if row.difference else ""
-    return [row.name, *shown, row.target_text, paired, f"{len(row.seeds)}{failed}"]
+    return [row.name, *shown, row.target_text, paired, row.coverage]
 
 
 def _text(spread: Spread | None, row: Row) -> str:
     """A number; nothing where finished runs have none, as the worst served by a metric without a direction."""
-    return spread.text() if spread else "" if row.seeds else "failed"
+    return spread.text() if spread else "" if row.seeds else (row.failed or row.unfinished)[0].state
 
 
 def _settings(settings: dict[str, Any]) -> str:

@@ -101,7 +101,7 @@ def plain_jobs() -> Callable[[News], None]:
 
     def tell(news: News) -> None:
         if news.kind != "round":
-            said = {"reused": "already there", "broken": f"failed: {news.text}"}.get(news.kind, news.text)
+            said = {"reused": "already there", "broken": f"{news.state}: {news.text}"}.get(news.kind, news.text)
             typer.echo(f"{time.monotonic() - begun:6.1f} s  {news.job.name}, seed {news.job.seed}: {said}")
 
     return tell

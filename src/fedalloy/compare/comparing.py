@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedalloy.compare.jobs import Job, Watcher, run_jobs
+from fedalloy.compare.jobs import Broken, Job, Watcher, is_done, run_jobs
 from fedalloy.compare.naming import folders, safe, settings_folders
 from fedalloy.compare.outcome import Outcome, read_outcome
 from fedalloy.compare.table import Row, summarise
+from fedalloy.compare.tuned import Tried, Tries, Tuned, set_aside, tuned_json
 from fedalloy.core import registry
 from fedalloy.core.errors import SpecError, nearest
 from fedalloy.recipe.changes import merge
@@ -22,28 +23,21 @@ from fedalloy.recipe.reading import parse
 from fedalloy.recipe.resolving import cores, entry_names, resolve, scored, with_entry
 from fedalloy.recipe.tables import EntryTable, Recipe
 from fedalloy.records import atomic
+from fedalloy.records.reading import is_run
 from fedalloy.run.config import check_direction
 from fedalloy.tasks.metrics.direction import best, higher_is_better
 
-Settings = dict[str, Any]
-Tries = list[tuple[Settings, list[Job]]]
-
 
 @dataclass(frozen=True)
-class Tried:
-    """One setting of a grid: its mean score over the tuning seeds, None where a run failed."""
+class Stuck:
+    """Why an entry has no setting to run with."""
 
-    settings: Settings
-    score: float | None
+    state: str
+    reason: str
 
-
-@dataclass(frozen=True)
-class Tuned:
-    """What a grid found for one entry."""
-
-    name: str
-    best: Settings
-    tried: tuple[Tried, ...]
+    def of(self, job: Job) -> Outcome:
+        """What became of a run that was not begun."""
+        return Outcome(job.name, job.seed, self.state, self.reason)
 
 
 @dataclass(frozen=True)
@@ -90,10 +84,14 @@ def compare(
         resolve(one)  # a bad entry is told before the first round of any
     check_grids(entries)
     tuning = {name: _tuning_jobs(entries, name, where) for name in entry_names(entries) if grid_of(entries, name)}
+    for name, one in _each(entries):  # and so is a folder that holds something else
+        for seed in entries.run.seeds if name not in tuning else ():
+            is_done(_job(one, name, seed, where / places[name]))
     workers = processes or default_processes(entries)
     _write_json(where / "comparison.json", {"order": entry_names(entries)})
-    tuned = _tune(tuning, workers, watcher)
+    tuned, stuck = _tune(tuning, workers, watcher)
     if tuned:
+        set_aside(where, places, tuned, tuning)
         _write_json(where / "tuning.json", [tuned_json(one) for one in tuned])
     chosen = {one.name: one.best for one in tuned}
     jobs = [
@@ -101,8 +99,10 @@ def compare(
         for name, one in _each(entries)
         for seed in entries.run.seeds
     ]
-    broken = run_jobs([replace(job, track=tuple(track)) for job in jobs], workers, watcher)
-    return Comparison(where, tuple(_outcome(job, broken) for job in jobs), tuple(tuned))
+    going = [replace(job, track=tuple(track)) for job in jobs if job.name not in stuck]
+    broken = run_jobs(going, workers, watcher)
+    outcomes = [stuck[job.name].of(job) if job.name in stuck else _outcome(job, broken) for job in jobs]
+    return Comparison(where, tuple(outcomes), tuple(tuned))
 
 
 def select(recipe: Recipe, names: Sequence[str]) -> Recipe:
@@ -155,12 +155,6 @@ def default_processes(recipe: Recipe) -> int:
     return cores() if recipe.engine.device == "cpu" else 1
 
 
-def tuned_json(tuned: Tuned) -> dict[str, Any]:
-    """Plain values for ``tuning.json``."""
-    tried = [{"settings": one.settings, "score": one.score} for one in tuned.tried]
-    return {"name": tuned.name, "best": tuned.best, "tried": tried}
-
-
 def _as_entries(recipe: Recipe) -> Recipe:
     """A recipe without a comparison compares itself with nobody."""
     names = entry_names(recipe)
@@ -203,18 +197,28 @@ def _tuning_jobs(recipe: Recipe, name: str, folder: Path) -> Tries:
     return tries
 
 
-def _tune(tuning: Mapping[str, Tries], processes: int, watcher: Watcher) -> list[Tuned]:
-    """Run the grids of all entries together."""
+def _tune(tuning: Mapping[str, Tries], processes: int, watcher: Watcher) -> tuple[list[Tuned], dict[str, Stuck]]:
+    """Run the grids of all entries together; entries without a choice are told, and do not keep the others."""
     broken = run_jobs([job for tries in tuning.values() for _, jobs in tries for job in jobs], processes, watcher)
-    found = []
+    found, stuck = [], {}
     for name, tries in tuning.items():
         metric = str(tries[0][1][0].recipe["run"]["target_metric"])
+        open_ones = [run for _, jobs in tries for run in (_outcome(job, broken) for job in jobs) if not run.ended]
         tried = [Tried(settings, _score(jobs, broken)) for settings, jobs in tries]
-        found.append(_best(name, tried, bool(higher_is_better(metric))))
-    return found
+        choice = _best(name, tried, bool(higher_is_better(metric)))
+        if open_ones:
+            # A choice among the settings that happened to be ready would be another one than of all of them.
+            stuck[name] = Stuck(
+                "interrupted", f"its tuning is not complete: {open_ones[0].reason or open_ones[0].state}"
+            )
+        elif choice is None:
+            stuck[name] = Stuck("failed", "every setting of its grid failed on the tuning seeds; try smaller steps")
+        else:
+            found.append(choice)
+    return found, stuck
 
 
-def _score(jobs: Sequence[Job], broken: Mapping[Path, str]) -> float | None:
+def _score(jobs: Sequence[Job], broken: Broken) -> float | None:
     """The mean over the tuning seeds; a setting with a failed run has none."""
     outcomes = [_outcome(job, broken) for job in jobs]
     scores = [run.scores.get("mean", math.nan) for run in outcomes if run.finished]
@@ -222,18 +226,17 @@ def _score(jobs: Sequence[Job], broken: Mapping[Path, str]) -> float | None:
     return statistics.fmean(scores) if whole else None
 
 
-def _best(name: str, tried: Sequence[Tried], higher: bool) -> Tuned:
+def _best(name: str, tried: Sequence[Tried], higher: bool) -> Tuned | None:
     found = best(tried, lambda one: math.nan if one.score is None else one.score, higher)
-    if found is None:
-        raise SpecError(f"grid: every setting of '{name}' failed on the tuning seeds; try smaller steps")
-    return Tuned(name, found.settings, tuple(tried))
+    return None if found is None else Tuned(name, found.settings, tuple(tried))
 
 
-def _outcome(job: Job, broken: Mapping[Path, str]) -> Outcome:
-    if job.folder in broken and not (job.folder / "environment.json").exists():
-        return Outcome(job.name, job.seed, "failed", broken[job.folder], folder=job.folder)
+def _outcome(job: Job, broken: Broken) -> Outcome:
+    news = broken.get(job.folder)
+    if news is not None and not is_run(job.folder):
+        return Outcome(job.name, job.seed, news.state, news.text, folder=job.folder)
     found = replace(read_outcome(job.folder), name=job.name)
-    return replace(found, state="failed", reason=broken[job.folder]) if job.folder in broken else found
+    return replace(found, state=news.state, reason=news.text) if news is not None else found
 
 
 def _write_json(file: Path, value: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import multiprocessing
 import signal
 import threading
@@ -17,7 +16,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal
 
-from fedalloy.core.errors import CheckpointError, FedalloyError, RunLocked
+from fedalloy.core.errors import CheckpointError, FedalloyError, is_passing
 from fedalloy.records.reading import read_status
 
 _TOLD_EVERY = 0.2
@@ -37,7 +36,7 @@ class Job:
 
 @dataclass(frozen=True)
 class News:
-    """Something happened to a job: it was found ready, a round was played, it ended, or it broke."""
+    """Something happened to a job: it was found ready, a round was played, it ended, or it broke (see ``state``)."""
 
     job: Job
     kind: Literal["reused", "round", "ended", "broken"]
@@ -45,28 +44,30 @@ class News:
     rounds: int = 0
     score: float | None = None
     text: str = ""
+    state: Literal["", "failed", "interrupted"] = ""
 
 
 Watcher = Callable[[News], None]
+Broken = dict[Path, News]
+"""The runs that ended by an error, by folder."""
 
 
-def run_jobs(jobs: Sequence[Job], processes: int, watcher: Watcher) -> dict[Path, str]:
-    """Make every run that is not there yet; returns why some broke (an error, not a divergence), by folder.
+def run_jobs(jobs: Sequence[Job], processes: int, watcher: Watcher) -> Broken:
+    """Make every run that is not there yet; returns those that broke (by an error, not a divergence).
 
-    Finished and failed runs are kept, interrupted ones resumed. Ctrl-C ends the runs in progress after their
-    round, with a checkpoint, and is passed on.
+    Finished and failed runs are kept, interrupted ones resumed. A run that breaks does not keep the others from
+    running. Ctrl-C ends the runs in progress after their round, with a checkpoint, and is passed on.
     """
-    todo = []
+    done = {job.folder: is_done(job) for job in jobs}  # all of them first: another run in a folder is told at once
+    todo = [job for job in jobs if not done[job.folder]]
     for job in jobs:
-        if is_done(job):
+        if done[job.folder]:
             watcher(News(job, "reused"))
-        else:
-            todo.append(job)
-    broken: dict[Path, str] = {}
+    broken: Broken = {}
 
     def tell(news: News) -> None:
         if news.kind == "broken":
-            broken[news.job.folder] = news.text
+            broken[news.job.folder] = news
         watcher(news)
 
     processes = min(processes, len(todo))
@@ -121,19 +122,30 @@ def work(job: Job, tell: Callable[[News], None]) -> News:
             told = time.monotonic()
             tell(_round_news(job, event))
 
-    job.folder.parent.mkdir(parents=True, exist_ok=True)
     try:
+        job.folder.parent.mkdir(parents=True, exist_ok=True)
         ending, _ = resolve(parse(job.recipe)).run(
             job.folder, resume=True, watcher=watch, track=job.track, caught=caught
         )
-    except (CheckpointError, RunLocked):
-        raise
-    except FedalloyError as error:
-        return News(job, "broken", text=str(error))
+    except Exception as error:
+        if caught:  # a run that breaks while it is asked to stop: all of them are
+            raise interruption(caught) from error
+        return _broken(job, error)
     # Asked to stop through its folder, a run stops alone; a signal means all of them, also one in the last round.
     if caught:
         raise interruption(caught)
     return News(job, "ended", ending.progress.round, text=ending.status)
+
+
+def _broken(job: Job, error: Exception) -> News:
+    """How a run broke; what is no complaint of ours or of the operating system leaves its traceback in the folder."""
+    outside = is_passing(error) or isinstance(error, CheckpointError)
+    known = isinstance(error, FedalloyError | OSError)
+    if not known:
+        with contextlib.suppress(OSError):
+            (job.folder / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
+    text = str(error) if known else f"{type(error).__name__}: {error} (see error.txt in its folder)"
+    return News(job, "broken", text=text, state="interrupted" if outside else "failed")
 
 
 def _round_news(job: Job, event: Any) -> News:
@@ -144,28 +156,27 @@ def _round_news(job: Job, event: Any) -> News:
 
 def side_by_side(jobs: Sequence[Job], processes: int, tell: Watcher) -> None:
     """Hand jobs to spawned workers as they become free; whatever happens, no worker is left behind."""
-    waiting, busy = list(jobs)[::-1], {}
-    with _workers(processes) as connections:
-        for connection in connections:
-            busy[connection] = waiting.pop()
-            connection.send(busy[connection])
+    waiting = list(jobs)[::-1]
+    with _crew(processes) as crew:
+        busy = {connection: waiting.pop() for connection in crew.connections}
+        busy = {crew.hand(connection, job): job for connection, job in busy.items()}
         while busy:
             for ready in wait(list(busy)):
                 assert isinstance(ready, Connection)
                 news = _receive(ready, busy[ready])
-                if news.kind != "round":
-                    following = waiting.pop() if waiting else None
-                    ready.send(following)
-                    busy = (
-                        {**busy, ready: following} if following else {c: j for c, j in busy.items() if c is not ready}
-                    )
+                if news is None or news.kind != "round":
+                    job = busy.pop(ready)
+                    free = ready if news else crew.replace(ready, needed=bool(waiting))
+                    if free is not None and waiting:
+                        following = waiting.pop()
+                        busy[crew.hand(free, following)] = following
+                    news = news or _died(job)
                 tell(news)
 
 
 def serve(connection: Connection) -> None:
     """The life of a worker: one job after another until None arrives or the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logging.getLogger("fedalloy").addHandler(logging.NullHandler())  # the records keep what it says
 
     def tell(message: News | BaseException) -> None:
         # A parent that no longer listens must not end the run before its checkpoint.
@@ -178,55 +189,93 @@ def serve(connection: Connection) -> None:
 
 
 def _safely(job: Job, tell: Watcher) -> News | BaseException:
-    """Errors travel as values; one that cannot be expected to unpickle travels as its text."""
+    """A signal travels as a value."""
     try:
         return work(job, tell)
-    except (CheckpointError, RunLocked, KeyboardInterrupt) as error:
+    except KeyboardInterrupt as error:
         return error
-    except Exception:
-        return RuntimeError(f"{job.name}, seed {job.seed}:\n{traceback.format_exc()}")
 
 
-def _receive(connection: Connection, job: Job) -> News:
+def _receive(connection: Connection, job: Job) -> News | None:
+    """The next message of a worker; None when it died."""
     try:
         message = connection.recv()
     except (EOFError, ConnectionResetError):
-        raise FedalloyError(
-            f"the process of {job.name}, seed {job.seed} died (killed, or out of memory); the same command goes on "
-            "from its last checkpoint, and --jobs 1 needs least memory"
-        ) from None
+        return None
     if isinstance(message, BaseException):
         raise message
     assert isinstance(message, News)
     return message
 
 
-@contextlib.contextmanager
-def _workers(count: int) -> Iterator[list[Connection]]:
-    """Spawned processes, one connection each; at the end those still busy are asked to stop after their round."""
-    spawn = multiprocessing.get_context("spawn")
-    processes: list[BaseProcess] = []
-    ours: list[Connection] = []
-    # A child inherits that Ctrl-C is ignored: it hears of it from here, also while it is still importing.
-    with _handled(signal.SIGINT, signal.SIG_IGN):
-        for _ in range(count):
-            here, there = spawn.Pipe()
-            process = spawn.Process(target=serve, args=(there,), daemon=True)
+def _died(job: Job) -> News:
+    text = (
+        "its process died (killed, or out of memory); the same command goes on from its last checkpoint, and --jobs 1 "
+        "needs least memory"
+    )
+    return News(job, "broken", text=text, state="interrupted")
+
+
+class _Crew:
+    """Spawned processes, one connection each."""
+
+    def __init__(self) -> None:
+        self.processes: list[BaseProcess] = []
+        self.connections: list[Connection] = []
+
+    def start(self) -> Connection:
+        """One more."""
+        spawn = multiprocessing.get_context("spawn")
+        here, there = spawn.Pipe()
+        process = spawn.Process(target=serve, args=(there,), daemon=True)
+        # A child inherits that Ctrl-C is ignored: it hears of it from here, also while it is still importing.
+        with _handled(signal.SIGINT, signal.SIG_IGN):
             process.start()
-            there.close()
-            processes.append(process)
-            ours.append(here)
+        there.close()
+        self.processes.append(process)
+        self.connections.append(here)
+        return here
+
+    def hand(self, connection: Connection, job: Job) -> Connection:
+        """Give a worker its next job; one that died meanwhile is replaced."""
+        try:
+            connection.send(job)
+        except OSError:
+            connection.close()
+            connection = self.start()
+            connection.send(job)
+        return connection
+
+    def dismiss(self) -> None:
+        """There is nothing left to do."""
+        for connection in self.connections:
+            with contextlib.suppress(OSError):
+                connection.send(None)
+
+    def replace(self, dead: Connection, needed: bool) -> Connection | None:
+        """Another one for one that died, where there is something left to do."""
+        dead.close()
+        return self.start() if needed else None
+
+
+@contextlib.contextmanager
+def _crew(count: int) -> Iterator[_Crew]:
+    """Some workers; at the end those still busy are asked to stop after their round."""
+    crew = _Crew()
+    for _ in range(count):
+        crew.start()
     try:
         with _handled(signal.SIGTERM, _terminate):
-            yield ours
+            yield crew
+        crew.dismiss()
     except BaseException:
         # A busy worker ends its round, an idle one sees that nobody will send it a job any more.
-        for started, connection in zip(processes, ours, strict=True):
+        for started, connection in zip(crew.processes, crew.connections, strict=True):
             connection.close()
             started.terminate()
         raise
     finally:
-        for started in processes:
+        for started in crew.processes:
             started.join()
 
 

@@ -42,6 +42,11 @@ class Outcome:
         """Whether the run came to its end; a failed one has scores, too, but they do not count."""
         return self.state == "finished"
 
+    @property
+    def ended(self) -> bool:
+        """Whether the run would end in the same way again; one that was stopped or interrupted goes on."""
+        return self.state in ("finished", "failed")
+
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         values = {name: value for name, value in vars(self).items() if name != "folder"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -78,6 +79,25 @@ class Row:
         return self.to_target.text(1) + missing
 
     @property
+    def asked(self) -> int:
+        """How many runs there should be."""
+        return len(self.seeds) + len(self.failed) + len(self.unfinished)
+
+    @property
+    def coverage(self) -> str:
+        """On how many of the seeds the numbers rest, and what became of the others; the number alone where all count.
+
+        A finished run without a value does not count either.
+        """
+        counted = self.mean.count if self.mean else 0
+        if counted == self.asked:
+            return str(counted)
+        states = Counter(run.state for run in (*self.failed, *self.unfinished))
+        states["without a value"] += len(self.seeds) - counted
+        told = ", ".join(f"{count} {state}" for state, count in states.items() if count)
+        return f"{counted} of {self.asked} ({told})"
+
+    @property
     def trouble(self) -> str:
         """The runs that do not count, by seed."""
         said = [f"seed {run.seed} failed in round {run.round}" for run in self.failed]
@@ -91,7 +111,8 @@ class Row:
             if name not in ("failed", "unfinished")
         }
         failed = [{"seed": run.seed, "round": run.round, "reason": run.reason} for run in self.failed]
-        return plain | {"failed": failed, "unfinished": [run.seed for run in self.unfinished]}
+        unfinished = [run.seed for run in self.unfinished]
+        return plain | {"failed": failed, "unfinished": unfinished, "asked": self.asked, "coverage": self.coverage}
 
 
 def summarise(outcomes: Sequence[Outcome]) -> list[Row]:

@@ -9,6 +9,9 @@ from collections.abc import Iterable
 class FedalloyError(Exception):
     """Base of all errors raised on purpose by fedalloy."""
 
+    passing = False
+    """Whether the same run may well succeed another time, because the fault lies outside of it."""
+
 
 class SpecError(FedalloyError, ValueError):
     """A recipe, a spec or an argument does not say something fedalloy understands."""
@@ -37,6 +40,8 @@ class CheckpointError(FedalloyError):
 class RunLocked(FedalloyError):
     """Another process is writing to the run folder."""
 
+    passing = True
+
 
 class Diverged(FedalloyError):
     """Training produced numbers that are not finite."""
@@ -59,6 +64,28 @@ class ClientError(FedalloyError):
 
 def _client_error(stage: str, cause: Exception, client: int | None, round: int | None) -> ClientError:
     return ClientError(stage, cause, client=client, round=round)
+
+
+_NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory")
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether an error came from outside of a run: a signal, a full disk, no memory, other input and output. Such a run
+    is interrupted and may go on; any other error would come again.
+
+    >>> is_passing(OSError(28, "No space left on device")), is_passing(ZeroDivisionError())
+    (True, False)
+    """
+    cause = getattr(error, "cause", None) or error.__cause__
+    if isinstance(cause, BaseException) and not isinstance(error, CheckpointError):
+        return is_passing(cause) or _is_outside(error)
+    return _is_outside(error)
+
+
+def _is_outside(error: BaseException) -> bool:
+    known = isinstance(error, OSError | MemoryError | EOFError | KeyboardInterrupt | SystemExit)
+    no_memory = isinstance(error, RuntimeError) and any(text in str(error).lower() for text in _NO_MEMORY)
+    return known or no_memory or bool(getattr(error, "passing", False))
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:

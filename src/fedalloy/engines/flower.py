@@ -38,6 +38,8 @@ _BYTES_OF_A_NUMBER = 8
 class FederationError(FedalloyError):
     """A federation cannot go on: too few nodes, or nodes that refuse what the algorithm needs."""
 
+    passing = True
+
 
 @dataclass
 class Line:

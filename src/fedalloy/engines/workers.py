@@ -193,6 +193,7 @@ class Crew:
             self._replace(member)
             crashes[slot] = crashes.get(slot, 0) + 1
             reason = WorkerDied(f"its worker process died {crashes[slot]} times (exit code {member.process.exitcode})")
+            reason.passing = member.process.exitcode in (-signal.SIGKILL, -signal.SIGTERM)  # as where memory ends
             if crashes[slot] < TRIES:
                 queue.appendleft(slot)
             elif on_crash == "drop":

@@ -35,7 +35,7 @@ def latex(table: Sequence[Row], metric: str) -> str:
     }
     cells = [_column(*column) for column in columns.values()]
     body = [
-        f"{escape(row.name)} & {' & '.join(line)} \\\\"
+        f"{escape(_named(row))} & {' & '.join(line)} \\\\"
         for row, line in zip(table, zip(*cells, strict=True), strict=True)
     ]
     seeds = sorted({len(row.seeds) for row in table})
@@ -43,6 +43,11 @@ def latex(table: Sequence[Row], metric: str) -> str:
     head = " & ".join([escape(metric), *columns]) + r" \\"
     rules = [r"\toprule", head, r"\midrule", *body, r"\bottomrule"]
     return "\n".join([note, rf"\begin{{tabular}}{{l{'r' * len(columns)}}}", *rules, r"\end{tabular}", ""])
+
+
+def _named(row: Row) -> str:
+    """The name; with the seeds that its numbers rest on where they are not all."""
+    return f"{row.name}, {row.coverage} seeds" if row.coverage != str(row.asked) else row.name
 
 
 def escape(text: str) -> str:

@@ -28,7 +28,7 @@ import re
 import tomllib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -278,6 +278,16 @@ class RunFolder:
 
     def _write_status(self, state: RunState, round: int, reason: str) -> None:
         _write_json(self.path / "status.json", {"state": state, "round": round, "reason": reason})
+
+    def note_interruption(self, round: int, reason: str) -> None:
+        """Say that the run was interrupted, also on a disk that has no room left: then in the place of what was said
+        before. Where not even that is possible, nobody will hold the lock, which says the same."""
+        told = {"state": "interrupted", "round": round, "reason": reason}
+        try:
+            _write_json(self.path / "status.json", told)
+        except OSError:
+            with suppress(OSError):
+                atomic.overwrite_text(self.path / "status.json", json.dumps(told) + "\n")
 
 
 def _checkpoint(state: State) -> Checkpoint:

@@ -181,8 +181,7 @@ def _result(row: dict[str, Any], folio: Folio, leaders: dict[str, float]) -> lis
     if len(folio.styles) > 1:
         apart = row["difference"]
         cells.append(spread(apart, signed=True, kind=_sign(apart, folio.stories[0].outcome.higher_is_better)))
-    failed = f" ({row['failed']} failed)" if row["failed"] else ""
-    return [*cells, Cell(f"{row['seeds']}{failed}", row["seeds"])]
+    return [*cells, Cell(row["coverage"], row["seeds"])]
 
 
 def _to_target(row: dict[str, Any], found: Cell) -> Cell:

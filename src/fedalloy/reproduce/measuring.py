@@ -14,7 +14,7 @@ from fedalloy.compare.jobs import Watcher
 from fedalloy.compare.naming import folders as folders_of
 from fedalloy.compare.naming import safe
 from fedalloy.compare.outcome import name_of, seed_of
-from fedalloy.core.errors import SpecError, nearest
+from fedalloy.core.errors import FedalloyError, SpecError, nearest
 from fedalloy.recipe import Recipe
 from fedalloy.recipe.changes import assign, leaves
 from fedalloy.records.reading import find_runs, is_run, read_run
@@ -88,9 +88,18 @@ def measure(
 ) -> Results:
     """Make what is missing and read everything that is there; the same call goes on after an interruption."""
     folder = wish.folder(experiment, runs)
+    open_ones = []
     for case, recipe in chosen(experiment, wish, near):
         with watch(case.name, count_runs(recipe)) as watcher:
-            _check(compare(recipe, folder / safe(case.name), processes=processes, watcher=watcher), case)
+            done = compare(recipe, folder / safe(case.name), processes=processes, watcher=watcher)
+        _check(done, case)
+        left = [run for run in done.outcomes if not run.ended]
+        open_ones += [f"{case.name}, {run.name}, seed {run.seed}: {run.reason}" for run in left]
+    if open_ones:
+        raise FedalloyError(
+            f"{len(open_ones)} runs did not finish ({open_ones[0]}); the same command goes on with them, and writes "
+            "the page when all are there"
+        )
     return collect(experiment, wish, runs, near)
 
 
@@ -134,7 +143,7 @@ def gather(experiment: Experiment, folders: Mapping[str, Path]) -> Results:
 def _check(done: Comparison, case: Case) -> None:
     """A run that diverges is a result; one that could not even begin is a mistake in its recipe."""
     for run in done.outcomes:
-        if run.folder is not None and not is_run(run.folder):
+        if run.state == "failed" and run.folder is not None and not is_run(run.folder):
             raise SpecError(f"case '{case.name}', {run.name}, seed {run.seed} could not begin: {run.reason}")
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -13,16 +13,13 @@ from typing import Any, cast
 import torch
 
 from fedalloy.core.algorithm import Algorithm, ServerState
-from fedalloy.core.arguments import build
 from fedalloy.core.cross import check_validation
 from fedalloy.core.distant import DistantEngine
-from fedalloy.core.errors import CheckpointError, Diverged
+from fedalloy.core.errors import CheckpointError, Diverged, is_passing
 from fedalloy.core.keys import Key
-from fedalloy.core.protocols import ClientStore, Engine, Task
-from fedalloy.core.registry import find
+from fedalloy.core.protocols import ClientStore, Task
 from fedalloy.core.roles import check_roles
 from fedalloy.core.types import State, Tree
-from fedalloy.engines.profile import collecting
 from fedalloy.records.folder import RunFolder, RunState
 from fedalloy.records.store import open_store
 from fedalloy.run.config import RunConfig
@@ -32,6 +29,7 @@ from fedalloy.run.identity import identify, without_defaults
 from fedalloy.run.interrupt import Caught, StopFlag, stop_when_asked
 from fedalloy.run.lengthening import LAST, check_last, due, kept, reopen_last, tidy_snapshots
 from fedalloy.run.looking import at_work, looked_at, told
+from fedalloy.run.machinery import Threads, closing, make_engine, profiled
 from fedalloy.run.memory import peak_memory
 from fedalloy.run.observing import Seen, keep_snapshot, notes_of, observe
 from fedalloy.run.opening import Agreement, Claim, Consent, agree, open_folder
@@ -147,7 +145,7 @@ def run(
     if folder is not None:
         claim = _claim(*given, config, state, recipe or {})
         opened = open_folder(folder, resume, claim, task, config, fed.notices)
-    with _Threads(config), opened.lock() if opened else nullcontext():
+    with Threads(config), opened.lock() if opened else nullcontext():
         recorder: Recorder = FolderRecorder(opened) if opened else MemoryRecorder()
         heard: Recorder = Tracked(recorder, trackers, opened.path, recipe or {}) if opened and trackers else recorder
         session = Session(fed, state, make_store(fed, state, opened), heard, known_sizes(fed), watcher=watcher)
@@ -155,7 +153,7 @@ def run(
             agreed = agree(opened, claim, Consent(start_over, allow_engine_change))
             _restore(session, opened, agreed, start_over)
         place = opened.path if opened else None
-        with stop_when_asked(place, caught) as flag, closing(fed.engine), _profile(config) as profile:
+        with stop_when_asked(place, caught) as flag, closing(fed.engine), profiled(config) as profile:
             session.profile = profile
             return _play_on(session, flag), recorder
 
@@ -179,30 +177,6 @@ def make_store(fed: Federation, state: ServerState, folder: RunFolder | None) ->
         one = fed.algorithm.init_client(state["shared"], fed.root, fed.task.objective.init)
     place = folder.clients if folder else None
     return open_store(one, fed.task.population, config.client_memory_mb, place, config.device)
-
-
-def make_engine(config: RunConfig) -> Engine:
-    """The engine a configuration names."""
-    if not isinstance(config.engine, str):
-        return config.engine
-    engine: Engine = build(find("engine", config.engine), config.engine_options, f"engine '{config.engine}'")
-    if config.threads and hasattr(engine, "limit_threads"):
-        engine.limit_threads(config.threads)
-    return engine
-
-
-@contextmanager
-def closing(engine: Engine) -> Iterator[None]:
-    """Let an engine's processes go at the end of a run."""
-    try:
-        yield
-    finally:
-        if hasattr(engine, "close"):
-            engine.close()
-
-
-def _profile(config: RunConfig) -> AbstractContextManager[dict[str, float] | None]:
-    return collecting() if config.profile else nullcontext()
 
 
 def _restore(session: Session, folder: RunFolder, agreed: Agreement, anew: bool) -> None:
@@ -239,21 +213,27 @@ def _play_on(session: Session, flag: StopFlag) -> Ending:
     status, reason = _verdict(session, flag)
     try:
         while status == "running":
-            _one_round(session)
+            _one_healthy_round(session)
             status, reason = _verdict(session, flag)
             if status == "running" and time.monotonic() - saved_at >= config.checkpoint_every:
                 _save(session)
                 saved_at = time.monotonic()
-    except Diverged as error:
-        session.progress.failed = str(error)
-        status, reason = _verdict(session, flag)
-    except Exception as error:
-        session.recorder.status("failed", session.progress.round, str(error))
+        _save(session)
+    except BaseException as error:
+        state: RunState = "interrupted" if is_passing(error) else "failed"
+        session.recorder.status(state, session.progress.round, str(error) or type(error).__name__)
         raise
-    _save(session)
     session.recorder.status(status, session.progress.round, reason)
     trained = Trained(session.fed, session.state, session.store, session.progress.round)
     return Ending(status, reason, session.state, session.progress, trained)
+
+
+def _one_healthy_round(session: Session) -> None:
+    """A round; where it diverged, the run is told so."""
+    try:
+        _one_round(session)
+    except Diverged as error:
+        session.progress.failed = str(error)
 
 
 def _one_round(session: Session) -> None:
@@ -365,17 +345,3 @@ def _save(session: Session) -> None:
     extra = {"progress": asdict(session.progress), "engine": engine, "sizes": session.sizes.to_state()}
     extra |= {LAST: session.last} if session.last else {}
     session.recorder.checkpoint(session.progress.round, session.state, session.store, extra)
-
-
-class _Threads:
-    """Run with the stated number of torch threads, then go back."""
-
-    def __init__(self, config: RunConfig) -> None:
-        self._wanted, self._before = config.threads, torch.get_num_threads()
-
-    def __enter__(self) -> None:
-        if self._wanted:
-            torch.set_num_threads(self._wanted)
-
-    def __exit__(self, *_: object) -> None:
-        torch.set_num_threads(self._before)

@@ -75,4 +75,7 @@ class FolderRecorder:
         snapshots.save(self.folder.path, round, x, y)
 
     def status(self, state: RunState, round: int, reason: str = "") -> None:
-        self.folder.set_status(state, round, reason)
+        if state == "interrupted":
+            self.folder.note_interruption(round, reason)
+        else:
+            self.folder.set_status(state, round, reason)

@@ -14,7 +14,7 @@ SEND_EVERY = 1.0
 """Seconds between two messages."""
 _MOST_AT_ONCE = 1000
 _LONGEST = 500
-_STATES = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
+_STATES = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED", "interrupted": "KILLED"}
 
 
 class MLflow:

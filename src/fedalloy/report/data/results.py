@@ -35,6 +35,7 @@ def result_rows(stories: Sequence[Story]) -> list[dict[str, Any]]:
             "seeds": len(row.seeds),
             "failed": len(row.failed),
             "unfinished": len(row.unfinished),
+            "coverage": row.coverage,
         }
         for row in rows
     ]
