@@ -27,8 +27,8 @@ from fedalloy.recipe.reading import parse, without_imports
 from fedalloy.recipe.resolving import algorithm_of, config_of, entry_names, single_of, task_of
 from fedalloy.recipe.tables import Recipe
 from fedalloy.run.config import RunConfig
-from fedalloy.run.driver import closing, make_engine
 from fedalloy.run.health import check_able
+from fedalloy.run.machinery import closing, make_engine
 from fedalloy.tasks.metrics.metric import choose
 
 

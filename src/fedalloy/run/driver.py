@@ -10,8 +10,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-import torch
-
 from fedalloy.core.algorithm import Algorithm, ServerState
 from fedalloy.core.cross import check_validation
 from fedalloy.core.distant import DistantEngine
