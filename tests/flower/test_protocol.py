@@ -171,6 +171,7 @@ def test_what_the_schema_does_not_allow_is_refused(path, tmp_path):
     [
         ("metrics", ["accuracy", "os:system"], "metrics.1"),
         ("metrics", ["accuracy"] * 65, "at most 64"),
+        ("metrics", ["acuracy"], "did you mean 'accuracy'"),
         ("models", ["global", "both"], "models.1"),
         ("models", [2.0], "models.0"),
     ],
@@ -220,6 +221,16 @@ def test_a_server_may_name_a_model_of_the_nodes_own_policy_and_no_other(tmp_path
     assert answered(header, parts, node_keys(tmp_path))[0] == "refused"
     keys = node_keys(tmp_path, policy='models = ["fedalloy.tasks.models.linear:logistic"]')
     assert answered(header, parts, keys) == ("ok", "")
+
+
+def test_the_text_of_an_error_in_the_operators_own_model_stays_at_the_node(tmp_path, monkeypatch):
+    (tmp_path / "own_net.py").write_text("def net():\n    raise ValueError('Jane Doe')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    header, parts = example()
+    keys = node_keys(tmp_path, policy='models = ["own_net:net"]')
+    status, reason = answered(put(header, "task.model", "own_net:net"), parts, keys)
+    assert status in ("refused", "failed")
+    assert "Jane" not in reason
 
 
 @pytest.mark.parametrize(
@@ -284,4 +295,4 @@ def test_every_method_can_be_told_to_a_node():
         told = json.loads(json.dumps(told_algorithm(algorithm), allow_nan=False))
         half = half_of(AlgorithmSpec.model_validate(told))
         assert (half.solver, half.wire) == (algorithm.solver, algorithm.wire)
-        assert half.weighting.requires == algorithm.weighting.requires
+        assert half.weighting.requires == set(told["requires"]) <= algorithm.weighting.requires

@@ -37,6 +37,7 @@ from fedalloy.flower.policy import Policy
 from fedalloy.flower.protocol import Cross, Evaluate, Hello, ReceivedOrder, Train, Work
 from fedalloy.flower.store import NodeStore, Start, Ticket
 from fedalloy.tasks.evaluation import evaluate_models
+from fedalloy.tasks.metrics.metric import choose
 
 log = logging.getLogger("fedalloy.flower")
 Head = TypeVar("Head", bound=Work)
@@ -123,7 +124,10 @@ def _checked(head: Work, received: ReceivedOrder, config: NodeConfig, policy: Po
     try:
         task = local_task(config.data, head.id, head.task, config.device, policy)
     except (SpecError, RegistryError) as error:
-        raise Refused(f"the task cannot be understood ({error!s:.300})") from error
+        # The text of an error in code of the operator's own may quote data.
+        own = head.task.model is not None and head.task.model.kind in policy.models
+        told = type(error).__name__ if own else f"{error!s:.300}"
+        raise Refused(f"the task cannot be understood ({told})") from error
     policy.check_examples(len(task.examples("train")))
     return Order(head, received, config, policy, store, algorithm, task)
 
@@ -156,6 +160,10 @@ def _evaluate(order: Order[Evaluate]) -> Letter:
     """This client's scores, model by model and metric by metric; a forbidden metric is null."""
     head, shared, examples = order.head, order.shared, order.task.examples("test")
     metrics, solver = head.metrics, order.algorithm.solver
+    try:
+        choose(metrics)
+    except RegistryError as error:
+        raise Refused(f"the order cannot be understood ({error!s:.300})") from error
     mine = _kept(order, shared) if any(name != "global" for name in head.models) else {}
     block = Block(examples.x, examples.y, torch.tensor([0]), torch.tensor([len(examples)]))
     scores: list[float | None] = []
@@ -223,4 +231,5 @@ def _in_short(error: Exception) -> str:
     """The kind of an error and where it happened, without its text."""
     if isinstance(error, ClientError):
         return f"{type(error.cause).__name__} at stage '{error.stage}' (the node's log says more)"
-    return f"{type(error).__name__} (the node's log says more)"
+    kind = error.__cause__ or error  # what the node's own function raised is wrapped on its way
+    return f"{type(kind).__name__} (the node's log says more)"
