@@ -219,6 +219,31 @@ def test_a_folder_of_runs_is_no_run(place):
     assert "many is no run, but holds 1: name one of them (many/one)" in complaint("show many", 1)
 
 
+@pytest.mark.parametrize(
+    ("file", "text", "said"),
+    [
+        ("rounds.jsonl", "{}\n{}\n", "rounds.jsonl, row 1 is damaged: it has no 'round'"),
+        ("rounds.jsonl", '{"round": "x"}\n', "'round' cannot be 'x'"),
+        ("rounds.jsonl", '{"round": 1, "ids": [], "dropped": {}, "evaluation": {"loss": 3}}\n', "'evaluation.loss'"),
+        ("clients.jsonl", '{"round": 1, "ids": [0, 1], "accuracy": [0.5]}\n', "clients.jsonl, row 1 is damaged"),
+        ("recipe.toml", "run = 3\n", "recipe.toml is damaged: 'run' cannot be 3"),
+        ("recipe.toml", '[run]\nseeds = ["x"]\n', "'run.seeds' cannot be ['x']"),
+        ("environment.json", "[]", "environment.json is damaged: no JSON object"),
+        ("manifest.json", '{"sizes": 3}', "manifest.json is damaged: 'sizes' cannot be 3"),
+    ],
+)
+def test_files_of_a_run_that_were_damaged_are_named(place, file, text, said):
+    fit(fedavg(), make_task("digits", clients=2), rounds=1, folder="r")
+    (place / "r" / file).write_text(text)
+    command = "export r -o x.csv --table clients" if "clients" in file else "report r"
+    assert said in complaint(command, 1)
+
+
+def test_a_file_that_is_no_table_of_weights_is_not_called_learned(place):
+    assert "afile holds no table of weights" in complaint("unfold good.toml -o afile", 2)
+    assert (place / "afile").read_text() == "hello\n"
+
+
 def test_a_run_folder_that_cannot_be_made_in_python(place):
     with pytest.raises(CheckpointError, match="the run folder afile cannot be made: Not a directory"):
         fit(fedavg(), make_task("digits", clients=2), rounds=1, folder="afile")

@@ -80,10 +80,11 @@ def _wanted(recipe: Path, changes: list[str] | None, entry: str | None, output: 
 def _learn(group: list[Any], again: bool, as_json: bool) -> None:
     from dataclasses import replace
 
-    from fedalloy.unfolding.table import average
+    from fedalloy.unfolding.table import average, load
 
     place = group[0].output
     if place.exists() and not again:
+        load(place)  # a file that is no table is not learned, and is not ours to overwrite
         typer.echo(f"{place} is learned already (--again learns it anew)", err=True)
         return
     tables = []

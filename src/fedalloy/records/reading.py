@@ -53,6 +53,7 @@ from pathlib import Path
 from typing import Any
 
 from fedalloy.core.errors import CheckpointError
+from fedalloy.records import shape
 from fedalloy.records.lock import holder
 from fedalloy.records.stream import decode
 
@@ -71,11 +72,13 @@ class RunRecord:
 
     def rounds(self) -> Iterator[dict[str, Any]]:
         """The rows of ``rounds.jsonl``."""
-        return read_rows(self.path / "rounds.jsonl")
+        path = self.path / "rounds.jsonl"
+        return (shape.checked_round(row, f"{path}, row {number}") for number, row in enumerate(read_rows(path), 1))
 
     def clients(self) -> Iterator[dict[str, Any]]:
         """The rows of ``clients.jsonl``."""
-        return read_rows(self.path / "clients.jsonl")
+        path = self.path / "clients.jsonl"
+        return (shape.checked_clients(row, f"{path}, row {number}") for number, row in enumerate(read_rows(path), 1))
 
     def timings(self) -> Iterator[dict[str, Any]]:
         """The rows of ``timings.jsonl``."""
@@ -100,10 +103,10 @@ def read_run(path: str | Path) -> RunRecord:
         raise CheckpointError(f"{path} holds no run (no recipe.toml with an environment.json); name a run folder")
     return RunRecord(
         folder,
-        _read_recipe(folder / "recipe.toml"),
+        shape.checked_recipe(_read_recipe(folder / "recipe.toml"), folder / "recipe.toml"),
         read_json(folder / "environment.json") or {},
         read_status(folder),
-        read_json(folder / "manifest.json"),
+        shape.checked_manifest(read_json(folder / "manifest.json"), folder / "manifest.json"),
     )
 
 
