@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 from benchmarks.corrections import local, servers, weights
 from benchmarks.corrections.measuring import (
@@ -206,7 +206,7 @@ def propfair(M: float) -> list[Form]:
 
 
 def angles() -> list[Case]:
-    by_tensor = Angles(cast(Any, "leaf"))
+    by_tensor = Angles("leaf")
     return [
         trained(
             "fedadp",

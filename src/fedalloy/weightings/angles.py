@@ -24,7 +24,7 @@ class Angles(Weighting):
     ``theta_k`` is the angle in radians between the update of client k and the average by data size, as a running mean
     over the rounds in which the client took part: ``theta_k <- ((c_k - 1) theta_k + angle) / c_k`` with its own count
     ``c_k``. At ``level = "client"`` this is FedAdp (Wu and Wang 2021, arXiv:2012.00661); at ``"layer"`` every module
-    (weight and bias together) has angles and weights of its own, as in FedLayerWise.
+    (weight and bias together) has angles and weights of its own, as in FedLayerWise; at ``"leaf"`` every tensor has.
 
     Corrections: the papers divide by the round number, which under partial participation shrinks the angles of those
     who were away; the printed layer-wise cosine has norms of the loss for norms of gradients, and its average takes
@@ -40,7 +40,7 @@ class Angles(Weighting):
     tensor([0.4983, 0.4983, 0.0034], dtype=torch.float64)
     """
 
-    level: Literal["client", "layer"] = "client"
+    level: Literal["client", "layer", "leaf"] = "client"
     alpha: float = 5.0
 
     def __post_init__(self) -> None:
