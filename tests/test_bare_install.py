@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 BARE = {"torch", "numpy", "safetensors"}
 """All that ``fedalloy.fit`` may need."""
 HIDDEN = {"clarabel", "pydantic", "qpsolvers", "rich", "sklearn", "scipy", "typer"}
-HIDDEN |= {"alembic", "pandas", "pyarrow", "flwr", "jinja2", "matplotlib", "mlflow"}
+HIDDEN |= {"alembic", "pandas", "pyarrow", "flwr", "h11", "jinja2", "matplotlib", "mlflow"}
 HIDDEN |= {"sqlalchemy", "tensorboard", "wandb"}
 IMPORT_NAMES = {"scikit-learn": "sklearn", "mlflow-skinny": "mlflow"}
 

@@ -23,8 +23,10 @@ from fedalloy.core.keys import Key
 from fedalloy.core.types import Cohort, Context
 from fedalloy.flower.commands import CONNECTION
 from fedalloy.flower.layout import ServerPlace
+from fedalloy.flower.operating import answers, front_answers
 from fedalloy.flower.pki import make_node_key, public_half
-from fedalloy.flower.processes import DidNotStart, wait_until
+from fedalloy.flower.processes import TOKEN, DidNotStart, Program, carrying, end_all, free_port, wait_until
+from fedalloy.flower.scaffold import Plan, write_federation
 from fedalloy.flower.shell import FlwrFailed, Shell
 from fedalloy.records.reading import read_run
 from fedalloy.weightings.aaggff_s import AaggffS
@@ -306,6 +308,34 @@ def test_partners_reach_what_nodes_need_and_nothing_else(site, tmp_path):
     finally:
         outside.close()
     assert listening_on(server.link_port) == {"127.0.0.1"}
+
+
+def test_the_server_command_opens_its_front_last_and_does_not_stay_without_it(programs_find_us, tmp_path):
+    port, local = free_port(), free_port()
+    write_federation(tmp_path / "fed", Plan(("north", "south"), port=port))
+    folder = tmp_path / "fed" / "server"
+    file = folder / "server.toml"
+    file.write_text(file.read_text().replace(f"local_port = {port + 1}", f"local_port = {local}"))
+    (folder / "nodes" / "south.pub").unlink()
+    mark = f"test-{tmp_path.name}-{port}"
+    command = [sys.executable, "-m", "fedalloy", "flower", "server", str(folder)]
+    server = Program.start("the command", command, {**os.environ, TOKEN: mark}, tmp_path / "log", tmp_path)
+    try:
+        wait_until(lambda: "the server is ready" in (tmp_path / "log").read_text(), "it was ready", LIMIT, [server])
+        assert f"ready at 127.0.0.1:{port} for north\n" in (tmp_path / "log").read_text()
+        assert listening_on(local) == {"127.0.0.1"}
+        place = ServerPlace.read(folder)
+        assert answers(place)
+        assert front_answers(place)
+        assert (folder / "seats.json").exists()
+        words = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in carrying(mark)}
+        (front,) = [pid for pid, line in words.items() if b"fedalloy.flower.front" in line]
+        os.kill(front, signal.SIGKILL)
+        assert server.process.wait(LIMIT) != 0
+        wait_until(lambda: not list(carrying(mark)), "everything ended", LIMIT)
+    finally:
+        server.kill()
+        end_all(mark)
 
 
 def listening_on(port: int) -> set[str]:
