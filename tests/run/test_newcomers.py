@@ -82,6 +82,8 @@ def test_local_steps_help_and_leave_the_run_as_it_was(name):
     known = dict(result.trained.store.get(range(10)))
     found = evaluate_newcomers(result.trained, steps=(0, 1, 60), metrics=("accuracy", "loss"))
     assert found.summary(60)["accuracy"]["mean"] > found.summary(0)["accuracy"]["mean"] + 0.1
+    with pytest.raises(SpecError, match="not scored after 7 steps; after: 0"):
+        found.summary(7)
     assert list(differences(before, result.trained.shared)) == []
     assert sorted(result.trained.store.get(range(10))) == sorted(known)
     again = evaluate_newcomers(result.trained, steps=(60,), metrics=("accuracy", "loss"))

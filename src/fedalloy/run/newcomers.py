@@ -29,6 +29,8 @@ class Newcomers:
 
     def summary(self, steps: int) -> Summary:
         """Mean, spread and tails over the newcomers."""
+        if steps not in self.scores:
+            raise SpecError(f"newcomers were not scored after {steps} steps; after: {', '.join(map(str, self.scores))}")
         return summaries(self.scores[steps])
 
     def to_json(self) -> dict[str, Any]:
