@@ -326,3 +326,14 @@ def test_client_states_that_lie_elsewhere_are_told_before_anything_is_cut(tmp_pa
     with pytest.raises(CheckpointError, match="client_memory_mb it began with"):
         train(tmp_path, "scaffold", resume=True, client_memory_mb=0.0, **settings)
     assert {**contents(tmp_path), "lock": b""} == {**before, "lock": b""}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"run": 3, "engine": {}}'])
+def test_a_damaged_identity_is_told(tmp_path, text):
+    train(tmp_path)
+    (tmp_path / "identity.json").write_text(text)
+    with pytest.raises(CheckpointError, match="is damaged"):
+        train(tmp_path, resume=True)
+    (tmp_path / "recipe.toml").write_text("= broken")
+    with pytest.raises(CheckpointError, match=r"recipe\.toml is damaged"):
+        train(tmp_path, resume=True)

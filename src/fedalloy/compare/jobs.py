@@ -7,7 +7,6 @@ import multiprocessing
 import signal
 import threading
 import time
-import tomllib
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -82,18 +81,22 @@ def run_jobs(jobs: Sequence[Job], processes: int, watcher: Watcher) -> Broken:
 def is_done(job: Job) -> bool:
     """Whether a folder holds this very run, complete; another run there is refused, a shorter one is not complete."""
     from fedalloy.recipe.matching import mismatches
+    from fedalloy.records.folder import RunFolder
 
     stored = job.folder / "recipe.toml"
     if not stored.exists():
         return False
-    found = tomllib.loads(stored.read_text(encoding="utf-8"))
+    found = RunFolder.open(job.folder).recipe()
     different = mismatches(found, job.recipe)
     if different:
         raise CheckpointError(
             f"{job.folder} holds another experiment ({', '.join(different)}); choose another folder with -o, or delete "
             "this one"
         )
-    return not _is_longer(job, found["run"]["rounds"]) and read_status(job.folder)["state"] in ("finished", "failed")
+    return not _is_longer(job, found.get("run", {}).get("rounds", 0)) and read_status(job.folder)["state"] in (
+        "finished",
+        "failed",
+    )
 
 
 def _is_longer(job: Job, there: int) -> bool:

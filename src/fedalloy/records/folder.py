@@ -37,6 +37,7 @@ from fedalloy.core.errors import CheckpointError, SpecError, nearest
 from fedalloy.core.types import State
 from fedalloy.records import atomic, checkpoint, toml
 from fedalloy.records.lock import locked
+from fedalloy.records.reading import read_status
 from fedalloy.records.stream import Stream, encode, length_through
 
 RunState = Literal["running", "finished", "failed", "stopped", "interrupted"]
@@ -118,11 +119,25 @@ class RunFolder:
 
     def recipe(self) -> dict[str, Any]:
         """The recipe of the run."""
-        return tomllib.loads(self._recipe.read_text(encoding="utf-8"))
+        try:
+            return tomllib.loads(self._recipe.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise CheckpointError(f"{self._recipe} is damaged ({error}): restore it") from error
 
     def identity(self) -> dict[str, Any] | None:
         """What the run is known by; None in a folder of an earlier version."""
-        return json.loads(self._identity.read_text(encoding="utf-8")) if self._identity.exists() else None
+        if not self._identity.exists():
+            return None
+        try:
+            found = json.loads(self._identity.read_text(encoding="utf-8"))
+        except ValueError:
+            found = None
+        whole = isinstance(found, dict) and all(isinstance(found.get(name), dict) for name in ("run", "engine"))
+        if not whole:
+            raise CheckpointError(
+                f"{self._identity} is damaged: restore it, or delete it to be known by the recipe alone"
+            )
+        return dict(found)
 
     def renew(self, recipe: Mapping[str, Any], identity: Mapping[str, Any], round: int) -> None:
         """Another recipe and identity for a run that goes on after ``round``: it is longer now, or runs elsewhere."""
@@ -205,7 +220,7 @@ class RunFolder:
 
     def _check_beginning(self) -> None:
         """A run without a checkpoint begins again, unless there must have been one."""
-        status = json.loads((self.path / "status.json").read_text(encoding="utf-8"))
+        status = read_status(self.path)
         gone = not self._checkpoints.is_dir()
         if gone or (status["round"] and status["state"] in ("finished", "stopped")):
             raise CheckpointError(

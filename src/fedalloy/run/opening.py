@@ -81,7 +81,9 @@ def agree(folder: RunFolder, claim: Claim, consent: Consent) -> Agreement:
     if different:
         raise CheckpointError(_refusal(folder.path, stored, found, claim, different))
     here = claim.identity["run"]["rounds"]
-    there = int((found or stored).get("run", {}).get("rounds", here))
+    there = (found or stored).get("run", {}).get("rounds", here)
+    if not isinstance(there, int):
+        raise CheckpointError(f"{folder.path} does not say how many rounds its run has: restore its recipe.toml")
     check_length(folder.path, claim.algorithm, there, here)
     moved = found is not None and found["engine"] != claim.identity["engine"]
     identity = {**claim.identity, **({CHANGES: changes} if changes else {})}
