@@ -3,7 +3,7 @@
 Such a machine gets one folder and gives back a few small files, has torch, numpy, scipy and safetensors, and can install
 nothing. Here, fill the folder with the code of a commit, the missing packages, data files and the runs to go on with:
 
-    python scripts/device_run.py load carried --data mnist_train.npz mnist_test.npz --runs runs/reproduce
+    python scripts/device_run.py load carried --data mnist_train.npz mnist_test.npz --runs runs
 
 There, work in a folder that outlasts the call, as often as there are calls. Commands are separated by ``--``; they run one
 after another, and all of them are asked to stop cleanly when the minutes are over:
@@ -13,7 +13,7 @@ after another, and all of them are asked to stop cleanly when the minutes are ov
 
 Here again, put what came back where it belongs; a run that stands further here is kept:
 
-    python scripts/device_run.py unload FILES runs/reproduce
+    python scripts/device_run.py unload FILES runs
 
 Only the standard library is used, so the far half runs before anything is unpacked.
 """
