@@ -1,12 +1,12 @@
 """Take experiments to a machine that has a GPU and nothing else, and bring the runs back.
 
-Such a machine gets one folder and gives back a few small files, has torch, numpy, scipy and safetensors, and can install
+Such a machine gets one folder, gives back a few small files, has torch, numpy, scipy and safetensors, and can install
 nothing. Here, fill the folder with the code of a commit, the missing packages, data files and the runs to go on with:
 
     python scripts/device_run.py load carried --data mnist_train.npz mnist_test.npz --runs runs
 
-There, work in a folder that outlasts the call, as often as there are calls. Commands are separated by ``--``; they run one
-after another, and all of them are asked to stop cleanly when the minutes are over:
+There, work in a folder that outlasts the call, as often as there are calls. Commands are separated by ``--``; they run
+one after another, and all of them are asked to stop cleanly when the minutes are over:
 
     python3 carried/device_run.py work carried /tmp/there "$OUT" --minutes 9 -- \
         reproduce s1-rounds-to-95 --set engine.device=cuda -j 14
@@ -36,8 +36,8 @@ from pathlib import Path
 
 PACKAGES = ("pydantic", "typer", "rich")
 """What fedalloy's command line needs beyond what such a machine has."""
-MOST_FILES, MOST_BYTES = 8, 15 * 2**20
-"""What may come back: this many files of this size, a little below the limit of 16 MiB each."""
+MOST_FILES, MOST_BYTES, MOST_TOGETHER = 8, 15 * 2**20, 62 * 2**20
+"""What may come back: this many files of this size, a little below the limits of 16 MiB each and 64 MiB together."""
 CLEAN_STOP = 45.0
 """Seconds that runs get to end their round and write a checkpoint."""
 
@@ -118,20 +118,31 @@ def pack(runs: Path, out: Path, models: Sequence[str] = ()) -> list[str]:
     ``models`` is part of its path. A run that does not fit stays whole.
     """
     out.mkdir(parents=True, exist_ok=True)
-    told, batch, filled, number = [], [], 0, 0
-    for run in sorted(file.parent for file in runs.rglob("recipe.toml")):
-        kept = any(name in run.relative_to(runs).as_posix() for name in models)
-        files = [file for file in sorted(run.rglob("*")) if file.is_file() and _travels(file, run, kept)]
-        size = len(_tar(runs, files))
+    sized = sorted((_packed_size(runs, files), run, files) for run, files in _chosen(runs, models).items())
+    told, batch, filled, together, number = [], [], 0, 0, 0
+    for size, run, files in sized:  # the smallest first: a large one must not keep finished runs from coming back
         if filled + size > MOST_BYTES and batch:
             number, batch, filled = _write(out, number, _tar(runs, batch)), [], 0
-        if size > MOST_BYTES or number >= MOST_FILES:
-            told.append(f"left   {run.relative_to(runs)}: {size / 2**20:.1f} MiB, {number} files are full")
+        if size > MOST_BYTES or number >= MOST_FILES or together + size > MOST_TOGETHER:
+            told.append(f"left   {run.relative_to(runs)}: {size / 2**20:.1f} MiB do not fit")
             continue
-        batch, filled = batch + files, filled + size
+        batch, filled, together = batch + files, filled + size, together + size
     if batch:
         number = _write(out, number, _tar(runs, batch))
     return [*told, f"packed {number} files"]
+
+
+def _chosen(runs: Path, models: Sequence[str]) -> dict[Path, list[Path]]:
+    """The files of every run that travel."""
+    found = {}
+    for run in sorted(file.parent for file in runs.rglob("recipe.toml")):
+        kept = any(name in run.relative_to(runs).as_posix() for name in models)
+        found[run] = [file for file in sorted(run.rglob("*")) if file.is_file() and _travels(file, run, kept)]
+    return found
+
+
+def _packed_size(root: Path, files: Sequence[Path]) -> int:
+    return len(_tar(root, files))
 
 
 def _write(out: Path, number: int, packed: bytes) -> int:
