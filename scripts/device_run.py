@@ -119,7 +119,9 @@ def pack(runs: Path, out: Path, models: Sequence[str] = ()) -> list[str]:
     """
     out.mkdir(parents=True, exist_ok=True)
     sized = sorted((_packed_size(runs, files), run, files) for run, files in _chosen(runs, models).items())
-    told, batch, filled, together, number = [], [], 0, 0, 0
+    told: list[str] = []
+    batch: list[Path] = []
+    filled = together = number = 0
     for size, run, files in sized:  # the smallest first: a large one must not keep finished runs from coming back
         if filled + size > MOST_BYTES and batch:
             number, batch, filled = _write(out, number, _tar(runs, batch)), [], 0
