@@ -61,7 +61,7 @@ def regression() -> Dataset:
 def test_a_reduced_loss_trains_as_the_built_in_one():
     def losses(loss: Any) -> list[float]:
         task = make_task(regression(), "logistic", clients=2, loss=loss)
-        done = fit(fedavg(lr=0.01), task, rounds=2, metrics=("loss",), target_metric="loss")
+        done = fit(fedavg(lr=0.01), task, rounds=2, metrics=("loss",), target_metric="loss", engine="loop")
         return [row["train_loss"] for row in done.rounds()]
 
     assert losses(nn.MSELoss()) == pytest.approx(losses("mse"))
