@@ -213,7 +213,7 @@ def _whose(client: int, wrong: int, size: int, name: Naming) -> str:
 
 def _finite(values: Tensor) -> bool:
     """Whether all numbers are finite; one pass without a copy, unless the sum of large numbers is not."""
-    if not values.is_floating_point() or bool(values.sum(dtype=torch.float64).isfinite()):
+    if not values.is_floating_point() or bool(values.sum().isfinite()):
         return True
     return bool(values.isfinite().all())
 
