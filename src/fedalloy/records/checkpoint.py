@@ -77,11 +77,18 @@ def load(path: Path, verify: bool = True) -> State:
         if verify and header["sha256"] != digest(tensors, header["state"]):
             raise ValueError("its checksum does not match its content")
     except (SafetensorError, OSError, ValueError, TypeError, LookupError, RecursionError) as error:
-        raise CheckpointError(
-            f"checkpoint {path.name} cannot be used: {error}. It is truncated, damaged or not a checkpoint; "
-            "delete it to fall back to the one before"
-        ) from error
-    return unflatten(tensors, header["state"])
+        raise _unusable(path, error) from error
+    try:
+        return unflatten(tensors, header["state"])
+    except (ValueError, TypeError, LookupError, AttributeError, RuntimeError, struct.error) as error:
+        raise _unusable(path, error) from error
+
+
+def _unusable(path: Path, why: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"checkpoint {path.name} cannot be used: {why}. It is truncated, damaged or not a checkpoint; "
+        "delete it to fall back to the one before"
+    )
 
 
 def flatten(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -168,7 +175,7 @@ def _unpack(entry: Any, tensors: Mapping[str, Tensor]) -> Any:
         case ["tensor", name]:
             return tensors[name]
         case ["raw", name, dtype, shape]:
-            return tensors[name].view(getattr(torch, dtype)).reshape(shape)
+            return tensors[name].view(_dtype(dtype)).reshape(shape)
         case ["list", items]:
             return [_unpack(item, tensors) for item in items]
         case ["tuple", items]:
@@ -176,6 +183,13 @@ def _unpack(entry: Any, tensors: Mapping[str, Tensor]) -> Any:
         case ["float", bits]:
             return struct.unpack(">d", bytes.fromhex(bits))[0]
     return entry
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"there is no dtype {name!r:.40}")
+    return found
 
 
 def _unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -25,7 +25,6 @@ from __future__ import annotations
 import errno
 import json
 import re
-import tomllib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -37,7 +36,8 @@ from fedalloy.core.errors import CheckpointError, SpecError, nearest
 from fedalloy.core.types import State
 from fedalloy.records import atomic, checkpoint, toml
 from fedalloy.records.lock import locked
-from fedalloy.records.reading import read_status
+from fedalloy.records.reading import read_recipe, read_status
+from fedalloy.records.shapes import SAVED, any_value, fault
 from fedalloy.records.stream import Stream, encode, length_through
 
 RunState = Literal["running", "finished", "failed", "stopped", "interrupted"]
@@ -119,10 +119,7 @@ class RunFolder:
 
     def recipe(self) -> dict[str, Any]:
         """The recipe of the run."""
-        try:
-            return tomllib.loads(self._recipe.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise CheckpointError(f"{self._recipe} is damaged ({error}): restore it") from error
+        return read_recipe(self._recipe)
 
     def identity(self) -> dict[str, Any] | None:
         """What the run is known by; None in a folder of an earlier version."""
@@ -306,6 +303,9 @@ class RunFolder:
 
 
 def _checkpoint(state: State) -> Checkpoint:
+    wrong = fault(state, SAVED, any_value) or next((name for name in SAVED if name not in state), None)
+    if wrong:
+        raise CheckpointError(f"a checkpoint is not one of a run: {wrong} is missing or cannot be so")
     clients = {int(client): mine for client, mine in state["clients"].items()}
     return Checkpoint(state["round"], state["server"], clients, state["extra"], state["lengths"])
 

@@ -24,6 +24,7 @@ from fedalloy.core.errors import CheckpointError
 from fedalloy.records.index_tables import FILE, Floats, open_tables
 from fedalloy.records.lines import Block, read_block, still_there
 from fedalloy.records.scalars import scalars, seconds_of
+from fedalloy.records.shapes import is_row
 from fedalloy.records.stream import decode
 
 AT_ONCE = 2 << 20
@@ -248,14 +249,14 @@ def _head(line: bytes) -> dict[str, Any]:
         try:
             head: dict[str, Any] = json.loads(match[1] + b"}")
         except ValueError:
-            pass
-        else:
+            head = {}
+        if is_row(head):
             return head
     return _decoded(line, "clients")
 
 
 def _decoded(line: bytes, stream: str) -> dict[str, Any]:
     row = decode(line)
-    if row is None or not isinstance(row.get("round"), int):
+    if row is None or not is_row(row):
         raise CheckpointError(f"a line of {stream}.jsonl is no row of a run; {_ADVICE}")
     return row

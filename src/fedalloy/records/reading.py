@@ -55,9 +55,11 @@ from typing import Any
 from fedalloy.core.errors import CheckpointError
 from fedalloy.records import shape
 from fedalloy.records.lock import holder
+from fedalloy.records.shapes import MANIFEST, STATUS, fault, is_row
 from fedalloy.records.stream import decode
 
 _BLOCK = 1 << 16
+_KNOWN = {"status.json": STATUS, "manifest.json": MANIFEST}
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,8 @@ class RunRecord:
 
     def timings(self) -> Iterator[dict[str, Any]]:
         """The rows of ``timings.jsonl``."""
-        return read_rows(self.path / "timings.jsonl")
+        path = self.path / "timings.jsonl"
+        return (shape.checked_timing(row, f"{path}, row {number}") for number, row in enumerate(read_rows(path), 1))
 
     @property
     def last_round(self) -> int:
@@ -103,7 +106,7 @@ def read_run(path: str | Path) -> RunRecord:
         raise CheckpointError(f"{path} holds no run (no recipe.toml with an environment.json); name a run folder")
     return RunRecord(
         folder,
-        shape.checked_recipe(_read_recipe(folder / "recipe.toml"), folder / "recipe.toml"),
+        read_recipe(folder / "recipe.toml"),
         read_json(folder / "environment.json") or {},
         read_status(folder),
         shape.checked_manifest(read_json(folder / "manifest.json"), folder / "manifest.json"),
@@ -158,7 +161,7 @@ def last_row(path: Path) -> dict[str, Any] | None:
 
 def newest_rows(path: Path, most: int | None = None) -> Iterator[dict[str, Any]]:
     """The complete rows of a stream, newest first, at most so many; reads from the end of the file."""
-    rows = (row for row in map(decode, _lines_backwards(path)) if row is not None)
+    rows = (row for row in map(decode, _lines_backwards(path)) if row is not None and is_row(row))
     return islice(rows, most)
 
 
@@ -167,9 +170,11 @@ def last_rows(path: Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for line in _lines_backwards(path):
         row = decode(line)
-        if row is not None and found and row.get("round") != found[-1].get("round"):
+        if row is None or not is_row(row):
+            continue
+        if found and row["round"] != found[-1]["round"]:
             break
-        found += [row] if row is not None else []
+        found.append(row)
     return found[::-1]
 
 
@@ -202,11 +207,15 @@ def read_json(path: Path) -> dict[str, Any] | None:
         raise CheckpointError(f"{path} is damaged: no JSON ({error}); restore it, or run anew elsewhere") from None
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} is damaged: no JSON object; restore it, or run anew elsewhere")
+    wrong = fault(value, _KNOWN.get(path.name, {}))
+    if wrong:
+        raise CheckpointError(f"{path} is damaged: {wrong} cannot be so; restore it, or run anew elsewhere")
     return value
 
 
-def _read_recipe(path: Path) -> dict[str, Any]:
+def read_recipe(path: Path) -> dict[str, Any]:
+    """The recipe of a run, as far as readers look at it checked."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return shape.checked_recipe(tomllib.loads(path.read_text(encoding="utf-8")), path)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: no TOML ({error}); restore it, or run anew elsewhere") from None

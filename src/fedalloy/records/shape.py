@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedalloy.core.errors import CheckpointError
+from fedalloy.records.shapes import ROW, fault
 
 Types = tuple[type, ...]
 _NUMBER: Types = (int, float)
@@ -49,7 +50,7 @@ def checked_round(row: dict[str, Any], where: str) -> dict[str, Any]:
     for metric, scores in row.get("evaluation", {}).items():
         if not isinstance(scores, dict):
             raise _damaged(where, f"evaluation.{metric}", scores)
-    return row
+    return _plain(row, where)
 
 
 def checked_clients(row: dict[str, Any], where: str) -> dict[str, Any]:
@@ -58,6 +59,22 @@ def checked_clients(row: dict[str, Any], where: str) -> dict[str, Any]:
     for name, values in row.items():
         if isinstance(values, list) and len(values) != len(row["ids"]):
             raise _damaged(where, name, values)
+    return _plain(row, where)
+
+
+def checked_timing(row: dict[str, Any], where: str) -> dict[str, Any]:
+    """A row of ``timings.jsonl``."""
+    _check(row, {"round": (int,)}, where, needed=("round",))
+    return _plain(row, where)
+
+
+def _plain(row: dict[str, Any], where: str) -> dict[str, Any]:
+    """The row, if everything inside it is in its bounds, too."""
+    wrong = fault(row, ROW)
+    if wrong:
+        raise CheckpointError(
+            f"{where} is damaged: {wrong} holds what no run writes; restore it, or run anew elsewhere"
+        )
     return row
 
 

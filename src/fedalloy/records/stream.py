@@ -90,7 +90,7 @@ def length_through(path: Path, round: int) -> int:
     with path.open("rb") as lines:
         for line in lines:
             row = decode(line)
-            if row is None or row.get("round", round) > round:
+            if row is None or not isinstance(row.get("round"), int) or row["round"] > round:
                 break
             length += len(line)
     return length
@@ -106,7 +106,7 @@ def decode(line: bytes) -> dict[str, Any] | None:
         return None
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) else None
 

@@ -207,8 +207,8 @@ def _clients(row: Mapping[str, Any], scores: Sequence[float], manifest: Mapping[
             client,
             client_name(manifest, client),
             score,
-            sizes[client] if sizes else None,
-            tuple(counts[client]) if counts else (),
+            sizes[client] if sizes and client < len(sizes) else None,
+            tuple(counts[client]) if counts and client < len(counts) else (),
         )
         for client, score in zip(row.get("ids", ()), scores, strict=False)
     ]

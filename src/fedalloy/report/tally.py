@@ -32,14 +32,14 @@ class Tally:
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Count one round."""
-        self.counted.update(row["ids"])
+        self.counted.update(row.get("ids", ()))
         self.late += len(row.get("late", ()))
         self.absent += len(row.get("absent", ()))
-        self.dropped.update(row["dropped"].values())
-        self.barren += not row["ids"]
-        self.bytes_up += row["bytes_up"]
-        self.bytes_down += row["bytes_down"]
-        self.seconds += row["simulated_seconds"]
+        self.dropped.update(row.get("dropped", {}).values())
+        self.barren += not row.get("ids")
+        self.bytes_up += row.get("bytes_up") or 0
+        self.bytes_down += row.get("bytes_down") or 0
+        self.seconds += row.get("simulated_seconds") or 0.0
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Course:
         self.tally.add(row)
         self.rounds.append(int(row["round"]))
         self.train_loss.append(number(row.get("train_loss")))
-        counts = (len(row["ids"]), len(row.get("absent", ())), len(row.get("late", ())), len(row["dropped"]))
+        counts = [len(row.get(name, ())) for name in ("ids", "absent", "late", "dropped")]
         cost = (self.tally.bytes_up, self.tally.bytes_down, self.tally.seconds)
         for name, value in zip(COLUMNS, (*counts, *cost), strict=True):
             self.columns[name].append(float(value))
@@ -73,19 +73,20 @@ class Course:
             self.evaluations.append(_evaluation(row, self.tally))
 
     def _add_weights(self, row: Mapping[str, Any]) -> None:
-        weights = row["weights"]
+        weights, ids = row.get("weights", ()), row.get("ids", ())
         for layer, values in _layers(weights).items() if isinstance(weights, dict) else [(WHOLE, weights)]:
             if layer not in self.weights and len(self.weights) == MOST_LAYERS:
                 self.layers_left_out.add(layer)
-            elif len(values) == len(row["ids"]):
-                self.weights.setdefault(layer, Grid()).add(int(row["round"]), row["ids"], values)
+            elif len(values) == len(ids):
+                self.weights.setdefault(layer, Grid()).add(int(row["round"]), ids, values)
 
     def _add_info(self, row: Mapping[str, Any], name: str, value: Any) -> None:
         if isinstance(value, list):
             if name not in self.info_grids and len(self.info_grids) == MOST_INFO:
                 self.info_left_out.add(name)
                 return
-            ids = row["ids"] if len(value) == len(row["ids"]) else range(len(value))
+            known = row.get("ids", ())
+            ids = known if len(value) == len(known) else range(len(value))
             self.info_grids.setdefault(name, Grid()).add(int(row["round"]), ids, value)
         elif isinstance(value, int | float) or value is None:
             line = self.info.setdefault(name, [])

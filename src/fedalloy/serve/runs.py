@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 from fedalloy.compare.outcome import name_of, seed_of
 from fedalloy.core.errors import CheckpointError
 from fedalloy.records.lock import holder
-from fedalloy.records.reading import newest_rows, read_status
+from fedalloy.records.reading import newest_rows, read_recipe, read_status
 from fedalloy.records.scalars import seconds_of
 
 FILES = ("recipe.toml", "environment.json", "status.json", "manifest.json", "lock")
@@ -84,7 +83,7 @@ class RunStore:
         changed = file.stat().st_mtime_ns
         known = self._recipes.get(run)
         if known is None or known[0] != changed:
-            known = changed, tomllib.loads(file.read_text(encoding="utf-8"))
+            known = changed, read_recipe(file)
             self._recipes[run] = known
         return known[1]
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedalloy.core.arguments import checked
 from fedalloy.core.errors import DataError, SpecError
+from fedalloy.tasks.datasets.archive import read_arrays
 from fedalloy.tasks.federation import FederatedTask, Pool
 
 
@@ -32,9 +32,9 @@ class SyntheticPart:
     def load(self) -> tuple[Tensor, Tensor]:
         """The samples in float32, the labels as class numbers."""
         try:
-            with np.load(Path(self.path), allow_pickle=False) as arrays:
-                x, y = torch.from_numpy(arrays["x"]).float(), torch.from_numpy(arrays["y"]).long()
-        except (OSError, ValueError, KeyError) as cause:
+            arrays = read_arrays(Path(self.path), ("x", "y"))
+            x, y = torch.from_numpy(arrays["x"]).float(), torch.from_numpy(arrays["y"]).long()
+        except (DataError, TypeError) as cause:
             raise DataError(
                 f"synthetic set {self.path} cannot be read ({cause}): it is an .npz file with the arrays x and y"
             ) from cause

@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
-from zipfile import BadZipFile
 
 import numpy as np
 
 from fedalloy.core.errors import DataError
 from fedalloy.core.keys import Key
 from fedalloy.core.registry import register
+from fedalloy.tasks.datasets.archive import read_arrays
 from fedalloy.tasks.datasets.base import Dataset, DatasetLoader, from_clients, third_party
 
 Pair = tuple[Any, Any]
@@ -57,16 +57,8 @@ def read_client(file: Path) -> Pair:
 
 
 def _read_npz(file: Path) -> Pair:
-    try:
-        with np.load(file, allow_pickle=False) as arrays:
-            missing = {"x", "y"} - set(arrays.files)
-            if missing:
-                raise DataError(
-                    f"{file} has no array {' and '.join(sorted(missing))}; it holds {', '.join(arrays.files)}"
-                )
-            return arrays["x"], arrays["y"]
-    except (OSError, ValueError, BadZipFile) as cause:
-        raise DataError(f"{file} is not a plain .npz file of numbers: {cause}") from cause
+    arrays = read_arrays(file, ("x", "y"))
+    return arrays["x"], arrays["y"]
 
 
 def _read_parquet(file: Path) -> Pair:

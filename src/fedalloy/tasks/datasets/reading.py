@@ -9,20 +9,19 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TextIO, cast
 
-import numpy as np
 from numpy.typing import NDArray
 
 from fedalloy.core.errors import DataError
 from fedalloy.tasks import locate
+from fedalloy.tasks.datasets.archive import read_arrays
 
 
 def read_npz(filename: str, names: Iterable[str], hint: str = "") -> dict[str, NDArray[Any]]:
     """Some arrays of an ``.npz`` file."""
     path = locate.find(filename, hint)
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in names}
-    except (OSError, ValueError, KeyError) as cause:
+        return read_arrays(path, names)
+    except DataError as cause:
         raise DataError(f"{path} cannot be read ({cause}); compare it with `fedalloy data check`") from cause
 
 

@@ -1,0 +1,133 @@
+"""What the files of a run folder may say: types and bounds of what readers count on.
+
+A folder may come from anybody. Whatever is read passes here once, so that pages, tables and resumed runs need not ask
+again. Columns and keys that are not named here may hold any plain value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+MOST_CLIENTS, MOST_ROUNDS = 10_000_000, 1_000_000_000
+"""Beyond these a number is no client and no round: readers reserve room for all that come before it."""
+_LARGEST, _DEEPEST = 1e300, 20
+_NUMBERS = {int, float, type(None)}
+Check = Callable[[Any], bool]
+
+
+def is_plain(value: Any, depth: int = 0) -> bool:
+    """Whether a value holds finite numbers, texts, and not too many levels of lists and tables."""
+    if isinstance(value, dict):
+        return depth < _DEEPEST and all(is_plain(one, depth + 1) for one in value.values())
+    if isinstance(value, list):
+        return numbers(value) or (depth < _DEEPEST and all(is_plain(one, depth + 1) for one in value))
+    return number(value) or value is None or isinstance(value, str | bool)
+
+
+def number(value: Any) -> bool:
+    """A number that is finite and that fits everywhere."""
+    return type(value) in (int, float) and -_LARGEST < value < _LARGEST
+
+
+def numbers(value: Any) -> bool:
+    """A list of numbers, null among them."""
+    if type(value) is not list or not set(map(type, value)) <= _NUMBERS:
+        return False
+    return all(one is None or -_LARGEST < one < _LARGEST for one in value)
+
+
+def any_value(value: Any) -> bool:
+    """Anything."""
+    return True
+
+
+def text(value: Any) -> bool:
+    """A string."""
+    return isinstance(value, str)
+
+
+def within(most: int) -> Check:
+    """A whole number from 0 to below ``most``."""
+    return lambda value: type(value) is int and 0 <= value < most
+
+
+def maybe(check: Check) -> Check:
+    """The same, or null."""
+    return lambda value: value is None or check(value)
+
+
+def each(check: Check) -> Check:
+    """A list of such."""
+    return lambda value: type(value) is list and all(map(check, value))
+
+
+def table(check: Check) -> Check:
+    """A table of such, by name."""
+    return lambda value: isinstance(value, dict) and all(map(check, value.values()))
+
+
+def _clients(value: Any) -> bool:
+    """A list of clients' numbers."""
+    return (
+        type(value) is list
+        and set(map(type, value)) <= {int}
+        and (not value or (min(value) >= 0 and max(value) < MOST_CLIENTS))
+    )
+
+
+def _drops(value: Any) -> bool:
+    """Reasons by client."""
+    if not isinstance(value, dict) or not all(map(text, value.values())):
+        return False
+    return all(len(who) < 9 and who.isascii() and who.isdigit() for who in value)
+
+
+_ROUND = within(MOST_ROUNDS)
+ROW: dict[str, Check] = {
+    "round": _ROUND,
+    **dict.fromkeys(("ids", "absent", "late", "resent"), _clients),
+    "weights": lambda value: numbers(value) or table(numbers)(value),
+    "dropped": _drops,
+    **dict.fromkeys(("train_loss", "bytes_up", "bytes_down", "simulated_seconds", "mix", "memory"), maybe(number)),
+    "device_memory": maybe(number),
+    "info": table(is_plain),
+    **dict.fromkeys(("evaluation", "evaluation_global", "evaluation_mix"), table(table(is_plain))),
+    "global": table(maybe(number)),
+    **dict.fromkeys(("model", "split"), text),
+}
+"""The columns of all three streams; ``round`` is in every row."""
+STATUS: dict[str, Check] = {"state": text, "round": _ROUND, "reason": text}
+MANIFEST: dict[str, Check] = {
+    "clients": within(MOST_CLIENTS),
+    "names": each(text),
+    "sizes": numbers,
+    "class_counts": each(numbers),
+    "digest": text,
+}
+_LENGTHS = table(within(1 << 62))
+SAVED: dict[str, Check] = {
+    "round": _ROUND,
+    "lengths": lambda value: _LENGTHS(value) and {"rounds", "clients"} <= value.keys(),
+    "server": table(any_value),
+    "clients": lambda value: table(table(any_value))(value) and _drops(dict.fromkeys(value, "")),
+    "extra": table(any_value),
+}
+"""What a checkpoint must hold."""
+
+
+def is_row(value: Any) -> bool:
+    """Whether a value can be a row of a stream."""
+    return "round" in value and fault(value, ROW) is None
+
+
+def fault(value: Any, known: Mapping[str, Check], others: Check = is_plain) -> str | None:
+    """What is wrong with a table, by the name of its first entry that cannot be; None where nothing is.
+
+    >>> fault({"round": -1}, ROW), fault({"round": 1, "own": {"x": 2}}, ROW)
+    ("'round'", None)
+    """
+    if not isinstance(value, dict):
+        return "it is no table"
+    wrong = next((name for name, one in value.items() if not known.get(name, others)(one)), None)
+    return None if wrong is None else f"'{wrong:.40}'"

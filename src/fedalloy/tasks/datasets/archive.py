@@ -1,0 +1,79 @@
+"""Arrays of an ``.npz`` file, read without believing what it says about itself.
+
+Numpy asks for the memory that a header names before it looks whether so much is there, and evaluates some headers as
+Python's literals; here nothing is made before what the archive, the header and the bytes say agrees.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+import zlib
+from collections.abc import Iterable
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from fedalloy.core.errors import DataError
+
+_MOST_HEADER = 10_000
+_PACKED = 1100
+"""How much a packed byte can stand for; no more is possible with what ``numpy.savez_compressed`` writes."""
+_READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+
+
+def read_arrays(path: Path, names: Iterable[str] | None = None) -> dict[str, NDArray[Any]]:
+    """Some arrays of an archive (all of them, where none are named), each a writable copy in memory."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            there = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+            wanted = list(there) if names is None else list(names)
+            missing = [name for name in wanted if name not in there]
+            if missing:
+                raise DataError(
+                    f"{path} has no array {' and '.join(missing)}; it holds {', '.join(there) or 'nothing'}"
+                )
+            return {name: _array(archive, there[name], f"{path}: array '{name:.40}'") for name in wanted}
+    except DataError:
+        raise
+    except (OSError, ValueError, RuntimeError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error) as cause:
+        raise DataError(f"{path} is not a plain .npz file of numbers: {cause}") from cause
+
+
+def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) -> NDArray[Any]:
+    if info.file_size > max(1, _PACKED * info.compress_size):
+        raise DataError(
+            f"{where} declares {info.file_size} bytes, which its {info.compress_size} packed ones cannot hold"
+        )
+    with archive.open(info) as packed:
+        start = packed.read(min(info.file_size, _MOST_HEADER + 12))
+        shape, by_columns, dtype, begin = _header(start, where)
+        if dtype.hasobject:
+            raise DataError(f"{where} holds Python objects, not numbers; save it as numbers (allow_pickle stays off)")
+        if info.file_size - begin != prod(shape) * dtype.itemsize:
+            raise DataError(
+                f"{where} needs {prod(shape) * dtype.itemsize} bytes, and {info.file_size - begin} are there"
+            )
+        data = bytearray(start[begin:])
+        data += packed.read()
+    values: NDArray[Any] = np.frombuffer(data, dtype, prod(shape)) if dtype.itemsize else np.empty(shape, dtype)
+    return values.reshape(shape, order="F" if by_columns else "C")
+
+
+def _header(start: bytes, where: str) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """Shape, order, type, and where the numbers begin."""
+    stream = io.BytesIO(start)
+    try:
+        read = _READERS[npy.read_magic(stream)]
+        shape, by_columns, dtype = read(stream, max_header_size=_MOST_HEADER)
+    except KeyError:
+        raise DataError(f"{where} is of an unknown version of numpy's format") from None
+    except Exception as error:  # numpy reads it as Python's own literals, whose errors are of many kinds
+        raise DataError(f"{where} cannot be read: {error!s:.200}") from None
+    if not all(isinstance(length, int) and length >= 0 for length in shape):
+        raise DataError(f"{where} has the impossible shape {shape!s:.100}")
+    return shape, bool(by_columns), dtype, stream.tell()
