@@ -1,0 +1,52 @@
+"""``python -m benchmarks.fuzz``: every way in, one after another, and a table of what came of it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks.fuzz.driving import Tally, Way, isolated, keep
+from benchmarks.fuzz.ways import WAYS, ready
+
+
+def main(arguments: list[str]) -> int:
+    """Exit code 0 when nothing harmful was found and every way in got its number of cases."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fuzz", description=__doc__)
+    parser.add_argument("ways", nargs="*", help=f"of {', '.join(WAYS)}; all when left out")
+    parser.add_argument("--seconds", type=float, default=120.0, help="seconds for each way in")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cases", type=int, default=None, help="at most so many cases for each way in")
+    parser.add_argument("--keep", type=Path, default=None, help="a folder for the findings")
+    parser.add_argument("--json", action="store_true", help="one JSON object per way in")
+    given = parser.parse_args(arguments)
+    for name in given.ways:
+        if name not in WAYS:
+            parser.error(f"there is no way in called '{name}'; known: {', '.join(WAYS)}")
+    ready()
+    good = [_play(WAYS[name], given) for name in given.ways or WAYS]
+    return 0 if all(good) else 1
+
+
+def _play(way: Way, given: argparse.Namespace) -> bool:
+    tally = isolated(way, given.seconds, given.seed, given.cases)
+    print(json.dumps(asdict(tally)) if given.json else _line(way, tally), flush=True)
+    for finding in tally.findings:
+        if given.keep:
+            print(f"    kept as {keep(way.name, finding, given.keep)}")
+        elif not given.json:
+            print(f"    {finding.kind}: {finding.text}\n    {json.dumps(finding.case)[:600]}")
+    return not tally.findings
+
+
+def _line(way: Way, tally: Tally) -> str:
+    said = ", ".join(f"{count:,} {what}" for what, count in tally.said.items())
+    short = "" if tally.cases >= way.least else f"  (a long run has at least {way.least:,})"
+    found = f"{len(tally.findings)} harmful{short}"
+    return f"{way.name:<18} {tally.cases:>8,} cases in {tally.seconds:6.1f} s: {said}; {found}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,115 @@
+"""Messages from nodes: one of three answers to a round is somebody else's, the server's state must stay sound."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from benchmarks.fuzz.driving import Way
+from benchmarks.fuzz.letters import case_of_letter, content_of
+from benchmarks.fuzz.mutating import Case
+from benchmarks.fuzz.states import check_finite, check_length
+
+LIMIT = 25.0
+_HOW = "how"
+METHODS = ("fedavg", "median", "krum", "fednova", "scaffold", "aaggff_s", "fedadam")
+CLIENTS = 4
+"""One of them is the fuzzer; Krum wants three others."""
+
+
+@functools.cache
+def _stage(method: str) -> dict[str, Any]:
+    """A federation before its first round, and what honest nodes answer."""
+    from fedalloy import algorithms
+    from fedalloy.core.keys import Key
+    from fedalloy.engines.flower import Flower
+    from fedalloy.run.config import RunConfig
+    from fedalloy.run.driver import begin
+    from fedalloy.run.round import Federation
+    from fedalloy.testing import small_task
+
+    task = small_task("batchnorm", (6, 8, 5, 7))
+    algorithm = algorithms.named(method, batch_size=4).fitted(task)
+    config = RunConfig(rounds=3, engine=Flower(), max_norm=LIMIT)
+    fed = Federation(algorithm, task, config.engine, config, Key.of(0))  # type: ignore[arg-type]
+    state = begin(fed)
+    return {"fed": fed, "state": state, "answers": [_honest(fed, state, client) for client in range(CLIENTS)]}
+
+
+def _honest(fed: Any, state: Any, client: int) -> Any:
+    """The answer of a node that does what it was asked."""
+    import fedalloy
+    from fedalloy.core.client import Assignment, client_keys, run_client
+    from fedalloy.core.types import Context
+    from fedalloy.engines.flower_letters import FORMAT, Letter, pack
+
+    ids = torch.tensor([client])
+    ctx = Context(1, CLIENTS, fed.root.fold("round", 1), fed.algorithm.solver.lr_at(1, 3), 3)
+    mine = fed.algorithm.init_client(state["shared"], fed.root, fed.task.objective.init)
+    work = Assignment(fed.task.data("train", ids).client(0))
+    with torch.no_grad():
+        made = run_client(
+            fed.algorithm, fed.task.objective, state["shared"], mine, work, client_keys(ctx.key, ids), ctx
+        )
+    head = {"format": FORMAT, "fedalloy": fedalloy.__version__, "client": str(client), "status": "ok"}
+    stats = {name: value if value == value else None for name, value in made.stats.items()}
+    return pack(Letter({**head, "stats": stats}, made.payload))
+
+
+@functools.cache
+def examples() -> list[Case]:
+    """What the first client honestly answers, for rules that differ in what they make of it."""
+    return [{**case_of_letter(_stage(method)["answers"][0]), _HOW: method.encode()} for method in METHODS]
+
+
+class _Post:
+    """Brings the answers, whatever is asked."""
+
+    def __init__(self, answers: list[Any]) -> None:
+        self._answers = answers
+        self.grid = SimpleNamespace(get_nodes=lambda: [_node(number) for number in range(len(answers))])
+
+    def exchange(self, letters: Any, message_type: str, group: str, seconds: float) -> dict[int, Any]:
+        from fedalloy.engines.flower_post import Answer
+
+        return {node: Answer(self._answers[node]) for node in letters}
+
+    def clock(self) -> float:
+        return 0.0
+
+    def sleep(self, seconds: float) -> None:
+        return None
+
+
+def _node(number: int) -> Any:
+    return SimpleNamespace(node_id=number, public_key=b"", last_activated_at="", name=str(number))
+
+
+def read(case: Case, folder: Path) -> str:
+    """One round; it counts or it is dropped, and the state is sound."""
+    import fedalloy
+    from fedalloy.engines.flower import Line
+    from fedalloy.engines.flower_letters import FORMAT
+    from fedalloy.engines.flower_roll import Roll
+    from fedalloy.run.driver import make_store
+    from fedalloy.run.round import Stopwatch, play
+
+    method = case.get(_HOW, b"").decode("latin-1")
+    stage = _stage(method if method in METHODS else METHODS[0])
+    fed, state = stage["fed"], stage["state"]
+    answers = [content_of({name: data for name, data in case.items() if name != _HOW}), *stage["answers"][1:]]
+    roll = Roll(tuple(map(str, range(CLIENTS))), {str(number): f"node {number}" for number in range(CLIENTS)})
+    hello = {"format": FORMAT, "fedalloy": fedalloy.__version__}
+    fed.engine.attach(Line(_Post(answers), roll, hello, say=lambda text: None))  # type: ignore[arg-type]
+    played = play(fed, state, make_store(fed, state, None), 1, Stopwatch())
+    check_finite(played.step.state)
+    if method in ("fedavg", "median", "krum", "fednova"):
+        check_length(state["shared"]["params"], played.step.state["shared"]["params"], LIMIT)
+    return "counted" if 0 in played.row["ids"] else "dropped"
+
+
+WAY = Way("node messages", examples, read, 10_000)
