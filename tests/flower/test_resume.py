@@ -106,8 +106,16 @@ def test_a_node_that_lost_its_states_is_noticed(on_lag, tmp_path):
 
 def test_another_experiment_in_the_folder_is_refused(tmp_path):
     play(recipe_file(tmp_path), tmp_path / "run", federation(tmp_path))
-    with pytest.raises(CheckpointError, match=r"run\.rounds is 3 there, 4 here"):
-        play(recipe_file(tmp_path, run={"rounds": 4}), tmp_path / "run", federation(tmp_path))
+    with pytest.raises(CheckpointError, match="a run of 3 rounds, and 2 are asked for"):
+        play(recipe_file(tmp_path, run={"rounds": 2}), tmp_path / "run", federation(tmp_path))
+    with pytest.raises(CheckpointError, match=r"run\.seeds is \[7\] there, \[5\] here"):
+        play(recipe_file(tmp_path, run={"rounds": 3, "seeds": [5]}), tmp_path / "run", federation(tmp_path))
+
+
+def test_a_run_over_a_federation_may_be_asked_for_more_rounds(tmp_path):
+    for rounds in (3, 4):
+        play(recipe_file(tmp_path, run={"rounds": rounds}), tmp_path / "run", federation(tmp_path))
+    assert [row["round"] for row in read_run(tmp_path / "run").rounds()] == [1, 2, 3, 4]
 
 
 def state(value: float) -> dict:
