@@ -31,6 +31,7 @@ class Echo(BaseHTTPRequestHandler):
     """Stands for the SuperLink: answers with what it was sent."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     seen: list[tuple[str, dict[str, str]]] = []  # noqa: RUF012
 
     def do_POST(self) -> None:
@@ -240,6 +241,16 @@ def test_a_connection_that_the_superlink_has_closed_meanwhile_is_made_anew(ask, 
     monkeypatch.setattr(front, "_FRESH", 0.0)
     for _ in range(3):
         assert ask("/v1/fleet/get-run", b"x", x_flwr="signed") == (200, b"x")
+
+
+def test_a_small_answer_is_not_kept_back(ask):
+    """Two small pieces without TCP_NODELAY take 40 ms in every request; one piece does not."""
+    took = []
+    for _ in range(30):
+        begun = time.monotonic()
+        ask("/v1/fleet/get-run", b"x", x_flwr="signed")
+        took.append(time.monotonic() - begun)
+    assert min(took) < 0.03
 
 
 def test_only_the_server_of_the_federation_is_passed_on_to(folder, inner, tmp_path):
