@@ -9,6 +9,7 @@ import os
 import statistics
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedalloy.compare import jobs
@@ -334,3 +335,30 @@ def test_a_worker_that_dies_costs_one_run(tmp_path, monkeypatch):
         3: ("ended", ""),
         4: ("ended", ""),
     }
+
+
+def test_ready_runs_on_data_that_have_changed_since_are_refused(tmp_path):
+    data = tmp_path / "data"
+    data.mkdir()
+
+    def write(scale: float) -> None:
+        for client in range(3):
+            x = np.linspace(-scale, scale, 24, dtype=np.float32).reshape(12, 2) + client
+            np.savez(data / f"{client}.npz", x=x, y=np.arange(12) % 2)
+
+    def made(seeds: list[int]) -> Any:
+        task = {"model": "logistic", "dataset": {"kind": "folder", "path": str(data)}}
+        recipe = tiny(task=task, partition={"kind": "natural"}, run={"rounds": 1, "seeds": seeds})
+        return compare(recipe, tmp_path / "out", processes=1)
+
+    write(1.0)
+    assert len(made([0]).outcomes) == 1
+    write(2.0)
+    for seeds in ([0, 1], [0]):
+        with pytest.raises(CheckpointError, match=r"other data \(the values of task\.train\.x differ"):
+            made(seeds)
+    write(1.0)
+    assert [one.state for one in made([0, 1]).outcomes] == ["finished", "finished"]
+    for file in data.iterdir():
+        file.unlink()
+    assert len(made([0, 1]).outcomes) == 2, "what is ready is shown where the data are not at hand"

@@ -15,7 +15,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal
 
-from fedalloy.core.errors import CheckpointError, FedalloyError, is_passing
+from fedalloy.core.errors import CheckpointError, DataError, FedalloyError, is_passing
 from fedalloy.records.reading import read_status
 
 _TOLD_EVERY = 0.2
@@ -59,9 +59,12 @@ def run_jobs(jobs: Sequence[Job], processes: int, watcher: Watcher) -> Broken:
     """
     done = {job.folder: is_done(job) for job in jobs}  # all of them first: another run in a folder is told at once
     todo = [job for job in jobs if not done[job.folder]]
-    for job in jobs:
-        if done[job.folder]:
-            watcher(News(job, "reused"))
+    reused = [job for job in jobs if done[job.folder]]
+    # A table of what is ready can be shown where the data are not at hand.
+    with contextlib.nullcontext() if todo else contextlib.suppress(DataError):
+        check_data(reused)
+    for job in reused:
+        watcher(News(job, "reused"))
     broken: Broken = {}
 
     def tell(news: News) -> None:
@@ -97,6 +100,29 @@ def is_done(job: Job) -> bool:
         "finished",
         "failed",
     )
+
+
+def check_data(jobs: Sequence[Job]) -> None:
+    """Refuse ready runs whose data have changed since, although their recipes have not (files that were replaced, a
+    function that was edited): the runs that are still to be made would be on other data. One run speaks for all those
+    with the same data tables, whose files are the same."""
+    from fedalloy.recipe import parse, resolve
+    from fedalloy.records.folder import RunFolder
+    from fedalloy.run.identity import other_data
+
+    looked: list[Any] = []
+    for job in jobs:
+        tables = [job.recipe.get(name) for name in ("task", "partition")]
+        found = RunFolder.open(job.folder).identity()
+        if found is None or tables in looked:
+            continue
+        looked.append(tables)
+        different = other_data(found, resolve(parse(job.recipe)).task())
+        if different:
+            raise CheckpointError(
+                f"{job.folder} holds a run on other data ({', '.join(different)}): they have changed since; choose "
+                "another folder with -o, or bring the earlier data back"
+            )
 
 
 def _is_longer(job: Job, there: int) -> bool:

@@ -30,7 +30,7 @@ def identify(algorithm: Algorithm, task: Task, config: RunConfig, state: ServerS
     return {
         **_settings(algorithm, task, config, defaults=True),
         "engine": _engine(config),
-        "task": {**_data(task), "model": _model(task.objective)},
+        "task": {**data_of(task), "model": _model(task.objective)},
         "initial": _leaves({**state["shared"]["params"], **state["shared"]["buffers"]}),
     }
 
@@ -106,7 +106,14 @@ def _registered(engine: object) -> str:
         return type(engine).__qualname__
 
 
-def _data(task: Task) -> Plain:
+def other_data(found: Plain, task: Task) -> list[str]:
+    """Where a task's data differ from those that the run with the identity ``found`` was made on."""
+    there, here = found.get("task", {}), data_of(task)
+    known = {name: value for name, value in there.items() if name in here}
+    return list(_differences(known, here, {}, "task.").values())
+
+
+def data_of(task: Task) -> Plain:
     """The clients and their examples; a task whose data are elsewhere says it itself."""
     said = getattr(task, "fingerprint", None)
     if said is not None:
