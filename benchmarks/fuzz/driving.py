@@ -26,6 +26,8 @@ from benchmarks.fuzz.watching import Fault, sandbox, watched
 FOUND = Path(__file__).parent / "found"
 _TOGETHER, _AT_ONCE, _MOST_CHANGES = 20, 10, 4
 """Cases in one example of Hypothesis, whose examples are dear; examples under one seed; changes to a case."""
+_PATIENCE = 40
+"""Times that a finding is seen again while it is made smaller."""
 _STUCK = 60.0
 """Seconds after which a process that cannot even be interrupted is given up."""
 
@@ -96,15 +98,16 @@ def _chunk(
 ) -> None:
     """Some cases under one seed of Hypothesis, which makes the first new finding as small as it can."""
     smallest: dict[str, Finding] = {}
-    shrinking = False
+    shrinking, patience = False, _PATIENCE
 
     def note(fault: Fault, case: Case) -> None:
-        nonlocal shrinking
+        nonlocal shrinking, patience
         finding = _finding(fault, case)
         if _signature(finding) in {_signature(one) for one in tally.findings}:
             return
         smallest[_signature(finding)] = finding
-        if fault.kind not in ("hang", "memory"):  # those would take minutes to make smaller
+        patience -= 1
+        if fault.kind not in ("hang", "memory") and patience > 0:  # those would take minutes to make smaller
             shrinking = True
             raise fault
 

@@ -296,3 +296,30 @@ def test_every_method_can_be_told_to_a_node():
         half = half_of(AlgorithmSpec.model_validate(told))
         assert (half.solver, half.wire) == (algorithm.solver, algorithm.wire)
         assert half.weighting.requires == set(told["requires"]) <= algorithm.weighting.requires
+
+
+class TestTensors:
+    """What is computed with is the model that the order names, and nothing else."""
+
+    @pytest.mark.parametrize("kind", ["train", "evaluate", "cross"])
+    def test_a_missing_or_foreign_part_is_refused(self, kind, tmp_path):
+        header, parts = example(kind)
+        for number, changed in enumerate(
+            (
+                {name: leaves for name, leaves in parts.items() if name != "shared/params"},
+                {name: leaves for name, leaves in parts.items() if name != "shared/buffers"},
+                {**parts, "shared/params": {name: leaf[:1] for name, leaf in parts["shared/params"].items()}},
+                {**parts, "shared/params": {name: leaf.double() for name, leaf in parts["shared/params"].items()}},
+                {**parts, "shared/buffers": dict(parts["shared/params"])},
+            )
+        ):
+            status, reason = answered(header, changed, node_keys(tmp_path / str(number)))
+            assert status == "refused", reason
+            assert re.search("has no part|not those of the model|the model's is", reason)
+
+    def test_models_of_others_must_be_models(self, tmp_path):
+        header, parts = example("cross")
+        changed = {**parts, "cohort/delta": {name: leaf[..., :1] for name, leaf in parts["cohort/delta"].items()}}
+        assert answered(header, changed, node_keys(tmp_path / "a"))[0] == "refused"
+        del changed["cohort/delta"]
+        assert answered(header, changed, node_keys(tmp_path / "b"))[0] == "refused"

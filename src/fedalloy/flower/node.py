@@ -30,6 +30,7 @@ from fedalloy.engines.flower import ALWAYS, Refused
 from fedalloy.engines.flower_letters import FORMAT, Letter, sizes
 from fedalloy.flower.config import NodeConfig
 from fedalloy.flower.data import LocalTask, local_task
+from fedalloy.flower.fitting import check_cohort, check_shared
 from fedalloy.flower.half import half_of
 from fedalloy.flower.leaves import Incomplete, whole
 from fedalloy.flower.limits import bounded_memory, check_protected, check_steps, is_memory_error
@@ -69,7 +70,9 @@ class Order(Generic[Head]):
     def shared(self) -> Shared:
         """The parts that a client's program looks at, on this node's device."""
         received = self.parts("shared/")
-        return whole(received, self.algorithm, self.task.objective, self.store, self.config.device)
+        shared = whole(received, self.algorithm, self.task.objective, self.store, self.config.device)
+        check_shared(shared, self.task.objective)
+        return shared
 
     def parts(self, prefix: str) -> dict[str, dict[str, torch.Tensor]]:
         """The parts whose names begin so, under the rest of their names."""
@@ -189,7 +192,7 @@ def _cross(order: Order[Cross]) -> Letter:
     """The accuracy of every client's model on this client's validation part."""
     order.policy.check_needs({"accuracy"}, "trying the models of others")
     shared, examples, payload = order.shared, order.task.examples("valid"), order.parts("cohort/")
-    count = len(next(iter(payload[order.algorithm.solver.update].values())))
+    count = check_cohort(payload, order.task.objective, order.algorithm.solver.update)
     block = Block(examples.x, examples.y, torch.tensor([0]), torch.tensor([len(examples)]))
     cohort = Cohort(torch.arange(count), payload)
     cross = cross_scores(order.task.objective, shared, cohort, block, order.algorithm.solver.update)[:, 0]

@@ -93,6 +93,13 @@ class ModuleObjective:
         return next((name for name, known in LOSSES.items() if known is self._loss), None)
 
     @property
+    def forms(self) -> dict[str, Tree]:
+        """Names, shapes and types of what is exchanged, ``params`` and ``buffers``, without content."""
+        named = {**dict(self._training.named_parameters()), **dict(self._training.named_buffers())}
+        chosen = {"params": self._selection.params, "buffers": self._selection.buffers}
+        return {part: {name: named[name].detach().to("meta") for name in names} for part, names in chosen.items()}
+
+    @property
     def needs_draw(self) -> bool:
         """Whether ``loss`` needs a random draw (the model has ``Dropout``)."""
         return bool(self._dropouts)
