@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -22,13 +22,15 @@ from fedalloy.core.registry import register
 from fedalloy.core.spec import to_spec
 from fedalloy.core.statistics import STATISTICS
 from fedalloy.core.types import Cohort, Context, Contribution, Payload, State, Work
-from fedalloy.engines.flower_json import Malformed
+from fedalloy.engines.flower_json import LeavesLost, Malformed, Unwell
+from fedalloy.engines.flower_json import Refused as Refused
 from fedalloy.engines.flower_letters import Letter, sizes
 from fedalloy.engines.flower_parts import check_sketch, scored, trained_on, tried, unpacked
 from fedalloy.engines.flower_post import Answer, Post
-from fedalloy.engines.flower_replies import LeavesLost, Reply, Unwell, read_reply
-from fedalloy.engines.flower_replies import Refused as Refused
 from fedalloy.engines.flower_roll import Node, Roll, connected
+
+if TYPE_CHECKING:
+    from fedalloy.engines.flower_replies import Reply
 
 ALWAYS = {"num_examples": math.nan, "num_steps": math.nan, "train_loss": math.nan, "bytes_up": 0.0}
 """Statistics of every contribution, and what stands in for one that a node keeps to itself."""
@@ -262,6 +264,9 @@ class Flower:
 
     def _opened(self, answer: Answer, full: bool = False) -> Reply:
         """An answer that says yes; its tensors are read only in ``full``."""
+        # Needs pydantic, which those who only simulate may lack; all engines are imported when one is looked up.
+        from fedalloy.engines.flower_replies import read_reply
+
         assert answer.content is not None
         return read_reply(answer.content, self.max_megabytes * 1e6, full=full)
 

@@ -19,6 +19,18 @@ class Malformed(FedalloyError):
     """What arrived is not a letter, or is larger than allowed."""
 
 
+class Refused(FedalloyError):
+    """A node will not take part, whatever happens: asking again is of no use."""
+
+
+class Unwell(Malformed):
+    """A node could not do what it was asked to; another time it may."""
+
+
+class LeavesLost(Unwell):
+    """A node has lost the leaves that stay with its client: sent again, it can go on."""
+
+
 def strict_object(text: str) -> dict[str, Any]:
     """The object that a header is, or :class:`Malformed`.
 

@@ -13,27 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from fedalloy.core.errors import FedalloyError
 from fedalloy.core.types import Payload
-from fedalloy.engines.flower_json import Malformed
+from fedalloy.engines.flower_json import LeavesLost, Malformed, Refused, Unwell
 from fedalloy.engines.flower_letters import Letter, outline, unpack
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
 
 _MOST_STATISTICS, _MOST_SCORES, _MOST_TEXT, _SHOWN = 64, 1_000_000, 100_000, 500
-
-
-class Refused(FedalloyError):
-    """A node will not take part, whatever happens: asking again is of no use."""
-
-
-class Unwell(Malformed):
-    """A node could not do what it was asked to; another time it may."""
-
-
-class LeavesLost(Unwell):
-    """A node has lost the leaves that stay with its client: sent again, it can go on."""
 
 
 def _number(value: Any) -> float:
