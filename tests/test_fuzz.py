@@ -24,11 +24,11 @@ from fedalloy.core.errors import DataError, FedalloyError
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the fuzzer counts on /proc and on limits of Linux")
 SEED = 20261116
 SHORT = {
-    "node messages": 200, "strategy replies": 400, "orders": 500, "http requests": 1000, "checkpoints": 300,
-    "run folders": 60, "recipes": 100, "data folders": 250,
+    "node-messages": 200, "strategy-replies": 400, "orders": 500, "http-requests": 1000, "checkpoints": 300,
+    "run-folders": 60, "recipes": 100, "data-folders": 250,
 }  # fmt: skip
 """Cases of each way in: 40 seconds in all on two cores. A long run (``python -m benchmarks.fuzz``) has thousands."""
-FLOWER = ("node messages", "strategy replies", "orders")
+FLOWER = ("node-messages", "strategy-replies", "orders")
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def test_nothing_harmful_comes_in(ways, name):
 
 def test_every_way_in_is_tried(ways):
     assert set(SHORT) == set(ways)
-    assert {name for name, way in ways.items() if way.least >= 10_000} == {*FLOWER, "http requests"}
+    assert {name for name, way in ways.items() if way.least >= 10_000} == {*FLOWER, "http-requests"}
     assert all(way.least >= 1000 for way in ways.values())
 
 
@@ -191,7 +191,7 @@ def altered(ways: dict[str, Way], change: Any) -> Case:
     """An honest answer whose numbers are changed."""
     import numpy as np
 
-    case = ways["node messages"].examples()[0]
+    case = ways["node-messages"].examples()[0]
     return {**case, "tensors": change(np.frombuffer(case["tensors"], dtype=np.float64).copy()).tobytes()}
 
 
@@ -206,7 +206,7 @@ def not_finite(numbers: Any) -> Any:
 
 @pytest.mark.parametrize(("change", "kind"), [(enlarged, "norm"), (not_finite, "nan")])
 def test_a_server_that_does_not_screen_is_found(ways, tmp_path, monkeypatch, change, kind):
-    read, case = ways["node messages"].read, altered(ways, change)
+    read, case = ways["node-messages"].read, altered(ways, change)
     assert read(case, tmp_path) == "dropped"
     monkeypatch.setattr("fedalloy.core.algorithm.screen", lambda cohort, *rest, **more: (cohort, {}))
     with pytest.raises(Fault) as fault:

@@ -52,4 +52,4 @@ def read(case: Case, folder: Path) -> str:
     return "fine"
 
 
-WAY = Way("data folders", examples, read, 1000)
+WAY = Way("data-folders", examples, read, 1000)

@@ -162,4 +162,4 @@ def _write_run(path: Path) -> None:
         folder.set_status("finished", 3)
 
 
-WAY = Way("http requests", examples, read, 10_000, change=change)
+WAY = Way("http-requests", examples, read, 10_000, change=change)

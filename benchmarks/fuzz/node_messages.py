@@ -112,4 +112,4 @@ def read(case: Case, folder: Path) -> str:
     return "counted" if 0 in played.row["ids"] else "dropped"
 
 
-WAY = Way("node messages", examples, read, 10_000)
+WAY = Way("node-messages", examples, read, 10_000)

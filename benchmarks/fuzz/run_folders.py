@@ -107,4 +107,4 @@ READERS: dict[str, Callable[[Path], None]] = {
     "serve": _serve,
     "resume": _resume,
 }
-WAY = Way("run folders", examples, read, 1000)
+WAY = Way("run-folders", examples, read, 1000)

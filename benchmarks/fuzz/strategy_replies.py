@@ -99,4 +99,4 @@ def read(case: Case, folder: Path) -> str:
     return "counted" if 0 in strategy._row.get("ids", ()) else "dropped"
 
 
-WAY = Way("strategy replies", examples, read, 10_000)
+WAY = Way("strategy-replies", examples, read, 10_000)
