@@ -6,7 +6,7 @@ A rule enters by decorating its class (or, for models and algorithms, its functi
     @dataclass(frozen=True)
     class Uniform(Weighting): ...
 
-Built-in rules are found by walking their room; other packages publish theirs through the entry-point
+Built-in rules are found by walking their room (modules whose names begin with ``_`` hold none); other packages publish theirs through the entry-point
 group ``fedalloy.rules`` (each entry names a module to import).
 
 A metric also says which way is better, and nothing else in the library decides it:
@@ -153,7 +153,8 @@ def _same_source(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
 def _import_tree(package: str) -> None:
     module = importlib.import_module(package)
     for found in pkgutil.iter_modules(getattr(module, "__path__", [])):
-        importlib.import_module(f"{package}.{found.name}")
+        if not found.name.startswith("_"):
+            importlib.import_module(f"{package}.{found.name}")
 
 
 def _import_plugins() -> None:

@@ -30,7 +30,7 @@ from fedalloy.engines.flower_post import Answer, Post
 from fedalloy.engines.flower_roll import Node, Roll, connected
 
 if TYPE_CHECKING:
-    from fedalloy.engines.flower_replies import Reply
+    from fedalloy.engines._flower_replies import Reply
 
 ALWAYS = {"num_examples": math.nan, "num_steps": math.nan, "train_loss": math.nan, "bytes_up": 0.0}
 """Statistics of every contribution, and what stands in for one that a node keeps to itself."""
@@ -265,7 +265,7 @@ class Flower:
     def _opened(self, answer: Answer, full: bool = False) -> Reply:
         """An answer that says yes; its tensors are read only in ``full``."""
         # Needs pydantic, which those who only simulate may lack; all engines are imported when one is looked up.
-        from fedalloy.engines.flower_replies import read_reply
+        from fedalloy.engines._flower_replies import read_reply
 
         assert answer.content is not None
         return read_reply(answer.content, self.max_megabytes * 1e6, full=full)

@@ -6,7 +6,7 @@ understood not even the tensors are made. Nothing else of a message is ever used
 registered names and plain arguments. Dotted paths, imports and files come from the node's own configuration alone; a
 model of the node's own is meant when the server's word for it stands in the node's policy.
 
-(Answers in the other direction: :func:`fedalloy.engines.flower_replies.read_reply`; those of apps that are not
+(Answers in the other direction: :func:`fedalloy.engines._flower_replies.read_reply`; those of apps that are not
 fedalloy's: :meth:`fedalloy.flower.foreign.Reader.read`.)
 """
 
