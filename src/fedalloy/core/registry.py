@@ -6,8 +6,8 @@ A rule enters by decorating its class (or, for models and algorithms, its functi
     @dataclass(frozen=True)
     class Uniform(Weighting): ...
 
-Built-in rules are found by walking their room (modules whose names begin with ``_`` hold none); other packages publish theirs through the entry-point
-group ``fedalloy.rules`` (each entry names a module to import).
+Built-in rules are found by walking their room (modules whose names begin with ``_`` hold none); other packages publish
+theirs through the entry-point group ``fedalloy.rules`` (each entry names a module to import).
 
 A metric also says which way is better, and nothing else in the library decides it:
 
