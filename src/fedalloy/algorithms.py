@@ -377,8 +377,7 @@ def named(name: str, **settings: Any) -> Algorithm:
     """A published method by name; settings its function does not name go to local training.
 
     >>> named("fedprox", mu=0.1, lr=0.05).solver
-    Prox(lr=0.05, epochs=1, batch_size=32, shuffle=True, momentum=0.0, nesterov=False, weight_decay=0.0, \
-optimizer='sgd', betas=(0.9, 0.999), eps=1e-08, decay=1.0, decay_every=1, milestones=(), mu=0.1)
+    Prox(lr=0.05, epochs=1, batch_size=32, ..., mu=0.1)
     """
     make = registry.find("algorithm", name)
     return cast(Algorithm, make(**settings))
