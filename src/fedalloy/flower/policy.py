@@ -69,7 +69,7 @@ class Policy:
 
         >>> Policy(forbid=("loss_before",)).check_needs({"loss_before"}, "'afl'")
         Traceback (most recent call last):
-        fedalloy.engines._flower_replies.Refused: the policy of this node forbids loss_before, which 'afl' needs
+        fedalloy.engines.flower_json.Refused: the policy of this node forbids loss_before, which 'afl' needs
         """
         forbidden = sorted(set(names) & set(self.forbid))
         if forbidden:
