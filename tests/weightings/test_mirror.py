@@ -82,9 +82,14 @@ def test_a_loss_of_zero_weighs_nothing_and_all_zero_gives_the_prior():
     assert weights(qffl(1), cohort([0.0, 0.0], [0, 0])) == [0.0, 0.0]
 
 
-def test_losses_that_are_not_numbers_do_no_harm():
-    assert weights(term(1.0), cohort([nan, 1.0, 1.0])) == [0.0, 0.5, 0.5]
-    assert weights(term(1.0), cohort([inf, 1.0, inf])) == [0.5, 0.0, 0.5]
+@pytest.mark.parametrize("lost", [nan, inf, -inf])
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
+def test_a_loss_that_overflowed_counts_as_the_largest_and_does_not_decide_alone(rule, lost):
+    assert weights(rule, cohort([0.5, lost, 1.5])) == weights(rule, cohort([0.5, 1.5, 1.5]))
+
+
+def test_where_no_loss_is_a_number_the_prior_decides():
+    assert weights(term(1.0), cohort([nan, inf], [1, 3])) == pytest.approx([0.25, 0.75])
     assert weights(dr(1.0), cohort([nan, nan], [1, 1])) == [0.5, 0.5]
 
 

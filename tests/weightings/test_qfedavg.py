@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import nan
+from math import inf, nan
 
 import pytest
 import torch
@@ -62,9 +62,12 @@ def test_huge_powers_do_not_overflow():
     assert found.tolist() == pytest.approx([1.0, 0.0])
 
 
-def test_a_client_without_a_loss_weighs_nothing():
-    found, _ = weigh(QFedAvg(1.0), cohort([[0.0], [0.0]], [nan, 1.0]))
-    assert found.tolist() == pytest.approx([0.0, 1.0], abs=1e-9)
+@pytest.mark.parametrize("lost", [nan, inf, -inf])
+def test_a_loss_that_overflowed_counts_as_the_largest(lost):
+    found, h = weigh(QFedAvg(1.0), cohort([[1.0], [1.0], [1.0]], [0.5, lost, 2.0]))
+    same, _ = weigh(QFedAvg(1.0), cohort([[1.0], [1.0], [1.0]], [0.5, 2.0, 2.0]))
+    assert found.tolist() == same.tolist()
+    assert bool(h.isfinite().all())
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e6), st.floats(-100, 100)), min_size=1, max_size=6), st.floats(0, 5))

@@ -11,6 +11,7 @@ from torch import Tensor
 from fedalloy.core.protocols import Weighting
 from fedalloy.core.registry import register
 from fedalloy.core.types import Cohort, Context, Info, State, Weights
+from fedalloy.weightings.attendance import usable
 
 Response = Literal["none", "loss", "log_loss", "log_gap"]
 Loss = Literal["loss_before", "running_loss"]
@@ -30,11 +31,11 @@ class Mirror(Weighting):
     | ``log_gap`` | ``-log max(M - F_k, gap)`` | 1 | PropFair |
 
     ``F_k`` is the mean loss of the received model on all training examples of the client (``loss_before``), or the
-    sum of the minibatch losses met while training (``running_loss``), as some public code has it. A client without
-    a loss weighs nothing; where no response tells clients apart, the prior decides. A client that took no step counts
-    for its examples, and not where the prior is uniform. A negative zeta prefers small
-    responses. Source: the unification of fair aggregation as online mirror descent (Hahn et al. 2024,
-    arXiv:2405.20821), where a step size belongs to every response.
+    sum of the minibatch losses met while training (``running_loss``), as some public code has it. A loss that is not
+    finite counts as the largest that is, so that its client is served worst and still does not decide alone; where no
+    response tells clients apart, the prior decides. A client that took no step counts for its examples, and not where
+    the prior is uniform. A negative zeta prefers small responses. Source: the unification of fair aggregation as online
+    mirror descent (Hahn et al. 2024, arXiv:2405.20821), where a step size belongs to every response.
     When to use it: to try a response or a temperature that no published method has.
 
     >>> cohort = Cohort(torch.arange(2), {}, {"num_examples": torch.ones(2), "loss_before": torch.tensor([1.0, 3.0])})
@@ -71,7 +72,7 @@ class Mirror(Weighting):
         prior = prior_of(cohort, self.prior)
         if self.response == "none":
             return tilted(prior, torch.zeros_like(prior)), state, {}
-        response = self._response(cohort.stats[self.loss].double())
+        response = self._response(usable(cohort.stats[self.loss]))
         return tilted(prior, response / self.zeta), state, {"response": response}
 
     def _response(self, losses: Tensor) -> Tensor:

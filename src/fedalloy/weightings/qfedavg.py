@@ -10,6 +10,7 @@ from fedalloy.core import tree
 from fedalloy.core.protocols import Weighting
 from fedalloy.core.registry import register
 from fedalloy.core.types import Cohort, Context, Info, State, Weights
+from fedalloy.weightings.attendance import usable
 from fedalloy.weightings.mirror import Prior, prior_of
 
 # Below any loss a model reaches: a loss of 0 has no power below 0.
@@ -24,9 +25,9 @@ class QFedAvg(Weighting):
     ``D_k = (w - w_k) / lr`` and ``h_k = q F_k^(q-1) |D_k|^2 + F_k^q / lr``, which bounds the curvature of
     ``F_k^(q+1)``: the step shrinks where losses are steep, and weights sum to at most one. ``q = 0`` is the unweighted
     mean. ``c_k`` is 1, as in both public codes, or ``n_k / n`` with ``weights = "samples"``. A client that took no step
-    counts by its examples, and not where all count the same. Corrections: tables that
-    list ``n_k F_k^q`` leave the step control out; ``lr`` is the local step in force in the round, where one public
-    code keeps the first after it has decayed.
+    counts by its examples, and not where all count the same. A loss that is not finite counts as the largest that is.
+    Corrections: tables that list ``n_k F_k^q`` leave the step control out; ``lr`` is the local step in force in the
+    round, where one public code keeps the first after it has decayed.
     When to use it: more even accuracies over clients where one ``q`` must work with any local step.
 
     >>> from fedalloy.core.keys import Key
@@ -59,7 +60,7 @@ class QFedAvg(Weighting):
         return self.weights == "samples"
 
     def weigh(self, cohort: Cohort, state: State, ctx: Context) -> tuple[Weights, State, Info]:
-        losses = cohort.stats["loss_before"].double().nan_to_num(nan=0.0).clamp(min=_LEAST_LOSS)
+        losses = usable(cohort.stats["loss_before"]).clamp(min=_LEAST_LOSS)
         slopes = (tree.norms(cohort.payload["delta"]).cpu() / ctx.local_lr).square()
         shares = prior_of(cohort, self.weights)
         # Powers of losses relative to the largest cannot overflow; the factor cancels.
