@@ -16,7 +16,12 @@ def main(arguments: list[str]) -> int:
     """Exit code 0 when nothing harmful was found and every way in got its number of cases."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fuzz", description=__doc__)
     parser.add_argument("ways", nargs="*", help=f"of {', '.join(WAYS)}; all when left out")
-    parser.add_argument("--seconds", type=float, default=120.0, help="seconds for each way in")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=120.0,
+        help="seconds for each way in; up to three times as long for its least number of cases",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cases", type=int, default=None, help="at most so many cases for each way in")
     parser.add_argument("--keep", type=Path, default=None, help="a folder for the findings")
@@ -31,7 +36,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _play(way: Way, given: argparse.Namespace) -> bool:
-    tally = isolated(way, given.seconds, given.seed, given.cases)
+    tally = isolated(way, given.seconds, given.seed, given.cases, way.least)
     print(json.dumps(asdict(tally)) if given.json else _line(way, tally), flush=True)
     for finding in tally.findings:
         if given.keep:

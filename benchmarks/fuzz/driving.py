@@ -26,6 +26,7 @@ from benchmarks.fuzz.watching import Fault, sandbox, watched
 FOUND = Path(__file__).parent / "found"
 _TOGETHER, _AT_ONCE, _MOST_CHANGES = 20, 10, 4
 """Cases in one example of Hypothesis, whose examples are dear; examples under one seed; changes to a case."""
+_MORE = 3
 _PATIENCE = 40
 """Times that a finding is seen again while it is made smaller."""
 _STUCK = 60.0
@@ -69,8 +70,9 @@ class Tally:
         self.findings += [one for one in findings if _signature(one) not in known]
 
 
-def drive(way: Way, seconds: float, start: int = 0, most: int | None = None) -> Tally:
-    """Throw cases at a way in, here; first those that were found before, then mutations until the time is over."""
+def drive(way: Way, seconds: float, start: int = 0, most: int | None = None, least: int = 0) -> Tally:
+    """Throw cases at a way in, here; first those that were found before, then mutations until the time is over. On a
+    busy machine it goes on until there were ``least``, but no longer than three times as long."""
     examples = way.examples()
     _warm_up(way, examples)
     begun, tally, said = time.monotonic(), Tally(way.name), Counter[str]()
@@ -79,8 +81,11 @@ def drive(way: Way, seconds: float, start: int = 0, most: int | None = None) -> 
     for case in examples:
         _one(way, case, tally, said, lambda fault, case: tally.add([_finding(fault, case)]))
     chunk = 0
-    while time.monotonic() - begun < seconds and (most is None or tally.cases < most):
-        _chunk(way, examples, start * 1_000_003 + chunk, tally, said, begun + seconds, most)
+    while (spent := time.monotonic() - begun) < _MORE * seconds and (most is None or tally.cases < most):
+        if spent >= seconds and tally.cases >= least:
+            break
+        end = begun + (seconds if spent < seconds else _MORE * seconds)
+        _chunk(way, examples, start * 1_000_003 + chunk, tally, said, end, most)
         chunk += 1
     tally.said, tally.seconds = dict(sorted(said.items())), round(time.monotonic() - begun, 1)
     return tally
@@ -156,7 +161,7 @@ def _one(way: Way, case: Case, tally: Tally, said: Counter[str], note: Callable[
         note(fault, case)
 
 
-def isolated(way: Way, seconds: float, start: int = 0, most: int | None = None) -> Tally:
+def isolated(way: Way, seconds: float, start: int = 0, most: int | None = None, least: int = 0) -> Tally:
     """The same in a child process, whose death is a finding as well."""
     with tempfile.TemporaryDirectory(prefix="fuzzing-") as folder:
         result, last = Path(folder) / "tally.json", Path(folder) / "last.json"
@@ -165,7 +170,7 @@ def isolated(way: Way, seconds: float, start: int = 0, most: int | None = None) 
             code = 1
             try:
                 os.environ[_LAST] = str(last)
-                result.write_text(json.dumps(asdict(drive(way, seconds, start, most))))
+                result.write_text(json.dumps(asdict(drive(way, seconds, start, most, least))))
                 code = 0
             except BaseException:
                 import traceback
