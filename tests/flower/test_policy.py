@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -46,6 +47,14 @@ def test_a_policy_bounds_what_an_order_may_cost(policy, reason, tmp_path):
     assert (status, reason in said) == ("refused", True), said
 
 
+def test_data_of_more_clients_than_examples_are_allowed_are_not_made(tmp_path):
+    header, parts = order([])
+    header["task"]["trial"]["dataset"] = {"kind": "synthetic", "devices": 1 << 62}
+    with patch("fedalloy.flower.data.as_dataset", side_effect=AssertionError("they were made")):
+        status, said = answered(header, parts, node_keys(tmp_path))
+    assert (status, "the policy of this node allows 10000000 examples" in said) == ("refused", True), said
+
+
 def test_the_bounds_are_exact(tmp_path):
     assert answered(*order([]), node_keys(tmp_path, policy="max_parameters = 650"))[0] == "ok"
 
@@ -77,6 +86,16 @@ def test_a_part_that_no_wire_protects_is_not_sent(tmp_path):
     )
     assert status == "refused"
     assert "'control' would leave without it" in said
+
+
+@pytest.mark.parametrize("shape", [(), (1, 10), (1000, 10)])
+def test_noise_that_a_server_could_take_off_again_is_not_the_noise_required(shape, tmp_path):
+    """One number for all entries of a leaf, or a thousand copies of it to take the mean of."""
+    header, parts = order([*CLIPPED, {"kind": "noise", "std": 0.2, "like": "form"}])
+    parts["shared/form"] = {**parts["shared/params"], "output.bias": torch.zeros(shape)}
+    keys = node_keys(tmp_path, policy="require_clip = 0.5\nrequire_noise = 0.2")
+    status, said = answered(header, parts, keys)
+    assert (status, "noise of at least 0.2" in said) == ("refused", True), said
 
 
 def test_required_noise_is_drawn_by_the_node_and_not_by_the_servers_key(tmp_path):

@@ -134,3 +134,11 @@ def test_every_promise_of_a_wire(wire):
 def test_settings_out_of_range_are_refused(make):
     with pytest.raises(ValueError, match="must"):
         make()
+
+
+@pytest.mark.parametrize("shape", [(), (1, 3), (4, 3)])
+def test_noise_gives_every_entry_a_number_of_its_own(shape):
+    wire = Noise(std=0.5, like="form")
+    draws = wire.draws({"form": {"b": torch.zeros(shape)}}, Key.of(0))
+    with pytest.raises(ValueError, match="'form' has not the shapes of 'delta'"):
+        wire.encode({"delta": {"b": torch.zeros(3)}}, {}, draws)

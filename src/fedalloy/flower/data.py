@@ -141,12 +141,20 @@ def _share(client: int, spec: TaskSpec, device: str, policy: Policy) -> LocalTas
 
 def _trial_data(spec: TaskSpec, trial: TrialSpec, policy: Policy) -> Dataset:
     check_nameable(trial.dataset)
+    _check_numbers(trial.dataset.arguments, policy.max_examples)
     data = as_dataset(trial.dataset.to_spec(), Key.of(spec.seed).fold("task").fold("dataset"))
     if tuple(data.x.shape[1:]) != spec.shape or data.classes != spec.classes:
         raise Refused(f"the data are of shape {tuple(data.x.shape[1:])}, the order says {spec.shape}")
     if len(data) > policy.max_examples:
         raise Refused("the recipe's data have more examples than the policy of this node allows (max_examples)")
     return data
+
+
+def _check_numbers(arguments: Mapping[str, Any], most: int) -> None:
+    """Refuse data that would take for ever to make: a client, a letter or an edge too many is an example too many."""
+    for name, value in arguments.items():
+        if isinstance(value, int) and value > most:
+            raise Refused(f"the recipe's data have {name} = {value}, the policy of this node allows {most} examples")
 
 
 def check_nameable(dataset: RuleSpec) -> None:

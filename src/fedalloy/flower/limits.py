@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from fedalloy.core.algorithm import Algorithm
-from fedalloy.core.protocols import LocalSolver, Shared
+from fedalloy.core.protocols import LocalSolver, Shared, Wire
 from fedalloy.engines.flower import Refused
 from fedalloy.flower.policy import Policy
 from fedalloy.wire.clip import Clip
@@ -69,16 +69,20 @@ def check_protected(algorithm: Algorithm, shared: Shared, policy: Policy) -> Non
     """Refuse a round whose updates would leave without the clipping and the noise that the policy requires."""
     if policy.require_clip is None:
         return
-    for part in algorithm.parts(shared):
+    for part, form in algorithm.parts(shared).items():
         acting = [wire for wire in algorithm.wire if getattr(wire, "part", part) == part]
-        if policy.require_noise:
-            noisy = acting[-1:] and isinstance(acting[-1], Noise) and acting[-1].std >= policy.require_noise
-            if not noisy:
-                raise Refused(_wanted(part, f"noise of at least {policy.require_noise:g}", "noise"))
+        if policy.require_noise and not (acting and _is_noise(acting[-1], form.like, policy.require_noise)):
+            raise Refused(_wanted(part, f"noise of at least {policy.require_noise:g}", "noise"))
         if acting[-1:] and isinstance(acting[-1], Noise):
             acting.pop()
         if not (acting[-1:] and isinstance(acting[-1], Clip) and acting[-1].norm <= policy.require_clip):
             raise Refused(_wanted(part, f"clipping to at most {policy.require_clip:g}", "clip"))
+
+
+def _is_noise(wire: Wire, like: str, least: float) -> bool:
+    """Whether a wire draws a number for every entry of a part, and large enough ones. What the numbers are made like
+    comes from the server too: nothing but what the part itself is like will do."""
+    return isinstance(wire, Noise) and wire.std >= least and wire.like == like
 
 
 @contextmanager

@@ -59,7 +59,15 @@ class Noise(Wire):
         }
 
     def encode(self, payload: Payload, mine: State, draws: Tree) -> tuple[Payload, State]:
-        return {**payload, self.part: tree.add(payload[self.part], draws, self.std)}, mine
+        update = payload[self.part]
+        for name, leaf in update.items():
+            # One number for many entries would hide none of their differences, many for one entry not even that entry.
+            if draws[name].shape != leaf.shape:
+                raise ValueError(
+                    f"noise: '{self.like}' has not the shapes of '{self.part}', so that its entries would not get a "
+                    "number each; name the part that it is like"
+                )
+        return {**payload, self.part: tree.add(update, draws, self.std)}, mine
 
     def packings(self, before: Packings) -> Packings:
         """Noise leaves nothing sparse: what was compressed before is whole again."""
