@@ -251,6 +251,25 @@ class TestFolder:
         assert data.x.tolist() == [[1.0, 0.5], [2.0, 0.25]]
         assert data.y.tolist() == [0, 1]
 
+    def test_parquet_columns_are_known_by_their_names(self, tmp_path):
+        pandas = pytest.importorskip("pandas")
+        pytest.importorskip("pyarrow")
+        frame = pandas.DataFrame({"age": [1, 2, 3], "height": [0.5, 0.25, 0.75], "y": [0, 1, 0]})
+        frame.to_parquet(tmp_path / "a.parquet")
+        frame[["y", "height", "age"]][1:].to_parquet(tmp_path / "b.parquet")  # with pandas' row numbers
+        assert Folder(str(tmp_path)).load(KEY).x.tolist() == [[1, 0.5], [2, 0.25], [3, 0.75], [2, 0.25], [3, 0.75]]
+        frame.rename(columns={"height": "weight"}).to_parquet(tmp_path / "c.parquet")
+        with pytest.raises(DataError, match=r"c\.parquet has other .*lacks: height; it alone has: weight"):
+            Folder(str(tmp_path)).load(KEY)
+
+    @pytest.mark.parametrize("column", [["1", "2"], np.array(["2020-01-01"] * 2, dtype="datetime64[ns]")])
+    def test_parquet_with_dates_or_numbers_in_words_is_refused(self, tmp_path, column):
+        pandas = pytest.importorskip("pandas")
+        pytest.importorskip("pyarrow")
+        pandas.DataFrame({"born": column, "y": [0, 1]}).to_parquet(tmp_path / "one.parquet")
+        with pytest.raises(DataError, match=r"must hold numbers \('born' holds"):
+            Folder(str(tmp_path)).load(KEY)
+
     def test_parquet_without_a_label_is_refused(self, tmp_path):
         pandas = pytest.importorskip("pandas")
         pytest.importorskip("pyarrow")
@@ -291,7 +310,7 @@ class TestFolder:
 
     def test_objects_and_rubbish_are_refused(self, tmp_path):
         np.savez(tmp_path / "a.npz", x=np.array([{"a": 1}], dtype=object), y=np.array([2]))
-        with pytest.raises(DataError, match=r"plain \.npz"):
+        with pytest.raises(DataError, match=r"array 'x' holds Python objects"):
             Folder(str(tmp_path)).load(KEY)
         (tmp_path / "a.npz").write_bytes(b"PK rubbish")
         with pytest.raises(DataError, match=r"plain \.npz"):

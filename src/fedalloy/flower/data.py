@@ -31,7 +31,7 @@ from fedalloy.flower.protocol import RuleSpec, TaskSpec, TrialSpec
 from fedalloy.tasks.assembly import as_dataset, as_factory, make_objective, make_task
 from fedalloy.tasks.datasets.base import Dataset, as_pair
 from fedalloy.tasks.datasets.callable import resolve
-from fedalloy.tasks.datasets.folder import client_files, read_client
+from fedalloy.tasks.datasets.folder import client_files, read_client, read_clients
 from fedalloy.tasks.examining import check_examples
 from fedalloy.tasks.objective import ModuleObjective
 from fedalloy.tasks.splits import split_client
@@ -187,7 +187,7 @@ def _from_folder(folder: Path) -> dict[str, tuple[Any, Any]]:
         raise DataError(
             f"{folder} holds the files {', '.join(sorted(files))}; allowed: one file, or train and any of valid, test"
         )
-    return {name: read_client(file) for name, file in files.items()}
+    return dict(zip(files, read_clients(list(files.values())), strict=True))
 
 
 def _from_function(path: str) -> dict[str, tuple[Any, Any]]:

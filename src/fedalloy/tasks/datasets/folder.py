@@ -1,11 +1,14 @@
 """Your own data: a folder with one file per client.
 
 ``client.npz`` holds arrays ``x`` and ``y``; ``client.parquet`` has one column per feature and a column ``y``
-or ``label``. Clients are numbered in the order of their file names and named after them.
+or ``label``; columns are known by their names, in the order of the first file. Clients are numbered in the order of
+their file names and named after them.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,6 +22,8 @@ from fedalloy.tasks.datasets.archive import read_arrays
 from fedalloy.tasks.datasets.base import Dataset, DatasetLoader, from_clients, third_party
 
 Pair = tuple[Any, Any]
+_LABELS = ("y", "label")
+_INDEX = re.compile(r"__index_level_\d+__")
 
 
 @register("dataset", "folder")
@@ -34,7 +39,7 @@ class Folder(DatasetLoader):
     def load(self, key: Key) -> Dataset:
         """The files as natural clients; nothing is drawn."""
         files = client_files(Path(self.path).expanduser())
-        return from_clients([read_client(file) for file in files], [file.stem for file in files])
+        return from_clients(read_clients(files), [file.stem for file in files])
 
 
 def client_files(folder: Path) -> list[Path]:
@@ -51,9 +56,16 @@ def client_files(folder: Path) -> list[Path]:
     return files
 
 
-def read_client(file: Path) -> Pair:
-    """The arrays of one client."""
-    return _read_npz(file) if file.suffix == ".npz" else _read_parquet(file)
+def read_clients(files: Sequence[Path]) -> list[Pair]:
+    """The arrays of several clients; tables have the same columns, and those of the first file are their order."""
+    first = next((file for file in files if file.suffix == ".parquet"), None)
+    order = list(_features(first)) if first is not None and len(files) > 1 else None
+    return [read_client(file, order) for file in files]
+
+
+def read_client(file: Path, order: Sequence[str] | None = None) -> Pair:
+    """The arrays of one client; the features of a table in this order, by name."""
+    return _read_npz(file) if file.suffix == ".npz" else _read_parquet(file, order)
 
 
 def _read_npz(file: Path) -> Pair:
@@ -61,14 +73,36 @@ def _read_npz(file: Path) -> Pair:
     return arrays["x"], arrays["y"]
 
 
-def _read_parquet(file: Path) -> Pair:
+def _read_parquet(file: Path, order: Sequence[str] | None) -> Pair:
     columns = _parquet_columns(file)
-    labels = [name for name in ("y", "label") if name in columns]
-    if len(labels) != 1 or len(columns) < 2:
-        raise DataError(f"{file} needs feature columns and one column 'y' or 'label'; it has {', '.join(columns)}")
-    y = columns.pop(labels[0])
+    features = _features(file, columns)
+    order = features if order is None else order
+    if set(features) != set(order):
+        lacks, has = ", ".join(sorted({*order} - {*features})), ", ".join(sorted({*features} - {*order}))
+        raise DataError(
+            f"{file} has other feature columns than the first file (it lacks: {lacks or 'none'}; it alone has: "
+            f"{has or 'none'}); all clients must have the same features"
+        )
+    y = next(columns[name] for name in _LABELS if name in columns)
+    return np.stack([_numbers(columns[name], name, file) for name in order], axis=1), y
+
+
+def _features(file: Path, columns: Mapping[str, Any] | None = None) -> list[str]:
+    """The names of the feature columns: all but the label and the row numbers that pandas may have written."""
+    names = [name for name in (_parquet_columns(file) if columns is None else columns) if not _INDEX.fullmatch(name)]
+    features = [name for name in names if name not in _LABELS]
+    if len(names) - len(features) != 1 or not features:
+        raise DataError(f"{file} needs feature columns and one column 'y' or 'label'; it has {', '.join(names)}")
+    return features
+
+
+def _numbers(column: Any, name: str, file: Path) -> Any:
+    """A column as numbers; dates and words that look like numbers are none."""
+    text = column.dtype.kind == "O" and any(isinstance(one, str | bytes) for one in column)
     try:
-        return np.stack([column.astype(np.float32) for column in columns.values()], axis=1), y
+        if text or column.dtype.kind not in "biufO":
+            raise ValueError(f"'{name}' holds {'text' if text else column.dtype}")
+        return column.astype(np.float32)
     except (TypeError, ValueError) as cause:
         raise DataError(f"{file}: every feature column must hold numbers ({cause})") from cause
 
