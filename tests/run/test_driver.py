@@ -30,6 +30,7 @@ from fedalloy.run.interrupt import stop_on_signal
 from fedalloy.run.sampling import Listed
 from fedalloy.servers.sgd import ServerSgd
 from fedalloy.solvers.sgd import Sgd
+from fedalloy.tasks.assembly import make_task
 from fedalloy.tasks.devices import DeviceProfile
 from fedalloy.testing import small_task
 from fedalloy.testing.comparing import differences
@@ -74,6 +75,33 @@ def test_the_initial_model_depends_on_the_seed_alone():
     assert not torch.equal(initial("fedavg"), initial("fedavg", seed=1))
     given = {"output.bias": torch.full((3,), 7.0, dtype=torch.float64)}
     assert torch.equal(initial("fedavg", initial=given), given["output.bias"])
+
+
+@pytest.mark.parametrize(
+    ("initial", "fault"),
+    [
+        ({"module.output.bias": torch.zeros(3)}, "learns no 'module.output.bias': did you mean 'output.bias'"),
+        ({"output.bias": torch.zeros(4)}, r"'output.bias' must be a tensor of shape \(3,\), got shape \(4,\)"),
+        ({"output.bias": [0.0]}, "got a list"),
+        ({"output.bias": torch.full((3,), math.nan)}, "NaN"),
+        (torch.nn.Linear(2, 2), r"got a Linear: give its state_dict\(\)"),
+    ],
+)
+def test_an_initial_model_that_does_not_fit_is_refused(initial, fault):
+    with pytest.raises(SpecError, match=fault):
+        train("fedavg", rounds=1, initial=initial)
+
+
+def test_buffers_of_an_initial_model_are_buffers():
+    task = make_task(
+        "digits", clients=2, model=lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.BatchNorm1d(64))
+    )
+    nobody: dict[str, Any] = {"rounds": 1, "devices": DeviceProfile(success=0.0)}
+    before = fit("fedavg", task, **nobody).model
+    changed = {name: leaf + 1 for name, leaf in before.items()}
+    result = fit("fedavg", task, initial=changed, **nobody)
+    assert list(differences(result.model, changed)) == []
+    assert not {"1.running_mean"} & result.trained.shared["params"].keys()
 
 
 def test_evaluation_follows_its_schedule_and_the_last_round_has_one():

@@ -15,10 +15,11 @@ import torch
 from fedalloy import algorithms
 from fedalloy.core import registry
 from fedalloy.core.algorithm import Algorithm
-from fedalloy.core.errors import CheckpointError
+from fedalloy.core.errors import CheckpointError, SpecError
 from fedalloy.core.fingerprint import portrait
 from fedalloy.core.keys import Key
 from fedalloy.core.types import Context
+from fedalloy.recipe import load
 from fedalloy.records.folder import RunFolder
 from fedalloy.run.config import RunConfig
 from fedalloy.run.driver import run
@@ -130,6 +131,38 @@ def test_another_engine_is_allowed_by_a_flag_and_told(tmp_path):
     other = algorithms.fedavg(lr=0.1, batch_size=4)
     with pytest.raises(CheckpointError, match=r"algorithm\.solver\.lr"):
         train(tmp_path, other, rounds=4, resume=True, engine="loop", allow_engine_change=True)
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_the_flag_for_another_engine_lets_no_other_data_or_model_in(tmp_path, engine):
+    task = make_task("digits", clients=2)
+    train(tmp_path, task=task, rounds=2)
+    moved = replace(task, train=replace(task.train, x=task.train.x + 1e-3))
+    changed: list[dict[str, Any]] = [{"task": moved}, {"task": task, "initial": {"output.bias": torch.ones(10)}}]
+    for one in changed:
+        with pytest.raises(CheckpointError, match=r"the values of .* differ.*begun with, or choose another folder"):
+            train(tmp_path, rounds=2, resume=True, engine=engine, allow_engine_change=True, **one)
+
+
+def test_records_that_were_cut_are_told_before_anything_is_changed(tmp_path):
+    train(tmp_path)
+    (tmp_path / "rounds.jsonl").write_bytes(b"{}\n")
+    before = contents(tmp_path)
+    with pytest.raises(CheckpointError, match="changed from outside"):
+        train(tmp_path, rounds=6, resume=True)
+    assert {**contents(tmp_path), "lock": before["lock"]} == before
+
+
+@pytest.mark.parametrize("folder", ["", 3, "a\0b"])
+def test_a_folder_that_is_no_path_is_refused(folder):
+    with pytest.raises((SpecError, CheckpointError), match=r"folder"):
+        train(folder)
+
+
+def test_a_run_begun_in_python_is_not_taken_up_by_its_folder_alone(tmp_path):
+    train(tmp_path)
+    with pytest.raises(SpecError, match=r"begun in Python.*fedalloy\.fit"):
+        load(tmp_path)
 
 
 def test_a_folder_of_an_earlier_version_is_compared_in_what_it_has(tmp_path):

@@ -25,7 +25,13 @@ _importing: ContextVar[bool] = ContextVar("importing", default=True)
 
 def load(path: str | Path, changes: list[str] | None = None) -> Recipe:
     """The recipe in a file, after ``a.b=value`` changes."""
-    return parse(assign(read(path), changes or []), str(path))
+    found = read(path)
+    if Path(path).is_dir() and "task" not in found and "seed" in found.get("run", {}):
+        raise SpecError(
+            f"{path} is a run that was begun in Python, and its data and model are not in its folder: go on with it "
+            "there, by the call of fedalloy.fit that began it and resume=True"
+        )
+    return parse(assign(found, changes or []), str(path))
 
 
 def read(path: str | Path) -> dict[str, Any]:

@@ -88,12 +88,11 @@ class RunFolder:
         folder = RunFolder(Path(path))
         try:
             atomic.make_folder(folder._checkpoints)
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):  # which may pass
+        except (OSError, ValueError) as error:  # a value: text with a null character
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):  # which may pass
                 raise
-            raise CheckpointError(
-                f"the run folder {_short(path)} cannot be made: {error.strerror}; choose another one"
-            ) from error
+            why = getattr(error, "strerror", None) or str(error)
+            raise CheckpointError(f"the run folder {_short(path)} cannot be made: {why}; choose another one") from error
         with locked(folder.path / "lock"):
             if folder._recipe.exists():
                 raise CheckpointError(f"{path} holds a run already; resume it, or choose another folder")
@@ -240,6 +239,11 @@ class RunFolder:
         for name, length in lengths.items():
             self._streams[name].cut(length)
             self._streams[name].write((instead or {}).get(name, b""))
+
+    def check_records(self, at: Checkpoint) -> None:
+        """Refuse records that are shorter than they were at a checkpoint, before anything is changed."""
+        for name in _MEASURED:
+            self._length_at(name, at)
 
     @property
     def clients(self) -> Path:

@@ -35,6 +35,7 @@ from fedalloy.run.placement import on_device
 from fedalloy.run.recorder import FolderRecorder, MemoryRecorder, Recorder, Row
 from fedalloy.run.round import Federation, Played, Stopwatch, known_sizes, play
 from fedalloy.run.sizes import KnownSizes
+from fedalloy.run.starting import given_leaves
 from fedalloy.run.trained import Trained
 from fedalloy.track.tracked import Tracked
 from fedalloy.track.tracker import Tracker, make_trackers
@@ -158,8 +159,8 @@ def run(
 
 def begin(fed: Federation, initial: Tree | None = None) -> ServerState:
     """The server's state before round 1; the same seed gives every algorithm the same initial model."""
-    params, buffers = fed.task.objective.init(fed.root.fold("model"))
-    state = fed.algorithm.init({**params, **(initial or {})}, fed.task.population, buffers)
+    params, buffers = given_leaves(*fed.task.objective.init(fed.root.fold("model")), initial)
+    state = fed.algorithm.init(params, fed.task.population, buffers)
     return cast(ServerState, on_device(state, fed.config.device))
 
 
@@ -183,8 +184,10 @@ def _restore(session: Session, folder: RunFolder, agreed: Agreement, anew: bool)
     saved = None if anew else folder.latest(accept=lambda found: store.check(found.clients))
     if saved is not None:
         check_last(folder.path, saved, config, solver, agreed.there)
-    agreed.settle(folder, saved.round if saved else 0)
     longer = saved is not None and LAST in saved.extra and config.rounds > saved.round
+    if saved is not None and not longer:  # which may find its last round cut off half-way
+        folder.check_records(saved)
+    agreed.settle(folder, saved.round if saved else 0)
     if saved is not None and longer:
         progress = reopen_last(folder, saved)
     else:

@@ -124,15 +124,17 @@ def fit(
     another engine or device, ``start_over`` begins anew where no checkpoint can be used.
     """
     _check_order(algorithm, task)
+    if folder is not None and (not isinstance(folder, str | Path) or not str(folder)):
+        raise SpecError(f"fit: folder must be the path of a run folder, or None for none, got {folder!r}")
     chosen = as_algorithm(algorithm)
     config = RunConfig(rounds=rounds, seed=seed, **_settings(settings, cohort, task))
-    recipe = {"algorithm": algorithm_to_spec(chosen) if folder else {}, "run": _plain(config)}
+    recipe = {"algorithm": algorithm_to_spec(chosen) if folder is not None else {}, "run": _plain(config)}
     with put_off() as caught:
         ending, recorder = run(
             chosen, task, config, folder=folder, resume=resume, recipe=recipe, watcher=watcher, initial=initial,
             track=track, caught=caught, start_over=start_over, allow_engine_change=allow_engine_change,
         )  # fmt: skip
-    return RunResult(ending, recorder, Path(folder) if folder else None)
+    return RunResult(ending, recorder, Path(folder) if folder is not None else None)
 
 
 def as_algorithm(algorithm: Algorithm | str | Mapping[str, Any]) -> Algorithm:
@@ -150,7 +152,7 @@ def _check_order(algorithm: object, task: object) -> None:
         raise SpecError("fit: the first argument is a task; the order is fit(algorithm, task)")
     if not isinstance(task, Task):
         raise SpecError(
-            f"fit: the second argument must be a task (fedalloy.make_task makes one), got {type(task).__name__}; the "
+            f"fit: the second argument must be a task (fedalloy.task makes one), got {type(task).__name__}; the "
             "order is fit(algorithm, task)"
         )
 

@@ -53,14 +53,13 @@ def _settings(algorithm: Algorithm, task: Task, config: RunConfig, defaults: boo
 def disagreements(found: Plain, wanted: Plain, short: Plain, engine: bool = False) -> list[str]:
     """Where a run's identity and another one differ; ``short`` is the other one without defaults.
 
-    With ``engine`` another engine or device is allowed, and what floating point computes may differ in its last digits.
+    With ``engine`` another engine or device is allowed; another device may compute data and the initial model with
+    other last digits, another engine on the same one does not touch them.
     """
-    told = _differences(found, wanted, short)
-    return [said for path, said in told.items() if not (engine and _of_engine(path)) and path != "run.rounds"]
-
-
-def _of_engine(path: str) -> bool:
-    return path.startswith("engine.") or path.split(".")[-1] == VALUES
+    moved = engine and found.get("engine", {}).get("device") != wanted["engine"]["device"]
+    told = {path: said for path, said in _differences(found, wanted, short).items() if path != "run.rounds"}
+    told = {path: said for path, said in told.items() if not (engine and path.startswith("engine."))}
+    return [said for path, said in told.items() if not (moved and path.split(".")[-1] == VALUES)]
 
 
 def _differences(found: Plain, wanted: Plain, short: Plain, prefix: str = "") -> dict[str, str]:

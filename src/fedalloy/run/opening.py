@@ -112,7 +112,8 @@ def _refusal(path: Path, stored: Recipe, found: Plain | None, claim: Claim, diff
             "to go on with another engine or device all the same, say so (allow_engine_change=True in Python, "
             "--allow-engine-change): what it computes may differ in the last digits, and the folder will tell"
         )
-    return said + f"resume it with what it was begun with ('fedalloy run {path} --resume'), or choose another folder"
+    known = f" ('fedalloy run {path} --resume')" if "task" in stored else ""  # which runs begun in Python do not tell
+    return said + f"resume it with what it was begun with{known}, or choose another folder"
 
 
 def _renewed(stored: Recipe, claim: Claim, rounds: int, engine: bool) -> Recipe:
