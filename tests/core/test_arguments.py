@@ -103,7 +103,7 @@ def test_every_rule_answers_an_unknown_name_with_the_nearest(named):
         {"optimizer": "adamw"}, {"optimizer": "lbfgs"}, {"optimizer": 3}, {"epochs": 1.5}, {"epochs": True},
         {"lr": math.nan}, {"lr": math.inf}, {"lr": -1}, {"weight_decay": -1}, {"momentum": 1}, {"batch_size": 0},
         {"betas": [0.9]}, {"betas": [0.9, 1.5]}, {"eps": -1}, {"decay": 0}, {"milestones": [2.0]}, {"server_lr": "x"},
-        {"learning_rate": 0.1}, {"epoch": 3}, {"shuffle": 1},
+        {"learning_rate": 0.1}, {"epoch": 3}, {"shuffle": 1}, {"optimizer": "adam", "momentum": 0.9}, {"eps": 1e-3},
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedper"])
@@ -113,6 +113,12 @@ def test_python_and_recipes_refuse_in_the_same_words(name, settings):
     with pytest.raises(SpecError) as in_recipe:
         resolve(parse({"algorithm": {"name": name, **settings}}))
     assert str(in_python.value) == str(in_recipe.value)
+
+
+@pytest.mark.parametrize("digits", [400, 5000])
+def test_a_number_that_no_float_can_hold_is_refused(digits):
+    with pytest.raises(SpecError, match=r"lr: expected a finite number, got a number of hundreds of digits"):
+        Sgd(lr=10**digits)
 
 
 @pytest.mark.parametrize("settings", [{"optimizer": "adamw"}, {"epochs": 1.5}, {"lr": math.nan}, {"lr": 0}, {"lrr": 1}])

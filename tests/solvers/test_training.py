@@ -89,6 +89,9 @@ def test_the_step_decays_by_round_and_at_milestones():
         ({"batch_size": 0}, "batch_size must be 1 or more"),
         ({"momentum": 1.0}, r"momentum must lie in \[0, 1\)"),
         ({"nesterov": True}, "nesterov needs momentum"),
+        ({"optimizer": "adam", "momentum": 0.9}, "momentum = 0.9 is for optimizer 'sgd'"),
+        ({"betas": (0.5, 0.9)}, "betas and eps are for optimizer 'adam'"),
+        ({"eps": 0.1}, "betas and eps are for optimizer 'adam'"),
         ({"decay_every": 0}, "decay_every must be 1 or more"),
     ],
 )

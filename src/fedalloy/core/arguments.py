@@ -181,10 +181,19 @@ def _convert_number(value: Any, hint: type, where: str) -> int | float:
     """A plain number, also from those of other libraries; true and false are none, nor are infinity and NaN."""
     if isinstance(value, bool) or not isinstance(value, Integral if hint is int else Real):
         raise SpecError(f"{where}: expected {_words(hint)}, got {value!r}")
-    if not math.isfinite(value):
-        raise SpecError(f"{where}: expected a finite number, got {value!r}")
-    plain: int | float = hint(value)
+    try:
+        plain: int | float = hint(value)
+        finite = math.isfinite(plain) if hint is float else True
+    except (OverflowError, ValueError):  # more than a float can hold
+        finite = False
+    if not finite:
+        raise SpecError(f"{where}: expected a finite number, got {_brief(value)}")
     return plain
+
+
+def _brief(value: Any) -> str:
+    """A value for an error; a whole number may have thousands of digits, more than Python likes to print."""
+    return repr(value) if not isinstance(value, int) or value.bit_length() < 256 else "a number of hundreds of digits"
 
 
 def _is_instance(value: Any, hint: type) -> bool:

@@ -247,7 +247,17 @@ def _check(training: LocalTraining) -> None:
         raise ValueError(f"weight_decay must be 0 or more, got {training.weight_decay}")
     if not all(0 <= beta < 1 for beta in training.betas) or training.eps < 0:
         raise ValueError(f"betas must lie in [0, 1) and eps be 0 or more, got {training.betas} and {training.eps}")
+    _check_optimizer(training)
     _check_schedule(training)
+
+
+def _check_optimizer(training: LocalTraining) -> None:
+    """What the chosen optimizer would not look at is refused, not ignored."""
+    if training.optimizer == "adam" and training.momentum:
+        raise ValueError(f"momentum = {training.momentum} is for optimizer 'sgd'; that of 'adam' is the first of betas")
+    unused = training.betas != LocalTraining.betas or training.eps != LocalTraining.eps
+    if training.optimizer == "sgd" and unused:
+        raise ValueError("betas and eps are for optimizer 'adam'; that of 'sgd' is called momentum")
 
 
 def _check_schedule(training: LocalTraining) -> None:
