@@ -197,3 +197,31 @@ def test_clients_that_a_partition_leaves_empty_take_part_without_a_step():
 
 def test_the_batch_size_of_a_solver_inside_another():
     assert batch_of(fedper(batch_size=7).solver) == 7
+
+
+@pytest.mark.parametrize("what", [None, 3, "digits", [None], [(1, 2, 3)], {"a": good(3)}])
+def test_clients_that_are_no_pairs_are_refused(what):
+    with pytest.raises(DataError, match=r"one pair \(x, y\) per client"):
+        from_clients(what)
+
+
+def test_clients_may_come_from_an_iterator():
+    assert len(from_clients(iter(clients()))) == len(from_clients(clients()))
+
+
+def test_numbers_that_are_no_labels_are_refused_before_a_model_of_that_size_is_made():
+    with pytest.raises(DataError, match=r"up to 1000000000, with 2 different ones in 2 examples"):
+        from_clients([([[0.0], [1.0]], [0, 10**9])])
+    assert from_clients([([[0.0], [1.0]], [0, 10**9])], classes=10**9 + 1).classes == 10**9 + 1
+
+
+def test_complex_numbers_are_refused():
+    with pytest.raises(DataError, match="complex"):
+        from_clients([(np.ones((2, 1), dtype="complex64"), [0, 1])])
+
+
+def test_whole_numbers_of_a_type_for_fractions_are_told():
+    made = from_clients([([[0.0], [1.0]], [0.0, 1.0])])
+    assert made.classes == 0
+    assert "regression" in made.notices[0]
+    assert not from_clients([([[0.0], [1.0]], [0.5, 1.0])]).notices

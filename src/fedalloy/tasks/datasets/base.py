@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -17,6 +17,8 @@ from fedalloy.core.errors import DataError
 from fedalloy.core.keys import Key
 from fedalloy.core.types import Examples
 from fedalloy.tasks.examining import ENCODING, check_examples
+
+_MOST_CLASSES = 1 << 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +115,7 @@ def usual_of(dataset: object) -> Usual:
 
 
 def from_clients(
-    clients: Sequence[tuple[Any, Any]], names: Sequence[str] | None = None, classes: int | None = None
+    clients: Iterable[tuple[Any, Any]], names: Sequence[str] | None = None, classes: int | None = None
 ) -> Dataset:
     """One dataset out of one ``(x, y)`` per client: arrays, lists or tensors.
 
@@ -123,10 +125,11 @@ def from_clients(
     >>> from_clients([([[0.0], [1.0]], [0, 1]), ([[2.0]], [1])]).owner
     tensor([0, 0, 1])
     """
-    if not clients:
+    given = _pairs(clients)
+    if not given:
         raise DataError("there are no clients: give at least one pair (x, y)")
-    labels = list(names) if names is not None else [f"client {k}" for k in range(len(clients))]
-    made = [as_pair(x, y, label) for (x, y), label in zip(clients, labels, strict=True)]
+    labels = list(names) if names is not None else [f"client {k}" for k in range(len(given))]
+    made = [as_pair(x, y, label) for (x, y), label in zip(given, labels, strict=True)]
     empty = [label for (_, y), label in zip(made, labels, strict=True) if not len(y)]
     labels = [label for (_, y), label in zip(made, labels, strict=True) if len(y)]
     pairs = [pair for pair in made if len(pair[1])]
@@ -137,9 +140,36 @@ def from_clients(
     sizes = torch.tensor([len(pair[1]) for pair in pairs])
     owner = torch.repeat_interleave(torch.arange(len(pairs)), sizes)
     if classes is None:
-        classes = 0 if y.is_floating_point() else max(1, int(y.max()) + 1)
+        classes = 0 if y.is_floating_point() else _counted(y)
     kept = tuple(labels) if names or empty else None
-    return Dataset(torch.cat([pair[0] for pair in pairs]), y, classes, owner, names=kept, notices=_left_out(empty))
+    told = (*_left_out(empty), *_regression(y))
+    return Dataset(torch.cat([pair[0] for pair in pairs]), y, classes, owner, names=kept, notices=told)
+
+
+def _pairs(clients: Any) -> list[tuple[Any, Any]]:
+    """One pair per client, also of an iterator."""
+    made = None if isinstance(clients, str | Mapping) or not isinstance(clients, Iterable) else list(clients)
+    if made is None or not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in made):
+        raise DataError("clients must be a list with one pair (x, y) per client")
+    return made
+
+
+def _counted(y: Tensor) -> int:
+    """The number of classes that labels speak of; numbers such as those of patients are no labels."""
+    classes = max(1, int(y.max()) + 1)
+    if classes > max(_MOST_CLASSES, len(y)):
+        raise DataError(
+            f"labels go up to {classes - 1}, with {len(y.unique())} different ones in {len(y)} examples: is this the "
+            f"column of labels? If so, {ENCODING}; or say how many classes there are"
+        )
+    return classes
+
+
+def _regression(y: Tensor) -> tuple[str, ...]:
+    """Class numbers that were stored as fractions would silently be learned as quantities."""
+    if not y.is_floating_point() or not bool((y == y.round()).all()):
+        return ()
+    return (f"targets are of type {y.dtype} and therefore quantities (regression); for classes give whole numbers",)
 
 
 def third_party(module: str, package: str, purpose: str) -> Any:
@@ -156,7 +186,10 @@ def as_pair(x: Any, y: Any, who: str) -> tuple[Tensor, Tensor]:
     """One client's arrays as tensors of the types every model expects."""
     _check_no_text(x, y, who)
     try:
-        features, targets = _tensor(x).to(torch.float32), _tensor(y)
+        features, targets = _tensor(x), _tensor(y)
+        if features.is_complex() or targets.is_complex():
+            raise TypeError("they are complex; give real and imaginary parts as features of their own")
+        features = features.to(torch.float32)
     except (TypeError, ValueError, RuntimeError) as cause:
         raise DataError(f"{who}: x and y must be arrays of numbers ({cause})") from cause
     targets = targets.to(torch.float32 if targets.is_floating_point() else torch.int64)
