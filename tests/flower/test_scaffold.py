@@ -171,6 +171,18 @@ def test_nothing_is_public_without_encryption_and_a_front(tmp_path, monkeypatch)
     assert "FLWR_INTERNAL_GRPC_CONTROL_API" not in commands.environment(tmp_path / "home"), "opens 0.0.0.0:9093"
 
 
+@pytest.mark.parametrize("server", ["fed.example.org:9092", "0.0.0.0:9092", "[2001:db8::1]:9092", "fed.example.org"])
+def test_a_node_speaks_to_nobody_elsewhere_without_encryption(server, tmp_path):
+    write_federation(tmp_path / "fed", Plan(("north",), secure=False))
+    file = tmp_path / "fed/nodes/north/node.toml"
+    written = file.read_text().replace('data = ""', 'data = "mine"')
+    file.write_text(written)
+    assert "--insecure" in commands.supernode(NodePlace.read(file.parent))
+    file.write_text(written.replace("localhost:9092", server))
+    with pytest.raises(SpecError, match="without encryption"):
+        NodePlace.read(file.parent)
+
+
 def test_a_node_does_not_start_before_its_operator_said_where_its_data_are(tmp_path):
     write_federation(tmp_path / "fed", Plan(("north",)))
     place = tmp_path / "fed/nodes/north"

@@ -113,6 +113,13 @@ class NodePlace:
     config: NodeConfig
     secure: bool = True
 
+    def __post_init__(self) -> None:
+        if not self.secure and not is_loopback(self.server.rpartition(":")[0].strip("[]")):
+            raise SpecError(
+                f"the node would speak to '{self.server}' without encryption, and take orders from whoever sits in "
+                "between; allowed is 127.0.0.1. Set 'secure = true', with the ca.crt of the server"
+            )
+
     @staticmethod
     def read(folder: Path, trial: bool = False) -> NodePlace:
         """What ``node.toml`` says. In a ``trial`` on one machine a node that says nothing about its data takes its
