@@ -235,6 +235,13 @@ def test_a_run_in_which_nobody_ever_counted_has_failed(tmp_path, settings):
     assert read_run(tmp_path / "run").status["state"] == "failed"
 
 
+def test_a_run_in_which_nobody_took_a_step_has_failed_though_all_count():
+    still = train(rounds=3, devices=DeviceProfile(epochs=(0, 0, 0, 0, 0)))
+    assert all(row["ids"] == row["idle"] for row in still.rounds())
+    assert (still.status, still.ending.reason[:28]) == ("failed", "nobody counted in any of 3 r")
+    assert train(rounds=3, devices=DeviceProfile(epochs=(0, 0, 1, 0, 0))).status == "finished"
+
+
 @dataclass(frozen=True)
 class BreaksLater(Sgd):
     def step(self, carry, grad_at, draws, phase, ctx):

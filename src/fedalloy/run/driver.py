@@ -295,7 +295,7 @@ def _advance(progress: Progress, config: RunConfig, played: Played, evaluation: 
         progress.barren = 0
     elif row["dropped"] and not row["refusal"]:  # who comes is no sign of divergence, what they send is
         progress.barren += 1
-    progress.counted += bool(row["ids"])
+    progress.counted += bool(set(row["ids"]) - set(row["idle"]))  # those who stood still moved nothing
     if evaluation is None:
         return
     score = _watched(evaluation, config)
