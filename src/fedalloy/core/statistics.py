@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import inf, isfinite
 
 import torch
@@ -118,17 +119,22 @@ def out_of_range(stats: Mapping[str, Tensor], declared: Mapping[str, Statistic],
     """Which numbers break their declarations, ``[S, C]`` in the order of ``stats``. NaN stands for a number that was
     not sent: allowed where nobody needs it."""
     values = torch.stack([one.detach().double() for one in stats.values()])
-    known = [declared.get(name, ANY_NUMBER) for name in stats]
-    low, high, least = torch.tensor([[one.low, one.high, one.least] for one in known], dtype=torch.float64).T.unsqueeze(
-        2
-    )
-    flags = torch.tensor([[one.whole, one.overflows, name in needed] for name, one in zip(stats, known, strict=True)])
-    whole, overflows, wanted = flags.T.unsqueeze(2)
+    known = tuple(declared.get(name, ANY_NUMBER) for name in stats)
+    (low, high, least), (whole, overflows, wanted) = _limits(known, tuple(name in needed for name in stats))
     wrong = (values < low) | (values > high) | ((values > 0) & (values < least)) | values.isinf()
     wrong |= (whole & (values != values.floor()) & ~values.isnan()) | (wanted & values.isnan())
     excused = overflows & ~values.isfinite() & _with_examples(stats)
     found: Tensor = wrong & ~excused
     return found
+
+
+@lru_cache(64)
+def _limits(known: tuple[Statistic, ...], needed: tuple[bool, ...]) -> tuple[Tensor, Tensor]:
+    """The ranges and what else is declared, ``[3, S, 1]`` each: the same in every round of a run, and built once, as
+    small rounds take hardly longer than such tables."""
+    ranges = torch.tensor([[one.low, one.high, one.least] for one in known], dtype=torch.float64)
+    flags = torch.tensor([[one.whole, one.overflows, must] for one, must in zip(known, needed, strict=True)])
+    return ranges.T.unsqueeze(2), flags.T.unsqueeze(2)
 
 
 def _with_examples(stats: Mapping[str, Tensor]) -> Tensor:
