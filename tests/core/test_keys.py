@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedalloy.core.errors import SpecError
 from fedalloy.core.keys import Key
 
 LABELS = st.one_of(st.integers(-(2**63), 2**63 - 1), st.text(max_size=8))
@@ -141,3 +142,10 @@ def test_generators_of_one_key_agree():
     one, other = Key.of(9).fold("g").generator(), Key.of(9).fold("g").generator()
     assert torch.equal(torch.rand(4, generator=one), torch.rand(4, generator=other))
     assert 0 <= Key.of(9).seed() < 2**63
+
+
+@pytest.mark.parametrize("seed", [1.5, "1", None, 1 << 70, 1 << 63, -(1 << 63) - 1])
+def test_a_seed_that_would_be_another_one_is_refused(seed):
+    with pytest.raises(SpecError, match="a seed must"):
+        Key.of(seed)
+    assert Key.of(-(1 << 63)).state != Key.of((1 << 63) - 1).state

@@ -10,9 +10,12 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import index
 
 import torch
 from torch import Tensor
+
+from fedalloy.core.errors import SpecError
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -74,8 +77,14 @@ class Key:
 
     @staticmethod
     def of(seed: int) -> Key:
-        """The root key of an experiment."""
-        return Key(_mix(_label_bits("fedalloy") ^ _label_bits(int(seed))))
+        """The root key of an experiment; numbers of more than 64 bits would share their keys with smaller ones."""
+        try:
+            number = index(seed)
+        except TypeError:
+            raise SpecError(f"a seed must be a whole number, got {seed!r}") from None
+        if not -(1 << 63) <= number < 1 << 63:
+            raise SpecError(f"a seed must lie in -2^63..2^63-1, got one of {number.bit_length()} bits")
+        return Key(_mix(_label_bits("fedalloy") ^ _label_bits(number)))
 
     def fold(self, *labels: Label) -> Key:
         """The key at the end of the path ``labels`` below this one."""
