@@ -25,6 +25,7 @@ from typer.testing import CliRunner
 from fedalloy.cli.app import app
 from fedalloy.core.errors import CheckpointError, RunLocked, SpecError
 from fedalloy.flower import commands
+from fedalloy.flower.admission import keys
 from fedalloy.flower.config import NodeConfig
 from fedalloy.flower.layout import NodePlace, ServerPlace, server_files
 from fedalloy.flower.local import LocalFederation
@@ -195,6 +196,24 @@ def test_a_node_does_not_start_before_its_operator_said_where_its_data_are(tmp_p
     (place / "node.toml").write_text((place / "node.toml").read_text().replace('data = ""', 'data = "mine"'))
     assert NodePlace.read(place).config.data == str(place / "mine")
     assert LocalFederation.of(tmp_path / "fed").nodes["north"].config.data == str(place / "mine")
+
+
+def test_admit_without_a_server_says_so_and_leaves_nothing_behind(tmp_path):
+    write_federation(tmp_path / "fed", Plan(("north",), port=free_port()))
+    before = sorted((tmp_path / "fed/server").iterdir())
+    for _ in range(2):
+        done = CliRunner().invoke(app, ["flower", "admit", str(tmp_path / "fed/server")])
+        assert done.exit_code == 2, done.output
+        assert "is not running" in done.output
+        assert "fedalloy flower server" in " ".join(done.output.split())
+    assert sorted((tmp_path / "fed/server").iterdir()) == before
+
+
+def test_a_key_that_cannot_be_read_is_named(tmp_path):
+    write_federation(tmp_path / "fed", Plan(("north",)))
+    (tmp_path / "fed/server/nodes/east.pub").mkdir()
+    with pytest.raises(SpecError, match=r"east\.pub is no public key"):
+        keys(ServerPlace.read(tmp_path / "fed/server"))
 
 
 def test_a_misspelt_setting_is_named(tmp_path):

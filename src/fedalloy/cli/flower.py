@@ -171,11 +171,17 @@ def admit(folder: ServerFolder) -> None:
 
     The same happens whenever the server is started.
     """
+    from fedalloy.core.errors import SpecError
     from fedalloy.flower import admission
-    from fedalloy.flower.operating import found
+    from fedalloy.flower.operating import answers, found
     from fedalloy.flower.shell import Shell
 
     place = found(folder)
+    if not answers(place):
+        raise SpecError(
+            f"the server in {folder} is not running, and nobody is in; who is let in is decided when it is started: "
+            f"fedalloy flower server {folder}"
+        )
     shell = Shell(place)
     try:
         known = admission.admit(place, shell)

@@ -69,7 +69,7 @@ def public_key(file: Path) -> bytes:
     try:
         key = load_ssh_public_key(file.read_bytes())
         return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    except (ValueError, UnsupportedAlgorithm) as error:
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
         raise SpecError(
             f"{file} is no public key ({error}); it should be the node.key.pub of a node, made by 'fedalloy flower "
             'init\' or by ssh-keygen -t ecdsa -b 384 -N "" -f node.key'
