@@ -73,8 +73,8 @@ def test_every_rule_survives_json_with_values_of_its_own(room, name):
 
 
 def test_only_what_differs_from_the_default_is_written():
-    spec = to_spec("solver", Prox(lr=0.5, mu=0.2, betas=(0.5, 0.6)))
-    assert spec == {"kind": "prox", "lr": 0.5, "betas": [0.5, 0.6], "mu": 0.2}
+    spec = to_spec("solver", Prox(lr=0.5, mu=0.2, optimizer="adam", betas=(0.5, 0.6)))
+    assert spec == {"kind": "prox", "lr": 0.5, "optimizer": "adam", "betas": [0.5, 0.6], "mu": 0.2}
     assert from_spec("weighting", "samples") == Samples()
 
 
