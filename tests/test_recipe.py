@@ -278,3 +278,11 @@ def test_modules_with_rules_of_ones_own_are_imported_or_named(tmp_path, monkeypa
     monkeypatch.syspath_prepend(tmp_path)
     recipe = parse({"imports": ["strange_rules"]})
     assert resolve(recipe).resolved["imports"] == ["strange_rules"]
+
+
+def test_an_entry_that_replaces_a_table_by_a_number_is_told_so(tmp_path):
+    file = tmp_path / "r.toml"
+    file.write_text('[[compare]]\nname = "a"\n[compare.set]\nalgorithm = -0.0\n')
+    recipe = load(file)
+    with pytest.raises(SpecError, match="algorithm"):
+        resolve(recipe, entry="a")

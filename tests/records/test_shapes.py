@@ -35,6 +35,7 @@ def test_an_ordinary_row_is_fine():
         ("ids", [-1]),
         ("weights", ["a"]), ("weights", {"layer": 3}), ("dropped", {"x": "y"}), ("dropped", {"1": 2}),
         ("train_loss", math.inf), ("train_loss", "1"), ("evaluation", {"accuracy": 0.5}), ("info", [1]),
+        ("evaluation", {"accuracy": {"mean": "turtle:Turtle"}}), ("evaluation_mix", {"accuracy": {"mean": "x"}}),
         ("own", math.nan), ("global", {"loss": "x"}),
     ],
 )  # fmt: skip

@@ -232,7 +232,8 @@ def _changes(entry: EntryTable) -> Mapping[str, Any]:
     """An entry called like a published method is that method, unless it says otherwise."""
     changes = dict(entry.set)
     says = any(path.split(".")[0] in (*_PARTS, "wire") or path.startswith("algorithm.name") for path in changes)
-    says = says or "name" in changes.get("algorithm", {})
+    table = changes.get("algorithm")
+    says = says or (isinstance(table, Mapping) and "name" in table)
     known = entry.name in registry.names("algorithm")
     return changes if says or not known else {"algorithm.name": entry.name, **changes}
 

@@ -83,7 +83,7 @@ def _drops(value: Any) -> bool:
     return all(len(who) < 9 and who.isascii() and who.isdigit() for who in value)
 
 
-_ROUND = within(MOST_ROUNDS)
+_ROUND, _SCORES = within(MOST_ROUNDS), table(maybe(number))
 ROW: dict[str, Check] = {
     "round": _ROUND,
     **dict.fromkeys(("ids", "absent", "late", "resent"), _clients),
@@ -92,7 +92,8 @@ ROW: dict[str, Check] = {
     **dict.fromkeys(("train_loss", "bytes_up", "bytes_down", "simulated_seconds", "mix", "memory"), maybe(number)),
     "device_memory": maybe(number),
     "info": table(is_plain),
-    **dict.fromkeys(("evaluation", "evaluation_global", "evaluation_mix"), table(table(is_plain))),
+    **dict.fromkeys(("evaluation", "evaluation_global"), table(_SCORES)),
+    "evaluation_mix": table(table(lambda value: maybe(number)(value) or numbers(value) or _SCORES(value))),
     "global": table(maybe(number)),
     **dict.fromkeys(("model", "split"), text),
 }
