@@ -18,7 +18,7 @@ from fedalloy.engines.flower_json import LeavesLost, Malformed, Refused, Unwell
 from fedalloy.engines.flower_letters import Letter, outline, unpack
 
 if TYPE_CHECKING:
-    from flwr.app import RecordDict
+    from fedalloy.engines.flower_letters import RecordDict
 
 _MOST_STATISTICS, _MOST_SCORES, _MOST_TEXT, _SHOWN = 64, 1_000_000, 100_000, 500
 

@@ -21,7 +21,7 @@ from fedalloy.core.types import Payload, Tree
 from fedalloy.engines.flower_json import Malformed, strict_object
 
 if TYPE_CHECKING:
-    from flwr.app import RecordDict
+    from flwr.app import RecordDict as RecordDict
 
 FORMAT = 3
 """Of letters; raised when an older reader could misunderstand a newer writer."""
