@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol, runtime_checkable
+from functools import cache
+from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
 
 from torch import Tensor
 
@@ -37,3 +38,14 @@ class DistantEngine(Engine, Protocol):
 
     def notes(self) -> dict[str, Any]:
         """What has happened since the last call, for the record of a round."""
+
+
+def is_distant(engine: Engine) -> TypeGuard[DistantEngine]:
+    """Whether an engine's clients are somewhere else. Asked several times a round, and a protocol's own answer takes as
+    long as a small model's step, so a class is looked at once."""
+    return _is_distant(type(engine))
+
+
+@cache
+def _is_distant(kind: type) -> bool:
+    return issubclass(kind, DistantEngine)

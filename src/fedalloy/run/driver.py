@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from fedalloy.core.algorithm import Algorithm, ServerState
 from fedalloy.core.cross import check_validation
-from fedalloy.core.distant import DistantEngine
+from fedalloy.core.distant import is_distant
 from fedalloy.core.errors import CheckpointError, Diverged, is_passing
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import ClientStore, Task
@@ -135,7 +135,7 @@ def run(
     check_roles(algorithm, task)
     there = at_work(task, engine, config.device)
     fed = Federation(algorithm, there, engine, config, Key.of(config.seed), told(task, algorithm))
-    if not isinstance(fed.engine, DistantEngine):  # whose clients say themselves what they lack
+    if not is_distant(fed.engine):  # whose clients say themselves what they lack
         check_validation(algorithm, task)
         algorithm.check_task(task)
         check_able(algorithm, task, config)
@@ -172,7 +172,7 @@ def _claim(algorithm: Algorithm, task: Task, config: RunConfig, state: ServerSta
 def make_store(fed: Federation, state: ServerState, folder: RunFolder | None) -> ClientStore:
     """Where the clients' states go, by the size of one of them."""
     config, one = fed.config, {}
-    if fed.algorithm.stateful and not isinstance(fed.engine, DistantEngine):
+    if fed.algorithm.stateful and not is_distant(fed.engine):
         one = fed.algorithm.init_client(state["shared"], fed.root, fed.task.objective.init)
     place = folder.clients if folder else None
     return open_store(one, fed.task.population, config.client_memory_mb, place, config.device)

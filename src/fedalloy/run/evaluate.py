@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedalloy.core.distant import DistantEngine, ModelName
+from fedalloy.core.distant import DistantEngine, ModelName, is_distant
 from fedalloy.core.types import Examples
 from fedalloy.run.trained import Trained
 from fedalloy.tasks.evaluation import evaluate_clients, evaluate_models, evaluate_pool
@@ -41,7 +41,7 @@ class Evaluation:
 
 def evaluate(trained: Trained, metrics: tuple[str, ...], ids: Tensor) -> Evaluation:
     """Score the models on the test parts of ``ids``, and the global one on the global test set too."""
-    if isinstance(trained.fed.engine, DistantEngine):
+    if is_distant(trained.fed.engine):
         return _distant(trained, trained.fed.engine, metrics, ids)
     shared, overall = _global_scores(trained, metrics, ids)
     if not trained.fed.algorithm.solver.personalised:
@@ -54,7 +54,7 @@ def personal_scores(
 ) -> list[Values]:
     """Every client's own model on its own test part, once per mix; states are read a few clients at a time."""
     engine = trained.fed.engine
-    if isinstance(engine, DistantEngine):
+    if is_distant(engine):
         models: list[ModelName] = ["personal" if mix is None else mix for mix in mixes]
         return engine.scores(trained.fed.algorithm, trained.shared, trained.states(ids), ids, metrics, models)
     parts: list[list[Values]] = [[] for _ in mixes]

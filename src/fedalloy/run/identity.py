@@ -13,7 +13,7 @@ import torch
 
 from fedalloy.core import registry
 from fedalloy.core.algorithm import Algorithm, ServerState
-from fedalloy.core.distant import DistantEngine
+from fedalloy.core.distant import is_distant
 from fedalloy.core.errors import FedalloyError
 from fedalloy.core.fingerprint import VALUES, Plain, digest, of_tensor, portrait
 from fedalloy.core.protocols import Objective, Task
@@ -94,7 +94,7 @@ def _engine(config: RunConfig) -> Plain:
     if isinstance(engine, str):
         kind, far = engine, engine == "flower"
     else:
-        kind, far = _registered(engine), isinstance(engine, DistantEngine)
+        kind, far = _registered(engine), is_distant(engine)
     return {"kind": kind, "device": str(config.device), "options": {} if far else portrait(config.engine_options)}
 
 

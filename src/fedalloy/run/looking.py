@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from fedalloy.core.algorithm import Algorithm
-from fedalloy.core.distant import DistantEngine
+from fedalloy.core.distant import is_distant
 from fedalloy.core.protocols import Engine, Task
 from fedalloy.run.placement import placed
 from fedalloy.tasks.examining import examined, notices
@@ -15,7 +15,7 @@ log = logging.getLogger("fedalloy")
 
 def looked_at(task: Task, engine: Engine) -> Task:
     """The task with data that can be learned from; nodes look at their own."""
-    return task if isinstance(engine, DistantEngine) else examined(task)
+    return task if is_distant(engine) else examined(task)
 
 
 def at_work(task: Task, engine: Engine, device: str) -> Task:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedalloy.core.algorithm import ServerState
-from fedalloy.core.distant import DistantEngine
+from fedalloy.core.distant import is_distant
 from fedalloy.core.protocols import Engine
 from fedalloy.run.evaluate import Evaluation, evaluate, rows
 from fedalloy.run.lengthening import Due
@@ -63,7 +63,7 @@ def observe(trained: Trained, due: Due, notes: Row) -> Seen:
 
 def notes_of(engine: Engine) -> Row:
     """What a distant engine has to tell since it was last asked."""
-    return engine.notes() if isinstance(engine, DistantEngine) else {}
+    return engine.notes() if is_distant(engine) else {}
 
 
 def keep_snapshot(fed: Federation, state: ServerState, recorder: Recorder, round: int) -> None:
