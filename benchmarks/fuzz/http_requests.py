@@ -55,7 +55,7 @@ def _changed(data: bytes, random: Random) -> bytes:
     elif way == 5 and body:
         try:
             body = mutated_json(body, random)
-        except ValueError:
+        except (ValueError, RecursionError):  # an earlier change has made it something else
             body = mutated_bytes(body, random)
         lines = [b"Content-Length: %d" % len(body) if line.startswith(b"Content-Length") else line for line in lines]
     else:
