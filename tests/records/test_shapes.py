@@ -12,7 +12,7 @@ from fedalloy.core.errors import CheckpointError
 from fedalloy.records import checkpoint
 from fedalloy.records.folder import RunFolder
 from fedalloy.records.reading import read_json, read_run
-from fedalloy.records.shapes import ROW, fault
+from fedalloy.records.shapes import ROW, fault, row_fault
 
 GOOD = {
     "round": 1,
@@ -41,6 +41,13 @@ def test_an_ordinary_row_is_fine():
 )  # fmt: skip
 def test_a_row_that_no_run_writes_is_named(name, value):
     assert fault({**GOOD, name: value}, ROW) == f"'{name}'"
+
+
+def test_scores_of_clients_are_lists_of_numbers():
+    row = {"round": 1, "split": "test", "model": "global", "ids": [0, 1], "accuracy": [0.5, None]}
+    assert row_fault(row) is None
+    for wrong in ("high", 0.5, ["a", "b"], {"0": 1}, None):
+        assert row_fault({**row, "accuracy": wrong}) == "'accuracy'"
 
 
 def test_depth_is_bounded():

@@ -135,7 +135,8 @@ class Index:
             return {}
         with (self.folder / "clients.jsonl").open("rb") as file:
             file.seek(found[0])
-            return decode(file.read(found[1])) or {}
+            row = decode(file.read(found[1]))
+        return row if row is not None and is_row(row) else {}
 
     def events(self, most: int = 200) -> list[dict[str, Any]]:
         """The newest drops, newest first."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedalloy.core.errors import CheckpointError
-from fedalloy.records.shapes import ROW, fault
+from fedalloy.records.shapes import row_fault
 
 Types = tuple[type, ...]
 _NUMBER: Types = (int, float)
@@ -70,7 +70,7 @@ def checked_timing(row: dict[str, Any], where: str) -> dict[str, Any]:
 
 def _plain(row: dict[str, Any], where: str) -> dict[str, Any]:
     """The row, if everything inside it is in its bounds, too."""
-    wrong = fault(row, ROW)
+    wrong = row_fault(row)
     if wrong:
         raise CheckpointError(
             f"{where} is damaged: {wrong} holds what no run writes; restore it, or run anew elsewhere"

@@ -119,7 +119,16 @@ SAVED: dict[str, Check] = {
 
 def is_row(value: Any) -> bool:
     """Whether a value can be a row of a stream."""
-    return "round" in value and fault(value, ROW) is None
+    return "round" in value and row_fault(value) is None
+
+
+def row_fault(row: dict[str, Any]) -> str | None:
+    """What is wrong with a row; in one of clients' scores every further column is a list of numbers.
+
+    >>> row_fault({"round": 1, "model": "global", "ids": [0], "accuracy": "high"})
+    "'accuracy'"
+    """
+    return fault(row, ROW, numbers if "model" in row or "split" in row else is_plain)
 
 
 def fault(value: Any, known: Mapping[str, Check], others: Check = is_plain) -> str | None:
