@@ -34,6 +34,8 @@ _NUMPY = "numpy.ndarray"
 """How Flower calls numpy's own format."""
 _HEADER = 4096
 """More than an array's own description ever takes."""
+_DTYPES = {np.dtype(code).name: np.dtype(code) for code in "?bhilqBHILQefdg"}
+"""Numbers by the names that numpy writes. It knows many other words for types, and warns of outdated ones."""
 
 
 class Refused(FedalloyError):
@@ -216,7 +218,7 @@ def _check_array(name: str, array: Array, expected: Tensor) -> None:
 
 def _same_kind(dtype: str, expected: Tensor) -> bool:
     """Floats may come in another precision (they are brought to the model's); nothing else may change its kind."""
-    theirs, ours = np.dtype(dtype) if dtype in np.sctypeDict else None, expected.numpy().dtype
+    theirs, ours = _DTYPES.get(dtype), expected.numpy().dtype
     return theirs is not None and (theirs == ours or (theirs.kind == ours.kind == "f"))
 
 
