@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fedalloy.core.errors import CheckpointError
+from fedalloy.export.tables import rows
 from fedalloy.records import checkpoint
 from fedalloy.records.folder import RunFolder
 from fedalloy.records.reading import read_json, read_run
@@ -93,3 +94,9 @@ def test_a_skeleton_that_cannot_be_put_together_is_damage(tmp_path, monkeypatch,
     checkpoint.write(tmp_path / "c.safetensors", {})
     with pytest.raises(CheckpointError, match="cannot be used"):
         checkpoint.load(tmp_path / "c.safetensors")
+
+
+def test_a_row_without_weights_has_none_to_export(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", {"run": {"rounds": 1}}, {})
+    (folder.path / "rounds.jsonl").write_text('{"round":1,"ids":[0],"dropped":{}}\n')
+    assert list(rows("weights", [tmp_path / "run"])) == []

@@ -68,7 +68,7 @@ def _clients(record: RunRecord) -> Iterator[Row]:
 
 def _weights(record: RunRecord) -> Iterator[Row]:
     for row in record.rounds():
-        weights = row["weights"]
+        weights = row.get("weights")
         layers: Mapping[str, Any] = weights if isinstance(weights, Mapping) else {"": weights}
         for layer, values in layers.items():
             if _is_column(values, row["ids"]):

@@ -57,7 +57,7 @@ def scores_of(record: RunRecord, outcome: Outcome, names: list[str]) -> dict[str
     rows = list(record.rounds())
     last: Row = {}
     for row in record.clients():
-        last = row if row["model"] != "mixed" else last
+        last = row if row.get("model") != "mixed" else last
     sizes = (record.manifest or {}).get("sizes")
     known = {name: _score(name, record, rows, last, sizes, outcome) for name in names}
     return {name: value for name, value in known.items() if value is not None and math.isfinite(value)}
