@@ -229,7 +229,7 @@ def test_a_folder_of_runs_is_no_run(place):
         ("recipe.toml", "run = 3\n", "recipe.toml is damaged: 'run' cannot be 3"),
         ("recipe.toml", '[run]\nseeds = ["x"]\n', "'run.seeds' cannot be ['x']"),
         ("environment.json", "[]", "environment.json is damaged: no JSON object"),
-        ("manifest.json", '{"sizes": 3}', "manifest.json is damaged: 'sizes' cannot be 3"),
+        ("manifest.json", '{"sizes": 3}', "manifest.json is damaged: 'sizes' cannot be so"),
     ],
 )
 def test_files_of_a_run_that_were_damaged_are_named(place, file, text, said):

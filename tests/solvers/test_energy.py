@@ -113,7 +113,9 @@ def test_only_what_is_known_of_the_samples_is_sent_and_only_they_are_received():
     shared = algorithm.init(*TASK.objective.init(Key.of(0))[:1], 2)["shared"]
     assert shared["samples"]["x"].shape == (6, 4)
     assert shared["labels"]["y"].tolist() == [0, 0, 1, 1, 2, 2]
-    assert algorithm.received(shared).keys() == {"samples", "labels"}
+    assert algorithm.received(shared).keys() == {"samples", "labels", "buffers"}, (
+        "buffers: the ones training begins with"
+    )
     assert algorithm.parts(shared).keys() == {"energy_grad", "factors"}
 
 
