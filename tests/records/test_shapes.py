@@ -33,7 +33,7 @@ def test_an_ordinary_row_is_fine():
     ("name", "value"),
     [
         ("round", -1), ("round", 2**40), ("round", 1.0), ("round", True), ("ids", [2**40]), ("ids", ["1"]),
-        ("ids", [-1]),
+        ("ids", [-1]), ("own", "\ud800"), ("own", {"\ud800": 1}), ("info", {"\ud800": 1}), ("dropped", {"1": "\ud800"}),
         ("weights", ["a"]), ("weights", {"layer": 3}), ("dropped", {"x": "y"}), ("dropped", {"1": 2}),
         ("train_loss", math.inf), ("train_loss", "1"), ("evaluation", {"accuracy": 0.5}), ("info", [1]),
         ("evaluation", {"accuracy": {"mean": "turtle:Turtle"}}), ("evaluation_mix", {"accuracy": {"mean": "x"}}),
@@ -58,7 +58,9 @@ def test_depth_is_bounded():
     assert fault({"round": 1, "own": deep}, ROW) == "'own'"
 
 
-@pytest.mark.parametrize("text", ["[]", "{", '{"clients": -1}', '{"names": [1]}', '{"clients": 1e300}'])
+@pytest.mark.parametrize(
+    "text", ["[]", "{", '{"clients": -1}', '{"names": [1]}', '{"clients": 1e300}', '{"sizes": [1, null]}']
+)
 def test_a_manifest_is_checked(tmp_path, text):
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(CheckpointError, match=r"manifest\.json is damaged"):

@@ -19,10 +19,10 @@ Check = Callable[[Any], bool]
 def is_plain(value: Any, depth: int = 0) -> bool:
     """Whether a value holds finite numbers, texts, and not too many levels of lists and tables."""
     if isinstance(value, dict):
-        return depth < _DEEPEST and all(is_plain(one, depth + 1) for one in value.values())
+        return depth < _DEEPEST and all(text(name) and is_plain(one, depth + 1) for name, one in value.items())
     if isinstance(value, list):
         return numbers(value) or (depth < _DEEPEST and all(is_plain(one, depth + 1) for one in value))
-    return number(value) or value is None or isinstance(value, str | bool)
+    return number(value) or value is None or isinstance(value, bool) or text(value)
 
 
 def number(value: Any) -> bool:
@@ -43,8 +43,13 @@ def any_value(value: Any) -> bool:
 
 
 def text(value: Any) -> bool:
-    """A string."""
-    return isinstance(value, str)
+    """A string that can be written to a file: JSON can say halves of characters, UTF-8 cannot."""
+    if not isinstance(value, str):
+        return False
+    try:
+        return value.isascii() or bool(value.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def within(most: int) -> Check:
@@ -64,16 +69,17 @@ def each(check: Check) -> Check:
 
 def table(check: Check) -> Check:
     """A table of such, by name."""
-    return lambda value: isinstance(value, dict) and all(map(check, value.values()))
+    return lambda value: isinstance(value, dict) and all(map(text, value)) and all(map(check, value.values()))
 
 
-def _clients(value: Any) -> bool:
-    """A list of clients' numbers."""
-    return (
-        type(value) is list
-        and set(map(type, value)) <= {int}
-        and (not value or (min(value) >= 0 and max(value) < MOST_CLIENTS))
-    )
+def counts(most: int) -> Check:
+    """A list of whole numbers from 0 to below ``most``."""
+
+    def check(value: Any) -> bool:
+        whole = type(value) is list and set(map(type, value)) <= {int}
+        return whole and (not value or (min(value) >= 0 and max(value) < most))
+
+    return check
 
 
 def _drops(value: Any) -> bool:
@@ -86,7 +92,7 @@ def _drops(value: Any) -> bool:
 _ROUND, _SCORES = within(MOST_ROUNDS), table(maybe(number))
 ROW: dict[str, Check] = {
     "round": _ROUND,
-    **dict.fromkeys(("ids", "absent", "late", "resent"), _clients),
+    **dict.fromkeys(("ids", "absent", "late", "resent"), counts(MOST_CLIENTS)),
     "weights": lambda value: numbers(value) or table(numbers)(value),
     "dropped": _drops,
     **dict.fromkeys(("train_loss", "bytes_up", "bytes_down", "simulated_seconds", "mix", "memory"), maybe(number)),
@@ -102,8 +108,8 @@ STATUS: dict[str, Check] = {"state": text, "round": _ROUND, "reason": text}
 MANIFEST: dict[str, Check] = {
     "clients": within(MOST_CLIENTS),
     "names": each(text),
-    "sizes": numbers,
-    "class_counts": each(numbers),
+    "sizes": counts(1 << 53),
+    "class_counts": each(counts(1 << 53)),
     "digest": text,
 }
 _LENGTHS = table(within(1 << 62))
@@ -139,5 +145,5 @@ def fault(value: Any, known: Mapping[str, Check], others: Check = is_plain) -> s
     """
     if not isinstance(value, dict):
         return "it is no table"
-    wrong = next((name for name, one in value.items() if not known.get(name, others)(one)), None)
-    return None if wrong is None else f"'{wrong:.40}'"
+    wrong = next((name for name, one in value.items() if not (text(name) and known.get(name, others)(one))), None)
+    return None if wrong is None else ascii(wrong[:40])
