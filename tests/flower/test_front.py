@@ -152,9 +152,11 @@ def test_the_paths_are_those_of_flower():
 SELF_SERVICE = ("register-node", "unregister-node")
 
 
-def test_other_methods_and_bodies_without_a_length_are_turned_away(ask):
+def test_other_methods_and_bodies_without_a_length_are_turned_away(ask, folder, port):
     assert ask("/v1/fleet/get-run", method="GET")[0] == 404
-    assert ask("/v1/fleet/get-run", iter([b"a", b"b"]))[0] == 411
+    # The head alone: the front answers it and closes, so a body sent after it may find the connection closed.
+    head = b"POST /v1/fleet/get-run HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    assert talk(folder, port, head).split(b" ")[1] == b"411"
 
 
 def test_two_requests_in_one_are_not_smuggled_through(folder, port):
