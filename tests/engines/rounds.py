@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +18,16 @@ from fedalloy.testing import SmallTask, work
 from fedalloy.testing.comparing import differences
 
 TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True)
+class Called(Engine):
+    """A function as an engine."""
+
+    function: Callable[..., Outcome]
+
+    def __call__(self, *given: Any) -> Outcome:
+        return self.function(*given)
 
 
 def task_of(

@@ -12,7 +12,7 @@ from torch import nn
 
 from fedalloy import algorithms
 from fedalloy.core.errors import SpecError
-from fedalloy.core.protocols import Outcome
+from fedalloy.core.protocols import Engine, Outcome
 from fedalloy.engines import auto
 from fedalloy.engines.auto import Auto, Candidate, expected, keep_freed_memory
 from fedalloy.engines.loop import Loop
@@ -87,7 +87,7 @@ def test_it_uses_as_many_cores_as_torch_may():
 
 
 @dataclass
-class Fake:
+class Fake(Engine):
     """An engine that takes as long as it is told to."""
 
     seconds: float

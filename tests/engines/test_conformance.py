@@ -35,6 +35,7 @@ from fedalloy.testing import (
     shuffled_clients,
 )
 from fedalloy.testing.rules import ROOMS
+from tests.engines.rounds import Called
 
 CASES = {case.name: case for case in engine_cases()}
 TABLE = list(conformance_table())
@@ -143,7 +144,7 @@ def test_an_engine_that_raises_is_a_problem_not_a_crash():
     def broken(*_):
         raise MemoryError("too many")
 
-    assert [problem.what for problem in check_engine(broken, [plain_case()])] == ["MemoryError: too many"]
+    assert [problem.what for problem in check_engine(Called(broken), [plain_case()])] == ["MemoryError: too many"]
 
 
 def test_the_tolerance_is_tight():
@@ -152,8 +153,8 @@ def test_the_tolerance_is_tight():
         moved = {name: leaf + 1e-8 for name, leaf in outcome.cohort.payload["delta"].items()}
         return replace(outcome, cohort=replace(outcome.cohort, payload={"delta": moved}))
 
-    assert check_engine(nearly, [plain_case()])
-    assert check_engine(nearly, [plain_case()], tolerance=1e-6) == []
+    assert check_engine(Called(nearly), [plain_case()])
+    assert check_engine(Called(nearly), [plain_case()], tolerance=1e-6) == []
 
 
 # ---------------------------------------------------------------------------------------------- broken rules

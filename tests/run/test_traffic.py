@@ -23,6 +23,7 @@ from fedalloy.run.sampling import Listed
 from fedalloy.tasks.devices import DeviceProfile
 from fedalloy.testing import small_task
 from fedalloy.testing.comparing import differences
+from tests.engines.rounds import Called
 
 TASK = small_task()  # five clients
 LOCAL: dict[str, Any] = {"batch_size": 3, "lr": 0.1}
@@ -135,7 +136,7 @@ def test_no_solver_looks_at_what_it_does_not_receive(name, model):
 
     fed, store = Federation(algorithm, task, Loop(), RunConfig(engine="loop"), Key.of(0)), MemoryStore()
     first = play(fed, begin(fed), store, 1, Stopwatch())
-    play(replace(fed, engine=engine), first.step.state, store, 2, Stopwatch())
+    play(replace(fed, engine=Called(engine)), first.step.state, store, 2, Stopwatch())
     assert list(differences(*seen)) == []
 
 

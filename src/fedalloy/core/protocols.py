@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from fedalloy.core.engine import Engine as Engine
+from fedalloy.core.engine import Outcome as Outcome
 from fedalloy.core.keys import Key
 from fedalloy.core.length import AnyLength
 from fedalloy.core.names import NO_NAMES, Names
@@ -40,20 +41,13 @@ from fedalloy.core.types import (
     Stats,
     Tree,
     Weights,
-    Work,
 )
+from fedalloy.core.types import Carry as Carry
+from fedalloy.core.types import DataPart as DataPart
+from fedalloy.core.types import Shared as Shared
 from fedalloy.core.weighting import ElementRound as ElementRound
 from fedalloy.core.weighting import ElementWeighting as ElementWeighting
 from fedalloy.core.weighting import Weighting as Weighting
-
-if TYPE_CHECKING:
-    from fedalloy.core.algorithm import Algorithm
-
-Shared = dict[str, Tree]
-"""The parts every client receives: ``params``, ``buffers``, ``control``, ``samples``, ..."""
-Carry = dict[str, Any]
-"""What a client's program hands from step to step: nested dicts of tensors."""
-DataPart = Literal["train", "valid", "test"]
 
 ENGINE_STATS = frozenset(STATISTICS) - {"step_norm", "effective_steps"}
 """What every federation can provide by itself (:mod:`fedalloy.core.statistics` says what each is and its range).
@@ -307,24 +301,3 @@ class Task(Protocol):
 
     def data(self, part: DataPart, ids: Tensor) -> Block:
         """The examples of some clients."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What an engine returns: the cohort, the clients' new states, and who failed and why. ``bytes_down`` is what
-    really went to the clients, from engines that send something; None: what a round without trouble sends."""
-
-    cohort: Cohort
-    states: dict[int, State]
-    failures: dict[int, str] = field(default_factory=dict)
-    bytes_down: int | None = None
-
-
-@runtime_checkable
-class Engine(Protocol):
-    """Runs the client half over a cohort; the only thing engines do."""
-
-    def __call__(
-        self, algorithm: Algorithm, task: Task, shared: Shared, states: Mapping[int, State], work: Work, ctx: Context
-    ) -> Outcome:
-        """One round of local work."""

@@ -17,12 +17,17 @@ from fedalloy.core.tree import Tree, Weights
 Payload = dict[str, Tree]
 State = dict[str, Any]
 """Nested dicts whose leaves are tensors and plain scalars."""
+Shared = dict[str, Tree]
+"""The parts every client receives: ``params``, ``buffers``, ``control``, ``samples``, ..."""
+Carry = dict[str, Any]
+"""What a client's program hands from step to step: nested dicts of tensors."""
+DataPart = Literal["train", "valid", "test"]
 Stats = dict[str, Tensor]
 Info = dict[str, Tensor]
 
 __all__ = [
-    "Block", "Cohort", "Context", "Contribution", "Descent", "Examples", "Facts", "Info", "Mixture", "Part",
-    "Payload", "Plan", "State", "Stats", "Tree", "Weights", "Work",
+    "Block", "Carry", "Cohort", "Context", "Contribution", "DataPart", "Descent", "Examples", "Facts", "Info",
+    "Mixture", "Part", "Payload", "Plan", "Shared", "State", "Stats", "Tree", "Weights", "Work",
 ]  # fmt: skip
 
 

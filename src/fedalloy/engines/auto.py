@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -61,16 +61,9 @@ class Run:
     seconds: float = math.inf
 
 
-class Closable(Protocol):
-    """An engine that holds processes or memory."""
-
-    def close(self) -> None:
-        """Let go of them."""
-
-
 @register("engine", "auto")
 @dataclass
-class Auto:
+class Auto(Engine):
     """Expects an engine from the model's shape, measures it against its rivals in the first round, and stays with
     the winner. ``choice`` says what was picked and is stored with the run; a resumed run keeps it.
     """
@@ -182,6 +175,6 @@ def _timed(engine: Engine, *call: Any) -> tuple[Outcome, float]:
     return outcome, seconds
 
 
-def _close(engine: Engine | Closable | None) -> None:
-    if engine is not None and hasattr(engine, "close"):
+def _close(engine: Engine | None) -> None:
+    if engine is not None:
         engine.close()

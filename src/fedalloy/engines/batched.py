@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.weak import WeakIdKeyDictionary
 
 from fedalloy.core import tree
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.errors import SpecError
 from fedalloy.core.packing import bytes_up
-from fedalloy.core.protocols import Objective, Outcome, Shared, Task
+from fedalloy.core.protocols import Engine, Objective, Outcome, Shared, Task
 from fedalloy.core.registry import register
 from fedalloy.core.types import Block, Cohort, Context, Examples, Payload, State, Stats, Tree, Work
 from fedalloy.engines import fused, fused_mixture, mapped
@@ -31,6 +32,8 @@ from fedalloy.engines.profile import phase
 
 Kernel = Literal["best", "fused", "mapped"]
 Trainer = Callable[[Algorithm, Objective, Shared, State, Prepared, Context], Trained]
+_dense: Any = WeakIdKeyDictionary()
+"""The dense layers of the objectives met so far, None for those that are more than that; gone with the objective."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class Finished:
 
 @register("engine", "batched")
 @dataclass
-class Batched:
+class Batched(Engine):
     """Clients stacked into blocks. ``memory_mb`` bounds a block's models and gradients; ``kernel = "mapped"`` never
     fuses. On a GPU the step is captured in a CUDA graph; ``precision`` and ``compiled`` apply there. What cannot be
     batched runs in the loop engine, after one warning.
@@ -151,11 +154,11 @@ def is_fusible(algorithm: Algorithm) -> bool:
 def dense_of(objective: Objective, shared: Shared) -> tuple[fused.Dense, ...] | None:
     """The model as dense layers, if it is nothing else. Looked up once per objective: tracing a module costs more
     than a small round."""
-    known: Any = getattr(objective, "_fedalloy_dense", None)
-    if known is None:
-        known = (fused.dense_layers(chain_of(objective, shared["params"]), getattr(objective, "loss_name", None)),)
-        vars(objective)["_fedalloy_dense"] = known
-    layers: tuple[fused.Dense, ...] | None = known[0]
+    if objective not in _dense:
+        _dense[objective] = fused.dense_layers(
+            chain_of(objective, shared["params"]), getattr(objective, "loss_name", None)
+        )
+    layers: tuple[fused.Dense, ...] | None = _dense[objective]
     return layers
 
 

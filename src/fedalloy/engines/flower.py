@@ -9,15 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from fedalloy.core.algorithm import Algorithm
-from fedalloy.core.distant import ModelName
+from fedalloy.core.engine import ModelName
 from fedalloy.core.errors import FedalloyError, SpecError
-from fedalloy.core.protocols import Outcome, Shared, Task
+from fedalloy.core.protocols import Engine, Outcome, Shared, Task
 from fedalloy.core.registry import register
 from fedalloy.core.spec import to_spec
 from fedalloy.core.statistics import STATISTICS
@@ -61,7 +61,7 @@ class Line:
 
 @register("engine", "flower")
 @dataclass
-class Flower:
+class Flower(Engine):
     """Runs on the nodes of a Flower federation (``fedalloy flower --help``).
 
     A node has ``deadline`` seconds to answer. A round counts with ``minimum`` contributions; with fewer, those who are
@@ -70,6 +70,9 @@ class Flower:
     older one it has (from the initial one if there is none), or its contribution is dropped; both are recorded.
     """
 
+    data_at_hand: ClassVar[bool] = False
+    clients_keep_states: ClassVar[bool] = True
+    fixed_options: ClassVar[bool] = False  # patience with nodes may change from sitting to sitting
     deadline: float = 600.0
     minimum: int = 1
     wait: float = 3600.0
@@ -114,7 +117,7 @@ class Flower:
         marks: dict[int, State] = {client: {"round": ctx.round} for client in found}
         return Outcome(Cohort.gather(list(found), list(found.values())), marks, failures, self._down)
 
-    def cross_score(self, algorithm: Algorithm, shared: Shared, cohort: Cohort) -> Tensor:
+    def cross_score(self, algorithm: Algorithm, task: Task, shared: Shared, cohort: Cohort) -> Tensor:
         """Everybody's model to everybody who contributed; NaN where a node does not answer."""
         clients = cohort.ids.tolist()
         head, parts = {"kind": "cross", "algorithm": told_algorithm(algorithm)}, tried(algorithm, shared, cohort)

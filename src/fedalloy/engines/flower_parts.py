@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedalloy.core.algorithm import Algorithm
-from fedalloy.core.distant import ModelName
+from fedalloy.core.engine import ModelName
 from fedalloy.core.packing import unpack
 from fedalloy.core.protocols import Shared
 from fedalloy.core.screening import misfit

@@ -11,7 +11,7 @@ from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.client import Assignment, Training, client_keys, run_client
 from fedalloy.core.errors import ClientError
 from fedalloy.core.keys import Key
-from fedalloy.core.protocols import Outcome, Shared, Task
+from fedalloy.core.protocols import Engine, Outcome, Shared, Task
 from fedalloy.core.registry import register
 from fedalloy.core.screening import misfit
 from fedalloy.core.types import Block, Cohort, Context, Contribution, State, Work
@@ -20,7 +20,7 @@ from fedalloy.engines.profile import phase
 
 @register("engine", "loop")
 @dataclass(frozen=True)
-class Loop:
+class Loop(Engine):
     """Runs ``run_client`` for each client in turn."""
 
     def __call__(

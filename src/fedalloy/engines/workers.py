@@ -28,7 +28,7 @@ from fedalloy.core import tree
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.client import client_keys
 from fedalloy.core.errors import ClientError, FedalloyError, SpecError
-from fedalloy.core.protocols import Outcome, Shared, Task
+from fedalloy.core.protocols import Engine, Outcome, Shared, Task
 from fedalloy.core.registry import register
 from fedalloy.core.screening import misfit
 from fedalloy.core.types import Cohort, Context, Contribution, Payload, State, Work
@@ -48,7 +48,7 @@ class WorkerDied(FedalloyError):
 
 @register("engine", "workers")
 @dataclass
-class Workers:
+class Workers(Engine):
     """``processes`` single-threaded processes (default: one per core). ``on_crash``: after a second crash on the
     same client, ``stop`` the run or ``drop`` that client from the round.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -64,6 +64,18 @@ class Grid:
         while -(-small.clients // small.clients_per_bin) > clients:
             small._join(1)
         return small
+
+    def to_arrays(self) -> dict[str, Any]:
+        """Everything that :meth:`from_arrays` needs to go on."""
+        return vars(self)
+
+    @staticmethod
+    def from_arrays(kept: Mapping[str, Any]) -> Grid:
+        """A grid that goes on where another one stood; numbers may have become arrays without axes meanwhile."""
+        grid = Grid()
+        for name, value in kept.items():
+            setattr(grid, name, value if np.ndim(value) else int(value))
+        return grid
 
     def _make_room(self) -> None:
         while -(-self.rounds // self.rounds_per_bin) > self.most:

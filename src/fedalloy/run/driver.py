@@ -12,7 +12,6 @@ from typing import Any, cast
 
 from fedalloy.core.algorithm import Algorithm, ServerState
 from fedalloy.core.cross import check_validation
-from fedalloy.core.distant import is_distant
 from fedalloy.core.errors import CheckpointError, Diverged, is_passing
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import ClientStore, Task
@@ -29,7 +28,7 @@ from fedalloy.run.lengthening import LAST, check_last, due, kept, reopen_last, t
 from fedalloy.run.looking import at_work, looked_at, told
 from fedalloy.run.machinery import Threads, closing, make_engine, profiled
 from fedalloy.run.memory import peak_memory
-from fedalloy.run.observing import Seen, keep_snapshot, notes_of, observe
+from fedalloy.run.observing import Seen, keep_snapshot, observe
 from fedalloy.run.opening import Agreement, Claim, Consent, agree, open_folder
 from fedalloy.run.placement import on_device
 from fedalloy.run.recorder import FolderRecorder, MemoryRecorder, Recorder, Row
@@ -135,7 +134,7 @@ def run(
     check_roles(algorithm, task)
     there = at_work(task, engine, config.device)
     fed = Federation(algorithm, there, engine, config, Key.of(config.seed), told(task, algorithm))
-    if not is_distant(fed.engine):  # whose clients say themselves what they lack
+    if fed.engine.data_at_hand:  # otherwise clients say themselves what they lack
         check_validation(algorithm, task)
         algorithm.check_task(task)
         check_able(algorithm, task, config)
@@ -172,7 +171,7 @@ def _claim(algorithm: Algorithm, task: Task, config: RunConfig, state: ServerSta
 def make_store(fed: Federation, state: ServerState, folder: RunFolder | None) -> ClientStore:
     """Where the clients' states go, by the size of one of them."""
     config, one = fed.config, {}
-    if fed.algorithm.stateful and not is_distant(fed.engine):
+    if fed.algorithm.stateful and not fed.engine.clients_keep_states:
         one = fed.algorithm.init_client(state["shared"], fed.root, fed.task.objective.init)
     place = folder.clients if folder else None
     return open_store(one, fed.task.population, config.client_memory_mb, place, config.device)
@@ -201,7 +200,7 @@ def _restore(session: Session, folder: RunFolder, agreed: Agreement, anew: bool)
     session.progress = Progress.read(progress)
     session.sizes.restore(saved.extra.get("sizes"))
     session.last = None if longer else saved.extra.get(LAST)
-    if saved.extra.get("engine") and hasattr(session.fed.engine, "restore"):
+    if saved.extra.get("engine"):
         session.fed.engine.restore(saved.extra["engine"])
     if longer:
         _save(session)
@@ -243,7 +242,7 @@ def _one_round(session: Session) -> None:
     played = play(fed, session.state, session.store, round, watch, session.sizes)
     session.state = played.step.state
     now, otherwise = (due(fed.config, solver, round, last) for last in (round == fed.config.rounds, False))
-    notes = notes_of(fed.engine) if now != otherwise else {}
+    notes = fed.engine.notes() if now != otherwise else {}
     with watch.time("evaluate"):
         seen = observe(Trained(fed, session.state, session.store, round), now, notes)
     if now != otherwise:
@@ -277,8 +276,8 @@ def _unless_last(session: Session, played: Played, seen: Seen) -> State:
 def _engine_notes(session: Session) -> dict[str, Any]:
     """What the engine says about itself: its choice once, and its phases when they are collected."""
     notes: dict[str, Any] = {}
-    if session.progress.round == 1 and getattr(session.fed.engine, "choice", None):
-        notes["engine"] = session.fed.engine.choice  # type: ignore[attr-defined]
+    if session.progress.round == 1 and session.fed.engine.choice:
+        notes["engine"] = session.fed.engine.choice
     if session.profile is not None:
         notes["profile"] = dict(session.profile)
         session.profile.clear()
@@ -341,7 +340,7 @@ def _end(progress: Progress, config: RunConfig) -> str | None:
 
 
 def _save(session: Session) -> None:
-    choice = getattr(session.fed.engine, "choice", None) or {}
+    choice = session.fed.engine.choice
     engine = {name: choice[name] for name in ("engine", "threads") if name in choice}
     extra = {"progress": asdict(session.progress), "engine": engine, "sizes": session.sizes.to_state()}
     extra |= {LAST: session.last} if session.last else {}

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedalloy.core.distant import DistantEngine, ModelName, is_distant
+from fedalloy.core.engine import ModelName
 from fedalloy.core.types import Examples
 from fedalloy.run.trained import Trained
 from fedalloy.tasks.evaluation import evaluate_clients, evaluate_models, evaluate_pool
@@ -41,8 +41,8 @@ class Evaluation:
 
 def evaluate(trained: Trained, metrics: tuple[str, ...], ids: Tensor) -> Evaluation:
     """Score the models on the test parts of ``ids``, and the global one on the global test set too."""
-    if is_distant(trained.fed.engine):
-        return _distant(trained, trained.fed.engine, metrics, ids)
+    if not trained.fed.engine.data_at_hand:
+        return _by_clients(trained, metrics, ids)
     shared, overall = _global_scores(trained, metrics, ids)
     if not trained.fed.algorithm.solver.personalised:
         return Evaluation(shared, overall)
@@ -53,10 +53,10 @@ def personal_scores(
     trained: Trained, metrics: tuple[str, ...], ids: Tensor, mixes: Sequence[float | None] = (None,)
 ) -> list[Values]:
     """Every client's own model on its own test part, once per mix; states are read a few clients at a time."""
-    engine = trained.fed.engine
-    if is_distant(engine):
+    if not trained.fed.engine.data_at_hand:
         models: list[ModelName] = ["personal" if mix is None else mix for mix in mixes]
-        return engine.scores(trained.fed.algorithm, trained.shared, trained.states(ids), ids, metrics, models)
+        algorithm, states = trained.fed.algorithm, trained.states(ids)
+        return trained.fed.engine.scores(algorithm, trained.shared, states, ids, metrics, models)
     parts: list[list[Values]] = [[] for _ in mixes]
     task = trained.fed.task
     for some in ids.split(trained.at_once):
@@ -67,12 +67,12 @@ def personal_scores(
     return [{name: torch.cat([part[name] for part in found]) for name in metrics} for found in parts]
 
 
-def _distant(trained: Trained, engine: DistantEngine, metrics: tuple[str, ...], ids: Tensor) -> Evaluation:
+def _by_clients(trained: Trained, metrics: tuple[str, ...], ids: Tensor) -> Evaluation:
     """Clients score what they are sent, and their own models, where their data are; there is no global test set."""
     algorithm, model = trained.fed.algorithm, trained.server_model()
     shared = {**trained.shared, "params": model.params, "buffers": model.buffers}
     models: list[ModelName] = ["global", "personal"] if algorithm.solver.personalised else ["global"]
-    found = engine.scores(algorithm, shared, trained.states(ids), ids, metrics, models)
+    found = trained.fed.engine.scores(algorithm, shared, trained.states(ids), ids, metrics, models)
     return Evaluation(found[-1], {}, found[0] if len(found) > 1 else None)
 
 

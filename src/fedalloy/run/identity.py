@@ -7,16 +7,15 @@ threads, trackers, how often checkpoints are written, where client states lie.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from fedalloy.core import registry
 from fedalloy.core.algorithm import Algorithm, ServerState
-from fedalloy.core.distant import is_distant
 from fedalloy.core.errors import FedalloyError
 from fedalloy.core.fingerprint import VALUES, Plain, digest, of_tensor, portrait
-from fedalloy.core.protocols import Objective, Task
+from fedalloy.core.protocols import Engine, Objective, Task
 from fedalloy.run.config import RunConfig
 from fedalloy.tasks.federation import FederatedTask, GeneratedTask
 
@@ -91,11 +90,9 @@ def _sampling(task: Task, config: RunConfig, defaults: bool) -> Plain:
 def _engine(config: RunConfig) -> Plain:
     """Which engine runs it where; patience with nodes that are somewhere else may change from sitting to sitting."""
     engine = config.engine
-    if isinstance(engine, str):
-        kind, far = engine, engine == "flower"
-    else:
-        kind, far = _registered(engine), is_distant(engine)
-    return {"kind": kind, "device": str(config.device), "options": {} if far else portrait(config.engine_options)}
+    kind = engine if isinstance(engine, str) else _registered(engine)
+    fixed = (cast(type[Engine], registry.find("engine", kind)) if isinstance(engine, str) else engine).fixed_options
+    return {"kind": kind, "device": str(config.device), "options": portrait(config.engine_options) if fixed else {}}
 
 
 def _registered(engine: object) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 
 from fedalloy.core.algorithm import Algorithm
-from fedalloy.core.distant import is_distant
 from fedalloy.core.protocols import Engine, Task
 from fedalloy.run.placement import placed
 from fedalloy.tasks.examining import examined, notices
@@ -15,7 +14,7 @@ log = logging.getLogger("fedalloy")
 
 def looked_at(task: Task, engine: Engine) -> Task:
     """The task with data that can be learned from; nodes look at their own."""
-    return task if is_distant(engine) else examined(task)
+    return examined(task) if engine.data_at_hand else task
 
 
 def at_work(task: Task, engine: Engine, device: str) -> Task:

@@ -19,7 +19,7 @@ def make_engine(config: RunConfig) -> Engine:
     if not isinstance(config.engine, str):
         return config.engine
     engine: Engine = build(find("engine", config.engine), config.engine_options, f"engine '{config.engine}'")
-    if config.threads and hasattr(engine, "limit_threads"):
+    if config.threads:
         engine.limit_threads(config.threads)
     return engine
 
@@ -30,8 +30,7 @@ def closing(engine: Engine) -> Iterator[None]:
     try:
         yield
     finally:
-        if hasattr(engine, "close"):
-            engine.close()
+        engine.close()
 
 
 def profiled(config: RunConfig) -> AbstractContextManager[dict[str, float] | None]:

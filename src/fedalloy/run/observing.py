@@ -1,4 +1,4 @@
-"""What is looked at after a round: scores, mixtures of models, samples; and what a distant engine has to tell."""
+"""What is looked at after a round: scores, mixtures of models, samples; and what the engine has to tell."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 
 from fedalloy.core.algorithm import ServerState
-from fedalloy.core.distant import is_distant
-from fedalloy.core.protocols import Engine
 from fedalloy.run.evaluate import Evaluation, evaluate, rows
 from fedalloy.run.lengthening import Due
 from fedalloy.run.mixing import evaluate_mixes
@@ -58,12 +56,7 @@ def observe(trained: Trained, due: Due, notes: Row) -> Seen:
         brief, full = rows(evaluation, ids)
         mixed, mixtures = evaluate_mixes(trained, config.metrics, ids) if due.mix else ({}, [])
         seen = Seen(evaluation, brief, tuple(full), mixed, tuple(mixtures))
-    return replace(seen, notes=_together(notes, notes_of(trained.fed.engine)))
-
-
-def notes_of(engine: Engine) -> Row:
-    """What a distant engine has to tell since it was last asked."""
-    return engine.notes() if is_distant(engine) else {}
+    return replace(seen, notes=_together(notes, trained.fed.engine.notes()))
 
 
 def keep_snapshot(fed: Federation, state: ServerState, recorder: Recorder, round: int) -> None:

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from fedalloy.core import tree
 from fedalloy.core.algorithm import Algorithm, ServerState, ServerStep, server_step
-from fedalloy.core.cross import exchange_scores
-from fedalloy.core.distant import is_distant
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import ClientStore, Engine, Outcome, Shared, Task
 from fedalloy.core.recount import recounted
@@ -135,14 +133,14 @@ def client_states(
 
 def _known(fed: Federation, store: ClientStore, ids: Tensor) -> dict[int, State]:
     """The states of those who keep one."""
-    return store.get(ids.tolist()) if fed.algorithm.stateful or is_distant(fed.engine) else {}
+    return store.get(ids.tolist()) if fed.algorithm.stateful or fed.engine.clients_keep_states else {}
 
 
 def _with_new(
     fed: Federation, state: ServerState, known: dict[int, State], ids: Tensor, round: int
 ) -> dict[int, State]:
     clients = ids.tolist()
-    if is_distant(fed.engine):
+    if fed.engine.clients_keep_states:
         return {client: {} for client in clients} | known
     new, shared, algorithm = fed.root.fold("new client"), state["shared"], fed.algorithm
     if not algorithm.stateful and not algorithm.solver.own_start:
@@ -163,11 +161,9 @@ def _run(fed: Federation, state: ServerState, states: dict[int, State], work: Wo
 
 def _cross(fed: Federation, shared: Shared, cohort: Cohort) -> Cohort:
     """The cohort with its cross scores, measured where the data are."""
-    if not is_distant(fed.engine):
-        return exchange_scores(fed.algorithm, fed.task, shared, cohort)
     if "cross_score" not in fed.algorithm.weighting.requires or not len(cohort):
         return cohort
-    return replace(cohort, cross=fed.engine.cross_score(fed.algorithm, shared, cohort))
+    return replace(cohort, cross=fed.engine.cross_score(fed.algorithm, fed.task, shared, cohort))
 
 
 def _sent_down(

@@ -35,14 +35,11 @@ class Weights:
 
     def dump(self) -> bytes:
         """Sums and counts as arrays."""
-        return _packed(vars(self.grid))
+        return _packed(self.grid.to_arrays())
 
     def load(self, data: bytes) -> None:
         """Go on from there."""
-        self.grid = Grid(MOST_BINS)
-        if data:
-            found = _unpacked(data)
-            vars(self.grid).update({name: one if one.ndim else int(one) for name, one in found.items()})
+        self.grid = Grid.from_arrays(_unpacked(data)) if data else Grid(MOST_BINS)
 
     def to_json(self) -> dict[str, Any] | None:
         """A heat map (:mod:`fedalloy.report.data`): rounds across, clients down."""

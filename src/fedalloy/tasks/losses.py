@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -69,9 +70,9 @@ def _unreduced(loss: PerExample) -> PerExample:
             f"loss {_name(loss)} has reduction='{reduction}', so that its size depends on the batch: give it with "
             "reduction='none' (the mean over the batch is taken here)"
         )
-    alone = copy.copy(loss)
-    vars(alone)["reduction"] = "none"
-    return alone
+    alone: Any = copy.copy(loss)
+    alone.reduction = "none"
+    return cast(PerExample, alone)
 
 
 def _name(loss: PerExample) -> str:

@@ -24,7 +24,7 @@ _Call = tuple[Algorithm, Task, Shared, Mapping[int, State], Work, Context]
 
 
 @dataclass(frozen=True)
-class _Wrapped:
+class _Wrapped(Engine):
     """An engine with something done to what goes in or what comes out."""
 
     call: Callable[[_Call], Outcome]

@@ -1,0 +1,101 @@
+"""Engines: they run the client half over a cohort, and answer what the driver must know of where the clients are."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedalloy.core.declared import declared
+from fedalloy.core.errors import SpecError
+from fedalloy.core.types import Cohort, Context, Shared, State, Work
+
+if TYPE_CHECKING:
+    from fedalloy.core.algorithm import Algorithm
+    from fedalloy.core.protocols import Task
+
+ModelName = Literal["global", "personal"] | float
+"""The model that is scored: the common one, a client's own, or so much of the local one mixed in."""
+Scores = list[dict[str, Tensor]]
+"""One value per client, by metric, once per model."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an engine returns: the cohort, the clients' new states, and who failed and why. ``bytes_down`` is what
+    really went to the clients, from engines that send something; None: what a round without trouble sends."""
+
+    cohort: Cohort
+    states: dict[int, State]
+    failures: dict[int, str] = field(default_factory=dict)
+    bytes_down: int | None = None
+
+
+class Engine(ABC):
+    """Runs the client half over a cohort; a new engine inherits from this class and writes ``__call__``.
+
+    Everything else answers questions of the driver, for engines in one process with the data. An engine whose clients
+    are somewhere else says so and answers them otherwise.
+    """
+
+    data_at_hand: ClassVar[bool] = True
+    """Whether the clients' data can be read here. If not, clients look at their data and score models themselves."""
+    clients_keep_states: ClassVar[bool] = False
+    """Whether the clients' states stay where the clients are. What the server holds of a state is then a mark:
+    ``{"round": r}`` with the round in which the state that counts was made, ``{}`` before the first."""
+    fixed_options: ClassVar[bool] = True
+    """Whether a run must be resumed with the options it was begun with."""
+
+    @declared
+    def choice(self) -> Mapping[str, Any]:
+        """What an engine that chooses has chosen; kept with the run, and told to ``restore`` when it is resumed."""
+        return {}
+
+    @abstractmethod
+    def __call__(
+        self, algorithm: Algorithm, task: Task, shared: Shared, states: Mapping[int, State], work: Work, ctx: Context
+    ) -> Outcome:
+        """One round of local work."""
+
+    def cross_score(self, algorithm: Algorithm, task: Task, shared: Shared, cohort: Cohort) -> Tensor:
+        """``[C, C]``: the accuracy of every client's model on every client's validation part, NaN where unknown."""
+        from fedalloy.core.cross import cross_scores  # which builds on algorithms, and those on the protocols
+
+        with torch.no_grad():
+            valid = task.data("valid", cohort.ids)
+            return cross_scores(task.objective, shared, cohort, valid, algorithm.solver.update)
+
+    def scores(
+        self,
+        algorithm: Algorithm,
+        shared: Shared,
+        states: Mapping[int, State],
+        ids: Tensor,
+        metrics: tuple[str, ...],
+        models: Sequence[ModelName],
+    ) -> Scores:
+        """Every client's metrics on its own test part, ``[K]`` each, once per model; NaN for who does not answer.
+        Asked only where the data are not at hand."""
+        raise SpecError(
+            f"engine {type(self).__name__} says that the clients' data are not at hand, so it must write 'scores'"
+        )
+
+    def notes(self) -> dict[str, Any]:
+        """What has happened since the last call, for the record of a round."""
+        return {}
+
+    def restore(self, choice: Mapping[str, Any]) -> None:
+        """Stay with what an earlier sitting of the same run chose."""
+        return
+
+    def limit_threads(self, threads: int) -> None:
+        """Use no more cores than this."""
+        return
+
+    def close(self) -> None:
+        """Let go of processes and memory; the next call gets new ones."""
+        return
