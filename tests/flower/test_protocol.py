@@ -242,6 +242,8 @@ def test_the_text_of_an_error_in_the_operators_own_model_stays_at_the_node(tmp_p
         ('{"a": 1e999}', "too large"),
         ('{"a": ' + "9" * 100_000 + "}", "a number of 100000 digits"),
         ('{"a": ' + "9" * 5_000 + ".0}", "too large"),
+        ('{"a\\ud800": 1}', "no Unicode"),
+        ('{"a": ["\\uDC00"]}', "no Unicode"),
         ('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", "not JSON"),
         ('{"a": ' + "[" * 40 + "]" * 40 + "}", "more than 32 times"),
         ("[]", "not an object"),

@@ -1,6 +1,7 @@
 """JSON from strangers: what Python's reader lets pass and a header never holds is refused.
 
-Names that occur twice, NaN and infinities, numbers of thousands of digits, values too deep inside others.
+Names that occur twice, NaN and infinities, numbers of thousands of digits, values too deep inside others, and texts
+that are no Unicode.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ def strict_object(text: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise Malformed("its header is not an object")
     _check_depth(found)
+    if "\\ud" in text or "\\uD" in text:
+        _check_texts(found)
     return found
 
 
@@ -72,6 +75,14 @@ def _finite(digits: str) -> float:
     if not math.isfinite(value):
         raise Malformed("its header holds a number that is too large")
     return value
+
+
+def _check_texts(found: dict[str, Any]) -> None:
+    """JSON can escape half a character, which no validator or file takes."""
+    try:
+        json.dumps(found, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        raise Malformed("its header holds a text that is no Unicode (a lone surrogate)") from None
 
 
 def _check_depth(value: Any) -> None:
