@@ -72,10 +72,11 @@ import torch
 from torch import nn
 import fedalloy
 from fedalloy.algorithms import fedavg
+from fedalloy.core.protocols import Task
 from fedalloy.core.types import Block
 from fedalloy.tasks.objective import ModuleObjective
 
-class Tiny:
+class Tiny(Task):
     population = 4
     objective = ModuleObjective(lambda: nn.Linear(3, 2))
     def data(self, part, ids):

@@ -36,6 +36,7 @@ from fedalloy.weightings.qfedavg import QFedAvg
 from fedalloy.weightings.samples import Samples
 from fedalloy.weightings.unfolded import Unfolded
 from fedalloy.weightings.uniform import Uniform
+from tests.engines.rounds import Called
 
 LOCAL: dict[str, Any] = {"lr": 0.2, "batch_size": 3}
 TASK = small_task()
@@ -163,7 +164,7 @@ def test_a_refused_round_with_dropped_contributions_is_not_barren_either():
         outcome.cohort.payload["delta"]["output.bias"][0] = torch.nan
         return outcome
 
-    result = fit(made(Krum(byzantine=1)), TASK, rounds=BARREN_LIMIT + 2, engine=engine)
+    result = fit(made(Krum(byzantine=1)), TASK, rounds=BARREN_LIMIT + 2, engine=Called(engine))
     rows = list(result.rounds())
     assert len(rows) == BARREN_LIMIT + 2
     assert all(row["dropped"] == {"0": "not finite"} and "4 came" in row["refusal"] for row in rows)
@@ -202,7 +203,7 @@ def test_a_table_for_other_clients_is_refused_before_round_one_where_the_data_ar
     _, played = first(made(other))
     assert "client 4 has 5 examples, the table was learned with one of 6" in played.row["refusal"]
     with pytest.raises(AlgorithmError, match="client 4 has 5 examples"):
-        fit(made(other), TASK, rounds=1, engine=never_called)
+        fit(made(other), TASK, rounds=1, engine=Called(never_called))
     assert fit(made(Unfolded(((0.2,) * 5,), sizes=SIZES)), TASK, rounds=1, engine="loop").status == "finished"
 
 

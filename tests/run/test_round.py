@@ -25,6 +25,7 @@ from fedalloy.testing import HalfWithMemory, small_task
 from fedalloy.testing.comparing import differences
 from fedalloy.weightings.samples import Samples
 from fedalloy.weightings.uniform import Uniform
+from tests.engines.rounds import Called
 
 TASK = small_task()
 SIZES = (1, 3, 7, 12, 5)
@@ -131,7 +132,7 @@ def test_a_late_client_that_diverged_is_silenced_not_dropped():
             leaf[3] = torch.nan
         return outcome
 
-    _, played = first(federation(algorithm, engine=engine, devices=replace(DEADLINE, on_failure="resend")))
+    _, played = first(federation(algorithm, engine=Called(engine), devices=replace(DEADLINE, on_failure="resend")))
     assert played.row["dropped"] == {}
     assert 3 in played.row["ids"]
 

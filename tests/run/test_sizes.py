@@ -20,6 +20,7 @@ from fedalloy.servers.sgd import ServerSgd
 from fedalloy.solvers.sgd import Sgd
 from fedalloy.testing import small_task
 from fedalloy.weightings.uniform import Uniform
+from tests.engines.rounds import Called
 
 LOCAL: dict[str, Any] = {"lr": 0.2, "batch_size": 3}
 TASK = small_task()
@@ -34,7 +35,7 @@ def telling(change):
         change(stats, given[-1].round)
         return replace(outcome, cohort=replace(outcome.cohort, stats=stats))
 
-    return engine
+    return Called(engine)
 
 
 def only_in(round: int, client: int, size: float):

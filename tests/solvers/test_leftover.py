@@ -102,7 +102,7 @@ def test_models_that_can_be_trained_on_one_example_keep_their_plans():
     assert pictures.needs_full_batches
     assert pictures.trains_on_one(torch.zeros(1, 1, 4, 4))
     rows = small_task("batchnorm").objective
-    assert not rows.trains_on_one(torch.zeros(1, 4))  # type: ignore[attr-defined]
+    assert not rows.trains_on_one(torch.zeros(1, 4))
     for model in ("mlp", "linear", "dropout"):
         assert named().fitted(small_task(model)) == named()
 

@@ -11,6 +11,7 @@ import torch
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.client import Assignment, run_client
 from fedalloy.core.keys import Key
+from fedalloy.core.objective import Objective
 from fedalloy.core.types import Block, Context
 from fedalloy.servers.sgd import ServerSgd
 from fedalloy.solvers.prox import Prox
@@ -21,7 +22,7 @@ from fedalloy.testing import SmallTask
 from fedalloy.weightings.uniform import Uniform
 
 
-class Quadratic:
+class Quadratic(Objective):
     """``1/2 (w - mean(batch))^2`` per coordinate: gradients that can be written down by hand."""
 
     def init(self, key):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import Any
 
 import pytest
 import torch
@@ -58,10 +59,11 @@ def test_only_the_head_is_trained_sent_and_counted(engine):
 
 def test_the_frozen_body_stays_as_it_was_and_shares_batches_with_nobody():
     task = frozen_task()
-    assert not task.objective.needs_full_batches  # type: ignore[attr-defined]
+    assert not task.objective.needs_full_batches
     result = run(task)
-    structure = task.objective.structure  # type: ignore[attr-defined]
-    body = structure.get_submodule("body")
+    structure = task.objective.structure
+    assert structure is not None
+    body: Any = structure.get_submodule("body")
     assert int(body[2].num_batches_tracked) == 0
     assert torch.equal(body[2].running_mean, torch.zeros(12))
     x = task.test.x[:5]

@@ -29,7 +29,7 @@ PARTS: tuple[DataPart, ...] = ("train", "valid", "test")
 
 
 @dataclass(frozen=True)
-class NoModel:
+class NoModel(Objective):
     """Stands in for an objective: a task only carries it."""
 
     def init(self, key: Key) -> tuple[Tree, Tree]:

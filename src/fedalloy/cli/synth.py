@@ -46,7 +46,7 @@ def export(
 
     trained = reopen(run)
     x, y = samples_of(trained, per_class) if round is None else snapshots.load(run, round)
-    for path in write(x, y, output, getattr(trained.fed.task, "bounds", None)):
+    for path in write(x, y, output, trained.fed.task.bounds):
         typer.echo(str(path))
 
 
@@ -103,7 +103,7 @@ def grid(
     from fedalloy.synthetic.quality import samples_of
 
     trained, kept = reopen(run), kept_rounds(run, rounds)
-    bounds = getattr(trained.fed.task, "bounds", None)
+    bounds = trained.fed.task.bounds
     if kept:
         write_png(output, growth_grid([snapshots.load(run, round) for round in kept], bounds))
         typer.echo(f"{output}: rounds {', '.join(map(str, kept))}")

@@ -13,7 +13,7 @@ from fedalloy.core import registry
 from fedalloy.core.algorithm import Algorithm, ServerState, ServerStep, server_step
 from fedalloy.core.errors import SpecError
 from fedalloy.core.keys import Key
-from fedalloy.core.protocols import DataPart
+from fedalloy.core.protocols import DataPart, Objective, Task
 from fedalloy.core.types import Block, Cohort, Context, State, Tree, Work
 from fedalloy.engines.loop import Loop
 
@@ -103,7 +103,7 @@ def serve(algorithm: Algorithm, state: ServerState | None, arrived: Arrived, ctx
 
 
 @dataclass(frozen=True)
-class Quadratics:
+class Quadratics(Task, Objective):
     """Clients with ``F_k(w) = 1/2 (w - c_k)' A_k (w - c_k)``: the task and its objective in one.
 
     Each client owns one example whose x is A_k and whose y is c_k, so a step takes the exact gradient and the

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -132,7 +132,7 @@ class Algorithm:
 
     def fitted(self, task: Task, key: Key | None = None) -> Algorithm:
         """The same algorithm, solver and server knowing the form of the task's data; ``key`` is the root of the run."""
-        if self.solver.target == "params" and not getattr(task.objective, "needs_full_batches", False):
+        if self.solver.target == "params" and not task.objective.needs_full_batches:
             return self
         facts = facts_of(task, key or Key.of(0))
         return replace(self, solver=self.solver.fitted(facts), server=self.server.fitted(facts))
@@ -202,10 +202,9 @@ class Algorithm:
 def facts_of(task: Task, key: Key) -> Facts:
     """What a solver may know of a task, from the examples of its first clients that have some; a task whose data are
     elsewhere says it itself."""
-    told = getattr(task, "facts", None)
+    told = task.facts()
     if told is not None:
-        facts = cast(Facts, told())
-        return replace(facts, seed=key.fold("facts").seed(), alone=_trains_on_one(task.objective, facts))
+        return replace(told, seed=key.fold("facts").seed(), alone=_trains_on_one(task.objective, told))
     for client in range(task.population):
         x = task.data("train", torch.tensor([client])).client(0).x
         if len(x):
@@ -213,15 +212,13 @@ def facts_of(task: Task, key: Key) -> Facts:
     params, buffers = task.objective.init(Key.of(0))
     said = task.objective.outputs(_beside(x, params), _beside(x, buffers), x[:1])
     limits, count = (float(x.min()), float(x.max())), said.shape[-1] if said.dim() > 1 else 1
-    bounds = getattr(task, "bounds", None)
-    facts = Facts(tuple(x.shape[1:]), x.dtype, count, *limits, bounds=bounds, seed=key.fold("facts").seed())
+    facts = Facts(tuple(x.shape[1:]), x.dtype, count, *limits, bounds=task.bounds, seed=key.fold("facts").seed())
     return replace(facts, alone=_trains_on_one(task.objective, facts))
 
 
 def _trains_on_one(objective: Objective, facts: Facts) -> bool:
-    """Whether a batch may have a single example; every objective that does not say otherwise allows it."""
-    asked = getattr(objective, "trains_on_one", None)
-    return asked is None or bool(asked(torch.zeros(1, *facts.shape, dtype=facts.dtype)))
+    """Whether a batch may have a single example; most objectives allow it."""
+    return objective.trains_on_one(torch.zeros(1, *facts.shape, dtype=facts.dtype))
 
 
 def _beside(x: Tensor, leaves: Tree) -> Tree:

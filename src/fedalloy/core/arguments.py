@@ -207,6 +207,8 @@ def _words(hint: type) -> str:
     known = {float: "a number", int: "a whole number", bool: "true or false", str: "text", dict: "a table"}
     if dataclasses.is_dataclass(hint):
         return f"a {hint.__name__} (or a table of {', '.join(_hints(hint))})"
+    if inspect.isabstract(hint):
+        return f"an object of a class that inherits from {hint.__module__}.{hint.__name__}"
     return known.get(hint, f"a {hint.__name__}")
 
 

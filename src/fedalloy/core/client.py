@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from fedalloy.core import tree
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.errors import ClientError
 from fedalloy.core.keys import Key
-from fedalloy.core.objective import Act, Actor, Objective
+from fedalloy.core.objective import Act, Objective
 from fedalloy.core.packing import bytes_up
 from fedalloy.core.protocols import Carry, Shared
 from fedalloy.core.types import Context, Contribution, Examples, Payload, Plan, State, Tree
@@ -92,7 +92,7 @@ class BatchGradient:
             nonlocal buffers
             draw = None if self._draw is None else torch.as_tensor(Key(self._draw).fold("act", self._acts).state)
             self._acts += 1
-            result, buffers = cast(Actor, self._objective).act(role, leaves, buffers, inputs, draw, training=True)
+            result, buffers = self._objective.act(role, leaves, buffers, inputs, draw, training=True)
             return result
 
         losses = by(act, x, y)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from fedalloy.core.declared import declared
+from fedalloy.core.errors import SpecError
 from fedalloy.core.keys import Key
 from fedalloy.core.types import Tree
 
@@ -43,39 +46,89 @@ class GradAt(Protocol):
         """What the model says about any ``x``, in evaluation mode: for gradients with respect to inputs."""
 
 
-class Objective(Protocol):
-    """A model and its loss as pure functions of parameters and buffers."""
+class Objective(ABC):
+    """A model and its loss as pure functions of parameters and buffers. One's own inherits from this class and writes
+    the five functions without a default."""
 
+    @abstractmethod
     def init(self, key: Key) -> tuple[Tree, Tree]:
         """Fresh parameters and buffers."""
 
+    @abstractmethod
     def loss(
         self, params: Tree, buffers: Tree, x: Tensor, y: Tensor, mask: Tensor | None, draw: Tensor | None
     ) -> tuple[Tensor, Tree]:
         """Mean training loss over the (masked) batch, and the buffers after it."""
 
+    @abstractmethod
     def outputs(self, params: Tree, buffers: Tree, x: Tensor) -> Tensor:
         """What the model says, in evaluation mode."""
 
+    @abstractmethod
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The loss of every example."""
 
+    @abstractmethod
     def hits(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Whether every example is classified correctly, as 0 or 1."""
 
+    @declared
+    def needs_full_batches(self) -> bool:
+        """Whether examples of a training batch see each other (BatchNorm), so that no row may be padding."""
+        return False
 
-class Actor(Objective, Protocol):
-    """An objective whose model does more than classify: what solvers with ``roles`` ask for."""
+    @declared
+    def needs_draw(self) -> bool:
+        """Whether ``loss`` needs a random draw (the model has dropout)."""
+        return False
 
-    @property
+    @declared
+    def scores_by_batch(self) -> bool:
+        """Whether examples see each other in evaluation too."""
+        return False
+
+    @declared
+    def structure(self) -> nn.Module | None:
+        """The module, for engines that look for a structure they have a fast kernel for. Read only."""
+        return None
+
+    @declared
+    def loss_name(self) -> str | None:
+        """The loss by name, for engines that have a fast kernel for it; None where it has none."""
+        return None
+
+    @declared
+    def loss_rule(self) -> object:
+        """What the loss is, as a value that tells it from others; None where the class of the objective says it."""
+        return None
+
+    @declared
+    def frozen(self) -> Tree:
+        """The leaves that are neither trained nor exchanged."""
+        return {}
+
+    @declared
+    def forms(self) -> Mapping[str, Tree]:
+        """Names, shapes and types of what is exchanged, ``params`` and ``buffers``, without content; empty where that
+        is known only from ``init``."""
+        return {}
+
+    @declared
     def roles(self) -> frozenset[str]:
-        """What the model can do, by name."""
+        """What the model can do, by name; an ordinary one only classifies."""
+        return frozenset({"classify"})
 
-    @property
+    @declared
     def classes(self) -> int:
-        """How many classes the model knows."""
+        """How many classes a model with roles knows; 0 for an ordinary one, which has outputs instead."""
+        return 0
+
+    def trains_on_one(self, x: Tensor) -> bool:
+        """Whether the model can be trained on the one example ``x`` (BatchNorm over vectors cannot)."""
+        return True
 
     def act(
         self, role: str, params: Tree, buffers: Tree, inputs: tuple[Tensor, ...], draw: Tensor | None, training: bool
     ) -> tuple[Any, Tree]:
         """What the model does in one of its roles, and the buffers after it."""
+        raise SpecError(f"objective {type(self).__name__} has no role '{role}': it can {', '.join(sorted(self.roles))}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -26,8 +25,9 @@ from fedalloy.core.objective import Outputs as Outputs
 from fedalloy.core.packing import Packings
 from fedalloy.core.statistics import STATISTICS, Statistic
 from fedalloy.core.store import ClientStore as ClientStore
+from fedalloy.core.task import Task as Task
+from fedalloy.core.types import Carry as Carry
 from fedalloy.core.types import (
-    Block,
     Cohort,
     Context,
     Descent,
@@ -42,7 +42,6 @@ from fedalloy.core.types import (
     Tree,
     Weights,
 )
-from fedalloy.core.types import Carry as Carry
 from fedalloy.core.types import DataPart as DataPart
 from fedalloy.core.types import Shared as Shared
 from fedalloy.core.weighting import ElementRound as ElementRound
@@ -285,19 +284,3 @@ class Wire(AnyLength, ABC):
         """How parts lie on the wire after this transform, where they lay there as ``before``. A transform that says
         nothing may have changed any number: then plain tensors travel."""
         return {}
-
-
-@runtime_checkable
-class Task(Protocol):
-    """A model, its loss and the clients' data."""
-
-    @property
-    def objective(self) -> Objective:
-        """The model as pure functions."""
-
-    @property
-    def population(self) -> int:
-        """How many clients exist."""
-
-    def data(self, part: DataPart, ids: Tensor) -> Block:
-        """The examples of some clients."""

@@ -6,12 +6,10 @@ from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.errors import SpecError
 from fedalloy.core.protocols import Task
 
-_PLAIN = frozenset({"classify"})
-
 
 def check_roles(algorithm: Algorithm, task: Task) -> None:
     """Refuse, before the first round, a model that cannot play what the solver asks of it."""
-    known: frozenset[str] = getattr(task.objective, "roles", _PLAIN)
+    known = task.objective.roles
     missing = algorithm.solver.roles - known
     if missing:
         raise SpecError(

@@ -131,7 +131,7 @@ class Batched(Engine):
 
     def _trainer(self, objective: Objective, shared: Shared) -> Trainer:
         """Graphs on a GPU, plain vmap elsewhere and where batches must not be padded."""
-        if not _on_gpu(shared) or getattr(objective, "needs_full_batches", False):
+        if not _on_gpu(shared) or objective.needs_full_batches:
             return mapped.train
         self._graphs = self._graphs or Graphs(self.precision, self.compiled)
         return self._graphs.train
@@ -155,9 +155,7 @@ def dense_of(objective: Objective, shared: Shared) -> tuple[fused.Dense, ...] | 
     """The model as dense layers, if it is nothing else. Looked up once per objective: tracing a module costs more
     than a small round."""
     if objective not in _dense:
-        _dense[objective] = fused.dense_layers(
-            chain_of(objective, shared["params"]), getattr(objective, "loss_name", None)
-        )
+        _dense[objective] = fused.dense_layers(chain_of(objective, shared["params"]), objective.loss_name)
     layers: tuple[fused.Dense, ...] | None = _dense[objective]
     return layers
 
@@ -171,7 +169,7 @@ def _fused_block(
     block: Prepared,
     ctx: Context,
 ) -> Finished:
-    descent, loss = algorithm.solver.descent, getattr(objective, "loss_name", "")
+    descent, loss = algorithm.solver.descent, objective.loss_name or ""
     assert descent is not None
     before = _before(algorithm, objective, shared, block, {})
     delta, loss_sum = train(loss, descent, shared["params"], block, ctx)

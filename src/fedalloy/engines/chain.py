@@ -37,8 +37,8 @@ Chain = tuple[Layer, ...]
 
 def chain_of(objective: Objective, params: Tree) -> Chain | None:
     """The layers in order, or None when the model is anything but a chain whose leaves are all trained."""
-    structure = getattr(objective, "structure", None)
-    layers = _layers(structure) if isinstance(structure, nn.Module) else None
+    structure = objective.structure
+    layers = None if structure is None else _layers(structure)
     if layers is None or sorted(_leaves(layers)) != sorted(params):
         return None
     return tuple(layer for layer in layers if layer.kind != "identity")

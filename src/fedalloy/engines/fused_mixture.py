@@ -79,7 +79,7 @@ def train(
     assert mixture is not None
     carry = mapped.begin(algorithm, shared, mine, len(block), ctx)
     memory = _allocate(params, carry.get("local"), len(block))
-    passes, now = Passes(layers, getattr(objective, "loss_name", ""), block), memory
+    passes, now = Passes(layers, objective.loss_name or "", block), memory
     shares, spans = _shares(block.draws["mix"], params)
     for step, (x, y) in enumerate(block.batches()):
         running = block.running[step]

@@ -81,7 +81,7 @@ def train(
 
 
 def _takes_maxima(objective: Objective) -> bool:
-    structure: nn.Module | None = getattr(objective, "structure", None)
+    structure = objective.structure
     return structure is not None and any(isinstance(part, nn.MaxPool2d) for part in structure.modules())
 
 

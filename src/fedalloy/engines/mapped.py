@@ -161,7 +161,7 @@ def _even(objective: Objective, block: Prepared, step: int) -> list[tuple[Tensor
     """The running clients in groups that can share a call: all of them where padding is harmless; by the size of
     their batch where examples see each other (BatchNorm)."""
     width = block.mask.shape[2]
-    if block.full[step] or not getattr(objective, "needs_full_batches", False):
+    if block.full[step] or not objective.needs_full_batches:
         return [(None, width)]
     sizes = block.mask[step, : block.running[step]].sum(1)
     return [((sizes == size).nonzero().flatten(), int(size)) for size in sizes.unique().tolist()]

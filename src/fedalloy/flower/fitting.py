@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 
 from fedalloy.core.protocols import Objective, Shared
@@ -13,7 +11,7 @@ from fedalloy.engines.flower import Refused
 
 def check_shared(shared: Shared, objective: Objective) -> None:
     """Refuse a model whose names, shapes or types are not those of the task's model."""
-    for part, expected in _forms(objective).items():
+    for part, expected in objective.forms.items():
         if part not in shared:
             raise Refused(f"the order has no part 'shared/{part}'")
         _check(part, shared[part], expected)
@@ -24,7 +22,7 @@ def check_cohort(payload: Payload, objective: Objective, update: str) -> int:
     if not payload.get(update):
         raise Refused(f"the order has no part 'cohort/{update}'")
     count = min((len(leaf) if leaf.dim() else 0) for leaf in payload[update].values())
-    forms = _forms(objective)
+    forms = objective.forms
     parts = {update: forms.get("params", {}), "buffers": forms.get("buffers", {})}
     for part, leaves in payload.items():
         stacked = {name: torch.empty(count, *form.shape, dtype=form.dtype, device="meta")
@@ -33,11 +31,6 @@ def check_cohort(payload: Payload, objective: Objective, update: str) -> int:
     if count < 1:
         raise Refused("the order has no models of other clients")
     return count
-
-
-def _forms(objective: Objective) -> Mapping[str, Tree]:
-    found: Mapping[str, Tree] = getattr(objective, "forms", {})
-    return found
 
 
 def _check(part: str, leaves: Tree, expected: Tree) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedalloy.core.algorithm import facts_of
 from fedalloy.core.errors import DataError, SpecError
 from fedalloy.core.keys import Key
-from fedalloy.core.protocols import DataPart, Objective
+from fedalloy.core.protocols import DataPart, Objective, Task
 from fedalloy.core.spec import from_spec
 from fedalloy.core.types import Block, Facts
 from fedalloy.engines.flower import Refused
@@ -27,8 +27,8 @@ from fedalloy.tasks.datasets.nodes import OnNodes
 
 
 @dataclass(frozen=True, eq=False)
-class RemoteTask:
-    """A model and clients somewhere else (:class:`fedalloy.core.protocols.Task`); ``spec`` is what nodes are told."""
+class RemoteTask(Task):
+    """A model and clients somewhere else; ``spec`` is what nodes are told."""
 
     objective: Objective
     names: tuple[str, ...]

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from fedalloy.core.engine import ModelName
-from fedalloy.core.types import Examples
 from fedalloy.run.trained import Trained
 from fedalloy.tasks.evaluation import evaluate_clients, evaluate_models, evaluate_pool
 from fedalloy.tasks.metrics.direction import higher_is_better
@@ -100,7 +99,7 @@ def client_row(model: str, ids: Tensor, values: Values, **more: Any) -> dict[str
 def _global_scores(trained: Trained, metrics: tuple[str, ...], ids: Tensor) -> tuple[Values, dict[str, float]]:
     task, model = trained.fed.task, trained.server_model()
     values = evaluate_clients(*model, task.data("test", ids), metrics)
-    pool: Examples | None = getattr(task, "global_test", None)
+    pool = task.global_test
     return values, evaluate_pool(*model, pool, metrics) if pool is not None else {}
 
 

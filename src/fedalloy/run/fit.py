@@ -14,6 +14,7 @@ from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.errors import SpecError, nearest
 from fedalloy.core.protocols import Task
 from fedalloy.core.spec import algorithm_from_spec, algorithm_to_spec
+from fedalloy.core.task import check_task
 from fedalloy.core.types import Tree
 from fedalloy.records.reading import read_run
 from fedalloy.run.config import RunConfig
@@ -150,11 +151,7 @@ def _check_order(algorithm: object, task: object) -> None:
     """Say what is meant to stand where."""
     if isinstance(algorithm, Task) and not isinstance(algorithm, Algorithm):
         raise SpecError("fit: the first argument is a task; the order is fit(algorithm, task)")
-    if not isinstance(task, Task):
-        raise SpecError(
-            f"fit: the second argument must be a task (fedalloy.task makes one), got {type(task).__name__}; the "
-            "order is fit(algorithm, task)"
-        )
+    check_task(task, "fit: the second argument (the order is fit(algorithm, task))")
 
 
 def _settings(settings: dict[str, Any], cohort: int | float | None, task: Task) -> dict[str, Any]:
@@ -166,7 +163,7 @@ def _settings(settings: dict[str, Any], cohort: int | float | None, task: Task) 
             raise SpecError(f"fit: unknown setting '{name}'; {nearest(name, allowed | {'cohort'})}")
     if cohort is not None and "sampling" in settings:
         raise SpecError("fit: 'cohort' and 'sampling' both say who takes part; give one of them")
-    usual = getattr(task, "metrics", None) if "metrics" not in settings else None
+    usual = task.metrics if "metrics" not in settings else ()
     scores = {"metrics": usual, "target_metric": usual[0]} if usual else {}
     return {"sampling": Uniform(cohort), **scores, **settings}
 

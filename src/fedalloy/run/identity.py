@@ -17,7 +17,7 @@ from fedalloy.core.errors import FedalloyError
 from fedalloy.core.fingerprint import VALUES, Plain, digest, of_tensor, portrait
 from fedalloy.core.protocols import Engine, Objective, Task
 from fedalloy.run.config import RunConfig
-from fedalloy.tasks.federation import FederatedTask, GeneratedTask
+from fedalloy.tasks.federation import FederatedTask
 
 FREE = ("threads", "checkpoint_every", "client_memory_mb", "profile")
 _ELSEWHERE = ("sampling", "devices", "engine", "engine_options", "device")
@@ -111,15 +111,15 @@ def other_data(found: Plain, task: Task) -> list[str]:
 
 def data_of(task: Task) -> Plain:
     """The clients and their examples; a task whose data are elsewhere says it itself."""
-    said = getattr(task, "fingerprint", None)
+    said = task.fingerprint()
     if said is not None:
-        told: Plain = portrait(said())
+        told: Plain = portrait(said)
         return told
-    known = {"clients": task.population, "names": portrait(getattr(task, "names", None))}
+    known = {"clients": task.population, "names": portrait(task.names)}
     if not isinstance(task, FederatedTask):
         return {**known, **_witnessed(task)}
-    pools = {part: getattr(task, part) for part in ("train", "valid", "test")}
-    parts = {part: {name: of_tensor(getattr(pool, name)) for name in ("x", "y")} for part, pool in pools.items()}
+    pools = task.pools
+    parts: Plain = {part: {"x": of_tensor(pool.x), "y": of_tensor(pool.y)} for part, pool in pools.items()}
     sizes = digest(*(owned for pool in pools.values() for owned in (pool.start, pool.size)))
     common = task.global_test
     return {
@@ -131,7 +131,7 @@ def data_of(task: Task) -> Plain:
 
 def _witnessed(task: Task) -> Plain:
     """Data that are drawn when somebody asks: the examples of a few clients stand for all."""
-    drawn = task.to("cpu") if isinstance(task, GeneratedTask) else task
+    drawn = task.to("cpu")
     ids = torch.linspace(0, task.population - 1, min(_WITNESSES, task.population)).round().long()
     found: Plain = {}
     for part in ("train", "valid", "test"):
@@ -146,12 +146,11 @@ def _witnessed(task: Task) -> Plain:
 
 def _model(objective: Objective) -> Plain:
     """The structure, the loss and the leaves that stay frozen."""
-    structure = getattr(objective, "structure", None)
-    loss = getattr(objective, "loss_name", None) or portrait(getattr(objective, "_loss", None))
-    frozen: dict[str, torch.Tensor] = getattr(objective, "_constants", {})
+    structure = objective.structure
+    loss = objective.loss_name or portrait(objective.loss_rule)
     return {
         "structure": {"exact": digest(type(objective).__qualname__ if structure is None else repr(structure))},
-        "loss": loss, "frozen": _leaves(frozen),
+        "loss": loss, "frozen": _leaves(objective.frozen),
     }  # fmt: skip
 
 

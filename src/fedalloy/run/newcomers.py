@@ -107,7 +107,7 @@ def _scores(trained: Trained, ids: Tensor, steps: int, metrics: tuple[str, ...])
 
 
 def _newcomers(trained: Trained) -> Tensor:
-    ids: Tensor = getattr(trained.fed.task, "newcomer_ids", torch.zeros(0, dtype=torch.int64))
+    ids = trained.fed.task.newcomer_ids
     if len(ids) == 0:
         raise SpecError(
             "this run has no newcomers: give ids, or set aside some clients with newcomers = 5 in [partition]"

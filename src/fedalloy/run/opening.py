@@ -131,6 +131,6 @@ def _renewed(stored: Recipe, claim: Claim, rounds: int, engine: bool) -> Recipe:
 
 def _manifest(task: Task) -> dict[str, Any] | None:
     """The partition as a record, with the clients' names where they have some."""
-    manifest, names = getattr(task, "manifest", None), getattr(task, "names", None)
+    manifest, names = task.manifest, task.names
     described = manifest.to_json() if manifest else {}
     return {**described, **({"names": list(names)} if names else {})} or None

@@ -16,16 +16,12 @@ def placed(task: Task, device: str) -> Task:
     """The task with its data where the models are, when it can be moved and fits there; a device that is not there is
     refused."""
     check_device(device)
-    if device == "cpu" or not hasattr(task, "to") or not _fits(task, device):
-        return task
-    moved: Task = task.to(device)
-    return moved
+    return task if device == "cpu" or not _fits(task, device) else task.to(device)
 
 
 def _fits(task: Task, device: str) -> bool:
     """Whether the data leave room for the models; otherwise batches are copied when their step comes."""
-    pools = [getattr(task, part) for part in ("train", "valid", "test") if hasattr(task, part)]
-    size = sum(tree.nbytes({"x": pool.x, "y": pool.y}) for pool in pools)
+    size = sum(tree.nbytes({"x": pool.x, "y": pool.y}) for pool in task.pools.values())
     free, _ = torch.cuda.mem_get_info(device) if torch.device(device).type == "cuda" else (size * 2, 0)
     return size < 0.6 * free
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 from torch import Tensor
 
 from fedalloy.core.keys import Key
-from fedalloy.core.objective import Actor, Objective
+from fedalloy.core.objective import Objective
 from fedalloy.core.protocols import Shared
 from fedalloy.core.types import Plan, Tree
 
@@ -25,11 +23,11 @@ def noise_keys(plan: Plan, keys: Key) -> Tree:
 @torch.no_grad()
 def generated(shared: Shared, key: Key, per_class: int, objective: Objective) -> tuple[Tensor, Tensor]:
     """``per_class`` examples of every class by the shared model in its role ``generate``, sorted by class."""
-    model, params, buffers = cast(Actor, objective), shared["params"], shared["buffers"]
+    params, buffers = shared["params"], shared["buffers"]
     device = next(iter(params.values())).device
-    y = torch.arange(model.classes, device=device).repeat_interleave(per_class)
+    y = torch.arange(objective.classes, device=device).repeat_interleave(per_class)
     parts = []
     for number, labels in enumerate(y.split(_AT_ONCE)):
         draw = torch.as_tensor(key.fold("generate").each(torch.tensor(number)).state).to(device)
-        parts.append(model.act("generate", params, buffers, (draw, labels), None, training=False)[0])
+        parts.append(objective.act("generate", params, buffers, (draw, labels), None, training=False)[0])
     return torch.cat(parts), y

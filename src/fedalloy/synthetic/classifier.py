@@ -45,8 +45,8 @@ class ClassifierTraining:
 
 
 @dataclass(frozen=True, eq=False)
-class OneClient:
-    """A single client that holds given examples; implements ``core.protocols.Task``."""
+class OneClient(Task):
+    """A single client that holds given examples."""
 
     objective: Objective
     x: Tensor
@@ -68,7 +68,7 @@ def synthetic_set(
 
 def classifier_of(task: Task) -> Objective:
     """The model that is trained on synthetic samples: the task's ``classifier`` where it names one, else its own."""
-    return getattr(task, "classifier", None) or task.objective
+    return task.classifier or task.objective
 
 
 def train_classifier(

@@ -30,7 +30,7 @@ def evaluate_clients(
     block owns are. A model whose outputs depend on the batch (BatchNorm without running statistics) meets the clients
     one by one, so that nobody's score depends on who else is scored.
     """
-    if _by_batch(objective) and len(block.size) > 1:
+    if objective.scores_by_batch and len(block.size) > 1:
         return _one_by_one(objective, [(params, buffers)] * len(block.size), block, metrics, chunk)
     owner = torch.repeat_interleave(block.size.cpu())
     rows = _rows(block, owner)
@@ -46,7 +46,7 @@ def evaluate_models(
     On a GPU models run side by side under ``vmap``; on a CPU only where calling them one by one would cost more
     than they compute. What ``vmap`` cannot take runs one by one.
     """
-    if len(models) > 1 and not _by_batch(objective) and _worth_stacking(models, block):
+    if len(models) > 1 and not objective.scores_by_batch and _worth_stacking(models, block):
         try:
             return _side_by_side(objective, models, block, metrics, chunk)
         except Exception:
@@ -95,10 +95,6 @@ def _score(
         name: metric.score(torch.cat(kept[name]).to("cpu", torch.float64), owner, clients)
         for name, metric in chosen.items()
     }
-
-
-def _by_batch(objective: Objective) -> bool:
-    return bool(getattr(objective, "scores_by_batch", False))
 
 
 def _worth_stacking(models: Sequence[Model], block: Block) -> bool:

@@ -6,23 +6,24 @@ less than a batch of them, are fine: :func:`notices` tells of them.
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from fedalloy.core.errors import DataError, FedalloyError, SpecError
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import DataPart, LocalSolver, Objective, Task
+from fedalloy.core.task import TaskAround
 from fedalloy.core.types import Block
 
 _NAMED = 3
 _PAGE = 4096
 _NOBODY = bytes(_PAGE)
-_examined: weakref.WeakSet[Any] = weakref.WeakSet()
+_examined: Any = WeakIdKeyDictionary()
 
 ENCODING = (
     "number the classes from 0, alike for all clients, for example with names = sorted(set(labels)) and "
@@ -51,26 +52,26 @@ def check_examples(x: Tensor, y: Tensor, classes: int | None, owner: Tensor | No
 def examined(task: Task) -> Task:
     """The task, if its data can be learned from; data that are made when asked for are looked at then, each client's
     once. Data in memory are looked at once however many runs use them."""
-    pools: dict[str, Any] = {part: getattr(task, part, None) for part in ("train", "valid", "test")}
-    if not all(hasattr(pool, "everyone") for pool in pools.values()):
+    pools = task.pools
+    if not pools:
         return task if isinstance(task, ExaminedTask) else ExaminedTask(task)
-    fresh = [part for part, pool in pools.items() if pool not in _examined]
-    limit = label_limit(task.objective, pools["train"].x[:2], pools["train"].y[:2]) if fresh else None
-    for part in fresh:
-        pool = pools[part]
-        _check_block(pool.everyone(), torch.arange(len(pool.size)), part, limit, _naming(task))
-        _examined.add(pool)
+    if task in _examined:
+        return task
+    limit = label_limit(task.objective, pools["train"].x[:2], pools["train"].y[:2])
+    for part, pool in pools.items():
+        _check_block(pool, torch.arange(len(pool.size)), part, limit, _naming(task))
+    _examined[task] = True
     return task
 
 
 def label_limit(objective: Objective, x: Tensor, y: Tensor) -> int | None:
     """How many classes a model and its loss tell apart, None where that cannot be known; tried on two examples, so that
     a model that does not fit the data is found before round 1."""
-    if not len(x) or "classify" not in getattr(objective, "roles", {"classify"}) or not hasattr(objective, "init"):
+    if not len(x) or "classify" not in objective.roles:
         return None
     params, buffers = objective.init(Key.of(0))
     params, buffers = ({name: leaf.to(x.device) for name, leaf in leaves.items()} for leaves in (params, buffers))
-    loss = getattr(objective, "loss_name", "")
+    loss = objective.loss_name
     try:
         with torch.no_grad():
             outputs = objective.outputs(params, buffers, x)
@@ -86,27 +87,20 @@ def label_limit(objective: Objective, x: Tensor, y: Tensor) -> int | None:
 
 
 @dataclass(frozen=True, eq=False)
-class ExaminedTask:
+class ExaminedTask(TaskAround):
     """A task whose clients' examples are looked at when they are loaded for the first time."""
 
-    task: Task
     seen: dict[str, dict[int, bytearray]] = field(default_factory=dict)
     limits: list[int | None] = field(default_factory=list)
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in ("task", "seen", "limits"):  # not there yet while being unpickled
-            raise AttributeError(name)
-        return getattr(self.task, name)
+    def fingerprint(self) -> Mapping[str, Any] | None:
+        """The task's own: the examples are."""
+        return self.task.fingerprint()
 
-    @property
-    def objective(self) -> Objective:
-        """The model of the task."""
-        return self.task.objective
-
-    @property
-    def population(self) -> int:
-        """How many clients exist."""
-        return self.task.population
+    def to(self, device: torch.device | str | None, dtype: torch.dtype | None = None) -> Task:
+        """The moved task, to be looked at there."""
+        moved = self.task.to(device, dtype)
+        return self if moved is self.task else ExaminedTask(moved)
 
     def data(self, part: DataPart, ids: Tensor) -> Block:
         """The examples of some clients; those that come for the first time are looked at."""
@@ -137,11 +131,10 @@ class ExaminedTask:
 
 def notices(task: Task, solver: LocalSolver) -> tuple[str, ...]:
     """What a user should know about the data of a task in memory before it runs."""
-    told = tuple(getattr(task, "notices", ()))
-    train: Any = getattr(task, "train", None)
-    if not hasattr(train, "size"):
+    told = tuple(task.notices)
+    if "train" not in task.pools:
         return told
-    sizes = train.size[: task.population]
+    sizes = task.pools["train"].size[: task.population]
     batch = batch_of(solver)
     few = ((sizes > 0) & (sizes < batch)) if batch else torch.zeros_like(sizes, dtype=torch.bool)
     name = _naming(task)
@@ -219,5 +212,5 @@ def _finite(values: Tensor) -> bool:
 
 
 def _naming(task: Task) -> Naming:
-    names: Sequence[str] | None = getattr(task, "names", None)
+    names = task.names
     return lambda client: f"{client} '{names[client]}'" if names is not None and client < len(names) else str(client)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedalloy.core.errors import DataError, SpecError, nearest
 from fedalloy.core.keys import Key
-from fedalloy.core.protocols import DataPart, Objective
+from fedalloy.core.protocols import DataPart, Objective, Task
 from fedalloy.core.types import Block, Examples
 from fedalloy.tasks.datasets.base import Dataset, Standardise
 from fedalloy.tasks.noise import LabelNoise
@@ -59,7 +59,7 @@ class Pool:
 
 
 @dataclass(frozen=True, eq=False)
-class FederatedTask:
+class FederatedTask(Task):
     """A model and clients whose data are in memory, one pool per part.
 
     ``metrics`` are those the data are usually scored with, the most telling one first. ``bounds`` are the declared
@@ -86,6 +86,11 @@ class FederatedTask:
     def population(self) -> int:
         """How many clients may take part."""
         return len(self.train.size) - self.newcomers
+
+    @property
+    def pools(self) -> dict[DataPart, Block]:
+        """Everybody's examples by part."""
+        return {"train": self.train.everyone(), "valid": self.valid.everyone(), "test": self.test.everyone()}
 
     @property
     def newcomer_ids(self) -> Tensor:
@@ -149,7 +154,7 @@ def federate(
 
 
 @dataclass(frozen=True, eq=False)
-class GeneratedTask:
+class GeneratedTask(Task):
     """A model and any number of clients whose data are drawn when asked for: nothing grows with the population.
 
     ``make(ids, key)`` is a pure function that draws a block for some clients, each from its own key
@@ -164,9 +169,6 @@ class GeneratedTask:
     valid_fraction: float = 0.0
     device: torch.device | str | None = None
     dtype: torch.dtype | None = None
-
-    manifest: None = None
-    names: None = None
 
     def __post_init__(self) -> None:
         check_fractions(self.test_fraction, self.valid_fraction)

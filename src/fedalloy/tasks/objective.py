@@ -12,6 +12,7 @@ from torch.func import functional_call
 
 from fedalloy.core.errors import SpecError
 from fedalloy.core.keys import Key
+from fedalloy.core.objective import Objective
 from fedalloy.core.types import Tree
 from fedalloy.tasks.dropout import Dropout
 from fedalloy.tasks.losses import LOSSES, Loss, PerExample, choose
@@ -20,8 +21,8 @@ from fedalloy.tasks.trainable import Selection, select
 Factory = Callable[[], nn.Module]
 
 
-class ModuleObjective:
-    """A model built by ``factory`` and a loss; implements ``core.protocols.Objective``.
+class ModuleObjective(Objective):
+    """A model built by ``factory`` and a loss.
 
     ``loss`` is ``cross_entropy``, ``binary``, ``mse`` or a function of ``(outputs, y)`` with one value per
     example. ``trainable`` are name patterns (``head.*``): what they do not match is frozen, stays inside
@@ -91,6 +92,16 @@ class ModuleObjective:
     def loss_name(self) -> str | None:
         """The loss by name; None for a function of the user's."""
         return next((name for name, known in LOSSES.items() if known is self._loss), None)
+
+    @property
+    def loss_rule(self) -> Loss:
+        """The loss as a value."""
+        return self._loss
+
+    @property
+    def frozen(self) -> Tree:
+        """The leaves that are neither trained nor exchanged."""
+        return self._constants
 
     @property
     def forms(self) -> dict[str, Tree]:

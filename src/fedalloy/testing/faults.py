@@ -16,7 +16,8 @@ from fedalloy.core import tree
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.around import SolverAround
 from fedalloy.core.keys import Key
-from fedalloy.core.protocols import Carry, DataPart, Engine, GradAt, Objective, Outcome, Shared, Task
+from fedalloy.core.protocols import Carry, DataPart, Engine, GradAt, Outcome, Shared, Task
+from fedalloy.core.task import TaskAround
 from fedalloy.core.types import Block, Context, Payload, State, Work
 
 Fault = Callable[[Engine], Engine]
@@ -182,19 +183,10 @@ FAULTS: dict[str, Fault] = {
 
 
 @dataclass(frozen=True)
-class _Relabelled:
+class _Relabelled(TaskAround):
     """A task whose client ``i`` is really client ``ids[i]``."""
 
-    task: Task
     ids: Tensor
-
-    @property
-    def objective(self) -> Objective:
-        return self.task.objective
-
-    @property
-    def population(self) -> int:
-        return self.task.population
 
     def data(self, part: DataPart, ids: Tensor) -> Block:
         return self.task.data(part, self.ids[ids])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedalloy.core.keys import Key
-from fedalloy.core.protocols import DataPart, LocalSolver, Objective
+from fedalloy.core.protocols import DataPart, LocalSolver, Objective, Task
 from fedalloy.core.types import Block, Examples
 from fedalloy.tasks.dropout import Dropout
 from fedalloy.tasks.models.acgan import Acgan, acgan_rows
@@ -27,8 +27,8 @@ EQUAL = (6, 6, 6, 6)
 
 
 @dataclass(frozen=True, eq=False)
-class SmallTask:
-    """A model and a few clients; implements ``core.protocols.Task``. All three parts hold the same examples."""
+class SmallTask(Task):
+    """A model and a few clients. All three parts hold the same examples."""
 
     objective: Objective
     block: Block

@@ -14,6 +14,7 @@ from fedalloy.core.errors import FedalloyError, SpecError, nearest
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Engine, Task
 from fedalloy.core.spec import algorithm_to_spec
+from fedalloy.core.task import check_task
 from fedalloy.run.fit import as_algorithm
 from fedalloy.run.interrupt import Caught, put_off
 from fedalloy.run.placement import placed
@@ -56,6 +57,7 @@ def unfold(
     >>> fedalloy.unfold("fedavg", task, rounds=2, iterations=1).weights.shape
     torch.Size([2, 2])
     """
+    check_task(task, "unfold: the second argument (the order is unfold(algorithm, task))")
     chosen, learning = as_algorithm(algorithm), _learning(settings)
     task = placed(task, device)
     chosen = chosen.fitted(task, Key.of(seed))

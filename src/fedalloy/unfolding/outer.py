@@ -13,7 +13,7 @@ from fedalloy.core.types import Tree
 
 
 @dataclass(frozen=True)
-class OneHotError:
+class OneHotError(Objective):
     """``mean_c (softmax_c - [c = y])^2`` of a classifier, whatever loss its clients train with; in evaluation mode."""
 
     objective: Objective

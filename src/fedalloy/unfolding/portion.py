@@ -10,27 +10,17 @@ from torch import Tensor
 
 from fedalloy.core.fraction import fractions_of
 from fedalloy.core.keys import Key
-from fedalloy.core.protocols import DataPart, Objective, Task
+from fedalloy.core.protocols import DataPart
+from fedalloy.core.task import TaskAround
 from fedalloy.core.types import Block
 
 
-@dataclass(frozen=True)
-class Portion:
+@dataclass(frozen=True, eq=False)
+class Portion(TaskAround):
     """The task with ``fraction`` of every client's training examples, at least one, drawn once by key."""
 
-    task: Task
     fraction: float
     key: Key
-
-    @property
-    def objective(self) -> Objective:
-        """The task's own."""
-        return self.task.objective
-
-    @property
-    def population(self) -> int:
-        """The task's own."""
-        return self.task.population
 
     def data(self, part: DataPart, ids: Tensor) -> Block:
         """The task's own, except for the training part."""

@@ -59,7 +59,7 @@ def _pieces(course: Course, fixed: Fixed) -> Iterator[_Piece | _Batch]:
     block = course.task.data("train", fixed.rows)
     keys = client_keys(fixed.ctx.key, fixed.rows)
     plan = course.algorithm.solver.plan(block.size.cpu(), fixed.epochs, keys.fold("plan"))
-    if getattr(objective, "needs_full_batches", False) or getattr(objective, "needs_draw", False):
+    if objective.needs_full_batches or objective.needs_draw:
         yield from _batches(course, fixed, block, plan, dropout_draws(plan, keys))
         return
     device = next(iter(fixed.params.values())).device

@@ -43,7 +43,7 @@ def on_the_plane(trained: Trained, metric: str, points: int, reach: float = 1.0)
 
 
 def _examples(trained: Trained, key: Key) -> Examples:
-    pool: Examples | None = getattr(trained.fed.task, "global_test", None)
+    pool = trained.fed.task.global_test
     if pool is None:
         raise SpecError("this run's data have no global test set to score the plane on")
     if len(pool) <= MOST_EXAMPLES:
