@@ -14,6 +14,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from tests.cli.lines import Nursery
+
 torch.set_num_threads(1)
 
 # CI draws the same examples every time, so that a change is judged by its own faults; elsewhere they vary.
@@ -25,6 +27,15 @@ settings.load_profile("house")
 def root() -> Path:
     """The repository's folder."""
     return Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def cli(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    """Command lines of this source, for all tests of this process: each is a process of its own, what they load is
+    loaded once."""
+    nursery = Nursery(root / "src", tmp_path_factory.mktemp("nursery"))
+    yield nursery
+    nursery.close()
 
 
 @pytest.fixture(autouse=True)

@@ -55,11 +55,12 @@ def serve() -> None:
     import torch
 
     import fedalloy
+    import fedalloy.cli.app
     import fedalloy.recipe
 
     torch.set_num_threads(1)
     # What is imported at the first gradient or the first data set is then there for every child.
-    fedalloy.fit("fedavg", fedalloy.task(), rounds=1, cohort=1)
+    fedalloy.fit("fedavg", fedalloy.task(), rounds=1, cohort=1, engine="loop")
     for line in sys.stdin:
         order = json.loads(line)
         if "wait" in order:
