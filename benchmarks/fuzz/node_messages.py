@@ -45,7 +45,8 @@ def _stage(method: str) -> dict[str, Any]:
 def _honest(fed: Any, state: Any, client: int) -> Any:
     """The answer of a node that does what it was asked."""
     import fedalloy
-    from fedalloy.core.client import Assignment, client_keys, run_client
+    from fedalloy.core.blocks import client_keys
+    from fedalloy.core.client import Assignment, run_client
     from fedalloy.core.types import Context
     from fedalloy.engines.flower_letters import FORMAT, Letter, pack
 

@@ -18,8 +18,8 @@ from fedalloy.conform.cohorts import Quadratics, arrive, flat, split
 from fedalloy.conform.replay import Report, replay
 from fedalloy.conform.vectors import Case, Values, read
 from fedalloy.core import registry
-from fedalloy.core.client import mean_loss
 from fedalloy.core.errors import SpecError
+from fedalloy.core.measuring import mean_loss
 from fedalloy.core.types import Examples
 
 VECTORS = Path(__file__).resolve().parents[1] / "vectors"

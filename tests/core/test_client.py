@@ -9,9 +9,10 @@ import torch
 
 from fedalloy import algorithms
 from fedalloy.core.algorithm import Algorithm
-from fedalloy.core.client import Assignment, mean_loss, run_client
+from fedalloy.core.client import Assignment, run_client
 from fedalloy.core.errors import ClientError
 from fedalloy.core.keys import Key
+from fedalloy.core.measuring import mean_loss
 from fedalloy.core.protocols import Weighting, Wire
 from fedalloy.core.types import Context, Contribution, Examples
 from fedalloy.servers.sgd import ServerSgd

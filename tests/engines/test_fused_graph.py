@@ -12,9 +12,10 @@ import torch
 from fedalloy.algorithms import fedavg
 from fedalloy.core.keys import Key
 from fedalloy.core.types import Block, Context, Work
-from fedalloy.engines import fused, fused_graph
+from fedalloy.engines import batched, fused, fused_graph
 from fedalloy.engines.batched import Batched
 from fedalloy.engines.fused_graph import FusedGraphs, Kernel, agree
+from fedalloy.engines.loop import Loop
 from fedalloy.testing import small_task
 from fedalloy.testing.cases import work
 from tests.engines.rounds import gaps, play
@@ -30,33 +31,29 @@ class Replayed:
 
     def replay(self, params: Any, block: Any) -> Any:
         self.asked += 1
-        deltas, totals = fused.train(*self.kernel, params, block, self.ctx)
+        deltas, totals = fused.descend(*self.kernel, params, block, self.ctx)
         return {name: leaf + self.error for name, leaf in deltas.items()}, totals
 
 
 @pytest.fixture
 def captured(monkeypatch: pytest.MonkeyPatch) -> list[Replayed]:
-    """Pretend that everything can be captured."""
+    """Pretend that models are on a GPU and everything can be captured."""
     made: list[Replayed] = []
 
     def capture(kernel: Any, params: Any, block: Any, ctx: Any) -> Replayed:
         made.append(Replayed(kernel, ctx, 0.0))
         return made[-1]
 
+    monkeypatch.setattr(batched, "_on_gpu", lambda shared: True)
     monkeypatch.setattr(fused_graph, "capturable", lambda params, block: True)
     monkeypatch.setattr(fused_graph, "_capture", capture)
     return made
 
 
 def test_a_graph_serves_all_rounds_of_its_shape(captured):
-    engine, task = Batched(), small_task()
+    engine, task = Batched(kernel="fused"), small_task()
     for round in (1, 2, 3):
-        assert (
-            gaps(
-                play(engine, ALGORITHM, task, round=round), play(Batched(kernel="mapped"), ALGORITHM, task, round=round)
-            )
-            == []
-        )
+        assert gaps(play(engine, ALGORITHM, task, round=round), play(Loop(), ALGORITHM, task, round=round)) == []
     assert [one.asked for one in captured] == [3]
     other = replace(work(*range(5)), epochs=torch.tensor([1, 1, 1, 1, 3]))
     play(engine, ALGORITHM, task, other)
@@ -69,10 +66,10 @@ def test_a_graph_that_differs_is_given_up(captured, monkeypatch):
         return captured[-1]
 
     monkeypatch.setattr(fused_graph, "_capture", wrong)
-    engine, task = Batched(), small_task()
+    engine, task = Batched(kernel="fused"), small_task()
     with pytest.warns(RuntimeWarning, match="first replay differs"):
         first = play(engine, ALGORITHM, task)
-    assert gaps(first, play(Batched(kernel="mapped"), ALGORITHM, task)) == []
+    assert gaps(first, play(Loop(), ALGORITHM, task)) == []
     play(engine, ALGORITHM, task, round=2)
     assert [one.asked for one in captured] == [1]
 
@@ -83,16 +80,17 @@ def test_what_cannot_be_captured_runs_without(captured, monkeypatch):
 
     monkeypatch.setattr(fused_graph, "_capture", failing)
     with pytest.warns(RuntimeWarning, match="not permitted when stream is capturing"):
-        first = play(Batched(), ALGORITHM, small_task())
-    assert gaps(first, play(Batched(kernel="mapped"), ALGORITHM, small_task())) == []
+        first = play(Batched(kernel="fused"), ALGORITHM, small_task())
+    assert gaps(first, play(Loop(), ALGORITHM, small_task())) == []
 
 
-def test_on_a_cpu_nothing_is_captured():
-    graphs = FusedGraphs()
+def test_on_a_cpu_nobody_asks_for_graphs(monkeypatch):
+    monkeypatch.setattr(FusedGraphs, "train", lambda *_: pytest.fail("asked"))
+    engine = Batched(kernel="fused")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        play(Batched(_fused_graphs=graphs), ALGORITHM, small_task())
-    assert graphs._captured == {}
+        play(engine, ALGORITHM, small_task())
+    assert engine._fused_graphs is None
 
 
 def test_agreement_is_relative_to_the_largest_update():
@@ -119,4 +117,5 @@ def test_a_graph_does_what_the_kernel_does():
         found = engine(ALGORITHM, moved, shared, states, Work.of(torch.arange(5)), ctx).cohort.payload["delta"]
         expected = Batched()(ALGORITHM, task, here, states, Work.of(torch.arange(5)), ctx).cohort.payload["delta"]
         torch.testing.assert_close({name: leaf.cpu() for name, leaf in found.items()}, expected, rtol=1e-9, atol=1e-11)
+    assert engine._fused_graphs is not None
     assert len(engine._fused_graphs._captured) == 1

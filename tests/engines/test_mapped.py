@@ -13,12 +13,14 @@ from torch import nn
 
 from fedalloy import algorithms
 from fedalloy.core.algorithm import Algorithm
+from fedalloy.core.applying import vmapped
+from fedalloy.core.blocks import prepare
 from fedalloy.core.errors import ClientError
 from fedalloy.core.keys import Key
+from fedalloy.core.program import run_block
 from fedalloy.core.types import Tree
 from fedalloy.engines import mapped
 from fedalloy.engines.batched import Batched
-from fedalloy.engines.blocks import prepare
 from fedalloy.engines.loop import Loop
 from fedalloy.servers.sgd import ServerSgd
 from fedalloy.solvers.scaffold import Scaffold
@@ -112,11 +114,8 @@ def meta_loss(params: Tree, algorithm: Algorithm, task, now) -> torch.Tensor:
     shared = {**shared_of(algorithm, task), "params": params}
     ctx = context(algorithm, task)
     block = prepare(algorithm, now, task.data("train", now.ids), shared, ctx)
-    states = [algorithm.init_client(shared, Key.of(2)) for _ in range(len(now))]
-    mine = {name: torch.stack([state["solver"][name] for state in states]) for name in states[0]["solver"]}
-    trained = mapped.train(algorithm, task.objective, shared, mine, block, ctx)
-    steps = block.planned.double()
-    payload, _ = mapped.finish(algorithm, task.objective, shared, mine, trained, steps, ctx)
+    states = {client: algorithm.init_client(shared, Key.of(2)) for client in now.ids.tolist()}
+    payload = run_block(algorithm, task.objective, shared, states, block, ctx, mapped.train, vmapped).payload
     weights = torch.linspace(0.5, 1.5, len(now), dtype=torch.float64)
     moved = [leaf.flatten(1).square().sum(1) @ weights for leaf in payload["delta"].values()]
     return torch.stack(moved).sum() + sum((params[name] ** 3).sum() for name in params)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fedalloy import algorithms
-from fedalloy.core.client import mean_loss
 from fedalloy.core.keys import Key
+from fedalloy.core.measuring import mean_loss
 from fedalloy.core.types import Context, Stats
 from fedalloy.engines.batched import Batched
 from fedalloy.engines.loop import Loop

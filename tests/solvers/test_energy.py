@@ -9,13 +9,14 @@ import torch
 from torch.func import vmap
 
 from fedalloy.core.algorithm import Algorithm, facts_of
+from fedalloy.core.applying import vmapped
+from fedalloy.core.blocks import prepare
 from fedalloy.core.client import Assignment, run_client
 from fedalloy.core.errors import AlgorithmError
 from fedalloy.core.keys import Key
+from fedalloy.core.program import BlockTraining
 from fedalloy.core.types import Context, Work
 from fedalloy.engines import mapped
-from fedalloy.engines.batched import stack_states
-from fedalloy.engines.blocks import prepare
 from fedalloy.engines.im2col import ConvolutionsAsProducts
 from fedalloy.servers.langevin import Langevin
 from fedalloy.servers.sgd import ServerSgd
@@ -171,11 +172,12 @@ def test_convolutions_as_products_take_the_same_steps():
     params, buffers = task.objective.init(Key.of(0))
     shared, work = algorithm.init(params, 2, buffers)["shared"], Work.of(torch.arange(2))
     states = [algorithm.init_client(shared, Key.of(seed), task.objective.init) for seed in range(2)]
-    mine, ctx = stack_states(states)["solver"], Context(1, 2, Key.of(1), 1e-3, 10)
+    mine, ctx = vmapped.stack(states)["solver"], Context(1, 2, Key.of(1), 1e-3, 10)
     with torch.no_grad():
         block = prepare(algorithm, work, task.data("train", work.ids), shared, ctx)
-        plain = mapped.train(algorithm, task.objective, shared, mine, block, ctx)
+        training = BlockTraining(algorithm, task.objective, shared, mine, block, ctx, vmapped)
+        plain = mapped.train(training)
         with ConvolutionsAsProducts():
-            products = mapped.train(algorithm, task.objective, shared, mine, block, ctx)
+            products = mapped.train(training)
     assert list(differences(products.carry, plain.carry, 1e-9)) == []
     assert list(differences(plain.carry["params"], mine["fresh"], 1e-9)) != []

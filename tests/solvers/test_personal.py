@@ -11,9 +11,9 @@ from torch.func import vmap
 from fedalloy import algorithms
 from fedalloy.core import tree
 from fedalloy.core.algorithm import Algorithm, server_step
-from fedalloy.core.client import mean_loss
 from fedalloy.core.errors import AlgorithmError, SpecError
 from fedalloy.core.keys import Key
+from fedalloy.core.measuring import mean_loss
 from fedalloy.core.names import Names
 from fedalloy.core.types import Cohort
 from fedalloy.servers.adaptive import Adam

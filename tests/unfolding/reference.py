@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedalloy.core import tree
-from fedalloy.core.client import client_keys
+from fedalloy.core.blocks import client_keys
 from fedalloy.core.keys import Key
 from fedalloy.core.types import Tree
 from fedalloy.unfolding.course import Course

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from fedalloy.algorithms import named
 from fedalloy.core.errors import AlgorithmError, Diverged
 from fedalloy.core.keys import Key
+from fedalloy.core.program import BlockTraining, TrainingResult
 from fedalloy.core.types import Tree
 from fedalloy.engines import mapped
 from fedalloy.engines.loop import Loop
@@ -101,14 +103,12 @@ def test_the_exact_gradient_is_not_the_first_order_one(name):
 def test_the_check_on_the_exact_gradient_catches_a_hidden_detach(monkeypatch):
     honest = mapped.train
 
-    def hiding(*arguments: Any) -> Any:
-        trained = honest(*arguments)
-        received = arguments[2]["params"]
+    def hiding(training: BlockTraining) -> TrainingResult:
+        trained = honest(training)
+        received = training.shared["params"]
         moved = trained.carry["inner"]["params"]
         again = {name: received[name] + (leaf - received[name]).detach() for name, leaf in moved.items()}
-        return type(trained)(
-            {**trained.carry, "inner": {**trained.carry["inner"], "params": again}}, {}, trained.loss_sum
-        )
+        return replace(trained, carry={**trained.carry, "inner": {**trained.carry["inner"], "params": again}})
 
     monkeypatch.setattr(mapped, "train", hiding)
     with pytest.raises(AssertionError):

@@ -1,9 +1,8 @@
-"""The client half: one client's program from received parts to contribution. Pure."""
+"""One client alone: its program as a block of one, the gradients its steps get, and the plain kernel. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,16 +10,19 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from fedalloy.core import tree
+from fedalloy.core import inputs, tree
 from fedalloy.core.algorithm import Algorithm
-from fedalloy.core.errors import ClientError
+from fedalloy.core.applying import alone, led, plain
+from fedalloy.core.blocks import Prepared, dropout_draws, prepare
+from fedalloy.core.errors import stage
+from fedalloy.core.inputs import Inputs
 from fedalloy.core.keys import Key
 from fedalloy.core.objective import Act, Objective
-from fedalloy.core.packing import bytes_up
-from fedalloy.core.protocols import Carry, Shared
-from fedalloy.core.types import Context, Contribution, Examples, Payload, Plan, State, Tree
+from fedalloy.core.program import BlockTraining, Kernel, TrainingResult, run_block
+from fedalloy.core.protocols import Shared
+from fedalloy.core.types import Block, Context, Contribution, Examples, State, Tree, Work
 
-_CHUNK = 4096
+DIFFERENTIABLE = True
 
 
 @dataclass(frozen=True)
@@ -30,10 +32,6 @@ class Assignment:
     examples: Examples
     epochs: int = -1
     active: bool = True
-
-
-Training = Callable[..., tuple[Carry, Tree, dict[str, float]]]
-"""Takes what ``train`` takes and returns the same, within a stated tolerance."""
 
 
 class BatchGradient:
@@ -113,138 +111,44 @@ def run_client(
     assignment: Assignment,
     key: Key,
     ctx: Context,
-    training: Training | None = None,
+    kernel: Kernel | None = None,
 ) -> Contribution:
-    """Plan, draw, begin, step, end, encode. An error names the stage it happened in.
+    """The program of a single client: a block of one, with plain calls. An error names the stage it happened in.
 
-    ``key`` is the client's own key of this round, as a batch of one; ``training`` a kernel in place of ``train``.
+    ``key`` is the client's own key of this round, as a batch of one; ``kernel`` takes the steps in place of ``train``.
     """
-    solver, examples = algorithm.solver, assignment.examples
-    stats: dict[str, float] = {"num_examples": float(len(examples))}
-    with stage("plan"):
-        sizes, epochs = torch.tensor([len(examples)]), torch.tensor([assignment.epochs])
-        plan = solver.plan(sizes, epochs, key.fold("plan"))
-        draws = solver.draws(plan, key.fold("draws"), shared)
-        stats["num_steps"] = float(plan.steps[0])
-        if algorithm.weighting.requires & solver.provides:
-            described = solver.describe(plan.steps.double(), ctx)
-            stats |= {name: float(values[0]) for name, values in described.items()}
-    model, buffers = solver.start_model(shared, state["solver"])
-    if "loss_before" in algorithm.weighting.requires:
-        with stage("loss_before"):
-            stats["loss_before"] = mean_loss(objective, model, buffers, examples)
-    with stage("begin"):
-        carry = solver.begin(shared, state["solver"], ctx)
-    run = training or train
-    carry, buffers, losses = run(algorithm, objective, carry, buffers, assignment, plan, draws, key, ctx)
-    stats |= {name: losses[name] for name in ("train_loss", *algorithm.weighting.requires & losses.keys())}
-    if "accuracy_after" in algorithm.weighting.requires:
-        with stage("accuracy_after"):
-            stats["accuracy_after"] = _accuracy(objective, solver.trained(carry), buffers, examples)
-    with stage("conclude"):
-        carry = solver.conclude(carry, shared, lambda params, x: objective.outputs(params, buffers, x))
-    with stage("end"):
-        steps = torch.tensor(stats["num_steps"] if assignment.active else 0.0, dtype=torch.float64)
-        payload, mine = solver.end(carry, shared, state["solver"], steps, ctx)
-    if shared["buffers"]:
-        payload, mine = {**payload, "buffers": solver.stays.split(buffers)[1]}, solver.settle(mine, buffers)
-    kept = {"solver": mine, "wire": state["wire"]}
-    return _send(algorithm, shared, payload, kept, stats, key, encode=assignment.active)
+    only = torch.tensor([0])
+    work = Work(only, torch.tensor([assignment.epochs]), torch.tensor([assignment.active]))
+    block = prepare(algorithm, work, Block.of(assignment.examples), shared, ctx, key)
+    done = run_block(algorithm, objective, shared, {0: state}, block, ctx, kernel or train, plain)
+    stats = {name: float(values[0]) for name, values in done.stats.items()}
+    return Contribution(alone(done.payload), stats, alone(done.states))
 
 
-def mean_loss(objective: Objective, params: Tree, buffers: Tree, examples: Examples) -> float:
-    """Mean loss over a client's examples; NaN for a client without any."""
-    total = sum(
-        float(objective.losses(objective.outputs(params, buffers, x), y).double().sum())
-        for x, y in zip(examples.x.split(_CHUNK), examples.y.split(_CHUNK), strict=True)
-    )
-    return total / len(examples) if len(examples) else float("nan")
-
-
-def client_keys(round_key: Key, ids: Tensor) -> Key:
-    """One key per client of a round, by the client's id and nothing else, as a batch."""
-    return round_key.fold("client").each(ids)
-
-
-@contextmanager
-def stage(name: str) -> Iterator[None]:
-    """Turn any error inside into one that names the stage."""
-    try:
-        yield
-    except ClientError:
-        raise
-    except Exception as error:
-        raise ClientError(name, error) from error
-
-
-def dropout_draws(plan: Plan, keys: Key) -> Tensor:
-    """One 64-bit key per client and step, from which dropout modules make their masks, ``[C, S]``."""
-    state = keys.fold("dropout").each(torch.arange(plan.index.shape[1])).state
-    assert isinstance(state, Tensor)
-    return state
-
-
-def train(
-    algorithm: Algorithm,
-    objective: Objective,
-    carry: Carry,
-    buffers: Tree,
-    assignment: Assignment,
-    plan: Plan,
-    draws: Tree,
-    key: Key,
-    ctx: Context,
-) -> tuple[Carry, Tree, dict[str, float]]:
-    """Every planned step in turn; also the mean training loss over the examples seen, and the sum over batches."""
-    dropout, losses = dropout_draws(plan, key), []
-    steps = int(plan.steps[0]) if assignment.active else 0
-    for step in range(steps):
-        with stage(f"step {step + 1} of {steps}"):
-            chosen = plan.index[0, step][plan.mask[0, step]]
-            batch = assignment.examples.x[chosen], assignment.examples.y[chosen]
-            grad_at = BatchGradient(objective, *batch, None, buffers, dropout[0, step])
-            inputs: dict[str, Any] = {name: leaf[0, step] for name, leaf in draws.items()}
-            carry = algorithm.solver.step(carry, grad_at, inputs, plan.phase[0, step], ctx)
+def train(training: BlockTraining) -> TrainingResult:
+    """The plain kernel, for a block of one: every planned step in turn, each a call of the solver's."""
+    block, solver, ctx = training.block, training.algorithm.solver, training.ctx
+    carry, buffers = alone((training.carry, training.buffers))
+    dropout, losses = dropout_draws(block.plan, block.keys), []
+    for step, (x, y) in enumerate(batches_of_one(block)):
+        with stage(f"step {step + 1} of {len(block.running)}"):
+            grad_at = BatchGradient(training.objective, x, y, None, buffers, dropout[0, step])
+            draws = {name: leaf[0, step] for name, leaf in block.draws.items()}
+            carry = solver.step(carry, grad_at, draws, block.plan.phase[0, step], ctx)
             buffers = grad_at.buffers
-            losses.append((len(chosen), float(grad_at.loss) if grad_at.loss is not None else 0.0))
-    return carry, buffers, mean_losses(losses)
+            losses.append((inputs.length(y), float(grad_at.loss) if grad_at.loss is not None else 0.0))
+    return TrainingResult(led(carry), led(buffers), loss_sums(losses))
 
 
-def mean_losses(losses: list[tuple[int, float]]) -> dict[str, float]:
-    """Of the losses of batches, with their numbers of examples: the mean over examples and the sum over batches."""
-    seen, total = sum(count for count, _ in losses), sum(count * loss for count, loss in losses)
-    running = sum(loss for _, loss in losses)
-    return {"train_loss": total / seen if seen else float("nan"), "running_loss": running}
+def batches_of_one(block: Prepared) -> Iterator[tuple[Inputs, Inputs]]:
+    """``x, y`` of every step of the only client, without padding."""
+    for rows, mask in zip(block.rows[:, 0], block.mask[:, 0], strict=True):
+        chosen = rows[mask]
+        yield inputs.take(block.data.x, chosen), inputs.take(block.data.y, chosen)
 
 
-def _accuracy(objective: Objective, params: Tree, buffers: Tree, examples: Examples) -> float:
-    hits = sum(
-        float(objective.hits(objective.outputs(params, buffers, x), y).sum())
-        for x, y in zip(examples.x.split(_CHUNK), examples.y.split(_CHUNK), strict=True)
-    )
-    return hits / len(examples) if len(examples) else float("nan")
-
-
-def _send(
-    algorithm: Algorithm,
-    shared: Shared,
-    payload: Payload,
-    state: State,
-    stats: dict[str, float],
-    key: Key,
-    *,
-    encode: bool,
-) -> Contribution:
-    """Encode in wire order and count what really travels.
-
-    A client whose link failed counts with an update of zero: an error memory or noise must not speak for it. Where
-    nothing is sent there is nothing to encode.
-    """
-    kept = dict(state["wire"])
-    for position, wire in enumerate(algorithm.wire if encode and any(payload.values()) else ()):
-        with stage(f"wire {position}"):
-            draws = tree.rows(wire.draws(algorithm.exchanged(shared), key.fold("wire", position)), 0)
-            payload, kept[str(position)] = wire.encode(payload, kept[str(position)], draws)
-    alone = {part: tree.map_leaves(lambda leaf: leaf.unsqueeze(0), leaves) for part, leaves in payload.items()}
-    sent = float(bytes_up(alone, algorithm.packings, 1)[0])
-    return Contribution(payload, {**stats, "bytes_up": sent}, {**state, "wire": kept})
+def loss_sums(losses: list[tuple[int, float]]) -> Tensor:
+    """Of the losses of a client's batches, with their numbers of examples: the sums over examples and over batches, as
+    ``tally`` counts them, ``[1, 2]``."""
+    sums = [sum(count * loss for count, loss in losses), sum(loss for _, loss in losses)]
+    return torch.tensor([sums], dtype=torch.float64)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class FedalloyError(Exception):
@@ -64,6 +65,17 @@ class ClientError(FedalloyError):
 
 def _client_error(stage: str, cause: Exception, client: int | None, round: int | None) -> ClientError:
     return ClientError(stage, cause, client=client, round=round)
+
+
+@contextmanager
+def stage(name: str) -> Iterator[None]:
+    """Turn any error inside into one that names the stage of the client's program."""
+    try:
+        yield
+    except ClientError:
+        raise
+    except Exception as error:
+        raise ClientError(name, error) from error
 
 
 _NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory")

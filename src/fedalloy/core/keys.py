@@ -110,6 +110,11 @@ class Key:
         assert isinstance(self.state, Tensor), "a single key has no rows"
         return Key(self.state[begin:end])
 
+    def pick(self, index: Tensor) -> Key:
+        """The keys of a batch in another order, or some of them."""
+        assert isinstance(self.state, Tensor), "a single key has no rows"
+        return Key(self.state[index])
+
     def seed(self) -> int:
         """A 63-bit seed for a generator that lives outside fedalloy (torch, numpy)."""
         return int(self.state) & _LAST

@@ -162,6 +162,11 @@ class Block:
     start: Tensor
     size: Tensor
 
+    @staticmethod
+    def of(examples: Examples) -> Block:
+        """The block of one client."""
+        return Block(examples.x, examples.y, torch.tensor([0]), torch.tensor([len(examples)]))
+
     def client(self, row: int) -> Examples:
         """A view of one client's examples."""
         begin = int(self.start[row])

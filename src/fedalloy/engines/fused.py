@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedalloy.core.blocks import Prepared
+from fedalloy.core.program import BlockTraining, TrainingResult
 from fedalloy.core.types import Context, Descent, Tree
-from fedalloy.engines.blocks import Prepared
+from fedalloy.engines.batches import batches
 from fedalloy.engines.chain import Chain
 
 DIFFERENTIABLE = False
@@ -62,13 +64,26 @@ def dense_layers(chain: Chain | None, loss: str | None) -> tuple[Dense, ...] | N
     return tuple(layers) if layers and layers[-1].activation is None else None
 
 
-def train(
+def train(layers: tuple[Dense, ...], training: BlockTraining) -> TrainingResult:
+    """The kernel, for a model that is these layers and a solver that says it is plain descent."""
+    deltas, loss_sum = descend(*setting(layers, training), training.shared["params"], training.block, training.ctx)
+    return TrainingResult({}, {}, loss_sum, sent={"delta": deltas})
+
+
+def setting(layers: tuple[Dense, ...], training: BlockTraining) -> tuple[tuple[Dense, ...], str, Descent]:
+    """What is the same in all rounds: the layers, the name of the loss and what the descent is made of."""
+    descent = training.algorithm.solver.descent
+    assert descent is not None
+    return layers, training.objective.loss_name or "", descent
+
+
+def descend(
     layers: tuple[Dense, ...], loss: str, descent: Descent, params: Tree, block: Prepared, ctx: Context
 ) -> tuple[Tree, Tensor]:
     """Every step of a block: the clients' deltas and the sums of their training losses (as ``tally`` counts them)."""
     memory = _allocate(params, len(block), momentum=descent.momentum > 0)
     deltas, now, passes = memory.model, memory, Passes(layers, loss, block)
-    for step, (x, y) in enumerate(block.batches()):
+    for step, (x, y) in enumerate(batches(block)):
         if block.running[step] < len(block):
             now = memory.first(block.running[step])
         values, slope, scale = passes.forward(now.model, step, x, y)

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedalloy.core.blocks import Prepared
+from fedalloy.core.program import BlockTraining, TrainingResult
 from fedalloy.core.types import Context, Descent, Tree
 from fedalloy.engines import fused
-from fedalloy.engines.blocks import Prepared
 from fedalloy.engines.fused import Dense
 
 DIFFERENTIABLE = False
@@ -45,7 +46,7 @@ class Captured:
 
 @dataclass
 class FusedGraphs:
-    """Captured blocks by their shape; ``train`` has the contract of ``fused.train``.
+    """Captured blocks by their shape; ``train`` is the kernel ``fused.train`` for models on a GPU.
 
     A graph repeats the same steps with the same clients, so rounds whose clients take other numbers of steps get one
     of their own. The first replay is compared with the kernel; a machine where that fails, or where nothing can be
@@ -55,17 +56,20 @@ class FusedGraphs:
     _captured: dict[tuple[Any, ...], Captured] = field(default_factory=dict, repr=False)
     _given_up: bool = False
 
-    def train(
-        self, layers: tuple[Dense, ...], loss: str, descent: Descent, params: Tree, block: Prepared, ctx: Context
-    ) -> Result:
+    def train(self, layers: tuple[Dense, ...], training: BlockTraining) -> TrainingResult:
         """Every step of a block."""
-        kernel = (layers, loss, descent)
+        kernel, params = fused.setting(layers, training), training.shared["params"]
+        deltas, loss_sum = self.descend(kernel, params, training.block, training.ctx)
+        return TrainingResult({}, {}, loss_sum, sent={"delta": deltas})
+
+    def descend(self, kernel: Kernel, params: Tree, block: Prepared, ctx: Context) -> Result:
+        """What ``fused.descend`` does."""
         if self._given_up or not capturable(params, block):
-            return fused.train(*kernel, params, block, ctx)
+            return fused.descend(*kernel, params, block, ctx)
         key = signature(kernel, params, block, ctx)
         if key in self._captured:
             return self._captured[key].replay(params, block)
-        expected = fused.train(*kernel, params, block, ctx)
+        expected = fused.descend(*kernel, params, block, ctx)
         try:
             self._captured[key] = _capture(kernel, params, block, ctx)
             found = self._captured[key].replay(params, block)
@@ -106,9 +110,9 @@ def _capture(kernel: Kernel, params: Tree, block: Prepared, ctx: Context) -> Cap
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        fused.train(*kernel, static, own, ctx)
+        fused.descend(*kernel, static, own, ctx)
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        result = fused.train(*kernel, static, own, ctx)
+        result = fused.descend(*kernel, static, own, ctx)
     return Captured(graph, static, rows, mask, result, block.data.x)

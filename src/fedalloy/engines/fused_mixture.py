@@ -14,13 +14,10 @@ import torch
 from torch import Tensor
 
 from fedalloy.core import tree
-from fedalloy.core.algorithm import Algorithm
-from fedalloy.core.protocols import Objective, Shared
-from fedalloy.core.types import Context, Mixture, State, Tree
-from fedalloy.engines import mapped
-from fedalloy.engines.blocks import Prepared
+from fedalloy.core.program import BlockTraining, TrainingResult
+from fedalloy.core.types import Mixture, Tree
+from fedalloy.engines.batches import batches
 from fedalloy.engines.fused import Dense, Passes, through
-from fedalloy.engines.mapped import Trained
 
 DIFFERENTIABLE = False
 CACHE_BYTES = 8 << 20
@@ -65,23 +62,15 @@ def clients_in_cache(params: Tree) -> int:
     return max(1, CACHE_BYTES // (_ROWS * max(1, tree.nbytes(params))))
 
 
-def train(
-    layers: tuple[Dense, ...],
-    algorithm: Algorithm,
-    objective: Objective,
-    shared: Shared,
-    mine: State,
-    block: Prepared,
-    ctx: Context,
-) -> Trained:
+def train(layers: tuple[Dense, ...], training: BlockTraining) -> TrainingResult:
     """Every step of a block."""
-    mixture, params = algorithm.solver.mixture, shared["params"]
+    mixture, params = training.algorithm.solver.mixture, training.shared["params"]
     assert mixture is not None
-    carry = mapped.begin(algorithm, shared, mine, len(block), ctx)
+    block, carry = training.block, training.carry
     memory = _allocate(params, carry.get("local"), len(block))
-    passes, now = Passes(layers, objective.loss_name or "", block), memory
+    passes, now = Passes(layers, training.objective.loss_name or "", block), memory
     shares, spans = _shares(block.draws["mix"], params)
-    for step, (x, y) in enumerate(block.batches()):
+    for step, (x, y) in enumerate(batches(block)):
         running = block.running[step]
         if running < len(block):
             now = memory.first(running)
@@ -89,11 +78,11 @@ def train(
         _mix(now, share, spans)
         values, slope, scale = passes.forward(now.mixed_leaves, step, x, y)
         _backward(layers, now, values, slope)
-        _move(now, mixture, share, spans, scale, ctx.local_lr)
+        _move(now, mixture, share, spans, scale, training.ctx.local_lr)
     # Copies: rows of one buffer would keep all of it alive in the clients' states.
     kept = {"params": memory.federated, **({"local": memory.local} if memory.mixes else {})}
     models = {name: {n: leaf.clone() for n, leaf in _leaves(flat, params).items()} for name, flat in kept.items()}
-    return Trained({**carry, **models}, {}, passes.totals())
+    return TrainingResult({**carry, **models}, {}, passes.totals())
 
 
 def _allocate(params: Tree, local: Tree | None, clients: int) -> Memory:

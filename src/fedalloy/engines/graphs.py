@@ -17,13 +17,15 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_flatten, tree_map
 
+from fedalloy.core import inputs
 from fedalloy.core.algorithm import Algorithm
-from fedalloy.core.protocols import Objective, Shared
-from fedalloy.core.types import Context, State
+from fedalloy.core.blocks import tally
+from fedalloy.core.program import BlockTraining, TrainingResult
+from fedalloy.core.protocols import Objective
+from fedalloy.core.types import Context
 from fedalloy.engines import mapped
-from fedalloy.engines.blocks import Prepared, dropout_keys, tally
+from fedalloy.engines.batches import dropout_keys, padded_batches
 from fedalloy.engines.im2col import ConvolutionsAsProducts
-from fedalloy.engines.mapped import Trained
 
 Precision = Literal["float32", "tf32", "bf16"]
 FEW = 8
@@ -55,27 +57,24 @@ class Captured:
 
 @dataclass
 class Graphs:
-    """Captured steps by shape; ``train`` has the contract of ``mapped.train``."""
+    """Captured steps by shape; ``train`` is the kernel ``mapped.train`` for models on a GPU."""
 
     precision: Precision = "float32"
     compiled: bool = False
     _captured: dict[tuple[Any, ...], Captured] = field(default_factory=dict, repr=False)
 
-    def train(
-        self, algorithm: Algorithm, objective: Objective, shared: Shared, mine: State, block: Prepared, ctx: Context
-    ) -> Trained:
+    def train(self, training: BlockTraining) -> TrainingResult:
         """Every step of a block by replaying graphs; steps that not everybody takes in full use a masked one."""
-        device = mapped.device_of(shared)
-        carry = mapped.begin(algorithm, shared, mine, len(block), ctx)
-        buffers = mapped.first_buffers(algorithm, shared, mine, len(block))
-        inputs = {name: leaf.to(device) for name, leaf in block.draws.items()}
+        algorithm, objective, ctx = training.algorithm, training.objective, training.ctx
+        block, device, carry, buffers = training.block, training.device, training.carry, training.buffers
+        drawn = {name: leaf.to(device) for name, leaf in block.draws.items()}
         dropout, phase, mask = dropout_keys(block).to(device), block.plan.phase.to(device), block.mask.to(device)
         loss_sum = torch.zeros(len(block), 2, dtype=torch.float64, device=device)
         held: Captured | None = None
-        for step, (x, y) in enumerate(block.padded_batches()):
+        for step, (x, y) in enumerate(padded_batches(block)):
             values = {
-                "x": _ready(x), "y": _ready(y), "mask": mask[step], "phase": phase[:, step],
-                "dropout": dropout[:, step], "inputs": {name: leaf[:, step] for name, leaf in inputs.items()},
+                "x": inputs.each(_ready, x), "y": inputs.each(_ready, y), "mask": mask[step], "phase": phase[:, step],
+                "dropout": dropout[:, step], "inputs": {name: leaf[:, step] for name, leaf in drawn.items()},
             }  # fmt: skip
             whole = block.full[step] and block.running[step] == len(block)
             graph = self._graph(algorithm, objective, ctx, {**values, "carry": carry, "buffers": buffers}, whole)
@@ -89,7 +88,7 @@ class Graphs:
             carry, buffers = graph.values["carry"], graph.values["buffers"]
             loss_sum += tally(graph.loss, mask[step].sum(1))
         own = tree_map(torch.clone, (carry, buffers))
-        return Trained(own[0], own[1], loss_sum)
+        return TrainingResult(own[0], own[1], loss_sum)
 
     def _graph(
         self, algorithm: Algorithm, objective: Objective, ctx: Context, values: dict[str, Any], whole: bool
@@ -109,7 +108,7 @@ class Graphs:
         lr = torch.tensor(ctx.local_lr, device=device, dtype=_floating(values["carry"]))
         # The step size enters the graph as a tensor, so that a schedule needs no new capture.
         captured = StepContext(**{**vars(ctx), "local_lr": lr})
-        step = self._step(algorithm, objective, captured, whole, len(values["y"]))
+        step = self._step(algorithm, objective, captured, whole, len(values["mask"]))
         kept = tree_map(torch.clone, static)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())

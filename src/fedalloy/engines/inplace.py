@@ -10,11 +10,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fedalloy.core.algorithm import Algorithm
-from fedalloy.core.client import Assignment, dropout_draws, mean_losses, stage
-from fedalloy.core.keys import Key
-from fedalloy.core.protocols import Carry, Objective
-from fedalloy.core.types import Context, Descent, Plan, Tree
+from fedalloy.core import inputs
+from fedalloy.core.applying import alone, led
+from fedalloy.core.blocks import dropout_draws
+from fedalloy.core.client import batches_of_one, loss_sums
+from fedalloy.core.errors import stage
+from fedalloy.core.objective import Objective
+from fedalloy.core.program import BlockTraining, TrainingResult
+from fedalloy.core.types import Descent, Tree
 
 DIFFERENTIABLE = False
 
@@ -52,35 +55,25 @@ class Model:
         torch._foreach_sub_(leaves, grads if how.nesterov or not self.velocity else self.velocity, alpha=lr)
 
 
-def train(
-    algorithm: Algorithm,
-    objective: Objective,
-    carry: Carry,
-    buffers: Tree,
-    assignment: Assignment,
-    plan: Plan,
-    draws: Tree,
-    key: Key,
-    ctx: Context,
-) -> tuple[Carry, Tree, dict[str, float]]:
+def train(training: BlockTraining) -> TrainingResult:
     """What ``core.client.train`` does, for a solver that says it is plain descent."""
-    descent = algorithm.solver.descent
+    descent, block, objective = training.algorithm.solver.descent, training.block, training.objective
     assert descent is not None
-    model, dropout, pools = Model(carry["params"], descent), dropout_draws(plan, key), _takes_maxima(objective)
+    carry, buffers = alone((training.carry, training.buffers))
+    model, dropout, pools = Model(carry["params"], descent), dropout_draws(block.plan, block.keys), _pools(objective)
     losses: list[tuple[int, float]] = []
-    for step in range(int(plan.steps[0]) if assignment.active else 0):
-        with stage(f"step {step + 1} of {int(plan.steps[0])}"), torch.enable_grad():
-            chosen = plan.index[0, step][plan.mask[0, step]]
-            x, y = assignment.examples.x[chosen], assignment.examples.y[chosen]
-            x = _channels_last(x) if pools else x
+    for step, (x, y) in enumerate(batches_of_one(block)):
+        with stage(f"step {step + 1} of {len(block.running)}"), torch.enable_grad():
+            x = inputs.each(_channels_last, x) if pools else x
             loss, buffers = objective.loss(model.tree, buffers, x, y, None, dropout[0, step])
-            model.descend(loss, ctx.local_lr)
-            losses.append((len(chosen), float(loss.detach())))
+            model.descend(loss, training.ctx.local_lr)
+            losses.append((inputs.length(y), float(loss.detach())))
     settled = {name: leaf.detach() for name, leaf in buffers.items()}
-    return {**carry, "params": model.trained()}, settled, mean_losses(losses)
+    return TrainingResult(led({**carry, "params": model.trained()}), led(settled), loss_sums(losses))
 
 
-def _takes_maxima(objective: Objective) -> bool:
+def _pools(objective: Objective) -> bool:
+    """Whether the model takes maxima of images."""
     structure = objective.structure
     return structure is not None and any(isinstance(part, nn.MaxPool2d) for part in structure.modules())
 

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 import torch
 
 from fedalloy.core.algorithm import Algorithm
-from fedalloy.core.client import Assignment, Training, client_keys, run_client
+from fedalloy.core.blocks import client_keys
+from fedalloy.core.client import Assignment, run_client
 from fedalloy.core.errors import ClientError
 from fedalloy.core.keys import Key
+from fedalloy.core.program import Kernel
 from fedalloy.core.protocols import Engine, Outcome, Shared, Task
 from fedalloy.core.registry import register
 from fedalloy.core.screening import misfit
@@ -53,11 +55,11 @@ def run_one(
     row: int,
     key: Key,
     ctx: Context,
-    training: Training | None = None,
+    kernel: Kernel | None = None,
 ) -> Contribution:
     """One client of a cohort; an error says who, when and where."""
     assignment = Assignment(block.client(row), int(work.epochs[row]), bool(work.active[row]))
     try:
-        return run_client(algorithm, task.objective, shared, state, assignment, key, ctx, training)
+        return run_client(algorithm, task.objective, shared, state, assignment, key, ctx, kernel)
     except ClientError as error:
         raise ClientError(error.stage, error.cause, client=int(work.ids[row]), round=ctx.round) from error.cause

@@ -1,8 +1,7 @@
-"""Any solver and any module over a whole block: the loop's own body under ``torch.func.vmap``. Differentiable."""
+"""The kernel for any solver and any module: the plain one's step under ``torch.func.vmap``. Differentiable."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,93 +9,43 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_map
 
+from fedalloy.core import inputs
 from fedalloy.core.algorithm import Algorithm
+from fedalloy.core.blocks import Prepared, tally
 from fedalloy.core.client import BatchGradient
-from fedalloy.core.protocols import Carry, Objective, Shared
-from fedalloy.core.types import Context, Payload, State, Tree
-from fedalloy.engines.blocks import Prepared, dropout_keys, tally
+from fedalloy.core.program import BlockTraining, TrainingResult
+from fedalloy.core.protocols import Carry, Objective
+from fedalloy.core.types import Context, Tree
+from fedalloy.engines.batches import batches, dropout_keys
 
 DIFFERENTIABLE = True
 
 
-@dataclass(frozen=True)
-class Trained:
-    """What a kernel leaves behind: the carry, the buffers and every client's sums of training losses (``tally``)."""
-
-    carry: Carry
-    buffers: Tree
-    loss_sum: Tensor
-
-
-def train(
-    algorithm: Algorithm, objective: Objective, shared: Shared, mine: State, block: Prepared, ctx: Context
-) -> Trained:
+def train(training: BlockTraining) -> TrainingResult:
     """Every step of a block; only the clients that still run take part in it."""
-    device = device_of(shared)
-    carry = begin(algorithm, shared, mine, len(block), ctx)
-    buffers = first_buffers(algorithm, shared, mine, len(block))
+    block, objective, device = training.block, training.objective, training.device
+    carry, buffers = training.carry, training.buffers
     dropout, mask_of = dropout_keys(block).to(device), block.mask.to(device)
     loss_sum = torch.zeros(len(block), 2, dtype=torch.float64, device=device)
     draws = {name: leaf.to(device) for name, leaf in block.draws.items()}
     phase = block.plan.phase.to(device)
-    one_step = step_of(algorithm, objective, ctx)
-    for step, (x, y) in enumerate(block.batches()):
-        x, y = x.to(device), y.to(device)
+    one_step = step_of(training.algorithm, objective, training.ctx)
+    for step, (x, y) in enumerate(batches(block)):
+        x, y = inputs.to(x, device), inputs.to(y, device)
         count = block.running[step]
-        inputs = {name: leaf[:count, step] for name, leaf in draws.items()}
+        drawn = {name: leaf[:count, step] for name, leaf in draws.items()}
         for rows, width in _even(objective, block, step):
             take = _taker(rows, count)
-            args = (take(carry), take(buffers), take(x)[:, :width], take(y)[:, :width])
+            x_now, y_now = (inputs.each(lambda leaf, width=width: leaf[:, :width], take(part)) for part in (x, y))
             mask = None if block.full[step] or rows is not None else take(mask_of[step])
             new, fresh, loss = vmap(one_step, in_dims=(0, 0, 0, 0, None if mask is None else 0, 0, 0, 0))(
-                *args, mask, take(dropout[:, step]), take(inputs), take(phase[:, step])
-            )
+                take(carry), take(buffers), x_now, y_now, mask,
+                take(dropout[:, step]), take(drawn), take(phase[:, step]),
+            )  # fmt: skip
             seen = take(mask_of[step]).sum(1)
             carry, buffers = _put(carry, new, rows, count), _put(buffers, fresh, rows, count)
             loss_sum = _put(loss_sum, take(loss_sum) + tally(loss, seen), rows, count)
-    return Trained(carry, buffers, loss_sum)
-
-
-def finish(
-    algorithm: Algorithm,
-    objective: Objective,
-    shared: Shared,
-    mine: State,
-    trained: Trained,
-    steps: Tensor,
-    ctx: Context,
-) -> tuple[Payload, State]:
-    """What the block's clients send and keep."""
-    solver = algorithm.solver
-
-    def end(carry: Carry, buffers: Tree, kept: State, taken: Tensor) -> tuple[Payload, State]:
-        carry = solver.conclude(carry, shared, lambda params, x: objective.outputs(params, buffers, x))
-        return solver.end(carry, shared, kept, taken, ctx)
-
-    payload, state = vmap(end)(trained.carry, trained.buffers, mine, steps)
-    return payload, state
-
-
-def encode(
-    algorithm: Algorithm, shared: Shared, payload: Payload, kept: State, block: Prepared
-) -> tuple[Payload, State]:
-    """The wire transforms over a block, in order; they do not touch clients whose link failed."""
-    if not any(payload.values()):
-        return payload, kept
-    before, kept = (payload, kept), dict(kept)
-    for position, wire in enumerate(algorithm.wire):
-        draws = wire.draws(algorithm.exchanged(shared), block.keys.fold("wire", position))
-        draws = {name: leaf.to(device_of(shared)) for name, leaf in draws.items()}
-        payload, kept[str(position)] = vmap(wire.encode)(payload, kept[str(position)], draws)
-    if not algorithm.wire or bool(block.work.active.all()):
-        return payload, kept
-    active = block.work.active.to(device_of(shared))
-
-    def heard(new: Tensor, old: Tensor) -> Tensor:
-        return torch.where(active.reshape(-1, *[1] * (new.dim() - 1)), new, old)
-
-    result: tuple[Payload, State] = tree_map(heard, (payload, kept), before)
-    return result
+    return TrainingResult(carry, buffers, loss_sum)
 
 
 def step_of(algorithm: Algorithm, objective: Objective, ctx: Context) -> Any:
@@ -109,52 +58,15 @@ def step_of(algorithm: Algorithm, objective: Objective, ctx: Context) -> Any:
         y: Tensor,
         mask: Tensor | None,
         draw: Tensor,
-        inputs: Tree,
+        drawn: Tree,
         phase: Tensor,
     ) -> tuple[Carry, Tree, Tensor]:
         grad_at = BatchGradient(objective, x, y, mask, buffers, draw)
-        carry = algorithm.solver.step(carry, grad_at, inputs, phase, ctx)
-        loss = grad_at.loss if grad_at.loss is not None else torch.zeros((), device=x.device)
+        carry = algorithm.solver.step(carry, grad_at, drawn, phase, ctx)
+        loss = grad_at.loss if grad_at.loss is not None else torch.zeros((), device=inputs.device_of(x))
         return carry, grad_at.buffers, loss
 
     return one_step
-
-
-def begin(algorithm: Algorithm, shared: Shared, mine: State, clients: int, ctx: Context) -> Carry:
-    """Every client's first carry; what does not depend on the client is shared until the first step."""
-
-    def first(kept: State, _: Tensor) -> Carry:
-        return algorithm.solver.begin(shared, kept, ctx)
-
-    carry: Carry = vmap(first, in_dims=(0, 0))(mine, torch.zeros(clients))
-    return carry
-
-
-def first_buffers(algorithm: Algorithm, shared: Shared, mine: State, clients: int) -> Tree:
-    """Every client's buffers before the first step: the received ones, unless some of them stay at the clients."""
-    if not algorithm.solver.stays or not shared["buffers"]:
-        return expand(shared["buffers"], clients)
-    return first_models(algorithm, shared, mine, clients)[1]
-
-
-def first_models(algorithm: Algorithm, shared: Shared, mine: State, clients: int) -> tuple[Tree, Tree]:
-    """Every client's model before the first step, for solvers whose clients do not all begin with the same one."""
-
-    def first(kept: State, _: Tensor) -> tuple[Tree, Tree]:
-        return algorithm.solver.start_model(shared, kept)
-
-    models: tuple[Tree, Tree] = vmap(first, in_dims=(0, 0))(mine, torch.zeros(clients))
-    return models
-
-
-def device_of(shared: Shared) -> torch.device:
-    """Where the models are."""
-    return next(iter(shared["params"].values())).device
-
-
-def expand(tree: Tree, clients: int) -> Tree:
-    """The same leaves for every client, without a copy."""
-    return {name: leaf.expand(clients, *leaf.shape) for name, leaf in tree.items()}
 
 
 def _even(objective: Objective, block: Prepared, step: int) -> list[tuple[Tensor | None, int]]:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from fedalloy.core import tree
 from fedalloy.core.algorithm import Algorithm
-from fedalloy.core.client import client_keys
+from fedalloy.core.blocks import client_keys
 from fedalloy.core.errors import ClientError, FedalloyError, SpecError
 from fedalloy.core.protocols import Engine, Outcome, Shared, Task
 from fedalloy.core.registry import register
@@ -114,7 +114,7 @@ class Crew:
         self.algorithm, self.task, self.slots = algorithm, task, slots
         mixes = algorithm.solver.mixture is not None and not shared["buffers"]
         self.fused = Batched(block=1) if mixes and dense_of(task.objective, shared) is not None else None
-        self.training = inplace.train if algorithm.solver.descent is not None else None
+        self.kernel = inplace.train if algorithm.solver.descent is not None else None
         payload = {part: declared.template(shared) for part, declared in algorithm.parts(shared).items()}
         self.layouts = {"shared": Layout.of(shared), "payload": Layout.of(payload), "state": Layout.of(state)}
         self.shared = shared_rows(1, self.layouts["shared"])
@@ -248,7 +248,7 @@ class Crew:
         if self.fused is None:
             block, key = self.task.data("train", work.ids), client_keys(ctx.key, work.ids)
             with torch.no_grad():
-                return run_one(self.algorithm, self.task, shared, state, block, work, 0, key, ctx, self.training)
+                return run_one(self.algorithm, self.task, shared, state, block, work, 0, key, ctx, self.kernel)
         client = int(work.ids[0])
         outcome = self.fused(self.algorithm, self.task, shared, {client: state}, work, ctx)
         payload = {part: tree.rows(leaves, 0) for part, leaves in outcome.cohort.payload.items()}

@@ -19,7 +19,8 @@ import torch
 
 import fedalloy
 from fedalloy.core.algorithm import Algorithm
-from fedalloy.core.client import Assignment, client_keys, run_client
+from fedalloy.core.blocks import client_keys
+from fedalloy.core.client import Assignment, run_client
 from fedalloy.core.cross import cross_scores
 from fedalloy.core.errors import ClientError, FedalloyError, RegistryError, SpecError
 from fedalloy.core.keys import Key
@@ -168,7 +169,7 @@ def _evaluate(order: Order[Evaluate]) -> Letter:
     except RegistryError as error:
         raise Refused(f"the order cannot be understood ({error!s:.300})") from error
     mine = _kept(order, shared) if any(name != "global" for name in head.models) else {}
-    block = Block(examples.x, examples.y, torch.tensor([0]), torch.tensor([len(examples)]))
+    block = Block.of(examples)
     scores: list[float | None] = []
     for name in head.models:
         if name == "global":
@@ -193,7 +194,7 @@ def _cross(order: Order[Cross]) -> Letter:
     order.policy.check_needs({"accuracy"}, "trying the models of others")
     shared, examples, payload = order.shared, order.task.examples("valid"), order.parts("cohort/")
     count = check_cohort(payload, order.task.objective, order.algorithm.solver.update)
-    block = Block(examples.x, examples.y, torch.tensor([0]), torch.tensor([len(examples)]))
+    block = Block.of(examples)
     cohort = Cohort(torch.arange(count), payload)
     cross = cross_scores(order.task.objective, shared, cohort, block, order.algorithm.solver.update)[:, 0]
     return Letter({"cross_score": [_json(value) for value in cross.tolist()]})

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedalloy.core import tree
-from fedalloy.core.client import Assignment, client_keys, train
+from fedalloy.core.applying import alone, plain
+from fedalloy.core.blocks import client_keys, prepare
+from fedalloy.core.client import train
 from fedalloy.core.errors import SpecError
 from fedalloy.core.keys import Key
+from fedalloy.core.program import run_block
 from fedalloy.core.protocols import LocalSolver
-from fedalloy.core.types import Context, Examples, Plan, State, Tree
+from fedalloy.core.types import Context, Examples, Plan, Tree, Work
 from fedalloy.run.evaluate import Summary, Values, client_row, summaries
 from fedalloy.run.trained import Trained
 from fedalloy.tasks.evaluation import evaluate_models
+from fedalloy.weightings.uniform import Uniform
 
 
 @dataclass(frozen=True)
@@ -65,21 +69,18 @@ def evaluate_newcomers(
 
 def adapt(trained: Trained, client: int, steps: int) -> tuple[Tree, Tree]:
     """The parameters and buffers that a client uses after ``steps`` local steps from where the run stands."""
-    fed, shared, solver = trained.fed, trained.shared, trained.fed.algorithm.solver
-    ids = torch.tensor([client])
-    key = client_keys(fed.root.fold("newcomers"), ids)
-    mine: State = trained.states(ids)[client]["solver"]
-    examples = fed.task.data("train", ids).client(0)
-    plan = first_steps(solver, examples, steps, key.fold("plan"))
-    ctx = _context(trained)
-    carry, (_, buffers) = solver.begin(shared, mine, ctx), solver.start_model(shared, mine)
-    draws = solver.draws(plan, key.fold("draws"), shared)
-    work = Assignment(examples)
-    carry, buffers, _ = train(fed.algorithm, fed.task.objective, carry, buffers, work, plan, draws, key, ctx)
-    payload, mine = solver.end(carry, shared, mine, plan.steps[0].double(), ctx)
-    moved = tree.map_leaves(lambda change, leaf: leaf + change, payload[solver.update], shared[solver.target])
-    after = {**shared, solver.target: {**shared[solver.target], **moved}, "buffers": buffers}
-    return solver.personal(after, solver.settle(mine, buffers))
+    fed, shared, work, ctx = trained.fed, trained.shared, Work.of(torch.tensor([client])), _context(trained)
+    # Nothing is sent, so nobody weighs or encodes it.
+    algorithm = replace(fed.algorithm, weighting=Uniform(), wire=())
+    solver, data = algorithm.solver, fed.task.data("train", work.ids)
+    plan = first_steps(solver, data.client(0), steps, client_keys(ctx.key, work.ids).fold("plan"))
+    block = prepare(algorithm, work, data, shared, ctx, plan=plan)
+    done = run_block(algorithm, fed.task.objective, shared, trained.states(work.ids), block, ctx, train, plain)
+    sent, mine = alone((done.payload, done.states["solver"]))
+    moved = tree.map_leaves(lambda change, leaf: leaf + change, sent[solver.update], shared[solver.target])
+    after = {**shared, solver.target: {**shared[solver.target], **moved}}
+    after["buffers"] = {**shared["buffers"], **sent.get("buffers", {})}
+    return solver.personal(after, mine)
 
 
 def first_steps(solver: LocalSolver, examples: Examples, steps: int, key: Key) -> Plan:

@@ -7,18 +7,17 @@ autograd call hidden inside a kernel would silently give the first-order gradien
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from fedalloy.core import tree
 from fedalloy.core.algorithm import server_step
+from fedalloy.core.applying import vmapped
+from fedalloy.core.blocks import prepare
 from fedalloy.core.keys import Key
-from fedalloy.core.types import Cohort, Context, State, Tree
+from fedalloy.core.program import run_block
+from fedalloy.core.protocols import Shared
+from fedalloy.core.types import Cohort, Context, State, Tree, Work
 from fedalloy.engines import mapped
-from fedalloy.engines.batched import stack_states, unstack_states
-from fedalloy.engines.blocks import Prepared, prepare
 from fedalloy.unfolding.course import Course, known
 from fedalloy.unfolding.first_order import Found, check_finite, final_point, silent_point
 from fedalloy.unfolding.still import still_loss, still_slope
@@ -68,8 +67,7 @@ def _play(course: Course, state: State, shares: Tensor, ctx: Context) -> tuple[S
     algorithm, work = course.at(shares), course.work(ctx)
     server, clients = state["server"], {int(client): one for client, one in state["clients"].items()}
     shared = server["shared"]
-    block = prepare(algorithm, work, course.task.data("train", work.ids), shared, ctx)
-    cohort, new = _train(course, block, shared, clients, ctx)
+    cohort, new = _train(course, work, shared, clients, ctx)
     loss = cohort.payload["tally"]["loss"].sum(dtype=torch.float64)
     if not bool(work.active.all()):
         loss = loss + still_loss(course, silent_point(shared["params"], shared["buffers"], work, ctx))
@@ -80,24 +78,17 @@ def _play(course: Course, state: State, shares: Tensor, ctx: Context) -> tuple[S
 
 
 def _train(
-    course: Course, block: Prepared, shared: Any, clients: dict[int, State], ctx: Context
+    course: Course, work: Work, shared: Shared, clients: dict[int, State], ctx: Context
 ) -> tuple[Cohort, dict[int, State]]:
     """All clients' local work under vmap, in the order of their ids."""
-    algorithm = course.at(torch.zeros(0))
-    mine = stack_states([clients[client] for client in block.work.ids.tolist()])
-    trained = mapped.train(algorithm, course.task.objective, shared, mine["solver"], block, ctx)
-    steps = torch.where(block.work.active, block.planned, 0).double().to(mapped.device_of(shared))
-    payload, kept = mapped.finish(algorithm, course.task.objective, shared, mine["solver"], trained, steps, ctx)
-    if shared["buffers"]:
-        payload = {**payload, "buffers": trained.buffers}
-    order = block.work.ids.argsort()
-    sent = {part: tree.rows(leaves, order.to(mapped.device_of(shared))) for part, leaves in payload.items()}
-    stats = {name: values[order] for name, values in _stats(course, block, ctx).items()}
-    states = unstack_states({"solver": kept, "wire": mine["wire"]}, len(block))
-    return Cohort(block.work.ids[order], sent, stats), dict(zip(block.work.ids.tolist(), states, strict=True))
-
-
-def _stats(course: Course, block: Prepared, ctx: Context) -> dict[str, Tensor]:
-    planned = block.planned.double()
-    described = course.algorithm.solver.describe(planned, ctx) if course.normalise else {}
-    return {"num_examples": block.data.size.cpu().double(), "num_steps": planned, **described}
+    algorithm, task = course.at(torch.zeros(0)), course.task
+    block = prepare(algorithm, work, task.data("train", work.ids), shared, ctx)
+    done = run_block(algorithm, task.objective, shared, clients, block, ctx, mapped.train, vmapped)
+    order = done.ids.argsort()
+    sent = {
+        part: {name: leaf[order.to(leaf.device)] for name, leaf in leaves.items()}
+        for part, leaves in done.payload.items()
+    }
+    stats = {name: values[order] for name, values in done.stats.items()}
+    states = dict(zip(done.ids.tolist(), vmapped.unstack(done.states, len(block)), strict=True))
+    return Cohort(done.ids[order], sent, stats), states

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedalloy.core import tree
-from fedalloy.core.client import client_keys, dropout_draws
+from fedalloy.core.blocks import client_keys, dropout_draws
 from fedalloy.core.types import Block, Context, Plan, Tree
 from fedalloy.unfolding.course import Course
 

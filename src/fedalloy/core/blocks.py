@@ -1,0 +1,147 @@
+"""Blocks of clients: who, on which examples, in which steps.
+
+In a block clients with similar work are together, those with most steps first. Because a block is sorted, the clients
+that still have a step to take are always its first rows: a kernel works on that prefix and leaves the others alone, so
+no step needs to be masked out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedalloy.core import inputs
+from fedalloy.core.algorithm import Algorithm
+from fedalloy.core.errors import stage
+from fedalloy.core.keys import Key
+from fedalloy.core.protocols import Shared
+from fedalloy.core.types import Block, Context, Plan, Tree, Work
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A block ready to run.
+
+    ``running[s]`` clients (the first ones) take step ``s``; ``full[s]`` says that all their slots are used.
+    ``rows`` is ``[S, C, B]``, absolute rows of ``data``; ``mask`` likewise.
+    """
+
+    work: Work
+    keys: Key
+    data: Block
+    plan: Plan
+    draws: Tree
+    planned: Tensor
+    running: list[int]
+    full: list[bool]
+    rows: Tensor
+    mask: Tensor
+
+    def __len__(self) -> int:
+        return len(self.work)
+
+    @property
+    def taken(self) -> Tensor:
+        """How many steps every client takes, ``[C]``: none where its link fails."""
+        return torch.where(self.work.active, self.planned, 0)
+
+
+def blocks(work: Work, data: Block, most: int) -> Iterator[tuple[Work, Block]]:
+    """At most ``most`` clients at a time, sorted by how much they have to do."""
+    if len(work) <= most:
+        yield work, data
+        return
+    epochs = torch.where(work.epochs < 0, 1, work.epochs)
+    for rows in (data.size.cpu() * epochs).argsort(descending=True, stable=True).split(most):
+        yield work.rows(rows), _rows(data, rows)
+
+
+def prepare(
+    algorithm: Algorithm,
+    work: Work,
+    data: Block,
+    shared: Shared,
+    ctx: Context,
+    keys: Key | None = None,
+    plan: Plan | None = None,
+) -> Prepared:
+    """Plans and draws for a whole block in a few vectorised calls. ``keys`` and ``plan`` take the place of the clients'
+    keys of this round and of the plan that the solver makes."""
+    keys = client_keys(ctx.key, work.ids) if keys is None else keys
+    with stage("plan"):
+        plan = plan or algorithm.solver.plan(data.size.cpu(), work.epochs, keys.fold("plan"))
+        planned = plan.steps
+        taken = torch.where(work.active, planned, 0)
+        if len(work) > 1 and not bool((taken[:-1] >= taken[1:]).all()):
+            order = taken.argsort(descending=True, stable=True)
+            work, data, planned, taken = work.rows(order), _rows(data, order), planned[order], taken[order]
+            plan, keys = Plan(plan.index[order], plan.mask[order], plan.phase[order]), keys.pick(order)
+        draws = algorithm.solver.draws(plan, keys.fold("draws"), shared)
+    steps, device = int(taken[0]) if len(work) else 0, inputs.device_of(data.y)
+    # Unused slots may point anywhere inside the pool: the start of a client without examples need not.
+    last = max(0, inputs.length(data.y) - 1)
+    rows = (data.start.cpu().reshape(-1, 1, 1) + plan.index[:, :steps]).clamp_(max=last)
+    return Prepared(
+        work=work,
+        keys=keys,
+        data=data,
+        plan=plan,
+        draws=draws,
+        planned=planned,
+        running=_running(taken.tolist(), steps),
+        full=_full(plan.mask[:, :steps], taken),
+        rows=rows.transpose(0, 1).contiguous().to(device),
+        mask=plan.mask[:, :steps].transpose(0, 1).to(device),
+    )
+
+
+def client_keys(round_key: Key, ids: Tensor) -> Key:
+    """One key per client of a round, by the client's id and nothing else, as a batch."""
+    return round_key.fold("client").each(ids)
+
+
+def dropout_draws(plan: Plan, keys: Key) -> Tensor:
+    """One 64-bit key per client and step, from which dropout modules make their masks, ``[C, S]``."""
+    state = keys.fold("dropout").each(torch.arange(plan.index.shape[1])).state
+    assert isinstance(state, Tensor)
+    return state
+
+
+def tally(losses: Tensor, seen: Tensor) -> Tensor:
+    """What a step adds to the clients' sums: its mean loss once per example seen, and once per batch, ``[C, 2]``.
+
+    >>> tally(torch.tensor([0.5, 9.0]), torch.tensor([4, 0]))
+    tensor([[2.0000, 0.5000],
+            [0.0000, 0.0000]], dtype=torch.float64)
+    """
+    return losses.detach().double().unsqueeze(1) * torch.stack([seen, seen > 0], dim=1)
+
+
+def _full(mask: Tensor, taken: Tensor) -> list[bool]:
+    """Of which steps those who take them use every slot."""
+    used = mask.all(2)
+    if not bool(used.all()):
+        used |= torch.arange(mask.shape[1]) >= taken.unsqueeze(1)
+    return used.all(0).tolist()
+
+
+def _running(taken: list[int], steps: int) -> list[int]:
+    """How many clients take each step, from how many steps each takes, longest first.
+
+    >>> _running([3, 1, 0], 3)
+    [2, 1, 1]
+    """
+    running, clients = [], len(taken)
+    for step in range(steps):
+        while taken[clients - 1] <= step:
+            clients -= 1
+        running.append(clients)
+    return running
+
+
+def _rows(data: Block, rows: Tensor) -> Block:
+    rows = rows.to(data.start.device)
+    return Block(data.x, data.y, data.start[rows], data.size[rows])

@@ -1,0 +1,78 @@
+"""Examples as trees: one tensor with an axis of examples in front, or tensors by name (dicts, nested at will) that
+share that axis. A single tensor is the tree with one leaf and is handled without a look at anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Inputs = Any
+"""A tensor, or a dict of such. Whoever takes tensors only (most models, the fused kernels) says so in its own types."""
+
+
+def each(function: Callable[..., Tensor], x: Inputs, *others: Inputs) -> Inputs:
+    """Apply ``function`` leaf by leaf.
+
+    >>> each(torch.neg, {"a": torch.ones(1), "b": {"c": torch.zeros(1)}})
+    {'a': tensor([-1.]), 'b': {'c': tensor([-0.])}}
+    """
+    if isinstance(x, Tensor):
+        return function(x, *others)
+    return {name: each(function, leaf, *(other[name] for other in others)) for name, leaf in x.items()}
+
+
+def leaves(x: Inputs) -> Iterator[Tensor]:
+    """Every tensor."""
+    if isinstance(x, Tensor):
+        yield x
+        return
+    for value in x.values():
+        yield from leaves(value)
+
+
+def length(x: Inputs) -> int:
+    """How many examples there are.
+
+    >>> length({"a": torch.zeros(3, 2), "b": torch.zeros(3)})
+    3
+    """
+    return len(x) if isinstance(x, Tensor) else len(next(leaves(x)))
+
+
+def device_of(x: Inputs) -> torch.device:
+    """Where the examples are."""
+    return x.device if isinstance(x, Tensor) else next(leaves(x)).device
+
+
+def take(x: Inputs, rows: Tensor | slice | int) -> Inputs:
+    """Some examples, by an index or a slice."""
+    return x[rows] if isinstance(x, Tensor) else each(lambda leaf: leaf[rows], x)
+
+
+def to(x: Inputs, device: torch.device | str) -> Inputs:
+    """The same examples elsewhere; no copy where they are there already."""
+    return x.to(device) if isinstance(x, Tensor) else each(lambda leaf: leaf.to(device), x)
+
+
+def one_by_one(x: Inputs) -> Iterator[Inputs]:
+    """What lies along the first axis, in turn."""
+    return iter(x) if isinstance(x, Tensor) else (take(x, row) for row in range(length(x)))
+
+
+def pieces(count: int, size: int) -> Iterator[slice]:
+    """So many rows at a time.
+
+    >>> list(pieces(5, 2))
+    [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
+    """
+    for begin in range(0, count, size):
+        yield slice(begin, min(begin + size, count))
+
+
+def bytes_each(x: Inputs) -> int:
+    """What one example takes; 0 where there is none."""
+    return sum(leaf[0].numel() * leaf.element_size() for leaf in leaves(x)) if length(x) else 0

@@ -1,0 +1,72 @@
+"""Mean scores of models over the training examples of a block's clients, ``[C]`` in float64 on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fedalloy.core import inputs
+from fedalloy.core.applying import Applied, led, plain
+from fedalloy.core.inputs import Inputs
+from fedalloy.core.objective import Objective
+from fedalloy.core.types import Block, Examples, Tree
+
+Score = Callable[[Tensor, Tensor], Tensor]
+"""Of outputs and labels, one value per example: ``Objective.losses`` or ``Objective.hits``."""
+_CHUNK = 4096
+_CHUNK_OF_SEVERAL = 512
+
+
+def own_means(
+    objective: Objective, score: Score, models: Tree, buffers: Tree, data: Block, apply: Applied = plain
+) -> Tensor:
+    """The mean score of every client's own model over its own examples; NaN for a client without any."""
+    size, start = data.size.cpu(), data.start.cpu()
+    total = torch.zeros(len(size), dtype=torch.float64)
+    device = next(iter(models.values())).device
+
+    def scores(params: Tree, own: Tree, x: Inputs, y: Inputs) -> Tensor:
+        return score(objective.outputs(params, own, x), y)
+
+    for piece in inputs.pieces(int(size.max()), _CHUNK if len(size) == 1 else _CHUNK_OF_SEVERAL):
+        rows, valid = _rows(start, size, piece)
+        if isinstance(rows, Tensor):
+            rows = rows.to(inputs.device_of(data.y))
+        x, y = (inputs.to(inputs.take(part, rows), device) for part in (data.x, data.y))
+        if isinstance(rows, slice):
+            x, y = led((x, y))
+        values = apply(scores, len(size), models, buffers, x, y).cpu().double()
+        total += (values if valid is None else values * valid).sum(1)
+    return total / size
+
+
+def common_means(objective: Objective, score: Score, params: Tree, buffers: Tree, data: Block) -> Tensor:
+    """The same where all clients have one model: one pass over all their examples."""
+    size, start = data.size.cpu(), data.start.cpu()
+    owner = torch.repeat_interleave(size)
+    rows = start[owner] + torch.arange(len(owner)) - (size.cumsum(0) - size)[owner]
+    rows, device = rows.to(inputs.device_of(data.y)), next(iter(params.values())).device
+    total = torch.zeros(len(size), dtype=torch.float64)
+    for some, whose in zip(rows.split(_CHUNK), owner.split(_CHUNK), strict=True):
+        x, y = (inputs.to(inputs.take(part, some), device) for part in (data.x, data.y))
+        total.index_add_(0, whose, score(objective.outputs(params, buffers, x), y).double().cpu())
+    return total / size
+
+
+def mean_loss(objective: Objective, params: Tree, buffers: Tree, examples: Examples) -> float:
+    """Mean loss over a client's examples; NaN for a client without any."""
+    model, own = led((params, buffers))
+    return float(own_means(objective, objective.losses, model, own, Block.of(examples))[0])
+
+
+def _rows(start: Tensor, size: Tensor, piece: slice) -> tuple[Tensor | slice, Tensor | None]:
+    """Which rows of the pool a piece of every client's examples is, and which of them are there; of a single client a
+    view, so that nothing is copied."""
+    if len(size) == 1:
+        begin = int(start[0])
+        return slice(begin + piece.start, begin + piece.stop), None
+    place = torch.arange(piece.start, piece.stop)
+    valid = place < size.unsqueeze(1)
+    return torch.where(valid, start.unsqueeze(1) + place, 0), valid

@@ -1,0 +1,218 @@
+"""The client's program, written once, for a block of clients: statistics before, begin, steps, conclude, end, wires,
+statistics after. Pure.
+
+Every tree in here has a leading client axis. Who calls it says two things: the *kernel* that takes the local steps, and
+how a function of one client is *applied* to the block (:mod:`fedalloy.core.applying`). The loop engine's client is a
+block of one with the plain kernel and plain calls; whatever else there is must give the same within its tolerance.
+What comes before, the plan and the draws of a block, is :func:`fedalloy.core.blocks.prepare`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from fedalloy.core import tree
+from fedalloy.core.algorithm import Algorithm
+from fedalloy.core.applying import Applied
+from fedalloy.core.blocks import Prepared
+from fedalloy.core.errors import stage
+from fedalloy.core.measuring import common_means, own_means
+from fedalloy.core.packing import bytes_up
+from fedalloy.core.protocols import Carry, Objective, Shared
+from fedalloy.core.types import Context, Payload, State, Stats, Tree
+
+
+@dataclass(frozen=True)
+class BlockTraining:
+    """The local training of a block: all that a kernel may look at. ``mine`` is what the clients' solvers keep.
+
+    ``carry`` and ``buffers``, those before the first step, are made when a kernel asks for them.
+    """
+
+    algorithm: Algorithm
+    objective: Objective
+    shared: Shared
+    mine: State
+    block: Prepared
+    ctx: Context
+    apply: Applied
+
+    @property
+    def device(self) -> torch.device:
+        """Where the models are."""
+        return next(iter(self.shared["params"].values())).device
+
+    @cached_property
+    def carry(self) -> Carry:
+        """Every client's first carry; what does not depend on the client is shared until the first step."""
+        solver, shared, ctx = self.algorithm.solver, self.shared, self.ctx
+        with stage("begin"):
+            carry: Carry = self.apply(lambda kept: solver.begin(shared, kept, ctx), len(self.block), self.mine)
+        return carry
+
+    @property
+    def buffers(self) -> Tree:
+        """Every client's buffers before the first step: the received ones, unless some of them stay at the clients."""
+        return self._models[1] if self.shared["buffers"] else {}
+
+    def loss_before(self) -> Tensor:
+        """The mean loss of every client's first model over its training examples."""
+        objective, block, solver = self.objective, self.block, self.algorithm.solver
+        if solver.stays or len(block) == 1:
+            return own_means(objective, objective.losses, *self._models, block.data, self.apply)
+        received = self.shared[solver.target], self.shared["buffers"]
+        return common_means(objective, objective.losses, *received, block.data)
+
+    @cached_property
+    def _models(self) -> tuple[Tree, Tree]:
+        """Every client's model before the first step: what was received, with the leaves that stay in place."""
+        solver, shared, clients = self.algorithm.solver, self.shared, len(self.block)
+        if not solver.stays:
+            return _expand(shared[solver.target], clients), _expand(shared["buffers"], clients)
+        found: tuple[Tree, Tree] = self.apply(lambda kept: solver.start_model(shared, kept), clients, self.mine)
+        return found
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """What a kernel leaves behind: the carry, the buffers and every client's sums of training losses (``tally``).
+
+    A kernel for plain descent may say what is ``sent`` by itself; then nobody asks for its carry.
+    """
+
+    carry: Carry
+    buffers: Tree
+    loss_sum: Tensor
+    sent: Payload | None = None
+
+
+Kernel = Callable[[BlockTraining], TrainingResult]
+"""Takes all local steps of a block, and does nothing else."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """One block's result, in the block's own order."""
+
+    ids: Tensor
+    payload: Payload
+    stats: Stats
+    states: State
+
+
+def run_block(
+    algorithm: Algorithm,
+    objective: Objective,
+    shared: Shared,
+    states: Mapping[int, State],
+    block: Prepared,
+    ctx: Context,
+    kernel: Kernel,
+    apply: Applied,
+) -> Finished:
+    """From the received parts to what the clients send and keep. An error names the stage it happened in."""
+    mine = apply.stack([states[client] for client in block.work.ids.tolist()])
+    training = BlockTraining(algorithm, objective, shared, mine["solver"], block, ctx, apply)
+    stats = _before(training)
+    trained = kernel(training)
+    stats |= _after(training, trained)
+    payload, kept = (trained.sent, training.mine) if trained.sent is not None else _end(training, trained)
+    payload, wires = _encode(training, payload, mine["wire"])
+    stats["bytes_up"] = bytes_up(payload, algorithm.packings, len(block))
+    return Finished(block.work.ids, payload, stats, {"solver": kept, "wire": wires})
+
+
+def _before(training: BlockTraining) -> Stats:
+    """What is known of the clients before they train."""
+    algorithm, block = training.algorithm, training.block
+    planned, requires = block.planned.double(), algorithm.weighting.requires
+    stats = {"num_examples": block.data.size.cpu().double(), "num_steps": planned}
+    if requires & algorithm.solver.provides:
+        with stage("plan"):
+            stats |= algorithm.solver.describe(planned, training.ctx)
+    if "loss_before" in requires:
+        with stage("loss_before"):
+            stats["loss_before"] = training.loss_before()
+    return stats
+
+
+def _after(training: BlockTraining, trained: TrainingResult) -> Stats:
+    """What is known of them afterwards."""
+    block, requires = training.block, training.algorithm.weighting.requires
+    per_example, per_batch = trained.loss_sum.cpu().unbind(1)
+    seen = block.mask.sum((0, 2)).cpu() * block.work.active
+    stats = {"train_loss": per_example / seen}
+    if "running_loss" in requires:
+        stats["running_loss"] = per_batch
+    if "accuracy_after" in requires:
+        with stage("accuracy_after"):
+            hits, model = training.objective.hits, _model_after(training, trained)
+            stats["accuracy_after"] = own_means(
+                training.objective, hits, model, trained.buffers, block.data, training.apply
+            )
+    return stats
+
+
+def _model_after(training: BlockTraining, trained: TrainingResult) -> Tree:
+    solver = training.algorithm.solver
+    if trained.sent is None:
+        model: Tree = training.apply(solver.trained, len(training.block), trained.carry)
+        return model
+    received = training.shared[solver.target]
+    return tree.map_leaves(lambda change, leaf: change + leaf, trained.sent[solver.update], received)
+
+
+def _end(training: BlockTraining, trained: TrainingResult) -> tuple[Payload, State]:
+    """What the clients would send, and what their solvers keep."""
+    solver, objective, shared, ctx = training.algorithm.solver, training.objective, training.shared, training.ctx
+
+    def end(carry: Carry, buffers: Tree, kept: State, steps: Tensor) -> tuple[Payload, State]:
+        with stage("conclude"):
+            carry = solver.conclude(carry, shared, lambda params, x: objective.outputs(params, buffers, x))
+        with stage("end"):
+            payload, mine = solver.end(carry, shared, kept, steps, ctx)
+        if not shared["buffers"]:
+            return payload, mine
+        return {**payload, "buffers": solver.stays.split(buffers)[1]}, solver.settle(mine, buffers)
+
+    steps = training.block.taken.double().to(training.device)
+    found: tuple[Payload, State] = training.apply(
+        end, len(training.block), trained.carry, trained.buffers, training.mine, steps
+    )
+    return found
+
+
+def _encode(training: BlockTraining, payload: Payload, kept: State) -> tuple[Payload, State]:
+    """The wire transforms, in order. A client whose link failed counts with an update of zero: an error memory or noise
+    must not speak for it. Where nothing is sent there is nothing to encode."""
+    algorithm, shared, block = training.algorithm, training.shared, training.block
+    active = block.work.active
+    if not algorithm.wire or not any(payload.values()) or not bool(active.any()):
+        return payload, kept
+    before, kept = (payload, kept), dict(kept)
+    for position, wire in enumerate(algorithm.wire):
+        with stage(f"wire {position}"):
+            draws = wire.draws(algorithm.exchanged(shared), block.keys.fold("wire", position))
+            draws = {name: leaf.to(training.device) for name, leaf in draws.items()}
+            given = payload, kept[str(position)], draws
+            payload, kept[str(position)] = training.apply(wire.encode, len(block), *given)
+    return (payload, kept) if bool(active.all()) else _heard(active.to(training.device), (payload, kept), before)
+
+
+def _heard(active: Tensor, new: tuple[Payload, State], old: tuple[Payload, State]) -> tuple[Payload, State]:
+    def choose(after: Tensor, before: Tensor) -> Tensor:
+        return torch.where(active.reshape(-1, *[1] * (after.dim() - 1)), after, before)
+
+    chosen: tuple[Payload, State] = tree_map(choose, new, old)
+    return chosen
+
+
+def _expand(leaves: Tree, clients: int) -> Tree:
+    """The same leaves for every client, without a copy."""
+    return {name: leaf.expand(clients, *leaf.shape) for name, leaf in leaves.items()}
