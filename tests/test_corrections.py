@@ -170,7 +170,7 @@ def test_angles_agree_while_everybody_is_there_and_part_when_somebody_is_away():
     first = [weigh(rule, cohort(), state, context(1)) for rule, state in zip(rules, states, strict=True)]
     assert torch.allclose(first[0][0], first[1][0])
     assert torch.allclose(first[0][0], first[2][0])
-    some = cohort(seed=1).select(torch.tensor([0, 2]))
+    some = cohort(seed=1).take(torch.tensor([0, 2]))
     ours, by_round, behind = (
         weigh(rule, some, state, context(5)) for rule, (_, state, _) in zip(rules, first, strict=True)
     )

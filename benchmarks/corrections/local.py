@@ -10,7 +10,7 @@ from torch import Tensor
 from fedalloy.core import tree
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Carry, GradAt, Shared
-from fedalloy.core.types import Cohort, Context, Payload, Plan, State, Tree
+from fedalloy.core.types import Context, Contributions, Payload, Plan, State, Tree
 from fedalloy.solvers.scaffold import Scaffold
 from fedalloy.solvers.sgd import Sgd
 from fedalloy.solvers.training import LocalTraining, descend, epoch_plan
@@ -100,7 +100,7 @@ class ScaffoldByEpochs(Scaffold):
 class ForgetfulBuffers(Sgd):
     """Plain training whose federation keeps the buffers it began with: only tensors called weight are averaged."""
 
-    def absorb(self, shared: Shared, aggregate: Payload, cohort: Cohort, ctx: Context) -> Shared:
+    def absorb(self, shared: Shared, aggregate: Payload, cohort: Contributions, ctx: Context) -> Shared:
         first = {name: _first_statistics(name, leaf) for name, leaf in shared["buffers"].items()}
         return {**shared, "buffers": first}
 

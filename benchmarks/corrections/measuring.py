@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedalloy.core import tree
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.protocols import Weighting
-from fedalloy.core.types import Cohort, Context, Info, State, Weights
+from fedalloy.core.types import Context, Contributions, Info, State, Weights
 from fedalloy.run.fit import RunResult, fit
 from fedalloy.tasks.assembly import make_task
 from fedalloy.tasks.federation import FederatedTask
@@ -174,7 +174,7 @@ class Watched(Weighting):
     def init(self, population: int) -> State:
         return self.rule.init(population)
 
-    def weigh(self, cohort: Cohort, state: State, ctx: Context) -> tuple[Weights, State, Info]:
+    def weigh(self, cohort: Contributions, state: State, ctx: Context) -> tuple[Weights, State, Info]:
         weights, kept, info = self.rule.weigh(cohort, state, ctx)
         seen = {
             "seen_loss": cohort.stats["loss_before"],

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedalloy.core.protocols import ElementRound, Weighting
 from fedalloy.core.tree import Chunk
-from fedalloy.core.types import Cohort, Context, Info, State, Weights
+from fedalloy.core.types import Cohort, Context, Contributions, Info, State, Weights
 from fedalloy.weightings.afl import Afl
 from fedalloy.weightings.angles import Angles, angles_to_mean, steepness
 from fedalloy.weightings.attendance import among
@@ -24,7 +24,7 @@ from fedalloy.weightings.qfedavg import QFedAvg
 class AnglesByRound(Angles):
     """FedAdp that divides by the round number, also for clients that were not there in every round."""
 
-    def weigh(self, cohort: Cohort, state: State, ctx: Context) -> tuple[Weights, State, Info]:
+    def weigh(self, cohort: Contributions, state: State, ctx: Context) -> tuple[Weights, State, Info]:
         passed = torch.zeros_like(state["count"]).index_fill(0, cohort.ids, ctx.round - 1.0)
         return super().weigh(cohort, {**state, "count": passed}, ctx)
 
@@ -33,10 +33,10 @@ class AnglesByRound(Angles):
 class AnglesOneBehind(Angles):
     """FedAdp of S0's code: a mean that lags by one round, and nothing remembered of those who are away."""
 
-    def weigh(self, cohort: Cohort, state: State, ctx: Context) -> tuple[Weights, State, Info]:
+    def weigh(self, cohort: Contributions, state: State, ctx: Context) -> tuple[Weights, State, Info]:
         ids, sizes = cohort.ids, cohort.stats["num_examples"].double()
         count = state["count"].index_add(0, ids, torch.ones_like(sizes))
-        now = angles_to_mean(cohort.payload["delta"], sizes / sizes.sum())
+        now = angles_to_mean(cohort, sizes / sizes.sum(), {"": list(cohort.template("delta"))})[""]
         past, seen = state["angle"].get("", torch.zeros_like(count))[ids], count[ids]
         mixed = now if ctx.round == 1 else (seen * past + now) / (seen + 1)
         kept = torch.zeros_like(count).index_copy(0, ids, mixed)
@@ -48,7 +48,7 @@ class AnglesOneBehind(Angles):
 class AnglesWithoutSizes(Angles):
     """FedAdp or FedLayerWise with every client's number of examples left out of the weights."""
 
-    def weigh(self, cohort: Cohort, state: State, ctx: Context) -> tuple[Weights, State, Info]:
+    def weigh(self, cohort: Contributions, state: State, ctx: Context) -> tuple[Weights, State, Info]:
         even = torch.ones_like(cohort.stats["num_examples"])
         return super().weigh(cohort.with_stats({"num_examples": even}), state, ctx)
 
@@ -57,7 +57,7 @@ class AnglesWithoutSizes(Angles):
 class Received(Weighting):
     """The average of the models that were received instead of those that were trained: nothing moves."""
 
-    def weigh(self, cohort: Cohort, state: State, ctx: Context) -> tuple[Weights, State, Info]:
+    def weigh(self, cohort: Contributions, state: State, ctx: Context) -> tuple[Weights, State, Info]:
         return torch.zeros(len(cohort), dtype=torch.float64), state, {}
 
 
@@ -84,8 +84,9 @@ class EwwaPrintedYogi(Ewwa):
 class EwwaBackwards(Ewwa):
     """EWWA that meets the same clients in the opposite order."""
 
-    def open(self, cohort: Cohort, state: State, ctx: Context) -> ElementRound:
-        turned = cohort.select(torch.arange(len(cohort) - 1, -1, -1))
+    def open(self, cohort: Contributions, state: State, ctx: Context) -> ElementRound:
+        assert isinstance(cohort, Cohort)
+        turned = cohort.take(torch.arange(len(cohort) - 1, -1, -1))
         return _Turned(super().open(turned, state, ctx))
 
 
@@ -104,7 +105,7 @@ class _Turned(ElementRound):
 class AflOldWeights(Afl):
     """AFL as in its first paper: the model moves with the weights from before the round's losses."""
 
-    def weigh(self, cohort: Cohort, state: State, ctx: Context) -> tuple[Weights, State, Info]:
+    def weigh(self, cohort: Contributions, state: State, ctx: Context) -> tuple[Weights, State, Info]:
         _, kept, info = super().weigh(cohort, state, ctx)
         return among(state["lambda"], cohort.ids), kept, info
 
@@ -115,7 +116,7 @@ class QFedAvgFirstStep(QFedAvg):
 
     first_lr: float = 0.1
 
-    def weigh(self, cohort: Cohort, state: State, ctx: Context) -> tuple[Weights, State, Info]:
+    def weigh(self, cohort: Contributions, state: State, ctx: Context) -> tuple[Weights, State, Info]:
         return super().weigh(cohort, state, replace(ctx, local_lr=self.first_lr))
 
 
@@ -125,7 +126,7 @@ class RoughMgda(FedMgda):
 
     error: float = 2e-5
 
-    def weigh(self, cohort: Cohort, state: State, ctx: Context) -> tuple[Weights, State, Info]:
+    def weigh(self, cohort: Contributions, state: State, ctx: Context) -> tuple[Weights, State, Info]:
         _, kept, info = super().weigh(cohort, state, ctx)
         noise = ctx.key.fold("solver error").uniform(len(cohort), dtype=torch.float64) * 2 - 1
         rough = (info["lambda"] + self.error * noise).clamp(min=0)
@@ -136,7 +137,7 @@ class RoughMgda(FedMgda):
 class BoostingByErrors(Boosting):
     """FedBoosting read with error rates for "results"."""
 
-    def weigh(self, cohort: Cohort, state: State, ctx: Context) -> tuple[Weights, State, Info]:
+    def weigh(self, cohort: Contributions, state: State, ctx: Context) -> tuple[Weights, State, Info]:
         wrong = cohort.with_stats({"accuracy_after": 1 - cohort.stats["accuracy_after"]})
         assert cohort.cross is not None
-        return super().weigh(replace(wrong, cross=1 - cohort.cross), state, ctx)
+        return super().weigh(wrong.with_cross(1 - cohort.cross), state, ctx)

@@ -65,7 +65,7 @@ def test_only_rules_that_ask_pay_for_it():
     scored = exchange_scores(algorithms.fedboosting(), task, shared, cohort)
     assert scored.cross is not None
     assert scored.cross.shape == (3, 3)
-    empty = cohort.select(torch.zeros(0, dtype=torch.int64))
+    empty = cohort.select(cohort.ids[:0])
     assert exchange_scores(algorithms.fedboosting(), task, shared, empty).cross is None
 
 
@@ -73,8 +73,10 @@ def test_scores_follow_the_clients_that_are_left():
     task, shared, cohort = setting()
     scored = exchange_scores(algorithms.fedboosting(), task, shared, cohort)
     assert scored.cross is not None
-    next(iter(scored.payload["delta"].values()))[1] = torch.nan
-    left, dropped = screen(scored, "delta")
+    delta = {name: leaf.clone() for name, leaf in scored.payload["delta"].items()}
+    next(iter(delta.values()))[1] = torch.nan
+    bad = Cohort(scored.ids, {**scored.payload, "delta": delta}, scored.stats, scored.cross)
+    left, dropped = screen(bad, "delta")
     assert list(dropped) == [2]
     assert left.cross is not None
     assert left.cross.tolist() == scored.cross[[0, 2]][:, [0, 2]].tolist()

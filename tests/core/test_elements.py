@@ -15,7 +15,7 @@ from fedalloy.core.errors import AlgorithmError
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import ElementRound, ElementWeighting
 from fedalloy.core.tree import Chunk
-from fedalloy.core.types import Cohort, Context, Info, State
+from fedalloy.core.types import Cohort, Context, Contributions, Info, State
 from fedalloy.servers.sgd import ServerSgd
 from fedalloy.solvers.sgd import Sgd
 from fedalloy.testing.comparing import copied, differences
@@ -49,7 +49,7 @@ class Placed(ElementWeighting):
     def init(self, population: int) -> State:
         return {"chunks": 0}
 
-    def open(self, cohort: Cohort, state: State, ctx: Context) -> Noted:
+    def open(self, cohort: Contributions, state: State, ctx: Context) -> Noted:
         return Noted(state)
 
 
@@ -78,7 +78,7 @@ def test_chunk_by_chunk_is_all_at_once(elements):
     updates, rule = leaves(), Placed()
     cohort = Cohort(torch.arange(3), {"delta": updates})
     weights, state, info = rule.weigh(cohort, rule.init(3), CTX)
-    means, combined = combine_elements(rule.open(cohort, rule.init(3), CTX), updates, {"delta": updates})
+    means, combined = combine_elements(rule.open(cohort, rule.init(3), CTX), cohort, "delta", ("delta",))
     assert list(differences(combined["delta"], tree.combine(updates, weights), 1e-12)) == []
     by_leaf = {name: tree.as_rows(leaf).mean(1) for name, leaf in weights.items() if leaf.numel()}
     assert list(differences({name: means[name] for name in by_leaf}, by_leaf, 1e-12)) == []
@@ -88,14 +88,16 @@ def test_chunk_by_chunk_is_all_at_once(elements):
 def test_other_parts_get_the_weights_of_the_update(elements):
     updates, doubled = leaves(), {name: 2 * leaf for name, leaf in leaves().items()}
     round = Noted({"chunks": 0})
-    _, combined = combine_elements(round, updates, {"delta": updates, "other": doubled})
+    cohort = Cohort(torch.arange(3), {"delta": updates, "other": doubled})
+    _, combined = combine_elements(round, cohort, "delta", ("delta", "other"))
     assert list(differences(combined["other"], {n: 2 * leaf for n, leaf in combined["delta"].items()}, 1e-12)) == []
 
 
 def test_a_part_of_other_leaves_is_refused():
     updates = leaves()
+    cohort = Cohort(torch.arange(3), {"delta": updates, "control": {"a.weight": updates["a.weight"]}})
     with pytest.raises(AlgorithmError, match=r"weighted part 'control' has no leaf a\.bias of its shape"):
-        combine_elements(Noted({"chunks": 0}), updates, {"control": {"a.weight": updates["a.weight"]}})
+        combine_elements(Noted({"chunks": 0}), cohort, "delta", ("control",))
 
 
 def test_the_server_opens_shows_and_closes(elements):
@@ -103,7 +105,7 @@ def test_the_server_opens_shows_and_closes(elements):
     algorithm = Algorithm(Sgd(), rule, ServerSgd())
     params = {name: torch.zeros_like(leaf[0]) for name, leaf in updates.items()}
     cohort, state = Cohort(torch.arange(3), {"delta": updates}), algorithm.init(params, 3)
-    before = copied(state), copied(vars(cohort))
+    before = copied(state), copied({"payload": cohort.payload, "stats": cohort.stats})
     step = server_step(algorithm, state, cohort, CTX)
     weights, _, _ = rule.weigh(cohort, state["weighting"], CTX)
     assert list(differences(step.state["shared"]["params"], tree.combine(updates, weights), 1e-12)) == []
@@ -111,7 +113,7 @@ def test_the_server_opens_shows_and_closes(elements):
     assert not isinstance(step.weights, Tensor)
     assert {name: tuple(mean.shape) for name, mean in step.weights.items()} == dict.fromkeys(updates, (3,))
     assert list(differences(state, before[0])) == []
-    assert list(differences(vars(cohort), before[1])) == []
+    assert list(differences({"payload": cohort.payload, "stats": cohort.stats}, before[1])) == []
 
 
 def test_single_precision_is_summed_in_double():
@@ -122,7 +124,8 @@ def test_single_precision_is_summed_in_double():
         def weigh_chunk(self, updates: Tensor, chunk: Chunk) -> Tensor:
             return torch.full_like(updates, 1e-3)
 
-    _, combined = combine_elements(Even({"chunks": 0}), {"w": x}, {"delta": {"w": x}})
+    cohort = Cohort(torch.arange(1000), {"delta": {"w": x}})
+    _, combined = combine_elements(Even({"chunks": 0}), cohort, "delta", ("delta",))
     exact = x.double().mean(0)
     assert combined["delta"]["w"].dtype == torch.float32
     assert bool(((combined["delta"]["w"].double() - exact).abs() <= 1e-6 * exact.abs()).all())

@@ -84,7 +84,8 @@ def test_large_finite_numbers_whose_sum_overflows_are_kept():
 
 def test_a_part_that_is_no_update_must_be_finite_too():
     given = cohort()
-    given.payload["buffers"]["m"] = torch.tensor([0.0, 0.0, torch.nan, 0.0])
+    wrong = {**given.payload["buffers"], "m": torch.tensor([0.0, 0.0, torch.nan, 0.0])}
+    given = given.with_payload({**given.payload, "buffers": wrong})
     assert screen(given, "delta")[1] == {6: "not finite"}
 
 

@@ -15,10 +15,12 @@ import fedalloy
 from fedalloy.core import registry, tree
 from fedalloy.core.errors import SpecError
 from fedalloy.core.protocols import ServerOptimizer, Weighting, Wire
+from fedalloy.core.types import Cohort
 from fedalloy.engines.loop import Loop
 from fedalloy.solvers.sgd import Sgd
 from fedalloy.testing import (
     FAULTS,
+    HANDLE_FAULTS,
     HalfWithMemory,
     Jitter,
     Lopsided,
@@ -120,6 +122,11 @@ def test_every_planted_fault_is_caught(fault, case):
     assert check_engine(FAULTS[fault](Loop()), [CASES[case]])
 
 
+@pytest.mark.parametrize("fault", HANDLE_FAULTS)
+def test_a_handle_that_answers_wrong_is_caught(fault):
+    assert check_engine(HANDLE_FAULTS[fault](Loop()), [CASES["scaffold"]])
+
+
 @pytest.mark.parametrize("fault", [key_by_slot, forgotten_mask, lost_client_state])
 def test_fedavg_over_equal_clients_sees_nothing(fault):
     """Why the richer cases exist."""
@@ -151,7 +158,7 @@ def test_the_tolerance_is_tight():
     def nearly(*given):
         outcome = Loop()(*given)
         moved = {name: leaf + 1e-8 for name, leaf in outcome.cohort.payload["delta"].items()}
-        return replace(outcome, cohort=replace(outcome.cohort, payload={"delta": moved}))
+        return replace(outcome, cohort=Cohort(outcome.cohort.ids, {"delta": moved}, outcome.cohort.stats))
 
     assert check_engine(Called(nearly), [plain_case()])
     assert check_engine(Called(nearly), [plain_case()], tolerance=1e-6) == []
@@ -216,7 +223,7 @@ class Broken(Weighting):
         ("one client", "finite: one client"),
         ("zero norms", "nobody moved"),
         ("undeclared", "declared: KeyError"),
-        ("payload", "declared: KeyError"),
+        ("payload", "declared: AlgorithmError"),
         ("shape", "shapes: the weight of"),
         ("bound", "declared: a weight of 0.2 is above the declared bound 0.01"),
     ],

@@ -161,8 +161,10 @@ def test_refused_rounds_neither_end_a_run_nor_count_as_barren():
 def test_a_refused_round_with_dropped_contributions_is_not_barren_either():
     def engine(*given):
         outcome = Loop()(*given)
-        outcome.cohort.payload["delta"]["output.bias"][0] = torch.nan
-        return outcome
+        delta = {name: leaf.clone() for name, leaf in outcome.cohort.payload["delta"].items()}
+        delta["output.bias"][0] = torch.nan
+        broken = Cohort(outcome.cohort.ids, {**outcome.cohort.payload, "delta": delta}, outcome.cohort.stats)
+        return replace(outcome, cohort=broken)
 
     result = fit(made(Krum(byzantine=1)), TASK, rounds=BARREN_LIMIT + 2, engine=Called(engine))
     rows = list(result.rounds())

@@ -33,7 +33,7 @@ def telling(change):
         outcome = Loop()(*given)
         stats = {name: values.clone() for name, values in outcome.cohort.stats.items()}
         change(stats, given[-1].round)
-        return replace(outcome, cohort=replace(outcome.cohort, stats=stats))
+        return replace(outcome, cohort=outcome.cohort.with_stats(stats))
 
     return Called(engine)
 

@@ -86,7 +86,8 @@ def test_a_model_of_one_layer_gets_the_same_weights_at_both_levels():
 
 
 def test_updates_of_length_zero_stand_at_right_angles():
-    assert angles_to_mean({"w": torch.zeros(2, 3)}, torch.tensor([0.5, 0.5])).tolist() == [pi / 2] * 2
+    still = Cohort(torch.arange(2), {"delta": {"w": torch.zeros(2, 3)}})
+    assert angles_to_mean(still, torch.tensor([0.5, 0.5]), {"": ["w"]})[""].tolist() == [pi / 2] * 2
     mixed = cohort({"w": [[0.0, 0.0], [1.0, 0.0]]})
     _, _, info = Angles().weigh(mixed, Angles().init(9), CTX)
     assert info["instant_angle"].tolist() == [pi / 2, 0.0]
@@ -97,7 +98,8 @@ def test_updates_of_length_zero_stand_at_right_angles():
 
 def test_cosines_above_one_by_rounding_are_clipped():
     leaf = torch.full((3, 1000), 0.1, dtype=torch.float32)
-    angles = angles_to_mean({"w": leaf}, torch.tensor([0.2, 0.3, 0.5]))
+    alike = Cohort(torch.arange(3), {"delta": {"w": leaf}})
+    angles = angles_to_mean(alike, torch.tensor([0.2, 0.3, 0.5]), {"": ["w"]})[""]
     assert bool((angles < 1e-3).all())
 
 
@@ -121,7 +123,7 @@ def test_weights_are_a_distribution_that_follows_its_clients(level, clients, see
     state: State = Angles().init(9)
     rule = Angles(level, alpha)
     weights, after, _ = rule.weigh(given, state, CTX)
-    turned, turned_after, _ = rule.weigh(given.select(order), state, CTX)
+    turned, turned_after, _ = rule.weigh(given.take(order), state, CTX)
     for name in delta:
         one = weights if isinstance(weights, torch.Tensor) else weights[name]
         other = turned if isinstance(turned, torch.Tensor) else turned[name]

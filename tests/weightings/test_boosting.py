@@ -57,7 +57,7 @@ def test_weights_are_a_distribution_that_follows_its_clients(clients, seed):
     stats = {"accuracy_after": torch.rand(clients, generator=random, dtype=torch.float64)}
     given, order = Cohort(torch.arange(clients), {}, stats, cross), torch.randperm(clients, generator=random)
     found, _, _ = Boosting().weigh(given, {}, CTX)
-    turned, _, _ = Boosting().weigh(given.select(order), {}, CTX)
+    turned, _, _ = Boosting().weigh(given.take(order), {}, CTX)
     assert isinstance(found, torch.Tensor)
     assert isinstance(turned, torch.Tensor)
     assert float(found.sum()) == pytest.approx(1)

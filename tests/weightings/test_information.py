@@ -81,7 +81,7 @@ def test_weights_are_a_distribution_that_follows_its_clients(accuracies, alpha):
     found, _ = weigh(rule, given)
     assert sum(found) == pytest.approx(1)
     assert min(found) >= 0
-    turned, _ = weigh(rule, given.select(torch.arange(len(accuracies)).flip(0)))
+    turned, _ = weigh(rule, given.take(torch.arange(len(accuracies)).flip(0)))
     assert turned[::-1] == pytest.approx(found)
 
 

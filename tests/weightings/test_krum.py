@@ -86,5 +86,6 @@ def test_pairs_in_chunks_are_pairs_at_once(monkeypatch):
     leaves = {"a": torch.randn(4, 7, 3), "b": torch.randn(4)}
     flat = torch.cat([leaves["a"].reshape(4, -1), leaves["b"].reshape(4, 1)], 1).double()
     monkeypatch.setattr("fedalloy.core.tree._ELEMENTS", 20)
-    assert torch.allclose(gram(leaves), flat @ flat.T)
-    assert torch.allclose(squared_distances(leaves), torch.cdist(flat, flat).square())
+    cohort = Cohort(torch.arange(4), {"delta": leaves})
+    assert torch.allclose(gram(cohort), flat @ flat.T)
+    assert torch.allclose(squared_distances(cohort), torch.cdist(flat, flat).square())

@@ -102,7 +102,7 @@ def test_weights_are_a_distribution_that_follows_its_clients(rule, losses, seed)
     found = torch.tensor(weights(rule, given), dtype=torch.float64)
     assert bool((found >= 0).all())
     assert float(found.sum()) == pytest.approx(1)
-    assert weights(rule, given.select(order)) == pytest.approx(found[order].tolist())
+    assert weights(rule, given.take(order)) == pytest.approx(found[order].tolist())
 
 
 @pytest.mark.parametrize("rule", [qffl(1.0), dr(), term(2.0), propfair(5.0)])

@@ -76,7 +76,7 @@ def test_weights_are_never_negative_and_sum_to_at_most_one(clients, q):
     found, _ = weigh(QFedAvg(q), given)
     assert bool((found >= 0).all())
     assert float(found.sum()) <= 1 + 1e-9
-    turned, _ = weigh(QFedAvg(q), given.select(torch.arange(len(clients)).flip(0)))
+    turned, _ = weigh(QFedAvg(q), given.take(torch.arange(len(clients)).flip(0)))
     assert turned.flip(0).tolist() == pytest.approx(found.tolist())
 
 

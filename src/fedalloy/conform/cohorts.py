@@ -84,7 +84,7 @@ def arrive(case: Case, inputs: Values, **stats: str) -> Arrived:
     if "n" in case.params:
         known["num_examples"] = case.params.tensor("n", 1)[ids]
     if "cross_val" in inputs:
-        arrived = replace(arrived, cohort=replace(arrived.cohort, cross=_cross(arrived, inputs)))
+        arrived = replace(arrived, cohort=arrived.cohort.with_cross(_cross(arrived, inputs)))
     return arrived.knowing({stat: arrived.to_cohort(values) for stat, values in known.items()})
 
 

@@ -53,4 +53,4 @@ def _encode(
         for wire in algorithm.wire:
             payload, memories[client] = wire.encode(payload, memories[client], {})
         sent.append(payload["delta"])
-    return replace(cohort, payload={"delta": tree.stack(sent)}), memories
+    return cohort.with_payload({"delta": tree.stack(sent)}), memories

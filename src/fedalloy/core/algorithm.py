@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedalloy.core import tree
 from fedalloy.core.arguments import checked
+from fedalloy.core.contributions import Contributions
 from fedalloy.core.elements import combine_elements
 from fedalloy.core.errors import AlgorithmError, RoundRefused
 from fedalloy.core.idle import left_out, took_no_step
@@ -30,7 +30,7 @@ from fedalloy.core.protocols import (
 )
 from fedalloy.core.screening import screen
 from fedalloy.core.statistics import ANY_SIZE, STATISTICS, SizeLimits, Statistic
-from fedalloy.core.types import Cohort, Context, Facts, Info, Part, Payload, State, Tree, Weights
+from fedalloy.core.types import Context, Facts, Info, Part, Payload, State, Tree, Weights
 from fedalloy.core.wiring import check_buffers, check_wires, packings_of
 
 OnFailure = Literal["drop", "resend"]
@@ -97,6 +97,14 @@ class Algorithm:
         return self.weighting.requires - {"cross_score"} | sizes
 
     @property
+    def asks(self) -> frozenset[str]:
+        """What is asked of the contributions: by the weighting, and to reduce what is sent."""
+        stacked = any(part.reduce == "stack" for part in self.solver.parts.values())
+        crossed = "cross_score" in self.weighting.requires
+        known = {"combine"} | ({"stack"} if stacked else set()) | ({"cross_score", "rows"} if crossed else set())
+        return self.weighting.asks | known
+
+    @property
     def stateful(self) -> bool:
         """Whether clients keep something between rounds."""
         return self.solver.stateful or any(wire.stateful for wire in self.wire)
@@ -118,6 +126,16 @@ class Algorithm:
         if not shared.get("buffers"):
             return dict(self.solver.parts)
         return {**self.solver.parts, "buffers": Part("samples", like="buffers", without=self.solver.stays)}
+
+    def neutral(self, shared: Shared) -> Payload:
+        """What stands in for a client that did not deliver: of every part the number that says nothing, of the buffers
+        those it received."""
+        return {
+            name: part.template(shared)
+            if name == "buffers"
+            else {leaf: torch.full_like(like, part.neutral) for leaf, like in part.template(shared).items()}
+            for name, part in self.parts(shared).items()
+        }
 
     def exchanged(self, shared: Shared) -> Shared:
         """The shared parts without the leaves that stay at the clients: what the wire and the server know of."""
@@ -240,12 +258,13 @@ class ServerStep:
     dropped: dict[int, str]
     idle: tuple[int, ...] = ()
     refusal: str | None = None
+    sums: Payload = field(default_factory=dict)
 
 
 def server_step(
     algorithm: Algorithm,
     state: ServerState,
-    cohort: Cohort,
+    cohort: Contributions,
     ctx: Context,
     max_norm: float | None = None,
     sizes: SizeLimits = ANY_SIZE,
@@ -259,22 +278,24 @@ def server_step(
     resting = tuple(cohort.ids[idle].tolist()) if bool(idle.any()) else ()
     if resting:
         present = (~left_out(cohort, idle, needed, algorithm.counts_idle)).nonzero().flatten()
-        cohort, sizes = cohort.select(present), sizes.select(present)
+        cohort, sizes = cohort.select(cohort.ids[present]), sizes.select(present)
     cohort, dropped = screen(cohort, algorithm.solver.update, max_norm, needed, sizes, algorithm.statistics)
     if len(cohort) == 0:
         return ServerStep(state, cohort.ids, torch.zeros(0), {}, dropped, resting)
-    if not any(cohort.payload.values()):
+    if not any(cohort.template(part) for part in cohort.parts):
         nothing = torch.zeros(len(cohort), dtype=torch.float64)
         return ServerStep(state, cohort.ids, nothing, {}, dropped, resting)
     try:
-        new, weights, info = _moved(algorithm, state, cohort, ctx)
+        new, weights, info, sums = _moved(algorithm, state, cohort, ctx)
     except RoundRefused as error:
         return ServerStep(state, cohort.ids[:0], torch.zeros(0), {}, dropped, resting, str(error))
-    return ServerStep(new, cohort.ids, weights, info, dropped, resting)
+    return ServerStep(new, cohort.ids, weights, info, dropped, resting, sums=sums)
 
 
-def _moved(algorithm: Algorithm, state: ServerState, cohort: Cohort, ctx: Context) -> tuple[ServerState, Weights, Info]:
-    """The state after the contributions of a cohort in which everyone counts."""
+def _moved(
+    algorithm: Algorithm, state: ServerState, cohort: Contributions, ctx: Context
+) -> tuple[ServerState, Weights, Info, Payload]:
+    """The state after the contributions of a cohort in which everyone counts, and the parts that are only summed."""
     least = algorithm.weighting.least_clients(ctx.population)
     if len(cohort) < least:
         rule = _name(algorithm.weighting)
@@ -285,59 +306,56 @@ def _moved(algorithm: Algorithm, state: ServerState, cohort: Cohort, ctx: Contex
         aggregate = wire.after(aggregate, cohort, weights, ctx)
     shared, server_state, server_info = _move(algorithm, state, aggregate, ctx)
     shared = algorithm.solver.absorb(shared, aggregate, cohort, ctx)
-    return {"shared": shared, "weighting": weighting_state, "server": server_state}, weights, {**info, **server_info}
+    new = {"shared": shared, "weighting": weighting_state, "server": server_state}
+    return new, weights, {**info, **server_info}, _summed(algorithm, state, cohort)
+
+
+def _summed(algorithm: Algorithm, state: ServerState, cohort: Contributions) -> Payload:
+    everyone = torch.ones(len(cohort), dtype=torch.float64)
+    declared = algorithm.parts(state["shared"]).items()
+    return {name: cohort.combine(name, everyone) for name, part in declared if part.reduce == "sum"}
 
 
 def _weigh(
-    algorithm: Algorithm, state: ServerState, cohort: Cohort, ctx: Context
+    algorithm: Algorithm, state: ServerState, cohort: Contributions, ctx: Context
 ) -> tuple[Weights, Payload, State, Info]:
     """The weights, and the parts that are reduced by them."""
-    rule, update = algorithm.weighting, algorithm.solver.update
-    declared = algorithm.parts(state["shared"]).items()
-    parts = {name: cohort.payload[name] for name, part in declared if part.reduce == "weighted"}
+    rule, declared = algorithm.weighting, algorithm.parts(state["shared"]).items()
+    parts = [name for name, part in declared if part.reduce == "weighted"]
     if isinstance(rule, ElementWeighting):
         round = rule.open(cohort, state["weighting"], ctx)
-        means, combined = combine_elements(round, cohort.payload[update], parts)
+        means, combined = combine_elements(round, cohort, algorithm.solver.update, parts)
         return means, combined, *round.close()
     weights, kept, info = rule.weigh(cohort, state["weighting"], ctx)
-    return weights, {name: tree.combine(leaves, weights) for name, leaves in parts.items()}, kept, info
+    return weights, {name: cohort.combine(name, weights) for name in parts}, kept, info
 
 
-def _reduce(algorithm: Algorithm, state: ServerState, cohort: Cohort, weights: Weights, ctx: Context) -> Payload:
+def _reduce(algorithm: Algorithm, state: ServerState, cohort: Contributions, weights: Weights, ctx: Context) -> Payload:
     """The parts that are not the weighting's own, each as declared, unless the rule guards them too."""
     reduced, rule = {}, algorithm.weighting
     for name, part in algorithm.parts(state["shared"]).items():
-        leaves = cohort.payload[name]
         if part.reduce == "stack":
-            reduced[name] = leaves
-        elif part.reduce != "weighted" and rule.guards_all_parts:
-            reduced[name] = _guarded(rule, state["weighting"], replace(cohort, payload={"delta": leaves}), weights, ctx)
-        elif part.reduce != "weighted":
-            reduced[name] = tree.combine(leaves, _evenly(cohort) if part.reduce == "mean" else _by_samples(cohort))
+            reduced[name] = cohort.stack(name)
+        elif part.reduce not in ("weighted", "sum") and rule.guards_all_parts:
+            reduced[name] = _guarded(rule, state["weighting"], cohort, name, weights, ctx)
+        elif part.reduce in ("mean", "samples"):
+            reduced[name] = cohort.combine(name, _evenly(cohort) if part.reduce == "mean" else _by_samples(cohort))
     return reduced
 
 
-def _guarded(rule: Weighting, state: State, cohort: Cohort, weights: Weights, ctx: Context) -> Tree:
+def _guarded(rule: Weighting, state: State, cohort: Contributions, part: str, weights: Weights, ctx: Context) -> Tree:
     """A part reduced by the rule's own choice of clients or, element by element, by a round of its own."""
-    leaves = cohort.payload["delta"]
     if not isinstance(rule, ElementWeighting):
-        return tree.combine(leaves, weights)
-    # Counters may be averaged, too: in float64, then rounded back.
-    floats = {name: leaf if leaf.is_floating_point() else leaf.double() for name, leaf in leaves.items()}
-    _, combined = combine_elements(
-        rule.open(replace(cohort, payload={"delta": floats}), state, ctx), floats, {"": floats}
-    )
-    return {
-        name: leaf if leaves[name].is_floating_point() else leaf.round().to(leaves[name].dtype)
-        for name, leaf in combined[""].items()
-    }
+        return cohort.combine(part, weights)
+    alone = cohort.alone(part, "delta")
+    return combine_elements(rule.open(alone, state, ctx), alone, "delta", ("delta",))[1]["delta"]
 
 
-def _evenly(cohort: Cohort) -> Tensor:
+def _evenly(cohort: Contributions) -> Tensor:
     return torch.full((len(cohort),), 1.0 / len(cohort), dtype=torch.float64)
 
 
-def _by_samples(cohort: Cohort) -> Tensor:
+def _by_samples(cohort: Contributions) -> Tensor:
     sizes = cohort.stats["num_examples"].double()
     if not bool(sizes.any()):
         sizes = torch.ones_like(sizes)

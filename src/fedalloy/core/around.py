@@ -12,7 +12,7 @@ from fedalloy.core.keys import Key
 from fedalloy.core.names import Names
 from fedalloy.core.protocols import Carry, GradAt, LocalSolver, Objective, Outputs, Shared
 from fedalloy.core.statistics import Statistic
-from fedalloy.core.types import Cohort, Context, Facts, Part, Payload, Plan, State, Stats, Tree
+from fedalloy.core.types import Context, Contributions, Facts, Part, Payload, Plan, State, Stats, Tree
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class SolverAround(LocalSolver):
     def describe(self, steps: Tensor, ctx: Context) -> Stats:
         return self.inner.describe(steps, ctx)
 
-    def absorb(self, shared: Shared, aggregate: Payload, cohort: Cohort, ctx: Context) -> Shared:
+    def absorb(self, shared: Shared, aggregate: Payload, cohort: Contributions, ctx: Context) -> Shared:
         return self.inner.absorb(shared, aggregate, cohort, ctx)
 
     def synthesise(

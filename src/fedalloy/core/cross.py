@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
@@ -11,7 +9,7 @@ from fedalloy.core import tree
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.errors import DataError
 from fedalloy.core.protocols import Objective, Shared, Task
-from fedalloy.core.types import Block, Cohort, Tree
+from fedalloy.core.types import Block, Contributions, Tree
 
 _CHUNK = 4096
 _WITNESSES = 1000
@@ -29,16 +27,18 @@ def check_validation(algorithm: Algorithm, task: Task) -> None:
         )
 
 
-def exchange_scores(algorithm: Algorithm, task: Task, shared: Shared, cohort: Cohort) -> Cohort:
+def exchange_scores(algorithm: Algorithm, task: Task, shared: Shared, cohort: Contributions) -> Contributions:
     """The cohort with its cross scores where the weighting requires them; otherwise nothing happens."""
     if "cross_score" not in algorithm.weighting.requires or not len(cohort):
         return cohort
     with torch.no_grad():
         cross = cross_scores(task.objective, shared, cohort, task.data("valid", cohort.ids), algorithm.solver.update)
-    return replace(cohort, cross=cross)
+    return cohort.with_cross(cross)
 
 
-def cross_scores(objective: Objective, shared: Shared, cohort: Cohort, valid: Block, update: str = "delta") -> Tensor:
+def cross_scores(
+    objective: Objective, shared: Shared, cohort: Contributions, valid: Block, update: str = "delta"
+) -> Tensor:
     """``[C, C]`` in float64: the accuracy of model i (received plus its update) on the validation part of client j.
 
     A column is NaN for a client without validation examples. One model is in memory at a time.
@@ -56,10 +56,10 @@ def cross_scores(objective: Objective, shared: Shared, cohort: Cohort, valid: Bl
     return hits / size
 
 
-def _model(shared: Shared, cohort: Cohort, row: int, update: str) -> tuple[Tree, Tree]:
-    params = tree.add(shared["params"], tree.rows(cohort.payload[update], row))
-    sent = cohort.payload.get("buffers")
-    return params, tree.rows(sent, row) if sent else shared["buffers"]
+def _model(shared: Shared, cohort: Contributions, row: int, update: str) -> tuple[Tree, Tree]:
+    one = cohort.ids[row : row + 1]
+    params = tree.add(shared["params"], tree.rows(cohort.rows(update, one), 0))
+    return params, tree.rows(cohort.rows("buffers", one), 0) if "buffers" in cohort.parts else shared["buffers"]
 
 
 def _device(shared: Shared) -> torch.device:

@@ -2,45 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from fedalloy.core import tree
+from fedalloy.core.contributions import Contributions
 from fedalloy.core.errors import AlgorithmError
 from fedalloy.core.protocols import ElementRound
-from fedalloy.core.tree import Chunk
 from fedalloy.core.types import Payload, Tree
 
 
-def combine_elements(round: ElementRound, updates: Tree, parts: Payload) -> tuple[Tree, Payload]:
+def combine_elements(
+    round: ElementRound, cohort: Contributions, update: str, parts: Sequence[str]
+) -> tuple[Tree, Payload]:
     """Every client's mean weight in each leaf, and the ``parts`` multiplied by the weights and summed over clients.
 
-    The weights come from ``updates``; parts have the same leaves. The error is that of ``tree.combine``, and the
+    The weights come from the part ``update``; all parts have its leaves. The error is that of ``tree.combine``, and the
     memory does not grow with the number of clients.
     """
-    _check_leaves(updates, parts)
-    sums: dict[str, dict[str, list[Tensor]]] = {part: {name: [] for name in updates} for part in parts}
-    totals = {name: torch.zeros(leaf.shape[0], dtype=torch.float64) for name, leaf in updates.items()}
-    for chunk, columns in tree.chunks(updates):
-        weights = round.weigh_chunk(columns, chunk)
+    templates = {part: cohort.template(part) for part in (update, *parts)}
+    _check_leaves(templates[update], {part: templates[part] for part in parts})
+    sums: dict[str, dict[str, list[Tensor]]] = {part: {name: [] for name in templates[update]} for part in parts}
+    totals = {name: torch.zeros(len(cohort), dtype=torch.float64) for name in templates[update]}
+    for chunk, (updates, *columns) in cohort.chunks((update, *parts)):
+        weights = round.weigh_chunk(_wide(updates), chunk)
         totals[chunk.leaf] += weights.sum(1, dtype=torch.float64).cpu()
-        for part, leaves in parts.items():
-            sums[part][chunk.leaf].append(_weighted(leaves[chunk.leaf], weights, chunk))
-    means = {name: total / max(1, updates[name][0].numel()) for name, total in totals.items()}
-    return means, {part: _whole(pieces, parts[part]) for part, pieces in sums.items()}
+        for part, values in zip(parts, columns, strict=True):
+            sums[part][chunk.leaf].append(_weighted(values, weights))
+    means = {name: total / max(1, templates[update][name].numel()) for name, total in totals.items()}
+    return means, {part: _whole(pieces, templates[part]) for part, pieces in sums.items()}
 
 
-def _weighted(leaf: Tensor, weights: Tensor, chunk: Chunk) -> Tensor:
-    columns = tree.as_rows(leaf)[:, chunk.columns]
-    return (columns * weights.to(leaf.dtype)).sum(0, dtype=torch.float64).to(leaf.dtype)
+def _wide(columns: Tensor) -> Tensor:
+    """Counters may be weighed, too: in float64."""
+    return columns if columns.is_floating_point() else columns.double()
 
 
-def _whole(pieces: Mapping[str, list[Tensor]], stacked: Tree) -> Tree:
+def _weighted(columns: Tensor, weights: Tensor) -> Tensor:
+    """One chunk combined; counters are rounded back to whole numbers."""
+    wide = _wide(columns)
+    total = (wide * weights.to(wide.dtype)).sum(0, dtype=torch.float64).to(wide.dtype)
+    return total if columns.is_floating_point() else total.round().to(columns.dtype)
+
+
+def _whole(pieces: Mapping[str, list[Tensor]], template: Tree) -> Tree:
     """The summed chunks of every leaf as one tensor of the leaf's shape."""
     return {
-        name: torch.cat([tree.as_rows(stacked[name])[0, :0], *parts]).reshape(stacked[name].shape[1:])
+        name: torch.cat([template[name].new_empty(0), *parts]).reshape(template[name].shape)
         for name, parts in pieces.items()
     }
 

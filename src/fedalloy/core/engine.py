@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedalloy.core.declared import declared
 from fedalloy.core.errors import SpecError
-from fedalloy.core.types import Cohort, Context, Shared, State, Work
+from fedalloy.core.types import Context, Contributions, Shared, State, Work
 
 if TYPE_CHECKING:
     from fedalloy.core.algorithm import Algorithm
@@ -29,7 +29,7 @@ class Outcome:
     """What an engine returns: the cohort, the clients' new states, and who failed and why. ``bytes_down`` is what
     really went to the clients, from engines that send something; None: what a round without trouble sends."""
 
-    cohort: Cohort
+    cohort: Contributions
     states: dict[int, State]
     failures: dict[int, str] = field(default_factory=dict)
     bytes_down: int | None = None
@@ -61,7 +61,7 @@ class Engine(ABC):
     ) -> Outcome:
         """One round of local work."""
 
-    def cross_score(self, algorithm: Algorithm, task: Task, shared: Shared, cohort: Cohort) -> Tensor:
+    def cross_score(self, algorithm: Algorithm, task: Task, shared: Shared, cohort: Contributions) -> Tensor:
         """``[C, C]``: the accuracy of every client's model on every client's validation part, NaN where unknown."""
         from fedalloy.core.cross import cross_scores  # which builds on algorithms, and those on the protocols
 

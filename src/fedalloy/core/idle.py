@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedalloy.core.types import Cohort
+from fedalloy.core.types import Contributions
 
 
-def took_no_step(cohort: Cohort) -> Tensor:
+def took_no_step(cohort: Contributions) -> Tensor:
     """Who is idle, ``[C]``: by the number of steps or, where nobody knows it, by having no examples.
 
     A client whose link failed is not: it planned its steps, and what it re-sends counts as the run says.
@@ -21,7 +21,7 @@ def took_no_step(cohort: Cohort) -> Tensor:
     return (steps == 0) | (steps.isnan() & (sizes == 0))
 
 
-def left_out(cohort: Cohort, idle: Tensor, needed: frozenset[str], counts: bool) -> Tensor:
+def left_out(cohort: Contributions, idle: Tensor, needed: frozenset[str], counts: bool) -> Tensor:
     """Which of the ``idle`` do not count: all, or, where idle clients do count, those who lack a statistic that is
     ``needed`` (without examples there is no loss)."""
     if not counts:

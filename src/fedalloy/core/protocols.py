@@ -28,8 +28,8 @@ from fedalloy.core.store import ClientStore as ClientStore
 from fedalloy.core.task import Task as Task
 from fedalloy.core.types import Carry as Carry
 from fedalloy.core.types import (
-    Cohort,
     Context,
+    Contributions,
     Descent,
     Facts,
     Info,
@@ -203,7 +203,7 @@ class LocalSolver(AnyLength, ABC):
         """The statistics named in ``provides``, from the planned steps of a block ``[C]``."""
         return {}
 
-    def absorb(self, shared: Shared, aggregate: Payload, cohort: Cohort, ctx: Context) -> Shared:
+    def absorb(self, shared: Shared, aggregate: Payload, cohort: Contributions, ctx: Context) -> Shared:
         """The shared parts after the round; the target has been moved already."""
         return shared
 
@@ -276,7 +276,7 @@ class Wire(AnyLength, ABC):
     def encode(self, payload: Payload, mine: State, draws: Tree) -> tuple[Payload, State]:
         """The client half: what is sent instead, and what is kept. Pure and vmappable."""
 
-    def after(self, aggregate: Payload, cohort: Cohort, weights: Weights, ctx: Context) -> Payload:
+    def after(self, aggregate: Payload, cohort: Contributions, weights: Weights, ctx: Context) -> Payload:
         """The server half, on the combined parts; transforms are undone in reverse order."""
         return aggregate
 

@@ -7,10 +7,12 @@ from torch import Tensor
 
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.statistics import SizeLimits
-from fedalloy.core.types import Cohort, Context, Work
+from fedalloy.core.types import Context, Contributions, Work
 
 
-def recounted(algorithm: Algorithm, cohort: Cohort, work: Work, ctx: Context, sizes: SizeLimits) -> Cohort:
+def recounted(
+    algorithm: Algorithm, cohort: Contributions, work: Work, ctx: Context, sizes: SizeLimits
+) -> Contributions:
     """The cohort with ``num_steps``, and with what the solver describes where the weighting wants it, computed from
     the clients' sizes, their epochs and the solver: whatever engine ran them, and whatever they say themselves.
 
@@ -30,6 +32,6 @@ def recounted(algorithm: Algorithm, cohort: Cohort, work: Work, ctx: Context, si
     return cohort.with_stats(counted)
 
 
-def _told(cohort: Cohort, name: str) -> Tensor:
+def _told(cohort: Contributions, name: str) -> Tensor:
     unknown = torch.full((len(cohort),), torch.nan, dtype=torch.float64)
     return cohort.stats.get(name, unknown).double()

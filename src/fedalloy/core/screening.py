@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
-from fedalloy.core import tree
+from fedalloy.core.contributions import Contributions
 from fedalloy.core.statistics import ANY_NUMBER, ANY_SIZE, STATISTICS, SizeLimits, Statistic, out_of_range
-from fedalloy.core.types import Cohort, Part, Payload, Tree
+from fedalloy.core.types import Part, Payload, Tree
 
-_NEVER_NEGATIVE = frozenset({"running_var", "num_batches_tracked"})
-"""Buffers of norm layers, by the last part of their names."""
 _HINTS = {"num_examples": " (max_examples)"}
 
 
@@ -32,19 +29,19 @@ def misfit(payload: Payload, parts: Mapping[str, Part], shared: Mapping[str, Tre
 
 
 def screen(
-    cohort: Cohort,
+    cohort: Contributions,
     update: str,
     max_norm: float | None = None,
     needed: frozenset[str] = frozenset(),
     sizes: SizeLimits = ANY_SIZE,
     declared: Mapping[str, Statistic] = STATISTICS,
-) -> tuple[Cohort, dict[int, str]]:
+) -> tuple[Contributions, dict[int, str]]:
     """The cohort without contributions that are not finite or too long, whose statistics (those ``needed`` must be
-    there) are out of their declared ranges, or whose buffers no model can have; and why each was dropped."""
+    there) are out of their declared ranges, or whose buffers no model can have; and why each was dropped. Only
+    statistics and notes are looked at, never what was sent."""
     if len(cohort) == 0:
         return cohort, {}
-    finite = _finite_clients(cohort)
-    reasons = dict.fromkeys(_true(~finite), "not finite")
+    reasons = dict.fromkeys(_true(~cohort.notes.finite.all(0)), "not finite")
     for found in (
         _false_numbers(cohort, needed, sizes, declared),
         _impossible(cohort),
@@ -55,11 +52,11 @@ def screen(
         return cohort, {}
     kept = [row for row in range(len(cohort)) if row not in reasons]
     dropped = {int(cohort.ids[row]): reasons[row] for row in sorted(reasons)}
-    return cohort.select(torch.tensor(kept, dtype=torch.int64)), dropped
+    return cohort.select(cohort.ids[kept]), dropped
 
 
 def _false_numbers(
-    cohort: Cohort, needed: frozenset[str], sizes: SizeLimits, declared: Mapping[str, Statistic]
+    cohort: Contributions, needed: frozenset[str], sizes: SizeLimits, declared: Mapping[str, Statistic]
 ) -> dict[int, str]:
     """Rows whose statistics cannot be true."""
     stats = cohort.stats
@@ -80,38 +77,24 @@ def _false_numbers(
     return reasons
 
 
-def _impossible(cohort: Cohort) -> dict[int, str]:
+def _impossible(cohort: Contributions) -> dict[int, str]:
     """Rows whose buffers no model can have: a norm layer's variance and its count of batches are never negative."""
-    reasons = {}
-    for name, leaf in cohort.payload.get("buffers", {}).items():
-        if name.rpartition(".")[2] in _NEVER_NEGATIVE:
-            for row in _true((tree.as_rows(leaf) < 0).any(1)):
-                reasons[row] = f"part 'buffers': {name} is negative"
-    return reasons
-
-
-def _long(cohort: Cohort, update: str, max_norm: float | None) -> dict[int, str]:
-    """Rows whose update is longer than allowed."""
-    if max_norm is None or not cohort.payload[update]:
+    leaves, negative = cohort.notes.leaves, cohort.notes.negative
+    if not bool(negative.any()):
         return {}
-    lengths = tree.norms(cohort.payload[update]).cpu()
+    return {row: f"part 'buffers': {leaves[leaf][1]} is negative" for leaf, row in negative.nonzero().tolist()}
+
+
+def _long(cohort: Contributions, update: str, max_norm: float | None) -> dict[int, str]:
+    """Rows whose update is longer than allowed."""
+    if max_norm is None:
+        return {}
+    lengths = cohort.notes.norms(update)
     return {row: f"norm {float(lengths[row]):.4g} above the limit {max_norm:g}" for row in _true(lengths > max_norm)}
 
 
 def _true(mask: Tensor) -> list[int]:
     return mask.nonzero().flatten().tolist() if bool(mask.any()) else []
-
-
-def _finite_clients(cohort: Cohort) -> Tensor:
-    """Which clients sent finite numbers only. A sum is finite only if every term is, and reading once is cheaper than
-    a mask; the rare overflow of finite terms is looked at again."""
-    leaves = [leaf for part in cohort.payload.values() for leaf in part.values() if leaf.is_floating_point()]
-    if not leaves:
-        return torch.ones(len(cohort), dtype=torch.bool)
-    sums = torch.stack([tree.as_rows(leaf).sum(1) for leaf in leaves]).isfinite().all(0).cpu()
-    if bool(sums.all()):
-        return sums
-    return torch.stack([tree.as_rows(leaf).isfinite().all(1) for leaf in leaves]).all(0).cpu()
 
 
 def _leaf_misfit(part: str, leaves: Tree, expected: Tree) -> str | None:

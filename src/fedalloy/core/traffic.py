@@ -9,7 +9,7 @@ from __future__ import annotations
 from fedalloy.core import tree
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.protocols import Shared
-from fedalloy.core.types import Cohort, Payload
+from fedalloy.core.types import Contributions, Payload
 
 
 def sent_to(algorithm: Algorithm, shared: Shared, *, known: bool) -> Shared:
@@ -24,19 +24,24 @@ def bytes_down(algorithm: Algorithm, shared: Shared, clients: int, strangers: in
     return strangers * first + (clients - strangers) * later
 
 
-def tried_models(algorithm: Algorithm, shared: Shared, cohort: Cohort) -> tuple[Shared, Payload]:
+def tried_models(algorithm: Algorithm, shared: Shared, cohort: Contributions) -> tuple[Shared, Payload]:
     """What every client of a cohort receives so that it can try the models of all others: the common model, and what
     each of them made of it."""
-    names = (algorithm.solver.update, "buffers")
     common = {part: shared[part] for part in ("params", "buffers")}
-    return common, {name: cohort.payload[name] for name in names if name in cohort.payload}
+    return common, {name: cohort.rows(name, cohort.ids) for name in _of_a_model(algorithm, cohort)}
 
 
-def cross_bytes(algorithm: Algorithm, shared: Shared, cohort: Cohort) -> int:
+def cross_bytes(algorithm: Algorithm, shared: Shared, cohort: Contributions) -> int:
     """What the exchange of models takes, where the weighting requires ``cross_score``."""
     if "cross_score" not in algorithm.weighting.requires or not len(cohort):
         return 0
-    return len(cohort) * sum(map(nbytes, tried_models(algorithm, shared, cohort)))
+    common = sum(tree.nbytes(shared[part]) for part in ("params", "buffers"))
+    one = sum(tree.nbytes(cohort.template(name)) for name in _of_a_model(algorithm, cohort))
+    return len(cohort) * (common + len(cohort) * one)
+
+
+def _of_a_model(algorithm: Algorithm, cohort: Contributions) -> list[str]:
+    return [name for name in (algorithm.solver.update, "buffers") if name in cohort.parts]
 
 
 def nbytes(parts: Shared | Payload) -> int:

@@ -92,6 +92,11 @@ def dots(stacked: Mapping[str, Tensor], tree: Mapping[str, Tensor]) -> Tensor:
     return _sum_leaves(_rowwise(leaf, tree[name].reshape(-1)) for name, leaf in stacked.items())
 
 
+def squared_lengths(leaf: Tensor) -> Tensor:
+    """The squared length of every row of a stacked leaf, ``[C]`` in float64."""
+    return _rowwise(leaf, None)
+
+
 def norms(stacked: Mapping[str, Tensor]) -> Tensor:
     """Euclidean length of every client's tree, ``[C]`` in float64."""
     return _sum_leaves(_rowwise(leaf, None) for leaf in stacked.values()).sqrt()

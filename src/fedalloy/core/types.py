@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from fedalloy.core import tree
+from fedalloy.core.contributions import Contributions, Notes, Payload, Stats
 from fedalloy.core.keys import Key
 from fedalloy.core.names import NO_NAMES, Names
-from fedalloy.core.tree import Tree, Weights
+from fedalloy.core.tree import Chunk, Tree, Weights
 
-Payload = dict[str, Tree]
 State = dict[str, Any]
 """Nested dicts whose leaves are tensors and plain scalars."""
 Shared = dict[str, Tree]
@@ -22,12 +22,11 @@ Shared = dict[str, Tree]
 Carry = dict[str, Any]
 """What a client's program hands from step to step: nested dicts of tensors."""
 DataPart = Literal["train", "valid", "test"]
-Stats = dict[str, Tensor]
 Info = dict[str, Tensor]
 
 __all__ = [
-    "Block", "Carry", "Cohort", "Context", "Contribution", "DataPart", "Descent", "Examples", "Facts", "Info",
-    "Mixture", "Part", "Payload", "Plan", "Shared", "State", "Stats", "Tree", "Weights", "Work",
+    "Block", "Carry", "Cohort", "Context", "Contribution", "Contributions", "DataPart", "Descent", "Examples", "Facts",
+    "Info", "Mixture", "Part", "Payload", "Plan", "Shared", "State", "Stats", "Tree", "Weights", "Work",
 ]  # fmt: skip
 
 
@@ -35,13 +34,14 @@ __all__ = [
 class Part:
     """One thing a client sends and how the server reduces it over clients.
 
-    ``reduce``: ``weighted`` by the weighting rule, plain ``mean``, by ``samples``, or kept as a ``stack``.
+    ``reduce``: ``weighted`` by the weighting rule, plain ``mean``, by ``samples``, or kept as a ``stack``; a ``sum`` is
+    for whoever plays the round (``ServerStep.sums``) and does not enter the server's state.
     ``like``: the shared part whose names and shapes it copies (used to check what arrives), except for the leaves
     in ``without``, which stay at the client. ``neutral`` is the number that says nothing: it stands in for what a
     client failed to deliver (an update of 0, a factor of 1).
     """
 
-    reduce: Literal["weighted", "mean", "samples", "stack"] = "weighted"
+    reduce: Literal["weighted", "mean", "samples", "stack", "sum"] = "weighted"
     like: str = "params"
     without: Names = NO_NAMES
     neutral: float = 0.0
@@ -192,39 +192,99 @@ class Context:
 
 @dataclass(frozen=True)
 class Contribution:
-    """What one client hands back: what it sends, its statistics, and the state it keeps."""
+    """What one client hands back: what it sends, its statistics, the state it keeps, and what was noted of it."""
 
     payload: Payload
     stats: dict[str, float]
     state: State
+    notes: Notes | None = None
 
 
 @dataclass(frozen=True)
-class Cohort:
-    """The contributions of a round: ``payload`` leaves have a leading client axis; always sorted by id.
+class Cohort(Contributions):
+    """The contributions of a round in this process's memory: ``payload`` leaves have a leading client axis. Free of
+    copies, and differentiable; always sorted by id.
 
     ``cross`` is ``[C, C]``, the accuracy of the model of client i on the validation part of client j, for rules
-    that require ``cross_score``.
+    that require ``cross_score``. ``noted`` is what the engine noted while it made them; where it did not, that is done
+    here.
     """
 
     ids: Tensor
     payload: Payload
     stats: Stats = field(default_factory=dict)
     cross: Tensor | None = None
+    noted: Notes | None = field(default=None, repr=False)
 
-    def __len__(self) -> int:
-        return len(self.ids)
+    def __post_init__(self) -> None:
+        if self.noted is None:
+            object.__setattr__(self, "noted", Notes.of(self.payload))
 
-    def select(self, index: Tensor) -> Cohort:
-        """Some clients of the cohort."""
+    @property
+    def notes(self) -> Notes:
+        assert self.noted is not None
+        return self.noted
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return tuple(self.payload)
+
+    def template(self, part: str) -> Tree:
+        return {name: leaf.new_empty(()).expand(leaf.shape[1:]) for name, leaf in self.payload[part].items()}
+
+    def select(self, ids: Tensor) -> Cohort:
+        return self.take(torch.isin(self.ids, ids).nonzero().flatten())
+
+    def take(self, index: Tensor) -> Cohort:
+        """Some clients of the cohort, by position."""
         payload = {part: tree.rows(leaves, index) for part, leaves in self.payload.items()}
         stats = {name: values[index] for name, values in self.stats.items()}
         cross = None if self.cross is None else self.cross[index][:, index]
-        return Cohort(self.ids[index], payload, stats, cross)
+        return Cohort(self.ids[index], payload, stats, cross, self.notes.take(index))
+
+    def resend(self, ids: Tensor, received: Payload) -> Cohort:
+        late = torch.isin(self.ids, ids)
+
+        def instead(leaf: Tensor, given: Tensor) -> Tensor:
+            return torch.where(late.to(leaf.device).reshape(-1, *[1] * (leaf.dim() - 1)), given.to(leaf), leaf)
+
+        payload = {part: tree.map_leaves(instead, leaves, received[part]) for part, leaves in self.payload.items()}
+        instead_of = Notes.alone({part: received[part] for part in self.payload})
+        return replace(self, payload=payload, noted=self.notes.replaced(late, instead_of))
 
     def with_stats(self, stats: Mapping[str, Tensor]) -> Cohort:
-        """The same cohort knowing more."""
         return replace(self, stats={**self.stats, **stats})
+
+    def with_cross(self, cross: Tensor) -> Cohort:
+        return replace(self, cross=cross)
+
+    def with_payload(self, payload: Payload) -> Cohort:
+        """The same clients with something else sent."""
+        return replace(self, payload=payload, noted=None)
+
+    def alone(self, part: str, name: str) -> Cohort:
+        return replace(self, payload={name: self.payload[part]}, noted=self.notes.alone_as(part, name))
+
+    def combine(self, part: str, weights: Weights) -> Tree:
+        return tree.combine(self.payload[part], weights)
+
+    def chunks(self, parts: Sequence[str]) -> Iterator[tuple[Chunk, tuple[Tensor, ...]]]:
+        trees = [self.payload[part] for part in parts]
+        for chunk, columns in tree.chunks(trees[0]):
+            others = (tree.as_rows(leaves[chunk.leaf])[:, chunk.columns] for leaves in trees[1:])
+            yield chunk, (columns, *others)
+
+    def rows(self, part: str, ids: Tensor) -> Tree:
+        place = {client: row for row, client in enumerate(self.ids.tolist())}
+        return tree.rows(self.payload[part], torch.tensor([place[client] for client in ids.tolist()]))
+
+    def stack(self, part: str) -> Tree:
+        return self.payload[part]
+
+    def keep(self) -> Cohort:
+        return replace(
+            self, payload={part: tree.map_leaves(Tensor.clone, leaves) for part, leaves in self.payload.items()}
+        )
 
     @staticmethod
     def gather(ids: list[int], contributions: list[Contribution]) -> Cohort:
@@ -233,8 +293,10 @@ class Cohort:
         chosen = [contributions[i] for i in order]
         parts = chosen[0].payload.keys() if chosen else ()
         stats = chosen[0].stats.keys() if chosen else ()
+        notes = [one.notes for one in chosen if one.notes is not None]
         return Cohort(
             torch.tensor([ids[i] for i in order], dtype=torch.int64),
             {part: tree.stack([c.payload[part] for c in chosen]) for part in parts},
             {name: torch.tensor([c.stats[name] for c in chosen], dtype=torch.float64) for name in stats},
+            noted=Notes.join(notes) if notes and len(notes) == len(chosen) else None,
         )

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fedalloy.core import tree
 from fedalloy.core.length import AnyLength
 from fedalloy.core.tree import Chunk
-from fedalloy.core.types import Cohort, Context, Info, State, Tree, Weights
+from fedalloy.core.types import Context, Contributions, Info, State, Tree, Weights
 
 if TYPE_CHECKING:
     from fedalloy.core.protocols import Task
@@ -38,6 +37,12 @@ class Weighting(AnyLength, ABC):
     def reads(self) -> frozenset[str]:
         """The parts that a rule looks at, so that no solver without them gets it."""
         return frozenset({"delta"}) if self.reads_payload else frozenset()
+
+    @property
+    def asks(self) -> frozenset[str]:
+        """What the rule asks the contributions for, of ``core.contributions.QUESTIONS``; an engine that does not answer
+        all of it is refused before the first round. A rule that reads payloads and says nothing asks for rows."""
+        return frozenset({"rows"}) if self.reads_payload else frozenset()
 
     @property
     def weight_bound(self) -> float | None:
@@ -77,7 +82,7 @@ class Weighting(AnyLength, ABC):
         return {}
 
     @abstractmethod
-    def weigh(self, cohort: Cohort, state: State, ctx: Context) -> tuple[Weights, State, Info]:
+    def weigh(self, cohort: Contributions, state: State, ctx: Context) -> tuple[Weights, State, Info]:
         """Weights on the updates, the new state, and what was computed on the way."""
 
 
@@ -106,15 +111,22 @@ class ElementWeighting(Weighting):
         """Weights of elements are made from elements."""
         return True
 
+    @property
+    def asks(self) -> frozenset[str]:
+        """Elements are looked at chunk by chunk."""
+        return frozenset({"chunks"})
+
     @abstractmethod
-    def open(self, cohort: Cohort, state: State, ctx: Context) -> ElementRound:
+    def open(self, cohort: Contributions, state: State, ctx: Context) -> ElementRound:
         """Begin a round."""
 
-    def weigh(self, cohort: Cohort, state: State, ctx: Context) -> tuple[Tree, State, Info]:
+    def weigh(self, cohort: Contributions, state: State, ctx: Context) -> tuple[Tree, State, Info]:
         """All weights at once, ``{leaf: [C, *shape]}``: for small models and for looking at them."""
-        updates, round = cohort.payload["delta"], self.open(cohort, state, ctx)
-        pieces: dict[str, list[Tensor]] = {name: [tree.as_rows(leaf)[:, :0]] for name, leaf in updates.items()}
-        for chunk, part in tree.chunks(updates):
-            pieces[chunk.leaf].append(round.weigh_chunk(part, chunk))
-        weights = {name: torch.cat(parts, dim=1).reshape(updates[name].shape) for name, parts in pieces.items()}
+        like, round = cohort.template("delta"), self.open(cohort, state, ctx)
+        pieces: dict[str, list[Tensor]] = {name: [leaf.new_empty(len(cohort), 0)] for name, leaf in like.items()}
+        for chunk, (columns,) in cohort.chunks(("delta",)):
+            pieces[chunk.leaf].append(round.weigh_chunk(columns, chunk))
+        weights = {
+            name: torch.cat(parts, dim=1).reshape(len(cohort), *like[name].shape) for name, parts in pieces.items()
+        }
         return weights, *round.close()

@@ -17,6 +17,7 @@ from fedalloy.core import tree
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.applying import vmapped
 from fedalloy.core.blocks import blocks, prepare
+from fedalloy.core.contributions import Notes
 from fedalloy.core.errors import SpecError
 from fedalloy.core.program import Finished, Kernel, run_block
 from fedalloy.core.protocols import Engine, Objective, Outcome, Shared, Task
@@ -155,7 +156,7 @@ def _join(done: list[Finished], algorithm: Algorithm) -> Outcome:
     """All blocks together, sorted by id."""
     ids = torch.cat([block.ids for block in done])
     if len(done) == 1 and bool((ids[1:] > ids[:-1]).all()):
-        cohort = Cohort(ids, done[0].payload, done[0].stats)
+        cohort = Cohort(ids, done[0].payload, done[0].stats, noted=done[0].notes)
     else:
         order = ids.argsort()
         payload = {
@@ -163,7 +164,7 @@ def _join(done: list[Finished], algorithm: Algorithm) -> Outcome:
             for part, leaves in done[0].payload.items()
         }
         stats = {name: _arranged([block.stats[name] for block in done], order) for name in done[0].stats}
-        cohort = Cohort(ids[order], payload, stats)
+        cohort = Cohort(ids[order], payload, stats, noted=Notes.join([block.notes for block in done]).take(order))
     states: dict[int, State] = {}
     if algorithm.stateful:
         for block in done:

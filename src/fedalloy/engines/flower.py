@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from fedalloy.core.algorithm import Algorithm
+from fedalloy.core.contributions import Notes
 from fedalloy.core.engine import ModelName
 from fedalloy.core.errors import FedalloyError, SpecError
 from fedalloy.core.protocols import Engine, Outcome, Shared, Task
 from fedalloy.core.registry import register
 from fedalloy.core.spec import to_spec
 from fedalloy.core.statistics import STATISTICS
-from fedalloy.core.types import Cohort, Context, Contribution, Payload, State, Work
+from fedalloy.core.types import Cohort, Context, Contribution, Contributions, Payload, State, Work
 from fedalloy.engines.flower_json import LeavesLost, Malformed, Unwell
 from fedalloy.engines.flower_json import Refused as Refused
 from fedalloy.engines.flower_letters import Letter, sizes
@@ -117,7 +118,7 @@ class Flower(Engine):
         marks: dict[int, State] = {client: {"round": ctx.round} for client in found}
         return Outcome(Cohort.gather(list(found), list(found.values())), marks, failures, self._down)
 
-    def cross_score(self, algorithm: Algorithm, task: Task, shared: Shared, cohort: Cohort) -> Tensor:
+    def cross_score(self, algorithm: Algorithm, task: Task, shared: Shared, cohort: Contributions) -> Tensor:
         """Everybody's model to everybody who contributed; NaN where a node does not answer."""
         clients = cohort.ids.tolist()
         head, parts = {"kind": "cross", "algorithm": told_algorithm(algorithm)}, tried(algorithm, shared, cohort)
@@ -286,7 +287,8 @@ class Flower(Engine):
         self._note_sent(client, letter, dict.fromkeys(sketch.head.stats or (), 1))
         if sketch.head.lag:
             self._note("lagging", {client: f"{sketch.head.lag:.300}"})
-        return Contribution(payload, stats, {})
+        # Noted here and not by the node: what a client says about its own norm is not believed.
+        return Contribution(payload, stats, {}, Notes.alone(payload, exact="norms" in algorithm.asks))
 
     def _numbers(self, client: int, answer: Answer, name: Literal["scores", "cross_score"], count: int) -> Tensor:
         """A list of numbers in a header; null stands for NaN."""

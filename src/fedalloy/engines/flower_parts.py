@@ -10,7 +10,7 @@ from fedalloy.core.packing import unpack
 from fedalloy.core.protocols import Shared
 from fedalloy.core.screening import misfit
 from fedalloy.core.traffic import sent_to, tried_models
-from fedalloy.core.types import Cohort, Payload
+from fedalloy.core.types import Contributions, Payload
 from fedalloy.engines.flower_json import Malformed
 
 
@@ -27,7 +27,7 @@ def scored(algorithm: Algorithm, shared: Shared, models: Sequence[ModelName], *,
     return _named("shared", algorithm.exchanged(wanted) if known and algorithm.stateful else wanted)
 
 
-def tried(algorithm: Algorithm, shared: Shared, cohort: Cohort) -> Payload:
+def tried(algorithm: Algorithm, shared: Shared, cohort: Contributions) -> Payload:
     """The parts of an order to try everybody's model."""
     common, sent = tried_models(algorithm, shared, cohort)
     return {**_named("shared", common), **_named("cohort", sent)}

@@ -27,6 +27,7 @@ from torch import Tensor
 from fedalloy.core import tree
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.blocks import client_keys
+from fedalloy.core.contributions import Notes
 from fedalloy.core.errors import ClientError, FedalloyError, SpecError
 from fedalloy.core.protocols import Engine, Outcome, Shared, Task
 from fedalloy.core.registry import register
@@ -38,6 +39,8 @@ from fedalloy.engines.exchange import Layout, shared_rows
 from fedalloy.engines.loop import Loop, run_one
 from fedalloy.engines.profile import phase
 
+Told = tuple[dict[str, float], Notes]
+"""A client's statistics, and what was noted of what it sends."""
 TRIES = 2
 _PARENT_CHECK_SECONDS = 2.0
 
@@ -214,17 +217,19 @@ class Crew:
 
     def _gather(self, ids: list[int], answers: dict[int, Any]) -> Outcome:
         """The cohort from the shared rows; a text instead of statistics says why a client does not count."""
-        good = [slot for slot in range(len(ids)) if isinstance(answers[slot], dict)]
+        good = [slot for slot in range(len(ids)) if isinstance(answers[slot], tuple)]
         failures = {ids[slot]: answers[slot] for slot in range(len(ids)) if slot not in good}
         payload: Payload = {part: {} for part in self.algorithm.parts(self._shared())}
         payload |= _stacked(self.payload, self.layouts["payload"], good)
-        names = answers[good[0]].keys() if good else ()
-        stats = {name: torch.tensor([answers[slot][name] for slot in good], dtype=torch.float64) for name in names}
+        told, notes = [answers[slot][0] for slot in good], [answers[slot][1] for slot in good]
+        names = told[0].keys() if good else ()
+        stats = {name: torch.tensor([one[name] for one in told], dtype=torch.float64) for name in names}
         states = {}
         if self.algorithm.stateful:
             states = {ids[slot]: self._state(slot, copy=True) for slot in good}
-        cohort = Cohort(torch.tensor([ids[slot] for slot in good], dtype=torch.int64), payload if good else {}, stats)
-        return Outcome(cohort, states, failures)
+        noted = Notes.join(notes) if good else None
+        present = torch.tensor([ids[slot] for slot in good], dtype=torch.int64)
+        return Outcome(Cohort(present, payload if good else {}, stats, noted=noted), states, failures)
 
     def _shared(self) -> Shared:
         return self.layouts["shared"].read(self.shared[0])
@@ -233,7 +238,7 @@ class Crew:
         row = self.states[slot].clone() if copy else self.states[slot]
         return self.layouts["state"].read(row)
 
-    def run(self, slot: int, work: Work, ctx: Context) -> dict[str, float] | str:
+    def run(self, slot: int, work: Work, ctx: Context) -> Told | str:
         """In the worker: one client's program, its results put into its rows."""
         shared, state = self._shared(), self._state(slot, copy=True)
         found = self._contribution(shared, state, work, ctx)
@@ -242,7 +247,7 @@ class Crew:
             return reason
         self.layouts["payload"].write(self.payload[slot], found.payload)
         self.layouts["state"].write(self.states[slot], found.state)
-        return found.stats
+        return found.stats, found.notes or Notes.alone(found.payload)
 
     def _contribution(self, shared: Shared, state: State, work: Work, ctx: Context) -> Contribution:
         if self.fused is None:
@@ -253,7 +258,7 @@ class Crew:
         outcome = self.fused(self.algorithm, self.task, shared, {client: state}, work, ctx)
         payload = {part: tree.rows(leaves, 0) for part, leaves in outcome.cohort.payload.items()}
         stats = {name: float(values[0]) for name, values in outcome.cohort.stats.items()}
-        return Contribution(payload, stats, outcome.states[client])
+        return Contribution(payload, stats, outcome.states[client], outcome.cohort.notes)
 
 
 def _serve(crew: Crew, pipe: Connection, parents_end: Connection) -> None:
@@ -269,9 +274,7 @@ def _serve(crew: Crew, pipe: Connection, parents_end: Connection) -> None:
                 pipe.send(_answer(crew, *pipe.recv()))
 
 
-def _answer(
-    crew: Crew, slot: int, client: int, epochs: int, active: bool, ctx: Context
-) -> dict[str, float] | str | ClientError:
+def _answer(crew: Crew, slot: int, client: int, epochs: int, active: bool, ctx: Context) -> Told | str | ClientError:
     work = Work(torch.tensor([client]), torch.tensor([epochs]), torch.tensor([active]))
     try:
         return crew.run(slot, work, ctx)

@@ -16,6 +16,7 @@ from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from torch import Tensor
 
 from fedalloy.core.algorithm import Algorithm
+from fedalloy.core.contributions import Notes
 from fedalloy.core.errors import AlgorithmError, DataError, FedalloyError, SpecError, nearest
 from fedalloy.core.names import Names
 from fedalloy.core.statistics import ANY_NUMBER, STATISTICS
@@ -131,7 +132,7 @@ class Reader:
         payload: Payload = {"delta": delta}
         if model.buffers:
             payload["buffers"] = {name: leaves[name] for name in model.buffers}
-        return Contribution(payload, stats, {})
+        return Contribution(payload, stats, {}, Notes.alone(payload))
 
     def statistics(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """What the algorithm needs of the metrics, under its own names; everyone counts for one example where the

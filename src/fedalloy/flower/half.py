@@ -8,7 +8,7 @@ from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.errors import SpecError
 from fedalloy.core.protocols import ENGINE_STATS, Weighting
 from fedalloy.core.spec import from_spec
-from fedalloy.core.types import Cohort, Context, Info, State, Weights
+from fedalloy.core.types import Context, Contributions, Info, State, Weights
 from fedalloy.flower.protocol import AlgorithmSpec
 from fedalloy.servers.sgd import ServerSgd
 
@@ -28,7 +28,7 @@ class WeighedElsewhere(Weighting):
         """The server has looked at it when it built the algorithm."""
         return 1.0
 
-    def weigh(self, cohort: Cohort, state: State, ctx: Context) -> tuple[Weights, State, Info]:
+    def weigh(self, cohort: Contributions, state: State, ctx: Context) -> tuple[Weights, State, Info]:
         raise SpecError("weights are computed at the server")
 
 

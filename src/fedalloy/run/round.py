@@ -17,7 +17,7 @@ from fedalloy.core.keys import Key
 from fedalloy.core.protocols import ClientStore, Engine, Outcome, Shared, Task
 from fedalloy.core.recount import recounted
 from fedalloy.core.traffic import bytes_down, cross_bytes
-from fedalloy.core.types import Cohort, Context, State, Work
+from fedalloy.core.types import Cohort, Context, Contributions, State, Work
 from fedalloy.run.config import RunConfig
 from fedalloy.run.sizes import KnownSizes
 
@@ -159,15 +159,15 @@ def _run(fed: Federation, state: ServerState, states: dict[int, State], work: Wo
     return fed.engine(fed.algorithm, fed.task, state["shared"], states, work, ctx)
 
 
-def _cross(fed: Federation, shared: Shared, cohort: Cohort) -> Cohort:
+def _cross(fed: Federation, shared: Shared, cohort: Contributions) -> Contributions:
     """The cohort with its cross scores, measured where the data are."""
     if "cross_score" not in fed.algorithm.weighting.requires or not len(cohort):
         return cohort
-    return replace(cohort, cross=fed.engine.cross_score(fed.algorithm, fed.task, shared, cohort))
+    return cohort.with_cross(fed.engine.cross_score(fed.algorithm, fed.task, shared, cohort))
 
 
 def _sent_down(
-    fed: Federation, shared: Shared, work: Work, known: dict[int, State], outcome: Outcome, cohort: Cohort
+    fed: Federation, shared: Shared, work: Work, known: dict[int, State], outcome: Outcome, cohort: Contributions
 ) -> int:
     """What went to the clients: their orders, and the models of others where they try them."""
     orders = outcome.bytes_down
@@ -176,7 +176,7 @@ def _sent_down(
     return orders + cross_bytes(fed.algorithm, shared, cohort)
 
 
-def _punctual(fed: Federation, cohort: Cohort, shared: Shared) -> tuple[Cohort, list[int], float]:
+def _punctual(fed: Federation, cohort: Contributions, shared: Shared) -> tuple[Contributions, list[int], float]:
     """The cohort without those who missed the deadline (or with their updates zeroed), and the simulated seconds."""
     devices = fed.config.devices
     if len(cohort) == 0:
@@ -186,25 +186,10 @@ def _punctual(fed: Federation, cohort: Cohort, shared: Shared) -> tuple[Cohort, 
     late = devices.late(spent)
     if not bool(late.any()):
         return cohort, [], devices.round_seconds(spent)
-    kept = _silence(fed.algorithm, cohort, late, shared) if fed.resends else cohort.select((~late).nonzero().flatten())
-    return kept, cohort.ids[late].tolist(), devices.round_seconds(spent)
-
-
-def _silence(algorithm: Algorithm, cohort: Cohort, late: Tensor, shared: Shared) -> Cohort:
-    """Late clients re-send the received model: their updates become neutral, their weights stay."""
-    neutral = {name: part.neutral for name, part in algorithm.parts(shared).items()}
-
-    def instead(leaf: Tensor, received: Tensor) -> Tensor:
-        return torch.where(late.to(leaf.device).reshape(-1, *[1] * (leaf.dim() - 1)), received, leaf)
-
-    payload = {
-        part: {
-            name: instead(leaf, shared["buffers"][name] if part == "buffers" else leaf.new_tensor(neutral[part]))
-            for name, leaf in leaves.items()
-        }
-        for part, leaves in cohort.payload.items()
-    }
-    return replace(cohort, payload=payload)
+    gone = cohort.ids[late]
+    if fed.resends:
+        return cohort.resend(gone, fed.algorithm.neutral(shared)), gone.tolist(), devices.round_seconds(spent)
+    return cohort.select(cohort.ids[~late]), gone.tolist(), devices.round_seconds(spent)
 
 
 def _counted(outcome: Outcome, work: Work, late: list[int], step: ServerStep) -> dict[int, State]:
@@ -222,7 +207,7 @@ def _describe(
     algorithm: Algorithm,
     state: ServerState,
     work: Work,
-    cohort: Cohort,
+    cohort: Contributions,
     step: ServerStep,
     outcome: Outcome,
     down: int,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedalloy.core.statistics import MAX_EXAMPLES, SizeLimits, Statistic
-from fedalloy.core.types import Cohort
+from fedalloy.core.types import Contributions
 
 
 @dataclass
@@ -40,7 +40,7 @@ class KnownSizes:
         """What some clients may say in this round."""
         return SizeLimits(self.most, self._known[ids], self.whole)
 
-    def learn(self, cohort: Cohort) -> None:
+    def learn(self, cohort: Contributions) -> None:
         """Pin the sizes of those who answered for the first time and said something possible."""
         if len(cohort) == 0 or "num_examples" not in cohort.stats:
             return

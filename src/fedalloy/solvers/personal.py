@@ -20,7 +20,7 @@ from fedalloy.core.names import Names
 from fedalloy.core.protocols import Carry, GradAt, LocalSolver, Shared
 from fedalloy.core.registry import register
 from fedalloy.core.statistics import Statistic
-from fedalloy.core.types import Cohort, Context, Facts, Part, Payload, Plan, State, Stats, Tree
+from fedalloy.core.types import Context, Contributions, Facts, Part, Payload, Plan, State, Stats, Tree
 from fedalloy.solvers.phases import in_phases
 from fedalloy.solvers.sgd import Sgd
 from fedalloy.solvers.training import LocalTraining
@@ -166,7 +166,7 @@ class Personal(LocalSolver):
     def describe(self, steps: Tensor, ctx: Context) -> Stats:
         return self.solver.describe(steps, ctx)
 
-    def absorb(self, shared: Shared, aggregate: Payload, cohort: Cohort, ctx: Context) -> Shared:
+    def absorb(self, shared: Shared, aggregate: Payload, cohort: Contributions, ctx: Context) -> Shared:
         return self.solver.absorb(shared, aggregate, cohort, ctx)
 
     def trained(self, carry: Carry) -> Tree:

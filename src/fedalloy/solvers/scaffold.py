@@ -11,7 +11,7 @@ from fedalloy.core import tree
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Carry, GradAt, Shared
 from fedalloy.core.registry import register
-from fedalloy.core.types import Cohort, Context, Part, Payload, State, Tree
+from fedalloy.core.types import Context, Contributions, Part, Payload, State, Tree
 from fedalloy.solvers.training import LocalTraining, descend, descend_start
 
 
@@ -70,6 +70,6 @@ class Scaffold(LocalTraining):
         rho = self.momentum
         return (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho) if rho else steps
 
-    def absorb(self, shared: Shared, aggregate: Payload, cohort: Cohort, ctx: Context) -> Shared:
+    def absorb(self, shared: Shared, aggregate: Payload, cohort: Contributions, ctx: Context) -> Shared:
         share = len(cohort) / ctx.population
         return {**shared, "control": tree.add(shared["control"], aggregate["control"], share)}

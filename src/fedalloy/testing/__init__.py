@@ -9,6 +9,7 @@ from fedalloy.testing.cases import EngineCase, engine_cases, plain_case, work
 from fedalloy.testing.engines import Problem, check_engine
 from fedalloy.testing.faults import (
     FAULTS,
+    HANDLE_FAULTS,
     forgotten_mask,
     key_by_slot,
     lost_client_state,
@@ -20,6 +21,7 @@ from fedalloy.testing.toys import HalfWithMemory, Jitter, Lopsided, Wavering
 
 __all__ = [
     "FAULTS",
+    "HANDLE_FAULTS",
     "EngineCase",
     "HalfWithMemory",
     "Jitter",

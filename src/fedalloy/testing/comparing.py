@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedalloy.core.contributions import Notes
+
 
 def differences(one: Any, other: Any, tolerance: float = 0.0, where: str = "") -> Iterator[str]:
     """Every place at which two nested values differ by more than ``tolerance * max(1, |other|)``; NaN equals NaN.
@@ -15,6 +17,8 @@ def differences(one: Any, other: Any, tolerance: float = 0.0, where: str = "") -
     >>> list(differences({"w": torch.ones(2)}, {"w": torch.tensor([1.0, 1.5])}, 0.1))
     ['w: differs by 0.5']
     """
+    if isinstance(one, Notes) and isinstance(other, Notes):
+        one, other = vars(one), vars(other)
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         yield from _keys(one, other, where)
         for name in other:

@@ -9,9 +9,10 @@ from typing import Any
 from fedalloy.core.algorithm import ServerState, server_step
 from fedalloy.core.cross import exchange_scores
 from fedalloy.core.keys import Key
-from fedalloy.core.protocols import Engine, Outcome
-from fedalloy.core.types import Cohort, Context, State, Work
+from fedalloy.core.protocols import Engine, Outcome, Shared
+from fedalloy.core.types import Context, Contributions, Payload, State, Work
 from fedalloy.engines.loop import Loop
+from fedalloy.testing.answers import answered
 from fedalloy.testing.cases import EngineCase, engine_cases
 from fedalloy.testing.comparing import copied, differences
 
@@ -36,13 +37,14 @@ def check_engine(
 ) -> list[Problem]:
     """Play every case with the engine and with the loop; empty when they agree.
 
-    A case ends with the first round in which something differs. In every first round the engine also runs
-    twice: the second result must be the first, bit for bit, and what went in must come out unharmed.
+        A case ends with the first round in which something differs. In every first round the engine also runs
+        twice: the second result must be the first, bit for bit, and what went in must come out unharmed.
 
-    >>> from fedalloy.engines.loop import Loop
-    >>> from fedalloy.testing.cases import plain_case
-    >>> check_engine(Loop(), [plain_case()])
-    []
+        >>> from fedalloy.engines.loop import Loop
+        >>> from fedalloy.testing.answers import answered
+    from fedalloy.testing.cases import plain_case
+        >>> check_engine(Loop(), [plain_case()])
+        []
     """
     return [problem for case in cases or engine_cases() for problem in _play(engine, case, tolerance)]
 
@@ -54,12 +56,15 @@ class _Track:
     case: EngineCase
     engine: Engine
     state: ServerState = field(init=False)
+    first: Shared = field(init=False)
     clients: dict[int, State] = field(default_factory=dict)
+    kept: tuple[Contributions, dict[str, Any]] | None = None
 
     def __post_init__(self) -> None:
         self.case = replace(self.case, algorithm=self.case.algorithm.fitted(self.case.task))
         params, buffers = self.case.task.objective.init(Key.of(1))
         self.state = self.case.algorithm.init(params, self.case.task.population, buffers)
+        self.first = self.state["shared"]
 
     def inputs(self, work: Work) -> dict[int, State]:
         """The states of those who work; a newcomer gets its initial one."""
@@ -73,6 +78,10 @@ class _Track:
             for client in work.ids.tolist()
         }
 
+    def neutral(self) -> Payload:
+        """What stands in for a late client, whatever the server has learnt since."""
+        return self.case.algorithm.neutral(self.first)
+
     def call(self, work: Work, ctx: Context) -> Outcome:
         """The engine, with nothing but what an engine may know."""
         shared = self.state["shared"]
@@ -81,6 +90,7 @@ class _Track:
     def advance(self, outcome: Outcome, ctx: Context) -> None:
         """The server's half of the round."""
         self.clients |= outcome.states
+        self.kept = outcome.cohort.keep(), copied(answered(outcome.cohort, self.neutral()))
         cohort = exchange_scores(self.case.algorithm, self.case.task, self.state["shared"], outcome.cohort)
         self.state = server_step(self.case.algorithm, self.state, cohort, ctx).state
 
@@ -101,19 +111,31 @@ def _one_round(truth: _Track, tried: _Track, round: int, work: Work, tolerance: 
         if round == 1:
             yield from _twice(tried, work, ctx)
         outcome = tried.call(work, ctx)
+        yield from _still_kept(tried)
+        told = _told(outcome, tried)
         tried.advance(outcome, ctx)
     except Exception as error:
         yield f"{type(error).__name__}: {error}"
         return
+    wanted = _told(expected, truth)
     truth.advance(expected, ctx)
-    yield from differences(_visible(outcome, tried), _visible(expected, truth), tolerance)
+    yield from differences(_visible(told, tried), _visible(wanted, truth), tolerance)
+
+
+def _still_kept(track: _Track) -> Iterator[str]:
+    """What was kept of the round before is not changed by this one."""
+    if track.kept is not None:
+        kept, before = track.kept
+        for place in differences(answered(kept, track.neutral()), before):
+            yield f"kept contributions changed with the engine's next call: {place}"
 
 
 def _twice(track: _Track, work: Work, ctx: Context) -> Iterator[str]:
     """A pure engine gives the same again and leaves its inputs alone."""
     before = copied({"shared": track.state["shared"], "work": vars(work)})
-    first, second = track.call(work, ctx), track.call(work, ctx)
-    for place in differences(_told(second), _told(first)):
+    first = copied(_told(track.call(work, ctx), track))
+    second = track.call(work, ctx)
+    for place in differences(_told(second, track), first):
         yield f"a second call gives another result: {place}"
     for place in differences({"shared": track.state["shared"], "work": vars(work)}, before):
         yield f"the engine changed its inputs: {place}"
@@ -125,15 +147,16 @@ def _context(case: EngineCase, round: int) -> Context:
     return Context(round, case.task.population, Key.of(3).fold("round", round), lr, rounds)
 
 
-def _visible(outcome: Outcome, track: _Track) -> dict[str, Any]:
+def _visible(told: dict[str, Any], track: _Track) -> dict[str, Any]:
     """All that a round leaves; where clients keep nothing an engine need not say so."""
-    told = {**_told(outcome), "server": track.state}
+    told = {**told, "server": track.state}
     return told if track.case.algorithm.stateful else {name: told[name] for name in told if name != "states"}
 
 
-def _told(outcome: Outcome) -> dict[str, Any]:
-    cohort: Cohort = outcome.cohort
-    states = {str(client): state for client, state in outcome.states.items()}
-    return {"ids": cohort.ids, "payload": cohort.payload, "stats": cohort.stats, "states": states} | {
-        "failures": {str(client): why for client, why in outcome.failures.items()}
+def _told(outcome: Outcome, track: _Track) -> dict[str, Any]:
+    """What an engine returns, before the server has seen it."""
+    return {
+        **answered(outcome.cohort, track.neutral()),
+        "states": {str(client): state for client, state in outcome.states.items()},
+        "failures": {str(client): why for client, why in outcome.failures.items()},
     }

@@ -18,7 +18,8 @@ from fedalloy.core.around import SolverAround
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Carry, DataPart, Engine, GradAt, Outcome, Shared, Task
 from fedalloy.core.task import TaskAround
-from fedalloy.core.types import Block, Context, Payload, State, Work
+from fedalloy.core.types import Block, Cohort, Context, Payload, State, Work
+from fedalloy.testing.handles import Change, WrongAnswer
 
 Fault = Callable[[Engine], Engine]
 _Call = tuple[Algorithm, Task, Shared, Mapping[int, State], Work, Context]
@@ -44,7 +45,7 @@ def key_by_slot(engine: Engine) -> Engine:
         slots, ids = torch.arange(len(work)), work.ids.tolist()
         by_slot = {slot: states[client] for slot, client in enumerate(ids)}
         outcome = engine(algorithm, _Relabelled(task, work.ids), shared, by_slot, replace(work, ids=slots), ctx)
-        cohort = replace(outcome.cohort, ids=work.ids[outcome.cohort.ids])
+        cohort = replace(_cohort(outcome), ids=work.ids[outcome.cohort.ids])
         return Outcome(cohort, {ids[slot]: state for slot, state in outcome.states.items()}, outcome.failures)
 
     return _Wrapped(call)
@@ -84,7 +85,7 @@ def shuffled_clients(engine: Engine) -> Engine:
             part: tree.map_leaves(lambda leaf: leaf.roll(1, 0), leaves)
             for part, leaves in outcome.cohort.payload.items()
         }
-        return replace(outcome, cohort=replace(outcome.cohort, payload=payload))
+        return replace(outcome, cohort=_cohort(outcome).with_payload(payload))
 
     return _Wrapped(call)
 
@@ -129,7 +130,7 @@ def stale_buffers(engine: Engine) -> Engine:
         buffers = tree.map_leaves(lambda leaf: leaf.expand(count, *leaf.shape), shared["buffers"])
         known = outcome.cohort.payload
         payload = {**known, "buffers": buffers} if "buffers" in known else known
-        return replace(outcome, cohort=replace(outcome.cohort, payload=payload))
+        return replace(outcome, cohort=_cohort(outcome).with_payload(payload))
 
     return _Wrapped(call)
 
@@ -167,10 +168,34 @@ def false_statistics(engine: Engine) -> Engine:
         outcome = engine(*given)
         claims = {"num_examples": 2.0, "num_steps": 0.5, "step_norm": 1e-9}
         stats = {name: values * claims.get(name, 1.0) for name, values in outcome.cohort.stats.items()}
-        return replace(outcome, cohort=replace(outcome.cohort, stats=stats))
+        return replace(outcome, cohort=outcome.cohort.with_stats(stats))
 
     return _Wrapped(call)
 
+
+def wrong_answer(question: str, change: Change) -> Fault:
+    """The handle on the contributions answers one question with changed rows."""
+
+    def fault(engine: Engine) -> Engine:
+        def call(given: _Call) -> Outcome:
+            outcome = engine(*given)
+            return replace(outcome, cohort=WrongAnswer(outcome.cohort, question, change))
+
+        return _Wrapped(call)
+
+    return fault
+
+
+def _wrong_order(rows: Tensor) -> Tensor:
+    return rows.roll(1, 0)
+
+
+def _missing_client(rows: Tensor) -> Tensor:
+    return torch.cat([rows[:-1], torch.zeros_like(rows[-1:])])
+
+
+ANSWERS = ("norms", "select", "resend", "combine", "chunks", "rows", "stack", "payload")
+"""What a handle can get wrong by the order of its clients or by missing one."""
 
 FAULTS: dict[str, Fault] = {
     fault.__name__: fault
@@ -179,7 +204,19 @@ FAULTS: dict[str, Fault] = {
         repeated_draws, stale_buffers, call_order, written_inputs, false_statistics,
     )
 }  # fmt: skip
-"""All planted faults by name."""
+"""All planted faults of engines by name."""
+HANDLE_FAULTS: dict[str, Fault] = {
+    "template": wrong_answer("template", _wrong_order),
+    **{f"{question}, wrong order": wrong_answer(question, _wrong_order) for question in ANSWERS},
+    **{f"{question}, a client is missing": wrong_answer(question, _missing_client) for question in ANSWERS},
+}
+"""All planted faults of handles by name; one that is overwritten too early needs an engine that reuses its memory."""
+
+
+def _cohort(outcome: Outcome) -> Cohort:
+    """Engines that keep contributions in memory are the ones that faults are planted in."""
+    assert isinstance(outcome.cohort, Cohort)
+    return outcome.cohort
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedalloy.core import tree
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Carry, GradAt, LocalSolver, Shared, Weighting, Wire
-from fedalloy.core.types import Cohort, Context, Info, Payload, Plan, State, Tree, Weights
+from fedalloy.core.types import Context, Contributions, Info, Payload, Plan, State, Tree, Weights
 from fedalloy.solvers.training import epoch_plan
 
 
@@ -59,7 +59,7 @@ class Lopsided(Weighting):
     def init(self, population: int) -> State:
         return {"seen": torch.zeros(population, dtype=torch.float64)}
 
-    def weigh(self, cohort: Cohort, state: State, ctx: Context) -> tuple[Weights, State, Info]:
+    def weigh(self, cohort: Contributions, state: State, ctx: Context) -> tuple[Weights, State, Info]:
         seen = state["seen"].index_add(0, cohort.ids, torch.ones(len(cohort), dtype=torch.float64))
         place = torch.arange(1, len(cohort) + 1, dtype=torch.float64)
         stats = cohort.stats

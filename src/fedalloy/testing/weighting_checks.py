@@ -14,6 +14,7 @@ from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Weighting
 from fedalloy.core.types import Cohort, Context, Payload, Weights
 from fedalloy.testing.comparing import broken, copied, differences
+from fedalloy.testing.handles import SumsOnly
 from fedalloy.testing.problems import small_objective
 
 CLIENTS, POPULATION, SAMPLES = 5, 8, 6
@@ -37,7 +38,7 @@ def order_of_clients(rule: Weighting) -> Iterator[str]:
     state = other = rule.init(_population(rule))
     for round in (1, 2):
         weights, state, _ = rule.weigh(cohort, state, context(rule, round))
-        permuted, other, _ = rule.weigh(cohort.select(order), other, context(rule, round))
+        permuted, other, _ = rule.weigh(cohort.take(order), other, context(rule, round))
         expected = _by_name(weights)
         expected = {name: leaf[order] for name, leaf in expected.items()}
         yield from differences({"weights": _by_name(permuted)}, {"weights": expected}, TOLERANCE)
@@ -72,7 +73,7 @@ def shapes(rule: Weighting) -> Iterator[str]:
 def declared(rule: Weighting) -> Iterator[str]:
     """The rule reads required statistics only, payloads only with ``reads_payload``, and keeps below its bound."""
     cohort = sample(rule)
-    given = replace(cohort, payload=cohort.payload if rule.reads_payload else {})
+    given = cohort if rule.reads_payload else SumsOnly(cohort)
     weights, _, _ = rule.weigh(given, rule.init(_population(rule)), context(rule))
     largest = max(float(leaf.abs().max()) for leaf in _by_name(weights).values())
     if rule.weight_bound is not None and largest > rule.weight_bound + TOLERANCE:
@@ -135,7 +136,7 @@ def _hard_cohorts(rule: Weighting) -> dict[str, Cohort]:
     scores = {
         name: torch.tensor([0.0, 0.0, 1.0, 1.0, 0.5], dtype=torch.float64) for name in rule.requires if "accur" in name
     }
-    equal = replace(cohort.select(torch.zeros(len(cohort), dtype=torch.int64)), ids=cohort.ids)
+    equal = replace(cohort.take(torch.zeros(len(cohort), dtype=torch.int64)), ids=cohort.ids)
     hard = {
         "extreme losses": cohort.with_stats(numbers),
         "extreme accuracies": cohort.with_stats(scores),
@@ -144,7 +145,7 @@ def _hard_cohorts(rule: Weighting) -> dict[str, Cohort]:
         "clients that did not move": _still(cohort),
         "one client that moved": _still(cohort, but=2),
     }
-    return hard if rule.needs_everyone else {**hard, "one client": cohort.select(one)}
+    return hard if rule.needs_everyone else {**hard, "one client": cohort.take(one)}
 
 
 def _still(cohort: Cohort, but: int | None = None) -> Cohort:
@@ -156,7 +157,7 @@ def _still(cohort: Cohort, but: int | None = None) -> Cohort:
         name: torch.where(moving.reshape(-1, *[1] * (leaf.dim() - 1)), leaf, 0.0)
         for name, leaf in cohort.payload[update].items()
     }
-    return replace(cohort, payload={**cohort.payload, update: still})
+    return cohort.with_payload({**cohort.payload, update: still})
 
 
 def _weigh(rule: Weighting, cohort: Cohort, state: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from fedalloy.core.algorithm import Algorithm, ServerState
 from fedalloy.core.errors import AlgorithmError
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Objective, Task, Weighting
-from fedalloy.core.types import Cohort, Context, Descent, Info, State, Tree, Weights, Work
+from fedalloy.core.types import Context, Contributions, Descent, Info, State, Tree, Weights, Work
 from fedalloy.tasks.devices import DeviceProfile
 from fedalloy.unfolding.outer import OneHotError
 from fedalloy.unfolding.recording import Recording
@@ -38,11 +38,7 @@ class Given(Weighting):
     def requires(self) -> frozenset[str]:
         return requirements(self.normalise) | ({"running_loss"} if self.noted else set())
 
-    @property
-    def reads_payload(self) -> bool:
-        return bool(self.layers)
-
-    def weigh(self, cohort: Cohort, state: State, ctx: Context) -> tuple[Weights, State, Info]:
+    def weigh(self, cohort: Contributions, state: State, ctx: Context) -> tuple[Weights, State, Info]:
         return weights_of(self.shares[cohort.ids], self.layers, self.normalise, cohort), state, {}
 
 

@@ -68,7 +68,7 @@ def _play(course: Course, state: State, shares: Tensor, ctx: Context) -> tuple[S
     server, clients = state["server"], {int(client): one for client, one in state["clients"].items()}
     shared = server["shared"]
     cohort, new = _train(course, work, shared, clients, ctx)
-    loss = cohort.payload["tally"]["loss"].sum(dtype=torch.float64)
+    loss = cohort.stack("tally")["loss"].sum(dtype=torch.float64)
     if not bool(work.active.all()):
         loss = loss + still_loss(course, silent_point(shared["params"], shared["buffers"], work, ctx))
     step = server_step(algorithm, server, cohort, ctx)
@@ -91,4 +91,4 @@ def _train(
     }
     stats = {name: values[order] for name, values in done.stats.items()}
     states = dict(zip(done.ids.tolist(), vmapped.unstack(done.states, len(block)), strict=True))
-    return Cohort(done.ids[order], sent, stats), states
+    return Cohort(done.ids[order], sent, stats, noted=done.notes.take(order)), states

@@ -17,14 +17,13 @@ import torch
 from torch import Tensor
 
 from fedalloy.core import tree
-from fedalloy.core.algorithm import Algorithm, server_step
+from fedalloy.core.algorithm import Algorithm, ServerStep, server_step
 from fedalloy.core.errors import Diverged
 from fedalloy.core.keys import Key
-from fedalloy.core.protocols import Engine, Outcome
-from fedalloy.core.types import Cohort, Context, State, Tree, Weights, Work
+from fedalloy.core.protocols import Engine, Shared
+from fedalloy.core.types import Context, Contributions, State, Tree, Weights, Work
 from fedalloy.servers.sgd import ServerSgd
 from fedalloy.unfolding.course import Course, known
-from fedalloy.unfolding.recording import sums_of
 from fedalloy.unfolding.still import Fixed, still_slope
 from fedalloy.unfolding.vjp import no_slope, pull_server
 from fedalloy.weightings.unfolded import nova_factor
@@ -44,7 +43,7 @@ class Found:
 class Kept:
     """What one round leaves for the way back."""
 
-    cohort: Cohort
+    cohort: Contributions
     weights: Weights
     slope: Tree
     target: Tree
@@ -61,10 +60,10 @@ def first_order(course: Course, shares: Tensor, params: Tree, buffers: Tree, key
         algorithm, ctx = course.at(shares[round - 1], recorded=not course.plain), course.context(round, key)
         work = course.work(ctx)
         outcome = engine(course.clients, course.task, state["shared"], clients, work, ctx)
-        loss, slope = _met(course, outcome, work, state["shared"]["params"], state["shared"]["buffers"], ctx)
         step = server_step(algorithm, state, outcome.cohort, ctx)
+        loss, slope = _met(course, outcome.cohort, step, work, state["shared"], ctx)
         check_finite(step.dropped, loss, round)
-        sent = _updates(outcome.cohort)
+        sent = outcome.cohort.alone("delta", "delta").keep()
         kept.append(Kept(sent, step.weights, slope, state["shared"]["params"], state["server"], ctx))
         state, clients, total = step.state, known(clients, outcome.states, work), total + loss.cpu()
     last, last_buffers = state["shared"]["params"], state["shared"]["buffers"]
@@ -99,25 +98,18 @@ def check_finite(dropped: dict[int, str], loss: Tensor, round: int) -> None:
 
 
 def _met(
-    course: Course, outcome: Outcome, work: Work, params: Tree, buffers: Tree, ctx: Context
+    course: Course, cohort: Contributions, step: ServerStep, work: Work, shared: Shared, ctx: Context
 ) -> tuple[Tensor, Tree]:
     """The losses and gradients of a round, of those who trained and of those who could not send."""
-    cohort = outcome.cohort
     if course.plain:
-        trained = cohort.payload["delta"].items()
         loss = cohort.stats["running_loss"].nan_to_num(0.0).sum()
-        slope = {name: leaf.sum(0).mul_(-1.0 / ctx.local_lr) for name, leaf in trained}
+        slope = cohort.combine("delta", torch.full((len(cohort),), -1.0 / ctx.local_lr, dtype=torch.float64))
     else:
-        loss, slope = sums_of(cohort.payload)
+        loss, slope = cohort.stack("tally")["loss"].sum(dtype=torch.float64), step.sums.get("slope", {})
     if bool(work.active.all()):
         return loss, slope
-    still, more = still_slope(course, silent_point(params, buffers, work, ctx))
+    still, more = still_slope(course, silent_point(shared["params"], shared["buffers"], work, ctx))
     return loss.to(still) + still, tree.add(slope, more)
-
-
-def _updates(cohort: Cohort) -> Cohort:
-    """The cohort with nothing but its updates."""
-    return Cohort(cohort.ids, {"delta": cohort.payload["delta"]}, cohort.stats)
 
 
 def _walk_back(course: Course, shares: Tensor, kept: list[Kept], back: Tree, server: State) -> Tensor:
@@ -141,17 +133,15 @@ def _through_server(algorithm: Algorithm, here: Kept, back: Tree, memory: Tree) 
 
 def _combined(here: Kept) -> Tree:
     """The update that the server got, combined anew instead of kept."""
-    return tree.combine(here.cohort.payload["delta"], here.weights)
+    return here.cohort.combine("delta", here.weights)
 
 
-def _by_shares(course: Course, cohort: Cohort, by_update: Tree) -> Tensor:
+def _by_shares(course: Course, cohort: Contributions, by_update: Tree) -> Tensor:
     """Inner products of every client's update with the gradient by the combined one."""
-    delta = cohort.payload["delta"]
-    if course.layers:
-        scores = tree.lift(lambda leaves: tree.dots(leaves, by_update), delta, "layer")
-        products = torch.stack([scores[layer] for layer in course.layers], dim=1)
-    else:
-        products = tree.dots(delta, by_update)
+    by_leaf = cohort.dots("delta", by_update)
+    groups = tree.groups(by_update, "layer" if course.layers else "client")
+    scores = {group: torch.stack([by_leaf[name] for name in leaves]).sum(0) for group, leaves in groups.items()}
+    products = torch.stack([scores[layer] for layer in course.layers], dim=1) if course.layers else scores[""]
     if course.normalise:
         factor = nova_factor(cohort.stats)
         products = products * (factor.unsqueeze(1) if products.dim() > 1 else factor)

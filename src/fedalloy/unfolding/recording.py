@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from fedalloy.core import tree
@@ -68,7 +67,7 @@ class Recording(SolverAround):
 
     @property
     def parts(self) -> Mapping[str, Part]:
-        return {**self.inner.parts, "slope": Part("stack"), "tally": Part("stack", like="tally")}
+        return {**self.inner.parts, "slope": Part("sum"), "tally": Part("stack", like="tally")}
 
     def init_shared(self, params: Tree) -> Shared:
         first = next(iter(params.values()))
@@ -95,9 +94,3 @@ class Recording(SolverAround):
 
     def trained(self, carry: Carry) -> Tree:
         return self.inner.trained(carry["inner"])
-
-
-def sums_of(payload: Payload) -> tuple[Tensor, Tree]:
-    """The losses and the gradients that a cohort noted, added up over clients."""
-    slope = {name: leaf.sum(0) for name, leaf in payload["slope"].items()}
-    return payload["tally"]["loss"].sum(dtype=torch.float64), slope

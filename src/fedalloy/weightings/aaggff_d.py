@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedalloy.core.protocols import Weighting
 from fedalloy.core.registry import register
-from fedalloy.core.types import Cohort, Context, Info, State, Weights
+from fedalloy.core.types import Context, Contributions, Info, State, Weights
 from fedalloy.weightings.aaggff_s import check_responses
 from fedalloy.weightings.attendance import among, usable
 from fedalloy.weightings.cdf import Cdf, CdfName, respond
@@ -81,7 +81,7 @@ class AaggffD(Weighting):
             "objective": torch.zeros((), dtype=torch.float64),
         }
 
-    def weigh(self, cohort: Cohort, state: State, ctx: Context) -> tuple[Weights, State, Info]:
+    def weigh(self, cohort: Contributions, state: State, ctx: Context) -> tuple[Weights, State, Info]:
         K, ids, p = ctx.population, cohort.ids, state["p"]
         C = len(cohort) / K if self.C is None else self.C
         high = C if self.C2 is None else self.C2

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedalloy.core.protocols import Weighting
 from fedalloy.core.registry import register
-from fedalloy.core.types import Cohort, Context, Info, State, Weights
+from fedalloy.core.types import Context, Contributions, Info, State, Weights
 from fedalloy.weightings.attendance import among, everyone, imputed, usable
 from fedalloy.weightings.cdf import Cdf, CdfName, respond
 from fedalloy.weightings.simplex import minimise, require_solver
@@ -69,7 +69,7 @@ class AaggffS(Weighting):
             "objective": torch.zeros((), dtype=torch.float64),
         }
 
-    def weigh(self, cohort: Cohort, state: State, ctx: Context) -> tuple[Weights, State, Info]:
+    def weigh(self, cohort: Contributions, state: State, ctx: Context) -> tuple[Weights, State, Info]:
         K, p = ctx.population, state["p"]
         high = 1 / K if self.C2 is None else self.C2
         present = respond(usable(cohort.stats["loss_before"]), self.cdf, self.C1, high)

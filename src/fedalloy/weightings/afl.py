@@ -8,7 +8,7 @@ import torch
 
 from fedalloy.core.protocols import Weighting
 from fedalloy.core.registry import register
-from fedalloy.core.types import Cohort, Context, Info, State, Weights
+from fedalloy.core.types import Context, Contributions, Info, State, Weights
 from fedalloy.weightings.attendance import among, everyone, imputed, usable
 from fedalloy.weightings.simplex import project
 
@@ -51,7 +51,7 @@ class Afl(Weighting):
     def init(self, population: int) -> State:
         return {"lambda": torch.full((population,), 1 / population, dtype=torch.float64)}
 
-    def weigh(self, cohort: Cohort, state: State, ctx: Context) -> tuple[Weights, State, Info]:
+    def weigh(self, cohort: Contributions, state: State, ctx: Context) -> tuple[Weights, State, Info]:
         losses = everyone(usable(cohort.stats["loss_before"]), cohort.ids, ctx.population)
         new = project(state["lambda"] + self.step * losses)
         return among(new, cohort.ids), {"lambda": new}, {"lambda": new, **imputed(cohort.ids, ctx.population)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import pi
 from typing import Literal
@@ -12,7 +13,7 @@ from torch import Tensor
 from fedalloy.core import tree
 from fedalloy.core.protocols import Weighting
 from fedalloy.core.registry import register
-from fedalloy.core.types import Cohort, Context, Info, State, Tree, Weights
+from fedalloy.core.types import Context, Contributions, Info, State, Weights
 from fedalloy.weightings.mirror import tilted
 
 
@@ -52,6 +53,10 @@ class Angles(Weighting):
         return True
 
     @property
+    def asks(self) -> frozenset[str]:
+        return frozenset({"norms", "combine", "chunks"})
+
+    @property
     def weight_bound(self) -> float | None:
         return 1.0
 
@@ -63,11 +68,11 @@ class Angles(Weighting):
         """Angles enter under the name of their layer (the whole model: ``""``) when it is first met."""
         return {"count": torch.zeros(population, dtype=torch.float64), "angle": {}}
 
-    def weigh(self, cohort: Cohort, state: State, ctx: Context) -> tuple[Weights, State, Info]:
-        delta, sizes, ids = cohort.payload["delta"], cohort.stats["num_examples"].double(), cohort.ids
+    def weigh(self, cohort: Contributions, state: State, ctx: Context) -> tuple[Weights, State, Info]:
+        like, sizes, ids = cohort.template("delta"), cohort.stats["num_examples"].double(), cohort.ids
         shares = sizes / sizes.sum().clamp(min=1e-12)
         count = state["count"].index_add(0, ids, torch.ones_like(shares))
-        instant = tree.lift(lambda leaves: angles_to_mean(leaves, shares), delta, self.level)
+        instant = angles_to_mean(cohort, shares, tree.groups(like, self.level))
         past = {group: state["angle"].get(group, torch.zeros_like(count))[ids] for group in instant}
         smoothed = {group: ((count[ids] - 1) * past[group] + now) / count[ids] for group, now in instant.items()}
         kept = {
@@ -76,19 +81,25 @@ class Angles(Weighting):
         }
         weights = {group: tilted(sizes, steepness(angle, self.alpha)) for group, angle in smoothed.items()}
         info = {**_named("instant_angle", instant), **_named("smoothed_angle", smoothed)}
-        return tree.spread(weights, delta, self.level), {"count": count, "angle": kept}, info
+        return tree.spread(weights, like, self.level), {"count": count, "angle": kept}, info
 
 
-def angles_to_mean(stacked: Tree, shares: Tensor) -> Tensor:
-    """The angle of every client's leaves to their average by ``shares``, ``[C]`` in radians.
+def angles_to_mean(
+    cohort: Contributions, shares: Tensor, groups: Mapping[str, Sequence[str]], part: str = "delta"
+) -> dict[str, Tensor]:
+    """The angle of every client's leaves to their average by ``shares``, ``[C]`` in radians, for every group of leaves.
 
-    >>> angles_to_mean({"w": torch.tensor([[1.0, 0.0], [0.0, 0.0]])}, torch.tensor([0.5, 0.5]))
-    tensor([0.0000, 1.5708], dtype=torch.float64)
+    >>> cohort = Cohort(torch.arange(2), {"delta": {"w": torch.tensor([[1.0, 0.0], [0.0, 0.0]])}})
+    >>> angles_to_mean(cohort, torch.tensor([0.5, 0.5]), {"": ["w"]})
+    {'': tensor([0.0000, 1.5708], dtype=torch.float64)}
     """
-    mean = tree.combine(stacked, shares)
-    lengths = tree.norms(stacked) * tree.norm(mean).cpu()
-    cosines = tree.dots(stacked, mean) / lengths
-    return torch.where(lengths > 0, cosines.clamp(-1, 1).arccos(), pi / 2)
+    mean = cohort.combine(part, shares)
+    products, found = cohort.dots(part, mean), {}
+    for group, leaves in groups.items():
+        lengths = cohort.norms(part, leaves) * tree.norm({name: mean[name] for name in leaves}).cpu()
+        cosines = torch.stack([products[name] for name in leaves]).sum(0) / lengths
+        found[group] = torch.where(lengths > 0, cosines.clamp(-1, 1).arccos(), pi / 2)
+    return found
 
 
 def steepness(angle: Tensor, alpha: float) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedalloy.core.errors import AlgorithmError
 from fedalloy.core.protocols import Weighting
 from fedalloy.core.registry import register
-from fedalloy.core.types import Cohort, Context, Info, State, Weights
+from fedalloy.core.types import Context, Contributions, Info, State, Weights
 
 
 @register("weighting", "boosting")
@@ -48,7 +48,7 @@ class Boosting(Weighting):
     def counts_idle(self) -> bool:
         return False
 
-    def weigh(self, cohort: Cohort, state: State, ctx: Context) -> tuple[Weights, State, Info]:
+    def weigh(self, cohort: Contributions, state: State, ctx: Context) -> tuple[Weights, State, Info]:
         if cohort.cross is None:
             raise AlgorithmError("weighting 'Boosting' needs cross scores: let core.cross.exchange_scores add them")
         home = cohort.stats["accuracy_after"].double().nan_to_num(nan=0.0).softmax(0)

@@ -11,7 +11,7 @@ import torch
 
 from fedalloy.core.protocols import Weighting
 from fedalloy.core.registry import register
-from fedalloy.core.types import Cohort, Context, Info, State, Weights
+from fedalloy.core.types import Context, Contributions, Info, State, Weights
 
 
 @register("weighting", "energies")
@@ -35,11 +35,15 @@ class Energies(Weighting):
         return True
 
     @property
+    def asks(self) -> frozenset[str]:
+        return frozenset({"stack"})
+
+    @property
     def reads(self) -> frozenset[str]:
         return frozenset({"energy_grad", "factors"})
 
-    def weigh(self, cohort: Cohort, state: State, ctx: Context) -> tuple[Weights, State, Info]:
-        sent = cohort.payload["factors"]["x"].double()
+    def weigh(self, cohort: Contributions, state: State, ctx: Context) -> tuple[Weights, State, Info]:
+        sent = cohort.stack("factors")["x"].double()
         sizes = cohort.stats["num_examples"].double().to(sent.device)
         shares = sizes.unsqueeze(1) * sent
         total = shares.sum(0)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedalloy.core.protocols import Weighting
 from fedalloy.core.registry import register
-from fedalloy.core.types import Cohort, Context, Info, State, Weights
+from fedalloy.core.types import Context, Contributions, Info, State, Weights
 
 
 @register("weighting", "information")
@@ -54,7 +54,7 @@ class Information(Weighting):
     def init(self, population: int) -> State:
         return {"participation": torch.zeros(population, dtype=torch.float64)}
 
-    def weigh(self, cohort: Cohort, state: State, ctx: Context) -> tuple[Weights, State, Info]:
+    def weigh(self, cohort: Contributions, state: State, ctx: Context) -> tuple[Weights, State, Info]:
         accuracies = cohort.stats["accuracy_after"].double().nan_to_num(nan=0.0)
         counts = state["participation"].index_add(0, cohort.ids, torch.ones_like(accuracies))
         rarity = _informative(_shares(accuracies), self.c)

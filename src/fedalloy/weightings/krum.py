@@ -10,7 +10,7 @@ from torch import Tensor
 from fedalloy.core.errors import RoundRefused
 from fedalloy.core.protocols import Weighting
 from fedalloy.core.registry import register
-from fedalloy.core.types import Cohort, Context, Info, State, Weights
+from fedalloy.core.types import Context, Contributions, Info, State, Weights
 from fedalloy.weightings.pairs import squared_distances
 
 
@@ -46,6 +46,10 @@ class Krum(Weighting):
         return True
 
     @property
+    def asks(self) -> frozenset[str]:
+        return frozenset({"chunks"})
+
+    @property
     def weight_bound(self) -> float | None:
         return 1.0
 
@@ -60,7 +64,7 @@ class Krum(Weighting):
     def least_clients(self, population: int) -> int:
         return least_for(self.byzantine)
 
-    def weigh(self, cohort: Cohort, state: State, ctx: Context) -> tuple[Weights, State, Info]:
+    def weigh(self, cohort: Contributions, state: State, ctx: Context) -> tuple[Weights, State, Info]:
         scores = krum_scores(cohort, self.byzantine)
         return _chosen(scores, cohort.ids, 1), state, {"scores": scores}
 
@@ -98,6 +102,10 @@ class MultiKrum(Weighting):
         return True
 
     @property
+    def asks(self) -> frozenset[str]:
+        return frozenset({"chunks"})
+
+    @property
     def weight_bound(self) -> float | None:
         return 1.0
 
@@ -112,7 +120,7 @@ class MultiKrum(Weighting):
     def least_clients(self, population: int) -> int:
         return least_for(self.byzantine)
 
-    def weigh(self, cohort: Cohort, state: State, ctx: Context) -> tuple[Weights, State, Info]:
+    def weigh(self, cohort: Contributions, state: State, ctx: Context) -> tuple[Weights, State, Info]:
         scores = krum_scores(cohort, self.byzantine)
         keep = len(cohort) - self.byzantine if self.keep is None else min(self.keep, len(cohort))
         return _chosen(scores, cohort.ids, keep), state, {"scores": scores}
@@ -123,7 +131,7 @@ def least_for(byzantine: int) -> int:
     return 2 * byzantine + 3 if byzantine else 1
 
 
-def krum_scores(cohort: Cohort, byzantine: int) -> Tensor:
+def krum_scores(cohort: Contributions, byzantine: int) -> Tensor:
     """Every client's sum of squared distances to its ``m - f - 2`` nearest others, at least one where there is one."""
     clients = len(cohort)
     least = least_for(byzantine)
@@ -132,7 +140,7 @@ def krum_scores(cohort: Cohort, byzantine: int) -> Tensor:
             f"Krum withstands {byzantine} hostile clients only among at least {least}, but the round has {clients}: "
             "sample more clients or lower 'byzantine'"
         )
-    distances = squared_distances(cohort.payload["delta"])
+    distances = squared_distances(cohort)
     nearest = distances.sort(dim=1).values[:, 1:]  # the first is the client itself
     return nearest[:, : max(1, clients - byzantine - 2)].sum(1)
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedalloy.core import tree
 from fedalloy.core.protocols import Weighting
 from fedalloy.core.registry import register
-from fedalloy.core.types import Cohort, Context, Info, State, Weights
+from fedalloy.core.types import Context, Contributions, Info, State, Weights
 from fedalloy.weightings.mirror import Prior, prior_of
 from fedalloy.weightings.pairs import gram
 from fedalloy.weightings.simplex import minimise, require_solver
@@ -58,6 +57,10 @@ class FedMgda(Weighting):
         return True
 
     @property
+    def asks(self) -> frozenset[str]:
+        return frozenset({"norms", "chunks"})
+
+    @property
     def counts_idle(self) -> bool:
         return False
 
@@ -65,17 +68,16 @@ class FedMgda(Weighting):
         require_solver()
         return {}
 
-    def weigh(self, cohort: Cohort, state: State, ctx: Context) -> tuple[Weights, State, Info]:
-        delta = cohort.payload["delta"]
-        norms = tree.norms(delta).cpu()
+    def weigh(self, cohort: Contributions, state: State, ctx: Context) -> tuple[Weights, State, Info]:
+        norms = cohort.norms("delta")
         moved = (norms > _STILL).nonzero().flatten()
         chosen = torch.zeros_like(norms)
         if len(moved):
-            cosines = gram(delta)[moved][:, moved] / norms[moved] / norms[moved].unsqueeze(1)
+            cosines = gram(cohort)[moved][:, moved] / norms[moved] / norms[moved].unsqueeze(1)
             chosen[moved] = self._mix(cosines, self._start(cohort, moved))
         return chosen / norms.clamp(min=_STILL), state, {"lambda": chosen, "norms": norms}
 
-    def _start(self, cohort: Cohort, moved: Tensor) -> Tensor:
+    def _start(self, cohort: Contributions, moved: Tensor) -> Tensor:
         """Lambda before the programme, over those who moved; equal shares when they have no examples."""
         sizes = prior_of(cohort, self.prior)[moved]
         sizes = sizes if bool(sizes.any()) else torch.ones_like(sizes)

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedalloy.core.protocols import ElementRound, ElementWeighting
 from fedalloy.core.registry import register
 from fedalloy.core.tree import Chunk
-from fedalloy.core.types import Cohort, Context, Info, State
+from fedalloy.core.types import Context, Contributions, Info, State
 
 
 @register("weighting", "median")
@@ -50,7 +50,7 @@ class Median(ElementWeighting):
     def guards_all_parts(self) -> bool:
         return True
 
-    def open(self, cohort: Cohort, state: State, ctx: Context) -> ElementRound:
+    def open(self, cohort: Contributions, state: State, ctx: Context) -> ElementRound:
         return _Cutting((len(cohort) - 1) // 2)
 
 
@@ -93,7 +93,7 @@ class TrimmedMean(ElementWeighting):
     def guards_all_parts(self) -> bool:
         return True
 
-    def open(self, cohort: Cohort, state: State, ctx: Context) -> ElementRound:
+    def open(self, cohort: Contributions, state: State, ctx: Context) -> ElementRound:
         # 0.1 of 30 clients is 3, though the product is a little more.
         return _Cutting(min(math.ceil(self.trim * len(cohort) - 1e-9), (len(cohort) - 1) // 2))
 

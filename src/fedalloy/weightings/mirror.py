@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedalloy.core.protocols import Weighting
 from fedalloy.core.registry import register
-from fedalloy.core.types import Cohort, Context, Info, State, Weights
+from fedalloy.core.types import Context, Contributions, Info, State, Weights
 from fedalloy.weightings.attendance import usable
 
 Response = Literal["none", "loss", "log_loss", "log_gap"]
@@ -68,7 +68,7 @@ class Mirror(Weighting):
     def counts_idle(self) -> bool:
         return self.prior == "samples"
 
-    def weigh(self, cohort: Cohort, state: State, ctx: Context) -> tuple[Weights, State, Info]:
+    def weigh(self, cohort: Contributions, state: State, ctx: Context) -> tuple[Weights, State, Info]:
         prior = prior_of(cohort, self.prior)
         if self.response == "none":
             return tilted(prior, torch.zeros_like(prior)), state, {}
@@ -154,7 +154,7 @@ def tilted(prior: Tensor, logits: Tensor) -> Tensor:
     return scores.softmax(0)
 
 
-def prior_of(cohort: Cohort, prior: Prior) -> Tensor:
+def prior_of(cohort: Contributions, prior: Prior) -> Tensor:
     """What clients count before anything else is known about them: their examples, or one each."""
     if prior == "samples":
         return cohort.stats["num_examples"].double()

@@ -9,12 +9,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedalloy.core import tree
 from fedalloy.core.moments import Kind, check_moments, second_moment
 from fedalloy.core.protocols import ElementRound, ElementWeighting
 from fedalloy.core.registry import register
 from fedalloy.core.tree import Chunk
-from fedalloy.core.types import Cohort, Context, Info, State
+from fedalloy.core.types import Context, Contributions, Info, State
 from fedalloy.weightings.scratch import Scratch
 
 # The public code's own guard against a client with no share at all.
@@ -75,7 +74,7 @@ class Ewwa(ElementWeighting):
     def init(self, population: int) -> State:
         return {"moments": {}, "counts": {}}
 
-    def open(self, cohort: Cohort, state: State, ctx: Context) -> ElementRound:
+    def open(self, cohort: Contributions, state: State, ctx: Context) -> ElementRound:
         return _OwnMoments(self, cohort, state) if self.mode == "paper" else _OnePair(self, cohort, state)
 
     def step(self, m: Tensor, v: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
@@ -95,7 +94,7 @@ class _Moments:
         self._begin, total = {}, 0
         for name in sorted(updates):
             self._begin[name] = total
-            total += updates[name][0].numel()
+            total += updates[name].numel()
         dtype = next(iter(updates.values())).dtype
         size = len(owners) * 2 * total * dtype.itemsize
         scratch = Scratch(size > rule.in_memory_mb * 1e6, rule.scratch)
@@ -132,9 +131,9 @@ class _Moments:
 class _OwnMoments(ElementRound):
     """The paper, corrected: every client's own moments, a softmax over clients."""
 
-    def __init__(self, rule: Ewwa, cohort: Cohort, state: State) -> None:
+    def __init__(self, rule: Ewwa, cohort: Contributions, state: State) -> None:
         self._rule = rule
-        self._moments = _Moments(rule, [str(client) for client in cohort.ids.tolist()], cohort.payload["delta"], state)
+        self._moments = _Moments(rule, [str(client) for client in cohort.ids.tolist()], cohort.template("delta"), state)
         self._scales = [rule.scale(count) for count in self._moments.counts.values()]
 
     def weigh_chunk(self, updates: Tensor, chunk: Chunk) -> Tensor:
@@ -154,12 +153,12 @@ class _OnePair(ElementRound):
     The smallest score of all must be known before the first weight, so the updates are read twice.
     """
 
-    def __init__(self, rule: Ewwa, cohort: Cohort, state: State) -> None:
+    def __init__(self, rule: Ewwa, cohort: Contributions, state: State) -> None:
         self._rule = rule
-        updates = cohort.payload["delta"]
-        self._moments = _Moments(rule, [_EVERYONE], updates, state)
+        self._moments = _Moments(rule, [_EVERYONE], cohort.template("delta"), state)
         self._scale = rule.scale(self._moments.counts[_EVERYONE])
-        self._least = min((self._first_look(part, chunk) for chunk, part in tree.chunks(updates)), default=0.0)
+        looks = (self._first_look(columns, chunk) for chunk, (columns,) in cohort.chunks(("delta",)))
+        self._least = min(looks, default=0.0)
 
     def weigh_chunk(self, updates: Tensor, chunk: Chunk) -> Tensor:
         shares = (self._scores(updates, chunk)[0] - (self._least - 1)).log() + _LEAST_SHARE

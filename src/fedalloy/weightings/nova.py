@@ -8,7 +8,7 @@ import torch
 
 from fedalloy.core.protocols import Weighting
 from fedalloy.core.registry import register
-from fedalloy.core.types import Cohort, Context, Info, State, Weights
+from fedalloy.core.types import Context, Contributions, Info, State, Weights
 
 
 @register("weighting", "nova")
@@ -26,7 +26,7 @@ class Nova(Weighting):
     def requires(self) -> frozenset[str]:
         return frozenset({"num_examples", "step_norm", "effective_steps"})
 
-    def weigh(self, cohort: Cohort, state: State, ctx: Context) -> tuple[Weights, State, Info]:
+    def weigh(self, cohort: Contributions, state: State, ctx: Context) -> tuple[Weights, State, Info]:
         lengths = cohort.stats["step_norm"]
         moved = lengths > 0
         sizes = cohort.stats["num_examples"]

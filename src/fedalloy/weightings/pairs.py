@@ -2,38 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from fedalloy.core import tree
+from fedalloy.core.types import Contributions
 
 
-def gram(stacked: Mapping[str, Tensor]) -> Tensor:
+def gram(cohort: Contributions, part: str = "delta") -> Tensor:
     """Inner products of all pairs of clients, ``[C, C]`` in float64 on the CPU.
 
-    >>> gram({"w": torch.tensor([[1.0, 0.0], [2.0, 2.0]])})
+    >>> gram(Cohort(torch.arange(2), {"delta": {"w": torch.tensor([[1.0, 0.0], [2.0, 2.0]])}}))
     tensor([[1., 2.],
             [2., 8.]], dtype=torch.float64)
     """
-    return _added(part @ part.T for part in _chunks(stacked))
+    return _added(columns @ columns.T for columns in _chunks(cohort, part))
 
 
-def squared_distances(stacked: Mapping[str, Tensor]) -> Tensor:
+def squared_distances(cohort: Contributions, part: str = "delta") -> Tensor:
     """Squared distances of all pairs, ``[C, C]`` in float64 on the CPU.
 
     Differences are taken before they are squared: inner products would lose the distances of close clients as soon
     as one client sends something huge.
 
-    >>> squared_distances({"w": torch.tensor([[1.0, 0.0], [2.0, 2.0]])})
+    >>> squared_distances(Cohort(torch.arange(2), {"delta": {"w": torch.tensor([[1.0, 0.0], [2.0, 2.0]])}}))
     tensor([[0., 5.],
             [5., 0.]], dtype=torch.float64)
     """
-    clients = len(next(iter(stacked.values())))
+    clients = len(cohort)
     result = torch.zeros(clients, clients, dtype=torch.float64)
     if clients > 1:
-        pairs = _added(torch.nn.functional.pdist(part).square() for part in _chunks(stacked))
+        pairs = _added(torch.nn.functional.pdist(columns).square() for columns in _chunks(cohort, part))
         above = torch.triu_indices(clients, clients, 1)
         result[above[0], above[1]] = result[above[1], above[0]] = pairs
     return result
@@ -47,5 +47,5 @@ def _added(terms: Iterator[Tensor]) -> Tensor:
     return total.cpu()
 
 
-def _chunks(stacked: Mapping[str, Tensor]) -> Iterator[Tensor]:
-    return (part.detach().double().contiguous() for _, part in tree.chunks(stacked))
+def _chunks(cohort: Contributions, part: str) -> Iterator[Tensor]:
+    return (columns.detach().double().contiguous() for _, (columns,) in cohort.chunks((part,)))

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from fedalloy.core import tree
 from fedalloy.core.protocols import Weighting
 from fedalloy.core.registry import register
-from fedalloy.core.types import Cohort, Context, Info, State, Weights
+from fedalloy.core.types import Context, Contributions, Info, State, Weights
 from fedalloy.weightings.attendance import usable
 from fedalloy.weightings.mirror import Prior, prior_of
 
@@ -52,6 +51,10 @@ class QFedAvg(Weighting):
         return True
 
     @property
+    def asks(self) -> frozenset[str]:
+        return frozenset({"norms"})
+
+    @property
     def weight_bound(self) -> float | None:
         return 1.0
 
@@ -59,9 +62,9 @@ class QFedAvg(Weighting):
     def counts_idle(self) -> bool:
         return self.weights == "samples"
 
-    def weigh(self, cohort: Cohort, state: State, ctx: Context) -> tuple[Weights, State, Info]:
+    def weigh(self, cohort: Contributions, state: State, ctx: Context) -> tuple[Weights, State, Info]:
         losses = usable(cohort.stats["loss_before"]).clamp(min=_LEAST_LOSS)
-        slopes = (tree.norms(cohort.payload["delta"]).cpu() / ctx.local_lr).square()
+        slopes = (cohort.norms("delta") / ctx.local_lr).square()
         shares = prior_of(cohort, self.weights)
         # Powers of losses relative to the largest cannot overflow; the factor cancels.
         powers = shares * (losses / losses.max()) ** self.q

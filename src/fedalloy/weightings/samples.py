@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fedalloy.core.protocols import Weighting
 from fedalloy.core.registry import register
-from fedalloy.core.types import Cohort, Context, Info, State, Weights
+from fedalloy.core.types import Context, Contributions, Info, State, Weights
 
 # Below any size there is: a cohort without a single example gets weights 0 instead of 0 / 0.
 _TINY = 1e-12
@@ -25,6 +25,6 @@ class Samples(Weighting):
     def weight_bound(self) -> float | None:
         return 1.0
 
-    def weigh(self, cohort: Cohort, state: State, ctx: Context) -> tuple[Weights, State, Info]:
+    def weigh(self, cohort: Contributions, state: State, ctx: Context) -> tuple[Weights, State, Info]:
         sizes = cohort.stats["num_examples"]
         return sizes / sizes.sum().clamp(min=_TINY), state, {}

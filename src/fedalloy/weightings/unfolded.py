@@ -12,7 +12,7 @@ from fedalloy.core import tree
 from fedalloy.core.errors import AlgorithmError, RoundRefused
 from fedalloy.core.protocols import Task, Weighting
 from fedalloy.core.registry import register
-from fedalloy.core.types import Cohort, Context, Info, State, Weights
+from fedalloy.core.types import Context, Contributions, Info, State, Weights
 
 Rows = tuple[tuple[float, ...], ...]
 LayerRows = tuple[tuple[tuple[float, ...], ...], ...]
@@ -60,11 +60,6 @@ class Unfolded(Weighting):
         return requirements(self.normalise)
 
     @property
-    def reads_payload(self) -> bool:
-        """Only the names of layers are read, and only where layers count differently."""
-        return bool(self.layers)
-
-    @property
     def weight_bound(self) -> float | None:
         if self.normalise or isinstance(self.table, str):
             return None
@@ -88,7 +83,7 @@ class Unfolded(Weighting):
         everyone = torch.arange(len(self.sizes))
         return self._other_size(everyone.tolist(), task.data("train", everyone).size.tolist())
 
-    def weigh(self, cohort: Cohort, state: State, ctx: Context) -> tuple[Weights, State, Info]:
+    def weigh(self, cohort: Contributions, state: State, ctx: Context) -> tuple[Weights, State, Info]:
         reason = self._other_size(cohort.ids.tolist(), cohort.stats["num_examples"].tolist()) if self.sizes else None
         if reason:
             raise RoundRefused(reason)
@@ -119,14 +114,14 @@ def requirements(normalise: bool) -> frozenset[str]:
     return frozenset({"num_examples", *(("step_norm", "effective_steps") if normalise else ())})
 
 
-def weights_of(shares: Tensor, layers: tuple[str, ...], normalise: bool, cohort: Cohort) -> Weights:
+def weights_of(shares: Tensor, layers: tuple[str, ...], normalise: bool, cohort: Contributions) -> Weights:
     """Weights on updates from the shares of those present, ``[C]`` or ``[C, layers]``; linear in the shares."""
     if normalise:
         factor = nova_factor(cohort.stats)
         shares = shares * (factor.unsqueeze(1) if shares.dim() > 1 else factor)
     if not layers:
         return shares
-    return _by_leaf(shares, layers, cohort.payload["delta"])
+    return _by_leaf(shares, layers, cohort.template("delta"))
 
 
 def nova_factor(stats: Mapping[str, Tensor]) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 
 from fedalloy.core.protocols import Weighting
 from fedalloy.core.registry import register
-from fedalloy.core.types import Cohort, Context, Info, State, Weights
+from fedalloy.core.types import Context, Contributions, Info, State, Weights
 
 
 @register("weighting", "uniform")
@@ -32,5 +32,5 @@ class Uniform(Weighting):
     def counts_idle(self) -> bool:
         return False
 
-    def weigh(self, cohort: Cohort, state: State, ctx: Context) -> tuple[Weights, State, Info]:
+    def weigh(self, cohort: Contributions, state: State, ctx: Context) -> tuple[Weights, State, Info]:
         return torch.full((len(cohort),), 1.0 / len(cohort), dtype=torch.float64), state, {}

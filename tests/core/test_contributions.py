@@ -1,0 +1,110 @@
+"""The handle on contributions: what is noted, what is answered, and who may ask."""
+
+import pytest
+import torch
+
+from fedalloy import algorithms
+from fedalloy.core.contributions import QUESTIONS, Notes
+from fedalloy.core.errors import AlgorithmError
+from fedalloy.core.types import Cohort
+from fedalloy.testing.handles import SumsOnly
+
+
+def cohort() -> Cohort:
+    delta = {"a.w": torch.tensor([[3.0, 4.0], [0.0, 1.0], [6.0, 8.0]]), "a.b": torch.tensor([[0.0], [2.0], [0.0]])}
+    return Cohort(torch.tensor([1, 4, 9]), {"delta": delta, "factors": {"x": torch.tensor([[2.0], [3.0], [5.0]])}})
+
+
+def test_lengths_are_noted_whole_and_by_leaf():
+    given = cohort()
+    assert given.norms("delta").tolist() == [5.0, 5.0**0.5, 10.0]
+    assert given.norms("delta", ["a.b"]).tolist() == [0.0, 2.0, 0.0]
+    assert given.norms("factors").tolist() == [2.0, 3.0, 5.0]
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_what_overflows_a_square_is_still_finite(exact):
+    huge = {"delta": {"w": torch.tensor([[1e30, 0.0], [torch.inf, 1.0], [torch.nan, 1.0], [1.0, 1.0]])}}
+    notes = Notes.of(huge, exact=exact)
+    assert notes.finite.tolist() == [[True, False, False, True]]
+    assert float(notes.norms("delta")[0]) == pytest.approx(1e30)
+
+
+def test_quick_notes_are_as_good_as_single_precision():
+    payload = {"delta": {"w": torch.randn(4, 1000)}}
+    exact, quick = (Notes.of(payload, exact=one).norms("delta") for one in (True, False))
+    assert torch.allclose(exact, quick, rtol=1e-6)
+    whole = Notes.of({"buffers": {"n": torch.tensor([[3], [4]])}}, exact=False)
+    assert whole.norms("buffers").tolist() == [3.0, 4.0]
+
+
+def test_selected_clients_leave_nothing_of_the_others():
+    given = cohort().take(torch.arange(3))
+    given.payload["delta"]["a.w"][1] = torch.nan
+    some = given.select(torch.tensor([1, 9]))
+    assert some.ids.tolist() == [1, 9]
+    assert some.combine("delta", torch.tensor([1.0, 1.0]))["a.w"].tolist() == [9.0, 12.0]
+    assert some.norms("delta").tolist() == [5.0, 10.0]
+
+
+def test_late_clients_say_what_is_neutral_and_their_notes_too():
+    received = {"delta": {"a.w": torch.zeros(2), "a.b": torch.zeros(1)}, "factors": {"x": torch.ones(1)}}
+    late = cohort().resend(torch.tensor([4]), received)
+    assert late.payload["delta"]["a.w"].tolist() == [[3.0, 4.0], [0.0, 0.0], [6.0, 8.0]]
+    assert late.stack("factors")["x"].flatten().tolist() == [2.0, 1.0, 5.0]
+    assert late.norms("delta").tolist() == [5.0, 0.0, 10.0]
+    assert late.norms("factors").tolist() == [2.0, 1.0, 5.0]
+
+
+def test_a_template_knows_the_form_and_no_numbers():
+    like = cohort().template("delta")
+    assert {name: (tuple(leaf.shape), leaf.dtype) for name, leaf in like.items()} == {
+        "a.w": ((2,), torch.float32), "a.b": ((1,), torch.float32),
+    }  # fmt: skip
+    assert like["a.w"].untyped_storage().nbytes() == 4
+
+
+def test_several_parts_come_in_step(monkeypatch):
+    monkeypatch.setattr("fedalloy.core.tree._ELEMENTS", 3)
+    delta = {"w": torch.arange(12.0).reshape(3, 4), "b": torch.arange(3.0).reshape(3, 1)}
+    given = Cohort(torch.arange(3), {"delta": delta, "twice": {name: 2 * leaf for name, leaf in delta.items()}})
+    pieces = list(given.chunks(("delta", "twice")))
+    assert [chunk.leaf for chunk, _ in pieces] == ["w"] * 4 + ["b"]
+    assert all(torch.equal(2 * one, other) for _, (one, other) in pieces)
+
+
+def test_rows_come_in_the_order_they_are_asked_for():
+    assert cohort().rows("delta", torch.tensor([9, 1]))["a.b"].tolist() == [[0.0], [0.0]]
+    assert cohort().rows("factors", torch.tensor([9, 1]))["x"].flatten().tolist() == [5.0, 2.0]
+
+
+def test_inner_products_by_leaf():
+    other = {"a.w": torch.tensor([1.0, 1.0]), "a.b": torch.tensor([10.0])}
+    found = cohort().dots("delta", other)
+    assert found["a.w"].tolist() == [7.0, 1.0, 14.0]
+    assert found["a.b"].tolist() == [0.0, 20.0, 0.0]
+
+
+def test_what_is_kept_is_a_copy():
+    given = cohort()
+    kept = given.keep()
+    given.payload["delta"]["a.w"].zero_()
+    assert kept.payload["delta"]["a.w"].tolist() == [[3.0, 4.0], [0.0, 1.0], [6.0, 8.0]]
+
+
+def test_everything_that_rules_ask_is_a_question():
+    asked = {name: getattr(algorithms, name)().asks for name in ("fedavg", "median", "fedadp", "qfedavg", "krum")}
+    assert asked["fedavg"] == {"combine"}
+    assert asked["fedadp"] == {"combine", "norms", "chunks"}
+    assert set().union(*asked.values()) <= QUESTIONS.keys()
+
+
+def test_sums_only_refuses_the_rest():
+    given = SumsOnly(cohort())
+    assert given.combine("delta", torch.ones(3))["a.b"].tolist() == [2.0]
+    for ask in (
+        lambda: given.payload, lambda: given.rows("delta", given.ids), lambda: list(given.chunks(("delta",))),
+        lambda: given.stack("factors"), lambda: given.norms("delta"), lambda: given.cross,
+    ):  # fmt: skip
+        with pytest.raises(AlgorithmError, match="answer weighted sums only"):
+            ask()
