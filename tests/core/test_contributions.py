@@ -1,12 +1,19 @@
 """The handle on contributions: what is noted, what is answered, and who may ask."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from fedalloy import algorithms
+from fedalloy.core import registry
 from fedalloy.core.contributions import QUESTIONS, Notes
-from fedalloy.core.errors import AlgorithmError
+from fedalloy.core.errors import AlgorithmError, SpecError
 from fedalloy.core.types import Cohort
+from fedalloy.engines.loop import Loop
+from fedalloy.run.fit import fit
+from fedalloy.tasks.devices import DeviceProfile
+from fedalloy.testing import small_task
 from fedalloy.testing.handles import SumsOnly
 
 
@@ -97,6 +104,46 @@ def test_everything_that_rules_ask_is_a_question():
     assert asked["fedavg"] == {"combine"}
     assert asked["fedadp"] == {"combine", "norms", "chunks"}
     assert set().union(*asked.values()) <= QUESTIONS.keys()
+
+
+class Summing(Loop):
+    """A loop whose contributions answer weighted sums only."""
+
+    answers = frozenset({"combine"})
+
+    def __call__(self, *given):
+        outcome = super().__call__(*given)
+        return replace(outcome, cohort=SumsOnly(outcome.cohort))
+
+
+UNREAD = [
+    name
+    for name in registry.names("algorithm")
+    if name not in ("duw_fedavg", "duw_fednova") and registry.find("algorithm", name)().asks == {"combine"}
+]
+
+
+MODELS = {"fedcgan": "acgan", "fedcvae": "cvae"}
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_whoever_does_not_read_payloads_needs_sums_only(name):
+    algorithm, task = registry.find("algorithm", name)(batch_size=4), small_task(MODELS.get(name, "batchnorm"))
+    settings = {
+        "rounds": 2,
+        "seed": 3,
+        "devices": DeviceProfile(deadline=1.0, seconds_per_step=0.2, on_failure="resend"),
+    }
+    expected, found = (list(fit(algorithm, task, engine=one, **settings).rounds()) for one in (Loop(), Summing()))
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"), [("median", "chunks"), ("qfedavg", "norms"), ("fedboosting", "cross_score")]
+)
+def test_whoever_reads_more_is_refused_before_the_first_round(name, asked):
+    with pytest.raises(SpecError, match=rf"\('{asked}'\), which engine Summing does not give; it answers: combine"):
+        fit(registry.find("algorithm", name)(), small_task(), engine=Summing(), rounds=1)
 
 
 def test_sums_only_refuses_the_rest():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from fedalloy.core.contributions import EVERYTHING, QUESTIONS
 from fedalloy.core.declared import declared
 from fedalloy.core.errors import SpecError
 from fedalloy.core.types import Context, Contributions, Shared, State, Work
@@ -47,6 +48,8 @@ class Engine(ABC):
     clients_keep_states: ClassVar[bool] = False
     """Whether the clients' states stay where the clients are. What the server holds of a state is then a mark:
     ``{"round": r}`` with the round in which the state that counts was made, ``{}`` before the first."""
+    answers: ClassVar[frozenset[str]] = EVERYTHING
+    """What its contributions can be asked, of ``core.contributions.QUESTIONS``."""
     fixed_options: ClassVar[bool] = True
     """Whether a run must be resumed with the options it was begun with."""
 
@@ -99,3 +102,13 @@ class Engine(ABC):
     def close(self) -> None:
         """Let go of processes and memory; the next call gets new ones."""
         return
+
+
+def check_answers(engine: Engine, algorithm: Algorithm) -> None:
+    """Refuse, before the first round, an algorithm that asks for what the engine's contributions do not answer."""
+    missing = sorted(algorithm.asks - engine.answers)
+    if missing:
+        raise SpecError(
+            f"weighting '{type(algorithm.weighting).__name__}' needs {QUESTIONS[missing[0]]} ('{missing[0]}'), which "
+            f"engine {type(engine).__name__} does not give; it answers: {', '.join(sorted(engine.answers))}"
+        )

@@ -277,7 +277,7 @@ class Flower(Engine):
     def _contribution(
         self, client: int, answer: Answer, algorithm: Algorithm, shared: Shared, needed: frozenset[str], ctx: Context
     ) -> Contribution:
-        """A node's answer as a contribution, its shapes and statistics checked before a tensor is made."""
+        """A node's answer as a contribution, checked before a tensor is made; norms are noted here, not by the node."""
         sketch = self._opened(answer)
         check_sketch(sketch.parts, algorithm, shared)
         stats = _stats(sketch.head.stats, needed)
@@ -287,7 +287,6 @@ class Flower(Engine):
         self._note_sent(client, letter, dict.fromkeys(sketch.head.stats or (), 1))
         if sketch.head.lag:
             self._note("lagging", {client: f"{sketch.head.lag:.300}"})
-        # Noted here and not by the node: what a client says about its own norm is not believed.
         return Contribution(payload, stats, {}, Notes.alone(payload, exact="norms" in algorithm.asks))
 
     def _numbers(self, client: int, answer: Answer, name: Literal["scores", "cross_score"], count: int) -> Tensor:

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from fedalloy.core.algorithm import Algorithm, ServerState
 from fedalloy.core.cross import check_validation
+from fedalloy.core.engine import check_answers
 from fedalloy.core.errors import CheckpointError, Diverged, is_passing
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import ClientStore, Task
@@ -132,6 +133,7 @@ def run(
     task = looked_at(task, engine)
     algorithm = algorithm.fitted(task, Key.of(config.seed))
     check_roles(algorithm, task)
+    check_answers(engine, algorithm)
     there = at_work(task, engine, config.device)
     fed = Federation(algorithm, there, engine, config, Key.of(config.seed), told(task, algorithm))
     if fed.engine.data_at_hand:  # otherwise clients say themselves what they lack
