@@ -1,6 +1,7 @@
 """The handle on contributions: what is noted, what is answered, and who may ask."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -123,18 +124,14 @@ UNREAD = [
 ]
 
 
-MODELS = {"fedcgan": "acgan", "fedcvae": "cvae"}
-
-
 @pytest.mark.parametrize("name", UNREAD)
 def test_whoever_does_not_read_payloads_needs_sums_only(name):
-    algorithm, task = registry.find("algorithm", name)(batch_size=4), small_task(MODELS.get(name, "batchnorm"))
-    settings = {
-        "rounds": 2,
-        "seed": 3,
-        "devices": DeviceProfile(deadline=1.0, seconds_per_step=0.2, on_failure="resend"),
-    }
-    expected, found = (list(fit(algorithm, task, engine=one, **settings).rounds()) for one in (Loop(), Summing()))
+    models: dict[str, Any] = {"fedcgan": "acgan", "fedcvae": "cvae"}
+    algorithm, task = registry.find("algorithm", name)(batch_size=4), small_task(models.get(name, "batchnorm"))
+    slow = DeviceProfile(deadline=1.0, seconds_per_step=0.2, on_failure="resend")
+    expected, found = (
+        list(fit(algorithm, task, engine=one, rounds=2, seed=3, devices=slow).rounds()) for one in (Loop(), Summing())
+    )
     assert found == expected
 
 

@@ -280,8 +280,7 @@ class Flower(Engine):
         """A node's answer as a contribution, checked before a tensor is made; norms are noted here, not by the node."""
         sketch = self._opened(answer)
         check_sketch(sketch.parts, algorithm, shared)
-        stats = _stats(sketch.head.stats, needed)
-        letter = self._opened(answer, full=True)
+        stats, letter = _stats(sketch.head.stats, needed), self._opened(answer, full=True)
         payload = unpacked(letter.parts, algorithm, shared)
         stats["bytes_up"] = float(sum(sizes(letter.parts).values()))
         self._note_sent(client, letter, dict.fromkeys(sketch.head.stats or (), 1))
