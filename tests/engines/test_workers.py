@@ -16,11 +16,13 @@ import torch
 from torch import nn
 
 from fedalloy import algorithms
+from fedalloy.core import tree
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.errors import ClientError, SpecError
 from fedalloy.core.keys import Key
 from fedalloy.engines.exchange import Layout, shared_rows
 from fedalloy.engines.loop import Loop
+from fedalloy.engines.shared_cohort import Overwritten, SharedCohort
 from fedalloy.engines.workers import Workers
 from fedalloy.run.fit import fit
 from fedalloy.servers.sgd import ServerSgd
@@ -28,7 +30,7 @@ from fedalloy.solvers.sgd import Sgd
 from fedalloy.testing import SmallTask, Wavering, check_engine, engine_cases, small_task, work
 from fedalloy.testing.answers import answered
 from fedalloy.testing.comparing import differences
-from fedalloy.testing.faults import FAULTS
+from fedalloy.testing.faults import FAULTS, wrong_answer
 from fedalloy.weightings.uniform import Uniform
 from tests.engines.rounds import gaps, play, task_of
 
@@ -332,3 +334,69 @@ def test_an_interrupt_leaves_no_children(tmp_path):
     os.kill(parent, signal.SIGINT)
     assert os.waitstatus_to_exitcode(os.waitpid(parent, 0)[1]) == 0
     assert gone(children)
+
+
+# ---------------------------------------------------------------------------------------------- contributions
+
+
+def test_processes_sum_in_place_what_one_process_would_sum(monkeypatch):
+    monkeypatch.setattr("fedalloy.engines.shared_cohort.SHARED_FROM", 8)
+    monkeypatch.setattr("fedalloy.core.tree.COLUMNS", 7)
+    engine, asked = Workers(3), list[object]()
+    cohort = play(engine, ALGORITHM, small_task("mlp")).cohort
+    assert isinstance(cohort, SharedCohort)
+    assert cohort.owner is not None
+    sum_there = cohort.owner.sum_there
+
+    def watched(*given):
+        asked.append(given)
+        return sum_there(*given)
+
+    monkeypatch.setattr(cohort.owner, "sum_there", watched)
+    weights = torch.rand(len(cohort), dtype=torch.float64)
+    for part in cohort.parts:
+        assert list(differences(cohort.combine(part, weights), tree.combine(cohort.payload[part], weights))) == []
+    assert asked
+    engine.close()
+
+
+def test_a_late_clients_rows_are_not_the_ones_that_processes_see(monkeypatch):
+    monkeypatch.setattr("fedalloy.engines.shared_cohort.SHARED_FROM", 8)
+    engine, task = Workers(2), small_task("mlp")
+    cohort = play(engine, ALGORITHM, task).cohort
+    neutral = ALGORITHM.neutral({"params": task.objective.init(Key.of(0))[0], "buffers": {}})
+    late, weights = cohort.resend(cohort.ids[:2], neutral), torch.ones(len(cohort), dtype=torch.float64)
+    some = cohort.select(cohort.ids[2:])
+    assert list(differences(late.combine("delta", weights), some.combine("delta", weights[2:]), 1e-12)) == []
+    engine.close()
+
+
+def test_a_worker_that_dies_while_it_sums_is_replaced(monkeypatch):
+    monkeypatch.setattr("fedalloy.engines.shared_cohort.SHARED_FROM", 8)
+    engine, task = Workers(2), small_task("mlp")
+    cohort = play(engine, ALGORITHM, task).cohort
+    os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGKILL)
+    weights = torch.rand(len(cohort), dtype=torch.float64)
+    expected = tree.combine(cohort.payload["delta"], weights)
+    assert list(differences(cohort.combine("delta", weights), expected)) == []
+    assert gaps(play(engine, ALGORITHM, task), play(Loop(), ALGORITHM, task), 0.0) == []
+    engine.close()
+
+
+def test_contributions_that_were_overwritten_say_so_and_kept_ones_last():
+    engine, task = Workers(2), small_task("mlp")
+    first = play(engine, ALGORITHM, task).cohort
+    kept, before = first.keep(), {name: leaf.clone() for name, leaf in first.payload["delta"].items()}
+    play(engine, ALGORITHM, task, round=2)
+    assert list(differences(kept.payload["delta"], before)) == []
+    with pytest.raises(Overwritten, match=r"keep\(\) copies them"):
+        first.combine("delta", torch.ones(len(first)))
+    engine.close()
+
+
+def test_a_handle_that_does_not_copy_what_it_should_keep_is_caught():
+    engine = Workers(2)
+    case = next(one for one in engine_cases() if one.name == "fedavg")
+    problems = check_engine(wrong_answer("keep", torch.clone)(engine), [case])
+    assert any("kept contributions changed" in str(one) or "Overwritten" in str(one) for one in problems)
+    engine.close()

@@ -172,7 +172,7 @@ class Contributions(ABC):
         """All clients' rows of a part that is reduced by stacking."""
 
     @abstractmethod
-    def keep(self) -> Self:
+    def keep(self) -> Contributions:
         """A copy that outlives the engine's next call."""
 
     def norms(self, part: str, leaves: Sequence[str] | None = None) -> Tensor:

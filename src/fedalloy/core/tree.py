@@ -28,7 +28,8 @@ class Chunk(NamedTuple):
 
 # Columns summed by client at a time: the partial sums stay in cache, and torch gives so few to one thread, which is as
 # fast as memory allows and never waits for a second one that another process is in the way of.
-_COLUMNS = 1 << 15
+COLUMNS = 1 << 15
+"""Columns that are summed over clients at a time."""
 # Numbers of small leaves, all clients together, that are copied side by side to be combined in one call.
 _SIDE_BY_SIDE = 1 << 24
 # Elements looked at one by one at a time, all clients together, so that memory does not grow with their number.
@@ -251,7 +252,7 @@ def _combine_leaf(leaf: Tensor, weight: Tensor) -> Tensor:
     weight = weight.to(leaf)
     if weight.dim() == 1:
         matrix = as_rows(leaf)
-        columns = _COLUMNS if leaf.device.type == "cpu" else max(_COLUMNS, matrix.shape[1])
+        columns = COLUMNS if leaf.device.type == "cpu" else max(COLUMNS, matrix.shape[1])
         parts = [_weighted_rows(weight, part) for part in matrix.split(columns, dim=1)]
         if len(parts) == 1:
             return parts[0].reshape(leaf.shape[1:])

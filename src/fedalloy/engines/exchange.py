@@ -56,7 +56,7 @@ class Layout:
             strange = ", ".join(sorted(".".join(path) for path in found.keys() ^ known))
             raise SpecError(f"a state or a part changed its structure at {strange}: every client has the same, always")
         for slot in self.slots:
-            _leaf(row, slot).copy_(torch.as_tensor(found[slot.path], dtype=slot.dtype))
+            leaf_in(row, slot).copy_(torch.as_tensor(found[slot.path], dtype=slot.dtype))
 
     def read(self, row: Tensor) -> dict[str, Any]:
         """The values in a row, as views of it."""
@@ -64,7 +64,7 @@ class Layout:
         for path in self.empty:
             _place(values, path)[path[-1]] = {}
         for slot in self.slots:
-            leaf = _leaf(row, slot)
+            leaf = leaf_in(row, slot)
             _place(values, slot.path)[slot.path[-1]] = leaf.item() if slot.plain else leaf
         return values
 
@@ -75,7 +75,8 @@ def shared_rows(rows: int, layout: Layout) -> Tensor:
     return torch.frombuffer(memory, dtype=torch.uint8).reshape(rows, layout.size)
 
 
-def _leaf(row: Tensor, slot: Slot) -> Tensor:
+def leaf_in(row: Tensor, slot: Slot) -> Tensor:
+    """One leaf of a row, as a view of it."""
     return row[slot.begin : slot.begin + slot.size].view(slot.dtype).reshape(slot.shape)
 
 

@@ -14,7 +14,7 @@ import signal
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -32,14 +32,15 @@ from fedalloy.core.errors import ClientError, FedalloyError, SpecError
 from fedalloy.core.protocols import Engine, Outcome, Shared, Task
 from fedalloy.core.registry import register
 from fedalloy.core.screening import misfit
-from fedalloy.core.types import Cohort, Context, Contribution, Payload, State, Work
+from fedalloy.core.types import Cohort, Context, Contribution, Payload, State, Tree, Work
 from fedalloy.engines import inplace
 from fedalloy.engines.batched import Batched, dense_of
 from fedalloy.engines.exchange import Layout, shared_rows
 from fedalloy.engines.loop import Loop, run_one
 from fedalloy.engines.profile import phase
+from fedalloy.engines.shared_cohort import Columns, SharedCohort, plain_notes, read_notes, sum_columns
 
-Told = tuple[dict[str, float], Notes]
+Told = tuple[dict[str, float], tuple[Any, ...]]
 """A client's statistics, and what was noted of what it sends."""
 TRIES = 2
 _PARENT_CHECK_SECONDS = 2.0
@@ -122,6 +123,8 @@ class Crew:
         self.layouts = {"shared": Layout.of(shared), "payload": Layout.of(payload), "state": Layout.of(state)}
         self.shared = shared_rows(1, self.layouts["shared"])
         self.payload = shared_rows(slots, self.layouts["payload"])
+        self.sums = shared_rows(1, self.layouts["payload"])
+        self.calls = 0
         self.states = shared_rows(slots, self.layouts["state"])
         # What the first gradient imports (a second's worth) is imported once, before the processes part.
         torch.func.grad(torch.sum)(torch.zeros(1))
@@ -130,6 +133,7 @@ class Crew:
 
     def play(self, shared: Shared, states: Mapping[int, State], work: Work, ctx: Context, on_crash: str) -> Outcome:
         """One round: the longest work first, whoever is free takes the next client."""
+        self.calls += 1
         ids = work.ids.tolist()
         self.layouts["shared"].write(self.shared[0], shared)
         for slot, client in enumerate(ids):
@@ -221,7 +225,7 @@ class Crew:
         failures = {ids[slot]: answers[slot] for slot in range(len(ids)) if slot not in good}
         payload: Payload = {part: {} for part in self.algorithm.parts(self._shared())}
         payload |= _stacked(self.payload, self.layouts["payload"], good)
-        told, notes = [answers[slot][0] for slot in good], [answers[slot][1] for slot in good]
+        told, notes = [answers[slot][0] for slot in good], [read_notes(answers[slot][1]) for slot in good]
         names = told[0].keys() if good else ()
         stats = {name: torch.tensor([one[name] for one in told], dtype=torch.float64) for name in names}
         states = {}
@@ -229,7 +233,37 @@ class Crew:
             states = {ids[slot]: self._state(slot, copy=True) for slot in good}
         noted = Notes.join(notes) if good else None
         present = torch.tensor([ids[slot] for slot in good], dtype=torch.int64)
-        return Outcome(Cohort(present, payload if good else {}, stats, noted=noted), states, failures)
+        if not good:
+            return Outcome(Cohort(present, {}), states, failures)
+        if len(good) < len(ids):
+            return Outcome(Cohort(present, payload, stats, noted=noted), states, failures)
+        cohort = SharedCohort(
+            present,
+            payload,
+            stats,
+            None,
+            noted,
+            owner=self,
+            made=self.calls,
+            workers=len(self.members),
+            original=payload,
+        )
+        return Outcome(cohort, states, failures)
+
+    def sum_there(self, part: str, weights: list[float], columns: Sequence[Columns]) -> Tree | None:
+        """A part's leaves summed by the processes, each its own columns; None when one of them is gone."""
+        try:
+            for member, share in zip(self.members, columns, strict=True):
+                member.pipe.send((part, weights, share))
+            for member in self.members:
+                member.pipe.recv()
+        except (EOFError, OSError):
+            for member in list(self.members):  # whoever is left has an answer under way that nobody waits for
+                member.process.terminate()
+                self._replace(member)
+            return None
+        leaves: Tree = self.layouts["payload"].read(self.sums[0])[part]
+        return {name: leaf.clone() for name, leaf in leaves.items()}
 
     def _shared(self) -> Shared:
         return self.layouts["shared"].read(self.shared[0])
@@ -247,7 +281,7 @@ class Crew:
             return reason
         self.layouts["payload"].write(self.payload[slot], found.payload)
         self.layouts["state"].write(self.states[slot], found.state)
-        return found.stats, found.notes or Notes.alone(found.payload)
+        return found.stats, plain_notes(found.notes or Notes.alone(found.payload))
 
     def _contribution(self, shared: Shared, state: State, work: Work, ctx: Context) -> Contribution:
         if self.fused is None:
@@ -271,7 +305,16 @@ def _serve(crew: Crew, pipe: Connection, parents_end: Connection) -> None:
     with suppress(EOFError, BrokenPipeError):  # the parent closed its end
         while os.getppid() == parent:
             if pipe.poll(_PARENT_CHECK_SECONDS):
-                pipe.send(_answer(crew, *pipe.recv()))
+                pipe.send(_done(crew, pipe.recv()))
+
+
+def _done(crew: Crew, order: tuple[Any, ...]) -> Told | str | ClientError | None:
+    """What a worker is told to do: to run a client, or to sum some columns of what all clients sent."""
+    if isinstance(order[0], int):
+        return _answer(crew, *order)
+    part, weights, columns = order
+    sum_columns(crew.payload, crew.sums[0], crew.layouts["payload"], part, weights, columns)
+    return None
 
 
 def _answer(crew: Crew, slot: int, client: int, epochs: int, active: bool, ctx: Context) -> Told | str | ClientError:
@@ -291,8 +334,9 @@ def _portable(error: ClientError) -> ClientError:
 
 
 def _stacked(rows: Tensor, layout: Layout, good: list[int]) -> Payload:
-    """One copy out of the shared rows, because the next round overwrites them."""
-    taken = rows[torch.tensor(good, dtype=torch.int64)] if good else rows[:0]
+    """Views of the shared rows; where somebody is missing, one copy of the others."""
+    whole = good == list(range(len(good)))
+    taken = rows[: len(good)] if whole else rows[torch.tensor(good, dtype=torch.int64)]
     payload: Payload = {}
     for slot in layout.slots:
         part, name = slot.path

@@ -1,0 +1,136 @@
+"""Contributions that stay in the memory they were written to: rows that processes share, and sums that they make there.
+
+Every process sums a range of columns over all clients, in the chunks and in the order in which one process would do it:
+the result depends neither on how many there are nor on who is faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fedalloy.core import tree
+from fedalloy.core.contributions import Notes
+from fedalloy.core.errors import FedalloyError
+from fedalloy.core.tree import Chunk
+from fedalloy.core.types import Cohort, Payload, Tree, Weights
+from fedalloy.engines.exchange import Layout, leaf_in
+
+SHARED_FROM = 1 << 22
+"""Numbers of a leaf, all clients together, from which telling others to sum it is worth while."""
+
+Columns = dict[str, tuple[int, int]]
+"""Which columns of which leaves one process sums."""
+
+
+class Overwritten(FedalloyError):
+    """Contributions were used after the engine had begun its next round."""
+
+
+class Summing(Protocol):
+    """Whoever owns the rows."""
+
+    calls: int
+
+    def sum_there(self, part: str, weights: list[float], columns: Sequence[Columns]) -> Tree | None:
+        """The leaves of a part summed by the processes, each its columns; None when they cannot."""
+
+
+@dataclass(frozen=True)
+class SharedCohort(Cohort):
+    """A cohort whose payload is rows of shared memory, valid until the engine's next call (``made`` counts them)."""
+
+    owner: Summing | None = None
+    made: int = 0
+    workers: int = 1
+    original: Payload | None = None
+
+    def combine(self, part: str, weights: Weights) -> Tree:
+        self._check()
+        stacked = self.payload[part]
+        large = {
+            name: leaf for name, leaf in stacked.items() if leaf.is_floating_point() and leaf.numel() >= SHARED_FROM
+        }
+        by_client = isinstance(weights, Tensor) and weights.dim() == 1
+        # Rows that were replaced (late clients) are not the ones that the processes see.
+        if not large or not by_client or self.owner is None or self.payload is not self.original or self.workers < 2:
+            return super().combine(part, weights)
+        assert isinstance(weights, Tensor)
+        columns = split_columns({name: leaf[0].numel() for name, leaf in large.items()}, self.workers)
+        found = self.owner.sum_there(part, weights.tolist(), columns)
+        if found is None:
+            return super().combine(part, weights)
+        rest = tree.combine({name: leaf for name, leaf in stacked.items() if name not in large}, weights)
+        return {name: found[name] if name in large else rest[name] for name in stacked}
+
+    def chunks(self, parts: Sequence[str]) -> Iterator[tuple[Chunk, tuple[Tensor, ...]]]:
+        self._check()
+        return super().chunks(parts)
+
+    def rows(self, part: str, ids: Tensor) -> Tree:
+        self._check()
+        return super().rows(part, ids)
+
+    def stack(self, part: str) -> Tree:
+        self._check()
+        return super().stack(part)
+
+    def keep(self) -> Cohort:
+        self._check()
+        copied = {part: tree.map_leaves(torch.clone, leaves) for part, leaves in self.payload.items()}
+        return Cohort(self.ids, copied, self.stats, self.cross, self.notes)
+
+    def _check(self) -> None:
+        if self.owner is not None and self.owner.calls != self.made and self.payload is self.original:
+            raise Overwritten(
+                "these contributions lay in memory that the engine has used again: keep() copies them before that"
+            )
+
+
+def _is_large(leaf: Tensor) -> bool:
+    return leaf.is_floating_point() and leaf.numel() >= SHARED_FROM
+
+
+def split_columns(widths: dict[str, int], workers: int) -> list[Columns]:
+    """Every leaf's columns in as many ranges as there are workers, cut where ``tree.combine`` cuts them too.
+
+    >>> split_columns({"w": 100_000}, 2)
+    [{'w': (0, 65536)}, {'w': (65536, 100000)}]
+    """
+    ranges: list[Columns] = [{} for _ in range(workers)]
+    for name, width in widths.items():
+        pieces = -(-width // tree.COLUMNS)
+        cuts = [min(width, -(-pieces * worker // workers) * tree.COLUMNS) for worker in range(workers + 1)]
+        for worker, (begin, end) in enumerate(pairwise(cuts)):
+            if begin < end:
+                ranges[worker][name] = (begin, end)
+    return ranges
+
+
+def sum_columns(rows: Tensor, sums: Tensor, layout: Layout, part: str, weights: list[float], columns: Columns) -> None:
+    """In a process: add its columns up over the first rows, one per weight, and put them where the sums belong."""
+    weight = torch.tensor(weights, dtype=torch.float64)
+    for slot in layout.slots:
+        whose, name = slot.path
+        if whose == part and name in columns:
+            begin, end = columns[name]
+            leaf = rows[: len(weights), slot.begin : slot.begin + slot.size].view(slot.dtype)
+            leaf_in(sums, slot).view(-1)[begin:end].copy_(tree.combine({name: leaf[:, begin:end]}, weight)[name])
+
+
+def plain_notes(notes: Notes) -> tuple[Any, ...]:
+    """Notes as lists: a tensor in a pipe would open files and start a thread to pass it."""
+    return notes.leaves, notes.squares.tolist(), notes.finite.tolist(), notes.negative.tolist()
+
+
+def read_notes(told: tuple[Any, ...]) -> Notes:
+    """Notes from lists."""
+    leaves, squares, finite, negative = told
+    shape = (len(leaves), -1) if leaves else (0, 0)
+    made = torch.tensor(squares, dtype=torch.float64), torch.tensor(finite, dtype=torch.bool)
+    return Notes(leaves, *(one.reshape(shape) for one in (*made, torch.tensor(negative, dtype=torch.bool))))
