@@ -108,7 +108,7 @@ def test_everything_that_rules_ask_is_a_question():
 
 
 class Summing(Loop):
-    """A loop whose contributions answer weighted sums only."""
+    """A loop whose contributions answer weighted sums at most."""
 
     answers = frozenset({"combine"})
 
@@ -150,5 +150,5 @@ def test_sums_only_refuses_the_rest():
         lambda: given.payload, lambda: given.rows("delta", given.ids), lambda: list(given.chunks(("delta",))),
         lambda: given.stack("factors"), lambda: given.norms("delta"), lambda: given.cross,
     ):  # fmt: skip
-        with pytest.raises(AlgorithmError, match="answer weighted sums only"):
+        with pytest.raises(AlgorithmError, match="answer weighted sums at most"):
             ask()

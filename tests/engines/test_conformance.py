@@ -278,6 +278,11 @@ class BrokenSolver(Sgd):
             payload["delta"] = {name: leaf + 0.1 for name, leaf in payload["delta"].items()}
         return payload, {"count": count}
 
+    def absorb(self, shared, aggregate, cohort, ctx):
+        if self.fault == "looks again":
+            cohort.combine("delta", torch.ones(len(cohort)))
+        return super().absorb(shared, aggregate, cohort, ctx)
+
     def describe(self, steps, ctx):
         told = super().describe(steps, ctx)
         return {"step_norm": told["step_norm"]} if self.fault == "silent" else told
@@ -295,6 +300,7 @@ class BrokenSolver(Sgd):
         ("draws", "alone or in a block: draws of client"),
         ("branch", "vectorised: fails under vmap"),
         ("silent", "statistics: describes step_norm but provides"),
+        ("looks again", "absorbed: AlgorithmError"),
     ],
 )
 def test_a_broken_solver_is_caught(fault, check):
@@ -352,6 +358,11 @@ class BrokenWire(Wire):
             return {"delta": tree.zeros_like(delta)}, mine
         return payload, {"memory": delta} if self.fault != "none" else mine
 
+    def after(self, aggregate, cohort, weights, ctx):
+        if self.fault == "looks again":
+            cohort.norms("delta")
+        return aggregate
+
 
 @pytest.mark.parametrize(
     ("fault", "check"),
@@ -361,6 +372,7 @@ class BrokenWire(Wire):
         ("shape", "kept form: part 'delta': hidden.weight has shape"),
         ("noise", "nobody moved: sent"),
         ("branch", "vectorised: fails under vmap"),
+        ("looks again", "afterwards: AlgorithmError"),
     ],
 )
 def test_a_broken_wire_is_caught(fault, check):

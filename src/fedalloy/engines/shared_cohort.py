@@ -53,9 +53,7 @@ class SharedCohort(Cohort):
     def combine(self, part: str, weights: Weights) -> Tree:
         self._check()
         stacked = self.payload[part]
-        large = {
-            name: leaf for name, leaf in stacked.items() if leaf.is_floating_point() and leaf.numel() >= SHARED_FROM
-        }
+        large = {name: leaf for name, leaf in stacked.items() if _is_large(leaf)}
         by_client = isinstance(weights, Tensor) and weights.dim() == 1
         # Rows that were replaced (late clients) are not the ones that the processes see.
         if not large or not by_client or self.owner is None or self.payload is not self.original or self.workers < 2:

@@ -106,8 +106,18 @@ class SumsOnly(HandleAround):
         return _refused("norms")
 
 
+@dataclass(frozen=True)
+class Attendance(SumsOnly):
+    """Who came and what is known of them: all that ``absorb`` and ``after`` may look at."""
+
+    answers: ClassVar[frozenset[str]] = frozenset()
+
+    def combine(self, part: str, weights: Weights) -> Tree:
+        return _refused("combine")
+
+
 def _refused(question: str) -> NoReturn:
-    raise AlgorithmError(f"these contributions answer weighted sums only, and were asked for '{question}'")
+    raise AlgorithmError(f"these contributions answer weighted sums at most, and were asked for '{question}'")
 
 
 Change = Callable[[Tensor], Tensor]

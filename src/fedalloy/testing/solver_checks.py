@@ -17,6 +17,7 @@ from fedalloy.core.screening import misfit
 from fedalloy.core.types import Cohort, Context, Contribution, Plan, State
 from fedalloy.servers.sgd import ServerSgd
 from fedalloy.testing.comparing import broken, copied, differences
+from fedalloy.testing.handles import Attendance
 from fedalloy.testing.problems import EQUAL, SmallTask, model_for, small_task
 from fedalloy.weightings.uniform import Uniform
 
@@ -80,6 +81,19 @@ def nobody_moved(solver: LocalSolver) -> Iterator[str]:
     cohort = cohort.with_stats({"num_steps": torch.ones(len(ids), dtype=torch.float64)})
     after = server_step(bench.algorithm, bench.server, cohort, bench.context()).state
     yield from differences(after["shared"], bench.shared, TOLERANCE)
+
+
+def absorbed(solver: LocalSolver) -> Iterator[str]:
+    """``absorb`` looks at ids, statistics and the number of clients alone: what was sent is combined already."""
+    bench = Bench(solver, small_task(model_for(solver)))
+    ids = list(range(bench.task.population))
+    cohort = Cohort.gather(ids, [bench.run(client, bench.fresh(client)) for client in ids])
+    even = torch.full((len(ids),), 1.0 / len(ids), dtype=torch.float64)
+    aggregate = {part: cohort.combine(part, even) for part in cohort.parts}
+    found, expected = (
+        bench.solver.absorb(bench.shared, aggregate, one, bench.context()) for one in (Attendance(cohort), cohort)
+    )
+    yield from differences(found, expected)
 
 
 def same_again(solver: LocalSolver) -> Iterator[str]:
@@ -146,6 +160,7 @@ def statistics(solver: LocalSolver) -> Iterator[str]:
 
 CHECKS = {
     "parts": parts,
+    "absorbed": absorbed,
     "no steps": no_steps,
     "nobody moved": nobody_moved,
     "same again": same_again,

@@ -12,8 +12,9 @@ from fedalloy.core import tree
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Shared, Wire
 from fedalloy.core.screening import misfit
-from fedalloy.core.types import Part, Payload
+from fedalloy.core.types import Cohort, Context, Part, Payload
 from fedalloy.testing.comparing import broken, copied, differences
+from fedalloy.testing.handles import Attendance
 from fedalloy.testing.problems import small_objective
 
 CLIENTS, TOLERANCE = 3, 1e-9
@@ -61,7 +62,17 @@ def vectorised(wire: Wire) -> Iterator[str]:
     yield from differences(_told(found), _stacked([_told(one) for one in apart]), TOLERANCE)
 
 
+def afterwards(wire: Wire) -> Iterator[str]:
+    """``after`` looks at ids, statistics and the number of clients alone: what was sent is combined already."""
+    delta = tree.stack([_payload(client)["delta"] for client in range(CLIENTS)])
+    cohort, weights = Cohort(torch.arange(CLIENTS), {"delta": delta}), torch.full((CLIENTS,), 1.0 / CLIENTS)
+    combined, ctx = {"delta": cohort.combine("delta", weights)}, Context(1, CLIENTS, Key.of(3))
+    found, expected = (wire.after(combined, one, weights, ctx) for one in (Attendance(cohort), cohort))
+    yield from differences(found, expected)
+
+
 CHECKS = {
+    "afterwards": afterwards,
     "same again": same_again,
     "kept form": kept_form,
     "nobody moved": nobody_moved,
