@@ -173,7 +173,14 @@ def _join(done: list[Finished], algorithm: Algorithm) -> Outcome:
 
 
 def _arranged(leaves: list[Tensor], order: Tensor) -> Tensor:
-    return torch.cat(leaves)[order.to(leaves[0].device)]
+    """The rows of all blocks in another order, each read and written once."""
+    first, order = leaves[0], order.to(leaves[0].device)
+    if len(leaves) == 1:
+        return first[order]
+    whole = first.new_empty(len(order), *first.shape[1:])
+    for leaf, places in zip(leaves, order.argsort().split([len(leaf) for leaf in leaves]), strict=True):
+        whole.index_copy_(0, places, leaf)
+    return whole
 
 
 def _on_gpu(shared: Shared) -> bool:
