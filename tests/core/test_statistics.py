@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedalloy import algorithms
-from fedalloy.core import registry
+from fedalloy.core import aspects, registry
 from fedalloy.core.algorithm import Algorithm, server_step
 from fedalloy.core.keys import Key
 from fedalloy.core.recount import recounted
@@ -186,7 +186,7 @@ def test_the_server_counts_the_steps_that_clients_plan(solver):
     for epochs in (-1, 0, 1, 3):
         wanted = torch.full_like(sizes, epochs)
         keys = Key.of(3).each(torch.arange(len(sizes)))
-        assert solver.count_steps(sizes, wanted).tolist() == solver.plan(sizes, wanted, keys).steps.tolist()
+        assert aspects.count_steps(solver, sizes, wanted).tolist() == solver.plan(sizes, wanted, keys).steps.tolist()
 
 
 def test_a_size_beyond_all_reason_costs_nothing_to_count():

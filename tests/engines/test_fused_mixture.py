@@ -83,7 +83,7 @@ def test_workers_use_it_too(monkeypatch, only_fused):
 @pytest.mark.parametrize("other", [{"optimizer": "adam"}, {"momentum": 0.5, "nesterov": True}])
 def test_other_optimizers_are_left_to_the_mapped_kernel(other):
     solver = SuPerFed(start=0, **LOCAL, **other)
-    assert solver.mixture is None
+    assert solver.fusing is None
     agrees(Batched(), case(solver))
 
 

@@ -93,6 +93,5 @@ def test_what_is_made_from_a_plain_solver_does_not_pass_for_one(kind):
         pass
 
     plain = kind()
-    assert plain.descent is not None or plain.mixture is not None
-    assert Changed().descent is None
-    assert Changed().mixture is None
+    assert plain.fusing is not None
+    assert Changed().fusing is None

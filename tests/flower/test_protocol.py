@@ -19,7 +19,7 @@ from fedalloy import algorithms
 from fedalloy.core import registry
 from fedalloy.core.errors import FedalloyError
 from fedalloy.engines._flower_replies import read_reply
-from fedalloy.engines.flower import told_algorithm, without_infinities
+from fedalloy.engines.flower_orders import told_algorithm, without_infinities
 from fedalloy.flower.half import half_of
 from fedalloy.flower.protocol import AlgorithmSpec, RuleSpec, read_order
 from tests.flower import shares

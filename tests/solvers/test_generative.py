@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from fedalloy import algorithms
 from fedalloy.core.algorithm import Algorithm, server_step
+from fedalloy.core.aspects import Generative
 from fedalloy.core.client import Assignment, BatchGradient, run_client
 from fedalloy.core.errors import SpecError
 from fedalloy.core.keys import Key
@@ -263,9 +264,9 @@ def test_any_weighting_and_server_combines_them_and_samples_come_out(name, model
         mixed = Algorithm(algorithm.solver, rules.weighting, rules.server)
         fresh = mixed.init(params, task.population, buffers)
         moved = server_step(mixed, fresh, Cohort.gather(ids.tolist(), sent), ctx).state["shared"]
-        made = mixed.solver.synthesise(moved, Key.of(2), 7, task.objective)
-        assert made is not None
-        x, y = made
+        maker = mixed.solver.aspect(Generative)
+        assert maker is not None
+        x, y = maker.synthesise(moved, Key.of(2), 7, task.objective)
         assert x.shape == (21, 4)
         assert torch.bincount(y).tolist() == [7, 7, 7]
         assert bool(x.isfinite().all())

@@ -9,7 +9,7 @@ import torch
 from torch.func import vmap
 
 from fedalloy import algorithms
-from fedalloy.core import tree
+from fedalloy.core import aspects, tree
 from fedalloy.core.algorithm import Algorithm, server_step
 from fedalloy.core.errors import AlgorithmError, SpecError
 from fedalloy.core.keys import Key
@@ -214,9 +214,8 @@ def test_models_in_parts_cannot_be_tried_at_other_clients():
 
 
 def test_the_published_methods_are_compositions():
-    kept = {
-        name: algorithms.named(name).solver.stays for name in ("fedper", "lgfedavg", "fedrep", "fedbn", "local_only")
-    }
+    names = ("fedper", "lgfedavg", "fedrep", "fedbn", "local_only")
+    kept = {name: aspects.stays(algorithms.named(name).solver) for name in names}
     assert kept["fedper"] == kept["fedrep"] == Names(HEAD)
     assert kept["lgfedavg"] == Names(HEAD, others=True)
     assert "features.1.bn.running_mean" in kept["fedbn"]

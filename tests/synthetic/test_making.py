@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fedalloy import algorithms
+from fedalloy.core.aspects import Generative
 from fedalloy.core.keys import Key
 from fedalloy.run.config import RunConfig
 from fedalloy.run.driver import begin, run
@@ -50,9 +51,9 @@ def test_samples_are_taken_for_what_they_are_meant_to_be(digits, name, model, ro
     after = run(algorithm, task, config)[0].trained.shared
     right = []
     for shared in (before, after):
-        made = algorithm.solver.synthesise(shared, Key.of(2), 40, task.objective)
-        assert made is not None
-        x, y = made
+        maker = algorithm.solver.aspect(Generative)
+        assert maker is not None
+        x, y = maker.synthesise(shared, Key.of(2), 40, task.objective)
         assert x.shape == (CLASSES * 40, 1, 8, 8)
         right.append(float((judge(x) == y).double().mean()))
     assert right[0] < 0.5

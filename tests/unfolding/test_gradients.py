@@ -106,9 +106,9 @@ def test_the_check_on_the_exact_gradient_catches_a_hidden_detach(monkeypatch):
     def hiding(training: BlockTraining) -> TrainingResult:
         trained = honest(training)
         received = training.shared["params"]
-        moved = trained.carry["inner"]["params"]
+        moved = trained.carry["params"]
         again = {name: received[name] + (leaf - received[name]).detach() for name, leaf in moved.items()}
-        return replace(trained, carry={**trained.carry, "inner": {**trained.carry["inner"], "params": again}})
+        return replace(trained, carry={**trained.carry, "params": again})
 
     monkeypatch.setattr(mapped, "train", hiding)
     with pytest.raises(AssertionError):

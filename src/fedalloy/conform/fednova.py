@@ -8,6 +8,7 @@ from fedalloy.algorithms import named
 from fedalloy.conform.cohorts import arrive, context, flat, serve
 from fedalloy.conform.replay import Fields
 from fedalloy.conform.vectors import Case
+from fedalloy.core import aspects
 from fedalloy.core.registry import register
 
 
@@ -18,7 +19,7 @@ def fednova(case: Case) -> Iterator[Fields]:
     state = None
     for number, inputs in enumerate(case.rounds, 1):
         ctx, arrived = context(case, number), arrive(case, inputs)
-        lengths = algorithm.solver.describe(arrived.to_cohort(inputs.tensor("tau", 1)), ctx)
+        lengths = aspects.describe(algorithm.solver, arrived.to_cohort(inputs.tensor("tau", 1)), ctx)
         step = serve(algorithm, state, arrived.knowing(lengths), ctx)
         state = step.state
         yield {

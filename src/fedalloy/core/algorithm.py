@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedalloy.core import aspects
 from fedalloy.core.arguments import checked
 from fedalloy.core.contributions import Contributions
 from fedalloy.core.elements import combine_elements
@@ -67,7 +68,7 @@ class Algorithm:
                 f"weighting {_name(self.weighting)} looks at the part '{min(unread)}', which solver "
                 f"{_name(self.solver)} does not send; sent: {', '.join(sorted(self.solver.parts))}"
             )
-        if self.solver.stays and "cross_score" in self.weighting.requires:
+        if aspects.stays(self.solver) and "cross_score" in self.weighting.requires:
             raise AlgorithmError(
                 f"weighting {_name(self.weighting)} tries every client's model at every other client, but with solver "
                 f"{_name(self.solver)} no client sends a whole model: choose another weighting, such as 'samples'"
@@ -78,17 +79,18 @@ class Algorithm:
     def provides(self) -> frozenset[str]:
         """Statistics a client can send; where no model is received there is none to try before training."""
         known = ENGINE_STATS if self.solver.target == "params" else ENGINE_STATS - OF_A_RECEIVED_MODEL
-        return self.solver.provides | known
+        return aspects.provides(self.solver) | known
 
     @property
     def statistics(self) -> Mapping[str, Statistic]:
         """The declarations of all statistics, those of the solver's own included."""
-        return {**STATISTICS, **self.solver.statistics}
+        return {**STATISTICS, **aspects.statistics(self.solver)}
 
     @property
     def counts_idle(self) -> bool:
-        """Whether a client that took no step counts."""
-        return self.weighting.counts_idle and self.solver.counts_idle
+        """Whether a client that took no step counts (see ``Weighting``): never where a part is averaged over clients
+        whoever they are."""
+        return self.weighting.counts_idle and all(part.reduce != "mean" for part in self.solver.parts.values())
 
     def needs(self, shared: Mapping[str, Tree]) -> frozenset[str]:
         """The statistics that every client must send: for the weighting, and for parts averaged by samples."""
@@ -125,7 +127,7 @@ class Algorithm:
         """Everything a client sends: the solver's parts, and the buffers of a model that has some."""
         if not shared.get("buffers"):
             return dict(self.solver.parts)
-        return {**self.solver.parts, "buffers": Part("samples", like="buffers", without=self.solver.stays)}
+        return {**self.solver.parts, "buffers": Part("samples", like="buffers", without=aspects.stays(self.solver))}
 
     def neutral(self, shared: Shared) -> Payload:
         """What stands in for a client that did not deliver: of every part the number that says nothing, of the buffers
@@ -139,13 +141,14 @@ class Algorithm:
 
     def exchanged(self, shared: Shared) -> Shared:
         """The shared parts without the leaves that stay at the clients: what the wire and the server know of."""
-        if not self.solver.stays:
+        stays = aspects.stays(self.solver)
+        if not stays:
             return shared
-        return {part: self.solver.stays.split(leaves)[1] for part, leaves in shared.items()}
+        return {part: stays.split(leaves)[1] for part, leaves in shared.items()}
 
     def received(self, shared: Shared) -> Shared:
         """The shared parts that travel to the clients."""
-        wanted = self.solver.receives
+        wanted = aspects.receives(self.solver)
         return shared if wanted is None else {part: leaves for part, leaves in shared.items() if part in wanted}
 
     def fitted(self, task: Task, key: Key | None = None) -> Algorithm:
@@ -153,7 +156,7 @@ class Algorithm:
         if self.solver.target == "params" and not task.objective.needs_full_batches:
             return self
         facts = facts_of(task, key or Key.of(0))
-        return replace(self, solver=self.solver.fitted(facts), server=self.server.fitted(facts))
+        return replace(self, solver=aspects.fitted(self.solver, facts), server=self.server.fitted(facts))
 
     def init(self, params: Tree, population: int, buffers: Tree | None = None) -> ServerState:
         """The server's state before the first round."""
@@ -169,7 +172,7 @@ class Algorithm:
     def client_key(self, new: Key, client: int, round: int) -> Key:
         """The key of a client's initial state, of those for ``new`` clients: clients that keep nothing share one, or,
         where they begin with a model of their own, draw it anew in every round."""
-        if self.solver.own_start and not self.solver.stateful:
+        if aspects.needs_fresh(self.solver) and not self.solver.stateful:
             return new.fold("round", round).fold(client)
         return new.fold(client) if self.stateful else new
 
@@ -178,7 +181,7 @@ class Algorithm:
         client a start of its own."""
         known = self.exchanged(shared)
         wires = {str(i): wire.init_client(known, key.fold("wire", i)) for i, wire in enumerate(self.wire)}
-        if self.solver.own_start:
+        if aspects.needs_fresh(self.solver):
             shared = {**shared, "fresh": self._fresh(shared, key, fresh)}
         return {"solver": self.solver.init_client(shared, key.fold("solver")), "wire": wires}
 

@@ -28,7 +28,7 @@ class GradAt(Protocol):
     ``grad_at(params, of=function)`` that of a function of this mean loss. With ``track`` false (a bool, or a tensor of
     one) the batch statistics met on the way do not enter the buffers. ``grad_at(params, by=loss, fixed=others)`` is for
     models that do more than classify: the gradient of the mean of ``loss(model, x, y)``, one value per example, in
-    ``params`` alone, where ``model(role, *inputs)`` has the leaves of ``fixed`` too (see ``LocalSolver.roles``).
+    ``params`` alone, where ``model(role, *inputs)`` has the leaves of ``fixed`` too.
     """
 
     def __call__(

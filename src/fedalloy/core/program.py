@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from fedalloy.core import tree
+from fedalloy.core import aspects, tree
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.applying import Applied
 from fedalloy.core.blocks import Prepared
@@ -65,7 +65,7 @@ class BlockTraining:
     def loss_before(self) -> Tensor:
         """The mean loss of every client's first model over its training examples."""
         objective, block, solver = self.objective, self.block, self.algorithm.solver
-        if solver.stays or len(block) == 1:
+        if aspects.stays(solver) or len(block) == 1:
             return own_means(objective, objective.losses, *self._models, block.data, self.apply)
         received = self.shared[solver.target], self.shared["buffers"]
         return common_means(objective, objective.losses, *received, block.data)
@@ -74,9 +74,11 @@ class BlockTraining:
     def _models(self) -> tuple[Tree, Tree]:
         """Every client's model before the first step: what was received, with the leaves that stay in place."""
         solver, shared, clients = self.algorithm.solver, self.shared, len(self.block)
-        if not solver.stays:
+        if not aspects.stays(solver):
             return _expand(shared[solver.target], clients), _expand(shared["buffers"], clients)
-        found: tuple[Tree, Tree] = self.apply(lambda kept: solver.start_model(shared, kept), clients, self.mine)
+        found: tuple[Tree, Tree] = self.apply(
+            lambda kept: aspects.start_model(solver, shared, kept), clients, self.mine
+        )
         return found
 
 
@@ -136,9 +138,9 @@ def _before(training: BlockTraining) -> Stats:
     algorithm, block = training.algorithm, training.block
     planned, requires = block.planned.double(), algorithm.weighting.requires
     stats = {"num_examples": block.data.size.cpu().double(), "num_steps": planned}
-    if requires & algorithm.solver.provides:
+    if requires & aspects.provides(algorithm.solver):
         with stage("plan"):
-            stats |= algorithm.solver.describe(planned, training.ctx)
+            stats |= aspects.describe(algorithm.solver, planned, training.ctx)
     if "loss_before" in requires:
         with stage("loss_before"):
             stats["loss_before"] = training.loss_before()
@@ -165,7 +167,7 @@ def _after(training: BlockTraining, trained: TrainingResult) -> Stats:
 def _model_after(training: BlockTraining, trained: TrainingResult) -> Tree:
     solver = training.algorithm.solver
     if trained.sent is None:
-        model: Tree = training.apply(solver.trained, len(training.block), trained.carry)
+        model: Tree = trained.carry["params"]
         return model
     received = training.shared[solver.target]
     return tree.map_leaves(lambda change, leaf: change + leaf, trained.sent[solver.update], received)
@@ -177,12 +179,13 @@ def _end(training: BlockTraining, trained: TrainingResult) -> tuple[Payload, Sta
 
     def end(carry: Carry, buffers: Tree, kept: State, steps: Tensor) -> tuple[Payload, State]:
         with stage("conclude"):
-            carry = solver.conclude(carry, shared, lambda params, x: objective.outputs(params, buffers, x))
+            carry = aspects.conclude(solver, carry, shared, lambda params, x: objective.outputs(params, buffers, x))
         with stage("end"):
             payload, mine = solver.end(carry, shared, kept, steps, ctx)
         if not shared["buffers"]:
             return payload, mine
-        return {**payload, "buffers": solver.stays.split(buffers)[1]}, solver.settle(mine, buffers)
+        sent = {**payload, "buffers": aspects.stays(solver).split(buffers)[1]}
+        return sent, aspects.settle(solver, mine, buffers)
 
     steps = training.block.taken.double().to(training.device)
     found: tuple[Payload, State] = training.apply(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fedalloy.core import aspects
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.statistics import SizeLimits
 from fedalloy.core.types import Context, Contributions, Work
@@ -23,10 +24,10 @@ def recounted(
     told, solver = cohort.stats["num_examples"], algorithm.solver
     known = sizes.usable(told)
     rows = torch.searchsorted(work.ids, cohort.ids)
-    steps = solver.count_steps(torch.where(known, told, 0.0).long(), work.epochs[rows]).double()
+    steps = aspects.count_steps(solver, torch.where(known, told, 0.0).long(), work.epochs[rows]).double()
     counted = {"num_steps": steps}
-    if algorithm.weighting.requires & solver.provides:
-        counted |= solver.describe(steps, ctx)
+    if algorithm.weighting.requires & aspects.provides(solver):
+        counted |= aspects.describe(solver, steps, ctx)
     if not bool(known.all()):
         counted = {name: torch.where(known, values, _told(cohort, name)) for name, values in counted.items()}
     return cohort.with_stats(counted)

@@ -25,8 +25,8 @@ DataPart = Literal["train", "valid", "test"]
 Info = dict[str, Tensor]
 
 __all__ = [
-    "Block", "Carry", "Cohort", "Context", "Contribution", "Contributions", "DataPart", "Descent", "Examples", "Facts",
-    "Info", "Mixture", "Part", "Payload", "Plan", "Shared", "State", "Stats", "Tree", "Weights", "Work",
+    "Block", "Carry", "Cohort", "Context", "Contribution", "Contributions", "DataPart", "Examples", "Facts",
+    "Info", "Part", "Payload", "Plan", "Shared", "State", "Stats", "Tree", "Weights", "Work",
 ]  # fmt: skip
 
 
@@ -95,34 +95,6 @@ class Work:
     def rows(self, index: Tensor | slice) -> Work:
         """Part of the cohort."""
         return Work(self.ids[index], self.epochs[index], self.active[index])
-
-
-@dataclass(frozen=True)
-class Descent:
-    """A local program that is nothing but gradient descent on the received model, with momentum, weight decay
-    and a pull towards the received model. A solver that says it is one lets engines use kernels of their own:
-    it starts from ``params``, keeps no state and sends ``delta`` alone.
-    """
-
-    momentum: float = 0.0
-    nesterov: bool = False
-    weight_decay: float = 0.0
-    pull: float = 0.0
-
-
-@dataclass(frozen=True)
-class Mixture:
-    """A local program that is nothing but gradient descent on a federated model f and a local model l at once, by the
-    loss at ``(1 - share) f + share l`` plus ``pull/2 |f - received|^2 + angle cos^2(f, l)``, with momentum and weight
-    decay in both. A solver that says it is one lets engines use kernels of their own: its carry begins with f as
-    ``params`` and l as ``local`` (without l the share is 0 and nothing but f is trained), it draws the shares as
-    ``mix``, one for the model or one per layer, and its ``end`` reads only these two trees of the carry.
-    """
-
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    pull: float = 0.0
-    angle: float = 0.0
 
 
 @dataclass(frozen=True)

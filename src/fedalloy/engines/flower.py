@@ -20,12 +20,12 @@ from fedalloy.core.engine import ModelName
 from fedalloy.core.errors import FedalloyError, SpecError
 from fedalloy.core.protocols import Engine, Outcome, Shared, Task
 from fedalloy.core.registry import register
-from fedalloy.core.spec import to_spec
 from fedalloy.core.statistics import STATISTICS
 from fedalloy.core.types import Cohort, Context, Contribution, Contributions, Payload, State, Work
 from fedalloy.engines.flower_json import LeavesLost, Malformed, Unwell
 from fedalloy.engines.flower_json import Refused as Refused
 from fedalloy.engines.flower_letters import Letter, sizes
+from fedalloy.engines.flower_orders import counted_here, told_algorithm
 from fedalloy.engines.flower_parts import check_sketch, scored, trained_on, tried, unpacked
 from fedalloy.engines.flower_post import Answer, Post
 from fedalloy.engines.flower_roll import Node, Roll, connected
@@ -101,7 +101,7 @@ class Flower(Engine):
                   for row, client in enumerate(work.ids)}  # fmt: skip
         full = trained_on(algorithm, shared, known=False)
         self._down = 0
-        needed = algorithm.needs(shared) - _counted_here(algorithm)
+        needed = algorithm.needs(shared) - counted_here(algorithm)
         found: dict[int, Contribution] = {}
         failures: dict[int, str] = {}
         patience = _Patience(self, len(work))
@@ -350,11 +350,6 @@ class _Patience:
         line.post.sleep(1.0)
 
 
-def _counted_here(algorithm: Algorithm) -> frozenset[str]:
-    """Statistics that the server computes from a client's size (``core.recount``): nobody needs to send them."""
-    return frozenset({"num_steps"}) | algorithm.solver.provides
-
-
 def _stats(told: Mapping[str, float] | None, needed: frozenset[str]) -> dict[str, float]:
     """The statistics of a contribution, all that are needed among them."""
     if told is None:
@@ -372,27 +367,6 @@ def _check_scores(scores: Tensor) -> None:
         problem = STATISTICS["cross_score"].problem(value)
         if problem:
             raise Malformed(f"its 'cross_score' {problem}")
-
-
-def told_algorithm(algorithm: Algorithm) -> dict[str, Any]:
-    """What nodes are told of an algorithm: what they carry out themselves, and which statistics they are to send. Rules
-    of the server stay on the server."""
-    wire = [to_spec("wire", one) for one in algorithm.wire]
-    return {
-        "solver": without_infinities(to_spec("solver", algorithm.solver)),
-        "wire": [without_infinities(one) for one in wire],
-        "weighting": type(algorithm.weighting).__name__,
-        "requires": sorted(algorithm.weighting.requires - _counted_here(algorithm)),
-    }
-
-
-def without_infinities(value: Any) -> Any:
-    """JSON has none: they are written as words."""
-    if isinstance(value, dict):
-        return {name: without_infinities(one) for name, one in value.items()}
-    if isinstance(value, list):
-        return [without_infinities(one) for one in value]
-    return str(value) if isinstance(value, float) and math.isinf(value) else value
 
 
 def _round_of(state: State) -> int:

@@ -15,9 +15,10 @@ from torch.nn import functional
 
 from fedalloy.core.blocks import Prepared
 from fedalloy.core.program import BlockTraining, TrainingResult
-from fedalloy.core.types import Context, Descent, Tree
+from fedalloy.core.types import Context, Tree
 from fedalloy.engines.batches import batches
 from fedalloy.engines.chain import Chain
+from fedalloy.engines.kinds import Descent, descent_of
 
 DIFFERENTIABLE = False
 LOSSES = ("cross_entropy", "binary")
@@ -72,7 +73,7 @@ def train(layers: tuple[Dense, ...], training: BlockTraining) -> TrainingResult:
 
 def setting(layers: tuple[Dense, ...], training: BlockTraining) -> tuple[tuple[Dense, ...], str, Descent]:
     """What is the same in all rounds: the layers, the name of the loss and what the descent is made of."""
-    descent = training.algorithm.solver.descent
+    descent = descent_of(training.algorithm.solver)
     assert descent is not None
     return layers, training.objective.loss_name or "", descent
 

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from fedalloy.core.blocks import Prepared
 from fedalloy.core.program import BlockTraining, TrainingResult
-from fedalloy.core.types import Context, Descent, Tree
+from fedalloy.core.types import Context, Tree
 from fedalloy.engines import fused
 from fedalloy.engines.fused import Dense
+from fedalloy.engines.kinds import Descent
 
 DIFFERENTIABLE = False
 _CLOSE = 1e-3

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from fedalloy.core import tree
 from fedalloy.core.program import BlockTraining, TrainingResult
-from fedalloy.core.types import Mixture, Tree
+from fedalloy.core.types import Tree
 from fedalloy.engines.batches import batches
 from fedalloy.engines.fused import Dense, Passes, through
+from fedalloy.engines.kinds import PairDescent, pair_descent_of
 
 DIFFERENTIABLE = False
 CACHE_BYTES = 8 << 20
@@ -64,7 +65,7 @@ def clients_in_cache(params: Tree) -> int:
 
 def train(layers: tuple[Dense, ...], training: BlockTraining) -> TrainingResult:
     """Every step of a block."""
-    mixture, params = training.algorithm.solver.mixture, training.shared["params"]
+    mixture, params = pair_descent_of(training.algorithm.solver), training.shared["params"]
     assert mixture is not None
     block, carry = training.block, training.carry
     memory = _allocate(params, carry.get("local"), len(block))
@@ -137,7 +138,7 @@ def _backward(layers: tuple[Dense, ...], memory: Memory, inputs: list[Tensor], s
             slope = through(onward, before, layers[depth - 1].activation).transpose(1, 2)
 
 
-def _move(memory: Memory, mixture: Mixture, share: Tensor, spans: list[Span], scale: float, lr: float) -> None:
+def _move(memory: Memory, mixture: PairDescent, share: Tensor, spans: list[Span], scale: float, lr: float) -> None:
     """Both models at once: each one's slope is made of the slope at the mixture and of multiples of the models."""
     f, own, both = memory.federated, memory.local, memory.mixes and mixture.angle > 0
     cross, along_f, along_own = _angle(f, own, mixture.angle) if both else (None, 0.0, 0.0)
@@ -157,7 +158,7 @@ def _move(memory: Memory, mixture: Mixture, share: Tensor, spans: list[Span], sc
 
 
 def _gather(
-    velocity: Tensor, mixture: Mixture, one: Tensor, along: float | Tensor, other: Tensor, cross: Tensor | None
+    velocity: Tensor, mixture: PairDescent, one: Tensor, along: float | Tensor, other: Tensor, cross: Tensor | None
 ) -> None:
     """``velocity <- momentum velocity + along one + cross other``."""
     if mixture.momentum:

@@ -17,7 +17,8 @@ from fedalloy.core.client import batches_of_one, loss_sums
 from fedalloy.core.errors import stage
 from fedalloy.core.objective import Objective
 from fedalloy.core.program import BlockTraining, TrainingResult
-from fedalloy.core.types import Descent, Tree
+from fedalloy.core.types import Tree
+from fedalloy.engines.kinds import Descent, descent_of
 
 DIFFERENTIABLE = False
 
@@ -57,7 +58,7 @@ class Model:
 
 def train(training: BlockTraining) -> TrainingResult:
     """What ``core.client.train`` does, for a solver that says it is plain descent."""
-    descent, block, objective = training.algorithm.solver.descent, training.block, training.objective
+    descent, block, objective = descent_of(training.algorithm.solver), training.block, training.objective
     assert descent is not None
     carry, buffers = alone((training.carry, training.buffers))
     model, dropout, pools = Model(carry["params"], descent), dropout_draws(block.plan, block.keys), _pools(objective)

@@ -36,6 +36,7 @@ from fedalloy.core.types import Cohort, Context, Contribution, Payload, State, T
 from fedalloy.engines import inplace
 from fedalloy.engines.batched import Batched, dense_of
 from fedalloy.engines.exchange import Layout, shared_rows
+from fedalloy.engines.kinds import descent_of, pair_descent_of
 from fedalloy.engines.loop import Loop, run_one
 from fedalloy.engines.profile import phase
 from fedalloy.engines.shared_cohort import Columns, SharedCohort, plain_notes, read_notes, sum_columns
@@ -116,9 +117,9 @@ class Crew:
         self, algorithm: Algorithm, task: Task, shared: Shared, state: State, slots: int, processes: int
     ) -> None:
         self.algorithm, self.task, self.slots = algorithm, task, slots
-        mixes = algorithm.solver.mixture is not None and not shared["buffers"]
+        mixes = pair_descent_of(algorithm.solver) is not None and not shared["buffers"]
         self.fused = Batched(block=1) if mixes and dense_of(task.objective, shared) is not None else None
-        self.kernel = inplace.train if algorithm.solver.descent is not None else None
+        self.kernel = inplace.train if descent_of(algorithm.solver) is not None else None
         payload = {part: declared.template(shared) for part, declared in algorithm.parts(shared).items()}
         self.layouts = {"shared": Layout.of(shared), "payload": Layout.of(payload), "state": Layout.of(state)}
         self.shared = shared_rows(1, self.layouts["shared"])

@@ -15,6 +15,7 @@ import torch
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from torch import Tensor
 
+from fedalloy.core import aspects
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.contributions import Notes
 from fedalloy.core.errors import AlgorithmError, DataError, FedalloyError, SpecError, nearest
@@ -52,7 +53,7 @@ def check_usable(algorithm: Algorithm) -> None:
     solver, name = algorithm.solver, type(algorithm.solver).__name__
     reasons = {
         f"solver '{name}' exchanges {', '.join(sorted(solver.parts))}": set(solver.parts) != {"delta"},
-        f"solver '{name}' keeps something at the clients": solver.stateful or bool(solver.stays),
+        f"solver '{name}' keeps something at the clients": solver.stateful or bool(aspects.stays(solver)),
         "its wire works at the clients": bool(algorithm.wire),
         "it tries the clients' models on each other": "cross_score" in algorithm.weighting.requires,
     }

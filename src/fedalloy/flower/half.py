@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedalloy.core import aspects
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.errors import SpecError
 from fedalloy.core.protocols import ENGINE_STATS, Weighting
@@ -39,7 +40,7 @@ def half_of(spec: AlgorithmSpec) -> Algorithm:
     0.5
     """
     solver = from_spec("solver", spec.solver.to_spec())
-    known = ENGINE_STATS | solver.provides
+    known = ENGINE_STATS | aspects.provides(solver)
     if unknown := sorted(set(spec.requires) - known):
         raise SpecError(f"statistics {', '.join(unknown)} do not exist here; known: {', '.join(sorted(known))}")
     wire = tuple(from_spec("wire", one.to_spec(), f"wire[{i}]") for i, one in enumerate(spec.wire))

@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar, cast
 import torch
 
 import fedalloy
+from fedalloy.core import aspects
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.blocks import client_keys
 from fedalloy.core.client import Assignment, run_client
@@ -175,7 +176,7 @@ def _evaluate(order: Order[Evaluate]) -> Letter:
         if name == "global":
             model = shared["params"], shared["buffers"]
         else:
-            model = solver.personal(shared, mine, None if name == "personal" else name)
+            model = aspects.personal_model(solver, shared, mine, None if name == "personal" else name)
         allowed = tuple(metric for metric in metrics if metric not in order.policy.forbid)
         found = evaluate_models(order.task.objective, [model], block, allowed) if allowed else {}
         scores += [_json(float(found[metric][0])) if metric in found else None for metric in metrics]

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedalloy.core import aspects
 from fedalloy.core.engine import ModelName
 from fedalloy.run.trained import Trained
 from fedalloy.tasks.evaluation import evaluate_clients, evaluate_models, evaluate_pool
@@ -43,7 +44,7 @@ def evaluate(trained: Trained, metrics: tuple[str, ...], ids: Tensor) -> Evaluat
     if not trained.fed.engine.data_at_hand:
         return _by_clients(trained, metrics, ids)
     shared, overall = _global_scores(trained, metrics, ids)
-    if not trained.fed.algorithm.solver.personalised:
+    if not aspects.is_personalised(trained.fed.algorithm.solver):
         return Evaluation(shared, overall)
     return Evaluation(personal_scores(trained, metrics, ids)[0], overall, shared)
 
@@ -70,7 +71,7 @@ def _by_clients(trained: Trained, metrics: tuple[str, ...], ids: Tensor) -> Eval
     """Clients score what they are sent, and their own models, where their data are; there is no global test set."""
     algorithm, model = trained.fed.algorithm, trained.server_model()
     shared = {**trained.shared, "params": model.params, "buffers": model.buffers}
-    models: list[ModelName] = ["global", "personal"] if algorithm.solver.personalised else ["global"]
+    models: list[ModelName] = ["global", "personal"] if aspects.is_personalised(algorithm.solver) else ["global"]
     found = trained.fed.engine.scores(algorithm, shared, trained.states(ids), ids, metrics, models)
     return Evaluation(found[-1], {}, found[0] if len(found) > 1 else None)
 

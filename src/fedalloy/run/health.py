@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from fedalloy.core import aspects
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.errors import Diverged
 from fedalloy.core.protocols import Task
@@ -24,7 +25,9 @@ def check_able(algorithm: Algorithm, task: Task, config: RunConfig) -> None:
     if algorithm.counts_idle or algorithm.weighting.least_clients(task.population) == 1:
         return
     everyone = torch.arange(task.population)
-    steps = algorithm.solver.count_steps(task.data("train", everyone).size.cpu(), config.devices.most_epochs(everyone))
+    steps = aspects.count_steps(
+        algorithm.solver, task.data("train", everyone).size.cpu(), config.devices.most_epochs(everyone)
+    )
     algorithm.check_able(int((steps > 0).sum()), task.population)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from fedalloy.core import aspects
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.errors import CheckpointError
 from fedalloy.core.protocols import LocalSolver
@@ -38,7 +39,7 @@ class Due:
 
 def due(config: RunConfig, solver: LocalSolver, round: int, last: bool) -> Due:
     """What the schedule asks for in a round, and in any case in the last one."""
-    mix = solver.mixable and (last or _every(config.mix_every, round))
+    mix = aspects.is_mixable(solver) and (last or _every(config.mix_every, round))
     evaluate = last or mix or _every(config.evaluate_every, round)
     return Due(evaluate, mix, config.snapshot_every is not None and (last or _every(config.snapshot_every, round)))
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedalloy.core import tree
+from fedalloy.core import aspects, tree
 from fedalloy.core.applying import alone, plain
 from fedalloy.core.blocks import client_keys, prepare
 from fedalloy.core.client import train
@@ -80,7 +80,7 @@ def adapt(trained: Trained, client: int, steps: int) -> tuple[Tree, Tree]:
     moved = tree.map_leaves(lambda change, leaf: leaf + change, sent[solver.update], shared[solver.target])
     after = {**shared, solver.target: {**shared[solver.target], **moved}}
     after["buffers"] = {**shared["buffers"], **sent.get("buffers", {})}
-    return solver.personal(after, mine)
+    return aspects.personal_model(solver, after, mine)
 
 
 def first_steps(solver: LocalSolver, examples: Examples, steps: int, key: Key) -> Plan:

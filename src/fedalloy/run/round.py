@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedalloy.core import tree
+from fedalloy.core import aspects, tree
 from fedalloy.core.algorithm import Algorithm, ServerState, ServerStep, server_step
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import ClientStore, Engine, Outcome, Shared, Task
@@ -143,7 +143,7 @@ def _with_new(
     if fed.engine.clients_keep_states:
         return {client: {} for client in clients} | known
     new, shared, algorithm = fed.root.fold("new client"), state["shared"], fed.algorithm
-    if not algorithm.stateful and not algorithm.solver.own_start:
+    if not algorithm.stateful and not aspects.needs_fresh(algorithm.solver):
         return dict.fromkeys(clients, algorithm.init_client(shared, new, fed.task.objective.init))
     return {
         client: known[client]

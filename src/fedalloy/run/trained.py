@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fedalloy.core import tree
+from fedalloy.core import aspects, tree
 from fedalloy.core.algorithm import ServerState
 from fedalloy.core.protocols import ClientStore, Objective, Shared
 from fedalloy.core.types import State, Tree
@@ -52,7 +52,7 @@ class Trained:
 
     def model_of(self, state: State, mix: float | None = None) -> tuple[Tree, Tree]:
         """The model of a client that keeps this state."""
-        return self.fed.algorithm.solver.personal(self.shared, state["solver"], mix)
+        return aspects.personal_model(self.fed.algorithm.solver, self.shared, state["solver"], mix)
 
     def server_model(self) -> ServerModel:
         """The model of the server: what was learned, or, where samples were learned, a classifier trained on them."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedalloy.core import tree
+from fedalloy.core.aspects import Personalised
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Carry, GradAt, Shared
 from fedalloy.core.registry import register
@@ -18,7 +19,7 @@ from fedalloy.solvers.training import LocalTraining, descend, descend_start
 
 @register("solver", "apfl")
 @dataclass(frozen=True)
-class Apfl(LocalTraining):
+class Apfl(LocalTraining, Personalised):
     """``w <- w - lr grad F(w)`` and ``v <- v - lr alpha grad F(m)`` at the mixture ``m = alpha v + (1 - alpha) w``.
 
     Parameters are mixed, not outputs. ``adaptive`` also learns each client's own weight on its local model,
@@ -37,10 +38,6 @@ class Apfl(LocalTraining):
 
     @property
     def stateful(self) -> bool:
-        return True
-
-    @property
-    def personalised(self) -> bool:
         return True
 
     @property

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedalloy.core import tree
+from fedalloy.core.aspects import Generative
 from fedalloy.core.keys import Key
 from fedalloy.core.names import Names
 from fedalloy.core.protocols import Act, Carry, GradAt, Objective, Shared
@@ -23,7 +24,7 @@ Loss = Callable[[Act, Tensor, Tensor], Tensor]
 
 @register("solver", "cgan")
 @dataclass(frozen=True)
-class Cgan(LocalTraining):
+class Cgan(LocalTraining, Generative):
     """Per batch one step of the discriminator D, then one of the generator G, each with an optimizer of its own.
 
     D descends on ``BCE(real, 1) + BCE(fake, 0) + CE(real, y) + CE(fake, y)``, G on ``BCE(fake, 1) + CE(fake, y)``;
@@ -46,6 +47,10 @@ class Cgan(LocalTraining):
         """Two alternating descents have no common length."""
         return frozenset()
 
+    @property
+    def models(self) -> tuple[str, ...]:
+        return ("acgan", "acgan_rows")
+
     def draws(self, plan: Plan, keys: Key, shared: Shared) -> Tree:
         return noise_keys(plan, keys)
 
@@ -66,9 +71,7 @@ class Cgan(LocalTraining):
     def end(self, carry: Carry, shared: Shared, mine: State, steps: Tensor, ctx: Context) -> tuple[Payload, State]:
         return {"delta": tree.subtract(carry["params"], shared["params"])}, mine
 
-    def synthesise(
-        self, shared: Shared, key: Key, per_class: int, objective: Objective
-    ) -> tuple[Tensor, Tensor] | None:
+    def synthesise(self, shared: Shared, key: Key, per_class: int, objective: Objective) -> tuple[Tensor, Tensor]:
         return generated(shared, key, per_class, objective)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedalloy.core import tree
+from fedalloy.core.aspects import Generative
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Act, Carry, GradAt, Objective, Shared
 from fedalloy.core.registry import register
@@ -18,7 +19,7 @@ from fedalloy.solvers.training import LocalTraining, descend, descend_start
 
 @register("solver", "cvae")
 @dataclass(frozen=True)
-class Cvae(LocalTraining):
+class Cvae(LocalTraining, Generative):
     """Descent on ``sum_d (x_d - x'_d)^2 + KL(N(mean, spread^2) || N(0, I))`` with the code drawn once per example.
 
     The squared error is summed over features, so that both terms speak of one example; ``official`` takes its mean, as
@@ -32,6 +33,10 @@ class Cvae(LocalTraining):
     @property
     def roles(self) -> frozenset[str]:
         return frozenset({"generate", "reconstruct"})
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        return ("cvae", "cvae_rows")
 
     def draws(self, plan: Plan, keys: Key, shared: Shared) -> Tree:
         return noise_keys(plan, keys)
@@ -47,9 +52,7 @@ class Cvae(LocalTraining):
     def end(self, carry: Carry, shared: Shared, mine: State, steps: Tensor, ctx: Context) -> tuple[Payload, State]:
         return {"delta": tree.subtract(carry["params"], shared["params"])}, mine
 
-    def synthesise(
-        self, shared: Shared, key: Key, per_class: int, objective: Objective
-    ) -> tuple[Tensor, Tensor] | None:
+    def synthesise(self, shared: Shared, key: Key, per_class: int, objective: Objective) -> tuple[Tensor, Tensor]:
         return generated(shared, key, per_class, objective)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedalloy.core import tree
+from fedalloy.core.aspects import Personalised
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Carry, GradAt, Shared
 from fedalloy.core.registry import register
@@ -17,7 +18,7 @@ from fedalloy.solvers.training import LocalTraining, descend, descend_start
 
 @register("solver", "ditto")
 @dataclass(frozen=True)
-class Ditto(LocalTraining):
+class Ditto(LocalTraining, Personalised):
     """``w`` as in FedAvg; then ``v <- v - lr (grad F(v) + lam (v - w))`` for ``personal_epochs``, w as received.
 
     The penalty is the squared norm over the whole model, ``lam/2 |v - w|^2``. Both models take the local optimizer's
@@ -38,10 +39,6 @@ class Ditto(LocalTraining):
         return True
 
     @property
-    def personalised(self) -> bool:
-        return True
-
-    @property
     def linear(self) -> bool:
         """Steps of the second phase move nothing that is sent."""
         return False
@@ -58,26 +55,19 @@ class Ditto(LocalTraining):
 
     def begin(self, shared: Shared, mine: State, ctx: Context) -> Carry:
         received, memory = shared["params"], descend_start(self, shared["params"])
-        return {
-            "anchor": received,
-            "shared": {"params": received, "memory": memory},
-            "personal": {"params": mine["personal"], "memory": memory},
-        }
+        personal = {"params": mine["personal"], "memory": memory}
+        return {"anchor": received, "params": received, "memory": memory, "personal": personal}
 
     def step(self, carry: Carry, grad_at: GradAt, draws: Tree, phase: Tensor, ctx: Context) -> Carry:
-        shared, personal = carry["shared"], carry["personal"]
+        shared, personal = {"params": carry["params"], "memory": carry["memory"]}, carry["personal"]
         own = phase.to(next(iter(carry["anchor"].values())).device) == 1
         now = chosen(own, personal, shared)
         pull = tree.subtract(now["params"], carry["anchor"])
         grads = tree.add(grad_at(now["params"], track=~own), pull, self.lam * own.double())
         params, memory = descend(self, now["params"], grads, now["memory"], ctx.local_lr)
         moved = {"params": params, "memory": memory}
-        return {**carry, "shared": chosen(own, shared, moved), "personal": chosen(own, moved, personal)}
+        return {**carry, **chosen(own, shared, moved), "personal": chosen(own, moved, personal)}
 
     def end(self, carry: Carry, shared: Shared, mine: State, steps: Tensor, ctx: Context) -> tuple[Payload, State]:
-        delta = tree.subtract(carry["shared"]["params"], shared["params"])
+        delta = tree.subtract(carry["params"], shared["params"])
         return {"delta": delta}, {"personal": carry["personal"]["params"]}
-
-    def trained(self, carry: Carry) -> Tree:
-        model: Tree = carry["shared"]["params"]
-        return model

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.func import grad
 from torch.nn import functional
 
+from fedalloy.core.aspects import Generative, OwnStart
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Act, Carry, GradAt, Objective, Outputs, Shared
 from fedalloy.core.registry import register
@@ -25,7 +26,7 @@ _RECEIVED = frozenset({"samples", "labels", "buffers"})
 
 @register("solver", "energy")
 @dataclass(frozen=True)
-class Energy(LocalTraining):
+class Energy(LocalTraining, OwnStart, Generative):
     """What a classifier f, trained here from scratch, says about the federation's synthetic samples ``(x_j, y_j)``.
 
     With the energy ``E(x, y) = -f(x)[y]`` a local step descends on ``mean E(real) - mean E(fake) + CE(real) + synthetic
@@ -91,12 +92,16 @@ class Energy(LocalTraining):
         return False
 
     @property
-    def own_start(self) -> bool:
+    def needs_fresh(self) -> bool:
         return True
 
     @property
     def receives(self) -> frozenset[str]:
         return _RECEIVED
+
+    @property
+    def holds_per_class(self) -> int:
+        return self.per_class
 
     def fitted(self, facts: Facts) -> Energy:
         if facts.outputs < 2:

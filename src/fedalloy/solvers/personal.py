@@ -14,13 +14,16 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor
 
+from fedalloy.core import aspects
+from fedalloy.core.around import Wrapping
+from fedalloy.core.aspects import CountsSteps, Describes, OwnStart, PartlyLocal, Personalised
 from fedalloy.core.errors import SpecError
 from fedalloy.core.keys import Key
 from fedalloy.core.names import Names
 from fedalloy.core.protocols import Carry, GradAt, LocalSolver, Shared
 from fedalloy.core.registry import register
 from fedalloy.core.statistics import Statistic
-from fedalloy.core.types import Context, Contributions, Facts, Part, Payload, Plan, State, Stats, Tree
+from fedalloy.core.types import Context, Facts, Part, Payload, Plan, State, Stats, Tree
 from fedalloy.solvers.phases import in_phases
 from fedalloy.solvers.sgd import Sgd
 from fedalloy.solvers.training import LocalTraining
@@ -33,7 +36,7 @@ NORM = ("*norm*", "*bn*")
 
 @register("solver", "personal")
 @dataclass(frozen=True)
-class Personal(LocalSolver):
+class Personal(Wrapping, Personalised, PartlyLocal, OwnStart, Describes, CountsSteps):
     """Any plain solver on a model of which some leaves, with their buffers, never leave the client.
 
     ``keep`` = ``named`` keeps the leaves that match ``names`` (patterns such as ``classifier.*``), ``others`` all the
@@ -50,7 +53,7 @@ class Personal(LocalSolver):
 
     def __post_init__(self) -> None:
         inner = self.solver
-        if inner.personalised or len(inner.parts) > 1:
+        if inner.aspect(Personalised) is not None or len(inner.parts) > 1:
             raise ValueError(
                 f"'{type(inner).__name__}' cannot leave parts of its model at home: allowed are solvers that send one "
                 "update and keep no model of their own, such as 'sgd' and 'prox'"
@@ -61,6 +64,10 @@ class Personal(LocalSolver):
             raise ValueError("shared_epochs needs a solver that trains by epochs with the optimizer 'sgd'")
 
     @property
+    def inner(self) -> LocalSolver:
+        return self.solver
+
+    @property
     def stays(self) -> Names:
         return Names(self.names, others=self.keep == "others")
 
@@ -69,43 +76,23 @@ class Personal(LocalSolver):
         return {name: replace(part, without=self.stays) for name, part in self.solver.parts.items()}
 
     @property
-    def target(self) -> str:
-        return self.solver.target
-
-    @property
-    def update(self) -> str:
-        return self.solver.update
-
-    @property
     def provides(self) -> frozenset[str]:
         """In two phases only some of the steps move what is sent."""
-        return self.solver.provides if self.shared_epochs is None else frozenset()
+        return aspects.provides(self.solver) if self.shared_epochs is None else frozenset()
 
     @property
     def statistics(self) -> Mapping[str, Statistic]:
-        return self.solver.statistics
+        return aspects.statistics(self.solver)
 
-    @property
-    def counts_idle(self) -> bool:
-        return self.solver.counts_idle
+    def describe(self, steps: Tensor, ctx: Context) -> Stats:
+        return aspects.describe(self.solver, steps, ctx)
 
     @property
     def stateful(self) -> bool:
         return True
 
-    @property
-    def personalised(self) -> bool:
-        return True
-
-    @property
-    def uses_length(self) -> str:
-        return self.solver.uses_length
-
     def fitted(self, facts: Facts) -> Self:
-        return replace(self, solver=self.solver.fitted(facts))
-
-    def lr_at(self, round: int, rounds: int | None = None) -> float:
-        return self.solver.lr_at(round, rounds)
+        return replace(self, solver=aspects.fitted(self.solver, facts))
 
     def plan(self, sizes: Tensor, epochs: Tensor, keys: Key) -> Plan:
         if self.shared_epochs is None or not isinstance(self.solver, LocalTraining):
@@ -115,16 +102,13 @@ class Personal(LocalSolver):
 
     def count_steps(self, sizes: Tensor, epochs: Tensor) -> Tensor:
         if self.shared_epochs is None or not isinstance(self.solver, LocalTraining):
-            return self.solver.count_steps(sizes, epochs)
-        return self.solver.count_steps(sizes, self._epochs(self.solver.epochs, epochs)[1])
+            return aspects.count_steps(self.solver, sizes, epochs)
+        return aspects.count_steps(self.solver, sizes, self._epochs(self.solver.epochs, epochs)[1])
 
     def _epochs(self, usual: int, epochs: Tensor) -> tuple[Tensor, Tensor]:
         """The epochs of the leaves that stay, and those of both phases."""
         first = torch.where(epochs < 0, torch.full_like(epochs, usual), epochs)
         return first, torch.where(first > 0, first + (self.shared_epochs or 0), first)
-
-    def draws(self, plan: Plan, keys: Key, shared: Shared) -> Tree:
-        return self.solver.draws(plan, keys, shared)
 
     def init_shared(self, params: Tree) -> Shared:
         if not self.stays.split(params)[0]:
@@ -157,20 +141,11 @@ class Personal(LocalSolver):
     def end(self, carry: Carry, shared: Shared, mine: State, steps: Tensor, ctx: Context) -> tuple[Payload, State]:
         payload, kept = self.solver.end(carry, self._whole(shared, mine), mine["solver"], steps, ctx)
         sent = {part: self.stays.split(leaves)[1] for part, leaves in payload.items()}
-        own = self.stays.split(self.solver.trained(carry))[0]
+        own = self.stays.split(carry["params"])[0]
         return sent, {"params": own, "buffers": mine["buffers"], "solver": kept}
 
     def settle(self, mine: State, buffers: Tree) -> State:
         return {**mine, "buffers": self.stays.split(buffers)[0]}
-
-    def describe(self, steps: Tensor, ctx: Context) -> Stats:
-        return self.solver.describe(steps, ctx)
-
-    def absorb(self, shared: Shared, aggregate: Payload, cohort: Contributions, ctx: Context) -> Shared:
-        return self.solver.absorb(shared, aggregate, cohort, ctx)
-
-    def trained(self, carry: Carry) -> Tree:
-        return self.solver.trained(carry)
 
     def _whole(self, shared: Shared, mine: State) -> Shared:
         """What was received, with the client's own leaves in place."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from fedalloy.core import tree
+from fedalloy.core.aspects import Personalised
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Carry, GradAt, Shared
 from fedalloy.core.registry import register
@@ -17,7 +18,7 @@ from fedalloy.solvers.training import LocalTraining, descend, descend_start
 
 @register("solver", "pfedme")
 @dataclass(frozen=True)
-class PFedMe(LocalTraining):
+class PFedMe(LocalTraining, Personalised):
     """Per batch: ``inner`` steps of ``theta`` on ``F + lam/2 |theta - w|^2``, then ``w <- w - lr lam (w - theta)``.
 
     ``theta`` begins every round at the received w and goes on from batch to batch; ``inner_lr`` decays with ``lr``.
@@ -39,10 +40,6 @@ class PFedMe(LocalTraining):
 
     @property
     def stateful(self) -> bool:
-        return True
-
-    @property
-    def personalised(self) -> bool:
         return True
 
     @property

@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedalloy.core import tree
+from fedalloy.core.aspects import Fusible, Fusing
 from fedalloy.core.protocols import Carry, GradAt, Shared
 from fedalloy.core.registry import register
-from fedalloy.core.types import Context, Descent, Payload, State, Stats, Tree
+from fedalloy.core.types import Context, Payload, State, Stats, Tree
 from fedalloy.solvers.training import LocalTraining, descend, descend_start, plain_descent, update_length
 
 
 @register("solver", "prox")
 @dataclass(frozen=True)
-class Prox(LocalTraining):
+class Prox(LocalTraining, Fusible):
     """``y <- y - lr (grad F_k(y) + mu (y - w))``: the gradient of ``F_k + mu/2 |y - w|^2``.
 
     The norm is squared and taken over the whole model; public copies that leave the square out pull with
@@ -31,7 +32,7 @@ class Prox(LocalTraining):
             raise ValueError(f"mu must be 0 or more, got {self.mu}")
 
     @property
-    def descent(self) -> Descent | None:
+    def fusing(self) -> Fusing | None:
         return plain_descent(self, pull=self.mu) if type(self) is Prox else None  # see Sgd
 
     def begin(self, shared: Shared, mine: State, ctx: Context) -> Carry:

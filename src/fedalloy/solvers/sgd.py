@@ -7,22 +7,23 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedalloy.core import tree
+from fedalloy.core.aspects import Fusible, Fusing
 from fedalloy.core.protocols import Carry, GradAt, Shared
 from fedalloy.core.registry import register
-from fedalloy.core.types import Context, Descent, Payload, State, Tree
+from fedalloy.core.types import Context, Payload, State, Tree
 from fedalloy.solvers.training import LocalTraining, descend, descend_start, plain_descent
 
 
 @register("solver", "sgd")
 @dataclass(frozen=True)
-class Sgd(LocalTraining):
+class Sgd(LocalTraining, Fusible):
     """``y <- y - lr grad F_k(y)`` over the local batches, with momentum, Nesterov, weight decay or Adam.
 
     When to use it: always first; every other solver is this one plus an idea.
     """
 
     @property
-    def descent(self) -> Descent | None:
+    def fusing(self) -> Fusing | None:
         # A subclass changes something, or it would not be one: it must say again that it is plain descent.
         return plain_descent(self) if type(self) is Sgd else None
 

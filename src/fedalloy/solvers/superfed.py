@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from fedalloy.core import tree
+from fedalloy.core.aspects import Fusible, Fusing, OwnStart, Personalised
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Carry, GradAt, Shared
 from fedalloy.core.registry import register
-from fedalloy.core.types import Context, Mixture, Payload, Plan, State, Tree
+from fedalloy.core.types import Context, Payload, Plan, State, Tree
 from fedalloy.solvers.mixing import mixture
 from fedalloy.solvers.phases import chosen
 from fedalloy.solvers.training import LocalTraining, descend, descend_start
@@ -23,7 +24,7 @@ EVALUATED_AT = 0.5
 
 @register("solver", "superfed")
 @dataclass(frozen=True)
-class SuPerFed(LocalTraining):
+class SuPerFed(LocalTraining, Personalised, OwnStart, Fusible):
     """``L((1 - lam) f + lam l) + mu/2 |f - g|^2 + nu cos^2(f, l)`` over a federated f and a local l, from a received g.
 
     ``lam`` is uniform on (0, 1) and new in every step: one for the whole model (``mixing = "model"``) or one per layer
@@ -49,15 +50,11 @@ class SuPerFed(LocalTraining):
         return True
 
     @property
-    def personalised(self) -> bool:
-        return True
-
-    @property
     def mixable(self) -> bool:
         return True
 
     @property
-    def own_start(self) -> bool:
+    def needs_fresh(self) -> bool:
         return True
 
     @property
@@ -65,10 +62,11 @@ class SuPerFed(LocalTraining):
         return False
 
     @property
-    def mixture(self) -> Mixture | None:
+    def fusing(self) -> Fusing | None:
         if self.optimizer != "sgd" or self.nesterov or type(self) is not SuPerFed:
             return None
-        return Mixture(self.momentum, self.weight_decay, pull=self.mu, angle=self.nu)
+        numbers = {"momentum": self.momentum, "weight_decay": self.weight_decay, "pull": self.mu, "angle": self.nu}
+        return Fusing("pair_descent", numbers)
 
     @property
     def uses_length(self) -> str:

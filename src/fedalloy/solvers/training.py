@@ -14,18 +14,19 @@ import torch
 from torch import Tensor
 
 from fedalloy.core import tree
+from fedalloy.core.aspects import CountsSteps, Describes, FitsData, Fusing, planned_steps
 from fedalloy.core.errors import SpecError
 from fedalloy.core.fraction import fraction_of
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Carry, LocalSolver
-from fedalloy.core.types import Context, Descent, Facts, Plan, Stats, Tree
+from fedalloy.core.types import Context, Facts, Plan, Stats, Tree
 from fedalloy.solvers.phases import in_phases
 
 Leftover = Literal["auto", "keep", "merge", "drop"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalTraining(LocalSolver):
+class LocalTraining(LocalSolver, Describes, CountsSteps, FitsData):
     """Local training by minibatches: shuffled each epoch, last partial batch kept, optimizer state anew each round.
 
     ``decay`` multiplies the step every ``decay_every`` rounds; ``milestones`` are fractions of the run at
@@ -96,7 +97,7 @@ class LocalTraining(LocalSolver):
 
     def count_steps(self, sizes: Tensor, epochs: Tensor) -> Tensor:
         if type(self).plan is not LocalTraining.plan:  # another plan, another count
-            return super().count_steps(sizes, epochs)
+            return planned_steps(self, sizes, epochs)
         return steps_per_epoch(sizes, self.batch_size, self.leftover) * self.all_epochs(epochs)[1]
 
     def all_epochs(self, epochs: Tensor) -> tuple[Tensor, Tensor]:
@@ -176,11 +177,12 @@ def descend(training: LocalTraining, params: Tree, grads: Tree, memory: Carry, l
     return tree.add(params, direction, -lr), {"velocity": velocity}
 
 
-def plain_descent(training: LocalTraining, pull: float = 0.0) -> Descent | None:
+def plain_descent(training: LocalTraining, pull: float = 0.0) -> Fusing | None:
     """The description that lets an engine fuse the local step; Adam has none."""
     if training.optimizer != "sgd":
         return None
-    return Descent(training.momentum, training.nesterov, training.weight_decay, pull)
+    numbers = {"momentum": training.momentum, "nesterov": training.nesterov, "weight_decay": training.weight_decay}
+    return Fusing("descent", {**numbers, "pull": pull})
 
 
 def update_length(steps: Tensor, momentum: float = 0.0, nesterov: bool = False, pull: float = 0.0) -> Tensor:

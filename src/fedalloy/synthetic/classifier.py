@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedalloy.core.algorithm import Algorithm, ServerState
 from fedalloy.core.arguments import checked
+from fedalloy.core.aspects import Generative
 from fedalloy.core.errors import SpecError
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import DataPart, Engine, Objective, Task
@@ -62,8 +63,10 @@ def synthetic_set(
     task: Task, algorithm: Algorithm, state: ServerState, key: Key, per_class: int = 10
 ) -> tuple[Tensor, Tensor] | None:
     """The labelled synthetic samples ``(x, y)`` of a run; None where the method makes none."""
-    own = getattr(algorithm.solver, "per_class", per_class)
-    return algorithm.solver.synthesise(state["shared"], key, max(per_class, own), task.objective)
+    maker = algorithm.solver.aspect(Generative)
+    if maker is None:
+        return None
+    return maker.synthesise(state["shared"], key, max(per_class, maker.holds_per_class), task.objective)
 
 
 def classifier_of(task: Task) -> Objective:

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from fedalloy.core.aspects import Generative
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import DataPart, LocalSolver, Objective, Task
 from fedalloy.core.types import Block, Examples
@@ -75,7 +76,9 @@ def model_for(solver: LocalSolver, ordinary: Model = "mlp") -> Model:
     >>> model_for(Cvae())
     'cvae'
     """
-    return next((model for model in _GENERATIVE if solver.roles and solver.roles <= _ROLES[model]), ordinary)
+    asked = solver.aspect(Generative)
+    roles = asked.roles if asked is not None else frozenset()
+    return next((model for model in _GENERATIVE if roles and roles <= _ROLES[model]), ordinary)
 
 
 def _linear() -> nn.Module:

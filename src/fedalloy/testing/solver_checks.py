@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from fedalloy.core import aspects
 from fedalloy.core.algorithm import Algorithm, server_step
 from fedalloy.core.client import Assignment, BatchGradient, run_client
 from fedalloy.core.keys import Key
@@ -150,11 +151,11 @@ def statistics(solver: LocalSolver) -> Iterator[str]:
     ctx = Context(1, 3, Key.of(0), solver.lr_at(1, 10), 10)
     if not ctx.local_lr > 0:
         yield f"lr_at(1) is {ctx.local_lr}"
-    if not solver.provides:
+    if not aspects.provides(solver):
         return
-    told = solver.describe(steps, ctx)
-    if told.keys() != solver.provides:
-        yield f"describes {', '.join(sorted(told))} but provides {', '.join(sorted(solver.provides))}"
+    told = aspects.describe(solver, steps, ctx)
+    if told.keys() != aspects.provides(solver):
+        yield f"describes {', '.join(sorted(told))} but provides {', '.join(sorted(aspects.provides(solver)))}"
     yield from (f"{name} is not [C]" for name, value in told.items() if value.shape != steps.shape)
 
 
@@ -199,8 +200,11 @@ def _program(bench: Bench, row: dict[str, Any], mine: State, ctx: Context) -> tu
         grad_at = BatchGradient(bench.task.objective, row["x"][step], row["y"][step], None, {}, None)
         draws = {name: leaf[step] for name, leaf in row["draws"].items()}
         carry = bench.solver.step(carry, grad_at, draws, row["phase"][step], ctx)
-    carry = bench.solver.conclude(
-        carry, bench.shared, lambda params, x: bench.task.objective.outputs(params, bench.shared["buffers"], x)
+    carry = aspects.conclude(
+        bench.solver,
+        carry,
+        bench.shared,
+        lambda params, x: bench.task.objective.outputs(params, bench.shared["buffers"], x),
     )
     return bench.solver.end(carry, bench.shared, mine, row["steps"], ctx)
 

@@ -9,12 +9,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fedalloy.core import tree
+from fedalloy.core import aspects, tree
 from fedalloy.core.algorithm import Algorithm, ServerState
 from fedalloy.core.errors import AlgorithmError
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Objective, Task, Weighting
-from fedalloy.core.types import Context, Contributions, Descent, Info, State, Tree, Weights, Work
+from fedalloy.core.types import Context, Contributions, Info, State, Tree, Weights, Work
+from fedalloy.engines.kinds import Descent, descent_of
 from fedalloy.tasks.devices import DeviceProfile
 from fedalloy.unfolding.outer import OneHotError
 from fedalloy.unfolding.recording import Recording
@@ -81,7 +82,7 @@ class Course:
     def plain(self) -> bool:
         """Whether clients do nothing but descend on the summed losses: then ``-delta / lr`` is the sum of their
         gradients and nothing further has to be noted."""
-        return self.algorithm.solver.descent == Descent() and self.learning.loss == "task"
+        return descent_of(self.algorithm.solver) == Descent() and self.learning.loss == "task"
 
     @cached_property
     def clients(self) -> Algorithm:
@@ -135,7 +136,7 @@ def check_algorithm(algorithm: Algorithm) -> None:
             f"unfold: '{type(algorithm.wire[0]).__name__}' changes what is sent, which cannot be differentiated: learn "
             "the table without [[wire]] and run it with"
         )
-    if solver.stays or solver.target != "params" or solver.personalised:
+    if aspects.stays(solver) or solver.target != "params" or aspects.is_personalised(solver):
         raise AlgorithmError(
             f"unfold: solver '{type(solver).__name__}' leaves a model at its clients; allowed are solvers whose whole "
             "model is shared, such as sgd, prox and scaffold"

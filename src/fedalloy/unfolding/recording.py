@@ -12,8 +12,11 @@ from fedalloy.core.around import SolverAround
 from fedalloy.core.client import BatchGradient
 from fedalloy.core.errors import SpecError
 from fedalloy.core.objective import Act
-from fedalloy.core.protocols import Carry, GradAt, Objective, Outputs, Shared
+from fedalloy.core.protocols import Carry, GradAt, Objective, Shared
 from fedalloy.core.types import Context, Part, Payload, State, Tree
+
+_NOTED = "noted"
+"""Where the sums lie in the carry, beside what the inner solver has there."""
 
 
 class Noted:
@@ -74,23 +77,22 @@ class Recording(SolverAround):
         return {**self.inner.init_shared(params), "tally": {"loss": first.new_zeros(())}}
 
     def begin(self, shared: Shared, mine: State, ctx: Context) -> Carry:
-        slope = tree.zeros_like(shared[self.target])
-        return {"inner": self.inner.begin(shared, mine, ctx), "slope": slope, "tally": dict(shared["tally"])}
+        noted = {"slope": tree.zeros_like(shared[self.target]), "tally": dict(shared["tally"])}
+        return {**self.inner.begin(shared, mine, ctx), _NOTED: noted}
 
     def step(self, carry: Carry, grad_at: GradAt, draws: Tree, phase: Tensor, ctx: Context) -> Carry:
-        noted = Noted(grad_at, self.outer)
-        inner = self.inner.step(carry["inner"], noted, draws, phase, ctx)
-        if noted.loss is None:
-            return {**carry, "inner": inner}
-        loss: Tensor = carry["tally"]["loss"] + noted.loss
-        return {"inner": inner, "slope": tree.add(carry["slope"], noted.slope), "tally": {"loss": loss}}
-
-    def conclude(self, carry: Carry, shared: Shared, outputs: Outputs) -> Carry:
-        return {**carry, "inner": self.inner.conclude(carry["inner"], shared, outputs)}
+        noted, sums = Noted(grad_at, self.outer), carry[_NOTED]
+        moved = self.inner.step(_without(carry), noted, draws, phase, ctx)
+        if noted.loss is not None:
+            loss: Tensor = sums["tally"]["loss"] + noted.loss
+            sums = {"slope": tree.add(sums["slope"], noted.slope), "tally": {"loss": loss}}
+        return {**moved, _NOTED: sums}
 
     def end(self, carry: Carry, shared: Shared, mine: State, steps: Tensor, ctx: Context) -> tuple[Payload, State]:
-        payload, kept = self.inner.end(carry["inner"], shared, mine, steps, ctx)
-        return {**payload, "slope": carry["slope"], "tally": carry["tally"]}, kept
+        payload, kept = self.inner.end(_without(carry), shared, mine, steps, ctx)
+        return {**payload, **carry[_NOTED]}, kept
 
-    def trained(self, carry: Carry) -> Tree:
-        return self.inner.trained(carry["inner"])
+
+def _without(carry: Carry) -> Carry:
+    """The inner solver's own carry."""
+    return {name: value for name, value in carry.items() if name != _NOTED}

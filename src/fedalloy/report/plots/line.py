@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedalloy.core import tree
+from fedalloy.core import aspects, tree
 from fedalloy.core.errors import SpecError
 from fedalloy.recipe import reopen
 from fedalloy.report.plots.kinds import Options
@@ -19,7 +19,7 @@ from fedalloy.tasks.evaluation import Model, evaluate_models
 
 def along_the_line(trained: Trained, metric: str, points: int, clients: int) -> tuple[Tensor, Tensor]:
     """Places between 0 (federated) and 1 (local) and every client's value there, ``[points]`` and ``[points, K]``."""
-    if not trained.fed.algorithm.solver.personalised:
+    if not aspects.is_personalised(trained.fed.algorithm.solver):
         raise SpecError("the clients of this run have no model of their own, so there is no line to it")
     task, places = trained.fed.task, torch.linspace(0, 1, points, dtype=torch.float64)
     ids = trained.fed.root.fold("line").choice(task.population, min(clients, task.population))
@@ -39,7 +39,7 @@ def between(one: Model, other: Model, share: float) -> Model:
 
 def _ends(trained: Trained, ids: Tensor) -> tuple[list[Model], list[Model]]:
     """Federated and local models; where a method does not mix two, the shared and the personal one."""
-    if trained.fed.algorithm.solver.mixable:
+    if aspects.is_mixable(trained.fed.algorithm.solver):
         return trained.models(ids, 0.0), trained.models(ids, 1.0)
     shared = (trained.shared["params"], trained.shared["buffers"])
     return [shared] * len(ids), trained.models(ids)

@@ -1,0 +1,101 @@
+"""The client's half of a rule: a local solver. What only some solvers are is in :mod:`fedalloy.core.aspects`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from fedalloy.core.aspects import ASPECTS
+from fedalloy.core.keys import Key
+from fedalloy.core.length import AnyLength
+from fedalloy.core.objective import GradAt
+from fedalloy.core.types import Carry, Context, Contributions, Part, Payload, Plan, Shared, State, Tree
+
+Kind = TypeVar("Kind")
+
+
+class LocalSolver(AnyLength, ABC):
+    """What a client does with the received parts and its data. Pure and vmappable.
+
+    A solver writes ``begin``, ``step`` and ``end``; gradients come only through ``grad_at``. It may also be
+    ``Personalised``, ``Generative``, ... (:mod:`fedalloy.core.aspects`): then it inherits from those classes too.
+    """
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        """Refuse a class that answers a question which nobody would ask it."""
+        super().__init_subclass__(**given)
+        for kind in ASPECTS:
+            said = sorted(name for name in vars(kind) if not name.startswith("_") and name in vars(cls))
+            if said and not issubclass(cls, kind):
+                raise TypeError(
+                    f"solver {cls.__name__} says '{said[0]}', which is asked of solvers that inherit from "
+                    f"{kind.__module__}.{kind.__name__}: inherit from it too, or choose another name"
+                )
+
+    @property
+    def parts(self) -> Mapping[str, Part]:
+        """What is sent, by name."""
+        return {"delta": Part()}
+
+    @property
+    def target(self) -> str:
+        """The shared part that the server optimizer moves."""
+        return "params"
+
+    @property
+    def update(self) -> str:
+        """The sent part that moves the target."""
+        return "delta"
+
+    @property
+    def stateful(self) -> bool:
+        """Whether clients keep something between rounds."""
+        return False
+
+    def aspect(self, kind: type[Kind]) -> Kind | None:
+        """This solver as one of an optional class, None where it is none; one around another passes the question on."""
+        return self if isinstance(self, kind) else None
+
+    def lr_at(self, round: int, rounds: int | None = None) -> float:
+        """The local step size in force in a round (counted from 1)."""
+        return 1.0
+
+    def plan(self, sizes: Tensor, epochs: Tensor, keys: Key) -> Plan:
+        """The local steps of a block of clients: ``sizes`` and ``epochs`` are ``[C]``, ``keys`` a batch of C. Unless a
+        solver says otherwise, one step with all examples per epoch; -1 epochs are what the solver says, here 1."""
+        turns, places = torch.where(epochs < 0, 1, epochs), torch.arange(max(1, int(sizes.max())))
+        steps = torch.arange(max(1, int(turns.max())))
+        mask = (steps < turns.unsqueeze(1)).unsqueeze(2) & (places < sizes.reshape(-1, 1, 1))
+        return Plan(torch.where(mask, places, 0), mask, torch.zeros(mask.shape[:2], dtype=torch.int64))
+
+    def draws(self, plan: Plan, keys: Key, shared: Shared) -> Tree:
+        """Random inputs of the program, ``[C, S, ...]`` each."""
+        return {}
+
+    def init_shared(self, params: Tree) -> Shared:
+        """Further shared parts, besides ``params`` and ``buffers``."""
+        return {}
+
+    def init_client(self, shared: Shared, key: Key) -> State:
+        """What a client keeps before its first round."""
+        return {}
+
+    @abstractmethod
+    def begin(self, shared: Shared, mine: State, ctx: Context) -> Carry:
+        """The carry before the first step. Its ``params`` are the model in training: ``accuracy_after`` is theirs."""
+
+    @abstractmethod
+    def step(self, carry: Carry, grad_at: GradAt, draws: Tree, phase: Tensor, ctx: Context) -> Carry:
+        """One local step."""
+
+    @abstractmethod
+    def end(self, carry: Carry, shared: Shared, mine: State, steps: Tensor, ctx: Context) -> tuple[Payload, State]:
+        """What is sent and what is kept, after ``steps`` steps (a float scalar tensor, possibly 0)."""
+
+    def absorb(self, shared: Shared, aggregate: Payload, cohort: Contributions, ctx: Context) -> Shared:
+        """The shared parts after the round; the target has been moved already."""
+        return shared

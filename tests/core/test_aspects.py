@@ -1,0 +1,112 @@
+"""A solver of three functions, what solvers are besides, and what passes through one around another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from fedalloy.core import aspects, tree
+from fedalloy.core.algorithm import Algorithm
+from fedalloy.core.around import SolverAround
+from fedalloy.core.aspects import ASPECTS, Describes, FitsData, Fusible, Generative, PartlyLocal, Personalised
+from fedalloy.core.keys import Key
+from fedalloy.core.names import NO_NAMES
+from fedalloy.core.protocols import LocalSolver
+from fedalloy.core.types import Facts
+from fedalloy.run.fit import fit
+from fedalloy.servers.sgd import ServerSgd
+from fedalloy.solvers.cgan import Cgan
+from fedalloy.solvers.ditto import Ditto
+from fedalloy.solvers.energy import Energy
+from fedalloy.solvers.personal import Personal
+from fedalloy.solvers.sgd import Sgd
+from fedalloy.testing import check_rule, small_task
+from fedalloy.weightings.uniform import Uniform
+
+ENGINES = ("loop", "batched")
+FACTS = Facts((4,), torch.float64, 3, -1.0, 1.0, alone=False)
+
+
+@dataclass(frozen=True)
+class Three(LocalSolver):
+    """Gradient descent with what every solver has by itself."""
+
+    def begin(self, shared, mine, ctx):
+        return {"params": shared["params"]}
+
+    def step(self, carry, grad_at, draws, phase, ctx):
+        return {"params": tree.add(carry["params"], grad_at(carry["params"]), -0.1 * ctx.local_lr)}
+
+    def end(self, carry, shared, mine, steps, ctx):
+        return {"delta": tree.subtract(carry["params"], shared["params"])}, mine
+
+
+def members(kind: type) -> list[str]:
+    return [name for name in vars(kind) if not name.startswith("_")]
+
+
+def test_a_solver_has_few_members_and_three_to_write():
+    assert len(members(LocalSolver)) <= 14
+    assert LocalSolver.__abstractmethods__ == {"begin", "step", "end"}
+    assert set(members(LocalSolver)) & {name for kind in ASPECTS for name in members(kind)} == set()
+
+
+def test_three_functions_are_a_solver_that_keeps_all_promises():
+    assert check_rule("solver", Three()) == []
+    task = small_task()
+    ends = [fit(Algorithm(Three(), Uniform(), ServerSgd()), task, rounds=2, engine=engine) for engine in ENGINES]
+    plain = fit(Algorithm(Sgd(lr=0.1, batch_size=None, shuffle=False), Uniform(), ServerSgd()), task, rounds=2)
+    for end in ends:
+        for name, leaf in plain.model.items():
+            torch.testing.assert_close(end.model[name], leaf)
+
+
+def test_by_itself_a_solver_takes_one_step_with_all_examples_per_epoch():
+    plan = Three().plan(torch.tensor([2, 0, 3]), torch.tensor([-1, 2, 2]), Key.of(0).each(torch.arange(3)))
+    assert plan.steps.tolist() == [1, 0, 2]
+    assert plan.mask.sum(2).tolist() == [[2, 0], [0, 0], [3, 3]]
+    assert plan.index[2].tolist() == [[0, 1, 2], [0, 1, 2]]
+    assert Three().lr_at(7) == 1.0
+
+
+def test_answers_hold_for_solvers_that_are_none_of_it():
+    solver, shared = Three(), {"params": {"w": torch.ones(2)}, "buffers": {}}
+    assert all(solver.aspect(kind) is None for kind in ASPECTS)
+    assert aspects.stays(solver) is NO_NAMES
+    received = (shared["params"], shared["buffers"])
+    assert aspects.start_model(solver, shared, {}) == aspects.personal_model(solver, shared, {}, 0.3) == received
+    assert (aspects.provides(solver), aspects.receives(solver), aspects.fusing(solver)) == (frozenset(), None, None)
+    assert not any(ask(solver) for ask in (aspects.is_personalised, aspects.is_mixable, aspects.needs_fresh))
+    assert aspects.count_steps(solver, torch.tensor([5, 0]), torch.tensor([3, 3])).tolist() == [3, 0]
+    assert aspects.fitted(solver, FACTS) is solver
+
+
+@pytest.mark.parametrize(
+    ("solver", "kinds"),
+    [
+        (Sgd(), {Describes, Fusible, FitsData}),
+        (Ditto(), {Personalised, Describes, FitsData}),
+        (Cgan(), {Generative, Describes, FitsData}),
+        (Personal(), {Personalised, PartlyLocal, Describes, FitsData}),
+        (Energy.example(), {Generative, Describes, FitsData}),
+    ],
+)
+def test_a_solver_around_another_is_what_that_one_is_except_fusible(solver, kinds):
+    asked = (Personalised, PartlyLocal, Generative, Describes, FitsData, Fusible)
+    assert {kind for kind in asked if solver.aspect(kind) is not None} == kinds
+    around = SolverAround(SolverAround(solver))
+    assert {kind for kind in asked if around.aspect(kind) is not None} == kinds - {Fusible}
+    assert around.aspect(Describes) is solver
+
+
+def test_what_is_known_of_the_data_reaches_the_solver_inside():
+    around = aspects.fitted(SolverAround(Personal(Sgd(batch_size=3))), FACTS)
+    assert around == SolverAround(Personal(Sgd(batch_size=3, leftover="merge")))
+
+
+@pytest.mark.parametrize("name", ["provides", "personal", "stays", "synthesise", "count_steps", "fusing", "fitted"])
+def test_an_answer_that_nobody_would_ask_for_is_refused(name):
+    with pytest.raises(TypeError, match=rf"solver Silent says '{name}'.*fedalloy\.core\.aspects\.[A-Z]\w+: inherit"):
+        type("Silent", (Three,), {name: property(lambda self: None)})
