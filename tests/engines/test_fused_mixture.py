@@ -15,6 +15,7 @@ from fedalloy.core.keys import Key
 from fedalloy.engines import fused_mixture, mapped
 from fedalloy.engines.auto import expected
 from fedalloy.engines.batched import Batched
+from fedalloy.engines.loop import run_one
 from fedalloy.engines.workers import Workers
 from fedalloy.servers.sgd import ServerSgd
 from fedalloy.solvers.superfed import SuPerFed
@@ -74,7 +75,11 @@ def test_other_chains_and_wires_with_memory(model):
 
 
 def test_workers_use_it_too(monkeypatch, only_fused):
-    monkeypatch.setattr("fedalloy.engines.workers.run_one", None)
+    def only_with_it(*arguments):
+        assert arguments[-1].func is fused_mixture.train
+        return run_one(*arguments)
+
+    monkeypatch.setattr("fedalloy.engines.workers.run_one", only_with_it)
     engine = Workers(2)
     agrees(engine, case(SuPerFed(start=2, momentum=0.5, **LOCAL), FAILING))
     engine.close()

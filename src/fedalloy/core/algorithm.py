@@ -9,12 +9,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedalloy.core import aspects
+from fedalloy.core import aspects, inputs
 from fedalloy.core.arguments import checked
 from fedalloy.core.contributions import Contributions
 from fedalloy.core.elements import combine_elements
 from fedalloy.core.errors import AlgorithmError, RoundRefused
 from fedalloy.core.idle import left_out, took_no_step
+from fedalloy.core.inputs import Inputs
 from fedalloy.core.keys import Key
 from fedalloy.core.packing import Packings
 from fedalloy.core.protocols import (
@@ -228,13 +229,16 @@ def facts_of(task: Task, key: Key) -> Facts:
         return replace(told, seed=key.fold("facts").seed(), alone=_trains_on_one(task.objective, told))
     for client in range(task.population):
         x = task.data("train", torch.tensor([client])).client(0).x
-        if len(x):
+        if inputs.length(x):
             break
     params, buffers = task.objective.init(Key.of(0))
-    said = task.objective.outputs(_beside(x, params), _beside(x, buffers), x[:1])
-    limits, count = (float(x.min()), float(x.max())), said.shape[-1] if said.dim() > 1 else 1
-    facts = Facts(tuple(x.shape[1:]), x.dtype, count, *limits, bounds=task.bounds, seed=key.fold("facts").seed())
-    return replace(facts, alone=_trains_on_one(task.objective, facts))
+    one = inputs.take(x, slice(1))
+    said = task.objective.outputs(_beside(x, params), _beside(x, buffers), one)
+    limits = min(float(leaf.min()) for leaf in inputs.leaves(x)), max(float(leaf.max()) for leaf in inputs.leaves(x))
+    shape, dtype = (tuple(x.shape[1:]), x.dtype) if isinstance(x, Tensor) else ((), next(inputs.leaves(x)).dtype)
+    count, zeros = said.shape[-1] if said.dim() > 1 else 1, inputs.each(lambda leaf: torch.zeros_like(leaf.cpu()), one)
+    alone = task.objective.trains_on_one(zeros)
+    return Facts(shape, dtype, count, *limits, bounds=task.bounds, seed=key.fold("facts").seed(), alone=alone)
 
 
 def _trains_on_one(objective: Objective, facts: Facts) -> bool:
@@ -242,8 +246,8 @@ def _trains_on_one(objective: Objective, facts: Facts) -> bool:
     return objective.trains_on_one(torch.zeros(1, *facts.shape, dtype=facts.dtype))
 
 
-def _beside(x: Tensor, leaves: Tree) -> Tree:
-    return {name: leaf.to(x.device) for name, leaf in leaves.items()}
+def _beside(x: Inputs, leaves: Tree) -> Tree:
+    return {name: leaf.to(inputs.device_of(x)) for name, leaf in leaves.items()}
 
 
 @dataclass(frozen=True)

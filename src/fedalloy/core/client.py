@@ -43,7 +43,7 @@ class BatchGradient:
     """
 
     def __init__(
-        self, objective: Objective, x: Tensor, y: Tensor, mask: Tensor | None, buffers: Tree, draw: Tensor | None
+        self, objective: Objective, x: Inputs, y: Inputs, mask: Tensor | None, buffers: Tree, draw: Tensor | None
     ) -> None:
         self._objective, self._batch, self._draw = objective, (x, y, mask), draw
         self._acts = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedalloy.core import tree
+from fedalloy.core import inputs, tree
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.errors import DataError
 from fedalloy.core.protocols import Objective, Shared, Task
@@ -46,10 +46,10 @@ def cross_scores(
     size, device = valid.size.cpu(), _device(shared)
     owner = torch.repeat_interleave(size)
     rows = (valid.start.cpu() - size.cumsum(0) + size)[owner] + torch.arange(len(owner))
-    rows = rows.to(valid.y.device)
+    rows = rows.to(inputs.device_of(valid.y))
     hits = torch.zeros(len(cohort), len(cohort), dtype=torch.float64)
     for some, whose in zip(rows.split(_CHUNK), owner.split(_CHUNK), strict=True):
-        x, y = valid.x[some].to(device), valid.y[some].to(device)
+        x, y = (inputs.to(inputs.take(part, some), device) for part in (valid.x, valid.y))
         for row in range(len(cohort)):
             right = objective.hits(objective.outputs(*_model(shared, cohort, row, update), x), y)
             hits[row].index_add_(0, whose, right.double().cpu())

@@ -14,7 +14,7 @@ Inputs = Any
 """A tensor, or a dict of such. Whoever takes tensors only (most models, the fused kernels) says so in its own types."""
 
 
-def each(function: Callable[..., Tensor], x: Inputs, *others: Inputs) -> Inputs:
+def each(function: Callable[..., Any], x: Inputs, *others: Inputs) -> Inputs:
     """Apply ``function`` leaf by leaf.
 
     >>> each(torch.neg, {"a": torch.ones(1), "b": {"c": torch.zeros(1)}})
@@ -51,6 +51,20 @@ def device_of(x: Inputs) -> torch.device:
 def take(x: Inputs, rows: Tensor | slice | int) -> Inputs:
     """Some examples, by an index or a slice."""
     return x[rows] if isinstance(x, Tensor) else each(lambda leaf: leaf[rows], x)
+
+
+def joined(parts: list[Inputs]) -> Inputs:
+    """Several sets of examples, one behind the other."""
+    return each(lambda *leaves: torch.cat(leaves), *parts)
+
+
+def shape_of(x: Inputs) -> Any:
+    """The shape of one example: a tuple, or a dict of them.
+
+    >>> shape_of({"a": torch.zeros(3, 2), "b": torch.zeros(3)})
+    {'a': (2,), 'b': ()}
+    """
+    return each(lambda leaf: tuple(leaf.shape[1:]), x)
 
 
 def to(x: Inputs, device: torch.device | str) -> Inputs:

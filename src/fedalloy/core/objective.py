@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fedalloy.core.declared import declared
 from fedalloy.core.errors import SpecError
+from fedalloy.core.inputs import Inputs
 from fedalloy.core.keys import Key
 from fedalloy.core.types import Tree
 
@@ -56,20 +57,21 @@ class Objective(ABC):
 
     @abstractmethod
     def loss(
-        self, params: Tree, buffers: Tree, x: Tensor, y: Tensor, mask: Tensor | None, draw: Tensor | None
+        self, params: Tree, buffers: Tree, x: Inputs, y: Inputs, mask: Tensor | None, draw: Tensor | None
     ) -> tuple[Tensor, Tree]:
-        """Mean training loss over the (masked) batch, and the buffers after it."""
+        """Mean training loss over the (masked) batch, and the buffers after it. ``x`` is a tensor, or a dict of them
+        for a model with several inputs."""
 
     @abstractmethod
-    def outputs(self, params: Tree, buffers: Tree, x: Tensor) -> Tensor:
+    def outputs(self, params: Tree, buffers: Tree, x: Inputs) -> Tensor:
         """What the model says, in evaluation mode."""
 
     @abstractmethod
-    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+    def losses(self, outputs: Tensor, y: Inputs) -> Tensor:
         """The loss of every example."""
 
     @abstractmethod
-    def hits(self, outputs: Tensor, y: Tensor) -> Tensor:
+    def hits(self, outputs: Tensor, y: Inputs) -> Tensor:
         """Whether every example is classified correctly, as 0 or 1."""
 
     @declared
@@ -123,7 +125,7 @@ class Objective(ABC):
         """How many classes a model with roles knows; 0 for an ordinary one, which has outputs instead."""
         return 0
 
-    def trains_on_one(self, x: Tensor) -> bool:
+    def trains_on_one(self, x: Inputs) -> bool:
         """Whether the model can be trained on the one example ``x`` (BatchNorm over vectors cannot)."""
         return True
 

@@ -9,8 +9,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedalloy.core import tree
+from fedalloy.core import inputs, tree
 from fedalloy.core.contributions import Contributions, Notes, Payload, Stats
+from fedalloy.core.inputs import Inputs
 from fedalloy.core.keys import Key
 from fedalloy.core.names import NO_NAMES, Names
 from fedalloy.core.tree import Chunk, Tree, Weights
@@ -99,13 +100,14 @@ class Work:
 
 @dataclass(frozen=True)
 class Examples:
-    """One client's examples, or a common pool of them."""
+    """One client's examples, or a common pool of them; ``x`` and ``y`` are tensors, or dicts of them for models with
+    several inputs."""
 
-    x: Tensor
-    y: Tensor
+    x: Inputs
+    y: Inputs
 
     def __len__(self) -> int:
-        return len(self.y)
+        return inputs.length(self.y)
 
 
 @dataclass(frozen=True)
@@ -129,8 +131,8 @@ class Facts:
 class Block:
     """The examples of several clients inside one pool: client ``c`` owns rows ``start[c] .. start[c]+size[c]``."""
 
-    x: Tensor
-    y: Tensor
+    x: Inputs
+    y: Inputs
     start: Tensor
     size: Tensor
 
@@ -143,7 +145,8 @@ class Block:
         """A view of one client's examples."""
         begin = int(self.start[row])
         end = begin + int(self.size[row])
-        return Examples(self.x[begin:end], self.y[begin:end])
+        rows = slice(begin, end)
+        return Examples(inputs.take(self.x, rows), inputs.take(self.y, rows))
 
 
 @dataclass(frozen=True)

@@ -109,14 +109,15 @@ class Batched(Engine):
     ) -> Finished:
         with phase("plan"):
             block = prepare(algorithm, work, data, shared, ctx)
-        kernel = self._kernel(algorithm, task.objective, shared)
+        kernel = self._kernel(algorithm, task.objective, shared, data)
         with phase("compute"):
             return run_block(algorithm, task.objective, shared, states, block, ctx, kernel, vmapped)
 
-    def _kernel(self, algorithm: Algorithm, objective: Objective, shared: Shared) -> Kernel:
+    def _kernel(self, algorithm: Algorithm, objective: Objective, shared: Shared, data: Block) -> Kernel:
         """What takes the local steps: fused where model and solver allow it; otherwise graphs on a GPU, and plain vmap
         elsewhere and where batches must not be padded."""
-        layers, on_gpu = self._fused(algorithm, objective, shared), _on_gpu(shared)
+        on_gpu = _on_gpu(shared)
+        layers = self._fused(algorithm, objective, shared) if isinstance(data.x, Tensor) else None
         if layers is not None and descent_of(algorithm.solver) is None:
             return partial(fused_mixture.train, layers)
         if layers is not None and not on_gpu:

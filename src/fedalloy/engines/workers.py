@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from typing import Any, Literal
@@ -24,17 +25,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedalloy.core import tree
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.blocks import client_keys
 from fedalloy.core.contributions import Notes
 from fedalloy.core.errors import ClientError, FedalloyError, SpecError
+from fedalloy.core.program import Kernel
 from fedalloy.core.protocols import Engine, Outcome, Shared, Task
 from fedalloy.core.registry import register
 from fedalloy.core.screening import misfit
-from fedalloy.core.types import Cohort, Context, Contribution, Payload, State, Tree, Work
-from fedalloy.engines import inplace
-from fedalloy.engines.batched import Batched, dense_of
+from fedalloy.core.types import Block, Cohort, Context, Contribution, Payload, State, Tree, Work
+from fedalloy.engines import fused_mixture, inplace
+from fedalloy.engines.batched import dense_of
 from fedalloy.engines.exchange import Layout, shared_rows
 from fedalloy.engines.kinds import descent_of, pair_descent_of
 from fedalloy.engines.loop import Loop, run_one
@@ -118,8 +119,7 @@ class Crew:
     ) -> None:
         self.algorithm, self.task, self.slots = algorithm, task, slots
         mixes = pair_descent_of(algorithm.solver) is not None and not shared["buffers"]
-        self.fused = Batched(block=1) if mixes and dense_of(task.objective, shared) is not None else None
-        self.kernel = inplace.train if descent_of(algorithm.solver) is not None else None
+        self.layers = dense_of(task.objective, shared) if mixes else None
         payload = {part: declared.template(shared) for part, declared in algorithm.parts(shared).items()}
         self.layouts = {"shared": Layout.of(shared), "payload": Layout.of(payload), "state": Layout.of(state)}
         self.shared = shared_rows(1, self.layouts["shared"])
@@ -285,15 +285,16 @@ class Crew:
         return found.stats, plain_notes(found.notes or Notes.alone(found.payload))
 
     def _contribution(self, shared: Shared, state: State, work: Work, ctx: Context) -> Contribution:
-        if self.fused is None:
-            block, key = self.task.data("train", work.ids), client_keys(ctx.key, work.ids)
-            with torch.no_grad():
-                return run_one(self.algorithm, self.task, shared, state, block, work, 0, key, ctx, self.kernel)
-        client = int(work.ids[0])
-        outcome = self.fused(self.algorithm, self.task, shared, {client: state}, work, ctx)
-        payload = {part: tree.rows(leaves, 0) for part, leaves in outcome.cohort.payload.items()}
-        stats = {name: float(values[0]) for name, values in outcome.cohort.stats.items()}
-        return Contribution(payload, stats, outcome.states[client], outcome.cohort.notes)
+        block, key = self.task.data("train", work.ids), client_keys(ctx.key, work.ids)
+        with torch.no_grad():
+            return run_one(self.algorithm, self.task, shared, state, block, work, 0, key, ctx, self.kernel(block))
+
+    def kernel(self, block: Block) -> Kernel | None:
+        """What takes the local steps: in place where they are plain descent, fused where they are that on two models;
+        None: the plain kernel."""
+        if self.layers is not None and isinstance(block.x, Tensor):
+            return partial(fused_mixture.train, self.layers)
+        return inplace.train if descent_of(self.algorithm.solver) is not None else None
 
 
 def _serve(crew: Crew, pipe: Connection, parents_end: Connection) -> None:

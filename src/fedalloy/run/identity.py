@@ -6,15 +6,16 @@ threads, trackers, how often checkpoints are written, where client states lie.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import torch
 
-from fedalloy.core import registry
+from fedalloy.core import inputs, registry
 from fedalloy.core.algorithm import Algorithm, ServerState
 from fedalloy.core.errors import FedalloyError
-from fedalloy.core.fingerprint import VALUES, Plain, digest, of_tensor, portrait
+from fedalloy.core.fingerprint import VALUES, Plain, digest, portrait
+from fedalloy.core.inputs import Inputs
 from fedalloy.core.protocols import Engine, Objective, Task
 from fedalloy.run.config import RunConfig
 from fedalloy.tasks.federation import FederatedTask
@@ -119,12 +120,12 @@ def data_of(task: Task) -> Plain:
     if not isinstance(task, FederatedTask):
         return {**known, **_witnessed(task)}
     pools = task.pools
-    parts: Plain = {part: {"x": of_tensor(pool.x), "y": of_tensor(pool.y)} for part, pool in pools.items()}
+    parts: Plain = {part: {"x": portrait(pool.x), "y": portrait(pool.y)} for part, pool in pools.items()}
     sizes = digest(*(owned for pool in pools.values() for owned in (pool.start, pool.size)))
     common = task.global_test
     return {
         **known, **parts, "sizes": {"exact": sizes}, "newcomers": task.newcomers, "bounds": portrait(task.bounds),
-        "global_test": None if common is None else {"x": of_tensor(common.x), "y": of_tensor(common.y)},
+        "global_test": None if common is None else {"x": portrait(common.x), "y": portrait(common.y)},
         "classifier": None if task.classifier is None else _model(task.classifier),
     }  # fmt: skip
 
@@ -139,9 +140,13 @@ def _witnessed(task: Task) -> Plain:
         rows = [block.client(place) for place in range(len(ids))]
         found[part] = {
             "sizes": [len(row) for row in rows],
-            "x": {VALUES: digest(*(row.x for row in rows))}, "y": {VALUES: digest(*(row.y for row in rows))},
+            "x": {VALUES: _digest(row.x for row in rows)}, "y": {VALUES: _digest(row.y for row in rows)},
         }  # fmt: skip
     return found
+
+
+def _digest(examples: Iterable[Inputs]) -> str:
+    return digest(*(leaf for one in examples for leaf in inputs.leaves(one)))
 
 
 def _model(objective: Objective) -> Plain:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedalloy.core import tree
+from fedalloy.core import inputs
 from fedalloy.core.protocols import Task
 from fedalloy.tasks.computing import check_device
 
@@ -21,7 +21,8 @@ def placed(task: Task, device: str) -> Task:
 
 def _fits(task: Task, device: str) -> bool:
     """Whether the data leave room for the models; otherwise batches are copied when their step comes."""
-    size = sum(tree.nbytes({"x": pool.x, "y": pool.y}) for pool in task.pools.values())
+    leaves = (leaf for pool in task.pools.values() for part in (pool.x, pool.y) for leaf in inputs.leaves(part))
+    size = sum(leaf.numel() * leaf.element_size() for leaf in leaves)
     free, _ = torch.cuda.mem_get_info(device) if torch.device(device).type == "cuda" else (size * 2, 0)
     return size < 0.6 * free
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from fedalloy.core.arguments import convert
 from fedalloy.core.errors import SpecError, nearest
+from fedalloy.core.inputs import shape_of
 from fedalloy.core.keys import Key
 from fedalloy.core.spec import from_spec
 from fedalloy.tasks.computing import check_device
@@ -71,7 +72,7 @@ def make_task(
     rule = as_partition(partition, data)
     precision, scaling = _precision(dtype), _scaling(standardise or usual.standardise)
     bounds = data.bounds if scaling == "none" else None
-    shape, loss = tuple(data.x.shape[1:]), loss or usual.loss
+    shape, loss = shape_of(data.x), loss or usual.loss
     model = usual.model if model is None else model
     objective = make_objective(shape, data.classes, model, loss=loss, trainable=trainable, dtype=dtype, bounds=bounds)
     made = federate(
@@ -145,6 +146,11 @@ def as_factory(
     bounds: tuple[float, float] | None = None,
 ) -> Factory:
     """A function without arguments that builds the model for inputs of this shape, between these values."""
+    if not callable(model) and not isinstance(input_shape, tuple):
+        raise SpecError(
+            f"examples with the features {', '.join(input_shape)} by name need a model that takes them as keyword "
+            "arguments: give the function that builds it as 'model'"
+        )
     if model is None:
         model = "cnn" if len(input_shape) == 3 and min(input_shape[1:]) >= _SMALLEST_IMAGE else "logistic"
     if isinstance(model, nn.Module):
@@ -173,7 +179,8 @@ def _filled(
     outputs: int,
     bounds: tuple[float, float] | None,
 ) -> Factory:
-    known = {"inputs": math.prod(input_shape), "input_shape": input_shape, "classes": outputs, "bounds": bounds}
+    inputs = math.prod(input_shape) if isinstance(input_shape, tuple) else None  # several inputs have no one size
+    known = {"inputs": inputs, "input_shape": input_shape, "classes": outputs, "bounds": bounds}
     taken = inspect.signature(factory).parameters
     wanted = {name: value for name, value in known.items() if name in taken}
     return lambda: factory(**wanted)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedalloy.core import tree
+from fedalloy.core import inputs, tree
 from fedalloy.core.protocols import Objective
 from fedalloy.core.types import Block, Examples, Tree
 from fedalloy.tasks.metrics.metric import Metric, choose
@@ -85,11 +85,11 @@ def _score(
     if len(owner) == 0:
         return {name: torch.full((clients,), torch.nan, dtype=torch.float64) for name in chosen}
     kept: dict[str, list[Tensor]] = {name: [] for name in chosen}
-    device = next((leaf.device for leaf in params.values()), pool.x.device)
+    device = next((leaf.device for leaf in params.values()), inputs.device_of(pool.x))
     for part in _chunks(pool, rows, chunk):
-        outputs = objective.outputs(params, buffers, part.x.to(device))
+        outputs = objective.outputs(params, buffers, inputs.to(part.x, device))
         for name, metric in chosen.items():
-            kept[name].append(metric.evidence(objective, outputs, part.y.to(device)))
+            kept[name].append(metric.evidence(objective, outputs, inputs.to(part.y, device)))
     # Reduced on the CPU in float64: the order of the sums, and so every bit, is the same on all devices.
     return {
         name: metric.score(torch.cat(kept[name]).to("cpu", torch.float64), owner, clients)
@@ -133,8 +133,9 @@ def _side_by_side(
         running = int((size > begin).sum())
         place = torch.arange(begin, min(begin + width, longest))
         valid = place < size[:running].unsqueeze(1)
-        rows = (start[:running].unsqueeze(1) + torch.where(valid, place, 0)).to(block.y.device)
-        x, y = block.x[rows].to(device), block.y[rows[valid.to(rows.device)]].to(device)
+        rows = (start[:running].unsqueeze(1) + torch.where(valid, place, 0)).to(inputs.device_of(block.y))
+        x = inputs.to(inputs.take(block.x, rows), device)
+        y = inputs.to(inputs.take(block.y, rows[valid.to(rows.device)]), device)
         outputs = vmap(objective.outputs)(_first(params, running), _first(buffers, running), x)[valid.to(device)]
         owners.append(order[:running].unsqueeze(1).expand(-1, len(place))[valid])
         for name, metric in chosen.items():
@@ -161,14 +162,14 @@ def _rows(block: Block, owner: Tensor) -> Tensor | None:
     size, start = block.size.cpu(), block.start.cpu()
     offset = torch.arange(len(owner)) - (size.cumsum(0) - size)[owner]
     rows = start[owner] + offset
-    everything = len(rows) == len(block.y) and bool((rows == torch.arange(len(rows))).all())
+    everything = len(rows) == inputs.length(block.y) and bool((rows == torch.arange(len(rows))).all())
     return None if everything else rows
 
 
 def _chunks(pool: Examples, rows: Tensor | None, chunk: int) -> Iterator[Examples]:
     if rows is None:
-        for begin in range(0, len(pool), chunk):
-            yield Examples(pool.x[begin : begin + chunk], pool.y[begin : begin + chunk])
+        for some in inputs.pieces(len(pool), chunk):
+            yield Examples(inputs.take(pool.x, some), inputs.take(pool.y, some))
         return
-    for index in rows.to(pool.y.device).split(chunk):
-        yield Examples(pool.x[index], pool.y[index])
+    for index in rows.to(inputs.device_of(pool.y)).split(chunk):
+        yield Examples(inputs.take(pool.x, index), inputs.take(pool.y, index))

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from fedalloy.core import inputs
 from fedalloy.core.errors import DataError, FedalloyError, SpecError
+from fedalloy.core.inputs import Inputs
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import DataPart, LocalSolver, Objective, Task
 from fedalloy.core.task import TaskAround
@@ -33,19 +35,20 @@ ENCODING = (
 Naming = Callable[[int], str]
 
 
-def check_examples(x: Tensor, y: Tensor, classes: int | None, owner: Tensor | None = None, name: Naming = str) -> None:
+def check_examples(x: Inputs, y: Inputs, classes: int | None, owner: Tensor | None = None, name: Naming = str) -> None:
     """Refuse examples that are no finite numbers, or whose label is no class below ``classes`` (None: any from 0).
 
     ``owner`` is the client of every row; without it, or where it is negative, rows are nobody's.
     """
-    if not _finite(x):
-        bad = ~x.reshape(len(x), -1).isfinite().all(1)
-        _refuse(bad, owner, name, "NaN or infinity in their features", "fill such gaps or leave these examples out")
-    if y.is_floating_point():
-        if not _finite(y):
-            bad = ~y.reshape(len(y), -1).isfinite().all(1)
+    for leaf in inputs.leaves(x):
+        if not _finite(leaf):
+            bad = ~leaf.reshape(len(leaf), -1).isfinite().all(1)
+            _refuse(bad, owner, name, "NaN or infinity in their features", "fill such gaps or leave these examples out")
+    for leaf in inputs.leaves(y):
+        if not _finite(leaf):
+            bad = ~leaf.reshape(len(leaf), -1).isfinite().all(1)
             _refuse(bad, owner, name, "NaN or infinity as their target", "leave these examples out")
-    elif len(y):
+    if isinstance(y, Tensor) and not y.is_floating_point() and len(y):
         _check_labels(y, classes, owner, name)
 
 
@@ -57,20 +60,20 @@ def examined(task: Task) -> Task:
         return task if isinstance(task, ExaminedTask) else ExaminedTask(task)
     if task in _examined:
         return task
-    limit = label_limit(task.objective, pools["train"].x[:2], pools["train"].y[:2])
+    limit = label_limit(task.objective, *_two(pools["train"]))
     for part, pool in pools.items():
         _check_block(pool, torch.arange(len(pool.size)), part, limit, _naming(task))
     _examined[task] = True
     return task
 
 
-def label_limit(objective: Objective, x: Tensor, y: Tensor) -> int | None:
+def label_limit(objective: Objective, x: Inputs, y: Inputs) -> int | None:
     """How many classes a model and its loss tell apart, None where that cannot be known; tried on two examples, so that
     a model that does not fit the data is found before round 1."""
-    if not len(x) or "classify" not in objective.roles:
+    if not inputs.length(x) or "classify" not in objective.roles:
         return None
-    params, buffers = objective.init(Key.of(0))
-    params, buffers = ({name: leaf.to(x.device) for name, leaf in leaves.items()} for leaves in (params, buffers))
+    device = inputs.device_of(x)
+    params, buffers = ({name: leaf.to(device) for name, leaf in made.items()} for made in objective.init(Key.of(0)))
     loss = objective.loss_name
     try:
         with torch.no_grad():
@@ -80,7 +83,7 @@ def label_limit(objective: Objective, x: Tensor, y: Tensor) -> int | None:
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         if isinstance(error, FedalloyError):
             raise
-        shapes = f"features of shape {tuple(x.shape[1:])} and a label of type {y.dtype}"
+        shapes = f"features of shape {inputs.shape_of(x)} and a label of type {next(inputs.leaves(y)).dtype}"
         raise SpecError(f"the model or its loss cannot take an example with {shapes}: {error}") from error
     classes = int(outputs.shape[1]) if outputs.dim() == 2 else None
     return {"binary": 2, "cross_entropy": classes}.get(str(loss))
@@ -110,7 +113,7 @@ class ExaminedTask(TaskAround):
             rows = torch.tensor(fresh)
             some = Block(block.x, block.y, block.start.cpu()[rows], block.size.cpu()[rows])
             if not self.limits:
-                self.limits.append(label_limit(self.objective, block.x[:2], block.y[:2]))
+                self.limits.append(label_limit(self.objective, *_two(block)))
             _check_block(some, ids.cpu()[rows], part, self.limits[0], _naming(self.task))
             self._remember(part, [int(ids[row]) for row in fresh])
         return block
@@ -170,11 +173,16 @@ def _check_block(block: Block, ids: Tensor, part: str, limit: int | None, name: 
     start, size = block.start.cpu(), block.size.cpu()
     owner = torch.repeat_interleave(ids, size)
     x, y = block.x, block.y
-    side_by_side = len(x) == int(size.sum()) and bool((start == size.cumsum(0) - size).all())
+    side_by_side = inputs.length(x) == int(size.sum()) and bool((start == size.cumsum(0) - size).all())
     if not side_by_side:
         rows = torch.cat([torch.arange(int(a), int(a + n)) for a, n in zip(start, size, strict=True)] or [start])
-        x, y = x[rows.to(x.device)], y[rows.to(y.device)]
+        x, y = (inputs.take(part, rows.to(inputs.device_of(part))) for part in (x, y))
     check_examples(x, y, limit, owner, lambda client: f"{name(client)} [{part}]" if part != "train" else name(client))
+
+
+def _two(block: Block) -> tuple[Inputs, Inputs]:
+    """The first two examples of a pool."""
+    return inputs.take(block.x, slice(2)), inputs.take(block.y, slice(2))
 
 
 def _check_labels(y: Tensor, classes: int | None, owner: Tensor | None, name: Naming) -> None:

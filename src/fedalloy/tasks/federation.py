@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
+from fedalloy.core import inputs
 from fedalloy.core.errors import DataError, SpecError, nearest
+from fedalloy.core.inputs import Inputs
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import DataPart, Objective, Task
 from fedalloy.core.types import Block, Examples
@@ -28,17 +30,17 @@ _WITNESSES = 100
 class Pool:
     """The examples of all clients side by side: client k owns rows ``start[k] .. start[k] + size[k]``."""
 
-    x: Tensor
-    y: Tensor
+    x: Inputs
+    y: Inputs
     start: Tensor
     size: Tensor
 
     @staticmethod
-    def gather(x: Tensor, y: Tensor, hands: Sequence[Tensor]) -> Pool:
+    def gather(x: Inputs, y: Inputs, hands: Sequence[Tensor]) -> Pool:
         """Copy every client's rows next to each other, once."""
         size = torch.tensor([len(rows) for rows in hands], dtype=torch.int64)
         order = torch.cat(list(hands))
-        return Pool(x[order], y[order], size.cumsum(0) - size, size)
+        return Pool(inputs.take(x, order), inputs.take(y, order), size.cumsum(0) - size, size)
 
     def block(self, ids: Tensor) -> Block:
         """Some clients; the examples themselves are not copied."""
@@ -196,7 +198,7 @@ class GeneratedTask(Task):
         ids = self.key.fold("witnesses").choice(self.population, min(_WITNESSES, self.population))
         block = self.data("test", ids)
         rows = [block.client(row) for row in range(len(ids))]
-        union = Examples(torch.cat([row.x for row in rows]), torch.cat([row.y for row in rows]))
+        union = Examples(inputs.joined([row.x for row in rows]), inputs.joined([row.y for row in rows]))
         return union if len(union) else None
 
     def to(self, device: torch.device | str | None, dtype: torch.dtype | None = None) -> GeneratedTask:
@@ -228,7 +230,7 @@ def _newcomers_last(assignment: list[Tensor], newcomers: int, key: Key) -> list[
 def _union(test: Pool, clients: int) -> Examples | None:
     """The test parts of the first clients, which lie side by side, as one set."""
     count = int(test.size[:clients].sum())
-    return Examples(test.x[:count], test.y[:count]) if count else None
+    return Block(test.x, test.y, torch.tensor([0]), torch.tensor([count])).client(0) if count else None
 
 
 def _standardised(pools: Sequence[Pool], dataset: Dataset) -> list[Pool]:
@@ -238,8 +240,12 @@ def _standardised(pools: Sequence[Pool], dataset: Dataset) -> list[Pool]:
             "standardise = 'client' has no scale for the common test set of these data, which is no client's: "
             "leave it out (or 'none')"
         )
-    scaler = Scaler.learn(pools[0].x, pools[0].size)
-    return [replace(pool, x=scaler.apply(pool.x, pool.size)) for pool in pools]
+    first = pools[0]
+
+    def scaled(leaf: Tensor, learned: Tensor, size: Tensor) -> Tensor:
+        return Scaler.learn(learned, first.size).apply(leaf, size)
+
+    return [replace(pool, x=inputs.each(partial(scaled, size=pool.size), pool.x, first.x)) for pool in pools]
 
 
 def _names(dataset: Dataset, assignment: Sequence[Tensor]) -> tuple[str, ...] | None:
@@ -252,12 +258,14 @@ def _names(dataset: Dataset, assignment: Sequence[Tensor]) -> tuple[str, ...] | 
     return tuple(dataset.names[owner[0]] for owner in owners) if pure and distinct else None
 
 
-def _moved(examples: Examples, device: torch.device | str | None, dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
+def _moved(examples: Examples, device: torch.device | str | None, dtype: torch.dtype | None) -> tuple[Inputs, Inputs]:
     """Features and targets on a device; class numbers keep their type."""
-    x, y = examples.x.to(device), examples.y.to(device)
-    if dtype is None:
-        return x, y
-    return (x.to(dtype) if x.is_floating_point() else x), (y.to(dtype) if y.is_floating_point() else y)
+
+    def moved(leaf: Tensor) -> Tensor:
+        leaf = leaf.to(device)
+        return leaf.to(dtype) if dtype is not None and leaf.is_floating_point() else leaf
+
+    return inputs.each(moved, examples.x), inputs.each(moved, examples.y)
 
 
 def _check_part(part: str) -> None:

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedalloy.core.errors import SpecError
+from fedalloy.core.inputs import Inputs, device_of, each
+from fedalloy.core.inputs import leaves as leaves_of
 from fedalloy.core.keys import Key
 from fedalloy.core.objective import Objective
 from fedalloy.core.types import Tree
@@ -24,6 +26,7 @@ Factory = Callable[[], nn.Module]
 class ModuleObjective(Objective):
     """A model built by ``factory`` and a loss.
 
+    Examples that are dicts of tensors reach the model as keyword arguments.
     ``loss`` is ``cross_entropy``, ``binary``, ``mse`` or a function of ``(outputs, y)`` with one value per
     example. ``trainable`` are name patterns (``head.*``): what they do not match is frozen, stays inside
     the objective and is neither trained nor exchanged. All functions are pure, so they work under
@@ -64,7 +67,7 @@ class ModuleObjective(Objective):
         """Whether examples of a training batch see each other (BatchNorm), so that no row may be padding."""
         return any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in self._training.modules())
 
-    def trains_on_one(self, x: Tensor) -> bool:
+    def trains_on_one(self, x: Inputs) -> bool:
         """Whether the model can be trained on the one example ``x``: BatchNorm over vectors finds no spread there."""
         if not self.needs_full_batches:
             return True
@@ -72,7 +75,7 @@ class ModuleObjective(Objective):
         leaves = {**self._here(x), **params, **buffers, **self._masks(torch.zeros((), dtype=torch.int64))}
         try:
             with torch.no_grad():
-                functional_call(self._training, leaves, (self._input(x),))
+                self._called(self._training, leaves, x)
         except ValueError as error:
             return "more than 1 value per channel" not in str(error)
         return True
@@ -140,7 +143,7 @@ class ModuleObjective(Objective):
         return params, {name: leaves[name] for name in self._selection.buffers}
 
     def loss(
-        self, params: Tree, buffers: Tree, x: Tensor, y: Tensor, mask: Tensor | None = None, draw: Tensor | None = None
+        self, params: Tree, buffers: Tree, x: Inputs, y: Inputs, mask: Tensor | None = None, draw: Tensor | None = None
     ) -> tuple[Tensor, Tree]:
         """Mean training loss over the (masked) batch, and the buffers after it.
 
@@ -154,14 +157,12 @@ class ModuleObjective(Objective):
             )
         new = _own(buffers, x, params)
         leaves = {**self._here(x), **params, **new, **self._masks(draw)}
-        losses = self._loss.losses(functional_call(self._training, leaves, (self._input(x),)), y)
+        losses = self._loss.losses(self._called(self._training, leaves, x), y)
         return _mean(losses, mask), new
 
-    def outputs(self, params: Tree, buffers: Tree, x: Tensor) -> Tensor:
+    def outputs(self, params: Tree, buffers: Tree, x: Inputs) -> Tensor:
         """What the model says, in evaluation mode."""
-        leaves = {**self._here(x), **params, **buffers}
-        result: Tensor = functional_call(self._evaluation, leaves, (self._input(x),))
-        return result
+        return self._called(self._evaluation, {**self._here(x), **params, **buffers}, x)
 
     @property
     def roles(self) -> frozenset[str]:
@@ -206,12 +207,20 @@ class ModuleObjective(Objective):
             torch.default_generator.manual_seed(key.seed())
             return self._factory().to(self._dtype)
 
+    def _called(self, module: nn.Module, leaves: Tree, x: Inputs) -> Tensor:
+        """What a module with these leaves says: of one tensor, or of several by the names of its arguments."""
+        if isinstance(x, Tensor):
+            result: Tensor = functional_call(module, leaves, (self._input(x),))
+        else:
+            result = functional_call(module, leaves, (), {name: each(self._input, value) for name, value in x.items()})
+        return result
+
     def _input(self, x: Tensor) -> Tensor:
         return x.to(self._dtype) if x.is_floating_point() else x
 
-    def _here(self, x: Tensor) -> Tree:
+    def _here(self, x: Inputs) -> Tree:
         """The frozen leaves where the data is; no copy when ``to`` has put them there."""
-        return {name: leaf.to(x.device) for name, leaf in self._constants.items()}
+        return {name: leaf.to(device_of(x)) for name, leaf in self._constants.items()}
 
     def _masks(self, draw: Tensor | None) -> Tree:
         """One key per dropout: the draw of the step folded with the module's ordinal."""
@@ -234,13 +243,14 @@ def _skeleton(module: nn.Module) -> nn.Module:
     return copy.deepcopy(module, {id(leaf): leaf for leaf in [*module.parameters(), *module.buffers()]})
 
 
-def _own(buffers: Tree, x: Tensor, params: Tree) -> Tree:
+def _own(buffers: Tree, x: Inputs, params: Tree) -> Tree:
     """Copies that a module may write to. Adding a zero made from the data and the parameters gives the copy
     every batch axis they have: under vmap a module cannot write a batched value into a shared buffer."""
     if not buffers:
         return {}
-    zero = torch.zeros_like(x.reshape(-1)[:1]).sum()
-    for leaf in params.values():
+    first, *others = leaves_of(x)
+    zero = torch.zeros_like(first.reshape(-1)[:1]).sum()
+    for leaf in (*others, *params.values()):
         zero = zero + torch.zeros_like(leaf.reshape(-1)[:1]).sum()
     return {name: leaf + zero.to(leaf.dtype) for name, leaf in buffers.items()}
 

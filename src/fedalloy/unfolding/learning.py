@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedalloy.core import inputs
 from fedalloy.core.errors import CheckpointError, SpecError
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Engine, Task
@@ -163,8 +164,9 @@ def valid_loss(course: Course, params: Tree, buffers: Tree) -> float:
     outer, device, total = course.outer, next(iter(params.values())).device, 0.0
     for row in range(len(block.size)):
         own = block.client(row)
-        for x, y in zip(own.x.split(4096), own.y.split(4096), strict=True):
-            total += float(outer.losses(outer.outputs(params, buffers, x.to(device)), y.to(device)).double().sum())
+        for some in inputs.pieces(len(own), 4096):
+            x, y = (inputs.to(inputs.take(part, some), device) for part in (own.x, own.y))
+            total += float(outer.losses(outer.outputs(params, buffers, x), y).double().sum())
     return total / int(block.size.sum())
 
 

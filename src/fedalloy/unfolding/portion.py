@@ -8,6 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from fedalloy.core import inputs
 from fedalloy.core.fraction import fractions_of
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import DataPart
@@ -38,5 +39,5 @@ class Portion(TaskAround):
             int(whole.start[k]) + self.key.fold(k).permutation(int(whole.size[k]))[: int(size[k])].sort().values
             for k in range(self.population)
         ]
-        chosen = torch.cat(rows).to(whole.y.device)
-        return Block(whole.x[chosen], whole.y[chosen], size.cumsum(0) - size, size)
+        chosen = torch.cat(rows).to(inputs.device_of(whole.y))
+        return Block(inputs.take(whole.x, chosen), inputs.take(whole.y, chosen), size.cumsum(0) - size, size)

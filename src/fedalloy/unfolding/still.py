@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedalloy.core import tree
+from fedalloy.core import inputs, tree
 from fedalloy.core.blocks import client_keys, dropout_draws
+from fedalloy.core.inputs import Inputs
 from fedalloy.core.types import Block, Context, Plan, Tree
 from fedalloy.unfolding.course import Course
 
@@ -65,8 +66,9 @@ def _pieces(course: Course, fixed: Fixed) -> Iterator[_Piece | _Batch]:
     device = next(iter(fixed.params.values())).device
     for row, counts in enumerate(_counts(plan, block.size.cpu())):
         own = block.client(row)
-        for x, y, count in zip(own.x.split(_CHUNK), own.y.split(_CHUNK), counts.split(_CHUNK), strict=True):
-            yield _Piece(course, fixed.buffers, x.to(device), y.to(device), count.to(device))
+        for some in inputs.pieces(len(own), _CHUNK):
+            x, y = (inputs.to(inputs.take(part, some), device) for part in (own.x, own.y))
+            yield _Piece(course, fixed.buffers, x, y, counts[some].to(device))
 
 
 def _counts(plan: Plan, sizes: Tensor) -> Iterator[Tensor]:
@@ -81,8 +83,8 @@ def _counts(plan: Plan, sizes: Tensor) -> Iterator[Tensor]:
 class _Piece:
     course: Course
     buffers: Tree
-    x: Tensor
-    y: Tensor
+    x: Inputs
+    y: Inputs
     counts: Tensor
 
     def __call__(self, params: Tree) -> Tensor:
@@ -95,8 +97,8 @@ class _Piece:
 class _Batch:
     course: Course
     buffers: Tree
-    x: Tensor
-    y: Tensor
+    x: Inputs
+    y: Inputs
     draw: Tensor
 
     def __call__(self, params: Tree) -> Tensor:
@@ -108,6 +110,6 @@ def _batches(course: Course, fixed: Fixed, block: Block, plan: Plan, draws: Tens
     for row in range(len(block.size)):
         own = block.client(row)
         for step in range(int(plan.steps[row])):
-            chosen = plan.index[row, step][plan.mask[row, step]].to(own.y.device)
-            x, y = own.x[chosen].to(device), own.y[chosen].to(device)
+            chosen = plan.index[row, step][plan.mask[row, step]].to(inputs.device_of(own.y))
+            x, y = (inputs.to(inputs.take(part, chosen), device) for part in (own.x, own.y))
             yield _Batch(course, fixed.buffers, x, y, draws[row, step].to(device))

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedalloy.core import registry
+from fedalloy.core import inputs, registry
 from fedalloy.core.errors import DataError
+from fedalloy.core.inputs import Inputs
 from fedalloy.core.keys import Key
 from fedalloy.core.types import Examples
 from fedalloy.tasks.examining import ENCODING, check_examples
@@ -25,6 +26,7 @@ _MOST_CLASSES = 1 << 16
 class Dataset:
     """Examples before they are dealt to clients.
 
+    ``x`` is a tensor, or a dict of them for a model with several inputs.
     ``y`` holds class numbers (int64) or targets (float, then ``classes`` is 0). ``owner`` is the natural
     client of every example (-1: nobody's), ``held_out`` its natural test flag, ``test`` a global test set that
     comes with the data, ``names`` the names of the natural clients, ``bounds`` the lowest and highest value that the
@@ -32,7 +34,7 @@ class Dataset:
     infinite and labels that are no class number are refused.
     """
 
-    x: Tensor
+    x: Inputs
     y: Tensor
     classes: int
     owner: Tensor | None = None
@@ -45,10 +47,11 @@ class Dataset:
     def __post_init__(self) -> None:
         for name in ("x", "owner", "held_out"):
             column = getattr(self, name)
-            if column is not None and len(column) != len(self.y):
-                raise DataError(
-                    f"dataset has {len(self.y)} labels but {len(column)} rows of '{name}': give one per example"
-                )
+            for rows in () if column is None else map(len, inputs.leaves(column)):
+                if rows != len(self.y):
+                    raise DataError(
+                        f"dataset has {len(self.y)} labels but {rows} rows of '{name}': give one per example"
+                    )
         if len(self.y) == 0:
             raise DataError("dataset has no examples")
         if self.owner is not None and self.names is not None and int(self.owner.max()) >= len(self.names):
