@@ -16,11 +16,11 @@ from fedalloy.compare import jobs
 from fedalloy.compare.comparing import compare, select
 from fedalloy.compare.jobs import Job, News
 from fedalloy.compare.naming import settings_folders
-from fedalloy.compare.outcome import Outcome, name_of, read_outcome
-from fedalloy.compare.table import Spread, summarise
 from fedalloy.core.errors import CheckpointError, SpecError
 from fedalloy.recipe import parse
 from fedalloy.records.folder import RunFolder
+from fedalloy.results.outcome import RunOutcome, name_of, read_outcome
+from fedalloy.results.table import Spread, summarise
 
 TINY: dict[str, dict[str, Any]] = {
     "task": {"model": "logistic"},
@@ -35,8 +35,8 @@ def tiny(**tables):
     return parse({**TINY, **tables})
 
 
-def run(name: str, seed: int, mean: float, state: str = "finished", reached: int | None = None) -> Outcome:
-    return Outcome(name, seed, state, round=2, rounds=2, target=0.5, reached=reached, scores={"mean": mean})
+def run(name: str, seed: int, mean: float, state: str = "finished", reached: int | None = None) -> RunOutcome:
+    return RunOutcome(name, seed, state, round=2, rounds=2, target=0.5, reached=reached, scores={"mean": mean})
 
 
 def test_the_table_averages_over_seeds_and_pairs_by_seed():
@@ -53,7 +53,7 @@ def test_the_table_averages_over_seeds_and_pairs_by_seed():
     assert second.difference.deviation == pytest.approx(statistics.stdev([0.1, 0.2]))
     assert first.target_text == "1.0 (1/2)"
     assert summarise([run("a", 0, 0.5)])[0].target_text == "not reached"
-    assert summarise([Outcome("a", 0, "finished", scores={"mean": 0.5})])[0].target_text == "", "nobody asked"
+    assert summarise([RunOutcome("a", 0, "finished", scores={"mean": 0.5})])[0].target_text == "", "nobody asked"
     assert second.target_text == "3.0 ± 1.4"
 
 

@@ -17,6 +17,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src"
 ROOMS = {"solvers", "weightings", "servers", "wire", "tasks", "engines", "records"}
+# What readers of finished runs build on; nobody below them may look at results.
+RESULTS_READ = {"core", "records", "tasks"}
+BELOW_RESULTS = {"algorithms", "recipe", "run", "synthetic", "unfolding"}
 # Whatever is neither core, nor a room, nor one of these builds on the rooms (algorithms, run, report, flower, ...).
 EDGE = {"cli", "docs", "__main__"}
 HEAVY = ["clarabel", "flwr", "matplotlib", "pandas", "plotly", "pyarrow", "pydantic", "qpsolvers", "rich"]
@@ -84,6 +87,10 @@ def fault(module: str, imported: str) -> str | None:
         return "core imports nothing else of fedalloy"
     if here in ROOMS and there != "core":
         return f"{here} may import core and itself, not {there or 'the top package'}"
+    if here == "results" and there not in RESULTS_READ:
+        return f"results stand on records and metrics, not on {there or 'the top package'}"
+    if there == "results" and here in BELOW_RESULTS:
+        return f"{here} stands below results"
     return None
 
 
@@ -133,6 +140,9 @@ def test_no_module_imports_what_it_may_not():
         ("run.py", "from flwr.common import Context"),
         ("run.py", "from fedalloy.cli import main"),
         ("records/store.py", "from fedalloy.run import fit"),
+        ("results/outcome.py", "from fedalloy.compare import jobs"),
+        ("results/outcome.py", "from fedalloy.recipe import Recipe"),
+        ("run/fit.py", "from fedalloy.results.outcome import read_outcome"),
     ],
 )
 def test_a_planted_import_is_caught(file, code):
@@ -148,6 +158,11 @@ def test_a_planted_import_is_caught(file, code):
         ("engines/flower.py", "import flwr"),
         ("engines/flower_grid.py", "import flwr"),
         ("flower/app.py", "from flwr.server import ServerApp\nfrom fedalloy.engines import loop"),
+        (
+            "results/outcome.py",
+            "from fedalloy.records.reading import read_run\nfrom fedalloy.tasks.metrics import summary",
+        ),
+        ("report/page.py", "from fedalloy.results.stories import gather"),
         ("run.py", "from fedalloy.engines import loop\nfrom fedalloy.recipe import Recipe"),
         ("cli/__init__.py", "from fedalloy import fit\nimport rich\nfrom fedalloy.report import page"),
     ],

@@ -18,9 +18,6 @@ from typer.testing import CliRunner
 from fedalloy import algorithms
 from fedalloy.cli.app import app
 from fedalloy.compare.comparing import compare
-from fedalloy.compare.outcome import read_outcome
-from fedalloy.compare.served import client_values, completed, noted_direction
-from fedalloy.compare.table import Spread, summarise
 from fedalloy.core import registry
 from fedalloy.core.errors import SpecError
 from fedalloy.export.latex import latex
@@ -30,8 +27,11 @@ from fedalloy.records import toml
 from fedalloy.records.index import Index
 from fedalloy.records.reading import read_run
 from fedalloy.report.data.personal import _moments
-from fedalloy.report.gathering import gather
 from fedalloy.report.page import page
+from fedalloy.results.outcome import read_outcome
+from fedalloy.results.served import client_values, completed, noted_direction
+from fedalloy.results.stories import gather
+from fedalloy.results.table import Spread, summarise
 from fedalloy.run.config import RunConfig
 from fedalloy.run.fit import fit
 from fedalloy.serve import answers

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from fedalloy.compare.comparing import compare
-from fedalloy.compare.table import summarise
 from fedalloy.core.errors import CheckpointError
 from fedalloy.recipe import parse
 from fedalloy.report.data import result_rows
-from fedalloy.report.gathering import gather
 from fedalloy.report.page import page, write_page
+from fedalloy.results.stories import gather
+from fedalloy.results.table import summarise
 
 VOID = {"meta", "link"}
 

@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 
 from fedalloy.cli.app import app
 from fedalloy.compare.jobs import News, Watcher
-from fedalloy.compare.outcome import read_outcome
 from fedalloy.core.errors import DataError, SpecError
 from fedalloy.records.reading import read_run
 from fedalloy.reproduce.declaring import load_experiment, target_of
@@ -23,6 +22,7 @@ from fedalloy.reproduce.measuring import Wish, measure
 from fedalloy.reproduce.page import write_page
 from fedalloy.reproduce.results import Measured, Results, read_results, write_results
 from fedalloy.reproduce.scoring import over_clients, scores_of
+from fedalloy.results.outcome import read_outcome
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = """

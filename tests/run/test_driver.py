@@ -17,12 +17,12 @@ import pytest
 import torch
 
 from fedalloy import algorithms
-from fedalloy.compare.outcome import read_outcome
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.errors import CheckpointError, ClientError, RunLocked, SpecError
 from fedalloy.core.keys import Key
 from fedalloy.records.folder import RunFolder
 from fedalloy.records.reading import read_run
+from fedalloy.results.outcome import read_outcome
 from fedalloy.run.config import RunConfig
 from fedalloy.run.fit import RunResult, as_algorithm, fit
 from fedalloy.run.health import BARREN_LIMIT

@@ -16,8 +16,8 @@ from fedalloy.cli.run import Changes, Json, Quick, Track
 
 if TYPE_CHECKING:
     from fedalloy.compare.comparing import Comparison
-    from fedalloy.compare.table import Row, Spread
     from fedalloy.recipe import Recipe
+    from fedalloy.results.table import ResultRow, Spread
 
 COLUMNS = ("algorithm", "mean", "worst 10 %", "Gini", "rounds to target", "vs first (paired)", "seeds")
 
@@ -156,13 +156,13 @@ def _notes(folder: Path) -> list[str]:
     return list(dict.fromkeys(map(str, said)))
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: ResultRow) -> list[str]:
     shown = [_text(value, row) for value in (row.mean, row.worst_served, row.gini)]
     paired = row.difference.text(signed=True) if row.difference else ""
     return [row.name, *shown, row.target_text, paired, row.coverage]
 
 
-def _text(spread: Spread | None, row: Row) -> str:
+def _text(spread: Spread | None, row: ResultRow) -> str:
     """A number; nothing where finished runs have none, as the worst served by a metric without a direction."""
     return spread.text() if spread else "" if row.seeds else (row.failed or row.unfinished)[0].state
 

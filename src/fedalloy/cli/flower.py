@@ -281,7 +281,7 @@ def _server_json(server: Server | None) -> dict[str, object] | None:
 
 
 def _conclude(ended: str, folder: Path) -> None:
-    from fedalloy.compare.outcome import read_outcome
+    from fedalloy.results.outcome import read_outcome
 
     if ended != "finished:completed":
         complain(f"the run ended as {ended}; {folder / 'federation.log'} says why. The same command goes on")

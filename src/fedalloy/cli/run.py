@@ -13,8 +13,8 @@ from fedalloy.cli.importing import AllowImports
 from fedalloy.cli.progress import watch_run
 
 if TYPE_CHECKING:
-    from fedalloy.compare.outcome import Outcome
     from fedalloy.recipe import Experiment
+    from fedalloy.results.outcome import RunOutcome
 
 Changes = Annotated[
     list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="Change a value of the recipe; may be repeated.")
@@ -51,9 +51,9 @@ def run(
     Ctrl-C ends it after the round in progress, with a checkpoint; --resume goes on from there, and with a larger
     run.rounds makes a run longer.
     """
-    from fedalloy.compare.outcome import read_outcome
     from fedalloy.recipe import load, resolve
     from fedalloy.recipe import quick as shortened
+    from fedalloy.results.outcome import read_outcome
     from fedalloy.run.interrupt import Caught, exit_code
 
     wanted, caught = load(recipe, changes), Caught()
@@ -117,7 +117,7 @@ def seconds(folder: Path) -> dict[str, float]:
 
 
 def _introduce(experiment: Experiment, folder: Path, compared: list[Any], seeds: int) -> None:
-    from fedalloy.compare.outcome import name_of
+    from fedalloy.results.outcome import name_of
 
     config = experiment.config
     typer.echo(f"{name_of(experiment.resolved)}, seed {config.seed}, {config.rounds} rounds -> {folder}")
@@ -125,7 +125,7 @@ def _introduce(experiment: Experiment, folder: Path, compared: list[Any], seeds:
         typer.echo(f"(one run; 'fedalloy compare' makes all {max(1, len(compared)) * seeds} of this recipe)")
 
 
-def _conclude(outcome: Outcome, folder: Path, profile: bool) -> None:
+def _conclude(outcome: RunOutcome, folder: Path, profile: bool) -> None:
     if outcome.scores:
         names = ["mean", "worst_served", "best_served", "gini", "variance"]
         labels = [f"{outcome.metric} (mean)", "worst 10 %", "best 10 %", "Gini", "variance (%²)"]

@@ -57,9 +57,9 @@ def _run_in(folder: Path) -> Path:
 
 def show_run(folder: Path, as_json: bool) -> None:
     """What a run did and how it ended."""
-    from fedalloy.compare.outcome import read_outcome
     from fedalloy.records import toml
     from fedalloy.records.reading import read_run
+    from fedalloy.results.outcome import read_outcome
 
     outcome, record = read_outcome(folder), read_run(folder)
     if as_json:

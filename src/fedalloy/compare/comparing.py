@@ -13,8 +13,6 @@ from typing import Any
 
 from fedalloy.compare.jobs import Broken, Job, Watcher, is_done, run_jobs
 from fedalloy.compare.naming import folders, safe, settings_folders
-from fedalloy.compare.outcome import Outcome, read_outcome
-from fedalloy.compare.table import Row, summarise
 from fedalloy.compare.tuned import Tried, Tries, Tuned, set_aside, tuned_json
 from fedalloy.core import registry
 from fedalloy.core.errors import SpecError, nearest
@@ -24,6 +22,8 @@ from fedalloy.recipe.resolving import cores, entry_names, resolve, scored, with_
 from fedalloy.recipe.tables import EntryTable, Recipe
 from fedalloy.records import atomic
 from fedalloy.records.reading import is_run
+from fedalloy.results.outcome import RunOutcome, read_outcome
+from fedalloy.results.table import ResultRow, summarise
 from fedalloy.run.config import check_direction
 from fedalloy.tasks.metrics.direction import best, higher_is_better
 
@@ -35,9 +35,9 @@ class Stuck:
     state: str
     reason: str
 
-    def of(self, job: Job) -> Outcome:
+    def of(self, job: Job) -> RunOutcome:
         """What became of a run that was not begun."""
-        return Outcome(job.name, job.seed, self.state, self.reason)
+        return RunOutcome(job.name, job.seed, self.state, self.reason)
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class Comparison:
     """All outcomes, what tuning chose, and the table."""
 
     folder: Path
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[RunOutcome, ...]
     tuned: tuple[Tuned, ...]
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[ResultRow]:
         """One row per algorithm."""
         return summarise(self.outcomes)
 
@@ -231,10 +231,10 @@ def _best(name: str, tried: Sequence[Tried], higher: bool) -> Tuned | None:
     return None if found is None else Tuned(name, found.settings, tuple(tried))
 
 
-def _outcome(job: Job, broken: Broken) -> Outcome:
+def _outcome(job: Job, broken: Broken) -> RunOutcome:
     news = broken.get(job.folder)
     if news is not None and not is_run(job.folder):
-        return Outcome(job.name, job.seed, news.state, news.text, folder=job.folder)
+        return RunOutcome(job.name, job.seed, news.state, news.text, folder=job.folder)
     found = replace(read_outcome(job.folder), name=job.name)
     return replace(found, state=news.state, reason=news.text) if news is not None else found
 

@@ -7,9 +7,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedalloy.compare.outcome import read_outcome
-from fedalloy.compare.table import Row, Spread, summarise
 from fedalloy.records import atomic
+from fedalloy.results.outcome import read_outcome
+from fedalloy.results.table import ResultRow, Spread, summarise
 from fedalloy.tasks.metrics.direction import best
 
 _SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
@@ -24,7 +24,7 @@ def write_latex(path: Path, runs: Sequence[Path]) -> int:
     return len(table)
 
 
-def latex(table: Sequence[Row], metric: str) -> str:
+def latex(table: Sequence[ResultRow], metric: str) -> str:
     """The table as text."""
     higher = table[0].higher_is_better if table else None
     columns: dict[str, tuple[list[Spread | None], bool | None]] = {
@@ -45,7 +45,7 @@ def latex(table: Sequence[Row], metric: str) -> str:
     return "\n".join([note, rf"\begin{{tabular}}{{l{'r' * len(columns)}}}", *rules, r"\end{tabular}", ""])
 
 
-def _named(row: Row) -> str:
+def _named(row: ResultRow) -> str:
     """The name; with the seeds that its numbers rest on where they are not all."""
     return f"{row.name}, {row.coverage} seeds" if row.coverage != str(row.asked) else row.name
 

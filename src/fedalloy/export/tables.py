@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedalloy.compare.outcome import name_of, read_outcome, seed_of
-from fedalloy.compare.served import completed
 from fedalloy.core.errors import CheckpointError, SpecError, nearest
 from fedalloy.records.reading import RunRecord, find_runs, read_run
 from fedalloy.records.scalars import scalars
+from fedalloy.results.outcome import name_of, read_outcome, seed_of
+from fedalloy.results.served import completed
 
 Row = dict[str, Any]
 TUNING = "tuning"

@@ -7,7 +7,6 @@ from typing import Any
 
 from fedalloy.report import data
 from fedalloy.report.folio import Folio
-from fedalloy.report.gathering import by_name
 from fedalloy.report.markup import (
     Cell,
     code,
@@ -22,6 +21,7 @@ from fedalloy.report.markup import (
     table,
     text,
 )
+from fedalloy.results.stories import by_name
 
 PARTICIPATION = {
     "contributions": "contributions", "per_client": "per client", "fewest": "fewest", "most": "most",

@@ -12,8 +12,8 @@ from typing import Any
 from fedalloy.records import atomic
 from fedalloy.report import assets, back_matter, data, sections, words
 from fedalloy.report.folio import Folio
-from fedalloy.report.gathering import Story, gather, tunings
 from fedalloy.report.markup import plain_json
+from fedalloy.results.stories import Story, gather, tunings
 from fedalloy.tasks.metrics.direction import best
 
 PARTS: dict[str, Callable[[Folio], str]] = {

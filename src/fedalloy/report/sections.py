@@ -126,7 +126,7 @@ def info(folio: Folio) -> str:
     panels = {key: len(folio.charts[key]["panels"]) for key in keys if folio.charts[key]["kind"] == "heat"}
     narrow = [figure(key) for key, count in panels.items() if count == 1]
     broad = [figure(key) for key, count in panels.items() if count > 1]
-    more = sorted({name for story in folio.stories for name in story.course.info_left_out})
+    more = sorted({name for story in folio.stories for name in story.history.info_left_out})
     rest = paragraph(f"Recorded but not drawn: {', '.join(more)}.", "soft") if more else ""
     return section("info", title, pair(lines + narrow), *broad, rest)
 

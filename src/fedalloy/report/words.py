@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fedalloy.records import toml
-from fedalloy.report.gathering import Story, by_name
+from fedalloy.results.stories import Story, by_name
 
 
 def title(stories: Sequence[Story]) -> str:

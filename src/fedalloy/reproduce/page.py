@@ -6,10 +6,10 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 
-from fedalloy.compare.table import Spread
 from fedalloy.reproduce.declaring import Experiment
 from fedalloy.reproduce.judging import Interval, Judgement, differences, judge, values_of
 from fedalloy.reproduce.results import Measured, Results, seeds_of, summary_of_settings
+from fedalloy.results.table import Spread
 
 GENERATED = (
     "<!-- Generated from {name}.json by `fedalloy reproduce --pages`; edit recipes/claims/{name}.toml instead. -->"

@@ -29,12 +29,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedalloy.compare.outcome import Outcome, read_outcome
-from fedalloy.compare.served import client_values, direction
 from fedalloy.core.errors import SpecError
 from fedalloy.records.reading import RunRecord, read_run
 from fedalloy.records.scalars import seconds_of
 from fedalloy.reproduce.results import Measured
+from fedalloy.results.outcome import RunOutcome, read_outcome
+from fedalloy.results.served import client_values, direction
 from fedalloy.tasks.metrics import summary
 from fedalloy.tasks.metrics.direction import best
 from fedalloy.weightings.regret import regret
@@ -52,7 +52,7 @@ def measure_run(folder: Path, case: str, method: str, scores: list[str]) -> Meas
     return Measured(case, method, outcome.seed, outcome.state, outcome.round, found, outcome.reason, seconds)
 
 
-def scores_of(record: RunRecord, outcome: Outcome, names: list[str]) -> dict[str, float]:
+def scores_of(record: RunRecord, outcome: RunOutcome, names: list[str]) -> dict[str, float]:
     """The scores that this run has; those that are not about it (regret of a rule without decisions) are left out."""
     rows = list(record.rounds())
     last: Row = {}
@@ -74,7 +74,7 @@ def split_score(name: str, target: str) -> tuple[str, str]:
 
 
 def _score(
-    name: str, record: RunRecord, rows: list[Row], last: Row, sizes: list[int] | None, outcome: Outcome
+    name: str, record: RunRecord, rows: list[Row], last: Row, sizes: list[int] | None, outcome: RunOutcome
 ) -> float | None:
     metric, statistic = split_score(name, outcome.metric)
     higher = direction(record, metric)

@@ -11,12 +11,12 @@ from typing import Any, cast
 
 import numpy as np
 
-from fedalloy.compare.served import client_values, noted_direction, tails
 from fedalloy.records import toml
 from fedalloy.records.index import Index, Table
 from fedalloy.records.reading import read_json
 from fedalloy.report.data.clients import MOST_DOTS, NAMED
 from fedalloy.report.data.plain import digits, many, pick
+from fedalloy.results.served import client_values, noted_direction, tails
 from fedalloy.serve.gathered import Participation, Weights
 from fedalloy.serve.runs import RunStore
 from fedalloy.tasks.metrics.direction import rank

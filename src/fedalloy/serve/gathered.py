@@ -10,7 +10,7 @@ import numpy as np
 
 from fedalloy.records.index import Accumulator
 from fedalloy.report.data.plain import heat_panel, spans
-from fedalloy.report.grid import Grid
+from fedalloy.results.grid import Grid
 
 MOST_BINS = 128
 """Cells of the live heat map along each side."""

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedalloy.compare.outcome import name_of, seed_of
 from fedalloy.core.errors import CheckpointError
 from fedalloy.records.lock import holder
 from fedalloy.records.reading import newest_rows, read_recipe, read_status
 from fedalloy.records.scalars import seconds_of
+from fedalloy.results.outcome import name_of, seed_of
 
 FILES = ("recipe.toml", "environment.json", "status.json", "manifest.json", "lock")
 STREAMS = ("rounds.jsonl", "clients.jsonl", "timings.jsonl")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedalloy.report.data.plain import Chart, digits, many, pick
-from fedalloy.report.gathering import Client, Story, by_name
+from fedalloy.results.stories import Client, Story, by_name
 from fedalloy.tasks.metrics.direction import rank
 
 MOST_DOTS = 400

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedalloy.report.data.plain import Chart, digits, mean
-from fedalloy.report.gathering import Story, by_name
+from fedalloy.results.stories import Story, by_name
 
 MEGA = 1e6
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fedalloy.report.data.plain import Chart, many, mean, pick
-from fedalloy.report.gathering import Story, by_name
-from fedalloy.report.tally import number
+from fedalloy.results.stories import Story, by_name
+from fedalloy.results.sums import number
 
 AXES = {"round": "round", "megabytes": "megabytes sent and received so far", "seconds": "simulated seconds so far"}
 STATISTICS = {
@@ -46,9 +46,9 @@ def losses(stories: Sequence[Story]) -> Chart | None:
     """The mean training loss of the clients that took part."""
     series = []
     for name, runs in by_name(stories).items():
-        rounds = sorted({round for run in runs for round in run.course.rounds})
+        rounds = sorted({round for run in runs for round in run.history.rounds})
         rounds = [rounds[place] for place in pick(len(rounds))]
-        of_run = [dict(zip(run.course.rounds, run.course.train_loss, strict=True)) for run in runs]
+        of_run = [dict(zip(run.history.rounds, run.history.train_loss, strict=True)) for run in runs]
         values = [[one.get(round, math.nan) for one in of_run] for round in rounds]
         if any(math.isfinite(value) for some in values for value in some):
             series.append({"name": name, "x": rounds, **_band(values)})
@@ -61,7 +61,7 @@ def losses(stories: Sequence[Story]) -> Chart | None:
 
 def _series(name: str, runs: Sequence[Story], metrics: Sequence[str]) -> dict[str, Any]:
     """One algorithm, at every round that some seed evaluated (or a selection of them)."""
-    of_run = [{one["round"]: one for one in run.course.evaluations} for run in runs]
+    of_run = [{one["round"]: one for one in run.history.evaluations} for run in runs]
     rounds = sorted({round for one in of_run for round in one})
     rounds = [rounds[place] for place in pick(len(rounds))]
     at = [[one[round] for one in of_run if round in one] for round in rounds]

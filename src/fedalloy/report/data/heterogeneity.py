@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedalloy.report.data.plain import Chart, spans
-from fedalloy.report.gathering import Story, client_name
+from fedalloy.results.stories import Story, client_name
 
 MOST_CLIENTS, MOST_CLASSES = 200, 100
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from fedalloy.report.data.plain import Chart, many, pick
 from fedalloy.report.data.weights import heat
-from fedalloy.report.gathering import Story, by_name
-from fedalloy.report.grid import Grid
+from fedalloy.results.grid import Grid
+from fedalloy.results.stories import Story, by_name
 
 MOST_REGRET = 400_000
 """Rounds x clients up to which the best fixed decision is looked for."""
@@ -17,7 +17,7 @@ MOST_REGRET = 400_000
 def info_charts(stories: Sequence[Story]) -> list[Chart]:
     """Every column: lines over all algorithms that have it, then heat maps of the first seed of each."""
     firsts = [runs[0] for runs in by_name(stories).values()]
-    names = dict.fromkeys(name for story in firsts for name in story.course.info)
+    names = dict.fromkeys(name for story in firsts for name in story.history.info)
     lines = [_line(firsts, name) for name in names]
     return [*lines, *(chart for story in firsts for chart in _heats(story)), *filter(None, map(_regret, firsts))]
 
@@ -25,10 +25,10 @@ def info_charts(stories: Sequence[Story]) -> list[Chart]:
 def _line(stories: Sequence[Story], name: str) -> Chart:
     series = []
     for story in stories:
-        values = story.course.info.get(name)
+        values = story.history.info.get(name)
         if values is not None:
             kept = pick(len(values))
-            at = [story.course.rounds[place] for place in kept]
+            at = [story.history.rounds[place] for place in kept]
             series.append({"name": story.name, "x": at, "y": many(values[place] for place in kept)})
     return {"id": f"info-{name}", "kind": "line", "title": name, "x": "round", "y": name, "series": series,
             "note": "First seed of each algorithm."}  # fmt: skip
@@ -37,7 +37,7 @@ def _line(stories: Sequence[Story], name: str) -> Chart:
 def _heats(story: Story) -> list[Chart]:
     """Columns with the same first name are one chart: 'angle.conv1' and 'angle.fc' are panels of 'angle'."""
     groups: dict[str, dict[str, Grid]] = {}
-    for name, grid in story.course.info_grids.items():
+    for name, grid in story.history.info_grids.items():
         first, _, layer = name.partition(".")
         groups.setdefault(first, {})[layer] = grid
     charts = []
@@ -51,8 +51,8 @@ def _heats(story: Story) -> list[Chart]:
 
 def _regret(story: Story) -> Chart | None:
     """The regret so far of a rule that decides online, against the best fixed weights in hindsight."""
-    responses = story.course.info_grids.get("estimate") or story.course.info_grids.get("responses")
-    losses = story.course.info.get("decision_loss")
+    responses = story.history.info_grids.get("estimate") or story.history.info_grids.get("responses")
+    losses = story.history.info.get("decision_loss")
     whole = responses is not None and responses.rounds_per_bin == responses.clients_per_bin == 1
     if responses is None or losses is None or not whole or responses.rounds * responses.clients > MOST_REGRET:
         return None

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedalloy.report.data.plain import Chart, digits, many, mean, pick
-from fedalloy.report.gathering import Story, by_name, client_name
+from fedalloy.results.stories import Story, by_name, client_name
 
 MOST_DOTS = 400
 
 
 def participation(stories: Sequence[Story]) -> list[Chart]:
     """How often each client counted, and how many counted in each round."""
-    firsts = [runs[0] for runs in by_name(stories).values() if runs[0].course.rounds]
+    firsts = [runs[0] for runs in by_name(stories).values() if runs[0].history.rounds]
     if not firsts:
         return []
     groups = _merged([_often(story) for story in firsts], "values")
@@ -46,11 +46,11 @@ def _often(story: Story) -> dict[str, Any]:
 def _over_rounds(stories: Sequence[Story]) -> Chart:
     series = []
     for name, runs in by_name(stories).items():
-        rounds = max((run.course.rounds for run in runs), key=len)
+        rounds = max((run.history.rounds for run in runs), key=len)
         bins = pick(len(rounds), 120)
         # Bins, not samples: a mean over the rounds between two points hides no bad round.
         edges = list(zip(bins, [*bins[1:], len(rounds)], strict=True))
-        values = [mean([count for run in runs for count in run.course.columns["counted"][a:b]]) for a, b in edges]
+        values = [mean([count for run in runs for count in run.history.columns["counted"][a:b]]) for a, b in edges]
         series.append({"name": name, "x": [rounds[a] for a, _ in edges], "y": many(values)})
     return {"id": "participation-rounds", "kind": "line", "title": "Contributions that counted in a round",
             "x": "round", "y": "contributions", "zero": True, "series": _merged(series, "y"),

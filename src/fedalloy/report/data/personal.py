@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from fedalloy.compare.served import client_values
 from fedalloy.core.errors import FedalloyError
 from fedalloy.report.data.plain import Chart, digits, many
-from fedalloy.report.gathering import Story, by_name
+from fedalloy.results.served import client_values
+from fedalloy.results.stories import Story, by_name
 
 
 def mixture(stories: Sequence[Story]) -> Chart | None:

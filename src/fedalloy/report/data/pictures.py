@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedalloy.report.data.plain import Chart, pick
-from fedalloy.report.gathering import Story
+from fedalloy.results.stories import Story
 from fedalloy.synthetic import snapshots
 
 Array = np.ndarray[Any, Any]

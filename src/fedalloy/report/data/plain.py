@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fedalloy.report.grid import Grid
+from fedalloy.results.grid import Grid
 
 Chart = dict[str, Any]
 MOST_POINTS = 400

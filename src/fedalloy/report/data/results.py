@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from fedalloy.compare.table import Spread, summarise
 from fedalloy.report.data.plain import digits
-from fedalloy.report.gathering import Story, by_name
 from fedalloy.report.palette import assign
-from fedalloy.report.tally import number
+from fedalloy.results.stories import Story, by_name
+from fedalloy.results.sums import number
+from fedalloy.results.table import Spread, summarise
 
 FAIRNESS = ("mean", "worst_served", "best_served", "parity_gap", "variance", "gini")
 

@@ -6,20 +6,20 @@ import math
 from typing import Any
 
 from fedalloy.report.data.plain import MOST_CELLS, Chart, heat_panel, spans
-from fedalloy.report.gathering import Story, client_name
-from fedalloy.report.grid import Grid
-from fedalloy.report.tally import WHOLE
+from fedalloy.results.grid import Grid
+from fedalloy.results.stories import Story, client_name
+from fedalloy.results.sums import WHOLE
 
 SIDE = 200
 
 
 def weights(story: Story) -> Chart | None:
     """The weights of one run as a heat map."""
-    grids = story.course.weights
+    grids = story.history.weights
     if not grids:
         return None
     chart = heat(story, {"" if layer == WHOLE else layer: grid for layer, grid in grids.items()})
-    more = len(story.course.layers_left_out)
+    more = len(story.history.layers_left_out)
     left_out = f" {more} more layers are not shown." if more else ""
     return chart | {
         "id": f"weights-{story.name}-{story.seed}",

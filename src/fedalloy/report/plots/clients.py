@@ -11,9 +11,9 @@ import numpy as np
 
 from fedalloy.core.errors import SpecError
 from fedalloy.core.keys import Key
-from fedalloy.report.gathering import by_name, gather
 from fedalloy.report.palette import assign
 from fedalloy.report.plots.kinds import Options
+from fedalloy.results.stories import by_name, gather
 
 SPREAD = 0.28
 """How far a dot may stand above or below its line."""

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedalloy.report.gathering import Story, gather
 from fedalloy.report.palette import Style, assign
 from fedalloy.report.plots.canvas import whole_numbers
 from fedalloy.report.plots.kinds import Options
+from fedalloy.results.stories import Story, gather
 
 
 def draw(axes: Any, runs: Sequence[Path], options: Options) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from fedalloy.core.errors import SpecError
-from fedalloy.report.gathering import by_name, gather
 from fedalloy.report.palette import assign
 from fedalloy.report.plots.kinds import Options
+from fedalloy.results.stories import by_name, gather
 
 
 def draw(axes: Any, runs: Sequence[Path], options: Options) -> None:

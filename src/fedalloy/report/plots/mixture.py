@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from fedalloy.compare.served import client_values, direction
 from fedalloy.core.errors import SpecError
 from fedalloy.records.reading import RunRecord, read_run
 from fedalloy.report.plots.kinds import Options
+from fedalloy.results.served import client_values, direction
 
 
 @dataclass(frozen=True)

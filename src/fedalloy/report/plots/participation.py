@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedalloy.report.gathering import by_name, gather
 from fedalloy.report.palette import assign
 from fedalloy.report.plots.canvas import whole_numbers
 from fedalloy.report.plots.kinds import Options
+from fedalloy.results.stories import by_name, gather
 
 
 def draw(axes: Any, runs: Sequence[Path], options: Options) -> None:

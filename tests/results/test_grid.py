@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedalloy.report.grid import Grid
+from fedalloy.results.grid import Grid
 
 ROWS = st.lists(
     st.dictionaries(st.integers(0, 40), st.floats(-5, 5, width=32), max_size=8), min_size=1, max_size=40

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedalloy.compare import served
 from fedalloy.records.reading import RunRecord, read_run
+from fedalloy.results import served
 from fedalloy.tasks.metrics.direction import reaches
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """How a run ended and how its clients fared at the last evaluation.
 
     ``scores`` summarises the target metric over clients (mean, worst_served, best_served, gini, ...); ``reached`` is
@@ -53,13 +53,13 @@ class Outcome:
         return values | {"folder": str(self.folder) if self.folder else None}
 
 
-def read_outcome(folder: str | Path) -> Outcome:
+def read_outcome(folder: str | Path) -> RunOutcome:
     """The outcome of the run in a folder."""
     record = read_run(folder)
     return outcome_of(record, record.rounds())
 
 
-def outcome_of(record: RunRecord, rows: Iterable[Mapping[str, Any]]) -> Outcome:
+def outcome_of(record: RunRecord, rows: Iterable[Mapping[str, Any]]) -> RunOutcome:
     """The outcome of a run whose rows of ``rounds.jsonl`` are at hand; those without an evaluation may be missing."""
     settings, status = record.recipe.get("run", {}), record.status
     metric, target = settings.get("target_metric", "accuracy"), settings.get("target")
@@ -74,7 +74,7 @@ def outcome_of(record: RunRecord, rows: Iterable[Mapping[str, Any]]) -> Outcome:
         if target is not None and reached is None and reaches(_mean(last), target, higher):
             reached = round
     tails = {} if on_global or not last else served.last_tails(record, round, metric, last)
-    return Outcome(
+    return RunOutcome(
         name_of(record.recipe),
         seed_of(record.recipe),
         status.get("state", "running"),

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedalloy.compare.outcome import Outcome
+from fedalloy.results.outcome import RunOutcome
 
 _SCORES = ("mean", "worst", "best", "worst_served", "best_served", "gini", "variance")
 
@@ -46,7 +46,7 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Row:
+class ResultRow:
     """One algorithm over its seeds; only finished runs count, the others are named.
 
     ``worst`` and ``best`` are the lowest and the highest tenth of the clients; who is served worst and best depends on
@@ -66,8 +66,8 @@ class Row:
     to_target: Spread | None
     reached: int
     difference: Spread | None
-    failed: tuple[Outcome, ...]
-    unfinished: tuple[Outcome, ...]
+    failed: tuple[RunOutcome, ...]
+    unfinished: tuple[RunOutcome, ...]
     higher_is_better: bool | None
 
     @property
@@ -115,22 +115,22 @@ class Row:
         return plain | {"failed": failed, "unfinished": unfinished, "asked": self.asked, "coverage": self.coverage}
 
 
-def summarise(outcomes: Sequence[Outcome]) -> list[Row]:
+def summarise(outcomes: Sequence[RunOutcome]) -> list[ResultRow]:
     """One row per name, in order of appearance; differences are paired by seed with the first name."""
-    groups: dict[str, list[Outcome]] = {}
+    groups: dict[str, list[RunOutcome]] = {}
     for outcome in outcomes:
         groups.setdefault(outcome.name, []).append(outcome)
     first = _by_seed(next(iter(groups.values()), []))
     return [_row(name, runs, first, is_first=i == 0) for i, (name, runs) in enumerate(groups.items())]
 
 
-def _row(name: str, runs: Sequence[Outcome], first: dict[int, float], is_first: bool) -> Row:
+def _row(name: str, runs: Sequence[RunOutcome], first: dict[int, float], is_first: bool) -> ResultRow:
     done = [run for run in runs if run.finished]
     mine = _by_seed(runs)
     pairs = [mine[seed] - first[seed] for seed in mine if seed in first]
     reached = [float(run.reached) for run in done if run.reached is not None]
     spreads = {key: Spread.of(run.scores.get(key, math.nan) for run in done) for key in _SCORES}
-    return Row(
+    return ResultRow(
         name,
         tuple(run.seed for run in done),
         spreads["mean"],
@@ -150,5 +150,5 @@ def _row(name: str, runs: Sequence[Outcome], first: dict[int, float], is_first: 
     )
 
 
-def _by_seed(runs: Sequence[Outcome]) -> dict[int, float]:
+def _by_seed(runs: Sequence[RunOutcome]) -> dict[int, float]:
     return {run.seed: run.scores["mean"] for run in runs if run.finished and "mean" in run.scores}

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedalloy.report.grid import Grid
+from fedalloy.results.grid import Grid
 
 MOST_LAYERS = 16
 MOST_INFO = 24
@@ -43,7 +43,7 @@ class Tally:
 
 
 @dataclass
-class Course:
+class History:
     """How a run went, a number per round: losses, participation, cost so far, and what was evaluated."""
 
     rounds: list[int] = field(default_factory=list)
