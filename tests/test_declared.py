@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fedalloy import algorithms, fit
+from fedalloy.core import registry
 from fedalloy.core.engine import Engine
 from fedalloy.core.errors import SpecError
 from fedalloy.core.objective import Objective
@@ -26,6 +27,7 @@ from fedalloy.core.task import Task
 from fedalloy.core.types import Block
 from fedalloy.tasks.objective import ModuleObjective
 from fedalloy.testing import small_task
+from fedalloy.testing.rules import specimen
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "fedalloy"
 KINDS = (Task, Objective, Engine)
@@ -104,6 +106,44 @@ def test_every_member_is_documented(kind):
     after = pairwise(body)
     said |= {_last(one.target) for one, text in after if isinstance(one, ast.AnnAssign) and isinstance(text, ast.Expr)}
     assert set(members) - said == set()
+
+
+ROOMS = ("solvers", "weightings", "servers", "wire", "testing")
+COMPUTED = {
+    ("solvers/training.py", "second_epochs"): "a subclass computes it from its settings",
+    ("testing/handles.py", "cross"): "it raises",
+    ("testing/handles.py", "payload"): "it raises",
+}
+
+
+def constants(code: str) -> Iterator[str]:
+    """Properties that return the same for every object of their class."""
+    for node in ast.walk(ast.parse(code)):
+        if not isinstance(node, ast.FunctionDef) or "property" not in map(_last, node.decorator_list):
+            continue
+        returned = [one.value for one in ast.walk(node) if isinstance(one, ast.Return) and one.value is not None]
+        if returned and "self" not in {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}:
+            yield node.name
+
+
+def test_what_a_rule_declares_once_for_all_is_a_class_variable():
+    files = [file for room in ROOMS for file in sorted((SOURCE / room).rglob("*.py"))]
+    found = {(str(file.relative_to(SOURCE)), name) for file in files for name in constants(file.read_text())}
+    assert found == COMPUTED.keys(), "write 'name: ClassVar[...] = ...' in place of such a property"
+
+
+@pytest.mark.parametrize(("value", "caught"), [("True", ["name"]), ("self.power > 1", [])])
+def test_a_planted_constant_is_caught(value, caught):
+    assert list(constants(f"class A:\n    @property\n    def name(self) -> bool:\n        return {value}\n")) == caught
+
+
+@pytest.mark.parametrize("room", ["solver", "weighting", "server", "wire"])
+def test_no_declaration_has_become_an_argument(room):
+    """An annotation without ClassVar would make it a field, and so a setting of recipes."""
+    declared = {"parts", "target", "update", "stateful", "requires", "reads_payload", "weight_bound", "counts_idle"}
+    declared |= {"asks", "guards_all_parts", "needs_everyone", "roles", "provides", "kind", "linear", "clips"}
+    for name in registry.names(room):
+        assert {one.name for one in fields(type(specimen(room, name)))} & declared == set()
 
 
 class Foreign:

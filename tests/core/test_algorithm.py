@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -215,9 +216,7 @@ def test_parts_that_are_stacked_arrive_whole():
 
     @dataclass(frozen=True)
     class Stacked(Scaffold):
-        @property
-        def parts(self) -> Mapping[str, Part]:
-            return {"delta": Part(), "control": Part("stack")}
+        parts: ClassVar[Mapping[str, Part]] = {"delta": Part(), "control": Part("stack")}
 
         def absorb(self, shared, aggregate, cohort, ctx):
             seen.update(aggregate)

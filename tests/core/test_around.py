@@ -7,19 +7,22 @@ from dataclasses import replace
 import pytest
 
 from fedalloy import algorithms
-from fedalloy.core.around import SolverAround
+from fedalloy.core import aspects
+from fedalloy.core.around import SolverAround, Wrapping
 from fedalloy.core.protocols import LocalSolver
 from fedalloy.run.fit import fit
 from fedalloy.testing import small_task
 from fedalloy.testing.comparing import differences
 
-PROMISES_OF_A_PROGRAM = {"descent", "mixture"}
-
 
 def test_everything_passes_but_promises_about_the_program():
+    """What solvers are besides is in tests/core/test_aspects.py."""
     offered = {name for name in vars(LocalSolver) if not name.startswith("_")}
-    passed = {name for name in vars(SolverAround) if not name.startswith("_")}
-    assert offered - passed == PROMISES_OF_A_PROGRAM
+    passed = {name for name in vars(Wrapping) if not name.startswith("_")}
+    assert offered - passed == set()
+    plain = algorithms.named("fedavg").solver
+    assert aspects.fusing(plain) is not None
+    assert aspects.fusing(SolverAround(plain)) is None
 
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "superfed_lm", "fedper", "ditto", "fednova"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedalloy.core import aspects
 from fedalloy.core.algorithm import Algorithm
@@ -18,16 +19,14 @@ from fedalloy.servers.sgd import ServerSgd
 class WeighedElsewhere(Weighting):
     """A weighting that the server has: a node knows which statistics it needs and no more."""
 
+    weight_bound: ClassVar[float] = 1.0
+    """The server has looked at it when it built the algorithm."""
+
     statistics: frozenset[str] = frozenset()
 
     @property
     def requires(self) -> frozenset[str]:
         return self.statistics
-
-    @property
-    def weight_bound(self) -> float:
-        """The server has looked at it when it built the algorithm."""
-        return 1.0
 
     def weigh(self, cohort: Contributions, state: State, ctx: Context) -> tuple[Weights, State, Info]:
         raise SpecError("weights are computed at the server")

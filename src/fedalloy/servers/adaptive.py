@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -66,9 +67,7 @@ class Adam(Adaptive):
     {'w': tensor([0.0500])}
     """
 
-    @property
-    def kind(self) -> Kind:
-        return "adam"
+    kind: ClassVar[Kind] = "adam"
 
 
 @register("server", "adagrad")
@@ -80,11 +79,9 @@ class Adagrad(Adaptive):
     When to use it: convex problems and sparse updates; its step only ever shrinks.
     """
 
-    beta1: float = 0.0
+    kind: ClassVar[Kind] = "adagrad"
 
-    @property
-    def kind(self) -> Kind:
-        return "adagrad"
+    beta1: float = 0.0
 
 
 @register("server", "yogi")
@@ -96,6 +93,4 @@ class Yogi(Adaptive):
     When to use it: as Adam, where rounds without news must not make the next step jump.
     """
 
-    @property
-    def kind(self) -> Kind:
-        return "yogi"
+    kind: ClassVar[Kind] = "yogi"

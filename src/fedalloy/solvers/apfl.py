@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -28,6 +29,9 @@ class Apfl(LocalTraining, Personalised):
     When to use it: clients that differ by degrees, some near the crowd and some far from it.
     """
 
+    stateful: ClassVar[bool] = True
+    mixable: ClassVar[bool] = True
+
     alpha: float = 0.25
     adaptive: bool = False
 
@@ -35,14 +39,6 @@ class Apfl(LocalTraining, Personalised):
         super().__post_init__()
         if not 0 <= self.alpha <= 1:
             raise ValueError(f"alpha must lie in [0, 1], got {self.alpha}")
-
-    @property
-    def stateful(self) -> bool:
-        return True
-
-    @property
-    def mixable(self) -> bool:
-        return True
 
     def init_client(self, shared: Shared, key: Key) -> State:
         first = next(iter(shared["params"].values()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -35,21 +36,13 @@ class Cgan(LocalTraining, Generative):
     is unstable.
     """
 
+    roles: ClassVar[frozenset[str]] = frozenset({"generate", "judge"})
+    provides: ClassVar[frozenset[str]] = frozenset()
+    """Two alternating descents have no common length."""
+    models: ClassVar[tuple[str, ...]] = ("acgan", "acgan_rows")
+
     official: bool = False
     generator: tuple[str, ...] = ("generator.*",)
-
-    @property
-    def roles(self) -> frozenset[str]:
-        return frozenset({"generate", "judge"})
-
-    @property
-    def provides(self) -> frozenset[str]:
-        """Two alternating descents have no common length."""
-        return frozenset()
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        return ("acgan", "acgan_rows")
 
     def draws(self, plan: Plan, keys: Key, shared: Shared) -> Tree:
         return noise_keys(plan, keys)

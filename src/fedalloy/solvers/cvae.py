@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -28,15 +29,10 @@ class Cvae(LocalTraining, Generative):
     When to use it: stable training on few examples matters more than sharp pictures.
     """
 
+    roles: ClassVar[frozenset[str]] = frozenset({"generate", "reconstruct"})
+    models: ClassVar[tuple[str, ...]] = ("cvae", "cvae_rows")
+
     official: bool = False
-
-    @property
-    def roles(self) -> frozenset[str]:
-        return frozenset({"generate", "reconstruct"})
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        return ("cvae", "cvae_rows")
 
     def draws(self, plan: Plan, keys: Key, shared: Shared) -> Tree:
         return noise_keys(plan, keys)

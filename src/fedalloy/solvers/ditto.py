@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -26,6 +27,10 @@ class Ditto(LocalTraining, Personalised):
     When to use it: clients that want a model of their own without giving up a fair shared one.
     """
 
+    stateful: ClassVar[bool] = True
+    linear: ClassVar[bool] = False
+    """Steps of the second phase move nothing that is sent."""
+
     lam: float = 1.0
     personal_epochs: int = 5
 
@@ -33,15 +38,6 @@ class Ditto(LocalTraining, Personalised):
         super().__post_init__()
         if self.lam < 0 or self.personal_epochs < 0:
             raise ValueError(f"lam and personal_epochs must be 0 or more, got {self.lam} and {self.personal_epochs}")
-
-    @property
-    def stateful(self) -> bool:
-        return True
-
-    @property
-    def linear(self) -> bool:
-        """Steps of the second phase move nothing that is sent."""
-        return False
 
     @property
     def second_epochs(self) -> int:

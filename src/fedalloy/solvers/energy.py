@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -39,6 +40,16 @@ class Energy(LocalTraining, OwnStart, Generative):
     When to use it: models too large to send, or clients whose models differ; classifiers with one output per class,
     better with GroupNorm than with BatchNorm.
     """
+
+    parts: ClassVar[dict[str, Part]] = {
+        "energy_grad": Part(like="samples"),
+        "factors": Part("stack", like="factors", neutral=1.0),
+    }
+    target: ClassVar[str] = "samples"
+    update: ClassVar[str] = "energy_grad"
+    linear: ClassVar[bool] = False
+    needs_fresh: ClassVar[bool] = True
+    receives: ClassVar[frozenset[str]] = _RECEIVED
 
     per_class: int = 10
     synthetic: float = 0.1
@@ -74,30 +85,6 @@ class Energy(LocalTraining, OwnStart, Generative):
     def example() -> Energy:
         """For the checks that every solver goes through."""
         return Energy(per_class=2, batch_size=3, lr=0.01)
-
-    @property
-    def parts(self) -> dict[str, Part]:
-        return {"energy_grad": Part(like="samples"), "factors": Part("stack", like="factors", neutral=1.0)}
-
-    @property
-    def target(self) -> str:
-        return "samples"
-
-    @property
-    def update(self) -> str:
-        return "energy_grad"
-
-    @property
-    def linear(self) -> bool:
-        return False
-
-    @property
-    def needs_fresh(self) -> bool:
-        return True
-
-    @property
-    def receives(self) -> frozenset[str]:
-        return _RECEIVED
 
     @property
     def holds_per_class(self) -> int:

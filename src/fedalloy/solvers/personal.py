@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -45,6 +45,8 @@ class Personal(Wrapping, Personalised, PartlyLocal, OwnStart, Describes, CountsS
     epochs on what is kept, then so many on what is shared.
     When to use it: clients that agree on features and differ in labels (keep the head), or the other way round.
     """
+
+    stateful: ClassVar[bool] = True
 
     solver: LocalSolver = Sgd()  # noqa: RUF009 (a frozen value)
     names: tuple[str, ...] = HEAD
@@ -86,10 +88,6 @@ class Personal(Wrapping, Personalised, PartlyLocal, OwnStart, Describes, CountsS
 
     def describe(self, steps: Tensor, ctx: Context) -> Stats:
         return aspects.describe(self.solver, steps, ctx)
-
-    @property
-    def stateful(self) -> bool:
-        return True
 
     def fitted(self, facts: Facts) -> Self:
         return replace(self, solver=aspects.fitted(self.solver, facts))

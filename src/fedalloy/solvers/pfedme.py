@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -27,6 +28,9 @@ class PFedMe(LocalTraining, Personalised):
     When to use it: personal models with a pull strong enough to keep them near each other.
     """
 
+    stateful: ClassVar[bool] = True
+    linear: ClassVar[bool] = False
+
     lam: float = 15.0
     inner: int = 5
     inner_lr: float = 0.09
@@ -37,14 +41,6 @@ class PFedMe(LocalTraining, Personalised):
         if self.lam < 0 or self.inner < 1 or self.inner_lr <= 0:
             given = f"got lam = {self.lam}, inner = {self.inner}, inner_lr = {self.inner_lr}"
             raise ValueError(f"pFedMe needs lam of 0 or more, inner of 1 or more and inner_lr above 0; {given}")
-
-    @property
-    def stateful(self) -> bool:
-        return True
-
-    @property
-    def linear(self) -> bool:
-        return False
 
     def init_client(self, shared: Shared, key: Key) -> State:
         return {"personal": shared["params"]}

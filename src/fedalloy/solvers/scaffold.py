@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -27,18 +28,13 @@ class Scaffold(LocalTraining):
     When to use it: strong label skew with full or frequent participation; clients must keep state.
     """
 
+    parts: ClassVar[Mapping[str, Part]] = {"delta": Part(), "control": Part("mean")}
+    stateful: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.optimizer != "sgd" or self.nesterov:
             raise ValueError("scaffold needs optimizer 'sgd' without nesterov: its control variates are mean gradients")
-
-    @property
-    def parts(self) -> Mapping[str, Part]:
-        return {"delta": Part(), "control": Part("mean")}
-
-    @property
-    def stateful(self) -> bool:
-        return True
 
     def init_shared(self, params: Tree) -> Shared:
         return {"control": tree.zeros_like(params)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -35,6 +35,11 @@ class SuPerFed(LocalTraining, Personalised, OwnStart, Fusible):
     When to use it: strongly skewed labels, noisy labels, and clients that want calibrated models.
     """
 
+    stateful: ClassVar[bool] = True
+    mixable: ClassVar[bool] = True
+    needs_fresh: ClassVar[bool] = True
+    linear: ClassVar[bool] = False
+
     mu: float = 0.01
     nu: float = 1.0
     mixing: Literal["model", "layer"] = "model"
@@ -44,22 +49,6 @@ class SuPerFed(LocalTraining, Personalised, OwnStart, Fusible):
         super().__post_init__()
         if self.mu < 0 or self.nu < 0 or self.start < 0:
             raise ValueError(f"mu, nu and start must be 0 or more, got {self.mu}, {self.nu} and {self.start}")
-
-    @property
-    def stateful(self) -> bool:
-        return True
-
-    @property
-    def mixable(self) -> bool:
-        return True
-
-    @property
-    def needs_fresh(self) -> bool:
-        return True
-
-    @property
-    def linear(self) -> bool:
-        return False
 
     @property
     def fusing(self) -> Fusing | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -37,6 +37,9 @@ class LocalTraining(LocalSolver, Describes, CountsSteps, FitsData):
     and keeps it elsewhere. A client whose only example would be such a batch takes no step, unless it is kept.
     """
 
+    linear: ClassVar[bool] = True
+    """Whether every step adds its gradient to what is sent, as plain descent does."""
+
     lr: float = 0.1
     epochs: int = 1
     batch_size: int | None = 32
@@ -54,11 +57,6 @@ class LocalTraining(LocalSolver, Describes, CountsSteps, FitsData):
 
     def __post_init__(self) -> None:
         _check(self)
-
-    @property
-    def linear(self) -> bool:
-        """Whether every step adds its gradient to what is sent, as plain descent does."""
-        return True
 
     @property
     def second_epochs(self) -> int:

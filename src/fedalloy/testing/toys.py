@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -18,12 +19,10 @@ from fedalloy.solvers.training import epoch_plan
 class HalfWithMemory(Wire):
     """Sends half of (update + memory) and remembers the other half: a lost or mixed-up memory is visible."""
 
+    stateful: ClassVar[bool] = True
+
     part: str = "delta"
     like: str = "params"
-
-    @property
-    def stateful(self) -> bool:
-        return True
 
     def init_client(self, shared: Shared, key: Key) -> State:
         return {"memory": tree.zeros_like(shared[self.like])}
@@ -52,9 +51,7 @@ class Jitter(Wire):
 class Lopsided(Weighting):
     """Weights by position, id, history and every statistic an engine provides, so that no mix-up cancels out."""
 
-    @property
-    def requires(self) -> frozenset[str]:
-        return frozenset({"num_examples", "num_steps", "loss_before", "accuracy_after"})
+    requires: ClassVar[frozenset[str]] = frozenset({"num_examples", "num_steps", "loss_before", "accuracy_after"})
 
     def init(self, population: int) -> State:
         return {"seen": torch.zeros(population, dtype=torch.float64)}
@@ -75,14 +72,12 @@ class Wavering(LocalSolver):
     Keeps a count of the steps a client ever took; draws, phases, masks and states all show in its update.
     """
 
+    stateful: ClassVar[bool] = True
+
     lr: float = 0.1
     epochs: int = 1
     batch_size: int = 3
     pull: float = 0.05
-
-    @property
-    def stateful(self) -> bool:
-        return True
 
     def lr_at(self, round: int, rounds: int | None = None) -> float:
         return self.lr / round

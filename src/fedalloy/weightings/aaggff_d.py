@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -44,6 +44,9 @@ class AaggffD(Weighting):
     tensor([0.4267, 0.5733], dtype=torch.float64)
     """
 
+    requires: ClassVar[frozenset[str]] = frozenset({"loss_before"})
+    weight_bound: ClassVar[float | None] = 1.0
+
     cdf: CdfName | Cdf = "weibull"
     C1: float = 0.0
     C2: float | None = None
@@ -60,14 +63,6 @@ class AaggffD(Weighting):
             raise ValueError(
                 "mode 'official' starts from p = C for every client: give C, the share of clients in a round"
             )
-
-    @property
-    def requires(self) -> frozenset[str]:
-        return frozenset({"loss_before"})
-
-    @property
-    def weight_bound(self) -> float | None:
-        return 1.0
 
     def least_clients(self, population: int) -> int:
         """Responses need ``C1 < C2``, which is the share of clients in the round where nothing else is said."""

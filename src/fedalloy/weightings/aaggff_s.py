@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -39,6 +39,10 @@ class AaggffS(Weighting):
     tensor([0.4672, 0.5328], dtype=torch.float64)
     """
 
+    requires: ClassVar[frozenset[str]] = frozenset({"loss_before"})
+    weight_bound: ClassVar[float | None] = 1.0
+    needs_everyone: ClassVar[bool] = True
+
     cdf: CdfName | Cdf = "weibull"
     C1: float = 0.0
     C2: float | None = None
@@ -46,18 +50,6 @@ class AaggffS(Weighting):
 
     def __post_init__(self) -> None:
         check_responses(self.C1, self.C2)
-
-    @property
-    def requires(self) -> frozenset[str]:
-        return frozenset({"loss_before"})
-
-    @property
-    def weight_bound(self) -> float | None:
-        return 1.0
-
-    @property
-    def needs_everyone(self) -> bool:
-        return True
 
     def init(self, population: int) -> State:
         require_solver()

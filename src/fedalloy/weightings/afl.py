@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -30,23 +31,15 @@ class Afl(Weighting):
     tensor([0.4000, 0.6000], dtype=torch.float64)
     """
 
+    requires: ClassVar[frozenset[str]] = frozenset({"loss_before"})
+    weight_bound: ClassVar[float | None] = 1.0
+    needs_everyone: ClassVar[bool] = True
+
     step: float = 0.01
 
     def __post_init__(self) -> None:
         if self.step <= 0:
             raise ValueError(f"step must be above 0, got {self.step}")
-
-    @property
-    def requires(self) -> frozenset[str]:
-        return frozenset({"loss_before"})
-
-    @property
-    def weight_bound(self) -> float | None:
-        return 1.0
-
-    @property
-    def needs_everyone(self) -> bool:
-        return True
 
     def init(self, population: int) -> State:
         return {"lambda": torch.full((population,), 1 / population, dtype=torch.float64)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import pi
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -41,28 +41,17 @@ class Angles(Weighting):
     tensor([0.4983, 0.4983, 0.0034], dtype=torch.float64)
     """
 
+    reads_payload: ClassVar[bool] = True
+    asks: ClassVar[frozenset[str]] = frozenset({"norms", "combine", "chunks"})
+    weight_bound: ClassVar[float | None] = 1.0
+    counts_idle: ClassVar[bool] = False
+
     level: Literal["client", "layer", "leaf"] = "client"
     alpha: float = 5.0
 
     def __post_init__(self) -> None:
         if self.alpha <= 0:
             raise ValueError(f"alpha must be above 0, got {self.alpha}")
-
-    @property
-    def reads_payload(self) -> bool:
-        return True
-
-    @property
-    def asks(self) -> frozenset[str]:
-        return frozenset({"norms", "combine", "chunks"})
-
-    @property
-    def weight_bound(self) -> float | None:
-        return 1.0
-
-    @property
-    def counts_idle(self) -> bool:
-        return False
 
     def init(self, population: int) -> State:
         """Angles enter under the name of their layer (the whole model: ``""``) when it is first met."""

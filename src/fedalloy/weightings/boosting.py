@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -31,22 +32,11 @@ class Boosting(Weighting):
     tensor([0.5744, 0.4256], dtype=torch.float64)
     """
 
-    @property
-    def requires(self) -> frozenset[str]:
-        return frozenset({"accuracy_after", "cross_score"})
-
-    @property
-    def reads_payload(self) -> bool:
-        """Clients are sent each other's models, so nothing can be masked."""
-        return True
-
-    @property
-    def weight_bound(self) -> float | None:
-        return 1.0
-
-    @property
-    def counts_idle(self) -> bool:
-        return False
+    requires: ClassVar[frozenset[str]] = frozenset({"accuracy_after", "cross_score"})
+    reads_payload: ClassVar[bool] = True
+    """Clients are sent each other's models, so nothing can be masked."""
+    weight_bound: ClassVar[float | None] = 1.0
+    counts_idle: ClassVar[bool] = False
 
     def weigh(self, cohort: Contributions, state: State, ctx: Context) -> tuple[Weights, State, Info]:
         if cohort.cross is None:

@@ -6,6 +6,7 @@ Energies are logits, as in Grathwohl et al. 2020, arXiv:1912.03263.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -30,17 +31,9 @@ class Energies(Weighting):
     [[0.75], [0.25]]
     """
 
-    @property
-    def reads_payload(self) -> bool:
-        return True
-
-    @property
-    def asks(self) -> frozenset[str]:
-        return frozenset({"stack"})
-
-    @property
-    def reads(self) -> frozenset[str]:
-        return frozenset({"energy_grad", "factors"})
+    reads_payload: ClassVar[bool] = True
+    asks: ClassVar[frozenset[str]] = frozenset({"stack"})
+    reads: ClassVar[frozenset[str]] = frozenset({"energy_grad", "factors"})
 
     def weigh(self, cohort: Contributions, state: State, ctx: Context) -> tuple[Weights, State, Info]:
         sent = cohort.stack("factors")["x"].double()

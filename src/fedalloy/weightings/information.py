@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -29,6 +30,10 @@ class Information(Weighting):
     tensor([0.8281, 0.1719], dtype=torch.float64)
     """
 
+    requires: ClassVar[frozenset[str]] = frozenset({"accuracy_after"})
+    weight_bound: ClassVar[float | None] = 1.0
+    counts_idle: ClassVar[bool] = False
+
     alpha: float = 0.5
     beta: float = 0.5
     c: float = 1e-6
@@ -38,18 +43,6 @@ class Information(Weighting):
             raise ValueError(f"alpha and beta must be 0 or more and sum to 1, got {self.alpha} and {self.beta}")
         if not 0 < self.c < 1:
             raise ValueError(f"c must lie in (0, 1), got {self.c}")
-
-    @property
-    def requires(self) -> frozenset[str]:
-        return frozenset({"accuracy_after"})
-
-    @property
-    def weight_bound(self) -> float | None:
-        return 1.0
-
-    @property
-    def counts_idle(self) -> bool:
-        return False
 
     def init(self, population: int) -> State:
         return {"participation": torch.zeros(population, dtype=torch.float64)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -32,34 +33,17 @@ class Krum(Weighting):
     tensor([0., 1., 0., 0.], dtype=torch.float64)
     """
 
+    requires: ClassVar[frozenset[str]] = frozenset()
+    reads_payload: ClassVar[bool] = True
+    asks: ClassVar[frozenset[str]] = frozenset({"chunks"})
+    weight_bound: ClassVar[float | None] = 1.0
+    counts_idle: ClassVar[bool] = False
+    guards_all_parts: ClassVar[bool] = True
+
     byzantine: int = 0
 
     def __post_init__(self) -> None:
         _check_count(self.byzantine)
-
-    @property
-    def requires(self) -> frozenset[str]:
-        return frozenset()
-
-    @property
-    def reads_payload(self) -> bool:
-        return True
-
-    @property
-    def asks(self) -> frozenset[str]:
-        return frozenset({"chunks"})
-
-    @property
-    def weight_bound(self) -> float | None:
-        return 1.0
-
-    @property
-    def counts_idle(self) -> bool:
-        return False
-
-    @property
-    def guards_all_parts(self) -> bool:
-        return True
 
     def least_clients(self, population: int) -> int:
         return least_for(self.byzantine)
@@ -85,6 +69,13 @@ class MultiKrum(Weighting):
     tensor([0.3333, 0.3333, 0.3333, 0.0000], dtype=torch.float64)
     """
 
+    requires: ClassVar[frozenset[str]] = frozenset()
+    reads_payload: ClassVar[bool] = True
+    asks: ClassVar[frozenset[str]] = frozenset({"chunks"})
+    weight_bound: ClassVar[float | None] = 1.0
+    counts_idle: ClassVar[bool] = False
+    guards_all_parts: ClassVar[bool] = True
+
     byzantine: int = 0
     keep: int | None = None
 
@@ -92,30 +83,6 @@ class MultiKrum(Weighting):
         _check_count(self.byzantine)
         if self.keep is not None and self.keep < 1:
             raise ValueError(f"keep must be at least 1, got {self.keep}")
-
-    @property
-    def requires(self) -> frozenset[str]:
-        return frozenset()
-
-    @property
-    def reads_payload(self) -> bool:
-        return True
-
-    @property
-    def asks(self) -> frozenset[str]:
-        return frozenset({"chunks"})
-
-    @property
-    def weight_bound(self) -> float | None:
-        return 1.0
-
-    @property
-    def counts_idle(self) -> bool:
-        return False
-
-    @property
-    def guards_all_parts(self) -> bool:
-        return True
 
     def least_clients(self, population: int) -> int:
         return least_for(self.byzantine)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -41,6 +42,10 @@ class FedMgda(Weighting):
     tensor([0.1667, 1.0000], dtype=torch.float64)
     """
 
+    reads_payload: ClassVar[bool] = True
+    asks: ClassVar[frozenset[str]] = frozenset({"norms", "chunks"})
+    counts_idle: ClassVar[bool] = False
+
     epsilon: float = 0.5
     prior: Prior = "uniform"
 
@@ -51,18 +56,6 @@ class FedMgda(Weighting):
     @property
     def requires(self) -> frozenset[str]:
         return frozenset({"num_examples"} if self.prior == "samples" else ())
-
-    @property
-    def reads_payload(self) -> bool:
-        return True
-
-    @property
-    def asks(self) -> frozenset[str]:
-        return frozenset({"norms", "chunks"})
-
-    @property
-    def counts_idle(self) -> bool:
-        return False
 
     def init(self, population: int) -> State:
         require_solver()

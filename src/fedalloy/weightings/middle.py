@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -34,21 +35,10 @@ class Median(ElementWeighting):
             [0.0000, 0.0000]])
     """
 
-    @property
-    def requires(self) -> frozenset[str]:
-        return frozenset()
-
-    @property
-    def weight_bound(self) -> float | None:
-        return 1.0
-
-    @property
-    def counts_idle(self) -> bool:
-        return False
-
-    @property
-    def guards_all_parts(self) -> bool:
-        return True
+    requires: ClassVar[frozenset[str]] = frozenset()
+    weight_bound: ClassVar[float | None] = 1.0
+    counts_idle: ClassVar[bool] = False
+    guards_all_parts: ClassVar[bool] = True
 
     def open(self, cohort: Contributions, state: State, ctx: Context) -> ElementRound:
         return _Cutting((len(cohort) - 1) // 2)
@@ -71,27 +61,16 @@ class TrimmedMean(ElementWeighting):
     tensor([1., 0., 0.])
     """
 
+    requires: ClassVar[frozenset[str]] = frozenset()
+    weight_bound: ClassVar[float | None] = 1.0
+    counts_idle: ClassVar[bool] = False
+    guards_all_parts: ClassVar[bool] = True
+
     trim: float = 0.1
 
     def __post_init__(self) -> None:
         if not 0 <= self.trim < 0.5:
             raise ValueError(f"trim, the share left out at each end, must lie in [0, 0.5), got {self.trim}")
-
-    @property
-    def requires(self) -> frozenset[str]:
-        return frozenset()
-
-    @property
-    def weight_bound(self) -> float | None:
-        return 1.0
-
-    @property
-    def counts_idle(self) -> bool:
-        return False
-
-    @property
-    def guards_all_parts(self) -> bool:
-        return True
 
     def open(self, cohort: Contributions, state: State, ctx: Context) -> ElementRound:
         # 0.1 of 30 clients is 3, though the product is a little more.

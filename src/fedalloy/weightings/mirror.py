@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -43,6 +43,8 @@ class Mirror(Weighting):
     tensor([0.2500, 0.7500], dtype=torch.float64)
     """
 
+    weight_bound: ClassVar[float | None] = 1.0
+
     response: Response = "loss"
     prior: Prior = "samples"
     zeta: float = 1.0
@@ -59,10 +61,6 @@ class Mirror(Weighting):
     def requires(self) -> frozenset[str]:
         sizes = {"num_examples"} if self.prior == "samples" else set()
         return frozenset(sizes if self.response == "none" else {*sizes, self.loss})
-
-    @property
-    def weight_bound(self) -> float | None:
-        return 1.0
 
     @property
     def counts_idle(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import sqrt
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -49,6 +49,9 @@ class Ewwa(ElementWeighting):
             [0.8808, 0.5000]])
     """
 
+    requires: ClassVar[frozenset[str]] = frozenset()
+    counts_idle: ClassVar[bool] = False
+
     optimizer: Kind = "adam"
     mode: Literal["paper", "official"] = "paper"
     lr: float = 1.0
@@ -62,14 +65,6 @@ class Ewwa(ElementWeighting):
         check_moments(self.beta1, self.beta2, lr=self.lr, eps=self.eps)
         if not self.in_memory_mb >= 0:
             raise ValueError(f"in_memory_mb must be 0 or more, got {self.in_memory_mb}")
-
-    @property
-    def requires(self) -> frozenset[str]:
-        return frozenset()
-
-    @property
-    def counts_idle(self) -> bool:
-        return False
 
     def init(self, population: int) -> State:
         return {"moments": {}, "counts": {}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -22,9 +23,7 @@ class Nova(Weighting):
     When to use it: clients that take different numbers of local steps.
     """
 
-    @property
-    def requires(self) -> frozenset[str]:
-        return frozenset({"num_examples", "step_norm", "effective_steps"})
+    requires: ClassVar[frozenset[str]] = frozenset({"num_examples", "step_norm", "effective_steps"})
 
     def weigh(self, cohort: Contributions, state: State, ctx: Context) -> tuple[Weights, State, Info]:
         lengths = cohort.stats["step_norm"]

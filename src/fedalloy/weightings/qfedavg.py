@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -35,6 +36,10 @@ class QFedAvg(Weighting):
     tensor([0.2500, 0.2500], dtype=torch.float64)
     """
 
+    reads_payload: ClassVar[bool] = True
+    asks: ClassVar[frozenset[str]] = frozenset({"norms"})
+    weight_bound: ClassVar[float | None] = 1.0
+
     q: float = 1.0
     weights: Prior = "uniform"
 
@@ -45,18 +50,6 @@ class QFedAvg(Weighting):
     @property
     def requires(self) -> frozenset[str]:
         return frozenset({"loss_before", "num_examples"} if self.weights == "samples" else {"loss_before"})
-
-    @property
-    def reads_payload(self) -> bool:
-        return True
-
-    @property
-    def asks(self) -> frozenset[str]:
-        return frozenset({"norms"})
-
-    @property
-    def weight_bound(self) -> float | None:
-        return 1.0
 
     @property
     def counts_idle(self) -> bool:

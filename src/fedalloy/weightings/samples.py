@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedalloy.core.protocols import Weighting
 from fedalloy.core.registry import register
@@ -21,9 +22,7 @@ class Samples(Weighting):
     When to use it: the objective is the average example, whoever owns it.
     """
 
-    @property
-    def weight_bound(self) -> float | None:
-        return 1.0
+    weight_bound: ClassVar[float | None] = 1.0
 
     def weigh(self, cohort: Contributions, state: State, ctx: Context) -> tuple[Weights, State, Info]:
         sizes = cohort.stats["num_examples"]

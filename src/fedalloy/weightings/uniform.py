@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -20,17 +21,9 @@ class Uniform(Weighting):
     When to use it: the objective is the average client, however little data it has.
     """
 
-    @property
-    def requires(self) -> frozenset[str]:
-        return frozenset()
-
-    @property
-    def weight_bound(self) -> float | None:
-        return 1.0
-
-    @property
-    def counts_idle(self) -> bool:
-        return False
+    requires: ClassVar[frozenset[str]] = frozenset()
+    weight_bound: ClassVar[float | None] = 1.0
+    counts_idle: ClassVar[bool] = False
 
     def weigh(self, cohort: Contributions, state: State, ctx: Context) -> tuple[Weights, State, Info]:
         return torch.full((len(cohort),), 1.0 / len(cohort), dtype=torch.float64), state, {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedalloy.core import tree
 from fedalloy.core.packing import Packings
@@ -23,6 +24,8 @@ class Clip(Wire):
     {'delta': {'w': tensor([0.6000, 0.8000])}}
     """
 
+    clips: ClassVar[bool] = True
+
     norm: float = 1.0
     part: str = "delta"
 
@@ -33,10 +36,6 @@ class Clip(Wire):
     @property
     def changes(self) -> frozenset[str]:
         return frozenset({self.part})
-
-    @property
-    def clips(self) -> bool:
-        return True
 
     def packings(self, before: Packings) -> Packings:
         """One factor for all entries: what was zero or of one size stays so."""

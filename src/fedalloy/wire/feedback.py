@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import reduce
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -25,16 +26,14 @@ class ErrorFeedback(Wire, Packing):
     Behind another compressor on the same part, it is this one's form that travels.
     """
 
+    stateful: ClassVar[bool] = True
+
     part: str = "delta"
     like: str = "params"
 
     @abstractmethod
     def compress(self, vector: Tensor) -> Tensor:
         """The vector as the server will see it."""
-
-    @property
-    def stateful(self) -> bool:
-        return True
 
     @property
     def changes(self) -> frozenset[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedalloy.core import tree
 from fedalloy.core.keys import Key
@@ -32,6 +33,9 @@ class Noise(Wire):
     {'delta': {'w': tensor([2.0000, 0.5000])}}
     """
 
+    needs_weight_bound: ClassVar[bool] = True
+    needs_clipping: ClassVar[bool] = True
+
     std: float = 0.01
     part: str = "delta"
     like: str = "params"
@@ -39,14 +43,6 @@ class Noise(Wire):
     def __post_init__(self) -> None:
         if not self.std >= 0:
             raise ValueError(f"std must be 0 or more, got {self.std}")
-
-    @property
-    def needs_weight_bound(self) -> bool:
-        return True
-
-    @property
-    def needs_clipping(self) -> bool:
-        return True
 
     @property
     def changes(self) -> frozenset[str]:
