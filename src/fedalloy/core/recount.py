@@ -23,12 +23,14 @@ def recounted(
         return cohort
     told, solver = cohort.stats["num_examples"], algorithm.solver
     known = sizes.usable(told)
-    rows = torch.searchsorted(work.ids, cohort.ids)
-    steps = aspects.count_steps(solver, torch.where(known, told, 0.0).long(), work.epochs[rows]).double()
+    everyone = bool(known.all())
+    # Nobody is in the cohort who was not asked, so that equal numbers are the same clients.
+    epochs = work.epochs if len(work) == len(cohort) else work.epochs[torch.searchsorted(work.ids, cohort.ids)]
+    steps = aspects.count_steps(solver, (told if everyone else torch.where(known, told, 0.0)).long(), epochs).double()
     counted = {"num_steps": steps}
     if algorithm.weighting.requires & aspects.provides(solver):
         counted |= aspects.describe(solver, steps, ctx)
-    if not bool(known.all()):
+    if not everyone:
         counted = {name: torch.where(known, values, _told(cohort, name)) for name, values in counted.items()}
     return cohort.with_stats(counted)
 

@@ -94,7 +94,7 @@ class SizeLimits:
     @property
     def statistic(self) -> Statistic:
         """The range of ``num_examples``."""
-        return replace(STATISTICS["num_examples"], high=self.most, whole=self.whole)
+        return _size_statistic(self.most, self.whole)
 
     def select(self, index: Tensor) -> SizeLimits:
         """The same for some clients of the cohort."""
@@ -109,7 +109,14 @@ class SizeLimits:
         """Who says something else than before."""
         if self.known is None:
             return torch.zeros_like(sizes, dtype=torch.bool)
-        return (sizes != self.known) & ~self.known.isnan() & ~sizes.isnan()
+        other = sizes != self.known
+        return other & ~self.known.isnan() & ~sizes.isnan() if bool(other.any()) else other
+
+
+@lru_cache(64)
+def _size_statistic(most: float, whole: bool) -> Statistic:
+    """The same in every round of a run."""
+    return replace(STATISTICS["num_examples"], high=most, whole=whole)
 
 
 ANY_SIZE = SizeLimits()
@@ -121,6 +128,11 @@ def out_of_range(stats: Mapping[str, Tensor], declared: Mapping[str, Statistic],
     values = torch.stack([one.detach().double() for one in stats.values()])
     known = tuple(declared.get(name, ANY_NUMBER) for name in stats)
     (low, high, least), (whole, overflows, wanted) = _limits(known, tuple(name in needed for name in stats))
+    # Almost always everything is in order, which takes a few comparisons; small rounds are hardly longer than the rest.
+    sound = (values >= low) & (values <= high) & ((values == values.floor()) | ~whole)
+    if bool((sound & ((values >= least) | (values <= 0))).all()):
+        nothing: Tensor = ~sound
+        return nothing
     wrong = (values < low) | (values > high) | ((values > 0) & (values < least)) | values.isinf()
     wrong |= (whole & (values != values.floor()) & ~values.isnan()) | (wanted & values.isnan())
     excused = overflows & ~values.isfinite() & _with_examples(stats)
@@ -130,9 +142,10 @@ def out_of_range(stats: Mapping[str, Tensor], declared: Mapping[str, Statistic],
 
 @lru_cache(64)
 def _limits(known: tuple[Statistic, ...], needed: tuple[bool, ...]) -> tuple[Tensor, Tensor]:
-    """The ranges and what else is declared, ``[3, S, 1]`` each: the same in every round of a run, and built once, as
-    small rounds take hardly longer than such tables."""
-    ranges = torch.tensor([[one.low, one.high, one.least] for one in known], dtype=torch.float64)
+    """The ranges, all of them of finite numbers, and what else is declared, ``[3, S, 1]`` each: the same in every round
+    of a run, and built once, as small rounds take hardly longer than such tables."""
+    most = torch.finfo(torch.float64).max
+    ranges = torch.tensor([[max(one.low, -most), min(one.high, most), one.least] for one in known], dtype=torch.float64)
     flags = torch.tensor([[one.whole, one.overflows, must] for one, must in zip(known, needed, strict=True)])
     return ranges.T.unsqueeze(2), flags.T.unsqueeze(2)
 

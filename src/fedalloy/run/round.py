@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -234,6 +235,8 @@ def _model_bytes(state: ServerState) -> int:
 
 def _mean(values: Tensor) -> float | None:
     """The mean over clients that trained at all."""
+    if not math.isnan(mean := float(values.mean())):
+        return mean
     known = values[~values.isnan()]
     return float(known.mean()) if len(known) else None
 

@@ -17,6 +17,7 @@ from fedalloy.core.types import Contributions
 class KnownSizes:
     """One number per client of the population, NaN for those who were not heard yet; part of every checkpoint.
 
+    >>> from fedalloy.core.types import Cohort
     >>> sizes = KnownSizes(3)
     >>> sizes.learn(Cohort(torch.tensor([1]), {}, {"num_examples": torch.tensor([40.0])}))
     >>> sizes.limits(torch.tensor([0, 1])).known
@@ -44,10 +45,12 @@ class KnownSizes:
         """Pin the sizes of those who answered for the first time and said something possible."""
         if len(cohort) == 0 or "num_examples" not in cohort.stats:
             return
+        new = self._known[cohort.ids].isnan()
+        if not bool(new.any()):
+            return
         told = cohort.stats["num_examples"].double()
-        new = self._known[cohort.ids].isnan() & SizeLimits(self.most, whole=self.whole).usable(told)
-        if bool(new.any()):
-            self._known[cohort.ids[new]] = told[new]
+        new &= SizeLimits(self.most, whole=self.whole).usable(told)
+        self._known[cohort.ids[new]] = told[new]
 
     def to_state(self) -> dict[str, Tensor]:
         """What a checkpoint holds: the clients that were heard, and their sizes."""
