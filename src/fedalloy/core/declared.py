@@ -15,6 +15,7 @@ else:
         An inherited property would be in the way of a dataclass: the property becomes the default of the field of the
         same name, and a value cannot be set. This one has no value on the class and gives way to that of an object.
 
+        >>> import dataclasses
         >>> class Named:
         ...     @declared
         ...     def name(self) -> str:

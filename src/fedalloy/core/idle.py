@@ -13,6 +13,7 @@ def took_no_step(cohort: Contributions) -> Tensor:
 
     A client whose link failed is not: it planned its steps, and what it re-sends counts as the run says.
 
+    >>> from fedalloy.core.types import Cohort
     >>> took_no_step(Cohort(torch.arange(3), {}, {"num_steps": torch.tensor([2.0, 0.0, 1.0])}))
     tensor([False,  True, False])
     """

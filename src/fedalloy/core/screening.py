@@ -16,6 +16,7 @@ _HINTS = {"num_examples": " (max_examples)"}
 def misfit(payload: Payload, parts: Mapping[str, Part], shared: Mapping[str, Tree]) -> str | None:
     """Why one contribution's names, shapes or dtypes are not what was asked for; None when they are.
 
+    >>> import torch
     >>> misfit({"delta": {}}, {"delta": Part()}, {"params": {"w": torch.zeros(2)}})
     "part 'delta' lacks w"
     """

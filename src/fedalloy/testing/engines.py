@@ -37,14 +37,13 @@ def check_engine(
 ) -> list[Problem]:
     """Play every case with the engine and with the loop; empty when they agree.
 
-        A case ends with the first round in which something differs. In every first round the engine also runs
-        twice: the second result must be the first, bit for bit, and what went in must come out unharmed.
+    A case ends with the first round in which something differs. In every first round the engine also runs
+    twice: the second result must be the first, bit for bit, and what went in must come out unharmed.
 
-        >>> from fedalloy.engines.loop import Loop
-        >>> from fedalloy.testing.answers import answered
-    from fedalloy.testing.cases import plain_case
-        >>> check_engine(Loop(), [plain_case()])
-        []
+    >>> from fedalloy.engines.loop import Loop
+    >>> from fedalloy.testing.cases import plain_case
+    >>> check_engine(Loop(), [plain_case()])
+    []
     """
     return [problem for case in cases or engine_cases() for problem in _play(engine, case, tolerance)]
 

@@ -38,6 +38,7 @@ class AaggffD(Weighting):
     The estimate is not quite unbiased: rbar depends on who is there, which shrinks it by about 1 / m.
     When to use it: many clients, a few a round, served unequally.
 
+    >>> from fedalloy.core.types import Cohort
     >>> from fedalloy.core.keys import Key
     >>> cohort = Cohort(torch.tensor([3, 8]), {}, {"loss_before": torch.tensor([1.0, 3.0])})
     >>> AaggffD().weigh(cohort, AaggffD().init(10), Context(1, 10, Key.of(0)))[0]

@@ -33,6 +33,7 @@ class AaggffS(Weighting):
     A client that drops out responds with the mean of those present, and the weights are renormalised over them.
     When to use it: a few clients that are always there, served unequally; fairness without a temperature to tune.
 
+    >>> from fedalloy.core.types import Cohort
     >>> from fedalloy.core.keys import Key
     >>> cohort = Cohort(torch.arange(2), {}, {"loss_before": torch.tensor([1.0, 3.0])})
     >>> AaggffS().weigh(cohort, AaggffS().init(2), Context(1, 2, Key.of(0)))[0]

@@ -25,6 +25,7 @@ class Afl(Weighting):
     A client that drops out counts with the mean loss of those present, and the weights are renormalised over them.
     When to use it: a few clients that are always there, and the worst-served one is what matters.
 
+    >>> from fedalloy.core.types import Cohort
     >>> from fedalloy.core.keys import Key
     >>> cohort = Cohort(torch.arange(2), {}, {"loss_before": torch.tensor([1.0, 3.0])})
     >>> Afl(step=0.1).weigh(cohort, Afl().init(2), Context(1, 2, Key.of(0)))[0]

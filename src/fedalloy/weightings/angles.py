@@ -34,6 +34,7 @@ class Angles(Weighting):
     When to use it: skewed labels, where a few clients pull across the common direction. ``f`` is flat below about half
     a radian, so weights differ from FedAvg's only where angles are wide.
 
+    >>> from fedalloy.core.types import Cohort
     >>> delta = {"w": torch.tensor([[1.0, 0.0], [1.0, 0.0], [-1.0, 0.0]])}
     >>> cohort = Cohort(torch.arange(3), {"delta": delta}, {"num_examples": torch.ones(3)})
     >>> rule = Angles()
@@ -78,6 +79,7 @@ def angles_to_mean(
 ) -> dict[str, Tensor]:
     """The angle of every client's leaves to their average by ``shares``, ``[C]`` in radians, for every group of leaves.
 
+    >>> from fedalloy.core.types import Cohort
     >>> cohort = Cohort(torch.arange(2), {"delta": {"w": torch.tensor([[1.0, 0.0], [0.0, 0.0]])}})
     >>> angles_to_mean(cohort, torch.tensor([0.5, 0.5]), {"": ["w"]})
     {'': tensor([0.0000, 1.5708], dtype=torch.float64)}

@@ -26,6 +26,7 @@ class Boosting(Weighting):
     out: the received model would be weighed as if it were one of the trained.
     When to use it: some clients overfit their own data, and trying models on foreign data is allowed.
 
+    >>> from fedalloy.core.types import Cohort
     >>> stats = {"accuracy_after": torch.tensor([0.9, 0.9])}
     >>> cohort = Cohort(torch.arange(2), {}, stats, torch.tensor([[1.0, 0.8], [0.2, 1.0]]))
     >>> Boosting().weigh(cohort, {}, None)[0]

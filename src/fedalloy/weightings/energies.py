@@ -24,6 +24,7 @@ class Energies(Weighting):
     that does not. A client that took no step counts for its examples, with a gradient of zero and factors of 1.
     When to use it: with solver ``energy``, whose clients send these factors.
 
+    >>> from fedalloy.core.types import Cohort
     >>> sent = {"energy_grad": {"x": torch.ones(2, 1, 3)}, "factors": {"x": torch.tensor([[3.0], [1.0]])}}
     >>> cohort = Cohort(torch.arange(2), sent, {"num_examples": torch.tensor([1.0, 1.0])})
     >>> from fedalloy.core.keys import Key

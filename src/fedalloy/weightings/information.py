@@ -24,6 +24,7 @@ class Information(Weighting):
     accuracies that are all 0 are all alike. Data sizes do not enter, so a client that took no step is left out.
     When to use it: clients of unequal difficulty that show up unequally often.
 
+    >>> from fedalloy.core.types import Cohort
     >>> cohort = Cohort(torch.arange(2), {}, {"accuracy_after": torch.tensor([0.25, 0.75])})
     >>> rule = Information(alpha=1.0, beta=0.0)
     >>> rule.weigh(cohort, rule.init(2), None)[0]

@@ -27,6 +27,7 @@ class Krum(Weighting):
     took no step is left out: between updates that pull apart, standing still would be the closest company.
     When to use it: a known number of hostile clients, and clients alike enough that one of them can stand for all.
 
+    >>> from fedalloy.core.types import Cohort
     >>> from fedalloy.core.keys import Key
     >>> cohort = Cohort(torch.arange(4), {"delta": {"w": torch.tensor([[1.0], [1.1], [1.3], [900.0]])}}, {})
     >>> Krum().weigh(cohort, {}, Context(1, 4, Key.of(0)))[0]
@@ -63,6 +64,7 @@ class MultiKrum(Weighting):
     whatever else is averaged, are means over the chosen clients.
     When to use it: a known number of hostile clients, and the honest ones should be averaged.
 
+    >>> from fedalloy.core.types import Cohort
     >>> from fedalloy.core.keys import Key
     >>> cohort = Cohort(torch.arange(4), {"delta": {"w": torch.tensor([[1.0], [1.1], [1.3], [900.0]])}}, {})
     >>> MultiKrum(keep=3).weigh(cohort, {}, Context(1, 4, Key.of(0)))[0]

@@ -36,6 +36,7 @@ class FedMgda(Weighting):
     that took no step is left out altogether.
     When to use it: no client's loss should rise, and none may count more by sending a longer update.
 
+    >>> from fedalloy.core.types import Cohort
     >>> from fedalloy.core.keys import Key
     >>> cohort = Cohort(torch.arange(2), {"delta": {"w": torch.tensor([[3.0, 0.0], [0.0, 0.5]])}}, {})
     >>> FedMgda().weigh(cohort, {}, Context(1, 2, Key.of(0)))[0]

@@ -27,6 +27,7 @@ class Median(ElementWeighting):
     else is averaged, are medians of their own. A client that took no step is left out: its zeros are no opinion.
     When to use it: some clients may send wrong or hostile updates, and you cannot say how many.
 
+    >>> from fedalloy.core.types import Cohort
     >>> from fedalloy.core.keys import Key
     >>> cohort = Cohort(torch.arange(3), {"delta": {"w": torch.tensor([[1.0, 5.0], [2.0, 5.0], [900.0, 0.0]])}}, {})
     >>> Median().weigh(cohort, {}, Context(1, 3, Key.of(0)))[0]["w"]
@@ -55,6 +56,7 @@ class TrimmedMean(ElementWeighting):
     took no step is left out.
     When to use it: a known share of clients may send wrong or hostile updates, and the rest should all count.
 
+    >>> from fedalloy.core.types import Cohort
     >>> from fedalloy.core.keys import Key
     >>> cohort = Cohort(torch.arange(3), {"delta": {"w": torch.tensor([[1.0], [-70.0], [900.0]])}}, {})
     >>> TrimmedMean(0.3).weigh(cohort, {}, Context(1, 3, Key.of(0)))[0]["w"].flatten()

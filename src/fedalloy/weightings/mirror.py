@@ -38,6 +38,7 @@ class Mirror(Weighting):
     mirror descent (Hahn et al. 2024, arXiv:2405.20821), where a step size belongs to every response.
     When to use it: to try a response or a temperature that no published method has.
 
+    >>> from fedalloy.core.types import Cohort
     >>> cohort = Cohort(torch.arange(2), {}, {"num_examples": torch.ones(2), "loss_before": torch.tensor([1.0, 3.0])})
     >>> Mirror("log_loss").weigh(cohort, {}, None)[0]
     tensor([0.2500, 0.7500], dtype=torch.float64)

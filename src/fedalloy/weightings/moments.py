@@ -41,6 +41,7 @@ class Ewwa(ElementWeighting):
     system's temporary folder by default).
     When to use it: few clients, always the same, whose parameters matter to each of them in different places.
 
+    >>> from fedalloy.core.types import Cohort
     >>> from fedalloy.core.keys import Key
     >>> cohort = Cohort(torch.arange(2), {"delta": {"w": torch.tensor([[1.0, 0.0], [-1.0, 0.0]])}})
     >>> weights, _, _ = Ewwa().weigh(cohort, Ewwa().init(2), Context(1, 2, Key.of(0)))

@@ -13,6 +13,7 @@ from fedalloy.core.types import Contributions
 def gram(cohort: Contributions, part: str = "delta") -> Tensor:
     """Inner products of all pairs of clients, ``[C, C]`` in float64 on the CPU.
 
+    >>> from fedalloy.core.types import Cohort
     >>> gram(Cohort(torch.arange(2), {"delta": {"w": torch.tensor([[1.0, 0.0], [2.0, 2.0]])}}))
     tensor([[1., 2.],
             [2., 8.]], dtype=torch.float64)
@@ -26,6 +27,7 @@ def squared_distances(cohort: Contributions, part: str = "delta") -> Tensor:
     Differences are taken before they are squared: inner products would lose the distances of close clients as soon
     as one client sends something huge.
 
+    >>> from fedalloy.core.types import Cohort
     >>> squared_distances(Cohort(torch.arange(2), {"delta": {"w": torch.tensor([[1.0, 0.0], [2.0, 2.0]])}}))
     tensor([[0., 5.],
             [5., 0.]], dtype=torch.float64)

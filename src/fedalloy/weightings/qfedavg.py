@@ -30,6 +30,7 @@ class QFedAvg(Weighting):
     round, where one public code keeps the first after it has decayed.
     When to use it: more even accuracies over clients where one ``q`` must work with any local step.
 
+    >>> from fedalloy.core.types import Cohort
     >>> from fedalloy.core.keys import Key
     >>> cohort = Cohort(torch.arange(2), {"delta": {"w": torch.ones(2, 1)}}, {"loss_before": torch.tensor([1.0, 1.0])})
     >>> QFedAvg().weigh(cohort, {}, Context(1, 2, Key.of(0), local_lr=1.0))[0]

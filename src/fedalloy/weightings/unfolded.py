@@ -33,6 +33,7 @@ class Unfolded(Weighting):
     that is still the name of a file has not been learned yet (arXiv:2212.12191).
     When to use it: the same clients train together again and again, and a rehearsal of all rounds is affordable.
 
+    >>> from fedalloy.core.types import Cohort
     >>> cohort = Cohort(torch.tensor([0, 2]), {}, {"num_examples": torch.tensor([10.0, 30.0])})
     >>> Unfolded(((0.5, 0.3, 0.2),)).weigh(cohort, {}, Context(1, 3, None))[0]
     tensor([0.5000, 0.2000], dtype=torch.float64)
