@@ -6,8 +6,9 @@
 
 Every case is a short run of the loop engine in one thread; two tables of deep unfolding are learned as well.
 All numbers of the records, and a hash of every tensor of the last checkpoint, must be the same to the last bit. Of the
-methods in ``NEAR``, which may take a noted norm in place of a pass over the updates, the records must agree to 1e-12,
-relative for numbers above 1, and the hashes are not compared.
+methods in ``NEAR``, which may take a noted norm in place of a pass over the updates, the records must agree to 1e-12
+(the table that is learned by a first-order gradient, which small differences grow in, to 1e-9), relative for numbers
+above 1, and the hashes are not compared.
 """
 
 from __future__ import annotations
@@ -77,8 +78,7 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
     "qfedavg": ("qfedavg", _MLP, []),
     "fedmgda": ("fedmgda", _MLP, []),
 }  # fmt: skip
-NEAR = ("fedlayerwise", "fedadp", "qfedavg", "fedmgda", "unfold, first_order")
-TOLERANCE = 1e-12
+NEAR = {"fedlayerwise": 1e-12, "fedadp": 1e-12, "qfedavg": 1e-12, "fedmgda": 1e-12, "unfold, first_order": 1e-9}
 
 
 def main() -> None:
@@ -141,7 +141,11 @@ def _agrees(case: str, before: Any, after: Any) -> bool:
         return True
     place, worst = max(found.items(), key=lambda one: one[1])
     print(f"{case:28} {len(found)} differ, at most {worst:.3g}: {place}")
-    return case in NEAR and all(size <= TOLERANCE for at, size in found.items() if not at.startswith("/state"))
+    return all(size <= NEAR.get(case, 0.0) for at, size in found.items() if case not in NEAR or not _hashed(at))
+
+
+def _hashed(place: str) -> bool:
+    return place.startswith("/state")
 
 
 def differences(one: Any, other: Any, place: str = "") -> Iterator[tuple[str, float]]:
