@@ -196,6 +196,11 @@ def is_mixable(solver: LocalSolver) -> bool:
     return found is not None and found.mixable
 
 
+def is_generative(solver: LocalSolver) -> bool:
+    """Whether what is learned makes examples."""
+    return solver.aspect(Generative) is not None
+
+
 def conclude(solver: LocalSolver, carry: Carry, shared: Shared, outputs: Outputs) -> Carry:
     """Work with the trained model between the last step and ``end``."""
     found = solver.aspect(Generative)

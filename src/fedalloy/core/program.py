@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map
 from fedalloy.core import aspects, tree
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.applying import Applied
+from fedalloy.core.aspects import OwnStart
 from fedalloy.core.blocks import Prepared
 from fedalloy.core.contributions import Notes
 from fedalloy.core.errors import stage
@@ -59,22 +60,22 @@ class BlockTraining:
 
     @property
     def buffers(self) -> Tree:
-        """Every client's buffers before the first step: the received ones, unless some of them stay at the clients."""
+        """Every client's buffers before the first step: the received ones, unless clients have some of their own."""
         return self._models[1] if self.shared["buffers"] else {}
 
     def loss_before(self) -> Tensor:
         """The mean loss of every client's first model over its training examples."""
         objective, block, solver = self.objective, self.block, self.algorithm.solver
-        if aspects.stays(solver) or len(block) == 1:
+        if solver.aspect(OwnStart) is not None or len(block) == 1:
             return own_means(objective, objective.losses, *self._models, block.data, self.apply)
         received = self.shared[solver.target], self.shared["buffers"]
         return common_means(objective, objective.losses, *received, block.data)
 
     @cached_property
     def _models(self) -> tuple[Tree, Tree]:
-        """Every client's model before the first step: what was received, with the leaves that stay in place."""
+        """Every client's model before the first step: what was received, unless clients have a start of their own."""
         solver, shared, clients = self.algorithm.solver, self.shared, len(self.block)
-        if not aspects.stays(solver):
+        if solver.aspect(OwnStart) is None:
             return _expand(shared[solver.target], clients), _expand(shared["buffers"], clients)
         found: tuple[Tree, Tree] = self.apply(
             lambda kept: aspects.start_model(solver, shared, kept), clients, self.mine

@@ -56,11 +56,11 @@ class Trained:
 
     def server_model(self) -> ServerModel:
         """The model of the server: what was learned, or, where samples were learned, a classifier trained on them."""
-        fed, settings = self.fed, self.fed.config.classifier
-        key = fed.root.fold("classifier", self.round)
-        made = synthetic_set(fed.task, fed.algorithm, self.state, key.fold("samples"), settings.per_class)
-        if made is None:
+        fed, settings, key = self.fed, self.fed.config.classifier, self.fed.root.fold("classifier", self.round)
+        if not aspects.is_generative(fed.algorithm.solver):
             return ServerModel(fed.task.objective, self.shared["params"], self.shared["buffers"])
+        made = synthetic_set(fed.task, fed.algorithm, self.state, key.fold("samples"), settings.per_class)
+        assert made is not None, "a generative solver makes samples"
         objective = classifier_of(fed.task)
         # Only this engine pays here: it replays a captured step where the others would launch it kernel by kernel.
         engine = fed.engine if isinstance(fed.engine, Batched) else None

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import vmap
 
 from fedalloy.core import aspects
 from fedalloy.core.algorithm import Algorithm, server_step
-from fedalloy.core.client import Assignment, BatchGradient, run_client
+from fedalloy.core.applying import Applied, plain, vmapped
+from fedalloy.core.blocks import prepare
+from fedalloy.core.client import Assignment, run_client, train
 from fedalloy.core.keys import Key
+from fedalloy.core.program import Finished, Kernel, run_block
 from fedalloy.core.protocols import LocalSolver, Shared
 from fedalloy.core.screening import misfit
-from fedalloy.core.types import Cohort, Context, Contribution, Plan, State
+from fedalloy.core.types import Cohort, Context, Contribution, Plan, State, Work
+from fedalloy.engines import mapped
 from fedalloy.servers.sgd import ServerSgd
 from fedalloy.testing.comparing import broken, copied, differences
 from fedalloy.testing.handles import Attendance
@@ -50,6 +53,14 @@ class Bench:
         mine = Assignment(self.task.data("train", ids).client(0), epochs)
         with torch.no_grad():
             return run_client(self.algorithm, self.task.objective, self.shared, state, mine, ctx.key.each(ids), ctx)
+
+    def block(self, ids: Iterable[int], states: Mapping[int, State], kernel: Kernel, apply: Applied) -> Finished:
+        """The second round of some clients at once."""
+        every, ctx = torch.tensor(list(ids)), self.context(2)
+        work = Work.of(every, torch.ones_like(every))
+        prepared = prepare(self.algorithm, work, self.task.data("train", work.ids), self.shared, ctx)
+        with torch.no_grad():
+            return run_block(self.algorithm, self.task.objective, self.shared, states, prepared, ctx, kernel, apply)
 
 
 def parts(solver: LocalSolver) -> Iterator[str]:
@@ -127,21 +138,18 @@ def vectorised(solver: LocalSolver) -> Iterator[str]:
     """``begin``, ``step`` and ``end`` work under ``torch.func.vmap`` and give what they give one by one."""
     bench = Bench(solver, small_task(model_for(solver), sizes=EQUAL))
     clients = range(bench.task.population)
-    states = [bench.run(client, bench.fresh(client)).state["solver"] for client in clients]
-    inputs, ctx = _inputs(bench), bench.context(2)
-
-    def program(row: dict[str, Any], mine: State) -> tuple[Any, Any]:
-        return _program(bench, row, mine, ctx)
-
-    apart = [program({name: _row(leaf, client) for name, leaf in inputs.items()}, states[client]) for client in clients]
+    states = {client: bench.run(client, bench.fresh(client)).state for client in clients}
+    apart = [bench.block([client], states, train, plain) for client in clients]
     try:
-        together = vmap(program)(inputs, _stacked(states))
+        together = bench.block(clients, states, mapped.train, vmapped)
     except Exception as error:
-        yield f"fails under vmap: {type(error).__name__}: {error}"
+        yield f"fails under vmap: {error}"
         return
-    for client in clients:
-        found = {"payload": _row(together[0], client), "state": _row(together[1], client)}
-        expected = {"payload": apart[client][0], "state": apart[client][1]}
+    for row, client in enumerate(together.ids.tolist()):
+        found, expected = (
+            {"payload": _row(done.payload, place), "state": _row(done.states, place)}
+            for done, place in ((together, row), (apart[client], 0))
+        )
         yield from differences(found, expected, TOLERANCE, f"client {client}")
 
 
@@ -176,37 +184,6 @@ def _batches(plan: Plan, row: int) -> dict[str, Any]:
     taken = plan.mask[row].any(-1)
     chosen = {str(step): plan.index[row, step][plan.mask[row, step]] for step in taken.nonzero().flatten().tolist()}
     return {"batches": chosen, "phase": plan.phase[row][taken]}
-
-
-def _inputs(bench: Bench) -> dict[str, Any]:
-    """Everything that differs between the clients of a block of equal sizes."""
-    ids = torch.arange(bench.task.population)
-    keys, block = bench.context(2).key.each(ids), bench.task.data("train", ids)
-    plan = bench.solver.plan(block.size, torch.full_like(ids, 1), keys.fold("plan"))
-    rows = block.start.reshape(-1, 1, 1) + plan.index
-    return {
-        "x": block.x[rows],
-        "y": block.y[rows],
-        "phase": plan.phase,
-        "draws": bench.solver.draws(plan, keys.fold("draws"), bench.shared),
-        "steps": plan.steps.double(),
-    }
-
-
-def _program(bench: Bench, row: dict[str, Any], mine: State, ctx: Context) -> tuple[Any, Any]:
-    """One client's program; the batches of equal clients are all full, so no mask is needed."""
-    carry = bench.solver.begin(bench.shared, mine, ctx)
-    for step in range(row["x"].shape[0]):
-        grad_at = BatchGradient(bench.task.objective, row["x"][step], row["y"][step], None, {}, None)
-        draws = {name: leaf[step] for name, leaf in row["draws"].items()}
-        carry = bench.solver.step(carry, grad_at, draws, row["phase"][step], ctx)
-    carry = aspects.conclude(
-        bench.solver,
-        carry,
-        bench.shared,
-        lambda params, x: bench.task.objective.outputs(params, bench.shared["buffers"], x),
-    )
-    return bench.solver.end(carry, bench.shared, mine, row["steps"], ctx)
 
 
 def _row(value: Any, index: int) -> Any:
