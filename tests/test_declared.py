@@ -8,6 +8,7 @@ Which that is, is read off the source: a parameter or variable annotated as one,
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from itertools import pairwise
@@ -144,6 +145,29 @@ def test_no_declaration_has_become_an_argument(room):
     declared |= {"asks", "guards_all_parts", "needs_everyone", "roles", "provides", "kind", "linear", "clips"}
     for name in registry.names(room):
         assert {one.name for one in fields(type(specimen(room, name)))} & declared == set()
+
+
+WORDS = {"term"}  # which is also the name of a method
+
+
+def methods_named(code: str) -> set[str]:
+    """Published methods whose names stand in a text, however they are written."""
+    words = set(re.findall("[a-z0-9]+", code.lower().replace("_", "")))
+    published = {name.replace("_", "") for name in registry.names("algorithm")} | {"superfed", "acgan", "cvae", "cgan"}
+    return (published - WORDS) & words
+
+
+def test_core_knows_no_method_by_its_name():
+    found = {file.name: methods_named(file.read_text()) for file in (SOURCE / "core").glob("*.py")}
+    assert {name: said for name, said in found.items() if said} == {}
+
+
+def test_a_method_named_in_core_is_caught():
+    assert methods_named("needs a generative model ('acgan' for FedCGAN), see SuPerFed") == {
+        "acgan",
+        "fedcgan",
+        "superfed",
+    }
 
 
 class Foreign:

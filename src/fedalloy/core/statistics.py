@@ -60,11 +60,11 @@ STATISTICS: Mapping[str, Statistic] = {
     "num_examples": Statistic("how many examples the client trained on", 0, whole=True),
     "num_steps": Statistic("how many local steps it took", 0, MAX_STEPS, whole=True),
     "step_norm": Statistic(
-        "how far its local steps count together, |a|_1 of FedNova (without momentum: the number of steps)",
+        "how far unit gradients carry it in its local steps, |a|_1 (without momentum: the number of steps)",
         0, MAX_STEPS, least=1.0,
     ),
     "effective_steps": Statistic(
-        "tau of FedNova: as step_norm; with a proximal term the plain number of steps", 0, MAX_STEPS, least=1.0
+        "its effective local steps, tau: as step_norm; with a proximal term their plain number", 0, MAX_STEPS, least=1.0
     ),
     "loss_before": Statistic(
         "the mean loss of the model it received, on its training data, before it trains", overflows=True
