@@ -20,7 +20,8 @@ from fedalloy.core.errors import CheckpointError, SpecError
 from fedalloy.recipe import parse
 from fedalloy.records.folder import RunFolder
 from fedalloy.results.outcome import RunOutcome, name_of, read_outcome
-from fedalloy.results.table import Spread, summarise
+from fedalloy.results.statistics import Spread
+from fedalloy.results.table import summarise
 
 TINY: dict[str, dict[str, Any]] = {
     "task": {"model": "logistic"},

@@ -26,12 +26,12 @@ from fedalloy.recipe import parse
 from fedalloy.records import toml
 from fedalloy.records.index import Index
 from fedalloy.records.reading import read_run
-from fedalloy.report.data.personal import _moments
 from fedalloy.report.page import page
 from fedalloy.results.outcome import read_outcome
 from fedalloy.results.served import client_values, completed, noted_direction
+from fedalloy.results.statistics import Spread, moments
 from fedalloy.results.stories import gather
-from fedalloy.results.table import Spread, summarise
+from fedalloy.results.table import summarise
 from fedalloy.run.config import RunConfig
 from fedalloy.run.fit import fit
 from fedalloy.serve import answers
@@ -326,8 +326,8 @@ def test_a_client_whose_loss_overflows_is_served_worst(tmp_path, metrics):
 
 
 def test_a_mean_between_models_is_not_taken_over_the_others():
-    assert _moments([1.0, 3.0, math.nan]) == (2.0, 1.0)
-    assert all(map(math.isnan, _moments([1.0, 3.0, math.inf])))
+    assert moments([1.0, 3.0, math.nan]) == (2.0, 1.0)
+    assert all(map(math.isnan, moments([1.0, 3.0, math.inf])))
 
 
 def test_a_damaged_note_or_row_says_nothing():

@@ -65,8 +65,9 @@ def _report(run: Path) -> None:
 
 def _export(run: Path) -> None:
     from fedalloy.export.latex import write_latex
-    from fedalloy.export.tables import TABLES, rows, runs_in
+    from fedalloy.export.tables import TABLES, rows
     from fedalloy.export.writing import WRITERS
+    from fedalloy.results.runs import runs_in
 
     chosen = runs_in([run])
     for table in TABLES:

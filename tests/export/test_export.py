@@ -15,10 +15,11 @@ from typer.testing import CliRunner
 from fedalloy.core.errors import CheckpointError, SpecError
 from fedalloy.export import writing
 from fedalloy.export.latex import escape, latex
-from fedalloy.export.tables import TABLES, rows, runs_in
+from fedalloy.export.tables import TABLES, rows
 from fedalloy.export.writing import WRITERS, write_csv, write_parquet
 from fedalloy.records.reading import read_run
 from fedalloy.results.outcome import read_outcome
+from fedalloy.results.runs import runs_in
 from fedalloy.results.table import summarise
 from tests.serve.conftest import make_run
 

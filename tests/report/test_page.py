@@ -104,7 +104,7 @@ def test_what_the_page_tells_is_what_the_records_say(runs):
     assert story.outcome.folder is not None
     rows = [json.loads(line) for line in (story.outcome.folder / "rounds.jsonl").read_text().splitlines()]
     last = json.loads((story.outcome.folder / "clients.jsonl").read_text().splitlines()[-1])
-    assert story.tally.counted.total() == sum(len(row["ids"]) for row in rows)
+    assert story.tally.contributions == sum(len(row["ids"]) for row in rows)
     assert story.tally.absent == sum(len(row["absent"]) for row in rows)
     assert [client.score for client in story.clients] == last["accuracy"]
     worst = min(story.clients, key=lambda client: client.score)

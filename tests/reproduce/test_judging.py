@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedalloy.reproduce.declaring import Claim
-from fedalloy.reproduce.judging import Interval, combined, judge_one
+from fedalloy.reproduce.judging import judge_one
 from fedalloy.reproduce.results import Measured, Results
+from fedalloy.results.statistics import Interval
+from fedalloy.results.verdict import combined
 
 FIRST, SECOND, FAR = [1.0, 2.0, 3.0], [0.9, 2.1, 2.9], [-9.0, -8.1, -7.0]
 

@@ -17,7 +17,8 @@ from fedalloy.cli.run import Changes, Json, Quick, Track
 if TYPE_CHECKING:
     from fedalloy.compare.comparing import Comparison
     from fedalloy.recipe import Recipe
-    from fedalloy.results.table import ResultRow, Spread
+    from fedalloy.results.statistics import Spread
+    from fedalloy.results.table import ResultRow
 
 COLUMNS = ("algorithm", "mean", "worst 10 %", "Gini", "rounds to target", "vs first (paired)", "seeds")
 

@@ -40,15 +40,16 @@ def export(
     """
     from fedalloy.core.errors import SpecError
     from fedalloy.export.latex import write_latex
-    from fedalloy.export.tables import rows, runs_in
+    from fedalloy.export.tables import rows
     from fedalloy.export.writing import WRITERS
+    from fedalloy.results.runs import runs_in
 
     if format is Format.latex and table is not Table.results:
         raise SpecError(f"--table {table.value} as LaTeX: only 'results' is a table for a paper; take csv or parquet")
     chosen = runs_in(runs)
     output.parent.mkdir(parents=True, exist_ok=True)
     if format is Format.latex:
-        count = write_latex(output, chosen)
+        count = write_latex(output, runs)
     else:
         count = WRITERS[format.value](output, lambda: rows(table.value, chosen))
     typer.echo(f"{output}: {count} rows")

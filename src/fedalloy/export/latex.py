@@ -8,17 +8,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedalloy.records import atomic
-from fedalloy.results.outcome import read_outcome
-from fedalloy.results.table import ResultRow, Spread, summarise
-from fedalloy.tasks.metrics.direction import best
+from fedalloy.results.runs import read_outcomes
+from fedalloy.results.statistics import Spread, leading
+from fedalloy.results.table import ResultRow, summarise
 
 _SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 _SPECIAL |= {one: f"\\{one}" for one in "&%$#_{}"}
 
 
-def write_latex(path: Path, runs: Sequence[Path]) -> int:
-    """Write the table (needs the LaTeX package booktabs); returns how many algorithms it has."""
-    outcomes = [read_outcome(run) for run in runs]
+def write_latex(path: Path, places: Sequence[Path]) -> int:
+    """Write the table of the runs in some folders (needs the LaTeX package booktabs); returns how many algorithms it
+    has."""
+    outcomes = read_outcomes(places)
     table = summarise(outcomes)
     atomic.write_text(path, latex(table, outcomes[0].metric))
     return len(table)
@@ -60,8 +61,7 @@ def escape(text: str) -> str:
 
 
 def _column(values: Sequence[Spread | None], higher: bool | None) -> list[str]:
-    known = [one.mean for one in values if one and math.isfinite(one.mean)]
-    leader = None if higher is None else best(known, lambda mean: mean, higher)
+    leader = leading(values, higher)
     return [_cell(one, one is not None and one.mean == leader) for one in values]
 
 

@@ -14,23 +14,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedalloy.core.errors import CheckpointError, SpecError, nearest
-from fedalloy.records.reading import RunRecord, find_runs, read_run
+from fedalloy.core.errors import SpecError, nearest
+from fedalloy.records.reading import RunRecord, read_run
 from fedalloy.records.scalars import scalars
-from fedalloy.results.outcome import name_of, read_outcome, seed_of
+from fedalloy.results.outcome import name_of, outcome_of, seed_of
 from fedalloy.results.served import completed
 
 Row = dict[str, Any]
-TUNING = "tuning"
 _TOLD = ("state", "round", "rounds", "metric", "higher_is_better", "target", "reached")
-
-
-def runs_in(places: Sequence[Path]) -> list[Path]:
-    """The runs in some folders and below, without those that tuning made."""
-    found = [run for place in places for run in find_runs(place) if TUNING not in run.relative_to(place).parts]
-    if not found:
-        raise CheckpointError(f"no run in {', '.join(map(str, places))}; name run folders, or a folder that holds some")
-    return list(dict.fromkeys(found))
 
 
 def rows(table: str, runs: Sequence[Path]) -> Iterator[Row]:
@@ -45,7 +36,7 @@ def rows(table: str, runs: Sequence[Path]) -> Iterator[Row]:
 
 
 def _results(record: RunRecord) -> Iterator[Row]:
-    found = read_outcome(record.path)
+    found = outcome_of(record, record.rounds())
     told = {name: getattr(found, name) for name in _TOLD}
     yield {**told, **found.scores}
 

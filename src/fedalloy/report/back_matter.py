@@ -21,7 +21,7 @@ from fedalloy.report.markup import (
     table,
     text,
 )
-from fedalloy.results.stories import by_name
+from fedalloy.results.runs import by_name
 
 PARTICIPATION = {
     "contributions": "contributions", "per_client": "per client", "fewest": "fewest", "most": "most",

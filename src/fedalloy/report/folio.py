@@ -10,7 +10,8 @@ from fedalloy.records import toml
 from fedalloy.report import data, words
 from fedalloy.report.data.personal import reliabilities
 from fedalloy.report.data.plain import Chart
-from fedalloy.results.stories import Story, by_name
+from fedalloy.results.runs import by_name
+from fedalloy.results.stories import Story
 
 MOST_SWITCHED = 12
 """Algorithms whose weights a report holds; each is a heat map of up to 40,000 cells."""

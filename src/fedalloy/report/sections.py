@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -23,7 +23,9 @@ from fedalloy.report.markup import (
     table,
     text,
 )  # fmt: skip
-from fedalloy.tasks.metrics.direction import best, better
+from fedalloy.results.statistics import leading
+from fedalloy.results.table import summarise
+from fedalloy.tasks.metrics.direction import better
 
 
 def what(folio: Folio) -> str:
@@ -43,7 +45,7 @@ def results(folio: Folio) -> str:
     head = ["algorithm", f"mean {first.metric}", "worst 10 %", "Gini"]
     head += [f"rounds to {first.target:g}"] if first.target is not None else []
     head += [f"difference to {rows[0]['name']}"] if len(rows) > 1 else []
-    leaders = _leaders(rows, first.higher_is_better)
+    leaders = _leaders(folio)
     body = [_result(row, folio, leaders) for row in rows]
     note = "Mean ± standard deviation over seeds; the best of each column is bold."
     if len(rows) > 1:
@@ -159,20 +161,20 @@ def switched(folio: Folio, group: str, keys: Sequence[str]) -> list[str]:
     return [chooser, *(figure(key, group=group, member=str(place)) for place, key in enumerate(keys))]
 
 
-def _leaders(rows: Sequence[dict[str, Any]], higher: bool | None) -> dict[str, float]:
-    """The best value of each column; nobody leads alone, nor by a metric without a direction."""
-    directions = {"mean": higher, "worst_served": higher, "gini": False, "rounds_to_target": False}
-    found: dict[str, float] = {}
-    for key, way in directions.items():
-        known = [float(row[key]["mean"]) for row in rows if row[key] and row[key]["mean"] is not None]
-        leader = best(known, lambda value: value, way) if way is not None and len(known) > 1 else None
-        found |= {} if leader is None else {key: leader}
-    return found
+def _leaders(folio: Folio) -> dict[str, float | None]:
+    """The best value of each column."""
+    rows, higher = summarise([story.outcome for story in folio.stories]), folio.stories[0].outcome.higher_is_better
+    return {
+        "mean": leading([row.mean for row in rows], higher),
+        "worst_served": leading([row.worst_served for row in rows], higher),
+        "gini": leading([row.gini for row in rows], higher=False),
+        "rounds_to_target": leading([row.to_target for row in rows], higher=False),
+    }
 
 
-def _result(row: dict[str, Any], folio: Folio, leaders: dict[str, float]) -> list[Cell]:
+def _result(row: dict[str, Any], folio: Folio, leaders: Mapping[str, float | None]) -> list[Cell]:
     def cell(key: str, digits: int = 3) -> Cell:
-        leads = row[key] is not None and key in leaders and row[key]["mean"] == leaders[key]
+        leads = row[key] is not None and leaders[key] is not None and row[key]["mean"] == leaders[key]
         return spread(row[key], digits, kind="best" if leads else "")
 
     cells = [named(row["name"], folio.styles), cell("mean"), cell("worst_served"), cell("gini")]

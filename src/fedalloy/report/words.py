@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fedalloy.records import toml
-from fedalloy.results.stories import Story, by_name
+from fedalloy.results.runs import by_name
+from fedalloy.results.stories import Story
 
 
 def title(stories: Sequence[Story]) -> str:

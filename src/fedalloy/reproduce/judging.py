@@ -15,53 +15,16 @@ from __future__ import annotations
 
 import math
 import re
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from fedalloy.reproduce.declaring import Claim, Experiment, target_of
 from fedalloy.reproduce.results import Measured, Results
+from fedalloy.results.statistics import Interval, paired, without_missing
+from fedalloy.results.verdict import Verdict, above_zero, below_zero, combined, near
 from fedalloy.tasks.metrics.direction import better, higher_is_better
 
-Verdict = Literal["holds", "does not hold", "not decidable", "not measured"]
-CONFIDENCE = 0.95
 _SMALL = re.compile(r"variance|gini|gap\d*|rounds|objective|regret(_half)?")
-
-
-@dataclass(frozen=True)
-class Interval:
-    """The mean of some numbers and where it lies with 95 % confidence; one number has no interval."""
-
-    mean: float
-    low: float
-    high: float
-    count: int
-
-    @staticmethod
-    def of(values: Sequence[float]) -> Interval | None:
-        """None where there is nothing to average.
-
-        >>> Interval.of([1.0, 2.0, 3.0])
-        Interval(mean=2.0, low=-0.484, high=4.484, count=3)
-        """
-        if not values:
-            return None
-        mean, count = statistics.fmean(values), len(values)
-        if count == 1:
-            return Interval(mean, -math.inf, math.inf, 1)
-        half = student(count - 1) * statistics.stdev(values) / math.sqrt(count)
-        return Interval(mean, mean - half, mean + half, count)
-
-    def text(self, signed: bool = True) -> str:
-        """Mean and interval for a table; small numbers with more digits.
-
-        >>> Interval(-0.004, -0.005, -0.003, 3).text()
-        '-0.0040 [-0.0050, -0.0030]'
-        """
-        form = f"{'+' if signed else ''}.{2 if abs(self.mean) >= 0.1 or self.mean == 0 else 4}f"
-        inside = f" [{self.low:{form}}, {self.high:{form}}]" if math.isfinite(self.low) else ""
-        return f"{self.mean:{form}}{inside}"
 
 
 @dataclass(frozen=True)
@@ -108,19 +71,6 @@ def _against_all(claim: Claim, case: str, mine: Sequence[Measured], results: Res
     return combined(verdicts), "; ".join(said)
 
 
-def combined(verdicts: Sequence[Verdict]) -> Verdict:
-    """The verdict over several comparisons.
-
-    >>> combined(["holds", "holds"]), combined(["holds", "does not hold"]), combined(["holds", "not measured"])
-    ('holds', 'does not hold', 'not decidable')
-    """
-    if "does not hold" in verdicts:
-        return "does not hold"
-    if all(verdict == "holds" for verdict in verdicts):
-        return "holds"
-    return "not measured" if all(verdict == "not measured" for verdict in verdicts) else "not decidable"
-
-
 def _against(claim: Claim, mine: Sequence[Measured], theirs: Sequence[Measured]) -> tuple[Verdict, str]:
     if not theirs:
         return "not measured", "not measured"
@@ -146,24 +96,14 @@ def _against_itself(claim: Claim, mine: Sequence[Measured]) -> tuple[Verdict, st
     if found is None:
         return "not measured", ""
     if claim.relation == "near":
-        return _near(found, claim.value, claim.tolerance or 0.0), found.text(signed=False)
-    shifted = Interval(found.mean - claim.value, found.low - claim.value, found.high - claim.value, found.count)
-    return _sided(claim, shifted)[0], found.text(signed=False)
+        return near(found, claim.value, claim.tolerance or 0.0), found.text(signed=False)
+    return _sided(claim, found.less(claim.value))[0], found.text(signed=False)
 
 
 def _sided(claim: Claim, found: Interval | None) -> tuple[Verdict, str]:
     if found is None:
         return "not measured", "not measured"
-    low, high = (found.low, found.high) if claim.relation == "above" else (-found.high, -found.low)
-    verdict: Verdict = "holds" if low > 0 else "does not hold" if high < 0 else "not decidable"
-    return verdict, found.text()
-
-
-def _near(found: Interval, value: float, tolerance: float) -> Verdict:
-    if value - tolerance <= found.low and found.high <= value + tolerance:
-        return "holds"
-    apart = found.high < value - tolerance or found.low > value + tolerance
-    return "does not hold" if apart else "not decidable"
+    return (above_zero if claim.relation == "above" else below_zero)(found), found.text()
 
 
 def _failing(claim: Claim, mine: Sequence[Measured], target: str) -> tuple[Verdict, str]:
@@ -200,23 +140,13 @@ def _failed(runs: Sequence[Measured]) -> bool:
 
 def values_of(runs: Sequence[Measured], score: str) -> list[float]:
     """The values of the finished runs that have one."""
-    found = [run.scores.get(score, math.nan) for run in runs if run.finished]
-    return [value for value in found if not math.isnan(value)]
+    return without_missing(value for _, value in _by_seed(runs, score))
 
 
 def differences(mine: Sequence[Measured], theirs: Sequence[Measured], score: str, than: str) -> list[float]:
     """Mine minus theirs for every seed that both finished."""
-    other = {run.seed: run.scores.get(than, math.nan) for run in theirs if run.finished}
-    pairs = [run.scores.get(score, math.nan) - other[run.seed] for run in mine if run.finished and run.seed in other]
-    return [value for value in pairs if not math.isnan(value)]
+    return paired(_by_seed(mine, score), dict(_by_seed(theirs, than)))
 
 
-def student(freedom: int) -> float:
-    """Student's t at the confidence, two-sided.
-
-    >>> student(4)
-    2.776
-    """
-    from scipy import stats
-
-    return float(stats.t.ppf(0.5 + CONFIDENCE / 2, freedom))
+def _by_seed(runs: Sequence[Measured], score: str) -> list[tuple[int, float]]:
+    return [(run.seed, run.scores.get(score, math.nan)) for run in runs if run.finished]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Iterable, Sequence
 
 from fedalloy.reproduce.declaring import Experiment
-from fedalloy.reproduce.judging import Interval, Judgement, differences, judge, values_of
+from fedalloy.reproduce.judging import Judgement, differences, judge, values_of
 from fedalloy.reproduce.results import Measured, Results, seeds_of, summary_of_settings
-from fedalloy.results.table import Spread
+from fedalloy.results.statistics import Interval, Spread, mean
 
 GENERATED = (
     "<!-- Generated from {name}.json by `fedalloy reproduce --pages`; edit recipes/claims/{name}.toml instead. -->"
@@ -180,5 +178,4 @@ def _failures(results: Results) -> str:
 def measured_seconds_per_round(results: Results, case: str) -> float | None:
     """What a round of this case took on average, for the estimate that stands with the experiment."""
     known = [run.seconds / run.round for run in results.runs if run.case == case and run.seconds and run.round]
-    found = statistics.fmean(known) if known else math.nan
-    return None if math.isnan(found) else found
+    return mean(known) if known else None

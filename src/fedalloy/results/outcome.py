@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +9,11 @@ from typing import Any
 
 from fedalloy.records.reading import RunRecord, read_run
 from fedalloy.results import served
+from fedalloy.results.statistics import number
 from fedalloy.tasks.metrics.direction import reaches
+
+QUICK = " (quick)"
+"""What is added to the name of a run that was shortened."""
 
 
 @dataclass(frozen=True)
@@ -62,16 +65,16 @@ def read_outcome(folder: str | Path) -> RunOutcome:
 def outcome_of(record: RunRecord, rows: Iterable[Mapping[str, Any]]) -> RunOutcome:
     """The outcome of a run whose rows of ``rounds.jsonl`` are at hand; those without an evaluation may be missing."""
     settings, status = record.recipe.get("run", {}), record.status
-    metric, target = settings.get("target_metric", "accuracy"), settings.get("target")
-    higher, on_global = served.direction(record, metric), settings.get("target_on") == "global"
+    metric, on_global = watched_by(record.recipe)
+    target, higher = settings.get("target"), served.direction(record, metric)
     last: Mapping[str, Any] = {}
     round, reached = 0, None
     for row in rows:
-        found = _watched(row, metric, on_global)
+        found = watched(row, metric, on_global)
         if found is None:
             continue
         last, round = found, int(row["round"])
-        if target is not None and reached is None and reaches(_mean(last), target, higher):
+        if target is not None and reached is None and reaches(number(last.get("mean")), target, higher):
             reached = round
     tails = {} if on_global or not last else served.last_tails(record, round, metric, last)
     return RunOutcome(
@@ -102,7 +105,7 @@ def name_of(recipe: Mapping[str, Any]) -> str:
     >>> name_of({"name": "mine", "run": {"quick": True}})
     'mine (quick)'
     """
-    return _own_name(recipe) + (" (quick)" if recipe.get("run", {}).get("quick") else "")
+    return _own_name(recipe) + (QUICK if recipe.get("run", {}).get("quick") else "")
 
 
 def _own_name(recipe: Mapping[str, Any]) -> str:
@@ -122,18 +125,19 @@ def seed_of(recipe: Mapping[str, Any]) -> int:
     return int(seeds[0])
 
 
-def _watched(row: Mapping[str, Any], metric: str, on_global: bool) -> Mapping[str, Any] | None:
+def watched_by(recipe: Mapping[str, Any]) -> tuple[str, bool]:
+    """The metric that a run is judged by, and whether it is looked at on the global test set."""
+    settings = recipe.get("run", {})
+    return settings.get("target_metric", "accuracy"), settings.get("target_on") == "global"
+
+
+def watched(row: Mapping[str, Any], metric: str, on_global: bool) -> Mapping[str, Any] | None:
     """The summary of a round's evaluation; the global test set has a value and no spread over clients."""
     if on_global:
         value = row.get("global", {}).get(metric)
         return None if value is None else {"mean": value}
     found: Mapping[str, Any] | None = row.get("evaluation", {}).get(metric)
     return found
-
-
-def _mean(summary: Mapping[str, Any]) -> float:
-    value = summary.get("mean")
-    return math.nan if value is None else float(value)
 
 
 def _is_rule(value: Any) -> bool:

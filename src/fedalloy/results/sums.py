@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import io
+import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedalloy.results.grid import Grid
+import numpy as np
 
+from fedalloy.results.grid import Grid
+from fedalloy.results.statistics import mean, number
+
+Counts = np.ndarray[Any, np.dtype[np.int64]]
 MOST_LAYERS = 16
 MOST_INFO = 24
 WHOLE = ""
@@ -19,9 +25,9 @@ COLUMNS = ("counted", "absent", "late", "refused", "bytes_up", "bytes_down", "se
 
 @dataclass
 class Tally:
-    """Who took part and what it cost, over all rounds."""
+    """Who took part and what it cost, over all rounds; ``counts[k]`` is how often client k's contribution counted."""
 
-    counted: Counter[int] = field(default_factory=Counter)
+    counts: Counts = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     absent: int = 0
     late: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
@@ -32,7 +38,9 @@ class Tally:
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Count one round."""
-        self.counted.update(row.get("ids", ()))
+        ids = np.array(row.get("ids", ()), dtype=np.int64)
+        self.counts = _longer(self.counts, int(ids.max(initial=-1)) + 1)
+        self.counts += np.bincount(ids, minlength=len(self.counts))
         self.late += len(row.get("late", ()))
         self.absent += len(row.get("absent", ()))
         self.dropped.update(row.get("dropped", {}).values())
@@ -40,6 +48,35 @@ class Tally:
         self.bytes_up += row.get("bytes_up") or 0
         self.bytes_down += row.get("bytes_down") or 0
         self.seconds += row.get("simulated_seconds") or 0.0
+
+    def heard(self, population: int) -> Counts:
+        """How often each of so many clients counted, those included who never did; nobody who counted is left out."""
+        return _longer(self.counts, population)
+
+    def times(self, client: int) -> int:
+        """How often a client counted."""
+        return int(self.counts[client]) if client < len(self.counts) else 0
+
+    @property
+    def contributions(self) -> int:
+        """All contributions that counted."""
+        return int(self.counts.sum())
+
+    def dump(self) -> bytes:
+        """Everything so far."""
+        rest = {name: value for name, value in vars(self).items() if name != "counts"}
+        buffer = io.BytesIO()
+        np.savez(buffer, counts=self.counts, rest=np.array(json.dumps(rest)))
+        return buffer.getvalue()
+
+    def load(self, data: bytes) -> None:
+        """Go on from what was dumped; from nothing when ``data`` is empty."""
+        kept = vars(Tally())
+        if data:
+            with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+                kept = json.loads(str(arrays["rest"])) | {"counts": arrays["counts"]}
+        for name, value in kept.items():
+            setattr(self, name, Counter(value) if name == "dropped" else value)
 
 
 @dataclass
@@ -74,10 +111,10 @@ class History:
 
     def _add_weights(self, row: Mapping[str, Any]) -> None:
         weights, ids = row.get("weights", ()), row.get("ids", ())
-        for layer, values in _layers(weights).items() if isinstance(weights, dict) else [(WHOLE, weights)]:
+        for layer, values in weights_by_layer(weights, len(ids)).items():
             if layer not in self.weights and len(self.weights) == MOST_LAYERS:
                 self.layers_left_out.add(layer)
-            elif len(values) == len(ids):
+            else:
                 self.weights.setdefault(layer, Grid()).add(int(row["round"]), ids, values)
 
     def _add_info(self, row: Mapping[str, Any], name: str, value: Any) -> None:
@@ -113,11 +150,6 @@ class Clock:
                 self.seconds[name] += value  # type: ignore[assignment]
 
 
-def number(value: float | None) -> float:
-    """A number of a record, where null stands for one that is not finite."""
-    return math.nan if value is None else float(value)
-
-
 def _evaluation(row: Mapping[str, Any], tally: Tally) -> dict[str, Any]:
     kept = {name: row[name] for name in ("round", "evaluation", "evaluation_global", "global") if name in row}
     if "evaluation_mix" in row:
@@ -125,12 +157,28 @@ def _evaluation(row: Mapping[str, Any], tally: Tally) -> dict[str, Any]:
     return kept | {"bytes": tally.bytes_up + tally.bytes_down, "seconds": tally.seconds}
 
 
-def _layers(weights: Mapping[str, list[float]]) -> dict[str, list[float]]:
-    """Weight and bias of a layer have one weight: a layer is the name up to the last dot."""
-    found: dict[str, list[float]] = {}
-    for leaf, values in weights.items():
-        found.setdefault(leaf.rpartition(".")[0] or leaf, values)
-    return found
+def weights_by_layer(weights: Any, clients: int) -> dict[str, list[float]]:
+    """One weight per client for every layer, which is a name up to its last dot; for all layers at once under
+    :data:`WHOLE`. Of an element-wise rule records hold the mean over each leaf, and a layer has the mean of its leaves.
+
+    >>> weights_by_layer({"fc.weight": [0.5, 1.0], "fc.bias": [0.25, 1.0]}, 2), weights_by_layer([0.5], 1)
+    ({'fc': [0.375, 1.0]}, {'': [0.5]})
+    """
+    leaves = weights if isinstance(weights, Mapping) else {WHOLE: weights}
+    found: dict[str, list[list[float]]] = {}
+    for leaf, values in leaves.items():
+        if isinstance(values, list) and len(values) == clients:
+            found.setdefault(leaf.rpartition(".")[0] or leaf, []).append(values)
+    return {layer: mean_of_columns(some) for layer, some in found.items()}
+
+
+def mean_of_columns(rows: Sequence[Sequence[float | None]]) -> list[float]:
+    """The mean of several lists of one length, place by place; of one list itself."""
+    return [number(some[0]) if len(some) == 1 else mean(some) for some in zip(*rows, strict=True)]
+
+
+def _longer(counts: Counts, length: int) -> Counts:
+    return np.pad(counts, (0, max(0, length - len(counts))))
 
 
 def _flat(info: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:

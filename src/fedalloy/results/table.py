@@ -3,46 +3,16 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fedalloy.results.outcome import RunOutcome
+from fedalloy.results.runs import by_name
+from fedalloy.results.statistics import Spread, paired
 
 _SCORES = ("mean", "worst", "best", "worst_served", "best_served", "gini", "variance")
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Mean and sample standard deviation over seeds; the latter is None for a single value."""
-
-    mean: float
-    deviation: float | None
-    count: int
-
-    @staticmethod
-    def of(values: Iterable[float]) -> Spread | None:
-        """None when there is nothing to average.
-
-        >>> Spread.of([1.0, 3.0])
-        Spread(mean=2.0, deviation=1.4142135623730951, count=2)
-        """
-        known = [value for value in values if not math.isnan(value)]
-        if not known:
-            return None
-        spreads = len(known) > 1 and all(map(math.isfinite, known))
-        return Spread(statistics.fmean(known), statistics.stdev(known) if spreads else None, len(known))
-
-    def text(self, digits: int = 3, signed: bool = False) -> str:
-        """The two numbers for a table.
-
-        >>> Spread(0.5, 0.01, 3).text(), Spread(0.5, None, 1).text(1, signed=True)
-        ('0.500 ± 0.010', '+0.5')
-        """
-        mean = f"{self.mean:{'+' if signed else ''}.{digits}f}"
-        return mean if self.deviation is None else f"{mean} ± {self.deviation:.{digits}f}"
 
 
 @dataclass(frozen=True)
@@ -117,38 +87,33 @@ class ResultRow:
 
 def summarise(outcomes: Sequence[RunOutcome]) -> list[ResultRow]:
     """One row per name, in order of appearance; differences are paired by seed with the first name."""
-    groups: dict[str, list[RunOutcome]] = {}
-    for outcome in outcomes:
-        groups.setdefault(outcome.name, []).append(outcome)
-    first = _by_seed(next(iter(groups.values()), []))
+    groups = by_name(outcomes)
+    first = values_by_seed(next(iter(groups.values()), []))
     return [_row(name, runs, first, is_first=i == 0) for i, (name, runs) in enumerate(groups.items())]
+
+
+def spreads(runs: Sequence[RunOutcome], scores: Sequence[str]) -> dict[str, Spread | None]:
+    """Every score over the finished runs."""
+    return {key: Spread.of(run.scores.get(key, math.nan) for run in runs if run.finished) for key in scores}
+
+
+def values_by_seed(runs: Sequence[RunOutcome]) -> dict[int, float]:
+    """The mean over clients of every finished run that has one."""
+    return {run.seed: run.scores["mean"] for run in runs if run.finished and "mean" in run.scores}
 
 
 def _row(name: str, runs: Sequence[RunOutcome], first: dict[int, float], is_first: bool) -> ResultRow:
     done = [run for run in runs if run.finished]
-    mine = _by_seed(runs)
-    pairs = [mine[seed] - first[seed] for seed in mine if seed in first]
     reached = [float(run.reached) for run in done if run.reached is not None]
-    spreads = {key: Spread.of(run.scores.get(key, math.nan) for run in done) for key in _SCORES}
     return ResultRow(
         name,
         tuple(run.seed for run in done),
-        spreads["mean"],
-        spreads["worst"],
-        spreads["best"],
-        spreads["worst_served"],
-        spreads["best_served"],
-        spreads["gini"],
-        spreads["variance"],
+        **spreads(runs, _SCORES),
         target=runs[0].target,
         to_target=Spread.of(reached),
         reached=len(reached),
-        difference=None if is_first else Spread.of(pairs),
+        difference=None if is_first else Spread.of(paired(values_by_seed(runs).items(), first)),
         failed=tuple(run for run in runs if run.state == "failed"),
-        unfinished=tuple(run for run in runs if run.state not in ("failed", "finished")),
+        unfinished=tuple(run for run in runs if not run.ended),
         higher_is_better=runs[0].higher_is_better,
     )
-
-
-def _by_seed(runs: Sequence[RunOutcome]) -> dict[int, float]:
-    return {run.seed: run.scores["mean"] for run in runs if run.finished and "mean" in run.scores}

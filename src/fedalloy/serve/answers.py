@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any, cast
 
 import numpy as np
@@ -14,12 +13,13 @@ import numpy as np
 from fedalloy.records import toml
 from fedalloy.records.index import Index, Table
 from fedalloy.records.reading import read_json
-from fedalloy.report.data.clients import MOST_DOTS, NAMED
+from fedalloy.report.data.clients import strip as strip_of
 from fedalloy.report.data.plain import digits, many, pick
+from fedalloy.results.clients import Client, clients_at, drawable, worst_first
 from fedalloy.results.served import client_values, noted_direction, tails
-from fedalloy.serve.gathered import Participation, Weights
+from fedalloy.results.sums import Tally
+from fedalloy.serve.gathered import Weights, participation
 from fedalloy.serve.runs import RunStore
-from fedalloy.tasks.metrics.direction import rank
 
 MOST_POINTS = 600
 """Points of a line: more than a screen has room for."""
@@ -50,19 +50,19 @@ def details(store: RunStore, run: str, index: Index) -> dict[str, Any]:
 
 def gathered(store: RunStore, run: str, index: Index) -> dict[str, Any]:
     """What is shown as pictures over clients."""
-    weights, took_part = cast(Weights, index.gathered["weights"]), cast(Participation, index.gathered["participation"])
-    spent = index.seconds()
+    weights, tally = cast(Weights, index.gathered["weights"]), cast(Tally, index.gathered["tally"])
+    spent, population = index.seconds(), manifest_of(store.folder(run)).get("clients") or 0
     return {
         "weights": weights.to_json(),
-        "participation": took_part.to_json(),
+        "participation": participation(tally, population),
         "clients": clients(store, run, index),
         "seconds": {"total": sum(spent), "mean": sum(spent) / len(spent) if spent else None},
     }
 
 
-def names_of(folder: Path) -> list[str] | None:
-    """What the clients are called, where they have names."""
-    return (read_json(folder / "manifest.json") or {}).get("names")
+def manifest_of(folder: Path) -> dict[str, Any]:
+    """What is known about the clients: how many there are, what they are called and what they hold."""
+    return read_json(folder / "manifest.json") or {}
 
 
 def log(index: Index) -> dict[str, Any]:
@@ -76,32 +76,22 @@ def clients(store: RunStore, run: str, index: Index, round: int | None = None) -
     higher = noted_direction(read_json(folder / "environment.json") or {}, metric)
     row = index.clients(round)
     values = client_values(row, metric, higher, _skipped(index, row, metric))
-    return strip(row, values, names_of(folder), higher)
+    return strip(row, clients_at(row, values, {"names": manifest_of(folder).get("names")}), higher)
 
 
-def strip(
-    row: Mapping[str, Any], values: Sequence[float], names: list[str] | None, higher: bool | None
-) -> dict[str, Any] | None:
+def strip(row: Mapping[str, Any], scored: Sequence[Client], higher: bool | None) -> dict[str, Any] | None:
     """A strip of the clients at an evaluation (:mod:`fedalloy.report.data`), worst served first; None without any.
 
     ``overflowed`` of them have no place on an axis; they are served worst.
     """
-    pairs = zip(values, row.get("ids", ()), strict=False)
-    scored = [(value, client) for value, client in pairs if not math.isnan(value)]
-    known = sorted(
-        (pair for pair in scored if math.isfinite(pair[0])), key=lambda pair: (rank(pair[0], higher), pair[1])
-    )
-    if not known:
+    ranked = worst_first(scored, higher)
+    drawn = drawable(ranked)
+    if not drawn:
         return None
-    named = 0 if higher is None else min(NAMED, len(known))
-    chosen = sorted({*range(named), *pick(len(known), MOST_DOTS)})
-    shown = [known[place] for place in chosen]
-    labels = [names[client] if names and client < len(names) else f"client {client}" for _, client in shown]
-    return {
-        "round": row["round"], "model": row.get("model", "global"), "of": len(known), "labels": labels,
-        "values": many(value for value, _ in shown), "named": named, "overflowed": len(scored) - len(known),
-        "median": digits(median(value for value, _ in known)),
-    }  # fmt: skip
+    made = strip_of(drawn, higher)
+    shown = {name: made[name] for name in ("labels", "values", "named", "median")}
+    about = {"round": row["round"], "model": row.get("model", "global")}
+    return {**about, **shown, "of": len(drawn), "overflowed": len(ranked) - len(drawn)}
 
 
 def points(table: Table, most: int) -> dict[str, Any]:

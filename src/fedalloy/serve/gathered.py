@@ -11,6 +11,7 @@ import numpy as np
 from fedalloy.records.index import Accumulator
 from fedalloy.report.data.plain import heat_panel, spans
 from fedalloy.results.grid import Grid
+from fedalloy.results.sums import Tally, mean_of_columns, weights_by_layer
 
 MOST_BINS = 128
 """Cells of the live heat map along each side."""
@@ -26,12 +27,9 @@ class Weights:
 
     def add(self, row: Mapping[str, Any]) -> None:
         """One round."""
-        weights, ids = row.get("weights"), row["ids"]
-        if isinstance(weights, Mapping):
-            layers = [one for one in weights.values() if isinstance(one, list) and len(one) == len(ids)]
-            weights = np.mean(np.array(layers, dtype=np.float64), axis=0).tolist() if layers else None
-        if isinstance(weights, list) and len(weights) == len(ids):
-            self.grid.add(row["round"], ids, weights)
+        layers = weights_by_layer(row.get("weights"), len(row["ids"]))
+        if layers:
+            self.grid.add(row["round"], row["ids"], mean_of_columns(list(layers.values())))
 
     def dump(self) -> bytes:
         """Sums and counts as arrays."""
@@ -56,49 +54,19 @@ class Weights:
         }  # fmt: skip
 
 
-class Participation:
-    """How often each client's contribution counted, was awaited in vain, or was refused."""
-
-    kinds = ("ids", "absent", "dropped")
-
-    def __init__(self) -> None:
-        self.counts = np.zeros((len(self.kinds), 0), dtype=np.int64)
-
-    def add(self, row: Mapping[str, Any]) -> None:
-        """One round."""
-        for kind, name in enumerate(self.kinds):
-            found = row.get(name) or ()
-            ids = np.array(list(map(int, found)) if isinstance(found, Mapping) else found, dtype=np.int64)
-            if len(ids):
-                self._reach(int(ids.max()) + 1)
-                self.counts[kind] += np.bincount(ids, minlength=self.counts.shape[1])
-
-    def dump(self) -> bytes:
-        """The counts."""
-        return _packed({"counts": self.counts})
-
-    def load(self, data: bytes) -> None:
-        """Go on from there."""
-        self.counts = _unpacked(data)["counts"] if data else np.zeros((len(self.kinds), 0), dtype=np.int64)
-
-    def to_json(self) -> dict[str, Any]:
-        """How evenly clients were heard."""
-        heard = np.sort(self.counts[0])
-        quantiles = {"least": heard[0], "median": np.median(heard), "most": heard[-1]} if len(heard) else {}
-        totals = dict(zip(("counted", "absent", "dropped"), self.counts.sum(1).tolist(), strict=True))
-        rarely = np.argsort(self.counts[0], kind="stable")[:RARELY].tolist()
-        return {**totals, **{name: float(one) for name, one in quantiles.items()},
-                "rarely": [[client, int(self.counts[0, client])] for client in rarely]}  # fmt: skip
-
-    def _reach(self, clients: int) -> None:
-        missing = clients - self.counts.shape[1]
-        if missing > 0:
-            self.counts = np.pad(self.counts, ((0, 0), (0, missing)))
+def participation(tally: Tally, population: int) -> dict[str, Any]:
+    """How evenly clients were heard, and how often one was awaited in vain or refused."""
+    counts = tally.heard(population)
+    spread = {"least": counts.min(), "median": np.median(counts), "most": counts.max()} if len(counts) else {}
+    rarely = np.argsort(counts, kind="stable")[:RARELY].tolist()
+    totals = {"counted": tally.contributions, "absent": tally.absent, "dropped": tally.dropped.total()}
+    told = {**totals, **{name: float(one) for name, one in spread.items()}}
+    return told | {"rarely": [[client, int(counts[client])] for client in rarely]}
 
 
 def gathered() -> dict[str, Accumulator]:
     """Fresh ones, for the index of a run."""
-    return {"weights": Weights(), "participation": Participation()}
+    return {"weights": Weights(), "tally": Tally()}
 
 
 def _packed(values: Mapping[str, Any]) -> bytes:

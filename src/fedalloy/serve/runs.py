@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from fedalloy.core.errors import CheckpointError
 from fedalloy.records.lock import holder
 from fedalloy.records.reading import newest_rows, read_recipe, read_status
 from fedalloy.records.scalars import seconds_of
-from fedalloy.results.outcome import name_of, seed_of
+from fedalloy.results.outcome import name_of, seed_of, watched, watched_by
 
 FILES = ("recipe.toml", "environment.json", "status.json", "manifest.json", "lock")
 STREAMS = ("rounds.jsonl", "clients.jsonl", "timings.jsonl")
@@ -93,14 +93,13 @@ class RunStore:
     def _describe(self, run: str, folder: Path) -> Summary:
         try:
             recipe, status = self.recipe(run), read_status(folder)
-            last, evaluated = _newest(folder)
+            metric, on_global = watched_by(recipe)
+            last, scores = _newest(folder, metric, on_global)
         except (OSError, ValueError, CheckpointError) as error:
             return {"id": run, "name": run, "seed": 0, "state": "unreadable", "reason": str(error), "round": 0,
                     "rounds": 0, "metric": "", "score": None, "left": None}  # fmt: skip
         settings = recipe.get("run", {})
         state = str(status["state"])
-        metric = settings.get("target_metric", "accuracy")
-        scores = evaluated.get("evaluation", {}).get(metric) or {}
         round, rounds = int(last.get("round", 0)), int(settings.get("rounds", 0))
         return {
             "id": run, "name": name_of(recipe), "seed": seed_of(recipe), "state": state,
@@ -155,13 +154,14 @@ def _stamp(folder: str) -> tuple[Any, ...]:
     return (*stamps, holder(Path(folder) / "lock") is not None)
 
 
-def _newest(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The last round, and the last one that was evaluated."""
-    last: dict[str, Any] = {}
+def _newest(folder: Path, metric: str, on_global: bool) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """The last round, and the newest summary of what the run is judged by."""
+    last: Mapping[str, Any] = {}
     for row in newest_rows(folder / "rounds.jsonl", _LOOKED_BACK):
         last = last or row
-        if "evaluation" in row:
-            return last, row
+        scores = watched(row, metric, on_global)
+        if scores is not None:
+            return last, scores
     return last, {}
 
 

@@ -13,6 +13,7 @@ from fedalloy.core.protocols import ClientStore
 from fedalloy.core.types import State
 from fedalloy.records.folder import RunState, StreamName
 from fedalloy.records.scalars import scalars, seconds_of
+from fedalloy.results.outcome import name_of
 from fedalloy.run.recorder import Recorder
 from fedalloy.track.tracker import Told, Tracker
 
@@ -48,8 +49,7 @@ class Tracked:
         """A run is running when it begins, and something else when it ends."""
         self._recorder.status(state, round, reason)
         if state == "running":
-            name = str(self._recipe.get("name") or self._recipe.get("algorithm", {}).get("name") or self._folder.name)
-            told = Told(self._folder, name, self._recipe, round)
+            told = Told(self._folder, name_of(self._recipe), self._recipe, round)
             self._each(lambda one: one.begin(told))
         else:
             self._each(lambda one: one.end(state, reason))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
 from fedalloy.report.data.plain import Chart, digits, many, pick
-from fedalloy.results.stories import Client, Story, by_name
+from fedalloy.results.clients import Client, drawable, worst_first
+from fedalloy.results.runs import by_name
+from fedalloy.results.stories import Story
 from fedalloy.tasks.metrics.direction import rank
 
 MOST_DOTS = 400
@@ -19,10 +22,10 @@ def distribution(stories: Sequence[Story]) -> Chart | None:
     shown = [one for one in _first_seeds(stories) if _drawn(one)]
     if not shown:
         return None
-    groups = [_group(story) for story in shown]
+    groups = [{"name": story.name, **strip(_drawn(story), story.higher_is_better)} for story in shown]
     note = "A dot is a client at the last evaluation, the line the median"
     note += "; the worst served are named." if any(group["named"] for group in groups) else "."
-    lost = sum(len(_ranked(story)) - len(_drawn(story)) for story in shown)
+    lost = sum(math.isinf(client.score) for story in shown for client in story.clients)
     note += f" {lost} whose value is not finite cannot be drawn: they are served worst." if lost else ""
     seeds = {story.seed for story in shown}
     which = f" Seed {min(seeds)}." if len(seeds) == 1 else " First seed of each."
@@ -40,7 +43,7 @@ def worst_clients(stories: Sequence[Story], count: int = 5) -> list[dict[str, An
                 (rank(client.score, run.higher_is_better), run, client)
                 for run in runs
                 if run.higher_is_better is not None
-                for client in _ranked(run)
+                for client in worst_first(run.clients, run.higher_is_better)
             ),
             key=lambda one: (one[0], one[1].seed, one[2].id),
         )
@@ -52,30 +55,21 @@ def _first_seeds(stories: Sequence[Story]) -> list[Story]:
     return [runs[0] for runs in by_name(stories).values()]
 
 
-def _ranked(story: Story) -> list[Client]:
-    """The clients with a value, worst served first: before all others those whose loss overflowed."""
-    known = [client for client in story.clients if not math.isnan(client.score)]
-    return sorted(known, key=lambda client: (rank(client.score, story.higher_is_better), client.id))
-
-
 def _drawn(story: Story) -> list[Client]:
-    """Those whose value has a place on an axis."""
-    return [client for client in _ranked(story) if math.isfinite(client.score)]
+    return drawable(worst_first(story.clients, story.higher_is_better))
 
 
-def _group(story: Story) -> dict[str, Any]:
-    ranked, most = _drawn(story), 0 if story.higher_is_better is None else NAMED
-    kept = [ranked[place] for place in sorted({*range(min(most, len(ranked))), *pick(len(ranked), MOST_DOTS)})]
-    middle = sorted(client.score for client in ranked)
-    median = (middle[(len(middle) - 1) // 2] + middle[len(middle) // 2]) / 2
+def strip(drawn: Sequence[Client], higher: bool | None) -> dict[str, Any]:
+    """Clients with a place on an axis, worst served first, as dots: at most as many as a strip can show."""
+    most = 0 if higher is None else NAMED
+    kept = [drawn[place] for place in sorted({*range(min(most, len(drawn))), *pick(len(drawn), MOST_DOTS)})]
     return {
-        "name": story.name,
         "labels": [client.name for client in kept],
         "values": many(client.score for client in kept),
         "examples": [client.examples for client in kept],
-        "median": digits(median),
+        "median": digits(median(client.score for client in drawn)),
         "named": min(most, len(kept)),
-        "clients": len(ranked),
+        "clients": len(drawn),
     }
 
 
@@ -89,5 +83,5 @@ def _describe(story: Story, client: Client) -> dict[str, Any]:
         "examples": client.examples,
         "common_class": common,
         "common_share": digits(share, 3),
-        "rounds": story.tally.counted[client.id],
+        "rounds": story.tally.times(client.id),
     }

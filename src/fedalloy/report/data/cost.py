@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fedalloy.report.data.plain import Chart, digits, mean
-from fedalloy.results.stories import Story, by_name
+from fedalloy.report.data.plain import Chart, digits
+from fedalloy.results.runs import by_name
+from fedalloy.results.statistics import mean
+from fedalloy.results.stories import Story
 
 MEGA = 1e6
 

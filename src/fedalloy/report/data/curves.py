@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from fedalloy.report.data.plain import Chart, many, mean, pick
-from fedalloy.results.stories import Story, by_name
-from fedalloy.results.sums import number
+from fedalloy.report.data.plain import Chart, many, pick
+from fedalloy.results.lines import STATISTICS, by_round, statistic_of
+from fedalloy.results.runs import by_name
+from fedalloy.results.statistics import Band, mean
+from fedalloy.results.stories import Story
 
 AXES = {"round": "round", "megabytes": "megabytes sent and received so far", "seconds": "simulated seconds so far"}
-STATISTICS = {
-    "mean": "mean over clients",
-    "worst_served": "worst-served 10 % of clients",
-    "best_served": "best-served 10 % of clients",
-    "shared": "global model, mean over clients",
-    "pooled": "global model on the global test set",
-}
 
 
 def curves(stories: Sequence[Story]) -> Chart | None:
@@ -46,10 +41,9 @@ def losses(stories: Sequence[Story]) -> Chart | None:
     """The mean training loss of the clients that took part."""
     series = []
     for name, runs in by_name(stories).items():
-        rounds = sorted({round for run in runs for round in run.history.rounds})
-        rounds = [rounds[place] for place in pick(len(rounds))]
-        of_run = [dict(zip(run.history.rounds, run.history.train_loss, strict=True)) for run in runs]
-        values = [[one.get(round, math.nan) for one in of_run] for round in rounds]
+        found = by_round(dict(zip(run.history.rounds, run.history.train_loss, strict=True)) for run in runs)
+        rounds = [list(found)[place] for place in pick(len(found))]
+        values = [found[round] for round in rounds]
         if any(math.isfinite(value) for some in values for value in some):
             series.append({"name": name, "x": rounds, **_band(values)})
     if not series:
@@ -61,11 +55,10 @@ def losses(stories: Sequence[Story]) -> Chart | None:
 
 def _series(name: str, runs: Sequence[Story], metrics: Sequence[str]) -> dict[str, Any]:
     """One algorithm, at every round that some seed evaluated (or a selection of them)."""
-    of_run = [{one["round"]: one for one in run.history.evaluations} for run in runs]
-    rounds = sorted({round for one in of_run for round in one})
-    rounds = [rounds[place] for place in pick(len(rounds))]
-    at = [[one[round] for one in of_run if round in one] for round in rounds]
-    values = {metric: _statistics(metric, at) for metric in metrics}
+    found = by_round({one["round"]: one for one in run.history.evaluations} for run in runs)
+    rounds = [list(found)[place] for place in pick(len(found))]
+    at = [found[round] for round in rounds]
+    values = {metric: _statistics(metric, at, runs[0].direction(metric)) for metric in metrics}
     return {
         "name": name,
         "seeds": len(runs),
@@ -76,30 +69,19 @@ def _series(name: str, runs: Sequence[Story], metrics: Sequence[str]) -> dict[st
     }
 
 
-def _statistics(metric: str, at: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any]:
+def _statistics(metric: str, at: Sequence[Sequence[dict[str, Any]]], higher: bool | None) -> dict[str, Any]:
     found = {}
     for key in STATISTICS:
-        read = _reader(metric, key)
-        values = [[read(one) for one in some] for some in at]
+        values = [[statistic_of(one, metric, key, higher) for one in some] for some in at]
         if any(math.isfinite(value) for some in values for value in some):
             found[key] = _band(values)
     return found
 
 
-def _reader(metric: str, key: str) -> Callable[[dict[str, Any]], float]:
-    """Where a statistic stands in a row."""
-    if key == "pooled":
-        return lambda one: number(one.get("global", {}).get(metric))
-    if key == "shared":
-        return lambda one: number(one.get("evaluation_global", {}).get(metric, {}).get("mean"))
-    return lambda one: number(one["evaluation"].get(metric, {}).get(key))
-
-
 def _band(values: Sequence[Sequence[float]]) -> dict[str, Any]:
     """Mean over seeds and, where there are several, the range."""
-    band: dict[str, Any] = {"y": many(mean(some) for some in values)}
+    bands = [Band.of(some) for some in values]
+    made: dict[str, Any] = {"y": many(one.mean for one in bands)}
     if any(len(some) > 1 for some in values):
-        known = [[value for value in some if math.isfinite(value)] for some in values]
-        band["low"] = many(min(some, default=math.nan) for some in known)
-        band["high"] = many(max(some, default=math.nan) for some in known)
-    return band
+        made |= {"low": many(one.low for one in bands), "high": many(one.high for one in bands)}
+    return made

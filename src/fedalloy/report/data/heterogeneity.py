@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedalloy.report.data.plain import Chart, spans
-from fedalloy.results.stories import Story, client_name
+from fedalloy.results.clients import client_name
+from fedalloy.results.stories import Story
 
 MOST_CLIENTS, MOST_CLASSES = 200, 100
 

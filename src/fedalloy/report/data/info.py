@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from fedalloy.report.data.plain import Chart, many, pick
 from fedalloy.report.data.weights import heat
 from fedalloy.results.grid import Grid
-from fedalloy.results.stories import Story, by_name
+from fedalloy.results.runs import by_name
+from fedalloy.results.stories import Story
 
 MOST_REGRET = 400_000
 """Rounds x clients up to which the best fixed decision is looked for."""

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
-from fedalloy.report.data.plain import Chart, digits, many, mean, pick
-from fedalloy.results.stories import Story, by_name, client_name
+from fedalloy.report.data.plain import Chart, digits, many, pick
+from fedalloy.results.clients import client_name
+from fedalloy.results.runs import by_name
+from fedalloy.results.statistics import mean
+from fedalloy.results.stories import Story
 
 MOST_DOTS = 400
 
@@ -29,15 +33,13 @@ def participation_rows(stories: Sequence[Story]) -> list[dict[str, Any]]:
 
 
 def _often(story: Story) -> dict[str, Any]:
-    counts = sorted((story.tally.counted[client], client) for client in range(story.population))
+    counts = sorted((count, client) for client, count in enumerate(story.heard))
     kept = [counts[place] for place in pick(len(counts), MOST_DOTS)]
-    middle = [count for count, _ in counts]
-    median = (middle[(len(middle) - 1) // 2] + middle[len(middle) // 2]) / 2 if middle else 0
     return {
         "name": story.name,
         "labels": [client_name(story.manifest, client) for _, client in kept],
         "values": [count for count, _ in kept],
-        "median": median,
+        "median": median(story.heard) if counts else 0,
         "named": 0,
         "clients": len(counts),
     }
@@ -65,12 +67,11 @@ def _merged(groups: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
 
 
 def _row(story: Story) -> dict[str, Any]:
-    tally, clients = story.tally, story.population
-    counts = [tally.counted[client] for client in range(clients)]
+    tally, counts = story.tally, story.heard
     return {
         "name": story.name,
         "seed": story.seed,
-        "contributions": tally.counted.total(),
+        "contributions": tally.contributions,
         "per_client": digits(mean([float(count) for count in counts]), 3),
         "fewest": min(counts, default=0),
         "most": max(counts, default=0),

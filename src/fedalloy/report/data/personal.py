@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from fedalloy.core.errors import FedalloyError
 from fedalloy.report.data.plain import Chart, digits, many
+from fedalloy.results.runs import by_name
 from fedalloy.results.served import client_values
-from fedalloy.results.stories import Story, by_name
+from fedalloy.results.statistics import moments
+from fedalloy.results.stories import Story
 
 
 def mixture(stories: Sequence[Story]) -> Chart | None:
@@ -18,7 +19,7 @@ def mixture(stories: Sequence[Story]) -> Chart | None:
         rows = [row for row in runs[0].last if row.get("model") == "mixed" and runs[0].metric in row]
         if rows:
             scores = [client_values(row, runs[0].metric, runs[0].higher_is_better) for row in rows]
-            means, spreads = zip(*map(_moments, scores), strict=True)
+            means, spreads = zip(*map(moments, scores), strict=True)
             low = many(mean - apart for mean, apart in zip(means, spreads, strict=True))
             high = many(mean + apart for mean, apart in zip(means, spreads, strict=True))
             at = many(row["mix"] for row in rows)
@@ -69,12 +70,3 @@ def reliabilities(stories: Sequence[Story]) -> tuple[list[Chart], list[str]]:
             continue
         charts += [chart] if chart else []
     return charts, missing
-
-
-def _moments(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and deviation; none where nobody has a value, nor where a loss overflowed."""
-    known = [value for value in values if not math.isnan(value)]
-    if not known or math.inf in known:
-        return math.nan, math.nan
-    mean = math.fsum(known) / len(known)
-    return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in known) / len(known))

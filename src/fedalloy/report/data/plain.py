@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from fedalloy.results.grid import Grid
@@ -39,12 +39,6 @@ def pick(count: int, most: int = MOST_POINTS) -> list[int]:
     if count <= most:
         return list(range(count))
     return sorted({round(step * (count - 1) / (most - 1)) for step in range(most)})
-
-
-def mean(values: Sequence[float | None]) -> float:
-    """The mean of what is known."""
-    known = [value for value in values if value is not None and math.isfinite(value)]
-    return math.fsum(known) / len(known) if known else math.nan
 
 
 def heat_panel(title: str, grid: Grid, rounds: int, clients: int) -> tuple[dict[str, Any], Grid]:

@@ -8,9 +8,10 @@ from typing import Any
 
 from fedalloy.report.data.plain import digits
 from fedalloy.report.palette import assign
-from fedalloy.results.stories import Story, by_name
-from fedalloy.results.sums import number
-from fedalloy.results.table import Spread, summarise
+from fedalloy.results.runs import by_name
+from fedalloy.results.statistics import Spread
+from fedalloy.results.stories import Story
+from fedalloy.results.table import spreads, summarise
 
 FAIRNESS = ("mean", "worst_served", "best_served", "parity_gap", "variance", "gini")
 
@@ -43,12 +44,11 @@ def result_rows(stories: Sequence[Story]) -> list[dict[str, Any]]:
 
 def fairness_rows(stories: Sequence[Story]) -> list[dict[str, Any]]:
     """How unequally the clients are served at the end, by algorithm: mean and deviation over finished seeds."""
-    found = []
-    for name, runs in by_name(stories).items():
-        scores = [run.outcome.scores for run in runs if run.outcome.finished]
-        spreads = {key: _spread(Spread.of(number(one.get(key)) for one in scores)) for key in FAIRNESS}
-        found.append({"name": name, **spreads})
-    return found
+    groups = by_name([story.outcome for story in stories])
+    return [
+        {"name": name, **{key: _spread(one) for key, one in spreads(runs, FAIRNESS).items()}}
+        for name, runs in groups.items()
+    ]
 
 
 def _spread(spread: Spread | None) -> dict[str, Any] | None:

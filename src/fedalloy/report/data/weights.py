@@ -6,8 +6,9 @@ import math
 from typing import Any
 
 from fedalloy.report.data.plain import MOST_CELLS, Chart, heat_panel, spans
+from fedalloy.results.clients import client_name
 from fedalloy.results.grid import Grid
-from fedalloy.results.stories import Story, client_name
+from fedalloy.results.stories import Story
 from fedalloy.results.sums import WHOLE
 
 SIDE = 200

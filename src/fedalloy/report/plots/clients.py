@@ -13,7 +13,8 @@ from fedalloy.core.errors import SpecError
 from fedalloy.core.keys import Key
 from fedalloy.report.palette import assign
 from fedalloy.report.plots.kinds import Options
-from fedalloy.results.stories import by_name, gather
+from fedalloy.results.runs import by_name
+from fedalloy.results.stories import gather
 
 SPREAD = 0.28
 """How far a dot may stand above or below its line."""

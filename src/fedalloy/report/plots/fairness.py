@@ -12,7 +12,8 @@ import numpy as np
 from fedalloy.core.errors import SpecError
 from fedalloy.report.palette import assign
 from fedalloy.report.plots.kinds import Options
-from fedalloy.results.stories import by_name, gather
+from fedalloy.results.runs import by_name
+from fedalloy.results.stories import gather
 
 
 def draw(axes: Any, runs: Sequence[Path], options: Options) -> None:

@@ -13,10 +13,11 @@ from fedalloy.core.errors import SpecError
 from fedalloy.records.reading import RunRecord, read_run
 from fedalloy.report.plots.kinds import Options
 from fedalloy.results.served import client_values, direction
+from fedalloy.results.statistics import moments
 
 
 @dataclass(frozen=True)
-class Mixture:
+class MixtureScores:
     """``values`` is ``[lambdas, clients]``; clients without a value are NaN, losses that overflowed infinite."""
 
     lambdas: np.ndarray[Any, np.dtype[np.float64]]
@@ -25,7 +26,7 @@ class Mixture:
     metric: str
 
 
-def gather_mixture(record: RunRecord, metric: str | None = None) -> Mixture:
+def gather_mixture(record: RunRecord, metric: str | None = None) -> MixtureScores:
     """The newest readings at all lambdas of a run."""
     metric = metric or record.recipe.get("run", {}).get("target_metric", "accuracy")
     rows = [row for row in record.clients() if row.get("model") == "mixed"]
@@ -39,7 +40,7 @@ def gather_mixture(record: RunRecord, metric: str | None = None) -> Mixture:
         raise SpecError(f"{record.path} was not scored by '{metric}'; add it to evaluate.metrics")
     higher = direction(record, metric)
     values = np.array([client_values(row, metric, higher) for row in rows], dtype=np.float64)
-    return Mixture(np.array([row["mix"] for row in rows]), values, rows[-1]["round"], metric)
+    return MixtureScores(np.array([row["mix"] for row in rows]), values, rows[-1]["round"], metric)
 
 
 def draw(axes: Any, runs: Sequence[Path], options: Options) -> None:
@@ -47,10 +48,7 @@ def draw(axes: Any, runs: Sequence[Path], options: Options) -> None:
     found = gather_mixture(read_run(runs[0]), options.metric)
     known = found.values[:, ~np.isnan(found.values).all(0)]
     # A mean that is not finite is a gap in the line, not a mean over the others.
-    finite = np.where(np.isinf(known).any(1, keepdims=True), np.nan, known)
-    lines = ~np.isnan(finite).all(1)
-    mean, spread = (np.full(len(known), np.nan) for _ in range(2))
-    mean[lines], spread[lines] = np.nanmean(finite[lines], 1), np.nanstd(finite[lines], 1)
+    mean, spread = np.array([moments(row) for row in known.tolist()]).T
     axes.plot(found.lambdas, known, color="0.8", linewidth=0.5)
     axes.fill_between(found.lambdas, mean - spread, mean + spread, alpha=0.3)
     axes.plot(found.lambdas, mean, marker="o", label=f"mean of {known.shape[1]} clients, ± one standard deviation")

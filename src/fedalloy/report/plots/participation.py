@@ -9,7 +9,8 @@ from typing import Any
 from fedalloy.report.palette import assign
 from fedalloy.report.plots.canvas import whole_numbers
 from fedalloy.report.plots.kinds import Options
-from fedalloy.results.stories import by_name, gather
+from fedalloy.results.runs import by_name
+from fedalloy.results.stories import gather
 
 
 def draw(axes: Any, runs: Sequence[Path], options: Options) -> None:
@@ -18,7 +19,7 @@ def draw(axes: Any, runs: Sequence[Path], options: Options) -> None:
     styles = assign(story.name for story in stories)
     alike: dict[tuple[int, ...], list[str]] = {}
     for name, (story, *_) in by_name(stories).items():
-        counts = tuple(sorted(story.tally.counted[client] for client in range(story.population)))
+        counts = tuple(sorted(story.heard))
         alike.setdefault(counts, []).append(name)
     for counts, names in alike.items():  # one seed draws the same clients for every algorithm: one line for all of them
         axes.step(range(1, len(counts) + 1), counts, where="mid", label=", ".join(names), color=styles[names[0]].light)

@@ -1,0 +1,80 @@
+"""Which runs some folders hold, in which order they are shown, and which of them belong together."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from fedalloy.core.errors import CheckpointError
+from fedalloy.records.reading import find_runs
+from fedalloy.results.outcome import QUICK, RunOutcome, read_outcome
+
+TUNING = "tuning"
+"""The folder of a comparison whose runs chose settings and are no results."""
+
+
+class Named(Protocol):
+    """A run, or what is known about one."""
+
+    @property
+    def name(self) -> str:
+        """The algorithm's name."""
+
+
+Run = TypeVar("Run", bound=Named)
+
+
+def by_name(runs: Iterable[Run]) -> dict[str, list[Run]]:
+    """The runs of every algorithm, in their order."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(run.name, []).append(run)
+    return groups
+
+
+def runs_in(places: Sequence[Path]) -> list[Path]:
+    """The runs in some folders and below, without those that tuning made."""
+    found = [run for place in places for run in find_runs(place) if TUNING not in run.relative_to(place).parts]
+    if not found:
+        raise CheckpointError(f"no run in {', '.join(map(str, places))}; name run folders, or a folder that holds some")
+    return list(dict.fromkeys(found))
+
+
+def read_outcomes(places: Sequence[Path]) -> list[RunOutcome]:
+    """What the runs in some folders reached, in the order of the comparison that they belong to."""
+    order = order_of(places)
+    return sorted(told_apart([read_outcome(run) for run in runs_in(places)]), key=lambda run: place_in(order, run))
+
+
+def order_of(places: Sequence[Path]) -> list[str]:
+    """The algorithms of the comparisons among the folders, as their recipes name them."""
+    files = [place / "comparison.json" for place in places]
+    return [name for file in files if file.is_file() for name in json.loads(file.read_text(encoding="utf-8"))["order"]]
+
+
+def place_in(order: Sequence[str], run: RunOutcome) -> tuple[int, str, int]:
+    """A key that sorts runs by that order, then by name and seed."""
+    name = run.name.removesuffix(QUICK)  # a comparison that was shortened keeps the names of its recipe
+    return order.index(name) if name in order else len(order), run.name, run.seed
+
+
+def told_apart(runs: Sequence[RunOutcome]) -> list[RunOutcome]:
+    """Two runs of one name and seed are two experiments, not two samples of one: the folder is added to their names."""
+    twice = {name for (name, _), count in Counter((run.name, run.seed) for run in runs).items() if count > 1}
+    folders = [run.folder for run in runs if run.name in twice and run.folder]
+    if len(folders) < 2:
+        return list(runs)
+    common = Path(os.path.commonpath(folders))
+    return [_with_place(run, common) if run.name in twice else run for run in runs]
+
+
+def _with_place(run: RunOutcome, common: Path) -> RunOutcome:
+    folder = run.folder or common
+    # The last folder of a comparison's run is its seed, the one before it its name: neither tells anything new.
+    parts = [part for part in folder.relative_to(common).parts if part not in (run.name, f"seed-{run.seed}")]
+    return replace(run, name=f"{run.name} ({'/'.join(parts)})" if parts else run.name)

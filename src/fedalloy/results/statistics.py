@@ -1,0 +1,170 @@
+"""Numbers over seeds and over clients: mean and spread, interval, paired differences, who leads.
+
+A value that is missing is NaN and left out; one that overflowed is infinite and stays: a mean over the others would be
+better than any of the runs.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fedalloy.tasks.metrics.direction import best
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and sample standard deviation over seeds; the latter is None for a single value."""
+
+    mean: float
+    deviation: float | None
+    count: int
+
+    @staticmethod
+    def of(values: Iterable[float]) -> Spread | None:
+        """None when there is nothing to average.
+
+        >>> Spread.of([1.0, 3.0])
+        Spread(mean=2.0, deviation=1.4142135623730951, count=2)
+        """
+        known = without_missing(values)
+        if not known:
+            return None
+        spreads = len(known) > 1 and all(map(math.isfinite, known))
+        return Spread(statistics.fmean(known), statistics.stdev(known) if spreads else None, len(known))
+
+    def text(self, digits: int = 3, signed: bool = False) -> str:
+        """The two numbers for a table.
+
+        >>> Spread(0.5, 0.01, 3).text(), Spread(0.5, None, 1).text(1, signed=True)
+        ('0.500 ± 0.010', '+0.5')
+        """
+        mean = f"{self.mean:{'+' if signed else ''}.{digits}f}"
+        return mean if self.deviation is None else f"{mean} ± {self.deviation:.{digits}f}"
+
+
+@dataclass(frozen=True)
+class Interval:
+    """The mean of some numbers and where it lies with 95 % confidence; one number has no interval."""
+
+    mean: float
+    low: float
+    high: float
+    count: int
+
+    @staticmethod
+    def of(values: Iterable[float]) -> Interval | None:
+        """None where there is nothing to average.
+
+        >>> Interval.of([1.0, 2.0, 3.0])
+        Interval(mean=2.0, low=-0.484, high=4.484, count=3)
+        """
+        found = Spread.of(values)
+        if found is None:
+            return None
+        if found.deviation is None:
+            return Interval(found.mean, -math.inf, math.inf, found.count)
+        half = student(found.count - 1) * found.deviation / math.sqrt(found.count)
+        return Interval(found.mean, found.mean - half, found.mean + half, found.count)
+
+    def less(self, value: float) -> Interval:
+        """The interval of the same numbers less a value."""
+        return Interval(self.mean - value, self.low - value, self.high - value, self.count)
+
+    def text(self, signed: bool = True) -> str:
+        """Mean and interval for a table; small numbers with more digits.
+
+        >>> Interval(-0.004, -0.005, -0.003, 3).text()
+        '-0.0040 [-0.0050, -0.0030]'
+        """
+        form = f"{'+' if signed else ''}.{2 if abs(self.mean) >= 0.1 or self.mean == 0 else 4}f"
+        inside = f" [{self.low:{form}}, {self.high:{form}}]" if math.isfinite(self.low) else ""
+        return f"{self.mean:{form}}{inside}"
+
+
+@dataclass(frozen=True)
+class Band:
+    """The mean over seeds at one point of a line and the range they span; NaN where there is nothing to draw."""
+
+    mean: float
+    low: float
+    high: float
+
+    @staticmethod
+    def of(values: Iterable[float]) -> Band:
+        """A value that overflowed has no place on an axis: the line has a gap there.
+
+        >>> Band.of([1.0, 3.0, math.nan]), Band.of([1.0, math.inf])
+        (Band(mean=2.0, low=1.0, high=3.0), Band(mean=nan, low=nan, high=nan))
+        """
+        known = without_missing(values)
+        if not known or not all(map(math.isfinite, known)):
+            return Band(math.nan, math.nan, math.nan)
+        return Band(statistics.fmean(known), min(known), max(known))
+
+
+def without_missing(values: Iterable[float]) -> list[float]:
+    """The values that are there, infinite ones included."""
+    return [value for value in values if not math.isnan(value)]
+
+
+def number(value: float | None) -> float:
+    """A number of a record, where null stands for one that is not finite."""
+    return math.nan if value is None else float(value)
+
+
+def mean(values: Iterable[float | None]) -> float:
+    """The mean of the finite ones: of bytes, seconds and losses on training parts, which have nothing to be worse than.
+
+    >>> mean([1.0, None, 3.0]), mean([])
+    (2.0, nan)
+    """
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return statistics.fmean(known) if known else math.nan
+
+
+def moments(values: Iterable[float]) -> tuple[float, float]:
+    """Mean and standard deviation over clients; NaN where nobody has a value, and where a loss overflowed.
+
+    >>> moments([1.0, 3.0, math.nan])
+    (2.0, 1.0)
+    """
+    known = without_missing(values)
+    if not known or not all(map(math.isfinite, known)):
+        return math.nan, math.nan
+    middle = statistics.fmean(known)
+    return middle, math.sqrt(math.fsum((value - middle) ** 2 for value in known) / len(known))
+
+
+def paired(mine: Iterable[tuple[int, float]], theirs: Mapping[int, float]) -> list[float]:
+    """Mine minus theirs for every seed that both have a value of: equal seeds share data, model and cohorts.
+
+    >>> paired([(0, 3.0), (1, 5.0)], {1: 4.0, 2: 9.0})
+    [1.0]
+    """
+    return without_missing(value - theirs[seed] for seed, value in mine if seed in theirs)
+
+
+def leading(spreads: Sequence[Spread | None], higher: bool | None) -> float | None:
+    """The best finite mean of a column; None without a direction, and where there is nobody to lead.
+
+    >>> leading([Spread(0.5, None, 1), Spread(0.7, None, 1), None], higher=False), leading([Spread(0.5, None, 1)], True)
+    (0.5, None)
+    """
+    known = [one.mean for one in spreads if one is not None and math.isfinite(one.mean)]
+    return best(known, lambda value: value, higher) if higher is not None and len(known) > 1 else None
+
+
+def student(freedom: int) -> float:
+    """Student's t at the confidence, two-sided.
+
+    >>> student(4)
+    2.776
+    """
+    from scipy import stats
+
+    return float(stats.t.ppf(0.5 + CONFIDENCE / 2, freedom))
