@@ -3,11 +3,13 @@
     python benchmarks/aggregation.py [--clients 50] [--parameters 11200000] [--repeat 3] [--only samples ewwa]
 
 Measured is the rule's second round, so that rules with a memory have one. `seconds` is what it takes to weigh and
-combine; `x sum` the same next to `torch.sum` over the stacked updates, run in turn with it, the best of the repeats
-each; `server step` adds the screening of every contribution and the step of the model. `extra MB` is the most memory
-held at any moment beyond the updates and the state of the round before, without mapped files; `mapped MB` is what
-lies in those. A new state counts as extra where it is in memory. Exits with 1 when the samples rule takes more than
-1.5 x `torch.sum`, any rule more than 3 GB extra, or a rule could not be measured.
+combine, `server step` adds the screening of every contribution and the step of the model, and `notes` is what the
+engine does before: the norms of every contribution, noted as they are made (here all at once, from memory). Each is run
+in turn with `torch.sum` over the stacked updates; times are medians, and `x sum` is the median of the ratios.
+`extra MB` is the most memory held at any moment beyond the updates and the state of the round before, without mapped
+files; `mapped MB` is what lies in those. A new state counts as extra where it is in memory. Exits with 1 when the
+server's step by samples takes more than 1.5 x `torch.sum`, any rule more than 3 GB extra, or a rule could not be
+measured.
 """
 
 from __future__ import annotations
@@ -22,13 +24,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedalloy.core import registry, tree
+from fedalloy.core import registry
 from fedalloy.core.algorithm import Algorithm, server_step
+from fedalloy.core.contributions import Notes
 from fedalloy.core.elements import combine_elements
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import ElementWeighting, Weighting
@@ -111,21 +115,18 @@ def statistics(rule: Weighting, clients: int) -> dict[str, Tensor]:
 def cohort_for(rule: Weighting, leaves: Tree) -> Cohort:
     """The updates with whatever else the rule asks for."""
     clients = len(next(iter(leaves.values())))
-    cross = (
-        {"cross": Key.of(2).uniform(clients, clients, dtype=torch.float64)} if "cross_score" in rule.requires else {}
-    )
-    return Cohort(torch.arange(clients), {"delta": leaves}, statistics(rule, clients), **cross)
+    cross = Key.of(2).uniform(clients, clients, dtype=torch.float64) if "cross_score" in rule.requires else None
+    return Cohort(torch.arange(clients), {"delta": leaves}, statistics(rule, clients), cross)
 
 
 def combine(rule: Weighting, cohort: Cohort, state: State, ctx: Context) -> tuple[Tree, State]:
     """What the server does with a rule, and nothing else."""
-    leaves = cohort.payload["delta"]
     if isinstance(rule, ElementWeighting):
         round = rule.open(cohort, state, ctx)
-        _, combined = combine_elements(round, leaves, {"delta": leaves})
+        _, combined = combine_elements(round, cohort, "delta", ("delta",))
         return combined["delta"], round.close()[0]
     weights, new, _ = rule.weigh(cohort, state, ctx)
-    return tree.combine(leaves, weights), new
+    return cohort.combine("delta", weights), new
 
 
 def timed(work: Callable[[], Any]) -> float:
@@ -137,13 +138,14 @@ def timed(work: Callable[[], Any]) -> float:
     return seconds
 
 
-def in_turn(works: list[Callable[[], Any]], repeat: int, least_seconds: float = 3.0) -> list[float]:
-    """The best time of each, run one after the other again and again, so that all see the same machine."""
-    best, begin, done = [float("inf")] * len(works), time.perf_counter(), 0
-    while done < repeat or (done < 10 * repeat and time.perf_counter() - begin < least_seconds):
-        best = [min(before, timed(work)) for before, work in zip(best, works, strict=True)]
-        done += 1
-    return best
+def in_turn(works: list[Callable[[], Any]], repeat: int, least_seconds: float = 3.0) -> list[list[float]]:
+    """The times of each, run one after the other again and again, so that all see the same machine."""
+    found: list[list[float]] = [[] for _ in works]
+    begin = time.perf_counter()
+    while (done := len(found[0])) < repeat or (done < 10 * repeat and time.perf_counter() - begin < least_seconds):
+        for times, work in zip(found, works, strict=True):
+            times.append(timed(work))
+    return found
 
 
 @dataclass(frozen=True)
@@ -151,20 +153,20 @@ class Line:
     """One rule in the table."""
 
     name: str
-    yardstick: float
-    seconds: float
-    server: float
+    yardstick: list[float]
+    seconds: list[float]
+    server: list[float]
+    notes: list[float]
     extra: float
     mapped: float
 
-    @property
-    def ratio(self) -> float:
-        """How often the yardstick fits into the rule's time."""
-        return self.seconds / self.yardstick
+    def ratio(self, times: list[float]) -> float:
+        """How often the yardstick, as it was just before, fits into these times."""
+        return median(mine / sum for mine, sum in zip(times, self.yardstick, strict=True))
 
     def __str__(self) -> str:
-        times = f"{self.seconds:.3f} | {self.ratio:.2f} | {self.server:.3f}"
-        return f"| {self.name} | {times} | {self.extra:.0f} | {self.mapped:.0f} |"
+        times = (f"{median(one):.3f} | {self.ratio(one):.2f}" for one in (self.seconds, self.server, self.notes))
+        return f"| {self.name} | {' | '.join(times)} | {self.extra:.0f} | {self.mapped:.0f} |"
 
 
 def measure(name: str, rule: Weighting, matrix: Tensor, leaves: Tree, repeat: int) -> Line:
@@ -181,14 +183,17 @@ def measure(name: str, rule: Weighting, matrix: Tensor, leaves: Tree, repeat: in
         lambda: matrix.sum(0),
         lambda: combine(rule, cohort, state, second),
         lambda: server_step(algorithm, started, cohort, second),
+        lambda: Notes.of({"delta": leaves}, exact="norms" in algorithm.asks),
     ]
-    return Line(name, *in_turn(works, repeat), *memory.peak)
+    yardstick, seconds, server, notes = in_turn(works, repeat)
+    return Line(name, yardstick, seconds, server, notes, *memory.peak)
 
 
 def broken_promises(line: Line) -> list[str]:
     """What a line of the table should not say."""
-    slow = line.name == "samples" and line.ratio > MOST_TIMES_SUM
-    late = [f"samples takes {line.ratio:.2f} x torch.sum, more than {MOST_TIMES_SUM}"] if slow else []
+    times = line.ratio(line.server)
+    slow = line.name == "samples" and times > MOST_TIMES_SUM
+    late = [f"the server's step by samples takes {times:.2f} x torch.sum, more than {MOST_TIMES_SUM}"] if slow else []
     large = line.extra > MOST_EXTRA_MB
     return late + ([f"{line.name} needs {line.extra:.0f} MB, more than {MOST_EXTRA_MB:.0f}"] if large else [])
 
@@ -210,17 +215,20 @@ def main() -> int:
     size = f"{matrix.nbytes / MEGABYTE:,.0f} MB"
     machine = f"torch {torch.__version__}, {torch.get_num_threads()} threads"
     print(f"{chosen.clients} updates of {chosen.parameters:,} float32 parameters ({size}), {machine}\n")
-    print("| weighting | seconds | x sum | server step | extra MB | mapped MB |\n|---|---|---|---|---|---|")
-    (yardstick,) = in_turn([lambda: matrix.sum(0)], chosen.repeat)
     print(
-        f"| `torch.sum` over clients | {yardstick:.3f} | 1 | | {4 * chosen.parameters / MEGABYTE:.0f} | 0 |", flush=True
+        "| weighting | seconds | x sum | server step | x sum | notes | x sum | extra MB | mapped MB |\n"
+        + "|---" * 9
+        + "|"
     )
+    (yardstick,) = in_turn([lambda: matrix.sum(0)], chosen.repeat)
+    held = 4 * chosen.parameters / MEGABYTE
+    print(f"| `torch.sum` over clients | {median(yardstick):.3f} | 1 | | | | | {held:.0f} | 0 |", flush=True)
     broken = []
     for name in chosen.only or registry.names("weighting"):
         try:
             line = measure(name, specimen("weighting", name), matrix, leaves, chosen.repeat)
         except Exception as error:
-            print(f"| {name} | skipped: {type(error).__name__}: {error} | | | | |", flush=True)
+            print(f"| {name} | skipped: {type(error).__name__}: {error} | | | | | | | |", flush=True)
             broken.append(f"{name} was skipped")
             continue
         print(line, flush=True)
