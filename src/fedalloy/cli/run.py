@@ -104,15 +104,9 @@ def stored(wanted: Experiment, folder: Path) -> Experiment:
 def seconds(folder: Path) -> dict[str, float]:
     """Seconds per phase, over all rounds; what the engine tells about the clients' part stands in its place."""
     from fedalloy.records.reading import read_run
+    from fedalloy.results.sums import phases
 
-    total: dict[str, float] = {}
-    for row in read_run(folder).timings():
-        inside = row.get("profile", {})
-        told = {phase: spent for phase, spent in row.items() if phase not in ("round", "engine", "profile")}
-        told["clients"] = max(0.0, told["clients"] - sum(inside.values()))
-        told["combine"] = told.pop("server")
-        for phase, spent in (*told.items(), *inside.items()):
-            total[phase] = total.get(phase, 0.0) + float(spent)
+    total = phases(read_run(folder).timings())
     return {phase: total[phase] for phase in _PHASES if phase in total}
 
 

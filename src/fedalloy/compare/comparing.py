@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from fedalloy.recipe.tables import EntryTable, Recipe
 from fedalloy.records import atomic
 from fedalloy.records.reading import is_run
 from fedalloy.results.outcome import RunOutcome, read_outcome
-from fedalloy.results.table import ResultRow, summarise
+from fedalloy.results.table import ResultRow, spreads, summarise
 from fedalloy.run.config import check_direction
 from fedalloy.tasks.metrics.direction import best, higher_is_better
 
@@ -221,9 +220,8 @@ def _tune(tuning: Mapping[str, Tries], processes: int, watcher: Watcher) -> tupl
 def _score(jobs: Sequence[Job], broken: Broken) -> float | None:
     """The mean over the tuning seeds; a setting with a failed run has none."""
     outcomes = [_outcome(job, broken) for job in jobs]
-    scores = [run.scores.get("mean", math.nan) for run in outcomes if run.finished]
-    whole = len(scores) == len(jobs) and all(map(math.isfinite, scores))
-    return statistics.fmean(scores) if whole else None
+    found = spreads(outcomes, ("mean",))["mean"]
+    return found.mean if found and found.count == len(jobs) and math.isfinite(found.mean) else None
 
 
 def _best(name: str, tried: Sequence[Tried], higher: bool) -> Tuned | None:

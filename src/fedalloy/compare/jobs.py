@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from fedalloy.core.errors import CheckpointError, DataError, FedalloyError, is_passing
 from fedalloy.records.reading import read_status
+from fedalloy.results.outcome import watched, watched_by
 
 _TOLD_EVERY = 0.2
 """Seconds between two messages about the same run."""
@@ -178,9 +179,9 @@ def _broken(job: Job, error: Exception) -> News:
 
 
 def _round_news(job: Job, event: Any) -> News:
-    scores = event.evaluation.summary if event.evaluation else {}
-    metric = job.recipe["run"].get("target_metric", "accuracy")
-    return News(job, "round", event.progress.round, event.rounds, scores.get(metric, {}).get("mean"))
+    seen = {"evaluation": event.evaluation.summary, "global": event.evaluation.overall} if event.evaluation else {}
+    scores = watched(seen, *watched_by(job.recipe)) or {}
+    return News(job, "round", event.progress.round, event.rounds, scores.get("mean"))
 
 
 def side_by_side(jobs: Sequence[Job], processes: int, tell: Watcher) -> None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from fedalloy.results.statistics import Spread
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -23,9 +25,8 @@ def spread(found: Mapping[str, Any] | None, digits: int = 3, signed: bool = Fals
     """Mean ± deviation over seeds."""
     if found is None or found["mean"] is None:
         return Cell("not finite" if found and found.get("overflowed") else "", None, kind)
-    mean = f"{found['mean']:{'+' if signed else ''}.{digits}f}"
-    apart = found.get("deviation")
-    return Cell(mean if apart is None else f"{mean} ± {apart:.{digits}f}", found["mean"], kind)
+    said = Spread(found["mean"], found.get("deviation"), found["count"]).text(digits, signed)
+    return Cell(said, found["mean"], kind)
 
 
 def count(value: float | None, digits: int | None = None) -> Cell:

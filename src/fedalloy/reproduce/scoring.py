@@ -30,11 +30,12 @@ import torch
 from torch import Tensor
 
 from fedalloy.core.errors import SpecError
-from fedalloy.records.reading import RunRecord, read_run
+from fedalloy.records.reading import RunRecord, last_rows, read_run
 from fedalloy.records.scalars import seconds_of
 from fedalloy.reproduce.results import Measured
-from fedalloy.results.outcome import RunOutcome, read_outcome
-from fedalloy.results.served import client_values, direction
+from fedalloy.results.decisions import responses_of
+from fedalloy.results.outcome import RunOutcome, outcome_of
+from fedalloy.results.served import client_values, direction, scored
 from fedalloy.tasks.metrics import summary
 from fedalloy.tasks.metrics.direction import best
 from fedalloy.weightings.regret import regret
@@ -46,7 +47,8 @@ Row = dict[str, Any]
 
 def measure_run(folder: Path, case: str, method: str, scores: list[str]) -> Measured:
     """One run as a line of the results."""
-    outcome, record = read_outcome(folder), read_run(folder)
+    record = read_run(folder)
+    outcome = outcome_of(record, record.rounds())
     seconds = sum(seconds_of(row) for row in record.timings())
     found = scores_of(record, outcome, scores) if outcome.finished else {}
     return Measured(case, method, outcome.seed, outcome.state, outcome.round, found, outcome.reason, seconds)
@@ -54,10 +56,7 @@ def measure_run(folder: Path, case: str, method: str, scores: list[str]) -> Meas
 
 def scores_of(record: RunRecord, outcome: RunOutcome, names: list[str]) -> dict[str, float]:
     """The scores that this run has; those that are not about it (regret of a rule without decisions) are left out."""
-    rows = list(record.rounds())
-    last: Row = {}
-    for row in record.clients():
-        last = row if row.get("model") != "mixed" else last
+    rows, last = list(record.rounds()), scored(last_rows(record.path / "clients.jsonl"))
     sizes = (record.manifest or {}).get("sizes")
     known = {name: _score(name, record, rows, last, sizes, outcome) for name in names}
     return {name: value for name, value in known.items() if value is not None and math.isfinite(value)}
@@ -136,12 +135,15 @@ def _mixed(rows: list[Row], metric: str, kind: str, unit: float) -> float | None
 
 def _decisions(rows: list[Row], statistic: str) -> float | None:
     told = [row["info"] for row in rows if "decision_loss" in row.get("info", {})]
-    responses = [info.get("responses", info.get("estimate")) for info in told]
-    if not told or any(response is None for response in responses):
+    responses = [responses_of(info) or [] for info in told]
+    if not told or not all(responses):
         return None
     losses = torch.tensor([float(info["decision_loss"]) for info in told], dtype=torch.float64)
     if statistic == "objective":
         return float(losses.sum())
+    # Responses of a cohort alone say nothing about a fixed decision over everybody.
+    if any(len(response) != len(info.get("p", ())) for response, info in zip(responses, told, strict=True)):
+        return None
     count = max(1, len(told) // 2) if statistic == "regret_half" else len(told)
     return float(regret(torch.tensor(responses, dtype=torch.float64)[:count], losses[:count])) / count
 

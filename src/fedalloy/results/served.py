@@ -74,8 +74,13 @@ def last_tails(record: RunRecord, round: int, metric: str, summary: Mapping[str,
     higher = direction(record, metric)
     if higher is None or "worst_served" in summary:
         return {}
-    rows = [row for row in last_rows(record.path / "clients.jsonl") if row.get("mix") is None]
-    return tails(rows[-1], metric, higher, summary) if rows and rows[-1].get("round") == round else {}
+    row = scored(last_rows(record.path / "clients.jsonl"))
+    return tails(row, metric, higher, summary) if row.get("round") == round else {}
+
+
+def scored(rows: Sequence[Row]) -> Row:
+    """The row of an evaluation that counts: of the models that clients use, not of mixtures; empty without any."""
+    return next((row for row in reversed(rows) if row.get("mix") is None), {})
 
 
 def tails(

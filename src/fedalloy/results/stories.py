@@ -14,7 +14,7 @@ from fedalloy.results.clients import Client, clients_at
 from fedalloy.results.lines import statistic_of
 from fedalloy.results.outcome import RunOutcome, outcome_of
 from fedalloy.results.runs import order_of, place_in, runs_in, told_apart
-from fedalloy.results.served import client_values, completed, direction, noted_direction
+from fedalloy.results.served import client_values, completed, direction, noted_direction, scored
 from fedalloy.results.sums import Clock, History, Tally
 
 
@@ -115,7 +115,8 @@ class Gatherer:
         shown = metric or outcome.metric
         higher = direction(record, shown)
         summary = history.evaluations[-1]["evaluation"].get(shown) if history.evaluations else None
-        clients = clients_at(last[-1], client_values(last[-1], shown, higher, summary), manifest) if last else []
+        row = scored(last)
+        clients = clients_at(row, client_values(row, shown, higher, summary), manifest)
         curve = _curve(history, shown, higher)
         return Story(
             outcome, record.recipe, record.environment, manifest, curve, tuple(clients), history, self.clock, last,

@@ -6,7 +6,7 @@ import io
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ MOST_LAYERS = 16
 MOST_INFO = 24
 WHOLE = ""
 """The name of the only layer of a run whose weights are per client."""
+_NO_PHASES = ("round", "memory", "device_memory")
 COLUMNS = ("counted", "absent", "late", "refused", "bytes_up", "bytes_down", "seconds")
 
 
@@ -144,10 +145,31 @@ class Clock:
         self.memory = max(self.memory, int(row.get("memory") or 0))
         self.device_memory = max(self.device_memory, int(row.get("device_memory") or 0))
         self.engine = str(row.get("engine") or self.engine)
-        skipped = {"round", "memory", "device_memory"}
         for name, value in row.items():
-            if name not in skipped and isinstance(value, int | float):
-                self.seconds[name] += value  # type: ignore[assignment]
+            if name not in _NO_PHASES and _is_number(value):
+                self.seconds[name] += value
+
+
+def phases(rows: Iterable[Mapping[str, Any]]) -> Counter[str]:
+    """Seconds per phase over the rows of ``timings.jsonl``; what the engine tells of the clients' part stands in its
+    place, and what the server does is called combining.
+
+    >>> dict(phases([{"round": 1, "clients": 0.5, "server": 0.25, "profile": {"train": 0.375}}]))
+    {'clients': 0.125, 'combine': 0.25, 'train': 0.375}
+    """
+    total: Counter[str] = Counter()
+    for row in rows:
+        inside = row.get("profile", {})
+        told = {name: float(value) for name, value in row.items() if name not in _NO_PHASES and _is_number(value)}
+        told["clients"] = max(0.0, told["clients"] - sum(inside.values()))
+        told["combine"] = told.pop("server")
+        for phase, spent in (*told.items(), *inside.items()):
+            total[phase] += spent
+    return total
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
 
 
 def _evaluation(row: Mapping[str, Any], tally: Tally) -> dict[str, Any]:

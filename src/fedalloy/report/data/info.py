@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from fedalloy.report.data.plain import Chart, many, pick
 from fedalloy.report.data.weights import heat
+from fedalloy.results.decisions import responses_of
 from fedalloy.results.grid import Grid
 from fedalloy.results.runs import by_name
 from fedalloy.results.stories import Story
@@ -52,7 +53,7 @@ def _heats(story: Story) -> list[Chart]:
 
 def _regret(story: Story) -> Chart | None:
     """The regret so far of a rule that decides online, against the best fixed weights in hindsight."""
-    responses = story.history.info_grids.get("estimate") or story.history.info_grids.get("responses")
+    responses = responses_of(story.history.info_grids)
     losses = story.history.info.get("decision_loss")
     whole = responses is not None and responses.rounds_per_bin == responses.clients_per_bin == 1
     if responses is None or losses is None or not whole or responses.rounds * responses.clients > MOST_REGRET:
