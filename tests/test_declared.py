@@ -19,13 +19,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedalloy import algorithms, fit
+from fedalloy import algorithms, fit, unfold
 from fedalloy.core import registry
 from fedalloy.core.engine import Engine
 from fedalloy.core.errors import SpecError
+from fedalloy.core.keys import Key
 from fedalloy.core.objective import Objective
 from fedalloy.core.task import Task
 from fedalloy.core.types import Block
+from fedalloy.run.config import RunConfig
+from fedalloy.run.round import Federation
 from fedalloy.tasks.objective import ModuleObjective
 from fedalloy.testing import small_task
 from fedalloy.testing.rules import specimen
@@ -217,6 +220,14 @@ def test_what_lacks_members_is_refused_at_the_door(task, said):
 def test_an_engine_that_is_none_is_refused_at_the_door():
     with pytest.raises(SpecError, match=r"inherits from fedalloy\.core\.engine\.Engine"):
         fit(algorithms.fedavg(), small_task(), rounds=1, engine=lambda *given: None)
+
+
+def test_what_is_no_engine_is_refused_where_a_federation_is_built():
+    nobody: Any = lambda *given: None  # noqa: E731
+    with pytest.raises(SpecError, match=r"the engine of a federation must be .* got function.*core\.engine\.Engine"):
+        Federation(algorithms.fedavg(), small_task(), nobody, RunConfig(), Key.of(0))
+    with pytest.raises(SpecError, match="unfold: engine must be an engine, got function"):
+        unfold("fedavg", small_task(), rounds=1, engine=nobody)
 
 
 def test_an_engine_far_away_must_say_how_clients_are_scored():

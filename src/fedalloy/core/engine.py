@@ -112,3 +112,12 @@ def check_answers(engine: Engine, algorithm: Algorithm) -> None:
             f"weighting '{type(algorithm.weighting).__name__}' needs {QUESTIONS[missing[0]]} ('{missing[0]}'), which "
             f"engine {type(engine).__name__} does not give; it answers: {', '.join(sorted(engine.answers))}"
         )
+
+
+def check_engine_kind(engine: object, where: str) -> None:
+    """Refuse what is no engine before anything is done with it."""
+    if not isinstance(engine, Engine):
+        raise SpecError(
+            f"{where} must be an engine, got {type(engine).__name__}: an engine of one's own inherits from "
+            f"{Engine.__module__}.{Engine.__name__}, which lists what it must have and gives the rest a default"
+        )

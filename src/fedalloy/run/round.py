@@ -14,9 +14,11 @@ from torch import Tensor
 
 from fedalloy.core import aspects, tree
 from fedalloy.core.algorithm import Algorithm, ServerState, ServerStep, server_step
+from fedalloy.core.engine import check_engine_kind
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import ClientStore, Engine, Outcome, Shared, Task
 from fedalloy.core.recount import recounted
+from fedalloy.core.task import check_task
 from fedalloy.core.traffic import bytes_down, cross_bytes
 from fedalloy.core.types import Cohort, Context, Contributions, State, Work
 from fedalloy.run.config import RunConfig
@@ -51,6 +53,10 @@ class Federation:
     config: RunConfig
     root: Key
     notices: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_task(self.task, "the task of a federation")
+        check_engine_kind(self.engine, "the engine of a federation")
 
     @property
     def resends(self) -> bool:

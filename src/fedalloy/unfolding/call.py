@@ -10,6 +10,7 @@ from typing import Any
 
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.arguments import build
+from fedalloy.core.engine import check_engine_kind
 from fedalloy.core.errors import FedalloyError, SpecError, nearest
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Engine, Task
@@ -58,6 +59,8 @@ def unfold(
     torch.Size([2, 2])
     """
     check_task(task, "unfold: the second argument (the order is unfold(algorithm, task))")
+    if engine is not None:
+        check_engine_kind(engine, "unfold: engine")
     chosen, learning = as_algorithm(algorithm), _learning(settings)
     task = placed(task, device)
     chosen = chosen.fitted(task, Key.of(seed))
