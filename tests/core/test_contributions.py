@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from fedalloy import algorithms
 from fedalloy.core import registry
 from fedalloy.core.contributions import QUESTIONS, Notes
 from fedalloy.core.errors import AlgorithmError, SpecError
-from fedalloy.core.types import Cohort
+from fedalloy.core.types import Cohort, Contribution
 from fedalloy.engines.loop import Loop
 from fedalloy.run.fit import fit
 from fedalloy.tasks.devices import DeviceProfile
@@ -152,3 +153,21 @@ def test_sums_only_refuses_the_rest():
     ):  # fmt: skip
         with pytest.raises(AlgorithmError, match="answer weighted sums at most"):
             ask()
+
+
+def test_notes_go_by_the_names_of_leaves_in_whatever_order_clients_name_them():
+    sent: tuple[dict[str, Tensor], ...]
+    sent = {"a": torch.tensor([1.0]), "b": torch.tensor([5.0])}, {"b": torch.tensor([7.0]), "a": torch.tensor([3.0])}
+    single = [Contribution({"delta": leaves}, {}, {}, Notes.alone({"delta": leaves})) for leaves in sent]
+    cohort = Cohort.gather([0, 1], single)
+    assert cohort.norms("delta", ["a"]).tolist() == [1.0, 3.0]
+    received = {"b": torch.tensor([9.0]), "a": torch.tensor([2.0])}
+    late = cohort.resend(torch.tensor([0]), {"delta": received})
+    assert late.norms("delta", ["a"]).tolist() == [2.0, 3.0]
+    assert late.norms("delta", ["b"]).tolist() == [9.0, 7.0]
+
+
+def test_a_cohort_without_anybody_has_notes_of_nobody():
+    nobody = Cohort(torch.zeros(0, dtype=torch.int64), {"delta": {"w": torch.zeros(0, 2, 3)}})
+    assert nobody.norms("delta").shape == (0,)
+    assert [chunk.leaf for chunk, _ in nobody.chunks(("delta",))] == ["w"]

@@ -23,7 +23,7 @@ from fedalloy.core.keys import Key
 from fedalloy.engines.exchange import Layout, shared_rows
 from fedalloy.engines.loop import Loop
 from fedalloy.engines.shared_cohort import Overwritten, SharedCohort
-from fedalloy.engines.workers import Workers
+from fedalloy.engines.workers import Crew, Workers
 from fedalloy.run.fit import fit
 from fedalloy.servers.sgd import ServerSgd
 from fedalloy.solvers.sgd import Sgd
@@ -392,6 +392,62 @@ def test_contributions_that_were_overwritten_say_so_and_kept_ones_last():
     with pytest.raises(Overwritten, match=r"keep\(\) copies them"):
         first.combine("delta", torch.ones(len(first)))
     engine.close()
+
+
+@pytest.mark.parametrize(
+    "late",
+    [
+        lambda cohort, alone, neutral: cohort.select(cohort.ids[:2]),
+        lambda cohort, alone, neutral: cohort.resend(cohort.ids[:1], neutral),
+        lambda cohort, alone, neutral: cohort.alone("delta", "delta"),
+        lambda cohort, alone, neutral: alone.combine("delta", torch.ones(len(cohort))),
+    ],
+    ids=["select", "resend", "alone", "one part"],
+)
+def test_nothing_is_made_of_contributions_that_were_overwritten(engine, late):
+    task = small_task("mlp")
+    neutral = ALGORITHM.neutral({"params": task.objective.init(Key.of(0))[0], "buffers": {}})
+    first = play(engine, ALGORITHM, task).cohort
+    alone, resent = first.alone("delta", "delta"), first.resend(first.ids[:1], neutral)
+    some, weights = first.select(first.ids[1:]), torch.ones(len(first), dtype=torch.float64)
+    expected = resent.combine("delta", weights)
+    play(engine, ALGORITHM, task, round=2)
+    with pytest.raises(Overwritten):
+        late(first, alone, neutral)
+    assert list(differences(resent.combine("delta", weights), expected)) == []
+    assert list(differences(some.combine("delta", weights[1:]), expected, 1e-12)) == []
+
+
+def test_contributions_of_an_engine_that_was_closed_start_no_processes(engine, monkeypatch):
+    monkeypatch.setattr("fedalloy.engines.shared_cohort.SHARED_FROM", 8)
+    cohort = play(engine, ALGORITHM, small_task("mlp")).cohort
+    engine.close()
+    weights = torch.rand(len(cohort), dtype=torch.float64)
+    expected = tree.combine(cohort.payload["delta"], weights)
+    assert list(differences(cohort.combine("delta", weights), expected)) == []
+    assert multiprocessing.active_children() == []
+
+
+def test_a_sum_that_is_interrupted_leaves_no_answer_behind(engine, monkeypatch):
+    monkeypatch.setattr("fedalloy.engines.shared_cohort.SHARED_FROM", 8)
+    task = small_task("mlp")
+    cohort = play(engine, ALGORITHM, task).cohort
+    assert isinstance(cohort, SharedCohort)
+    assert isinstance(cohort.owner, Crew)
+    first = cohort.owner.members[0]
+
+    class Interrupted:
+        def __getattr__(self, name):
+            return getattr(first_pipe, name)
+
+        def recv(self):
+            raise KeyboardInterrupt
+
+    first_pipe = first.pipe
+    monkeypatch.setattr(first, "pipe", Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        cohort.combine("delta", torch.ones(len(cohort)))
+    assert gaps(play(engine, ALGORITHM, task), play(Loop(), ALGORITHM, task), 0.0) == []
 
 
 def test_a_handle_that_does_not_copy_what_it_should_keep_is_caught():

@@ -69,8 +69,16 @@ class Notes:
 
     def replaced(self, late: Tensor, received: Notes) -> Notes:
         """The notes in which those who are ``late`` have the one column of ``received``."""
+        received = received.arranged(self.leaves)
         pairs = ((self.squares, received.squares), (self.finite, received.finite), (self.negative, received.negative))
         return Notes(self.leaves, *(torch.where(late, new, old) for old, new in pairs))
+
+    def arranged(self, leaves: tuple[tuple[str, str], ...]) -> Notes:
+        """The same notes in the order of ``leaves``: whoever sends may name its leaves in an order of its own."""
+        if self.leaves == leaves:
+            return self
+        rows = [self.leaves.index(leaf) for leaf in leaves]
+        return Notes(leaves, self.squares[rows], self.finite[rows], self.negative[rows])
 
     @staticmethod
     def of(payload: Mapping[str, Mapping[str, Tensor]], *, exact: bool = True) -> Notes:
@@ -98,8 +106,9 @@ class Notes:
         """The clients of several blocks beside each other."""
         if len(blocks) == 1:
             return blocks[0]
+        same = [block.arranged(blocks[0].leaves) for block in blocks]
         squares, finite, negative = (
-            torch.cat([getattr(block, name) for block in blocks], dim=1) for name in ("squares", "finite", "negative")
+            torch.cat([getattr(block, name) for block in same], dim=1) for name in ("squares", "finite", "negative")
         )
         return Notes(blocks[0].leaves, squares, finite, negative)
 

@@ -136,7 +136,7 @@ def chunks(stacked: Mapping[str, Tensor]) -> Iterator[tuple[Chunk, Tensor]]:
 
 def as_rows(leaf: Tensor) -> Tensor:
     """A stacked leaf as a matrix: one row per client."""
-    return leaf.reshape(leaf.shape[0], -1)
+    return leaf.flatten(1) if leaf.dim() > 1 else leaf.unsqueeze(1)  # reshape cannot where there is no client
 
 
 def layer_of(leaf: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -217,7 +217,7 @@ class Cohort(Contributions):
         cross = None if self.cross is None else self.cross[index][:, index]
         return Cohort(self.ids[index], payload, stats, cross, self.notes.take(index))
 
-    def resend(self, ids: Tensor, received: Payload) -> Cohort:
+    def resend(self, ids: Tensor, received: Payload) -> Self:
         late = torch.isin(self.ids, ids)
 
         def instead(leaf: Tensor, given: Tensor) -> Tensor:
@@ -233,11 +233,11 @@ class Cohort(Contributions):
     def with_cross(self, cross: Tensor) -> Cohort:
         return replace(self, cross=cross)
 
-    def with_payload(self, payload: Payload) -> Cohort:
+    def with_payload(self, payload: Payload) -> Self:
         """The same clients with something else sent."""
         return replace(self, payload=payload, noted=None)
 
-    def alone(self, part: str, name: str) -> Cohort:
+    def alone(self, part: str, name: str) -> Self:
         return replace(self, payload={name: self.payload[part]}, noted=self.notes.alone_as(part, name))
 
     def combine(self, part: str, weights: Weights) -> Tree:

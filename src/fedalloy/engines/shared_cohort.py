@@ -7,9 +7,9 @@ the result depends neither on how many there are nor on who is faster.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -43,7 +43,8 @@ class Summing(Protocol):
 
 @dataclass(frozen=True)
 class SharedCohort(Cohort):
-    """A cohort whose payload is rows of shared memory, valid until the engine's next call (``made`` counts them)."""
+    """A cohort whose payload is rows of shared memory, valid until the engine's next call (``made`` counts them). What
+    copies them has no ``owner``; ``original`` is what the processes see."""
 
     owner: Summing | None = None
     made: int = 0
@@ -55,7 +56,7 @@ class SharedCohort(Cohort):
         stacked = self.payload[part]
         large = {name: leaf for name, leaf in stacked.items() if _is_large(leaf)}
         by_client = isinstance(weights, Tensor) and weights.dim() == 1
-        # Rows that were replaced (late clients) are not the ones that the processes see.
+        # Parts under another name are not the ones that the processes see.
         if not large or not by_client or self.owner is None or self.payload is not self.original or self.workers < 2:
             return super().combine(part, weights)
         assert isinstance(weights, Tensor)
@@ -78,13 +79,28 @@ class SharedCohort(Cohort):
         self._check()
         return super().stack(part)
 
+    def take(self, index: Tensor) -> Cohort:
+        self._check()
+        return super().take(index)
+
+    def resend(self, ids: Tensor, received: Payload) -> Self:
+        self._check()
+        return replace(super().resend(ids, received), owner=None)
+
+    def with_payload(self, payload: Payload) -> Self:
+        return replace(super().with_payload(payload), owner=None)
+
+    def alone(self, part: str, name: str) -> Self:
+        self._check()
+        return super().alone(part, name)
+
     def keep(self) -> Cohort:
         self._check()
         copied = {part: tree.map_leaves(torch.clone, leaves) for part, leaves in self.payload.items()}
         return Cohort(self.ids, copied, self.stats, self.cross, self.notes)
 
     def _check(self) -> None:
-        if self.owner is not None and self.owner.calls != self.made and self.payload is self.original:
+        if self.owner is not None and self.owner.calls != self.made:
             raise Overwritten(
                 "these contributions lay in memory that the engine has used again: keep() copies them before that"
             )

@@ -253,16 +253,20 @@ class Crew:
 
     def sum_there(self, part: str, weights: list[float], columns: Sequence[Columns]) -> Tree | None:
         """A part's leaves summed by the processes, each its own columns; None when one of them is gone."""
+        if not self._end.alive:  # they were dismissed: whoever is started now would never be ended
+            return None
         try:
             for member, share in zip(self.members, columns, strict=True):
                 member.pipe.send((part, weights, share))
             for member in self.members:
                 member.pipe.recv()
-        except (EOFError, OSError):
+        except BaseException as error:
             for member in list(self.members):  # whoever is left has an answer under way that nobody waits for
                 member.process.terminate()
                 self._replace(member)
-            return None
+            if isinstance(error, EOFError | OSError):
+                return None
+            raise
         leaves: Tree = self.layouts["payload"].read(self.sums[0])[part]
         return {name: leaf.clone() for name, leaf in leaves.items()}
 
