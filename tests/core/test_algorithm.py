@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -241,3 +241,41 @@ def test_a_round_is_differentiable_through_weights_and_updates():
 
     sizes = torch.tensor([1.0, 3.0], dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(moved, (delta, sizes))
+
+
+class Says(Weighting):
+    """A weighting that says what it is told to, and weighs with what it is given."""
+
+    def __init__(self, weights: Any = None, **said: Any) -> None:
+        self.weights = weights
+        self.__dict__.update(said)
+
+    def weigh(self, cohort, state, ctx):
+        return self.weights, state, {}
+
+
+@pytest.mark.parametrize("member", ["requires", "reads", "asks"])
+@pytest.mark.parametrize("said", [["num_examples"], "num_examples", lambda: frozenset()])
+def test_names_that_are_no_set_are_refused_when_an_algorithm_is_built(member, said):
+    with pytest.raises(AlgorithmError, match=rf"weighting 'Says' says '{member}' as (list|str|function): it is a set"):
+        Algorithm(Sgd(), Says(**{member: said}), ServerSgd())
+
+
+def test_a_question_that_no_contributions_answer_is_refused_when_an_algorithm_is_built():
+    with pytest.raises(AlgorithmError, match=r"asks for 'median', allowed in 'asks': norms, combine"):
+        Algorithm(Sgd(), Says(asks=frozenset({"median"})), ServerSgd())
+
+
+@pytest.mark.parametrize(
+    ("weights", "found"),
+    [
+        (torch.ones(3) / 3, r"of shape \(3,\)"),
+        (torch.ones(()), r"of shape \(\)"),
+        ([0.5, 0.5], "as list"),
+        (None, "as"),
+    ],
+)
+def test_weights_that_are_not_one_per_client_are_refused(weights, found):
+    algorithm = Algorithm(Sgd(), Says(weights), ServerSgd())
+    with pytest.raises(AlgorithmError, match=rf"weighting 'Says' returned weights {found}.*each of the 2 clients"):
+        server_step(algorithm, algorithm.init(PARAMS, 4), cohort(1.0, 2.0), CTX)

@@ -110,3 +110,68 @@ def test_what_is_known_of_the_data_reaches_the_solver_inside():
 def test_an_answer_that_nobody_would_ask_for_is_refused(name):
     with pytest.raises(TypeError, match=rf"solver Silent says '{name}'.*fedalloy\.core\.aspects\.[A-Z]\w+: inherit"):
         type("Silent", (Three,), {name: property(lambda self: None)})
+
+
+def test_an_answer_from_a_mixin_or_a_field_is_refused_too():
+    mixin = type("Mixin", (), {"personal": lambda self, shared, mine, mix=None: (shared["params"], {})})
+    with pytest.raises(TypeError, match=r"solver Silent says 'personal'"):
+        type("Silent", (mixin, Three), {})
+    with pytest.raises(TypeError, match=r"solver Silent says 'provides'"):
+        type("Silent", (Three,), {"__annotations__": {"provides": frozenset[str]}})
+
+
+def test_what_is_declared_may_be_a_field_without_a_default():
+    @dataclass(frozen=True)
+    class Chosen(Three, Personalised):
+        target: str
+        mixable: bool
+
+    assert (Chosen("params", True).target, aspects.is_mixable(Chosen("params", True))) == ("params", True)
+
+
+@dataclass(frozen=True)
+class LongerForSome(SolverAround):
+    """Three epochs for clients with more than ten examples."""
+
+    def plan(self, sizes, epochs, keys):
+        return self.inner.plan(sizes, torch.where(sizes > 10, 3, 1), keys)
+
+
+def test_a_solver_around_another_with_a_plan_of_its_own_is_counted_by_that_plan():
+    algorithm = Algorithm(LongerForSome(Sgd(lr=0.1)), Uniform(), ServerSgd())
+    sizes = small_task().data("train", torch.arange(5)).size
+    (row,) = fit(algorithm, small_task(), rounds=1, engine="loop").rounds()
+    assert row["num_steps"] == [3.0 if size > 10 else 1.0 for size in sizes.tolist()]
+    assert len(set(row["num_steps"])) == 2
+
+
+@dataclass(frozen=True)
+class Curious(Three, FitsData):
+    """It must know the form of the data."""
+
+    shape: tuple[int, ...] = ()
+
+    def fitted(self, facts):
+        return Curious(facts.shape)
+
+
+@pytest.mark.parametrize("wrap", [lambda solver: solver, SolverAround])
+def test_a_solver_that_fits_the_data_is_asked_whatever_the_model(wrap):
+    fitted = Algorithm(wrap(Curious()), Uniform(), ServerSgd()).fitted(small_task())
+    assert fitted.solver == wrap(Curious((4,)))
+
+
+@dataclass(frozen=True)
+class Undeclared(Three):
+    """It sends a part that it does not declare."""
+
+    def end(self, carry, shared, mine, steps, ctx):
+        payload, mine = super().end(carry, shared, mine, steps, ctx)
+        return {**payload, "extra": payload["delta"]}, mine
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_parts_that_are_not_declared_count_in_no_engine(engine):
+    (row,) = fit(Algorithm(Undeclared(), Uniform(), ServerSgd()), small_task(), rounds=1, engine=engine).rounds()
+    assert row["ids"] == []
+    assert row["dropped"]["0"] == "sent the parts delta, extra instead of delta"

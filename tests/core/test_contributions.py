@@ -10,10 +10,12 @@ from torch import Tensor
 from fedalloy import algorithms
 from fedalloy.core import registry
 from fedalloy.core.contributions import QUESTIONS, Notes
+from fedalloy.core.engine import check_answers
 from fedalloy.core.errors import AlgorithmError, SpecError
-from fedalloy.core.types import Cohort, Contribution
+from fedalloy.core.types import Cohort, Contribution, Part
 from fedalloy.engines.loop import Loop
 from fedalloy.run.fit import fit
+from fedalloy.solvers.sgd import Sgd
 from fedalloy.tasks.devices import DeviceProfile
 from fedalloy.testing import small_task
 from fedalloy.testing.handles import SumsOnly
@@ -142,6 +144,15 @@ def test_whoever_does_not_read_payloads_needs_sums_only(name):
 def test_whoever_reads_more_is_refused_before_the_first_round(name, asked):
     with pytest.raises(SpecError, match=rf"\('{asked}'\), which engine Summing does not give; it answers: combine"):
         fit(registry.find("algorithm", name)(), small_task(), engine=Summing(), rounds=1)
+
+
+def test_who_stacks_is_named_where_nobody_answers_it():
+    class Stacking(Sgd):
+        parts = {"delta": Part(), "samples": Part("stack")}  # noqa: RUF012 (a frozen value)
+
+    stacking = replace(algorithms.fedavg(), solver=Stacking())
+    with pytest.raises(SpecError, match=r"^solver 'Stacking' needs a part .* \('stack'\), which engine Summing"):
+        check_answers(Summing(), stacking)
 
 
 def test_sums_only_refuses_the_rest():

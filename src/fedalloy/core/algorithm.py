@@ -33,6 +33,7 @@ from fedalloy.core.protocols import (
 from fedalloy.core.screening import screen
 from fedalloy.core.statistics import ANY_SIZE, STATISTICS, SizeLimits, Statistic
 from fedalloy.core.types import Context, Facts, Info, Part, Payload, State, Tree, Weights
+from fedalloy.core.weighting import check_said, check_weights
 from fedalloy.core.wiring import check_buffers, check_wires, packings_of
 
 OnFailure = Literal["drop", "resend"]
@@ -56,6 +57,7 @@ class Algorithm:
     on_failure: OnFailure | None = None
 
     def __post_init__(self) -> None:
+        check_said(self.weighting)
         missing = self.weighting.requires - self.provides
         if missing:
             raise AlgorithmError(
@@ -154,7 +156,8 @@ class Algorithm:
 
     def fitted(self, task: Task, key: Key | None = None) -> Algorithm:
         """The same algorithm, solver and server knowing the form of the task's data; ``key`` is the root of the run."""
-        if self.solver.target == "params" and not task.objective.needs_full_batches:
+        needed = self.solver.target != "params" or task.objective.needs_full_batches
+        if not needed and not aspects.needs_facts(self.solver):
             return self
         facts = facts_of(task, key or Key.of(0))
         return replace(self, solver=aspects.fitted(self.solver, facts), server=self.server.fitted(facts))
@@ -334,6 +337,7 @@ def _weigh(
         means, combined = combine_elements(round, cohort, algorithm.solver.update, parts)
         return means, combined, *round.close()
     weights, kept, info = rule.weigh(cohort, state["weighting"], ctx)
+    check_weights(rule, weights, len(cohort))
     return weights, {name: cohort.combine(name, weights) for name in parts}, kept, info
 
 

@@ -9,7 +9,7 @@ from typing import Self
 from torch import Tensor
 
 from fedalloy.core import aspects
-from fedalloy.core.aspects import FitsData, Fusible
+from fedalloy.core.aspects import CountsSteps, FitsData, Fusible
 from fedalloy.core.declared import declared
 from fedalloy.core.keys import Key
 from fedalloy.core.objective import GradAt
@@ -29,7 +29,13 @@ class Wrapping(LocalSolver, FitsData):
     def aspect(self, kind: type[Kind]) -> Kind | None:
         if isinstance(self, kind):
             return self
+        if issubclass(kind, CountsSteps) and type(self).plan is not Wrapping.plan:  # another plan, another count
+            return None
         return None if issubclass(kind, Fusible) else self.inner.aspect(kind)
+
+    @property
+    def needs_facts(self) -> bool:
+        return aspects.needs_facts(self.inner)
 
     @property
     def parts(self) -> Mapping[str, Part]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self, cast
 import torch
 from torch import Tensor
 
+from fedalloy.core.declared import declared
 from fedalloy.core.keys import Key
 from fedalloy.core.names import NO_NAMES, Names
 from fedalloy.core.objective import Objective, Outputs
@@ -28,7 +29,7 @@ Model = tuple[Tree, Tree]
 class Personalised:
     """Clients have a model of their own, outside of training: they are scored with it."""
 
-    @property
+    @declared
     def mixable(self) -> bool:
         """Whether ``personal`` takes a mixing coefficient in [0, 1]."""
         return False
@@ -42,7 +43,7 @@ class Personalised:
 class PartlyLocal:
     """Some leaves of the model, buffers included, never leave the client; its state holds their values."""
 
-    @property
+    @declared
     def stays(self) -> Names:
         """Those leaves."""
         return NO_NAMES
@@ -55,7 +56,7 @@ class PartlyLocal:
 class OwnStart:
     """Clients do not all begin a round with the model that was received."""
 
-    @property
+    @declared
     def needs_fresh(self) -> bool:
         """Whether ``init_client`` needs a model drawn for this client alone: the part ``fresh`` it then receives. For
         clients that keep nothing it is drawn anew in every round."""
@@ -70,22 +71,22 @@ class OwnStart:
 class Generative:
     """What is learned makes examples."""
 
-    @property
+    @declared
     def roles(self) -> frozenset[str]:
         """What the model must do besides ``classify``, by name: ``generate``, ``judge``, ``reconstruct``, ..."""
         return frozenset()
 
-    @property
+    @declared
     def models(self) -> tuple[str, ...]:
         """Models of the house that can do it, for whoever brought another."""
         return ()
 
-    @property
+    @declared
     def receives(self) -> frozenset[str] | None:
         """The shared parts that travel to the clients; None: all of them."""
         return None
 
-    @property
+    @declared
     def holds_per_class(self) -> int:
         """How many examples of every class it holds already and hands out whoever asks for fewer."""
         return 0
@@ -102,12 +103,12 @@ class Generative:
 class Describes:
     """It adds statistics of its own to those of the engine."""
 
-    @property
+    @declared
     def provides(self) -> frozenset[str]:
         """Their names."""
         return frozenset()
 
-    @property
+    @declared
     def statistics(self) -> Mapping[str, Statistic]:
         """What is true of them; one that is not declared is any finite number."""
         return {}
@@ -129,6 +130,12 @@ class CountsSteps:
 class FitsData:
     """It must know something of the data."""
 
+    @declared
+    def needs_facts(self) -> bool:
+        """Whether it is asked for every model that clients train; if not, only where they train something else, or
+        where examples of a batch see each other. Looking at the data costs a pass through the model."""
+        return True
+
     def fitted(self, facts: Facts) -> Self:
         """The same solver knowing it. Refuses data it cannot work on."""
         return self
@@ -146,7 +153,7 @@ class Fusing:
 class Fusible:
     """Engines may use a kernel of their own in place of its steps. One around another is never so by its inside."""
 
-    @property
+    @declared
     def fusing(self) -> Fusing | None:
         """What the program is made of; None where these settings have no kernel."""
         return None
@@ -240,6 +247,12 @@ def count_steps(solver: LocalSolver, sizes: Tensor, epochs: Tensor) -> Tensor:
 def planned_steps(solver: LocalSolver, sizes: Tensor, epochs: Tensor) -> Tensor:
     """How many steps the plan of each client has, ``[C]``."""
     return solver.plan(sizes, epochs, Key.of(0).each(torch.arange(len(sizes)))).steps
+
+
+def needs_facts(solver: LocalSolver) -> bool:
+    """Whether the data must be looked at for the solver's sake, whatever the model."""
+    found = solver.aspect(FitsData)
+    return found is not None and found.needs_facts
 
 
 def fitted(solver: LocalSolver, facts: Facts) -> LocalSolver:

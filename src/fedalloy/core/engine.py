@@ -108,9 +108,10 @@ def check_answers(engine: Engine, algorithm: Algorithm) -> None:
     """Refuse, before the first round, an algorithm that asks for what the engine's contributions do not answer."""
     missing = sorted(algorithm.asks - engine.answers)
     if missing:
+        answers = ", ".join(sorted(engine.answers)) or "nothing"
         raise SpecError(
-            f"weighting '{type(algorithm.weighting).__name__}' needs {QUESTIONS[missing[0]]} ('{missing[0]}'), which "
-            f"engine {type(engine).__name__} does not give; it answers: {', '.join(sorted(engine.answers))}"
+            f"{_who_asks(algorithm, missing[0])} needs {QUESTIONS[missing[0]]} ('{missing[0]}'), which engine "
+            f"{type(engine).__name__} does not give; it answers: {answers}"
         )
 
 
@@ -121,3 +122,10 @@ def check_engine_kind(engine: object, where: str) -> None:
             f"{where} must be an engine, got {type(engine).__name__}: an engine of one's own inherits from "
             f"{Engine.__module__}.{Engine.__name__}, which lists what it must have and gives the rest a default"
         )
+
+
+def _who_asks(algorithm: Algorithm, question: str) -> str:
+    """The rule by name: what is stacked is stacked for the solver."""
+    by_solver = question == "stack" and question not in algorithm.weighting.asks
+    room, rule = ("solver", algorithm.solver) if by_solver else ("weighting", algorithm.weighting)
+    return f"{room} '{type(rule).__name__}'"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+from fedalloy.core.declared import declared
 from fedalloy.core.engine import Engine as Engine
 from fedalloy.core.engine import Outcome as Outcome
 from fedalloy.core.keys import Key
@@ -64,27 +65,27 @@ class ServerOptimizer(AnyLength, ABC):
 class Wire(AnyLength, ABC):
     """What happens to a contribution on its way: a client half and a server half of one idea."""
 
-    @property
+    @declared
     def stateful(self) -> bool:
         """Whether clients keep something between rounds (an error memory, say)."""
         return False
 
-    @property
+    @declared
     def needs_weight_bound(self) -> bool:
         """Whether the transform means something only when no client's weight can grow without bound."""
         return False
 
-    @property
+    @declared
     def changes(self) -> frozenset[str] | None:
         """The sent parts that the transform works on; None: whatever is sent."""
         return None
 
-    @property
+    @declared
     def clips(self) -> bool:
         """Whether what leaves the transform has a known greatest length."""
         return False
 
-    @property
+    @declared
     def needs_clipping(self) -> bool:
         """Whether the transform means something only directly behind one that ``clips``, on every part that is sent."""
         return False

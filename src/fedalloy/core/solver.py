@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedalloy.core.aspects import ASPECTS
+from fedalloy.core.declared import declared
 from fedalloy.core.keys import Key
 from fedalloy.core.length import AnyLength
 from fedalloy.core.objective import GradAt
@@ -28,30 +29,31 @@ class LocalSolver(AnyLength, ABC):
     def __init_subclass__(cls, **given: Any) -> None:
         """Refuse a class that answers a question which nobody would ask it."""
         super().__init_subclass__(**given)
+        written = _written(cls)
         for kind in ASPECTS:
-            said = sorted(name for name in vars(kind) if not name.startswith("_") and name in vars(cls))
+            said = sorted(name for name in vars(kind) if not name.startswith("_") and name in written)
             if said and not issubclass(cls, kind):
                 raise TypeError(
                     f"solver {cls.__name__} says '{said[0]}', which is asked of solvers that inherit from "
                     f"{kind.__module__}.{kind.__name__}: inherit from it too, or choose another name"
                 )
 
-    @property
+    @declared
     def parts(self) -> Mapping[str, Part]:
         """What is sent, by name."""
         return {"delta": Part()}
 
-    @property
+    @declared
     def target(self) -> str:
         """The shared part that the server optimizer moves."""
         return "params"
 
-    @property
+    @declared
     def update(self) -> str:
         """The sent part that moves the target."""
         return "delta"
 
-    @property
+    @declared
     def stateful(self) -> bool:
         """Whether clients keep something between rounds."""
         return False
@@ -99,3 +101,9 @@ class LocalSolver(AnyLength, ABC):
     def absorb(self, shared: Shared, aggregate: Payload, cohort: Contributions, ctx: Context) -> Shared:
         """The shared parts after the round; the target has been moved already."""
         return shared
+
+
+def _written(cls: type) -> set[str]:
+    """Everything that a class and those it inherits from say, fields without a default too, but not the aspects."""
+    own = [kind for kind in cls.__mro__ if kind not in ASPECTS]
+    return {name for kind in own for name in (*vars(kind), *vars(kind).get("__annotations__", {}))}

@@ -22,7 +22,8 @@ from fedalloy.core.errors import SpecError
 from fedalloy.core.program import Finished, Kernel, run_block
 from fedalloy.core.protocols import Engine, Objective, Outcome, Shared, Task
 from fedalloy.core.registry import register
-from fedalloy.core.types import Block, Cohort, Context, State, Work
+from fedalloy.core.screening import misfit
+from fedalloy.core.types import Block, Cohort, Context, Payload, State, Work
 from fedalloy.engines import fused, fused_mixture, mapped
 from fedalloy.engines.chain import chain_of
 from fedalloy.engines.fused_graph import FusedGraphs
@@ -77,7 +78,8 @@ class Batched(Engine):
             outcome = Loop()(algorithm, task, shared, states, work, ctx)
             self._give_up(error)
             return outcome
-        return _join(done, algorithm)
+        wrong = misfit(_of_one(done[0]), algorithm.parts(shared), shared)
+        return _join(done, algorithm) if wrong is None else _refused(work, wrong)
 
     def _most(self, algorithm: Algorithm, objective: Objective, shared: Shared, states: Mapping[int, State]) -> int:
         """How many clients fit: a model, what the client keeps, their gradients and what the step keeps of them."""
@@ -172,6 +174,16 @@ def _join(done: list[Finished], algorithm: Algorithm) -> Outcome:
         for block in done:
             states |= zip(block.ids.tolist(), vmapped.unstack(block.states, len(block.ids)), strict=True)
     return Outcome(cohort, states)
+
+
+def _of_one(block: Finished) -> Payload:
+    """What the first client of a block sends; in names, shapes and dtypes all send the same."""
+    return {part: {name: leaf[0] for name, leaf in leaves.items()} for part, leaves in block.payload.items()}
+
+
+def _refused(work: Work, reason: str) -> Outcome:
+    """What clients send is not what the solver declares, so nobody counts."""
+    return Outcome(Cohort(work.ids[:0], {}, {}), {}, dict.fromkeys(work.ids.tolist(), reason))
 
 
 def _arranged(leaves: list[Tensor], order: Tensor) -> Tensor:

@@ -77,6 +77,11 @@ class LocalTraining(LocalSolver, Describes, CountsSteps, FitsData):
         passed = sum(round > fraction_of(rounds, fraction) for fraction in self.milestones) if rounds else 0
         return float(self.lr * self.decay ** ((round - 1) // self.decay_every) * 0.1**passed)
 
+    @property
+    def needs_facts(self) -> bool:
+        """Batches alone are chosen by the data, and only BatchNorm minds their size."""
+        return type(self).fitted is not LocalTraining.fitted
+
     def fitted(self, facts: Facts) -> Self:
         """The same solver, its batches of a size that the model can be trained on."""
         if facts.alone or self.leftover == "keep":
