@@ -17,7 +17,7 @@ class Format(StrEnum):
     latex = "latex"
 
 
-class Table(StrEnum):
+class TableName(StrEnum):
     """The tables there are."""
 
     results = "results"
@@ -30,8 +30,8 @@ def export(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some.", metavar="RUN...")],
     output: Annotated[Path, typer.Option("-o", "--output", help="The file.")],
     format: Annotated[Format, typer.Option("--format", help="latex prints the results alone.")] = Format.csv,
-    table: Annotated[Table, typer.Option(help="One row per run, round, client of an evaluation, or weight.")] = (
-        Table.results
+    table: Annotated[TableName, typer.Option(help="One row per run, round, client of an evaluation, or weight.")] = (
+        TableName.results
     ),
 ) -> None:
     """Write a table of some runs: CSV, Parquet (needs pyarrow), or LaTeX for a paper (needs booktabs).
@@ -44,7 +44,7 @@ def export(
     from fedalloy.export.writing import WRITERS
     from fedalloy.results.runs import runs_in
 
-    if format is Format.latex and table is not Table.results:
+    if format is Format.latex and table is not TableName.results:
         raise SpecError(f"--table {table.value} as LaTeX: only 'results' is a table for a paper; take csv or parquet")
     chosen = runs_in(runs)
     output.parent.mkdir(parents=True, exist_ok=True)

@@ -53,7 +53,6 @@ def run(
     """
     from fedalloy.recipe import load, resolve
     from fedalloy.recipe import quick as shortened
-    from fedalloy.results.outcome import read_outcome
     from fedalloy.run.interrupt import Caught, exit_code
 
     wanted, caught = load(recipe, changes), Caught()
@@ -68,11 +67,7 @@ def run(
             folder, resume=resume, watcher=watcher, track=track or [], caught=caught, start_over=start_over,
             allow_engine_change=allow_engine_change,
         )  # fmt: skip
-    outcome = read_outcome(folder)
-    if as_json:
-        print_json(outcome.to_json() | ({"seconds": seconds(folder)} if profile else {}))
-    else:
-        _conclude(outcome, folder, profile)
+    _conclude(folder, profile, as_json)
     if ending.status != "finished":
         raise typer.Exit(exit_code(caught) if ending.status == "stopped" else 1)
 
@@ -119,7 +114,17 @@ def _introduce(experiment: Experiment, folder: Path, compared: list[Any], seeds:
         typer.echo(f"(one run; 'fedalloy compare' makes all {max(1, len(compared)) * seeds} of this recipe)")
 
 
-def _conclude(outcome: RunOutcome, folder: Path, profile: bool) -> None:
+def _conclude(folder: Path, profile: bool, as_json: bool) -> None:
+    from fedalloy.results.outcome import read_outcome
+
+    outcome = read_outcome(folder)
+    if as_json:
+        print_json(outcome.to_json() | ({"seconds": seconds(folder)} if profile else {}))
+    else:
+        _present(outcome, folder, profile)
+
+
+def _present(outcome: RunOutcome, folder: Path, profile: bool) -> None:
     if outcome.scores:
         names = ["mean", "worst_served", "best_served", "gini", "variance"]
         labels = [f"{outcome.metric} (mean)", "worst 10 %", "best 10 %", "Gini", "variance (%²)"]
