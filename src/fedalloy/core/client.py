@@ -122,7 +122,7 @@ def run_client(
     block = prepare(algorithm, work, Block.of(assignment.examples), shared, ctx, key)
     done = run_block(algorithm, objective, shared, {0: state}, block, ctx, kernel or train, plain)
     stats = {name: float(values[0]) for name, values in done.stats.items()}
-    return Contribution(alone(done.payload), stats, alone(done.states), done.notes)
+    return Contribution(alone(done.payload), stats, alone(done.states))
 
 
 def train(training: BlockTraining) -> TrainingResult:

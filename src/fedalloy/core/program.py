@@ -22,7 +22,6 @@ from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.applying import Applied
 from fedalloy.core.aspects import OwnStart
 from fedalloy.core.blocks import Prepared
-from fedalloy.core.contributions import Notes
 from fedalloy.core.errors import stage
 from fedalloy.core.measuring import common_means, own_means
 from fedalloy.core.packing import bytes_up
@@ -108,7 +107,6 @@ class Finished:
     payload: Payload
     stats: Stats
     states: State
-    notes: Notes
 
 
 def run_block(
@@ -130,8 +128,7 @@ def run_block(
     payload, kept = (trained.sent, training.mine) if trained.sent is not None else _end(training, trained)
     payload, wires = _encode(training, payload, mine["wire"])
     stats["bytes_up"] = bytes_up(payload, algorithm.packings, len(block))
-    notes = Notes.of(payload, exact="norms" in algorithm.asks)
-    return Finished(block.work.ids, payload, stats, {"solver": kept, "wire": wires}, notes)
+    return Finished(block.work.ids, payload, stats, {"solver": kept, "wire": wires})
 
 
 def _before(training: BlockTraining) -> Stats:

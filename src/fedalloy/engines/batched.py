@@ -17,8 +17,8 @@ from fedalloy.core import tree
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.applying import vmapped
 from fedalloy.core.blocks import blocks, prepare
-from fedalloy.core.contributions import Notes
 from fedalloy.core.errors import SpecError
+from fedalloy.core.gathering import Gathering
 from fedalloy.core.program import Finished, Kernel, run_block
 from fedalloy.core.protocols import Engine, Objective, Outcome, Shared, Task
 from fedalloy.core.registry import register
@@ -69,17 +69,20 @@ class Batched(Engine):
         try:
             most = self.block or self._most(algorithm, task.objective, shared, states)
             with torch.no_grad():
-                done = [
-                    self._run(algorithm, task, shared, states, some, rows, ctx)
-                    for some, rows in blocks(work, data, most)
-                ]
+                gathering, kept = Gathering(work.ids, exact="norms" in algorithm.asks), dict[int, State]()
+                for some, rows in blocks(work, data, most):
+                    done = self._run(algorithm, task, shared, states, some, rows, ctx)
+                    if wrong := misfit(_of_one(done), algorithm.parts(shared), shared):
+                        return _refused(work, wrong)
+                    gathering.add(done.ids, done.payload, done.stats)
+                    if algorithm.stateful:
+                        kept |= zip(done.ids.tolist(), vmapped.unstack(done.states, len(done.ids)), strict=True)
+                return Outcome(gathering.cohort(), kept)
         except Exception as error:
             # The loop tells whether it was the batching or the client: a client's error comes back with its name.
             outcome = Loop()(algorithm, task, shared, states, work, ctx)
             self._give_up(error)
             return outcome
-        wrong = misfit(_of_one(done[0]), algorithm.parts(shared), shared)
-        return _join(done, algorithm) if wrong is None else _refused(work, wrong)
 
     def _most(self, algorithm: Algorithm, objective: Objective, shared: Shared, states: Mapping[int, State]) -> int:
         """How many clients fit: a model, what the client keeps, their gradients and what the step keeps of them."""
@@ -156,26 +159,6 @@ def dense_of(objective: Objective, shared: Shared) -> tuple[fused.Dense, ...] | 
     return layers
 
 
-def _join(done: list[Finished], algorithm: Algorithm) -> Outcome:
-    """All blocks together, sorted by id."""
-    ids = torch.cat([block.ids for block in done])
-    if len(done) == 1 and bool((ids[1:] > ids[:-1]).all()):
-        cohort = Cohort(ids, done[0].payload, done[0].stats, noted=done[0].notes)
-    else:
-        order = ids.argsort()
-        payload = {
-            part: {name: _arranged([block.payload[part][name] for block in done], order) for name in leaves}
-            for part, leaves in done[0].payload.items()
-        }
-        stats = {name: _arranged([block.stats[name] for block in done], order) for name in done[0].stats}
-        cohort = Cohort(ids[order], payload, stats, noted=Notes.join([block.notes for block in done]).take(order))
-    states: dict[int, State] = {}
-    if algorithm.stateful:
-        for block in done:
-            states |= zip(block.ids.tolist(), vmapped.unstack(block.states, len(block.ids)), strict=True)
-    return Outcome(cohort, states)
-
-
 def _of_one(block: Finished) -> Payload:
     """What the first client of a block sends; in names, shapes and dtypes all send the same."""
     return {part: {name: leaf[0] for name, leaf in leaves.items()} for part, leaves in block.payload.items()}
@@ -184,17 +167,6 @@ def _of_one(block: Finished) -> Payload:
 def _refused(work: Work, reason: str) -> Outcome:
     """What clients send is not what the solver declares, so nobody counts."""
     return Outcome(Cohort(work.ids[:0], {}, {}), {}, dict.fromkeys(work.ids.tolist(), reason))
-
-
-def _arranged(leaves: list[Tensor], order: Tensor) -> Tensor:
-    """The rows of all blocks in another order, each read and written once."""
-    first, order = leaves[0], order.to(leaves[0].device)
-    if len(leaves) == 1:
-        return first[order]
-    whole = first.new_empty(len(order), *first.shape[1:])
-    for leaf, places in zip(leaves, order.argsort().split([len(leaf) for leaf in leaves]), strict=True):
-        whole.index_copy_(0, places, leaf)
-    return whole
 
 
 def _on_gpu(shared: Shared) -> bool:

@@ -11,12 +11,13 @@ from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.blocks import client_keys
 from fedalloy.core.client import Assignment, run_client
 from fedalloy.core.errors import ClientError
+from fedalloy.core.gathering import Gathering
 from fedalloy.core.keys import Key
 from fedalloy.core.program import Kernel
 from fedalloy.core.protocols import Engine, Outcome, Shared, Task
 from fedalloy.core.registry import register
 from fedalloy.core.screening import misfit
-from fedalloy.core.types import Block, Cohort, Context, Contribution, State, Work
+from fedalloy.core.types import Block, Context, Contribution, State, Work
 from fedalloy.engines.profile import phase
 
 
@@ -30,7 +31,8 @@ class Loop(Engine):
     ) -> Outcome:
         with phase("data"):
             block, keys = task.data("train", work.ids), client_keys(ctx.key, work.ids)
-        contributions: dict[int, Contribution] = {}
+        gathering = Gathering(work.ids, exact="norms" in algorithm.asks)
+        kept: dict[int, State] = {}
         failures: dict[int, str] = {}
         with torch.no_grad(), phase("compute"):
             for row, client in enumerate(work.ids.tolist()):
@@ -40,9 +42,9 @@ class Loop(Engine):
                 if reason:
                     failures[client] = reason
                 else:
-                    contributions[client] = found
-        cohort = Cohort.gather(list(contributions), list(contributions.values()))
-        return Outcome(cohort, {client: found.state for client, found in contributions.items()}, failures)
+                    gathering.add_one(client, found)
+                    kept[client] = found.state
+        return Outcome(gathering.cohort(), kept, failures)
 
 
 def run_one(

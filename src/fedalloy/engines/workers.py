@@ -286,7 +286,8 @@ class Crew:
             return reason
         self.layouts["payload"].write(self.payload[slot], found.payload)
         self.layouts["state"].write(self.states[slot], found.state)
-        return found.stats, plain_notes(found.notes or Notes.alone(found.payload))
+        lying = self.layouts["payload"].read(self.payload[slot])
+        return found.stats, plain_notes(Notes.alone(lying, exact="norms" in self.algorithm.asks))
 
     def _contribution(self, shared: Shared, state: State, work: Work, ctx: Context) -> Contribution:
         block, key = self.task.data("train", work.ids), client_keys(ctx.key, work.ids)

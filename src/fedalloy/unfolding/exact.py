@@ -91,4 +91,4 @@ def _train(
     }
     stats = {name: values[order] for name, values in done.stats.items()}
     states = dict(zip(done.ids.tolist(), vmapped.unstack(done.states, len(block)), strict=True))
-    return Cohort(done.ids[order], sent, stats, noted=done.notes.take(order)), states
+    return Cohort(done.ids[order], sent, stats), states

@@ -1,0 +1,68 @@
+"""Where contributions are put as they are made: rows of one tensor per leaf, in the order of ids.
+
+A row is copied once, to its place, and noted then; it is read next when the server asks for it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedalloy.core import tree
+from fedalloy.core.contributions import Notes, Payload, Stats
+from fedalloy.core.types import Cohort, Contribution
+
+
+class Gathering:
+    """The contributions of the clients ``ids``, of whom some may never come; ``exact`` is for the notes."""
+
+    def __init__(self, ids: Tensor, *, exact: bool) -> None:
+        self._ids, self._exact = ids.sort().values, exact
+        self._payload: Payload | None = None
+        self._places: list[Tensor] = []
+        self._stats: list[Stats] = []
+        self._notes: list[Notes] = []
+
+    def add(self, ids: Tensor, payload: Payload, stats: Stats) -> None:
+        """The contributions of a block, in any order."""
+        places = torch.searchsorted(self._ids, ids)
+        if len(ids) == len(self._ids) and bool((places[1:] > places[:-1]).all()):
+            self._payload = payload  # everybody, in order: nothing needs to be moved
+        else:
+            self._put(places, payload)
+        self._places.append(places)
+        self._stats.append(stats)
+        self._notes.append(Notes.of(payload, exact=self._exact))
+
+    def add_one(self, client: int, found: Contribution) -> None:
+        """The contribution of one client."""
+        payload = {part: tree.map_leaves(_led, leaves) for part, leaves in found.payload.items()}
+        stats = {name: torch.tensor([value], dtype=torch.float64) for name, value in found.stats.items()}
+        self.add(torch.tensor([client]), payload, stats)
+
+    def cohort(self) -> Cohort:
+        """All that came."""
+        if self._payload is None:
+            return Cohort(self._ids[:0], {})
+        places = torch.cat(self._places)
+        order = places.argsort()
+        came, payload = places[order], self._payload
+        if len(came) < len(self._ids):
+            payload = {part: tree.rows(leaves, came) for part, leaves in payload.items()}
+        stats = {name: torch.cat([one[name] for one in self._stats])[order] for name in self._stats[0]}
+        return Cohort(self._ids[came], payload, stats, noted=Notes.join(self._notes).take(order))
+
+    def _put(self, places: Tensor, payload: Payload) -> None:
+        if self._payload is None:
+            count = len(self._ids)
+            self._payload = {
+                part: {name: leaf.new_empty(count, *leaf.shape[1:]) for name, leaf in leaves.items()}
+                for part, leaves in payload.items()
+            }
+        for part, leaves in payload.items():
+            for name, leaf in leaves.items():
+                self._payload[part][name].index_copy_(0, places.to(leaf.device), leaf)
+
+
+def _led(leaf: Tensor) -> Tensor:
+    return leaf.unsqueeze(0)
