@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -21,12 +21,13 @@ from torch import Tensor, nn
 
 from fedalloy import algorithms, fit, unfold
 from fedalloy.core import registry
-from fedalloy.core.engine import Engine
+from fedalloy.core.engine import Engine, Outcome
 from fedalloy.core.errors import SpecError
 from fedalloy.core.keys import Key
 from fedalloy.core.objective import Objective
 from fedalloy.core.task import Task
-from fedalloy.core.types import Block
+from fedalloy.core.types import Block, Cohort
+from fedalloy.engines.loop import Loop
 from fedalloy.run.config import RunConfig
 from fedalloy.run.round import Federation
 from fedalloy.tasks.objective import ModuleObjective
@@ -239,3 +240,37 @@ def test_an_engine_far_away_must_say_how_clients_are_scored():
 
     with pytest.raises(SpecError, match="Far says that the clients' data are not at hand"):
         Far().scores(algorithms.fedavg(), {}, {}, torch.arange(1), ("loss",), ["global"])
+
+
+class Answering(Loop):
+    """A loop whose answer is changed."""
+
+    def __init__(self, change: Callable[[Outcome], Any]) -> None:
+        self.change = change
+
+    def __call__(self, *given: Any) -> Any:
+        return self.change(super().__call__(*given))
+
+
+def _with_rows(*rows: int) -> Callable[[Outcome], Outcome]:
+    return lambda outcome: replace(outcome, cohort=cast(Cohort, outcome.cohort).take(torch.tensor(rows)))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (_with_rows(0, 1, 2, 3, 4, 4), r"returned the clients \[0, 1, 2, 3, 4, 4\]: allowed are those that were asked"),
+        (_with_rows(1, 0, 2, 3, 4), "each once and in ascending order"),
+        (lambda one: replace(one, cohort=replace(one.cohort, ids=one.cohort.ids + 1)), r"\[1, 2, 3, 4, 5\]: allowed"),
+        (lambda one: replace(one, cohort=replace(one.cohort, stats={})), "returned no 'bytes_up' of its clients"),
+        (lambda one: one.cohort, r"must return a fedalloy\.core\.engine\.Outcome, got Cohort"),
+    ],
+)
+def test_an_answer_that_would_be_counted_wrongly_is_refused(change, said):
+    with pytest.raises(SpecError, match=said):
+        fit(algorithms.fedavg(), small_task(), rounds=1, engine=Answering(change))
+
+
+def test_an_engine_may_leave_clients_out():
+    (row,) = fit(algorithms.fedavg(), small_task(), rounds=1, engine=Answering(_with_rows(0, 3))).rounds()
+    assert row["ids"] == [0, 3]

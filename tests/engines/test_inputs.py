@@ -168,3 +168,16 @@ def test_one_client_of_a_block_is_a_view():
     assert isinstance(own, Examples)
     assert len(own) == 9
     assert own.x["seen"]["picture"].data_ptr() == block.x["seen"]["picture"][11:].data_ptr()
+
+
+@pytest.mark.parametrize("x", [{}, [torch.zeros(4, 2)], {"a": torch.zeros(4, 2).numpy()}])
+def test_what_is_no_tensor_is_refused_in_words(x):
+    with pytest.raises(DataError, match="examples are a tensor, or a dict of tensors by name, got a"):
+        Dataset(x, torch.zeros(4, dtype=torch.int64), classes=2)
+
+
+def test_energies_of_several_inputs_are_refused_before_the_first_round():
+    x, y = examples(40, torch.float32)
+    task = make_task(Dataset(x, y, classes=3), model=TwoInputs, clients=2)
+    with pytest.raises(SpecError, match="makes examples of one tensor"):
+        fit(algorithms.named("fedevg"), task, rounds=1)

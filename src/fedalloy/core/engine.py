@@ -36,6 +36,10 @@ class Outcome:
     bytes_down: int | None = None
 
 
+ROUND_STATS = ("bytes_up", "num_steps", "train_loss")
+"""Statistics that a round looks at whatever the weighting; those that the weighting requires come besides."""
+
+
 class Engine(ABC):
     """Runs the client half over a cohort; a new engine inherits from this class and writes ``__call__``.
 
@@ -122,6 +126,27 @@ def check_engine_kind(engine: object, where: str) -> None:
             f"{where} must be an engine, got {type(engine).__name__}: an engine of one's own inherits from "
             f"{Engine.__module__}.{Engine.__name__}, which lists what it must have and gives the rest a default"
         )
+
+
+def check_outcome(outcome: object, work: Work, engine: Engine) -> None:
+    """Refuse an answer of an engine in which a client stands twice, out of order or unasked: it would be counted so."""
+    name = type(engine).__name__
+    if not isinstance(outcome, Outcome):
+        raise SpecError(f"engine {name} must return a fedalloy.core.engine.Outcome, got {type(outcome).__name__}")
+    ids, stats = outcome.cohort.ids, outcome.cohort.stats
+    if len(ids) == 0:
+        return
+    if not bool((ids[1:] > ids[:-1]).all()) or (not torch.equal(ids, work.ids) and not _all_among(ids, work.ids)):
+        raise SpecError(
+            f"engine {name} returned the clients {ids.tolist()}: allowed are those that were asked, each once and in "
+            f"ascending order, of {work.ids.tolist()}"
+        )
+    if lacking := [stat for stat in ROUND_STATS if stat not in stats]:
+        raise SpecError(f"engine {name} returned no '{lacking[0]}' of its clients; needed: {', '.join(ROUND_STATS)}")
+
+
+def _all_among(ids: Tensor, asked: Tensor) -> bool:
+    return bool(torch.isin(ids, asked).all())
 
 
 def _who_asks(algorithm: Algorithm, question: str) -> str:

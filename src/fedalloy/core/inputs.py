@@ -4,11 +4,13 @@ share that axis. A single tensor is the tree with one leaf and is handled withou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from fedalloy.core.errors import DataError
 
 Inputs = Any
 """A tensor, or a dict of such. Whoever takes tensors only (most models, the fused kernels) says so in its own types."""
@@ -22,7 +24,7 @@ def each(function: Callable[..., Any], x: Inputs, *others: Inputs) -> Inputs:
     """
     if isinstance(x, Tensor):
         return function(x, *others)
-    return {name: each(function, leaf, *(other[name] for other in others)) for name, leaf in x.items()}
+    return {name: each(function, leaf, *(other[name] for other in others)) for name, leaf in _named(x).items()}
 
 
 def leaves(x: Inputs) -> Iterator[Tensor]:
@@ -30,8 +32,15 @@ def leaves(x: Inputs) -> Iterator[Tensor]:
     if isinstance(x, Tensor):
         yield x
         return
-    for value in x.values():
+    for value in _named(x).values():
         yield from leaves(value)
+
+
+def _named(x: Inputs) -> Mapping[str, Inputs]:
+    if not isinstance(x, Mapping) or not x:
+        found = "an empty dict" if isinstance(x, Mapping) else f"a {type(x).__name__}"
+        raise DataError(f"examples are a tensor, or a dict of tensors by name, got {found}; torch.as_tensor makes one")
+    return x
 
 
 def length(x: Inputs) -> int:

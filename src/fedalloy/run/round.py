@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedalloy.core import aspects, tree
 from fedalloy.core.algorithm import Algorithm, ServerState, ServerStep, server_step
-from fedalloy.core.engine import check_engine_kind
+from fedalloy.core.engine import check_engine_kind, check_outcome
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import ClientStore, Engine, Outcome, Shared, Task
 from fedalloy.core.recount import recounted
@@ -163,7 +163,9 @@ def _with_new(
 def _run(fed: Federation, state: ServerState, states: dict[int, State], work: Work, ctx: Context) -> Outcome:
     if len(work) == 0:
         return Outcome(Cohort(work.ids, {}, {}), {})
-    return fed.engine(fed.algorithm, fed.task, state["shared"], states, work, ctx)
+    outcome = fed.engine(fed.algorithm, fed.task, state["shared"], states, work, ctx)
+    check_outcome(outcome, work, fed.engine)
+    return outcome
 
 
 def _cross(fed: Federation, shared: Shared, cohort: Contributions) -> Contributions:

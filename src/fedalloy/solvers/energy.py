@@ -15,6 +15,7 @@ from torch.func import grad
 from torch.nn import functional
 
 from fedalloy.core.aspects import Generative, OwnStart
+from fedalloy.core.errors import SpecError
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Act, Carry, GradAt, Objective, Outputs, Shared
 from fedalloy.core.registry import register
@@ -96,6 +97,8 @@ class Energy(LocalTraining, OwnStart, Generative):
                 "solver 'energy' needs a model with one output per class, and this one has a single output: "
                 'set loss = "cross_entropy" for the task'
             )
+        if not facts.shape:
+            raise SpecError("solver 'energy' makes examples of one tensor with at least one axis, and these are others")
         low, high = facts.bounds or (None, None)
         low, high = low if self.low is None else self.low, high if self.high is None else self.high
         below, above = low is not None and facts.low < low - _ROOM, high is not None and facts.high > high + _ROOM
