@@ -75,7 +75,7 @@ def alone(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value[0]
     if isinstance(value, dict):
-        return {name: alone(leaf) for name, leaf in value.items()}
+        return {name: leaf[0] if isinstance(leaf, Tensor) else alone(leaf) for name, leaf in value.items()}
     return tuple(map(alone, value)) if type(value) is tuple else value
 
 
@@ -85,7 +85,7 @@ def led(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.unsqueeze(0)
     if isinstance(value, dict):
-        return {name: led(leaf) for name, leaf in value.items()}
+        return {name: leaf.unsqueeze(0) if isinstance(leaf, Tensor) else led(leaf) for name, leaf in value.items()}
     return tuple(map(led, value)) if type(value) is tuple else value
 
 
