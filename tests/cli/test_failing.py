@@ -200,7 +200,7 @@ def test_swapped_arguments_of_fit():
     swapped: Any = fit
     with pytest.raises(SpecError, match=r"the order is fit\(algorithm, task\)"):
         swapped(task, fedavg())
-    with pytest.raises(SpecError, match=r"must be a task .* got str"):
+    with pytest.raises(SpecError, match="must be a task, got str"):
         swapped("fedavg", "digits")
     with pytest.raises(SpecError, match="algorithm is a int"):
         swapped(3, task)
