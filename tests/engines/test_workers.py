@@ -418,6 +418,16 @@ def test_nothing_is_made_of_contributions_that_were_overwritten(engine, late):
     assert list(differences(some.combine("delta", weights[1:]), expected, 1e-12)) == []
 
 
+def test_rows_beside_a_client_that_crashed_are_refused_when_overwritten(tmp_path):
+    engine, task = Workers(2, on_crash="drop"), fragile_task(tmp_path, deaths=2)
+    first = play(engine, ALGORITHM, task, work(0, 1, FRAGILE)).cohort
+    assert first.ids.tolist() == [0, 1]
+    play(engine, ALGORITHM, task, work(0, 1, FRAGILE), round=2)
+    with pytest.raises(Overwritten):
+        first.combine("delta", torch.ones(2))
+    engine.close()
+
+
 def test_contributions_of_an_engine_that_was_closed_start_no_processes(engine, monkeypatch):
     monkeypatch.setattr("fedalloy.engines.shared_cohort.SHARED_FROM", 8)
     cohort = play(engine, ALGORITHM, small_task("mlp")).cohort

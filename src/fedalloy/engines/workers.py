@@ -236,7 +236,7 @@ class Crew:
         present = torch.tensor([ids[slot] for slot in good], dtype=torch.int64)
         if not good:
             return Outcome(Cohort(present, {}), states, failures)
-        if len(good) < len(ids):
+        if not _in_front(good):  # then the rows were copied
             return Outcome(Cohort(present, payload, stats, noted=noted), states, failures)
         cohort = SharedCohort(
             present,
@@ -341,15 +341,19 @@ def _portable(error: ClientError) -> ClientError:
 
 
 def _stacked(rows: Tensor, layout: Layout, good: list[int]) -> Payload:
-    """Views of the shared rows; where somebody is missing, one copy of the others."""
-    whole = good == list(range(len(good)))
-    taken = rows[: len(good)] if whole else rows[torch.tensor(good, dtype=torch.int64)]
+    """Views of the shared rows; where somebody is missing among them, one copy of the others."""
+    taken = rows[: len(good)] if _in_front(good) else rows[torch.tensor(good, dtype=torch.int64)]
     payload: Payload = {}
     for slot in layout.slots:
         part, name = slot.path
         leaf = taken[:, slot.begin : slot.begin + slot.size].view(slot.dtype)
         payload.setdefault(part, {})[name] = leaf.reshape(len(good), *slot.shape)
     return payload
+
+
+def _in_front(slots: list[int]) -> bool:
+    """Whether these are the first rows, none missing."""
+    return slots == list(range(len(slots)))
 
 
 def _possible(shared: Shared) -> bool:
