@@ -16,6 +16,7 @@ from fedalloy.core import registry, tree
 from fedalloy.core.errors import SpecError
 from fedalloy.core.protocols import ServerOptimizer, Weighting, Wire
 from fedalloy.core.types import Cohort
+from fedalloy.engines.batched import Batched
 from fedalloy.engines.loop import Loop
 from fedalloy.solvers.sgd import Sgd
 from fedalloy.testing import (
@@ -28,6 +29,7 @@ from fedalloy.testing import (
     check_engine,
     check_rule,
     conformance_table,
+    crossed_case,
     engine_cases,
     forgotten_mask,
     key_by_slot,
@@ -35,6 +37,7 @@ from fedalloy.testing import (
     plain_case,
     run_row,
     shuffled_clients,
+    work,
 )
 from fedalloy.testing.rules import ROOMS
 from tests.engines.rounds import Called
@@ -125,6 +128,34 @@ def test_every_planted_fault_is_caught(fault, case):
 @pytest.mark.parametrize("fault", HANDLE_FAULTS)
 def test_a_handle_that_answers_wrong_is_caught(fault):
     assert check_engine(HANDLE_FAULTS[fault](Loop()), [CASES["scaffold"]])
+
+
+class Crossed(Loop):
+    """Cross scores with a planted fault: the scores of the round before, or models and clients exchanged."""
+
+    def __init__(self, fault: str) -> None:
+        self.fault, self.last = fault, torch.zeros(0)
+
+    def cross_score(self, algorithm, task, shared, cohort):
+        scores, before = super().cross_score(algorithm, task, shared, cohort), self.last
+        self.last = scores
+        if self.fault == "stale buffer":
+            return before if before.shape == scores.shape else scores
+        if self.fault == "missing client":
+            return torch.cat([scores[:-1], torch.zeros_like(scores[-1:])])
+        return scores.T if self.fault == "wrong order" else scores
+
+
+def test_cross_scores_of_engines_agree():
+    for engine in (Crossed("none"), Batched(), Batched(block=2)):
+        assert check_engine(engine, [crossed_case()]) == []
+
+
+@pytest.mark.parametrize("fault", ["wrong order", "stale buffer", "missing client"])
+def test_cross_scores_that_are_wrong_are_caught(fault):
+    same = replace(crossed_case(), rounds=(work(0, 1, 2, 3),) * 3)
+    found = check_engine(Crossed(fault), [same])
+    assert any(one.what.startswith("cross") for one in found)
 
 
 @pytest.mark.parametrize("fault", [key_by_slot, forgotten_mask, lost_client_state])

@@ -5,7 +5,7 @@ list is a pass. ``conformance_table()`` has a row for every registered rule and 
 and a new rule is covered when its file is there. Everything runs on small float64 problems made from a key.
 """
 
-from fedalloy.testing.cases import EngineCase, engine_cases, plain_case, work
+from fedalloy.testing.cases import EngineCase, crossed_case, engine_cases, plain_case, work
 from fedalloy.testing.engines import Problem, check_engine
 from fedalloy.testing.faults import (
     FAULTS,
@@ -33,6 +33,7 @@ __all__ = [
     "check_engine",
     "check_rule",
     "conformance_table",
+    "crossed_case",
     "engine_cases",
     "forgotten_mask",
     "key_by_slot",

@@ -78,6 +78,12 @@ def plain_case() -> EngineCase:
     return EngineCase("plain", "nothing", algorithms.fedavg(batch_size=3), small_task(sizes=EQUAL), everyone)
 
 
+def crossed_case() -> EngineCase:
+    """Models that clients try for each other: for engines that answer ``cross_score``."""
+    boosted = algorithms.fedboosting(batch_size=3, epochs=2)
+    return EngineCase("cross scores", "the exchange of models", boosted, small_task(), CHANGING)
+
+
 def _published() -> tuple[EngineCase, ...]:
     task, small = small_task(), {"batch_size": 3, "epochs": 2}
     return (

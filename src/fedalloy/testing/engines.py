@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from torch import Tensor
+
 from fedalloy.core.algorithm import ServerState, server_step
-from fedalloy.core.cross import exchange_scores
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Engine, Outcome, Shared
 from fedalloy.core.types import Context, Contributions, Payload, State, Work
@@ -58,6 +59,7 @@ class _Track:
     first: Shared = field(init=False)
     clients: dict[int, State] = field(default_factory=dict)
     kept: tuple[Contributions, dict[str, Any]] | None = None
+    cross: Tensor | None = None
 
     def __post_init__(self) -> None:
         self.case = replace(self.case, algorithm=self.case.algorithm.fitted(self.case.task))
@@ -90,8 +92,11 @@ class _Track:
         """The server's half of the round."""
         self.clients |= outcome.states
         self.kept = outcome.cohort.keep(), copied(answered(outcome.cohort, self.neutral()))
-        cohort = exchange_scores(self.case.algorithm, self.case.task, self.state["shared"], outcome.cohort)
-        self.state = server_step(self.case.algorithm, self.state, cohort, ctx).state
+        algorithm, cohort = self.case.algorithm, outcome.cohort
+        if "cross_score" in algorithm.weighting.requires:
+            self.cross = self.engine.cross_score(algorithm, self.case.task, self.state["shared"], cohort)
+            cohort = cohort.with_cross(self.cross)
+        self.state = server_step(algorithm, self.state, cohort, ctx).state
 
 
 def _play(engine: Engine, case: EngineCase, tolerance: float) -> Iterator[Problem]:
@@ -148,7 +153,7 @@ def _context(case: EngineCase, round: int) -> Context:
 
 def _visible(told: dict[str, Any], track: _Track) -> dict[str, Any]:
     """All that a round leaves; where clients keep nothing an engine need not say so."""
-    told = {**told, "server": track.state}
+    told = {**told, "server": track.state} | ({} if track.cross is None else {"cross": track.cross})
     return told if track.case.algorithm.stateful else {name: told[name] for name in told if name != "states"}
 
 
