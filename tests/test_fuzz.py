@@ -21,6 +21,8 @@ from benchmarks.fuzz.mutating import VALUES, Case, changed
 from benchmarks.fuzz.watching import Fault
 from fedalloy.core.errors import DataError, FedalloyError
 
+ROOT = Path(__file__).resolve().parents[1]
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the fuzzer counts on /proc and on limits of Linux")
 SEED = 20261116
 SHORT = {
@@ -113,6 +115,20 @@ def swallowed(folder: Path) -> None:
 @pytest.mark.parametrize("misbehave", [large_tensor, large_list, swallowed])
 def test_too_much_memory_is_found(misbehave):
     assert kinds(misbehave, most=6) == {"memory"}
+
+
+def test_memory_that_malloc_kept_is_found_too():
+    """A process that holds on to freed memory, as other tests may have told this one to."""
+    program = (
+        "import ctypes, torch, tests.test_fuzz as fuzz\n"
+        "libc = ctypes.CDLL(None)\n"
+        "libc.mallopt(-3, 1 << 30), libc.mallopt(-1, 1 << 30)  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD\n"
+        "held = [0] * (60 << 20)\n"
+        "del held\n"
+        "assert fuzz.kinds(fuzz.large_list, most=6) == {'memory'}\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_little_memory_is_not_found():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import signal
@@ -28,6 +29,8 @@ _CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.sym
 _PROCESSES = {"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty",
               "pty.spawn", "os.kill", "socket.connect", "socket.bind", "socket.getaddrinfo",
               "urllib.Request"}  # fmt: skip
+_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)
+"""Of glibc; other systems have none."""
 _LOADS = {"pickle.find_class", "ctypes.dlopen"}
 BAIT = frozenset({"turtle", "antigravity", "this", "idlelib"})
 """Modules of the standard library that nothing here needs, and that mutated inputs name."""
@@ -212,6 +215,7 @@ def _own_seconds() -> float:
 @contextmanager
 def _memory_limit(size: int) -> Iterator[None]:
     """No more address space than the input may cost. Torch's memory counts too, which ``tracemalloc`` would not see."""
+    _give_back_free_memory()
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     with open("/proc/self/statm", "rb") as file:
         now = int(file.read().split()[0]) * resource.getpagesize()
@@ -220,6 +224,12 @@ def _memory_limit(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def _give_back_free_memory() -> None:
+    """What malloc keeps for later is address space already, and a case that takes it would pass the limit unseen."""
+    if _TRIM is not None:
+        _TRIM(0)
 
 
 def _check_memory(error: BaseException | None) -> None:
