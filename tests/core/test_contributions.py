@@ -1,6 +1,6 @@
 """The handle on contributions: what is noted, what is answered, and who may ask."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -9,16 +9,20 @@ from torch import Tensor
 
 from fedalloy import algorithms
 from fedalloy.core import registry
+from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.contributions import QUESTIONS, Notes
 from fedalloy.core.engine import check_answers
 from fedalloy.core.errors import AlgorithmError, SpecError
+from fedalloy.core.protocols import Weighting
 from fedalloy.core.types import Cohort, Contribution, Part
 from fedalloy.engines.loop import Loop
 from fedalloy.run.fit import fit
+from fedalloy.servers.sgd import ServerSgd
 from fedalloy.solvers.sgd import Sgd
 from fedalloy.tasks.devices import DeviceProfile
 from fedalloy.testing import small_task
 from fedalloy.testing.handles import SumsOnly
+from tests.engines.rounds import play
 
 
 def cohort() -> Cohort:
@@ -182,3 +186,23 @@ def test_a_cohort_without_anybody_has_notes_of_nobody():
     nobody = Cohort(torch.zeros(0, dtype=torch.int64), {"delta": {"w": torch.zeros(0, 2, 3)}})
     assert nobody.norms("delta").shape == (0,)
     assert [chunk.leaf for chunk, _ in nobody.chunks(("delta",))] == ["w"]
+
+
+@dataclass(frozen=True)
+class ByLength(Weighting):
+    """A rule that looks at what was sent and does not say at what."""
+
+    @property
+    def reads_payload(self) -> bool:
+        return True
+
+    def weigh(self, cohort, state, ctx):
+        return torch.ones(len(cohort)) / len(cohort), state, {"norms": cohort.norms("delta")}
+
+
+def test_a_rule_that_asks_for_rows_gets_exact_norms_too():
+    algorithm = Algorithm(Sgd(batch_size=4), ByLength(), ServerSgd())
+    assert algorithm.exact_norms
+    assert not algorithms.fedavg().exact_norms
+    cohort = play(Loop(), algorithm, small_task("mlp")).cohort
+    assert torch.equal(cohort.norms("delta"), Notes.of(cohort.payload, exact=True).norms("delta"))

@@ -110,6 +110,11 @@ class Algorithm:
         return self.weighting.asks | known
 
     @property
+    def exact_norms(self) -> bool:
+        """Whether norms are noted in float64: for a rule that asks for them, or for rows and so for anything."""
+        return not self.asks.isdisjoint({"norms", "rows"})
+
+    @property
     def stateful(self) -> bool:
         """Whether clients keep something between rounds."""
         return self.solver.stateful or any(wire.stateful for wire in self.wire)

@@ -91,8 +91,10 @@ class Notes:
         leaves = [payload[part][name].detach() for part, name in named]
         if not leaves:
             return Notes((), *(torch.zeros(0, 0, dtype=kind) for kind in (torch.float64, torch.bool, torch.bool)))
-        measure = tree.squared_lengths if exact else _quick_squares
-        squares = torch.stack([measure(leaf) for leaf in leaves]).cpu()
+        if exact:
+            squares = torch.stack([tree.squared_lengths(leaf) for leaf in leaves]).cpu()
+        else:
+            squares = torch.stack([_quick_lengths(leaf) for leaf in leaves]).cpu().double().square()
         return Notes(named, *_finite(squares, leaves), _negative(named, leaves))
 
     @staticmethod
@@ -185,7 +187,8 @@ class Contributions(ABC):
         """A copy that outlives the engine's next call."""
 
     def norms(self, part: str, leaves: Sequence[str] | None = None) -> Tensor:
-        """The noted length of every client's part (or of some of its leaves together), ``[C]`` in float64."""
+        """The noted length of every client's part (or of some of its leaves together), ``[C]``: to float64's precision
+        for rules that ask for norms or rows."""
         return self.notes.norms(part, leaves)
 
     def dots(self, part: str, other: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -201,12 +204,12 @@ def _among(leaf: str, leaves: Sequence[str] | None) -> bool:
     return leaves is None or leaf in leaves
 
 
-def _quick_squares(leaf: Tensor) -> Tensor:
-    """Squared lengths of the rows in the leaf's own precision; float16 is too narrow for a square."""
+def _quick_lengths(leaf: Tensor) -> Tensor:
+    """Lengths of the rows in the leaf's own precision; float16 is too narrow for a square."""
     matrix = tree.as_rows(leaf)
     wide = matrix if leaf.dtype in (torch.float32, torch.float64) else matrix.double()
     lengths: Tensor = torch.linalg.vector_norm(wide, dim=1)
-    return lengths.double().square()
+    return lengths
 
 
 def _finite(squares: Tensor, leaves: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

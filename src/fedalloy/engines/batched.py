@@ -69,7 +69,7 @@ class Batched(Engine):
         try:
             most = self.block or self._most(algorithm, task.objective, shared, states)
             with torch.no_grad():
-                gathering, kept = Gathering(work.ids, exact="norms" in algorithm.asks), dict[int, State]()
+                gathering, kept = Gathering(work.ids, exact=algorithm.exact_norms), dict[int, State]()
                 for some, rows in blocks(work, data, most):
                     done = self._run(algorithm, task, shared, states, some, rows, ctx)
                     if wrong := misfit(_of_one(done), algorithm.parts(shared), shared):

@@ -286,7 +286,7 @@ class Flower(Engine):
         self._note_sent(client, letter, dict.fromkeys(sketch.head.stats or (), 1))
         if sketch.head.lag:
             self._note("lagging", {client: f"{sketch.head.lag:.300}"})
-        return Contribution(payload, stats, {}, Notes.alone(payload, exact="norms" in algorithm.asks))
+        return Contribution(payload, stats, {}, Notes.alone(payload, exact=algorithm.exact_norms))
 
     def _numbers(self, client: int, answer: Answer, name: Literal["scores", "cross_score"], count: int) -> Tensor:
         """A list of numbers in a header; null stands for NaN."""

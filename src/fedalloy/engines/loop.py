@@ -31,7 +31,7 @@ class Loop(Engine):
     ) -> Outcome:
         with phase("data"):
             block, keys = task.data("train", work.ids), client_keys(ctx.key, work.ids)
-        gathering = Gathering(work.ids, exact="norms" in algorithm.asks)
+        gathering = Gathering(work.ids, exact=algorithm.exact_norms)
         kept: dict[int, State] = {}
         failures: dict[int, str] = {}
         with torch.no_grad(), phase("compute"):

@@ -287,7 +287,7 @@ class Crew:
         self.layouts["payload"].write(self.payload[slot], found.payload)
         self.layouts["state"].write(self.states[slot], found.state)
         lying = self.layouts["payload"].read(self.payload[slot])
-        return found.stats, plain_notes(Notes.alone(lying, exact="norms" in self.algorithm.asks))
+        return found.stats, plain_notes(Notes.alone(lying, exact=self.algorithm.exact_norms))
 
     def _contribution(self, shared: Shared, state: State, work: Work, ctx: Context) -> Contribution:
         block, key = self.task.data("train", work.ids), client_keys(ctx.key, work.ids)
