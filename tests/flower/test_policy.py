@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import resource
+import subprocess
+import sys
 from typing import Any
 from unittest.mock import patch
 
@@ -15,7 +16,7 @@ from fedalloy.core.errors import SpecError
 from fedalloy.engines.flower import Refused
 from fedalloy.engines.flower_letters import Letter, pack, unpack
 from fedalloy.flower.answering import respond
-from fedalloy.flower.limits import bounded_memory, check_size
+from fedalloy.flower.limits import check_size
 from fedalloy.flower.policy import Policy
 from fedalloy.tasks.assembly import as_factory
 from tests.flower.orders import Example, answered, example, node_keys
@@ -116,12 +117,29 @@ def test_a_policy_that_makes_no_sense_is_refused():
         Policy(require_noise=0.1)
 
 
-def test_memory_beyond_the_limit_is_an_error_and_not_the_end_of_the_machine():
-    before = resource.getrlimit(resource.RLIMIT_DATA)
-    with bounded_memory(50, "cpu"), pytest.raises(RuntimeError, match="can't allocate memory"):
-        torch.empty(30_000_000)
-    assert resource.getrlimit(resource.RLIMIT_DATA) == before
-    assert len(torch.empty(30_000_000)) == 30_000_000
+@pytest.mark.parametrize("held", [1, 60_000_000], ids=["fresh", "much was kept by malloc"])
+def test_memory_beyond_the_limit_is_an_error_and_not_the_end_of_the_machine(held):
+    """In a process of its own, since it matters what a process has had before."""
+    program = (
+        "import ctypes, resource, torch\n"
+        "from fedalloy.flower.limits import bounded_memory\n"
+        "libc = ctypes.CDLL(None)\n"
+        "libc.mallopt(-3, 1 << 30), libc.mallopt(-1, 1 << 30)  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD\n"
+        f"held = torch.ones({held})\n"
+        "del held\n"
+        "before = resource.getrlimit(resource.RLIMIT_DATA)\n"
+        "try:\n"
+        "    with bounded_memory(50, 'cpu'):\n"
+        "        torch.empty(30_000_000)\n"
+        "except RuntimeError as error:\n"
+        "    assert 'allocate memory' in str(error)\n"
+        "else:\n"
+        "    raise AssertionError('120 MB were had where 50 are allowed')\n"
+        "assert resource.getrlimit(resource.RLIMIT_DATA) == before\n"
+        "assert len(torch.empty(30_000_000)) == 30_000_000\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("kind", ["mlp", "char_lstm", "cnn", "resnet20"])

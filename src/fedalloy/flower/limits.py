@@ -5,6 +5,7 @@ Each is decided before the work begins, from what the order says and how many ex
 
 from __future__ import annotations
 
+import ctypes
 import math
 import resource
 from collections.abc import Callable, Iterator
@@ -23,6 +24,9 @@ from fedalloy.engines.flower import Refused
 from fedalloy.flower.policy import Policy
 from fedalloy.wire.clip import Clip
 from fedalloy.wire.noise import Noise
+
+_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)
+"""Of glibc; other systems have none."""
 
 _MOST_LEAVES = 4_000
 _BYTES_PER_PLACE = 48
@@ -88,6 +92,7 @@ def _is_noise(wire: Wire, like: str, least: float) -> bool:
 @contextmanager
 def bounded_memory(megabytes: float, device: str) -> Iterator[None]:
     """Let this process ask for so much more memory and no more, where the system can do that (Linux, on a CPU)."""
+    _give_back_free_memory()
     used = _used() if device == "cpu" and math.isfinite(megabytes) else None
     if used is None:
         yield
@@ -100,6 +105,12 @@ def bounded_memory(megabytes: float, device: str) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def _give_back_free_memory() -> None:
+    """What malloc keeps for later counts as used already, and could be taken beyond the limit without a word."""
+    if _TRIM is not None:
+        _TRIM(0)
 
 
 def is_memory_error(error: BaseException | None) -> bool:
