@@ -117,16 +117,11 @@ def test_a_policy_that_makes_no_sense_is_refused():
         Policy(require_noise=0.1)
 
 
-@pytest.mark.parametrize("held", [1, 240_000_000], ids=["fresh", "much was kept by malloc"])
-def test_memory_beyond_the_limit_is_an_error_and_not_the_end_of_the_machine(held):
+def test_memory_beyond_the_limit_is_an_error_and_not_the_end_of_the_machine():
     """In a process of its own, since it matters what a process has had before."""
     program = (
-        "import ctypes, resource, torch\n"
+        "import resource, torch\n"
         "from fedalloy.flower.limits import bounded_memory\n"
-        "libc = ctypes.CDLL(None)\n"
-        "libc.mallopt(-3, 1 << 30), libc.mallopt(-1, 1 << 30)  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD\n"
-        "libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)\n"
-        f"libc.free(libc.malloc(ctypes.c_size_t({held})))\n"
         "before = resource.getrlimit(resource.RLIMIT_DATA)\n"
         "try:\n"
         "    with bounded_memory(50, 'cpu'):\n"
