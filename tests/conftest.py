@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 # Before torch loads: two test workers on few cores are slower with threads than without.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -17,6 +18,8 @@ from hypothesis import settings
 from tests.cli.lines import Nursery
 
 torch.set_num_threads(1)
+# A shell that starts the tests in the background has them ignore Ctrl-C, and every process they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # CI draws the same examples every time, so that a change is judged by its own faults; elsewhere they vary.
 settings.register_profile("house", deadline=None, max_examples=50, derandomize="CI" in os.environ)
