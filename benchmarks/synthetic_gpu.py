@@ -22,11 +22,11 @@ import torch
 
 from fedalloy.algorithms import named
 from fedalloy.core.algorithm import Algorithm
+from fedalloy.methods.classifier import ClassifierTraining
+from fedalloy.records import snapshots
 from fedalloy.records.stop import ask_to_stop
 from fedalloy.run.driver import RoundEvent
 from fedalloy.run.fit import RunResult, fit
-from fedalloy.synthetic import snapshots
-from fedalloy.synthetic.classifier import ClassifierTraining
 from fedalloy.tasks.assembly import make_task
 from fedalloy.tasks.federation import FederatedTask
 

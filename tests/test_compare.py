@@ -19,7 +19,8 @@ from fedalloy.compare.naming import settings_folders
 from fedalloy.core.errors import CheckpointError, SpecError
 from fedalloy.recipe import parse
 from fedalloy.records.folder import RunFolder
-from fedalloy.results.outcome import RunOutcome, name_of, read_outcome
+from fedalloy.records.naming import name_of
+from fedalloy.results.outcome import RunOutcome, read_outcome
 from fedalloy.results.statistics import Spread
 from fedalloy.results.table import summarise
 

@@ -25,7 +25,7 @@ EDGE = {"cli", "docs", "__main__"}
 HEAVY = ["clarabel", "flwr", "matplotlib", "pandas", "plotly", "pyarrow", "pydantic", "qpsolvers", "rich"]
 HEAVY += ["scipy", "sklearn", "torch", "typer"]
 MOST_LINES_PER_FILE = 399
-MOST_LINES_PER_FUNCTION = 60
+MOST_LINES_PER_FUNCTION = 45
 
 
 class Import(NamedTuple):

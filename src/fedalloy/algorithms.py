@@ -12,6 +12,11 @@ from fedalloy.core import registry
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.moments import Kind
 from fedalloy.core.registry import register
+from fedalloy.methods.generative import fedcgan as fedcgan
+from fedalloy.methods.generative import fedcvae as fedcvae
+from fedalloy.methods.generative import fedevg as fedevg
+from fedalloy.methods.unfolded import duw_fedavg as duw_fedavg
+from fedalloy.methods.unfolded import duw_fednova as duw_fednova
 from fedalloy.servers.adaptive import Adagrad, Adam, Yogi
 from fedalloy.servers.amsgrad import AmsGrad
 from fedalloy.servers.momentum import Momentum
@@ -26,11 +31,6 @@ from fedalloy.solvers.prox import Prox
 from fedalloy.solvers.scaffold import Scaffold
 from fedalloy.solvers.sgd import Sgd
 from fedalloy.solvers.superfed import SuPerFed
-from fedalloy.synthetic.methods import fedcgan as fedcgan
-from fedalloy.synthetic.methods import fedcvae as fedcvae
-from fedalloy.synthetic.methods import fedevg as fedevg
-from fedalloy.unfolding.algorithms import duw_fedavg as duw_fedavg
-from fedalloy.unfolding.algorithms import duw_fednova as duw_fednova
 from fedalloy.weightings import mirror
 from fedalloy.weightings.aaggff_d import AaggffD
 from fedalloy.weightings.aaggff_s import AaggffS

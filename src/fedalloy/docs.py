@@ -19,7 +19,10 @@ from typing import Any, Literal
 from fedalloy.core import registry
 from fedalloy.core.errors import RegistryError, nearest
 
-ROOMS = ("algorithm", "solver", "weighting", "server", "wire", "dataset", "partition", "model", "metric", "engine")
+ROOMS = (
+    "algorithm", "solver", "weighting", "server", "wire", "dataset", "partition", "model", "metric", "engine",
+    "tracker",
+)  # fmt: skip
 CITED = ("solver", "weighting", "server", "wire")
 """Rooms in which one file is one idea, whose source stands in the first line of the file."""
 PAGE = Path("docs") / "reference.md"

@@ -17,12 +17,12 @@ from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.arguments import checked
 from fedalloy.core.errors import SpecError
 from fedalloy.core.spec import from_spec
+from fedalloy.methods.classifier import ClassifierTraining
 from fedalloy.recipe import parse, resolve
 from fedalloy.run.config import RunConfig
 from fedalloy.run.sampling import BySize, Listed, Uniform
 from fedalloy.servers.sgd import ServerSgd
 from fedalloy.solvers.sgd import Sgd
-from fedalloy.synthetic.classifier import ClassifierTraining
 from fedalloy.tasks.devices import DeviceProfile, EpochRange, Slow
 from fedalloy.tasks.noise import LabelNoise
 from fedalloy.tasks.partitions.iid import Iid

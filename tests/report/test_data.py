@@ -15,13 +15,13 @@ import pytest
 import torch
 
 from fedalloy.core.errors import CheckpointError
+from fedalloy.records import snapshots
 from fedalloy.records.folder import RunFolder
 from fedalloy.report import data
 from fedalloy.report.data.personal import reliabilities
 from fedalloy.report.data.pictures import data_uri
 from fedalloy.report.page import page
 from fedalloy.results.stories import gather, tell
-from fedalloy.synthetic import snapshots
 
 
 def row(round: int, ids: list[int], weights: Any, **more: Any) -> dict[str, Any]:

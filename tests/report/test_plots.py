@@ -17,7 +17,8 @@ from fedalloy.core.keys import Key
 from fedalloy.recipe import parse, reopen, resolve
 from fedalloy.records.reading import read_run
 from fedalloy.report.plots import line, plane, reliability
-from fedalloy.report.plots.kinds import KINDS, Options, draw
+from fedalloy.report.plots.canvas import Options
+from fedalloy.report.plots.kinds import KINDS, draw
 from fedalloy.report.plots.mixture import gather_mixture
 from fedalloy.tasks.evaluation import evaluate_pool
 

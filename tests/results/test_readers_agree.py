@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fedalloy.track.tracked import Tracked
 from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
@@ -24,7 +25,7 @@ from fedalloy.records.reading import read_run
 from fedalloy.report import data
 from fedalloy.report.page import page
 from fedalloy.report.plots import curves
-from fedalloy.report.plots.kinds import Options
+from fedalloy.report.plots.canvas import Options
 from fedalloy.reproduce.judging import differences, values_of
 from fedalloy.reproduce.scoring import measure_run
 from fedalloy.results.lines import STATISTICS
@@ -37,7 +38,6 @@ from fedalloy.serve import answers
 from fedalloy.serve.runs import RunStore
 from fedalloy.serve.watch import Watch
 from fedalloy.tasks.metrics import summary
-from fedalloy.track.tracked import Tracked
 
 CLIENTS, ROUNDS, TARGET = 6, 4, 1.0
 STATES = {("zeta", 3): ("stopped", 2), ("alpha", 1): ("failed", 3)}

@@ -20,6 +20,7 @@ from fedalloy.core.fingerprint import portrait
 from fedalloy.core.keys import Key
 from fedalloy.core.types import Context
 from fedalloy.recipe import load
+from fedalloy.records import snapshots
 from fedalloy.records.folder import RunFolder
 from fedalloy.run.config import RunConfig
 from fedalloy.run.driver import run
@@ -27,7 +28,6 @@ from fedalloy.run.fit import RunResult, fit
 from fedalloy.run.lengthening import tidy_snapshots
 from fedalloy.run.sampling import BySize, Listed, Uniform
 from fedalloy.solvers.sgd import Sgd
-from fedalloy.synthetic import snapshots
 from fedalloy.tasks.assembly import make_task
 from fedalloy.tasks.devices import DeviceProfile
 from fedalloy.testing import small_task

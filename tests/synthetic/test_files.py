@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedalloy.core.errors import CheckpointError, SpecError
-from fedalloy.synthetic import snapshots
+from fedalloy.records import snapshots
 from fedalloy.synthetic.export import export
 from fedalloy.synthetic.growth import evenly, growth_grid
 from fedalloy.synthetic.pictures import class_grid, write_png

@@ -8,11 +8,12 @@ import torch
 from fedalloy import algorithms
 from fedalloy.core.aspects import Generative
 from fedalloy.core.keys import Key
+from fedalloy.engines.loop import Loop
+from fedalloy.methods.classifier import ClassifierTraining, train_classifier
 from fedalloy.run.config import RunConfig
 from fedalloy.run.driver import begin, run
 from fedalloy.run.machinery import make_engine
 from fedalloy.run.round import Federation
-from fedalloy.synthetic.classifier import ClassifierTraining, train_classifier
 from fedalloy.synthetic.features import FeatureClassifier
 from fedalloy.tasks.assembly import make_task
 from fedalloy.tasks.datasets.base import Dataset
@@ -34,7 +35,7 @@ def digits():
     rows = whole.y < CLASSES
     data = Dataset(whole.x[rows], whole.y[rows], CLASSES, bounds=whole.bounds)
     judge = ModuleObjective(lambda: FeatureClassifier((1, 8, 8), CLASSES, picture=True))
-    params, buffers = train_classifier(judge, data.x, data.y, Key.of(1), ClassifierTraining(epochs=20))
+    params, buffers = train_classifier(judge, data.x, data.y, Key.of(1), Loop(), ClassifierTraining(epochs=20))
     said = judge.outputs(params, buffers, data.x).argmax(1)
     assert float((said == data.y).double().mean()) > 0.97
     return data, lambda x: judge.outputs(params, buffers, x).argmax(1)

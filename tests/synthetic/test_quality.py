@@ -16,9 +16,9 @@ from fedalloy import algorithms
 from fedalloy.core.errors import DataError, SpecError
 from fedalloy.core.keys import Key
 from fedalloy.core.types import Examples
+from fedalloy.methods.classifier import ClassifierTraining
 from fedalloy.run.config import RunConfig
 from fedalloy.run.driver import run
-from fedalloy.synthetic.classifier import ClassifierTraining
 from fedalloy.synthetic.features import features_of_file, features_of_real
 from fedalloy.synthetic.leakage import copies, leakage, nearest
 from fedalloy.synthetic.quality import matched, quality, samples_of, wire_bytes

@@ -15,14 +15,15 @@ import pytest
 import torch
 
 from fedalloy import algorithms
+from fedalloy.core import registry
 from fedalloy.core.errors import SpecError
+from fedalloy.records import snapshots
 from fedalloy.records.reading import read_run
 from fedalloy.records.scalars import scalars
 from fedalloy.run.fit import fit
-from fedalloy.synthetic import snapshots
+from fedalloy.run.tracking import TrackedRun, make_trackers
 from fedalloy.testing import small_task
 from fedalloy.track.mlflow import MLflow
-from fedalloy.track.tracker import TRACKERS, Told, make_trackers
 from fedalloy.track.wandb import WeightsAndBiases
 
 TASK = small_task()
@@ -42,7 +43,7 @@ class Listener:
     """Writes down what it is told."""
 
     def __init__(self, fails_in: int = 0) -> None:
-        self.fails_in, self.told, self.ended = fails_in, list[Told](), list[tuple[str, str]]()
+        self.fails_in, self.told, self.ended = fails_in, list[TrackedRun](), list[tuple[str, str]]()
         self.heard: dict[int, dict[str, float]] = {}
 
     def begin(self, told):
@@ -116,7 +117,7 @@ def test_what_cannot_be_tracked_is_told_before_anything_is_made(tmp_path, monkey
         train(tmp_path / "run", ["tensorbord"])
     with pytest.raises(SpecError, match="needs a folder"):
         train(None, [Listener()])
-    for name in TRACKERS:
+    for name in registry.names("tracker"):
         for module in ("torch.utils.tensorboard", "mlflow", "wandb"):
             monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(SpecError, match=r"pip install 'fedalloy\[track\]'"):
@@ -250,7 +251,7 @@ def test_mlflow_is_told_in_batches(tmp_path, monkeypatch):
     assert json.loads((tmp_path / "run" / "track.json").read_text()) == {"mlflow": "abc"}
     calls.clear()
     again = MLflow()
-    again.begin(Told(tmp_path / "run", "x", {}, 3))
+    again.begin(TrackedRun(tmp_path / "run", "x", {}, 3))
     assert [name for name, _, _ in calls] == ["update_run"], "a resumed run is the same run"
 
 
@@ -272,5 +273,5 @@ def test_wandb_gets_a_round_at_once_and_stays_offline_without_a_key(tmp_path, mo
     assert without_clock(heard) == recorded(tmp_path / "run")
     assert [more for name, _, more in calls if name == "finish"] == [{"exit_code": 0}]
     monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
-    WeightsAndBiases().begin(Told(tmp_path / "run", "x", {}, 3))
+    WeightsAndBiases().begin(TrackedRun(tmp_path / "run", "x", {}, 3))
     assert (began[1]["mode"], began[1]["id"], began[1]["resume"]) == ("online", "abc", "allow")

@@ -19,6 +19,7 @@ from fedalloy.core.keys import Key
 from fedalloy.engines.batched import Batched
 from fedalloy.engines.loop import Loop
 from fedalloy.engines.workers import Workers
+from fedalloy.run.weight_files import load_table
 from fedalloy.tasks.devices import DeviceProfile
 from fedalloy.testing import small_task
 from fedalloy.unfolding.call import Stopped, progress_file
@@ -26,7 +27,7 @@ from fedalloy.unfolding.course import Course
 from fedalloy.unfolding.learning import Learner, Standing, adam, course_of, learn, sizes_of
 from fedalloy.unfolding.settings import Learning
 from fedalloy.unfolding.shares import first_theta, roughness, shares_of, theta_of
-from fedalloy.unfolding.table import WeightTable, average, load
+from fedalloy.weightings.weight_table import WeightTable, average
 
 FEDAVG = named("fedavg", lr=0.3, batch_size=3)
 QUICK: dict[str, Any] = {"rounds": 3, "iterations": 4, "lr": 0.05}
@@ -85,7 +86,7 @@ def test_an_interrupted_learning_goes_on_as_if_it_had_not_been(tmp_path):
     assert seen == [3, 4]
     assert torch.equal(resumed.weights, whole.weights)
     assert resumed.losses == whole.losses
-    assert torch.equal(load(place).weights, whole.weights)
+    assert torch.equal(load_table(place).weights, whole.weights)
     assert not progress_file(place).exists()
 
 
@@ -145,7 +146,7 @@ def test_a_table_survives_its_file(tmp_path):
     table = fedalloy.unfold(
         named("fednova", batch_size=3), small_task(), **QUICK, level="layer", output=tmp_path / "t.json"
     )
-    again = load(tmp_path / "t.json")
+    again = load_table(tmp_path / "t.json")
     assert torch.equal(again.weights, table.weights)
     assert (again.layers, again.sizes, again.normalise) == (("hidden", "output"), (1, 3, 7, 12, 5), True)
     assert again.weighting() == table.weighting()
@@ -153,9 +154,9 @@ def test_a_table_survives_its_file(tmp_path):
     for text in ("{", "[]", '{"format": "other"}'):
         (tmp_path / "bad.json").write_text(text)
         with pytest.raises(SpecError, match="no table of weights"):
-            load(tmp_path / "bad.json")
+            load_table(tmp_path / "bad.json")
     with pytest.raises(SpecError, match="fedalloy unfold"):
-        load(tmp_path / "nowhere.json")
+        load_table(tmp_path / "nowhere.json")
 
 
 def test_averages_count_every_run_alike():

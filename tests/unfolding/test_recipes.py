@@ -13,9 +13,9 @@ from fedalloy.core.errors import AlgorithmError, SpecError
 from fedalloy.recipe import load, resolve
 from fedalloy.report.plots import kinds
 from fedalloy.report.plots.variance import gather
+from fedalloy.run.weight_files import load_table, save_table
 from fedalloy.unfolding.recipes import jobs
-from fedalloy.unfolding.table import WeightTable
-from fedalloy.unfolding.table import load as load_table
+from fedalloy.weightings.weight_table import WeightTable
 
 RECIPE = """
 [task]
@@ -111,7 +111,7 @@ def test_wrong_wishes_are_refused(recipe):
         jobs(load(recipe), output=Path("one.json"))
     with pytest.raises(SpecError, match=r"leave \[sampling\] out"):
         jobs(load(recipe, ["sampling.cohort=2"]))
-    WeightTable(torch.ones(2, 3) / 3, sizes=(1, 2, 3), normalise=True).save("tables/avg.json")
+    save_table(WeightTable(torch.ones(2, 3) / 3, sizes=(1, 2, 3), normalise=True), "tables/avg.json")
     with pytest.raises(SpecError, match="learned for FedNova updates, the recipe runs plain ones"):
         resolve(load(recipe), entry="duw_fedavg")
     with pytest.raises(SpecError, match=r"unfold\.gradient"):
@@ -123,7 +123,7 @@ def test_pictures_of_tables(tmp_path):
     flat = WeightTable(torch.tensor([[0.2, 0.8], [0.4, 0.6]]))
     deep = WeightTable(torch.rand(4, 2, 2, generator=torch.Generator().manual_seed(0)), layers=("a", "b"))
     for name, table in (("flat", flat), ("deep", deep)):
-        table.save(tmp_path / f"{name}.json")
+        save_table(table, tmp_path / f"{name}.json")
     both = [tmp_path / "flat.json", tmp_path / "deep.json"]
     for kind in ("weights", "rows", "variance"):
         for runs in (both, both[:1]):

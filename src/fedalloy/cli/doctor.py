@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from importlib import import_module, metadata
+from importlib import metadata
 from pathlib import Path
 
 import typer
@@ -52,12 +52,13 @@ def _packages() -> Iterator[Finding]:
     import sys
 
     import fedalloy
+    from fedalloy.core import registry
 
     yield "fedalloy", fedalloy.__version__, True
     yield "python", sys.version.split()[0], sys.version_info >= (3, 11)
     for package in NEEDED:
         try:
-            import_module(_IMPORT_NAMES.get(package, package))
+            registry.load(_IMPORT_NAMES.get(package, package))
             yield package, metadata.version(package), True
         except (ImportError, metadata.PackageNotFoundError) as error:
             yield package, f"cannot be imported ({error}): pip install {package}", False

@@ -24,6 +24,7 @@ class Room(StrEnum):
     models = "models"
     metrics = "metrics"
     engines = "engines"
+    trackers = "trackers"
 
 
 def list_rules(

@@ -60,7 +60,8 @@ def plot(
     Of learned tables alone: rows, every client's weight over rounds; variance, how much weights change over rounds
     against 1/sqrt(rounds), several tables of different length.
     """
-    from fedalloy.report.plots.kinds import Options, draw
+    from fedalloy.report.plots.canvas import Options
+    from fedalloy.report.plots.kinds import draw
 
     draw(kind.value, runs, output, Options(metric, points, clients, width.value))
     typer.echo(str(output))

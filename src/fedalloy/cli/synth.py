@@ -40,7 +40,7 @@ def export(
     numpy.load("DIR/samples.npz").
     """
     from fedalloy.recipe import reopen
-    from fedalloy.synthetic import snapshots
+    from fedalloy.records import snapshots
     from fedalloy.synthetic.export import export as write
     from fedalloy.synthetic.quality import samples_of
 
@@ -97,7 +97,7 @@ def grid(
     """
     from fedalloy.core.errors import SpecError
     from fedalloy.recipe import reopen
-    from fedalloy.synthetic import snapshots
+    from fedalloy.records import snapshots
     from fedalloy.synthetic.growth import growth_grid, kept_rounds
     from fedalloy.synthetic.pictures import class_grid, is_picture, write_png
     from fedalloy.synthetic.quality import samples_of

@@ -16,7 +16,7 @@ from fedalloy.cli.run import Changes, Json
 
 if TYPE_CHECKING:
     from fedalloy.unfolding.learning import OuterEvent
-    from fedalloy.unfolding.table import WeightTable
+    from fedalloy.weightings.weight_table import WeightTable
 
 _LINE_EVERY = 10.0
 
@@ -54,12 +54,13 @@ def unfold(
 
     Ctrl-C ends after the iteration in progress; the same command goes on from there.
     """
-    from fedalloy.unfolding.table import average, load
+    from fedalloy.run.weight_files import load_table
+    from fedalloy.weightings.weight_table import average
 
     if all(source.suffix == ".json" for source in sources):
         if output is None:
             raise typer.BadParameter("say where the mean of the tables goes", param_hint="-o")
-        _finish(average([load(source) for source in sources]), output, as_json)
+        _finish(average([load_table(source) for source in sources]), output, as_json)
         return
     if len(sources) > 1:
         raise typer.BadParameter("give one recipe, or tables only", param_hint="RECIPE")
@@ -80,11 +81,12 @@ def _wanted(recipe: Path, changes: list[str] | None, entry: str | None, output: 
 def _learn(group: list[Any], again: bool, as_json: bool) -> None:
     from dataclasses import replace
 
-    from fedalloy.unfolding.table import average, load
+    from fedalloy.run.weight_files import load_table, save_table
+    from fedalloy.weightings.weight_table import average
 
     place = group[0].output
     if place.exists() and not again:
-        load(place)  # a file that is no table is not learned, and is not ours to overwrite
+        load_table(place)  # a file that is no table is not learned, and is not ours to overwrite
         typer.echo(f"{place} is learned already (--again learns it anew)", err=True)
         return
     tables = []
@@ -93,18 +95,18 @@ def _learn(group: list[Any], again: bool, as_json: bool) -> None:
             job = replace(job, output=place.with_name(f"{place.stem}-seed{job.table.seed}{place.suffix}"))
         tables.append(_one(job, again, as_json))
     if len(group) > 1:
-        average(tables).save(place)
+        save_table(average(tables), place)
     _finish(tables[0] if len(tables) == 1 else average(tables), place, as_json, save=False)
 
 
 def _one(job: Any, again: bool, as_json: bool) -> WeightTable:
     from fedalloy.run.interrupt import Caught, exit_code
+    from fedalloy.run.weight_files import load_table
     from fedalloy.unfolding.call import Stopped
-    from fedalloy.unfolding.table import load
 
     caught = Caught()
     if job.output.exists() and not again:
-        return load(job.output)
+        return load_table(job.output)
     if not as_json:
         rounds, iterations = job.experiment.config.rounds, job.table.iterations
         typer.echo(f"{job.name}, seed {job.table.seed}: {rounds} rounds, {iterations} iterations -> {job.output}")
@@ -118,8 +120,10 @@ def _one(job: Any, again: bool, as_json: bool) -> WeightTable:
 
 
 def _finish(table: WeightTable, output: Path, as_json: bool, save: bool = True) -> None:
+    from fedalloy.run.weight_files import save_table
+
     if save:
-        table.save(output)
+        save_table(table, output)
     if as_json:
         print_json({"output": str(output), **table.to_json()})
         return

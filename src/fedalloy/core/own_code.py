@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 import sysconfig
 import traceback
@@ -11,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
+from fedalloy.core import registry
 from fedalloy.core.errors import FedalloyError
 
 _OURS = str(Path(__file__).resolve().parents[1])
@@ -35,7 +35,7 @@ def import_own(module: str, what: str, kind: type[FedalloyError]) -> ModuleType:
         raise kind(f"{what} cannot be imported: write its full name, package.module")
     try:
         with own_code(what, kind):
-            return importlib.import_module(module)
+            return registry.load(module)
     except kind as error:
         cause = error.__cause__
         if isinstance(cause, ModuleNotFoundError):

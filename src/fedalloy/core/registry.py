@@ -20,6 +20,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable
 from importlib.metadata import entry_points
+from types import ModuleType
 from typing import Any, Literal, TypeVar, cast
 
 from fedalloy.core.arguments import guard
@@ -38,6 +39,7 @@ ROOMS: dict[str, str] = {
     "model": "fedalloy.tasks.models",
     "metric": "fedalloy.tasks.metrics",
     "engine": "fedalloy.engines",
+    "tracker": "fedalloy.track",
     "conform": "fedalloy.conform",
 }
 
@@ -82,7 +84,7 @@ def settings_of(room: str) -> type | None:
     if room not in _SETTINGS:
         return None
     module, name = _SETTINGS[room]
-    return cast(type, getattr(importlib.import_module(module), name))
+    return cast(type, getattr(load(module), name))
 
 
 def find(room: str, name: str) -> Callable[..., Any]:
@@ -150,11 +152,17 @@ def _same_source(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
     return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
 
 
+def load(module: str) -> ModuleType:
+    """A module whose name is only known at run time: of a room, of a user, of a library that not everybody has. Nothing
+    else is imported in this way, so that the import statements tell who builds on whom."""
+    return importlib.import_module(module)
+
+
 def _import_tree(package: str) -> None:
-    module = importlib.import_module(package)
+    module = load(package)
     for found in pkgutil.iter_modules(getattr(module, "__path__", [])):
         if not found.name.startswith("_"):
-            importlib.import_module(f"{package}.{found.name}")
+            load(f"{package}.{found.name}")
 
 
 def _import_plugins() -> None:

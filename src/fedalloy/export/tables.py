@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from fedalloy.core.errors import SpecError, nearest
+from fedalloy.records.naming import name_of, seed_of
 from fedalloy.records.reading import RunRecord, read_run
 from fedalloy.records.scalars import scalars
-from fedalloy.results.outcome import name_of, outcome_of, seed_of
+from fedalloy.results.outcome import outcome_of
 from fedalloy.results.served import completed
 
 Row = dict[str, Any]

@@ -9,6 +9,7 @@ from typing import Any
 from fedalloy.core.errors import SpecError
 from fedalloy.recipe.reading import parse
 from fedalloy.recipe.tables import Recipe
+from fedalloy.run.weight_files import load_table
 
 _PLACES = ("algorithm", "weighting")
 
@@ -29,9 +30,7 @@ def with_table(recipe: Recipe) -> Recipe:
     file = table_file(recipe)
     if file is None or not file.exists():
         return recipe
-    from fedalloy.unfolding.table import load
-
-    table, data = load(file), recipe.model_dump(exclude_none=True)
+    table, data = load_table(file), recipe.model_dump(exclude_none=True)
     place = data[next(name for name in _PLACES if isinstance(data.get(name, {}).get("table"), str))]
     _check_kind(place, table.normalise, file)
     place |= {name: value for name, value in table.arguments().items() if name == "table" or name not in place}

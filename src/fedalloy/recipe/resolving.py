@@ -13,6 +13,7 @@ from fedalloy.core import registry
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.errors import RegistryError, SpecError, nearest
 from fedalloy.core.spec import from_spec
+from fedalloy.methods.classifier import ClassifierTraining
 from fedalloy.recipe.changes import merge
 from fedalloy.recipe.learned import with_table
 from fedalloy.recipe.reading import parse
@@ -22,7 +23,6 @@ from fedalloy.run.driver import Ending, RoundEvent, run
 from fedalloy.run.interrupt import Caught, put_off
 from fedalloy.run.recorder import Recorder
 from fedalloy.run.sampling import BySize, Listed, Sampling, Uniform
-from fedalloy.synthetic.classifier import ClassifierTraining
 from fedalloy.tasks.assembly import make_task
 from fedalloy.tasks.datasets.base import usual_of
 from fedalloy.tasks.devices import DeviceProfile

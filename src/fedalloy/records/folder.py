@@ -11,7 +11,7 @@
 | ``timings.jsonl`` | everything that depends on the clock; every row names its ``round`` |
 | ``checkpoints/round-000123.safetensors`` | the last two (:mod:`fedalloy.records.checkpoint`) |
 | ``clients/0000007-000123.safetensors`` | large states of clients, by id and round (:mod:`.disk_store`) |
-| ``synthetic/round-000050.safetensors`` | synthetic samples of a round (:mod:`fedalloy.synthetic.snapshots`) |
+| ``synthetic/round-000050.safetensors`` | synthetic samples of a round (:mod:`fedalloy.records.snapshots`) |
 | ``lock`` | held by the writer, names its process id and its sitting (:mod:`.lock`) |
 | ``stop`` | asks the writer to end after its round (:mod:`.stop`); gone afterwards |
 | ``index.sqlite`` | what the live page has read so far (:mod:`.index`); may be deleted at any time |

@@ -10,7 +10,7 @@ from string import Template
 from typing import Any
 
 from fedalloy.records import atomic
-from fedalloy.report import assets, back_matter, data, sections, words
+from fedalloy.report import assets, data, sections, words
 from fedalloy.report.folio import Folio
 from fedalloy.report.markup import plain_json
 from fedalloy.results.stories import Story, gather, tunings
@@ -26,11 +26,11 @@ PARTS: dict[str, Callable[[Folio], str]] = {
     "Rules": sections.info,
     "Personal": sections.personal,
     "Pictures": sections.pictures,
-    "Participation": back_matter.participation,
-    "Data": back_matter.heterogeneity,
-    "Cost": back_matter.cost,
-    "Tuning": back_matter.tuning,
-    "Reproduce": back_matter.reproduce,
+    "Participation": sections.participation,
+    "Data": sections.heterogeneity,
+    "Cost": sections.cost,
+    "Tuning": sections.tuning,
+    "Reproduce": sections.reproduce,
 }
 """What the bar at the top calls a section, and the section."""
 # The policy makes the promise binding: a page that wanted to ask the network for something could not.

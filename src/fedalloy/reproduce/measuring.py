@@ -16,11 +16,11 @@ from fedalloy.compare.naming import safe
 from fedalloy.core.errors import FedalloyError, SpecError, nearest
 from fedalloy.recipe import Recipe
 from fedalloy.recipe.changes import assign, leaves
+from fedalloy.records.naming import name_of, seed_of
 from fedalloy.records.reading import find_runs, is_run, read_run
 from fedalloy.reproduce.declaring import Case, Experiment, methods_of, recipe_of
 from fedalloy.reproduce.results import Results
 from fedalloy.reproduce.scoring import measure_run
-from fedalloy.results.outcome import name_of, seed_of
 
 RUNS = Path("runs") / "reproduce"
 

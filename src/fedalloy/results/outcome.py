@@ -7,13 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedalloy.records.naming import name_of, seed_of
 from fedalloy.records.reading import RunRecord, read_run
 from fedalloy.results import served
 from fedalloy.results.statistics import number
 from fedalloy.tasks.metrics.direction import reaches
-
-QUICK = " (quick)"
-"""What is added to the name of a run that was shortened."""
 
 
 @dataclass(frozen=True)
@@ -94,37 +92,6 @@ def outcome_of(record: RunRecord, rows: Iterable[Mapping[str, Any]]) -> RunOutco
     )
 
 
-def name_of(recipe: Mapping[str, Any]) -> str:
-    """How a run is called: its own name, its method's, or its parts'.
-
-    >>> name_of({"algorithm": {"name": "fedavg"}}), name_of({"weighting": {"kind": "uniform"}})
-    ('fedavg', 'fedavg, uniform')
-
-    A run that was shortened says so, so that nobody takes it for a result.
-
-    >>> name_of({"name": "mine", "run": {"quick": True}})
-    'mine (quick)'
-    """
-    return _own_name(recipe) + (QUICK if recipe.get("run", {}).get("quick") else "")
-
-
-def _own_name(recipe: Mapping[str, Any]) -> str:
-    if recipe.get("name"):
-        return str(recipe["name"])
-    table = recipe.get("algorithm", {})
-    inside = {**table, **recipe}
-    parts = [str(inside[part]["kind"]) for part in ("solver", "weighting", "server") if _is_rule(inside.get(part))]
-    named = table.get("name") or ("fedavg" if len(parts) < 3 else "")
-    return ", ".join([str(named)] * bool(named) + parts)
-
-
-def seed_of(recipe: Mapping[str, Any]) -> int:
-    """The seed of a one-run recipe; runs started from Python store it as a single number."""
-    settings = recipe.get("run", {})
-    seeds = settings.get("seeds", [settings.get("seed", 0)])
-    return int(seeds[0])
-
-
 def watched_by(recipe: Mapping[str, Any]) -> tuple[str, bool]:
     """The metric that a run is judged by, and whether it is looked at on the global test set."""
     settings = recipe.get("run", {})
@@ -138,7 +105,3 @@ def watched(row: Mapping[str, Any], metric: str, on_global: bool) -> Mapping[str
         return None if value is None else {"mean": value}
     found: Mapping[str, Any] | None = row.get("evaluation", {}).get(metric)
     return found
-
-
-def _is_rule(value: Any) -> bool:
-    return isinstance(value, Mapping) and "kind" in value

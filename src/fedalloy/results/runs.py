@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from fedalloy.core.errors import CheckpointError
+from fedalloy.records.naming import QUICK
 from fedalloy.records.reading import find_runs
-from fedalloy.results.outcome import QUICK, RunOutcome, read_outcome
+from fedalloy.results.outcome import RunOutcome, read_outcome
 
 TUNING = "tuning"
 """The folder of a comparison whose runs chose settings and are no results."""

@@ -10,8 +10,8 @@ from fedalloy.core.arguments import checked
 from fedalloy.core.errors import SpecError, nearest
 from fedalloy.core.protocols import Engine
 from fedalloy.core.statistics import MAX_EXAMPLES
+from fedalloy.methods.classifier import ClassifierTraining
 from fedalloy.run.sampling import Sampling, Uniform
-from fedalloy.synthetic.classifier import ClassifierTraining
 from fedalloy.tasks.devices import DeviceProfile
 from fedalloy.tasks.metrics.direction import better, higher_is_better, reaches
 from fedalloy.tasks.metrics.metric import choose

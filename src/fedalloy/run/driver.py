@@ -36,9 +36,8 @@ from fedalloy.run.recorder import FolderRecorder, MemoryRecorder, Recorder, Row
 from fedalloy.run.round import Federation, Played, Stopwatch, known_sizes, play
 from fedalloy.run.sizes import KnownSizes
 from fedalloy.run.starting import given_leaves
+from fedalloy.run.tracking import Tracker, TrackingRecorder, make_trackers
 from fedalloy.run.trained import Trained
-from fedalloy.track.tracked import Tracked
-from fedalloy.track.tracker import Tracker, make_trackers
 
 
 @dataclass
@@ -125,29 +124,15 @@ def run(
     if resume and folder is None:
         raise CheckpointError("resuming needs the folder of the run")
     trackers = make_trackers(track, folder)
-    config.devices.check(task.population)
-    config.sampling.check(task.population)
-    algorithm.check_cohort(config.sampling.size(task.population), task.population)
-    algorithm.check_able(config.sampling.smallest(task.population), task.population)
-    engine, given = make_engine(config), (algorithm, task)
-    task = looked_at(task, engine)
-    algorithm = algorithm.fitted(task, Key.of(config.seed))
-    check_roles(algorithm, task)
-    check_answers(engine, algorithm)
-    there = at_work(task, engine, config.device)
-    fed = Federation(algorithm, there, engine, config, Key.of(config.seed), told(task, algorithm))
-    if fed.engine.data_at_hand:  # otherwise clients say themselves what they lack
-        check_validation(algorithm, task)
-        algorithm.check_task(task)
-        check_able(algorithm, task, config)
+    fed = assemble(algorithm, task, config)
     state = begin(fed, initial)
     claim, opened = None, None
     if folder is not None:
-        claim = _claim(*given, config, state, recipe or {})
-        opened = open_folder(folder, resume, claim, task, config, fed.notices)
+        claim = _claim(algorithm, task, config, state, recipe or {})
+        opened = open_folder(folder, resume, claim, fed.task, config, fed.notices)
     with Threads(config), opened.lock() if opened else nullcontext():
         recorder: Recorder = FolderRecorder(opened) if opened else MemoryRecorder()
-        heard: Recorder = Tracked(recorder, trackers, opened.path, recipe or {}) if opened and trackers else recorder
+        heard = TrackingRecorder(recorder, trackers, opened.path, recipe or {}) if opened and trackers else recorder
         session = Session(fed, state, make_store(fed, state, opened), heard, known_sizes(fed), watcher=watcher)
         if opened and claim:
             agreed = agree(opened, claim, Consent(start_over, allow_engine_change))
@@ -156,6 +141,26 @@ def run(
         with stop_when_asked(place, caught) as flag, closing(fed.engine), profiled(config) as profile:
             session.profile = profile
             return _play_on(session, flag), recorder
+
+
+def assemble(algorithm: Algorithm, task: Task, config: RunConfig) -> Federation:
+    """What a run works with; whatever does not fit together is refused before its first round."""
+    config.devices.check(task.population)
+    config.sampling.check(task.population)
+    algorithm.check_cohort(config.sampling.size(task.population), task.population)
+    algorithm.check_able(config.sampling.smallest(task.population), task.population)
+    engine = make_engine(config)
+    task = looked_at(task, engine)
+    algorithm = algorithm.fitted(task, Key.of(config.seed))
+    check_roles(algorithm, task)
+    check_answers(engine, algorithm)
+    there = at_work(task, engine, config.device)
+    fed = Federation(algorithm, there, engine, config, Key.of(config.seed), told(task, algorithm))
+    if engine.data_at_hand:  # otherwise clients say themselves what they lack
+        check_validation(algorithm, task)
+        algorithm.check_task(task)
+        check_able(algorithm, task, config)
+    return fed
 
 
 def begin(fed: Federation, initial: Tree | None = None) -> ServerState:

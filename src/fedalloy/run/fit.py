@@ -16,15 +16,15 @@ from fedalloy.core.protocols import Task
 from fedalloy.core.spec import algorithm_from_spec, algorithm_to_spec
 from fedalloy.core.task import check_task
 from fedalloy.core.types import Tree
+from fedalloy.methods.classifier import synthetic_set
 from fedalloy.records.reading import read_run
 from fedalloy.run.config import RunConfig
 from fedalloy.run.driver import Ending, RoundEvent, run
 from fedalloy.run.interrupt import put_off
 from fedalloy.run.recorder import MemoryRecorder, Recorder, Row
 from fedalloy.run.sampling import Uniform
+from fedalloy.run.tracking import Tracker
 from fedalloy.run.trained import Trained
-from fedalloy.synthetic.classifier import synthetic_set
-from fedalloy.track.tracker import Tracker
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.errors import CheckpointError
 from fedalloy.core.protocols import LocalSolver
 from fedalloy.core.types import State
+from fedalloy.records import snapshots
 from fedalloy.records.folder import Checkpoint, RunFolder
 from fedalloy.records.stream import encode
 from fedalloy.run.config import RunConfig
-from fedalloy.synthetic import snapshots
 
 LAST = "last"
 """Where a checkpoint holds its round as it would have been if others had followed."""

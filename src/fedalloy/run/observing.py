@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from fedalloy.core.algorithm import ServerState
+from fedalloy.methods.classifier import synthetic_set
 from fedalloy.run.evaluate import Evaluation, evaluate, rows
 from fedalloy.run.lengthening import Due
 from fedalloy.run.mixing import evaluate_mixes
 from fedalloy.run.recorder import Recorder, Row
 from fedalloy.run.round import Federation
 from fedalloy.run.trained import Trained
-from fedalloy.synthetic.classifier import synthetic_set
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fedalloy.core.protocols import ClientStore
 from fedalloy.core.types import State
+from fedalloy.records import snapshots
 from fedalloy.records.folder import RunFolder, RunState, StreamName
-from fedalloy.synthetic import snapshots
 
 Row = dict[str, Any]
 SHOWN_EVERY = 0.5

@@ -12,8 +12,9 @@ from fedalloy.core.algorithm import ServerState
 from fedalloy.core.protocols import ClientStore, Objective, Shared
 from fedalloy.core.types import State, Tree
 from fedalloy.engines.batched import Batched
+from fedalloy.engines.loop import Loop
+from fedalloy.methods.classifier import classifier_of, synthetic_set, train_classifier
 from fedalloy.run.round import Federation, client_states
-from fedalloy.synthetic.classifier import classifier_of, synthetic_set, train_classifier
 
 _CHUNK_BYTES = 128 << 20
 _MOST = 64
@@ -63,8 +64,8 @@ class Trained:
         assert made is not None, "a generative solver makes samples"
         objective = classifier_of(fed.task)
         # Only this engine pays here: it replays a captured step where the others would launch it kernel by kernel.
-        engine = fed.engine if isinstance(fed.engine, Batched) else None
-        return ServerModel(objective, *train_classifier(objective, *made, key, settings, engine))
+        engine = fed.engine if isinstance(fed.engine, Batched) else Loop()
+        return ServerModel(objective, *train_classifier(objective, *made, key, engine, settings))
 
     @property
     def at_once(self) -> int:

@@ -11,9 +11,10 @@ from typing import Any
 
 from fedalloy.core.errors import CheckpointError
 from fedalloy.records.lock import holder
+from fedalloy.records.naming import name_of, seed_of
 from fedalloy.records.reading import newest_rows, read_recipe, read_status
 from fedalloy.records.scalars import seconds_of
-from fedalloy.results.outcome import name_of, seed_of, watched, watched_by
+from fedalloy.results.outcome import watched, watched_by
 
 FILES = ("recipe.toml", "environment.json", "status.json", "manifest.json", "lock")
 STREAMS = ("rounds.jsonl", "clients.jsonl", "timings.jsonl")

@@ -15,7 +15,8 @@ from torch.nn import functional
 from fedalloy.core.errors import DataError
 from fedalloy.core.keys import Key
 from fedalloy.core.types import Examples
-from fedalloy.synthetic.classifier import ClassifierTraining, train_classifier
+from fedalloy.engines.loop import Loop
+from fedalloy.methods.classifier import ClassifierTraining, train_classifier
 from fedalloy.synthetic.pictures import Bounds, is_picture
 from fedalloy.tasks.models.convolutional import image_shape
 from fedalloy.tasks.models.roles import Versatile
@@ -66,7 +67,7 @@ def features_of_real(train: Examples, test: Examples, classes: int, bounds: Boun
     objective = ModuleObjective(lambda: FeatureClassifier(shape, classes, is_picture(shape, bounds)))
     epochs = min(_MOST_EPOCHS, max(1, round(_STEPS * _BATCH / len(train))))
     settings = ClassifierTraining(epochs=epochs, batch_size=_BATCH)
-    params, buffers = train_classifier(objective, train.x, train.y, key, settings)
+    params, buffers = train_classifier(objective, train.x, train.y, key, Loop(), settings)
 
     def act(role: str, x: Tensor) -> Tensor:
         parts = x.to(train.x.device).split(_CHUNK)

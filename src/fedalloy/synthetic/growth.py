@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedalloy.core.errors import SpecError
-from fedalloy.synthetic import snapshots
+from fedalloy.records import snapshots
 from fedalloy.synthetic.pictures import Bounds, as_pixels, is_picture, tiled
 
 

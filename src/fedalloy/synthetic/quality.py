@@ -15,8 +15,9 @@ from fedalloy.core.packing import bytes_up
 from fedalloy.core.protocols import DataPart
 from fedalloy.core.traffic import nbytes, sent_to
 from fedalloy.core.types import Examples, Tree
+from fedalloy.engines.loop import Loop
+from fedalloy.methods.classifier import ClassifierTraining, classifier_of, synthetic_set, train_classifier
 from fedalloy.run.trained import Trained
-from fedalloy.synthetic.classifier import ClassifierTraining, classifier_of, synthetic_set, train_classifier
 from fedalloy.synthetic.features import Features, features_of_real
 from fedalloy.synthetic.leakage import Leakage, leakage
 from fedalloy.tasks.evaluation import evaluate_clients
@@ -160,7 +161,7 @@ class _Scorer:
     def __call__(self, x: Tensor, y: Tensor) -> tuple[float, Tensor]:
         task = self.trained.fed.task
         objective = classifier_of(task)
-        params, buffers = train_classifier(objective, x, y, self.key, self.settings)
+        params, buffers = train_classifier(objective, x, y, self.key, Loop(), self.settings)
         hits = [
             objective.hits(objective.outputs(params, buffers, some), labels).double()
             for some, labels in zip(self.common.x.split(1024), self.common.y.split(1024), strict=True)

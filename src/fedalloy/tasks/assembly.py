@@ -7,6 +7,7 @@ import math
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -54,45 +55,37 @@ def make_task(
 ) -> FederatedTask:
     """Clients with data, a model and a loss; everything drawn is a function of ``seed`` alone.
 
-    Without a ``partition`` the data's own clients are taken, and where there are none, ten iid ones. A dataset
-    may have a usual ``model``, ``loss``, metrics and ``standardise``, which are taken unless others are given;
-    otherwise images of at least 16 x 16 get the ``cnn`` and everything else ``logistic``. A ``model`` may
-    also be any function that returns an ``nn.Module``; of ``inputs``, ``input_shape``, ``classes`` and ``bounds`` (the
-    data's lowest and highest value, None where none are declared) it gets those it asks for. ``noise`` makes labels
-    wrong (:class:`fedalloy.tasks.noise.LabelNoise`), ``newcomers`` is how many of the clients never take part.
-    ``classifier`` is the model that learns from synthetic samples where it is another than ``model``, ``synthetic`` the
-    file of samples that every client trains on besides its own.
+    Without a ``partition`` the data's own clients are taken, and where there are none, ten iid ones. ``model``,
+    ``loss`` and ``standardise`` are those that are usual for the data unless others are given; a ``model`` may also be
+    any function that returns an ``nn.Module`` (:func:`as_factory`). ``noise`` makes labels wrong
+    (:class:`fedalloy.tasks.noise.LabelNoise`), ``newcomers`` is how many of the clients never take part. ``classifier``
+    is the model that learns from synthetic samples where it is another than ``model``, ``synthetic`` the file of
+    samples that every client trains on besides its own.
 
     >>> make_task("digits", partition={"kind": "dirichlet", "alpha": 0.3}, clients=5).population
     5
     """
     check_device(device)
     key, usual = Key.of(seed).fold("task"), usual_of(dataset)
-    data = as_dataset(dataset, key.fold("dataset"))
-    rule = as_partition(partition, data)
-    precision, scaling = _precision(dtype), _scaling(standardise or usual.standardise)
+    data, scaling = as_dataset(dataset, key.fold("dataset")), _scaling(standardise or usual.standardise)
     bounds = data.bounds if scaling == "none" else None
-    shape, loss = shape_of(data.x), loss or usual.loss
-    model = usual.model if model is None else model
-    objective = make_objective(shape, data.classes, model, loss=loss, trainable=trainable, dtype=dtype, bounds=bounds)
+    learn = partial(_objective_on, data, device, loss=loss or usual.loss, dtype=dtype)
+    objective = learn(usual.model if model is None else model, trainable=trainable, bounds=bounds)
     made = federate(
-        data,
-        rule,
-        _count(clients, rule, data),
-        objective if device is None else objective.to(device),
-        test_fraction=test_fraction,
-        valid_fraction=valid_fraction,
-        standardise=scaling,
-        noise=as_noise(noise),
-        newcomers=newcomers,
-        key=key.fold("federation"),
-    )
-    if classifier is not None:
-        other = make_objective(shape, data.classes, classifier, loss=loss, dtype=dtype)
-        made = replace(made, classifier=other if device is None else other.to(device))
-    if synthetic is not None:
-        made = mixed_in(made, *as_part(synthetic).load())
-    return replace(made, metrics=usual.metrics, bounds=bounds).to(device, precision)
+        data, *_dealing(partition, clients, data), objective, test_fraction=test_fraction, newcomers=newcomers,
+        valid_fraction=valid_fraction, standardise=scaling, noise=as_noise(noise), key=key.fold("federation"),
+    )  # fmt: skip
+    other = None if classifier is None else learn(classifier)
+    made = made if synthetic is None else mixed_in(made, *as_part(synthetic).load())
+    return replace(made, classifier=other, metrics=usual.metrics, bounds=bounds).to(device, _precision(dtype))
+
+
+def _objective_on(
+    data: Dataset, device: str | torch.device | None, model: str | Spec | Callable[..., nn.Module] | None, **more: Any
+) -> ModuleObjective:
+    """A model for these data, where it is wanted."""
+    made = make_objective(shape_of(data.x), data.classes, model, **more)
+    return made if device is None else made.to(device)
 
 
 def make_objective(
@@ -145,7 +138,12 @@ def as_factory(
     outputs: int,
     bounds: tuple[float, float] | None = None,
 ) -> Factory:
-    """A function without arguments that builds the model for inputs of this shape, between these values."""
+    """A function without arguments that builds the model for inputs of this shape, between these values.
+
+    Without a ``model``, images of at least 16 x 16 get the ``cnn`` and everything else ``logistic``. Of ``inputs``,
+    ``input_shape``, ``classes`` and ``bounds`` (the data's lowest and highest value, None where none are declared) a
+    function gets those it asks for.
+    """
     if not callable(model) and not isinstance(input_shape, tuple):
         raise SpecError(
             f"examples with the features {', '.join(input_shape)} by name need a model that takes them as keyword "
@@ -192,11 +190,13 @@ def _checked(kind: str, settings: dict[str, Any]) -> dict[str, Any]:
     return {name: convert(value, hints.get(name, Any), f"model '{kind}'.{name}") for name, value in settings.items()}
 
 
-def _count(clients: int | None, rule: Partition, data: Dataset) -> int | None:
-    """The number of clients: as asked, as the rule makes them, or a handful."""
-    if clients is not None or rule.clients_for(data.owner) is not None:
-        return clients
-    return DEFAULT_CLIENTS
+def _dealing(
+    partition: str | Spec | Partition | None, clients: int | None, data: Dataset
+) -> tuple[Partition, int | None]:
+    """The rule, and the number of clients: as asked, as the rule makes them, or a handful."""
+    rule = as_partition(partition, data)
+    told = clients is not None or rule.clients_for(data.owner) is not None
+    return rule, clients if told else DEFAULT_CLIENTS
 
 
 def _scaling(standardise: Standardise) -> Standardise:

@@ -8,7 +8,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from fedalloy.track.tracker import Told, flat, needed
+from fedalloy.core.registry import register
+from fedalloy.run.tracking import TrackedRun
+from fedalloy.track._library import needed
 
 SEND_EVERY = 1.0
 """Seconds between two messages."""
@@ -17,6 +19,7 @@ _LONGEST = 500
 _STATES = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED", "interrupted": "KILLED"}
 
 
+@register("tracker", "mlflow")
 class MLflow:
     """One MLflow run per run; the recipe as parameters, numbers with the round as their step."""
 
@@ -25,14 +28,14 @@ class MLflow:
         self._client: Any = None
         self._run, self._waiting, self._sent = "", list[Any](), 0.0
 
-    def begin(self, told: Told) -> None:
+    def begin(self, run: TrackedRun) -> None:
         """Go on with the run that is known from an earlier sitting, or make one."""
-        beside = f"sqlite:///{told.folder.resolve().parent / 'mlflow.db'}"
+        beside = f"sqlite:///{run.folder.resolve().parent / 'mlflow.db'}"
         self._client = self._mlflow.MlflowClient(tracking_uri=os.environ.get("MLFLOW_TRACKING_URI") or beside)
-        known = told.recall("mlflow")
+        known = run.recall("mlflow")
         if known:
             self._client.update_run(known, status="RUNNING")
-        self._run = known or self._create(told)
+        self._run = known or self._create(run)
 
     def log(self, round: int, values: Mapping[str, float]) -> None:
         """Gather numbers and send some at once: a message per round would slow a quick run down."""
@@ -50,17 +53,17 @@ class MLflow:
             self._client.set_tag(self._run, "reason", reason)
         self._client.set_terminated(self._run, _STATES.get(state, "FAILED"))
 
-    def _create(self, told: Told) -> str:
-        title = told.folder.resolve().parent.name or "fedalloy"
+    def _create(self, run: TrackedRun) -> str:
+        title = run.folder.resolve().parent.name or "fedalloy"
         found = self._client.get_experiment_by_name(title)
-        artifacts = (told.folder.resolve().parent / "mlflow-artifacts").as_uri()
+        artifacts = (run.folder.resolve().parent / "mlflow-artifacts").as_uri()
         where = found.experiment_id if found else self._client.create_experiment(title, artifact_location=artifacts)
-        run = str(self._client.create_run(where, run_name=f"{told.name} {told.folder.name}").info.run_id)
-        told.remember("mlflow", run)
-        values = [self._entities.Param(_name(name), str(value)[:_LONGEST]) for name, value in flat(told.recipe).items()]
+        made = str(self._client.create_run(where, run_name=f"{run.name} {run.folder.name}").info.run_id)
+        run.remember("mlflow", made)
+        values = [self._entities.Param(_name(name), str(value)[:_LONGEST]) for name, value in _flat(run.recipe).items()]
         for begin in range(0, len(values), 100):
-            self._client.log_batch(run, params=values[begin : begin + 100])
-        return run
+            self._client.log_batch(made, params=values[begin : begin + 100])
+        return made
 
     def _send(self) -> None:
         while self._waiting:
@@ -75,3 +78,15 @@ def _name(name: str) -> str:
     'info/angle___'
     """
     return re.sub(r"[^\w\-. /:]", "_", name, flags=re.ASCII)
+
+
+def _flat(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """A recipe as dotted names.
+
+    >>> _flat({"run": {"rounds": 3}, "name": "a"})
+    {'run.rounds': 3, 'name': 'a'}
+    """
+    found: dict[str, Any] = {}
+    for name, value in table.items():
+        found |= _flat(value, f"{before}{name}.") if isinstance(value, Mapping) else {f"{before}{name}": value}
+    return found

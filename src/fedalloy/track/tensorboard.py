@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fedalloy.core.registry import register
 from fedalloy.records import toml
-from fedalloy.track.tracker import Told, needed
+from fedalloy.run.tracking import TrackedRun
+from fedalloy.track._library import needed
 
 
+@register("tracker", "tensorboard")
 class TensorBoard:
     """Writes event files into ``tensorboard/`` in the run's folder; a resumed run replaces rounds that were lost."""
 
@@ -16,13 +19,11 @@ class TensorBoard:
         self._module = needed("torch.utils.tensorboard", "TensorBoard")
         self._writer: Any = None
 
-    def begin(self, told: Told) -> None:
+    def begin(self, run: TrackedRun) -> None:
         """Open a new event file."""
-        place = str(told.folder / "tensorboard")
-        self._writer = self._module.SummaryWriter(
-            place, purge_step=told.round + 1 if told.round else None, flush_secs=5
-        )
-        self._writer.add_text("recipe", "".join(f"    {line}\n" for line in toml.dumps(told.recipe).splitlines()))
+        place = str(run.folder / "tensorboard")
+        self._writer = self._module.SummaryWriter(place, purge_step=run.round + 1 if run.round else None, flush_secs=5)
+        self._writer.add_text("recipe", "".join(f"    {line}\n" for line in toml.dumps(run.recipe).splitlines()))
 
     def log(self, round: int, values: Mapping[str, float]) -> None:
         """One scalar per number."""

@@ -6,9 +6,12 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from fedalloy.track.tracker import Told, needed
+from fedalloy.core.registry import register
+from fedalloy.run.tracking import TrackedRun
+from fedalloy.track._library import needed
 
 
+@register("tracker", "wandb")
 class WeightsAndBiases:
     """One W&B run per run; ``WANDB_MODE``, ``WANDB_PROJECT`` and the other variables of W&B are respected."""
 
@@ -17,17 +20,17 @@ class WeightsAndBiases:
         self._run: Any = None
         self._round, self._values = 0, dict[str, float]()
 
-    def begin(self, told: Told) -> None:
+    def begin(self, run: TrackedRun) -> None:
         """Begin, or go on with the run that is known from an earlier sitting."""
-        known = told.recall("wandb")
+        known = run.recall("wandb")
         mode = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
         self._run = self._wandb.init(
-            project=os.environ.get("WANDB_PROJECT") or "fedalloy", name=f"{told.name} {told.folder.name}", id=known,
-            resume="allow" if known else None, dir=str(told.folder), config=dict(told.recipe), mode=mode,
+            project=os.environ.get("WANDB_PROJECT") or "fedalloy", name=f"{run.name} {run.folder.name}", id=known,
+            resume="allow" if known else None, dir=str(run.folder), config=dict(run.recipe), mode=mode,
             settings=self._wandb.Settings(console="off", silent=True),
         )  # fmt: skip
         if not known:
-            told.remember("wandb", str(self._run.id))
+            run.remember("wandb", str(self._run.id))
 
     def log(self, round: int, values: Mapping[str, float]) -> None:
         """What belongs to one round is sent together: W&B forgets what comes late for an earlier step."""

@@ -19,11 +19,12 @@ from fedalloy.core.task import check_task
 from fedalloy.run.fit import as_algorithm
 from fedalloy.run.interrupt import Caught, put_off
 from fedalloy.run.placement import placed
+from fedalloy.run.weight_files import save_table
 from fedalloy.tasks.devices import DeviceProfile
 from fedalloy.unfolding.course import Course, layer_names
 from fedalloy.unfolding.learning import Learner, OuterEvent, Standing, course_of, learn, shares, sizes_of
 from fedalloy.unfolding.settings import Learning
-from fedalloy.unfolding.table import WeightTable
+from fedalloy.weightings.weight_table import WeightTable
 
 
 class Stopped(FedalloyError):
@@ -61,28 +62,45 @@ def unfold(
     check_task(task, "unfold: the second argument (the order is unfold(algorithm, task))")
     if engine is not None:
         check_engine_kind(engine, "unfold: engine")
-    chosen, learning = as_algorithm(algorithm), _learning(settings)
-    task = placed(task, device)
-    chosen = chosen.fitted(task, Key.of(seed))
-    layers = layer_names(task) if learning.level == "layer" else ()
-    course = Course(chosen, task, rounds, devices or DeviceProfile(), learning, layers)
-    learned = _settings(course, seed, sizes_of(task).tolist())
+    course = _course(as_algorithm(algorithm), placed(task, device), rounds, seed, devices, _learning(settings))
+    learned = _settings(course, seed, sizes_of(course.task).tolist())
     path = Path(output) if output is not None else None
-    progress = progress_file(path) if path else None
-    if not resume and progress and progress.exists():
-        raise SpecError(f"{progress} holds the progress of an interrupted learning: resume it, or delete it")
+    progress = _progress(path, resume) if path else None
     learner = Learner(course_of(course, seed), seed, device, progress, watcher=watcher, identity=learned, engine=engine)
+    standing = _learn(learner, resume, caught)
+    table = WeightTable(
+        shares(standing, course.learning), course.layers, tuple(learned["sizes"]), course.normalise,
+        tuple(standing.losses), learned,
+    )  # fmt: skip
+    if path and progress:
+        save_table(table, path)
+        progress.unlink(missing_ok=True)
+    return table
+
+
+def _course(
+    algorithm: Algorithm, task: Task, rounds: int, seed: int, devices: DeviceProfile | None, learning: Learning
+) -> Course:
+    """What is rehearsed: the algorithm as it fits the task, over so many rounds."""
+    layers = layer_names(task) if learning.level == "layer" else ()
+    return Course(algorithm.fitted(task, Key.of(seed)), task, rounds, devices or DeviceProfile(), learning, layers)
+
+
+def _progress(output: Path, resume: bool) -> Path:
+    """Where this learning keeps how far it is; what another one left there is not overwritten."""
+    progress = progress_file(output)
+    if not resume and progress.exists():
+        raise SpecError(f"{progress} holds the progress of an interrupted learning: resume it, or delete it")
+    return progress
+
+
+def _learn(learner: Learner, resume: bool, caught: Caught | None) -> Standing:
+    """Learn to the end, or say what is kept when a signal ends it."""
     with put_off() if caught is None else nullcontext(caught) as heard:
         standing, stopped = learn(learner, resume, heard)
         if stopped:
-            raise Stopped(_farewell(standing, progress, stopped))
-    table = WeightTable(
-        shares(standing, learning), layers, tuple(learned["sizes"]), course.normalise, tuple(standing.losses), learned
-    )
-    if path and progress:
-        table.save(path)
-        progress.unlink(missing_ok=True)
-    return table
+            raise Stopped(_farewell(standing, learner.progress, stopped))
+    return standing
 
 
 def progress_file(output: Path) -> Path:

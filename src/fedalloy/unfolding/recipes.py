@@ -16,8 +16,8 @@ from fedalloy.run.interrupt import Caught
 from fedalloy.run.sampling import Uniform
 from fedalloy.unfolding.call import unfold
 from fedalloy.unfolding.learning import OuterEvent
-from fedalloy.unfolding.table import WeightTable
 from fedalloy.weightings.unfolded import Unfolded
+from fedalloy.weightings.weight_table import WeightTable
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,11 @@
-"""A sheet to draw on, without a window and without anything global, as wide as a column of a paper."""
+"""A sheet to draw on, without a window and without anything global, as wide as a column of a paper; and what a picture
+may be asked."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,17 @@ STYLE: Any = {
     "axes.linewidth": 0.6, "lines.linewidth": 1.2, "axes.grid": True, "grid.alpha": 0.3, "grid.linewidth": 0.4,
     "pdf.fonttype": 42, "svg.fonttype": "none", "savefig.dpi": 300,
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Options:
+    """``metric``: what is shown; ``points``: how finely; ``clients``: of how many, where models are scored anew;
+    ``width``: of the picture."""
+
+    metric: str | None = None
+    points: int = 21
+    clients: int = 20
+    width: str = "column"
 
 
 @contextmanager

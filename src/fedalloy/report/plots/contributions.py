@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedalloy.core.errors import SpecError
-from fedalloy.report.plots.canvas import whole_numbers
-from fedalloy.report.plots.kinds import Options
+from fedalloy.report.plots.canvas import Options, whole_numbers
 from fedalloy.results.stories import gather
 
 

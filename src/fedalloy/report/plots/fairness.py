@@ -11,7 +11,7 @@ import numpy as np
 
 from fedalloy.core.errors import SpecError
 from fedalloy.report.palette import assign
-from fedalloy.report.plots.kinds import Options
+from fedalloy.report.plots.canvas import Options
 from fedalloy.results.runs import by_name
 from fedalloy.results.stories import gather
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedalloy.core import aspects, tree
 from fedalloy.core.errors import SpecError
 from fedalloy.recipe import reopen
-from fedalloy.report.plots.kinds import Options
+from fedalloy.report.plots.canvas import Options
 from fedalloy.run.trained import Trained
 from fedalloy.tasks.evaluation import Model, evaluate_models
 

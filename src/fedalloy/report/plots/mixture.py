@@ -11,7 +11,7 @@ import numpy as np
 
 from fedalloy.core.errors import SpecError
 from fedalloy.records.reading import RunRecord, read_run
-from fedalloy.report.plots.kinds import Options
+from fedalloy.report.plots.canvas import Options
 from fedalloy.results.served import client_values, direction
 from fedalloy.results.statistics import moments
 

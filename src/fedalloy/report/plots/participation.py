@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedalloy.report.palette import assign
-from fedalloy.report.plots.canvas import whole_numbers
-from fedalloy.report.plots.kinds import Options
+from fedalloy.report.plots.canvas import Options, whole_numbers
 from fedalloy.results.runs import by_name
 from fedalloy.results.stories import gather
 

@@ -14,7 +14,7 @@ from fedalloy.core.errors import SpecError
 from fedalloy.core.keys import Key
 from fedalloy.core.types import Examples, Tree
 from fedalloy.recipe import reopen
-from fedalloy.report.plots.kinds import Options
+from fedalloy.report.plots.canvas import Options
 from fedalloy.run.trained import Trained
 from fedalloy.tasks.evaluation import evaluate_pool
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedalloy.recipe import reopen
-from fedalloy.report.plots.kinds import Options
+from fedalloy.report.plots.canvas import Options
 from fedalloy.run.trained import Trained
 from fedalloy.tasks.metrics.calibration import ExpectedCalibrationError
 from fedalloy.tasks.metrics.metric import means, sums

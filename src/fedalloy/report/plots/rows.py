@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedalloy.report.plots.kinds import Options
+from fedalloy.report.plots.canvas import Options
 from fedalloy.report.plots.weights import panels, split
 
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedalloy.report.plots.kinds import Options
-from fedalloy.unfolding.table import load
+from fedalloy.report.plots.canvas import Options
+from fedalloy.run.weight_files import load_table
 
 
 def gather(runs: Sequence[Path]) -> list[tuple[int, float]]:
     """Rounds and variance of every table, by rounds."""
-    return sorted((table.rounds, table.variance) for table in map(load, runs))
+    return sorted((table.rounds, table.variance) for table in map(load_table, runs))
 
 
 def draw(axes: Any, runs: Sequence[Path], options: Options) -> None:

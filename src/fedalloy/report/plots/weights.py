@@ -8,15 +8,16 @@ from typing import Any
 
 from torch import Tensor
 
-from fedalloy.report.plots.kinds import Options
-from fedalloy.unfolding.table import WeightTable, load
+from fedalloy.report.plots.canvas import Options
+from fedalloy.run.weight_files import load_table
+from fedalloy.weightings.weight_table import WeightTable
 
 
 def panels(runs: Sequence[Path]) -> list[tuple[str, Tensor]]:
     """A title and weights ``[rounds, clients]`` for every map: one per table, or one per layer of it."""
     found: list[tuple[str, Tensor]] = []
     for path in runs:
-        table = load(path)
+        table = load_table(path)
         name = title(path, table) if len(runs) > 1 or table.layers else ""
         if table.layers:
             found += [(f"{name} {layer}", table.weights[:, :, place]) for place, layer in enumerate(table.layers)]

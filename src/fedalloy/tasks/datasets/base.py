@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -178,7 +177,7 @@ def _regression(y: Tensor) -> tuple[str, ...]:
 def third_party(module: str, package: str, purpose: str) -> Any:
     """Import a library that only this purpose needs, or say which package to install."""
     try:
-        return importlib.import_module(module)
+        return registry.load(module)
     except ImportError as missing:
         raise DataError(
             f"{purpose} needs the package '{package}', which is not installed: pip install {package}"

@@ -1,18 +1,15 @@
-"""A learned table as data: read, written, averaged, described, and turned into a weighting."""
+"""A learned table as data: averaged, described, and turned into a weighting."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedalloy.core.errors import SpecError
-from fedalloy.records import atomic
 from fedalloy.weightings.unfolded import Unfolded
 
 FORMAT = "fedalloy weights 1"
@@ -70,26 +67,13 @@ class WeightTable:
             "weights": self.weights.tolist(), "losses": list(self.losses), "learned": self.learned,
         }  # fmt: skip
 
-    def save(self, path: str | Path) -> None:
-        """Write the table, whole or not at all."""
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        atomic.write_text(Path(path), json.dumps(self.to_json(), indent=1) + "\n")
-
-
-def load(path: str | Path) -> WeightTable:
-    """A table from a file."""
-    try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
-        if not isinstance(found, dict) or found.get("format") != FORMAT:
-            raise ValueError(f"its format is not '{FORMAT}'")
+    @staticmethod
+    def from_json(found: Mapping[str, Any]) -> WeightTable:
+        """A table from what ``to_json`` gave."""
         return WeightTable(
             torch.tensor(found["weights"], dtype=torch.float64), tuple(found["layers"]), tuple(found["sizes"]),
             bool(found["normalise"]), tuple(found["losses"]), found["learned"], int(found["runs"]),
         )  # fmt: skip
-    except FileNotFoundError:
-        raise SpecError(f"there is no table {path}; learn one with 'fedalloy unfold RECIPE -o {path}'") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SpecError(f"{path} holds no table of weights: {error}") from error
 
 
 def average(tables: Sequence[WeightTable]) -> WeightTable:

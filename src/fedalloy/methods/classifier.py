@@ -15,10 +15,8 @@ from fedalloy.core.errors import SpecError
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import DataPart, Engine, Objective, Task
 from fedalloy.core.types import Block, Context, Tree, Work
-from fedalloy.engines.loop import Loop
 from fedalloy.servers.sgd import ServerSgd
 from fedalloy.solvers.sgd import Sgd
-from fedalloy.tasks.evaluation import Metrics, evaluate_clients
 from fedalloy.weightings.uniform import Uniform
 
 
@@ -79,10 +77,10 @@ def train_classifier(
     x: Tensor,
     y: Tensor,
     key: Key,
+    engine: Engine,
     settings: ClassifierTraining | None = None,
-    engine: Engine | None = None,
 ) -> tuple[Tree, Tree]:
-    """Parameters and buffers of a new model after training on ``x`` and ``y``: one client's local training, on any
+    """Parameters and buffers of a new model after training on ``x`` and ``y``: one client's local training on an
     engine."""
     algorithm, ids = _trainer(settings or ClassifierTraining()), torch.zeros(1, dtype=torch.int64)
     params, buffers = ({name: leaf.to(x.device) for name, leaf in made.items()} for made in objective.init(key))
@@ -90,24 +88,9 @@ def train_classifier(
     states = {0: algorithm.init_client(shared, key)}
     ctx = Context(1, 1, key, algorithm.solver.lr_at(1), 1)
     task = OneClient(objective, x, y)
-    sent = (engine or Loop())(algorithm, task, shared, states, Work.of(ids), ctx).cohort.payload
+    sent = engine(algorithm, task, shared, states, Work.of(ids), ctx).cohort.payload
     moved = {name: leaf + sent["delta"][name][0] for name, leaf in params.items()}
     return moved, {name: leaf[0] for name, leaf in sent.get("buffers", {}).items()}
-
-
-def score_on_real(
-    task: Task,
-    x: Tensor,
-    y: Tensor,
-    key: Key,
-    metrics: Metrics = ("accuracy",),
-    settings: ClassifierTraining | None = None,
-) -> dict[str, Tensor]:
-    """Train on synthetic, test on real: one value per client and metric, on every client's test part."""
-    objective = classifier_of(task)
-    params, buffers = train_classifier(objective, x, y, key, settings)
-    block = task.data("test", torch.arange(task.population))
-    return evaluate_clients(objective, params, buffers, block, metrics)
 
 
 @lru_cache(maxsize=16)

@@ -1,0 +1,1 @@
+"""Methods put together from solvers, weightings, servers and wires."""
