@@ -26,7 +26,7 @@ from typing import Any
 
 from fedalloy.flower.local import LocalFederation
 from fedalloy.flower.operating import Run
-from fedalloy.flower.scaffold import Plan, numbered, write_federation
+from fedalloy.flower.scaffold import FederationPlan, numbered, write_federation
 from fedalloy.flower.trial import submit
 from fedalloy.recipe import parse
 from fedalloy.records.reading import read_run
@@ -66,7 +66,7 @@ def finish(run: Run) -> None:
 
 
 def measure(place: Path, rounds: int, repeats: int) -> dict[str, list[float]]:
-    write_federation(place / "fed", Plan(numbered(NODES)))
+    write_federation(place / "fed", FederationPlan(numbered(NODES)))
     found: dict[str, list[float]] = {way: [] for way in WAYS}
     with LocalFederation.of(place / "fed", apps=(APP,)) as federation:
         for repeat in range(repeats):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from multiprocessing.connection import Connection
 
-from fedalloy.compare.jobs import News
+from fedalloy.compare.jobs import JobNews
 
 
 def serve(connection: Connection) -> None:
     while (job := connection.recv()) is not None:
         if job.name == "dies":
             os._exit(9)
-        connection.send(News(job, "ended", text="finished"))
+        connection.send(JobNews(job, "ended", text="finished"))

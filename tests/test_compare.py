@@ -14,7 +14,7 @@ import pytest
 
 from fedalloy.compare import jobs
 from fedalloy.compare.comparing import compare, select
-from fedalloy.compare.jobs import Job, News
+from fedalloy.compare.jobs import Job, JobNews
 from fedalloy.compare.naming import settings_folders
 from fedalloy.core.errors import CheckpointError, SpecError
 from fedalloy.recipe import parse
@@ -86,7 +86,7 @@ def test_a_comparison_in_one_process_equals_one_in_two_and_is_reused(tmp_path):
         assert outcome.folder is not None
         twin = tmp_path / "beside" / outcome.folder.relative_to(tmp_path / "alone")
         assert (twin / "rounds.jsonl").read_bytes() == (outcome.folder / "rounds.jsonl").read_bytes()
-    news: list[News] = []
+    news: list[JobNews] = []
     compare(recipe, tmp_path / "alone", watcher=news.append)
     assert [one.kind for one in news] == ["reused"] * 4
     with pytest.raises(CheckpointError, match=r"sampling\.cohort is 2 there, 3 here"):
@@ -123,7 +123,7 @@ def test_a_method_that_depends_on_the_length_is_refused_before_anything_runs(tmp
 def test_the_same_algorithm_in_other_words_is_the_same_run(tmp_path):
     one = {"rounds": 1, "seeds": [0]}
     compare(tiny(run=one, compare=[{"name": "a", "set": {"algorithm.name": "fedavg"}}]), tmp_path, processes=1)
-    news: list[News] = []
+    news: list[JobNews] = []
     spelled = {"algorithm.name": "fedavg", "weighting.kind": "samples", "server.kind": "sgd"}
     compare(tiny(run=one, compare=[{"name": "a", "set": spelled}]), tmp_path, processes=1, watcher=news.append)
     assert [one.kind for one in news] == ["reused"]
@@ -327,7 +327,7 @@ def test_a_worker_that_dies_costs_one_run(tmp_path, monkeypatch):
 
     monkeypatch.setattr(jobs, "serve", dying.serve)
     wanted = [Job(name, seed, {}, tmp_path / f"{seed}") for seed, name in enumerate(["dies", "b", "dies", "d", "e"])]
-    news: list[News] = []
+    news: list[JobNews] = []
     jobs.side_by_side(wanted, 2, news.append)
     told = {one.job.seed: (one.kind, one.state) for one in news}
     assert told == {

@@ -15,12 +15,12 @@ from fedalloy.core.spec import from_spec
 from fedalloy.recipe import assign, entry_names, literal, load, parse, quick, resolve, schema
 from fedalloy.recipe.changes import leaves, merge
 from fedalloy.records import toml
-from fedalloy.run.sampling import BySize, Listed, Uniform
+from fedalloy.run.sampling import BySize, Listed, UniformSampling
 from fedalloy.solvers.prox import Prox
 from fedalloy.tasks.assembly import as_factory
 from fedalloy.tasks.devices import EpochRange
 from fedalloy.tasks.noise import LabelNoise
-from fedalloy.weightings.uniform import Uniform as UniformWeights
+from fedalloy.weightings.uniform import Uniform
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 
@@ -76,12 +76,12 @@ def test_tables_become_the_values_they_describe():
     solver = made.algorithm.solver
     assert isinstance(solver, Prox)
     assert (solver.mu, solver.lr) == (0.3, 0.2)
-    assert made.algorithm.weighting == UniformWeights()
+    assert made.algorithm.weighting == Uniform()
     assert made.algorithm.on_failure == "resend"
     assert made.config.devices.epochs == EpochRange(1, 5)
     assert made.config.sampling == BySize(0.5)
     assert (made.config.rounds, made.config.seed, made.config.evaluate_clients) == (7, 5, 3)
-    assert resolve(parse({})).config.sampling == Uniform()
+    assert resolve(parse({})).config.sampling == UniformSampling()
     assert resolve(parse({"sampling": {"kind": "list", "cohorts": [[0], [1, 2]]}})).config.sampling == Listed(
         ((0,), (1, 2))
     )

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from fedalloy.conform.cohorts import Quadratics, arrive, flat, split
 from fedalloy.conform.replay import Report, replay
-from fedalloy.conform.vectors import Case, Values, read
+from fedalloy.conform.vectors import Values, VectorCase, read
 from fedalloy.core import registry
 from fedalloy.core.errors import SpecError
 from fedalloy.core.measuring import mean_loss
@@ -214,7 +214,7 @@ def test_the_gradient_of_a_quadratic_is_exact():
 def test_a_cohort_is_sorted_and_goes_back_to_the_order_of_the_file():
     inputs = Values({"w": [0.0, 0.0], "W": [[5.0, 1.0], [2.0, 2.0]], "ids": [5, 2], "losses": [0.5, 0.2]}, "here")
     params = Values({"n": [10, 11, 12, 13, 14, 15], "layers": [1, 1]}, "params")
-    case = Case(params, Values({}, "init"), (inputs,), frozenset())
+    case = VectorCase(params, Values({}, "init"), (inputs,), frozenset())
     arrived = arrive(case, inputs, loss_before="losses")
     assert arrived.cohort.ids.tolist() == [2, 5]
     assert arrived.cohort.stats["num_examples"].tolist() == [12.0, 15.0]

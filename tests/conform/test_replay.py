@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from fedalloy.conform.replay import Comparison, FieldResult, Fields, Report, Within, distance, exit_code, replay
-from fedalloy.conform.vectors import Case, flatten
+from fedalloy.conform.replay import FieldComparison, FieldResult, Fields, Report, Within, distance, exit_code, replay
+from fedalloy.conform.vectors import VectorCase, flatten
 from fedalloy.core import registry
 from fedalloy.core.errors import RegistryError, SpecError
 from fedalloy.core.protocols import Weighting
@@ -121,7 +121,7 @@ def test_distance(one, other, expected):
     ("errors", "code"), [([[0.0], [0.0]], 0), ([[0.0], [None]], 3), ([[None], [1.0]], 1), ([[1.0], [0.0]], 1), ([], 0)]
 )
 def test_the_exit_code_of_several_files(errors, code):
-    fields = [[FieldResult("x", (Comparison(1, 1, error),)) for error in each] for each in errors]
+    fields = [[FieldResult("x", (FieldComparison(1, 1, error),)) for error in each] for each in errors]
     assert exit_code([Report(Path("a.json"), "g", each) for each in fields]) == code
 
 
@@ -202,9 +202,9 @@ def test_no_two_files_may_claim_a_group():
 
 
 def test_the_expected_values_do_not_reach_the_replayer(monkeypatch, write):
-    seen: list[Case] = []
+    seen: list[VectorCase] = []
 
-    def watching(case: Case) -> Iterator[Fields]:
+    def watching(case: VectorCase) -> Iterator[Fields]:
         seen.append(case)
         yield {}
 

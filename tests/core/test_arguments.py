@@ -20,7 +20,7 @@ from fedalloy.core.spec import from_spec
 from fedalloy.methods.classifier import ClassifierTraining
 from fedalloy.recipe import parse, resolve
 from fedalloy.run.config import RunConfig
-from fedalloy.run.sampling import BySize, Listed, Uniform
+from fedalloy.run.sampling import BySize, Listed, UniformSampling
 from fedalloy.servers.sgd import ServerSgd
 from fedalloy.solvers.sgd import Sgd
 from fedalloy.tasks.devices import DeviceProfile, EpochRange, Slow
@@ -31,7 +31,8 @@ from fedalloy.weightings.samples import Samples
 
 ROOMS = ("algorithm", "solver", "weighting", "server", "wire", "partition", "dataset", "metric", "engine", "model")
 SETTINGS: tuple[Any, ...] = (
-    RunConfig, Uniform, BySize, Listed, EpochRange, Slow, DeviceProfile, ClassifierTraining, Learning, LabelNoise,
+    RunConfig, UniformSampling, BySize, Listed, EpochRange, Slow, DeviceProfile, ClassifierTraining, Learning,
+    LabelNoise,
 )  # fmt: skip
 NEEDED: dict[str, Any] = {
     "iid": 1, "non_iid": 1, "sizes": (1, 2), "path": "here", "function": "a:b", "shape": (2,), "inputs": 3,

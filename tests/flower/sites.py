@@ -19,7 +19,7 @@ from fedalloy.flower.config import ServerConfig
 from fedalloy.flower.local import LocalFederation
 from fedalloy.flower.operating import Run
 from fedalloy.flower.processes import carrying, wait_until
-from fedalloy.flower.scaffold import Plan, write_federation
+from fedalloy.flower.scaffold import FederationPlan, write_federation
 from fedalloy.records import atomic, toml
 from fedalloy.records.checkpoint import load as load_state
 from fedalloy.records.reading import read_run
@@ -107,7 +107,7 @@ class Site:
         self.place = place
         # Besides the honest and the hostile ones: a second node-0, and one whose key nobody registered.
         names = (*HONEST, *HOSTILE, "node-6", "node-7")
-        write_federation(place, Plan(nodes=names))
+        write_federation(place, FederationPlan(nodes=names))
         for number, name in enumerate(names):
             source = f"tests.flower.hostile:{HOSTILE[name]}" if name in HOSTILE else "data"
             self.configure(name, data=source, client=0 if name == "node-6" else number, threads=1)

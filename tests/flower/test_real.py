@@ -26,7 +26,7 @@ from fedalloy.flower.layout import ServerPlace
 from fedalloy.flower.operating import answers, front_answers
 from fedalloy.flower.pki import make_node_key, public_half
 from fedalloy.flower.processes import TOKEN, DidNotStart, Program, carrying, end_all, free_port, wait_until
-from fedalloy.flower.scaffold import Plan, write_federation
+from fedalloy.flower.scaffold import FederationPlan, write_federation
 from fedalloy.flower.shell import FlwrFailed, Shell
 from fedalloy.records.reading import read_run
 from fedalloy.weightings.aaggff_s import AaggffS
@@ -319,7 +319,7 @@ def test_partners_reach_what_nodes_need_and_nothing_else(site, tmp_path):
 
 def test_the_server_command_opens_its_front_last_and_does_not_stay_without_it(programs_find_us, tmp_path):
     port, local = free_port(), free_port()
-    write_federation(tmp_path / "fed", Plan(("north", "south"), port=port))
+    write_federation(tmp_path / "fed", FederationPlan(("north", "south"), port=port))
     folder = tmp_path / "fed" / "server"
     file = folder / "server.toml"
     file.write_text(file.read_text().replace(f"local_port = {port + 1}", f"local_port = {local}"))

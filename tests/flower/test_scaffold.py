@@ -32,7 +32,7 @@ from fedalloy.flower.local import LocalFederation
 from fedalloy.flower.pki import expires, make_node_key, make_server_certificate, public_half, write_private
 from fedalloy.flower.policy import Policy
 from fedalloy.flower.processes import TOKEN, DidNotStart, Program, carrying, end_all, free_port, wait_until
-from fedalloy.flower.scaffold import Plan, numbered, secrets_of, write_federation
+from fedalloy.flower.scaffold import FederationPlan, numbered, secrets_of, write_federation
 from fedalloy.flower.status import look
 from fedalloy.flower.trial import News, Trial, trial_of
 from fedalloy.recipe import parse
@@ -95,13 +95,13 @@ def test_a_node_key_is_a_p384_pair_in_openssh_format(tmp_path):
 
 def test_secrets_are_their_owners_alone_and_nothing_is_overwritten(tmp_path):
     folder = tmp_path / "fed"
-    write_federation(folder, Plan(("north", "south"), host="fed.example.org"))
+    write_federation(folder, FederationPlan(("north", "south"), host="fed.example.org"))
     assert [path.name for path in secrets_of(folder)] == ["node.key", "node.key", "ca.key", "server.key"]
     assert {mode(path) for path in secrets_of(folder)} == {0o600}
     assert {mode(folder / "server"), *(mode(path) for path in (folder / "nodes").iterdir())} == {0o700}
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     with pytest.raises(SpecError, match="nothing was written"):
-        write_federation(folder, Plan(("west",)))
+        write_federation(folder, FederationPlan(("west",)))
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     assert [path.name for path in tmp_path.iterdir()] == ["fed"], "no draft is left"
     with pytest.raises(SpecError, match="not overwritten"):
@@ -114,7 +114,7 @@ def test_a_federation_that_cannot_be_finished_leaves_nothing(tmp_path, monkeypat
 
     monkeypatch.setattr("fedalloy.flower.scaffold.make_node_key", fail)
     with pytest.raises(OSError, match="disk full"):
-        write_federation(tmp_path / "fed", Plan(numbered(2)))
+        write_federation(tmp_path / "fed", FederationPlan(numbered(2)))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -124,11 +124,11 @@ def test_a_federation_that_cannot_be_finished_leaves_nothing(tmp_path, monkeypat
 )
 def test_impossible_federations_are_refused(plan):
     with pytest.raises(SpecError):
-        Plan(**plan)
+        FederationPlan(**plan)
 
 
 def test_every_folder_says_how_to_start_and_the_commands_are_quiet_and_encrypted(tmp_path):
-    write_federation(tmp_path / "fed", Plan(("north",), host="fed.example.org", port=4444, data="mine"))
+    write_federation(tmp_path / "fed", FederationPlan(("north",), host="fed.example.org", port=4444, data="mine"))
     server, place = ServerPlace.read(tmp_path / "fed/server"), NodePlace.read(tmp_path / "fed/nodes/north")
     assert (server.host, server.port, server.local_address) == ("0.0.0.0", 4444, "127.0.0.1:4445")
     link, node = commands.superlink(server), commands.supernode(place)
@@ -152,7 +152,7 @@ def test_every_folder_says_how_to_start_and_the_commands_are_quiet_and_encrypted
 
 
 def test_plain_text_needs_to_be_asked_for_and_says_so(tmp_path):
-    write_federation(tmp_path / "fed", Plan(("north",), secure=False))
+    write_federation(tmp_path / "fed", FederationPlan(("north",), secure=False))
     assert secrets_of(tmp_path / "fed") == []
     assert "--insecure" in commands.superlink(ServerPlace.read(tmp_path / "fed/server"))
     assert "NOT encrypted" in (tmp_path / "fed/README.md").read_text()
@@ -160,8 +160,8 @@ def test_plain_text_needs_to_be_asked_for_and_says_so(tmp_path):
 
 def test_nothing_is_public_without_encryption_and_a_front(tmp_path, monkeypatch):
     with pytest.raises(SpecError, match=r"'fed\.example\.org' is reached from others"):
-        Plan(("north",), secure=False, host="fed.example.org")
-    write_federation(tmp_path / "fed", Plan(("north",), secure=False))
+        FederationPlan(("north",), secure=False, host="fed.example.org")
+    write_federation(tmp_path / "fed", FederationPlan(("north",), secure=False))
     file = tmp_path / "fed/server/server.toml"
     file.write_text(file.read_text().replace('"127.0.0.1"', '"0.0.0.0"'))
     with pytest.raises(SpecError, match=r"on '0\.0\.0\.0' without encryption"):
@@ -174,7 +174,7 @@ def test_nothing_is_public_without_encryption_and_a_front(tmp_path, monkeypatch)
 
 @pytest.mark.parametrize("server", ["fed.example.org:9092", "0.0.0.0:9092", "[2001:db8::1]:9092", "fed.example.org"])
 def test_a_node_speaks_to_nobody_elsewhere_without_encryption(server, tmp_path):
-    write_federation(tmp_path / "fed", Plan(("north",), secure=False))
+    write_federation(tmp_path / "fed", FederationPlan(("north",), secure=False))
     file = tmp_path / "fed/nodes/north/node.toml"
     written = file.read_text().replace('data = ""', 'data = "mine"')
     file.write_text(written)
@@ -185,7 +185,7 @@ def test_a_node_speaks_to_nobody_elsewhere_without_encryption(server, tmp_path):
 
 
 def test_a_node_does_not_start_before_its_operator_said_where_its_data_are(tmp_path):
-    write_federation(tmp_path / "fed", Plan(("north",)))
+    write_federation(tmp_path / "fed", FederationPlan(("north",)))
     place = tmp_path / "fed/nodes/north"
     assert tomllib.loads((place / "node.toml").read_text())["data"] == ""
     with pytest.raises(SpecError, match="'data' is missing or empty"):
@@ -199,7 +199,7 @@ def test_a_node_does_not_start_before_its_operator_said_where_its_data_are(tmp_p
 
 
 def test_admit_without_a_server_says_so_and_leaves_nothing_behind(tmp_path):
-    write_federation(tmp_path / "fed", Plan(("north",), port=free_port()))
+    write_federation(tmp_path / "fed", FederationPlan(("north",), port=free_port()))
     before = sorted((tmp_path / "fed/server").iterdir())
     for _ in range(2):
         done = CliRunner().invoke(app, ["flower", "admit", str(tmp_path / "fed/server")])
@@ -210,14 +210,14 @@ def test_admit_without_a_server_says_so_and_leaves_nothing_behind(tmp_path):
 
 
 def test_a_key_that_cannot_be_read_is_named(tmp_path):
-    write_federation(tmp_path / "fed", Plan(("north",)))
+    write_federation(tmp_path / "fed", FederationPlan(("north",)))
     (tmp_path / "fed/server/nodes/east.pub").mkdir()
     with pytest.raises(SpecError, match=r"east\.pub is no public key"):
         keys(ServerPlace.read(tmp_path / "fed/server"))
 
 
 def test_a_misspelt_setting_is_named(tmp_path):
-    write_federation(tmp_path / "fed", Plan(("north",)))
+    write_federation(tmp_path / "fed", FederationPlan(("north",)))
     file = tmp_path / "fed/nodes/north/node.toml"
     good = file.read_text()
     file.write_text(good.replace("policy =", "polici ="))
@@ -280,7 +280,7 @@ def test_a_program_that_ends_too_early_shows_its_log(tmp_path):
 
 
 def test_a_federation_that_is_running_is_not_started_twice(tmp_path):
-    write_federation(tmp_path / "fed", Plan(numbered(1)))
+    write_federation(tmp_path / "fed", FederationPlan(numbered(1)))
     federation = LocalFederation.of(tmp_path / "fed")
     sleeping = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
@@ -294,7 +294,7 @@ def test_a_federation_that_is_running_is_not_started_twice(tmp_path):
 
 
 def test_status_of_a_server_that_is_not_running(tmp_path):
-    write_federation(tmp_path / "fed", Plan(numbered(1), port=free_port()))
+    write_federation(tmp_path / "fed", FederationPlan(numbered(1), port=free_port()))
     server, run = look(tmp_path / "fed")
     assert run is None
     assert server is not None

@@ -20,7 +20,7 @@ from fedalloy.flower.commands import SEATS
 from fedalloy.flower.layout import ServerPlace
 from fedalloy.flower.pki import make_node_key, public_half
 from fedalloy.flower.roster import Roster
-from fedalloy.flower.scaffold import Plan, write_federation
+from fedalloy.flower.scaffold import FederationPlan, write_federation
 from fedalloy.records.reading import read_run
 from tests.flower.fake import FakeNode, federation, play, recipe_file
 
@@ -126,7 +126,7 @@ class Shell:
 
 @pytest.fixture
 def place(tmp_path: Path) -> ServerPlace:
-    write_federation(tmp_path / "fed", Plan(("north", "south", "east")))
+    write_federation(tmp_path / "fed", FederationPlan(("north", "south", "east")))
     return ServerPlace.read(tmp_path / "fed" / "server")
 
 

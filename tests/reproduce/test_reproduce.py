@@ -13,7 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 from fedalloy.cli.app import app
-from fedalloy.compare.jobs import News, Watcher
+from fedalloy.compare.jobs import JobNews, Watcher
 from fedalloy.core.errors import DataError, SpecError
 from fedalloy.records.reading import read_run
 from fedalloy.reproduce.declaring import load_experiment, target_of
@@ -100,7 +100,7 @@ class Told:
 
     @contextmanager
     def __call__(self, case: str, count: int) -> Iterator[Watcher]:
-        def tell(news: News) -> None:
+        def tell(news: JobNews) -> None:
             if news.kind != "round":
                 self.kinds.append(news.kind)
 

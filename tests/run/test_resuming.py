@@ -26,7 +26,7 @@ from fedalloy.run.config import RunConfig
 from fedalloy.run.driver import run
 from fedalloy.run.fit import RunResult, fit
 from fedalloy.run.lengthening import tidy_snapshots
-from fedalloy.run.sampling import BySize, Listed, Uniform
+from fedalloy.run.sampling import BySize, Listed, UniformSampling
 from fedalloy.solvers.sgd import Sgd
 from fedalloy.tasks.assembly import make_task
 from fedalloy.tasks.devices import DeviceProfile
@@ -188,7 +188,8 @@ def test_a_setting_that_is_new_since_then_counts_only_where_it_is_used(tmp_path)
 
 def test_fingerprints_are_stable_and_tell_things_apart():
     assert portrait(Listed(((0, 1),))) == {"kind": "Listed", "cohorts": [[0, 1]]}
-    assert portrait(Uniform(3)) != portrait(BySize(3))
+    assert portrait(UniformSampling(3)) == {"kind": "Uniform", "cohort": 3}, "as folders of earlier versions say"
+    assert portrait(UniformSampling(3)) != portrait(BySize(3))
     assert portrait({"a": torch.ones(2)}) != portrait({"a": torch.zeros(2)})
     assert portrait(tuple(range(1000))) != portrait((*range(999), 0))
     json.dumps(portrait([float("nan"), {"x": {1, 2}}, torch.tensor([1]), len, Sgd()]))

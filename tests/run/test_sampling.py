@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from fedalloy.core.errors import SpecError
 from fedalloy.core.keys import Key
-from fedalloy.run.sampling import BySize, Listed, Uniform, cohort_size
+from fedalloy.run import sampling
+from fedalloy.run.sampling import BySize, Listed, UniformSampling, cohort_size
 from fedalloy.testing import small_task
 
 
@@ -26,7 +27,7 @@ def even(ids: torch.Tensor) -> torch.Tensor:
 
 
 TASK = small_task(sizes=(1, 2, 3, 4, 10, 0))
-RULES = [Uniform(3), BySize(3), Listed(((4, 0, 2), (1, 5)))]
+RULES = [UniformSampling(3), BySize(3), Listed(((4, 0, 2), (1, 5)))]
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -53,7 +54,7 @@ def test_uniform_fills_the_cohort_while_enough_are_reachable(population, seed, s
     task: Any = SimpleNamespace(population=population)
     reachable = Key.of(seed).fold("who").uniform(population) < share
     wanted = max(1, population // 3)
-    ids = Uniform(wanted).choose(task, 1, Key.of(seed), lambda some: reachable[some])
+    ids = UniformSampling(wanted).choose(task, 1, Key.of(seed), lambda some: reachable[some])
     assert len(ids) == min(wanted, int(reachable.sum()))
     assert bool(reachable[ids].all())
 
@@ -62,7 +63,7 @@ def test_uniform_takes_reachable_clients_equally_often():
     task: Any = SimpleNamespace(population=12)
     counts = torch.zeros(12)
     for seed in range(2000):
-        counts[Uniform(2).choose(task, 1, Key.of(seed), lambda ids: ids % 3 != 0)] += 1
+        counts[UniformSampling(2).choose(task, 1, Key.of(seed), lambda ids: ids % 3 != 0)] += 1
     assert counts[::3].tolist() == [0] * 4
     assert counts[counts > 0].tolist() == pytest.approx([2000 * 2 / 8] * 8, rel=0.15)
 
@@ -70,7 +71,7 @@ def test_uniform_takes_reachable_clients_equally_often():
 def test_uniform_does_not_look_at_the_whole_population():
     task: Any = SimpleNamespace(population=10**12)
     begin = time.perf_counter()
-    ids = Uniform(50).choose(task, 1, Key.of(0), everyone)
+    ids = UniformSampling(50).choose(task, 1, Key.of(0), everyone)
     assert len(ids) == 50
     assert time.perf_counter() - begin < 1
 
@@ -122,3 +123,10 @@ def test_what_a_cohort_setting_means(cohort, size):
 def test_a_cohort_that_cannot_be(cohort):
     with pytest.raises(SpecError, match="cohort must lie between 1 and the number of clients"):
         cohort_size(cohort, 10)
+
+
+def test_the_former_name_of_a_rule_still_works_and_says_so():
+    with pytest.warns(DeprecationWarning, match="is called UniformSampling now"):
+        assert sampling.Uniform is UniformSampling
+    with pytest.raises(AttributeError, match="no attribute 'Unifrom'"):
+        _ = sampling.Unifrom

@@ -14,7 +14,7 @@ from fedalloy.core import registry
 from fedalloy.core.errors import DataError, RegistryError, SpecError
 from fedalloy.core.keys import Key
 from fedalloy.tasks.metrics import summary
-from fedalloy.tasks.metrics.averages import TopK, topk_hits
+from fedalloy.tasks.metrics.averages import TopKAccuracy, topk_hits
 from fedalloy.tasks.metrics.frechet import frechet_distance
 from fedalloy.tasks.metrics.metric import Metric, choose
 from fedalloy.tasks.metrics.ranking import auroc
@@ -153,9 +153,9 @@ def test_calibration_bins_are_open_below_and_closed_above():
 
 
 def test_choose_finds_generic_topk_and_helps_with_spelling():
-    assert choose(["top7"])["top7"] == TopK(7)
-    assert choose(["top3"])["top3"] == TopK(3)
-    own = {"mine": TopK(2)}
+    assert choose(["top7"])["top7"] == TopKAccuracy(7)
+    assert choose(["top3"])["top3"] == TopKAccuracy(3)
+    own = {"mine": TopKAccuracy(2)}
     assert choose(own) == own
     with pytest.raises(RegistryError, match="did you mean 'accuracy'"):
         choose(["acuracy"])

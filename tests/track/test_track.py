@@ -125,6 +125,21 @@ def test_what_cannot_be_tracked_is_told_before_anything_is_made(tmp_path, monkey
     assert not (tmp_path / "run").exists()
 
 
+def test_trackers_are_registered_and_found_by_name(tmp_path, monkeypatch):
+    assert registry.names("tracker") == ["mlflow", "tensorboard", "wandb"]
+    monkeypatch.setattr(registry, "_rules", {room: dict(rules) for room, rules in registry._rules.items()})
+    made: list[Listener] = []
+
+    @registry.register("tracker", "listener")
+    class Named(Listener):
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self)
+
+    train(tmp_path / "run", ["listener", "listener"])
+    assert [without_clock(one.heard) for one in made] == [recorded(tmp_path / "run")], "named twice, told once"
+
+
 def test_tensorboard_files_hold_the_curves_also_after_a_resume(tmp_path):
     pytest.importorskip("tensorboard", reason="needs tensorboard (extra 'track')")
     code = """

@@ -56,10 +56,10 @@ def init(
     Nothing that exists is overwritten. Each folder under DIR/nodes goes to the operator of that node;
     DIR/README.md says how.
     """
-    from fedalloy.flower.scaffold import Plan, numbered, write_federation
+    from fedalloy.flower.scaffold import FederationPlan, numbered, write_federation
 
     chosen = tuple(name.strip() for name in names.split(",")) if names else numbered(nodes)
-    write_federation(folder, Plan(chosen, host=host, port=port, secure=not insecure, days=days))
+    write_federation(folder, FederationPlan(chosen, host=host, port=port, secure=not insecure, days=days))
     typer.echo(f"wrote a federation of {len(chosen)} nodes to {folder}; {folder / 'README.md'} says what to do with it")
     if insecure:
         complain("this federation is not encrypted and lets anybody in: for tests on one machine only")

@@ -12,7 +12,7 @@ import typer
 from fedalloy.cli.console import console
 
 if TYPE_CHECKING:
-    from fedalloy.compare.jobs import News
+    from fedalloy.compare.jobs import JobNews
     from fedalloy.run.driver import RoundEvent
 
 _LINE_EVERY = 5.0
@@ -83,7 +83,7 @@ def scores(event: RoundEvent, metric: str) -> str:
 
 
 @contextmanager
-def watch_jobs(total: int, silent: bool) -> Iterator[Callable[[News], None]]:
+def watch_jobs(total: int, silent: bool) -> Iterator[Callable[[JobNews], None]]:
     """A watcher of many runs: how many are done, and where the running ones are."""
     out = console(stderr=True)
     if silent:
@@ -95,11 +95,11 @@ def watch_jobs(total: int, silent: bool) -> Iterator[Callable[[News], None]]:
         yield plain_jobs()
 
 
-def plain_jobs() -> Callable[[News], None]:
+def plain_jobs() -> Callable[[JobNews], None]:
     """One line per run."""
     begun = time.monotonic()
 
-    def tell(news: News) -> None:
+    def tell(news: JobNews) -> None:
         if news.kind != "round":
             said = {"reused": "already there", "broken": f"{news.state}: {news.text}"}.get(news.kind, news.text)
             typer.echo(f"{time.monotonic() - begun:6.1f} s  {news.job.name}, seed {news.job.seed}: {said}")
@@ -108,7 +108,7 @@ def plain_jobs() -> Callable[[News], None]:
 
 
 @contextmanager
-def live_jobs(total: int) -> Iterator[Callable[[News], None]]:
+def live_jobs(total: int) -> Iterator[Callable[[JobNews], None]]:
     """One bar for all runs and one for each that is running."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
@@ -120,7 +120,7 @@ def live_jobs(total: int) -> Iterator[Callable[[News], None]]:
         overall = bar.add_task("runs", total=total, score="")
         running: dict[tuple[str, int, str], TaskID] = {}
 
-        def tell(news: News) -> None:
+        def tell(news: JobNews) -> None:
             place = (news.job.name, news.job.seed, str(news.job.folder))
             if news.kind == "round":
                 if place not in running:

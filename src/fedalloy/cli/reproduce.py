@@ -15,7 +15,7 @@ from fedalloy.cli.run import Changes, Json
 if TYPE_CHECKING:
     from fedalloy.compare.jobs import Watcher
     from fedalloy.reproduce.cost import Cost
-    from fedalloy.reproduce.declaring import Experiment
+    from fedalloy.reproduce.declaring import PaperExperiment
     from fedalloy.reproduce.measuring import Wish
     from fedalloy.reproduce.results import Results
 
@@ -108,14 +108,14 @@ def _gather(name: str, gathered: list[str], output: Path | None, as_json: bool) 
     _conclude(experiment, results, page, as_json)
 
 
-def _page(experiment: Experiment, wish: Wish, runs: Path) -> Path:
+def _page(experiment: PaperExperiment, wish: Wish, runs: Path) -> Path:
     from fedalloy.reproduce.index import RESULTS
 
     folder = wish.folder(experiment, runs) if wish.quick else RESULTS
     return folder / f"{experiment.name}.md"
 
 
-def _write(experiment: Experiment, results: Results, page: Path) -> None:
+def _write(experiment: PaperExperiment, results: Results, page: Path) -> None:
     from fedalloy.records import atomic
     from fedalloy.reproduce.index import INDEX, RESULTS, write_pages
     from fedalloy.reproduce.page import write_page
@@ -127,7 +127,7 @@ def _write(experiment: Experiment, results: Results, page: Path) -> None:
         write_pages(page.parent)
 
 
-def _conclude(experiment: Experiment, results: Results, page: Path, as_json: bool) -> None:
+def _conclude(experiment: PaperExperiment, results: Results, page: Path, as_json: bool) -> None:
     from fedalloy.reproduce.judging import judge
 
     judged = judge(experiment, results)
@@ -159,7 +159,7 @@ def _list(as_json: bool) -> None:
     print_table(["name", "what it is", "runs", "one core", "--quick"], rows, numbers=(2, 3, 4))
 
 
-def _cost(experiment: Experiment, quick: bool) -> Cost | None:
+def _cost(experiment: PaperExperiment, quick: bool) -> Cost | None:
     """None for an experiment that another program measures."""
     from fedalloy.reproduce.cost import estimate
     from fedalloy.reproduce.measuring import Wish, chosen

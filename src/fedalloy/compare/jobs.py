@@ -35,7 +35,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class News:
+class JobNews:
     """Something happened to a job: it was found ready, a round was played, it ended, or it broke (see ``state``)."""
 
     job: Job
@@ -47,8 +47,8 @@ class News:
     state: Literal["", "failed", "interrupted"] = ""
 
 
-Watcher = Callable[[News], None]
-Broken = dict[Path, News]
+Watcher = Callable[[JobNews], None]
+Broken = dict[Path, JobNews]
 """The runs that ended by an error, by folder."""
 
 
@@ -65,10 +65,10 @@ def run_jobs(jobs: Sequence[Job], processes: int, watcher: Watcher) -> Broken:
     with contextlib.nullcontext() if todo else contextlib.suppress(DataError):
         check_data(reused)
     for job in reused:
-        watcher(News(job, "reused"))
+        watcher(JobNews(job, "reused"))
     broken: Broken = {}
 
-    def tell(news: News) -> None:
+    def tell(news: JobNews) -> None:
         if news.kind == "broken":
             broken[news.job.folder] = news
         watcher(news)
@@ -138,7 +138,7 @@ def _is_longer(job: Job, there: int) -> bool:
     return bool(here > there)
 
 
-def work(job: Job, tell: Callable[[News], None]) -> News:
+def work(job: Job, tell: Callable[[JobNews], None]) -> JobNews:
     """Make one run, in this process."""
     from fedalloy.recipe import parse, resolve
     from fedalloy.run.driver import RoundEvent
@@ -164,10 +164,10 @@ def work(job: Job, tell: Callable[[News], None]) -> News:
     # Asked to stop through its folder, a run stops alone; a signal means all of them, also one in the last round.
     if caught:
         raise interruption(caught)
-    return News(job, "ended", ending.progress.round, text=ending.status)
+    return JobNews(job, "ended", ending.progress.round, text=ending.status)
 
 
-def _broken(job: Job, error: Exception) -> News:
+def _broken(job: Job, error: Exception) -> JobNews:
     """How a run broke; what is no complaint of ours or of the operating system leaves its traceback in the folder."""
     outside = is_passing(error) or isinstance(error, CheckpointError)
     known = isinstance(error, FedalloyError | OSError)
@@ -175,13 +175,13 @@ def _broken(job: Job, error: Exception) -> News:
         with contextlib.suppress(OSError):
             (job.folder / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
     text = str(error) if known else f"{type(error).__name__}: {error} (see error.txt in its folder)"
-    return News(job, "broken", text=text, state="interrupted" if outside else "failed")
+    return JobNews(job, "broken", text=text, state="interrupted" if outside else "failed")
 
 
-def _round_news(job: Job, event: Any) -> News:
+def _round_news(job: Job, event: Any) -> JobNews:
     seen = {"evaluation": event.evaluation.summary, "global": event.evaluation.overall} if event.evaluation else {}
     scores = watched(seen, *watched_by(job.recipe)) or {}
-    return News(job, "round", event.progress.round, event.rounds, scores.get("mean"))
+    return JobNews(job, "round", event.progress.round, event.rounds, scores.get("mean"))
 
 
 def side_by_side(jobs: Sequence[Job], processes: int, tell: Watcher) -> None:
@@ -208,7 +208,7 @@ def serve(connection: Connection) -> None:
     """The life of a worker: one job after another until None arrives or the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
-    def tell(message: News | BaseException) -> None:
+    def tell(message: JobNews | BaseException) -> None:
         # A parent that no longer listens must not end the run before its checkpoint.
         with contextlib.suppress(OSError):
             connection.send(message)
@@ -218,7 +218,7 @@ def serve(connection: Connection) -> None:
             tell(_safely(job, tell))
 
 
-def _safely(job: Job, tell: Watcher) -> News | BaseException:
+def _safely(job: Job, tell: Watcher) -> JobNews | BaseException:
     """A signal travels as a value."""
     try:
         return work(job, tell)
@@ -226,7 +226,7 @@ def _safely(job: Job, tell: Watcher) -> News | BaseException:
         return error
 
 
-def _receive(connection: Connection, job: Job) -> News | None:
+def _receive(connection: Connection, job: Job) -> JobNews | None:
     """The next message of a worker; None when it died."""
     try:
         message = connection.recv()
@@ -234,16 +234,16 @@ def _receive(connection: Connection, job: Job) -> News | None:
         return None
     if isinstance(message, BaseException):
         raise message
-    assert isinstance(message, News)
+    assert isinstance(message, JobNews)
     return message
 
 
-def _died(job: Job) -> News:
+def _died(job: Job) -> JobNews:
     text = (
         "its process died (killed, or out of memory); the same command goes on from its last checkpoint, and --jobs 1 "
         "needs least memory"
     )
-    return News(job, "broken", text=text, state="interrupted")
+    return JobNews(job, "broken", text=text, state="interrupted")
 
 
 class _Crew:

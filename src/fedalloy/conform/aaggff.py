@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from fedalloy.conform.cohorts import Arrived, arrive, context, serve
 from fedalloy.conform.replay import Fields, Within
-from fedalloy.conform.vectors import Case, Values
+from fedalloy.conform.vectors import Values, VectorCase
 from fedalloy.core.algorithm import Algorithm, ServerState, ServerStep
 from fedalloy.core.errors import SpecError
 from fedalloy.core.registry import register
@@ -16,7 +16,7 @@ from fedalloy.solvers.sgd import Sgd
 
 
 @register("conform", "aaggff_s")
-def aaggff_s(case: Case) -> Iterator[Fields]:
+def aaggff_s(case: VectorCase) -> Iterator[Fields]:
     """Everyone is there; a case may store some rounds only, and then the same losses fill the gap."""
     algorithm = _algorithm(case, "aaggff_s", C1="C1", C2="C2", mode="mode")
     played, state = 0, None
@@ -34,7 +34,7 @@ def aaggff_s(case: Case) -> Iterator[Fields]:
 
 
 @register("conform", "aaggff_d")
-def aaggff_d(case: Case) -> Iterator[Fields]:
+def aaggff_d(case: VectorCase) -> Iterator[Fields]:
     """A few clients a round; estimates, gradients and p are told for the whole population."""
     algorithm = _algorithm(case, "aaggff_d", C="C", C1="C1", C2="C2", mode="mode")
     state = None
@@ -59,18 +59,20 @@ def _until(inputs: Values, played: int) -> range:
     return range(played + 1, last + 1)
 
 
-def _algorithm(case: Case, kind: str, **names: str) -> Algorithm:
+def _algorithm(case: VectorCase, kind: str, **names: str) -> Algorithm:
     settings = {"kind": kind, "cdf": case.params["cdf"], **case.params.settings(**names)}
     return Algorithm(Sgd(), from_spec("weighting", settings), ServerSgd())
 
 
-def _heard(case: Case, inputs: Values) -> Arrived:
+def _heard(case: VectorCase, inputs: Values) -> Arrived:
     """The losses of a round as a cohort; the model has one parameter, which nobody moves."""
     still = {"w": [0.0], "W": [[0.0]] * len(inputs.tensor("losses", 1))}
     return arrive(case, Values({**inputs, **still}, inputs.where), loss_before="losses")
 
 
-def _play(algorithm: Algorithm, state: ServerState | None, case: Case, arrived: Arrived, round: int) -> ServerStep:
+def _play(
+    algorithm: Algorithm, state: ServerState | None, case: VectorCase, arrived: Arrived, round: int
+) -> ServerStep:
     ctx = context(case, round)
     if state is None:
         state = algorithm.init(arrived.received, ctx.population)

@@ -10,24 +10,24 @@ from torch import Tensor
 from fedalloy.algorithms import named
 from fedalloy.conform.cohorts import Arrived, arrive, context, flat, serve
 from fedalloy.conform.replay import Fields
-from fedalloy.conform.vectors import Case
+from fedalloy.conform.vectors import VectorCase
 from fedalloy.core.algorithm import ServerStep
 from fedalloy.core.registry import register
 
 
 @register("conform", "fedadp")
-def fedadp(case: Case) -> Iterator[Fields]:
+def fedadp(case: VectorCase) -> Iterator[Fields]:
     """Angles of whole models; the file's ``lr`` cancels out of them."""
     return _replayed(case, "fedadp")
 
 
 @register("conform", "fedlayerwise")
-def fedlayerwise(case: Case) -> Iterator[Fields]:
+def fedlayerwise(case: VectorCase) -> Iterator[Fields]:
     """Angles and weights layer by layer, ``[layers, clients]``."""
     return _replayed(case, "fedlayerwise")
 
 
-def _replayed(case: Case, method: str) -> Iterator[Fields]:
+def _replayed(case: VectorCase, method: str) -> Iterator[Fields]:
     algorithm, state = named(method, **case.params.settings(alpha="alpha")), None
     for number, inputs in enumerate(case.rounds, 1):
         arrived = arrive(case, inputs)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedalloy.conform.vectors import Case, Values
+from fedalloy.conform.vectors import Values, VectorCase
 from fedalloy.core import registry
 from fedalloy.core.algorithm import Algorithm, ServerState, ServerStep, server_step
 from fedalloy.core.errors import SpecError
@@ -69,7 +69,7 @@ class Arrived:
         return replace(self, cohort=self.cohort.with_stats(stats))
 
 
-def arrive(case: Case, inputs: Values, **stats: str) -> Arrived:
+def arrive(case: VectorCase, inputs: Values, **stats: str) -> Arrived:
     """The cohort of a round from ``w``, ``W``, ``ids`` and ``n``; ``stats`` maps statistics to inputs.
 
     ``n`` counts the examples of every client there is, ``W`` has one row per participant (everyone when the
@@ -88,7 +88,7 @@ def arrive(case: Case, inputs: Values, **stats: str) -> Arrived:
     return arrived.knowing({stat: arrived.to_cohort(values) for stat, values in known.items()})
 
 
-def context(case: Case, round: int, local_lr: float = 1.0) -> Context:
+def context(case: VectorCase, round: int, local_lr: float = 1.0) -> Context:
     """What the rules may know in a round of a case."""
     return Context(round, _population(case), Key.of(0).fold("round", round), local_lr)
 
@@ -160,7 +160,7 @@ class Quadratics(Task, Objective):
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedCohort:
     """A round with local work: the clients' models, what they keep, and what the server did."""
 
     local: Tensor
@@ -170,7 +170,7 @@ class Trained:
 
 def federate(
     algorithm: Algorithm, task: Quadratics, received: Iterable[Tensor], states: Mapping[int, State] | None = None
-) -> Iterator[Trained]:
+) -> Iterator[TrainedCohort]:
     """Rounds of all clients in the loop engine; each starts from the ``received`` model, all else is carried."""
     everyone, server = Work.of(torch.arange(task.population)), None
     for number, w in enumerate(received, 1):
@@ -181,7 +181,7 @@ def federate(
         outcome = Loop()(algorithm, task, shared, states, everyone, ctx)
         step = server_step(algorithm, server, outcome.cohort, ctx)
         server, states = step.state, outcome.states
-        yield Trained(w + flat(outcome.cohort.payload[algorithm.solver.update]), outcome.states, step)
+        yield TrainedCohort(w + flat(outcome.cohort.payload[algorithm.solver.update]), outcome.states, step)
 
 
 def _placed(algorithm: Algorithm, state: ServerState | None, params: Tree, population: int) -> ServerState:
@@ -191,7 +191,7 @@ def _placed(algorithm: Algorithm, state: ServerState | None, params: Tree, popul
     return {**state, "shared": {**state["shared"], "params": params}}
 
 
-def _ids(case: Case, inputs: Values) -> Tensor:
+def _ids(case: VectorCase, inputs: Values) -> Tensor:
     ids = inputs.tensor("ids", 1).long() if "ids" in inputs else torch.arange(len(inputs.tensor("W", 2)))
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < _population(case):
         raise SpecError(f"{inputs.where}.ids: {ids.tolist()} are not among the {_population(case)} clients of the case")
@@ -204,7 +204,7 @@ def _cross(arrived: Arrived, inputs: Values) -> Tensor:
     return arrived.to_cohort(arrived.to_cohort(cross).T).T
 
 
-def _population(case: Case) -> int:
+def _population(case: VectorCase) -> int:
     """How many clients a case has: one per entry of ``n``, or ``K``, or as many as its ids need."""
     if "n" in case.params:
         return len(case.params.tensor("n", 1))

@@ -8,13 +8,13 @@ import torch
 
 from fedalloy.conform.cohorts import Quadratics, flat, split
 from fedalloy.conform.replay import Fields
-from fedalloy.conform.vectors import Case
+from fedalloy.conform.vectors import VectorCase
 from fedalloy.core.keys import Key
 from fedalloy.core.registry import register
 
 
 @register("conform", "deep_unfolding")
-def deep_unfolding(case: Case) -> Iterator[Fields]:
+def deep_unfolding(case: VectorCase) -> Iterator[Fields]:
     """One outer iteration per round of the file; its theta is what the file's own descent made of the one before."""
     from fedalloy.algorithms import named
     from fedalloy.tasks.devices import DeviceProfile

@@ -9,12 +9,12 @@ from torch import Tensor
 from fedalloy.algorithms import named
 from fedalloy.conform.cohorts import arrive, context, flat, serve
 from fedalloy.conform.replay import Fields
-from fedalloy.conform.vectors import Case
+from fedalloy.conform.vectors import VectorCase
 from fedalloy.core.registry import register
 
 
 @register("conform", "ewwa")
-def ewwa(case: Case) -> Iterator[Fields]:
+def ewwa(case: VectorCase) -> Iterator[Fields]:
     """The server never holds all shares at once, so they are asked of the same rule with the same state."""
     names = {name: name for name in ("mode", "server_lr", "beta1", "beta2", "eps")}
     algorithm = named("ewwa", **case.params.settings(kind="optimiser", score_lr="lr", **names))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from fedalloy.conform.cohorts import Arrived, arrive, context, flat, serve
 from fedalloy.conform.replay import Fields, Within
-from fedalloy.conform.vectors import Case
+from fedalloy.conform.vectors import VectorCase
 from fedalloy.core.algorithm import Algorithm, ServerState
 from fedalloy.core.registry import register
 from fedalloy.core.types import Context
@@ -18,7 +18,7 @@ from fedalloy.weightings.qfedavg import QFedAvg
 
 
 @register("conform", "fair")
-def fair(case: Case) -> Iterator[Fields]:
+def fair(case: VectorCase) -> Iterator[Fields]:
     """The file's ``lr`` is the local step."""
     climbing, state = Algorithm(Sgd(), Afl(case.params["afl_step"]), ServerSgd()), None
     for number, inputs in enumerate(case.rounds, 1):
@@ -30,7 +30,7 @@ def fair(case: Case) -> Iterator[Fields]:
         yield {**afl, **qfedavg(case, arrived, ctx), **fedmgda(case, arrived, ctx)}
 
 
-def qfedavg(case: Case, arrived: Arrived, ctx: Context) -> Fields:
+def qfedavg(case: VectorCase, arrived: Arrived, ctx: Context) -> Fields:
     """Clients count once, or by their examples; the step-size control is told for each of them."""
     plain, weighted = (
         serve(Algorithm(Sgd(), QFedAvg(case.params["q"], weights), ServerSgd()), None, arrived, ctx)
@@ -43,7 +43,7 @@ def qfedavg(case: Case, arrived: Arrived, ctx: Context) -> Fields:
     }
 
 
-def fedmgda(case: Case, arrived: Arrived, ctx: Context) -> Fields:
+def fedmgda(case: VectorCase, arrived: Arrived, ctx: Context) -> Fields:
     """Lambda near equal shares, and near the shares of examples; both are solutions of a quadratic programme."""
     fields: dict[str, Within] = {}
     for name, prior in (("fedmgda", "uniform"), ("fedmgda_prior", "samples")):
@@ -55,7 +55,7 @@ def fedmgda(case: Case, arrived: Arrived, ctx: Context) -> Fields:
     return fields
 
 
-def _start(algorithm: Algorithm, case: Case, arrived: Arrived, ctx: Context) -> ServerState:
+def _start(algorithm: Algorithm, case: VectorCase, arrived: Arrived, ctx: Context) -> ServerState:
     """The state before the first round, with the file's own first lambda."""
     state = algorithm.init(arrived.received, ctx.population)
     return {**state, "weighting": {"lambda": case.init.tensor("afl", 1)}} if "afl" in case.init else state

@@ -8,7 +8,7 @@ from dataclasses import replace
 from fedalloy.algorithms import named
 from fedalloy.conform.cohorts import arrive, context, flat, serve
 from fedalloy.conform.replay import Fields
-from fedalloy.conform.vectors import Case
+from fedalloy.conform.vectors import VectorCase
 from fedalloy.core import tree
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.registry import register
@@ -16,7 +16,7 @@ from fedalloy.core.types import Cohort, State, Tree
 
 
 @register("conform", "fedcams")
-def fedcams(case: Case) -> Iterator[Fields]:
+def fedcams(case: VectorCase) -> Iterator[Fields]:
     """Every client encodes what it trained with its own memory; ``compressor = none`` is FedAMS."""
     algorithm, state = _algorithm(case), None
     memories: dict[int, State] = {}
@@ -32,7 +32,7 @@ def fedcams(case: Case) -> Iterator[Fields]:
         }
 
 
-def _algorithm(case: Case) -> Algorithm:
+def _algorithm(case: VectorCase) -> Algorithm:
     names = {name: name for name in ("option", "beta1", "beta2", "eps", "vhat0", "bias_correction")}
     settings = case.params.settings(server_lr="lr", **names)
     compressor = case.params["compressor"]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedalloy.conform.replay import Fields
-from fedalloy.conform.vectors import Case, Values
+from fedalloy.conform.vectors import Values, VectorCase
 from fedalloy.core import tree
 from fedalloy.core.algorithm import Algorithm, server_step
 from fedalloy.core.errors import SpecError
@@ -22,14 +22,14 @@ from fedalloy.weightings.energies import Energies
 
 
 @register("conform", "fedevg")
-def fedevg(case: Case) -> Iterator[Fields]:
+def fedevg(case: VectorCase) -> Iterator[Fields]:
     """Cases with client sizes play rounds, those with a number of rounds ask for schedules, others for a divergence."""
     if "n" in case.params:
         return rounds(case)
     return schedules(case) if "T" in case.params else divergences(case)
 
 
-def rounds(case: Case) -> Iterator[Fields]:
+def rounds(case: VectorCase) -> Iterator[Fields]:
     """The whole server half on what the clients sent; the step of every round is given."""
     x = case.init.tensor("x", 2)
     for number, inputs in enumerate(case.rounds, 1):
@@ -38,7 +38,7 @@ def rounds(case: Case) -> Iterator[Fields]:
         yield fields
 
 
-def _round(case: Case, inputs: Values, x: Tensor, number: int) -> dict[str, Tensor]:
+def _round(case: VectorCase, inputs: Values, x: Tensor, number: int) -> dict[str, Tensor]:
     steps, (low, high) = case.params.tensor("beta", 1), case.params.tensor("clip", 1).tolist()
     server = Langevin(start=float(steps[number - 1]), schedule="constant", low=low, high=high)
     algorithm = Algorithm(Energy(), Energies(), server)
@@ -64,7 +64,7 @@ def _contrast(real: Tensor, made: Tensor) -> Tensor:
     return contrast(real.unsqueeze(1), only, made.unsqueeze(1), torch.zeros(len(made), dtype=torch.int64)).mean()
 
 
-def schedules(case: Case) -> Iterator[Fields]:
+def schedules(case: VectorCase) -> Iterator[Fields]:
     """The steps of both schedules, ten of them spread over the run, and the last."""
     start, end, last = case.params["start"], case.params["end"], case.params["T"]
     if last < 1:
@@ -82,7 +82,7 @@ def schedules(case: Case) -> Iterator[Fields]:
         }
 
 
-def divergences(case: Case) -> Iterator[Fields]:
+def divergences(case: VectorCase) -> Iterator[Fields]:
     """FedCVAE's distance of the latent distribution from the standard normal, mean over the batch."""
     for inputs in case.rounds:
         yield {"cvae_kl": divergence(inputs.tensor("mu", 2), inputs.tensor("std", 2)).mean()}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from fedalloy.algorithms import named
 from fedalloy.conform.cohorts import arrive, context, flat, serve
 from fedalloy.conform.replay import Fields
-from fedalloy.conform.vectors import Case
+from fedalloy.conform.vectors import VectorCase
 from fedalloy.core import tree
 from fedalloy.core.registry import register
 
@@ -22,7 +22,7 @@ SETTINGS = {
 
 
 @register("conform", "fedfa")
-def fedfa(case: Case) -> Iterator[Fields]:
+def fedfa(case: VectorCase) -> Iterator[Fields]:
     """The file's momentum points from the average to the model; the server's state points the other way."""
     algorithm, state = named("fedfa", **case.params.settings(**SETTINGS)), None
     for number, inputs in enumerate(case.rounds, 1):

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from fedalloy.algorithms import named
 from fedalloy.conform.cohorts import arrive, context, flat, serve
 from fedalloy.conform.replay import Fields
-from fedalloy.conform.vectors import Case
+from fedalloy.conform.vectors import VectorCase
 from fedalloy.core import aspects
 from fedalloy.core.registry import register
 
 
 @register("conform", "fednova")
-def fednova(case: Case) -> Iterator[Fields]:
+def fednova(case: VectorCase) -> Iterator[Fields]:
     """The solver says how far ``tau`` steps reach; with a step of 1 the file's ``prox`` is ``eta mu``."""
     algorithm = named("fednova", lr=1.0, **case.params.settings(mu="prox", momentum="momentum", server_lr="server_lr"))
     state = None

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from fedalloy.algorithms import named
 from fedalloy.conform.cohorts import arrive, context, flat, serve
 from fedalloy.conform.replay import Fields
-from fedalloy.conform.vectors import Case
+from fedalloy.conform.vectors import VectorCase
 from fedalloy.core import tree
 from fedalloy.core.registry import register
 
 
 @register("conform", "fedopt")
-def fedopt(case: Case) -> Iterator[Fields]:
+def fedopt(case: VectorCase) -> Iterator[Fields]:
     """``kind`` names the optimizer; its moments are the server's state."""
     names = {name: name for name in ("beta1", "beta2", "tau", "bias_correction")}
     algorithm = named(f"fed{case.params['kind']}", **case.params.settings(server_lr="lr", **names))

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedalloy.conform.cohorts import Quadratics, Trained, built, federate, flat, split
+from fedalloy.conform.cohorts import Quadratics, TrainedCohort, built, federate, flat, split
 from fedalloy.conform.replay import Fields
-from fedalloy.conform.vectors import Case, Values
+from fedalloy.conform.vectors import Values, VectorCase
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.registry import register
 from fedalloy.core.spec import Spec, from_spec
@@ -62,7 +62,7 @@ def methods(params: Values) -> dict[str, Method]:
 
 
 @register("conform", "local_solvers")
-def local_solvers(case: Case) -> Iterator[Fields]:
+def local_solvers(case: VectorCase) -> Iterator[Fields]:
     """Every method carries its own model and its own states; all averages are unweighted."""
     asked = {
         name: method
@@ -73,7 +73,7 @@ def local_solvers(case: Case) -> Iterator[Fields]:
         yield {name: value for part in fields for name, value in part.items()}
 
 
-def play(case: Case, name: str, method: Method) -> Iterator[Fields]:
+def play(case: VectorCase, name: str, method: Method) -> Iterator[Fields]:
     """The rounds of one solver from the models the file gives it."""
     server = from_spec("server", {"kind": "sgd", **case.params.settings(lr=method.server_lr)})
     algorithm = Algorithm(from_spec("solver", method.solver), Uniform(), server)
@@ -84,14 +84,14 @@ def play(case: Case, name: str, method: Method) -> Iterator[Fields]:
         yield {f"{name}_local": trained.local, f"{name}_w": moved, **_states(name, method, trained)}
 
 
-def _first_states(case: Case, method: Method) -> dict[int, State] | None:
+def _first_states(case: VectorCase, method: Method) -> dict[int, State] | None:
     if method.begin is None:
         return None
     models = case.init.tensor("personal", 2)
     return {client: {"solver": method.begin(model), "wire": {}} for client, model in enumerate(models)}
 
 
-def _states(name: str, method: Method, trained: Trained) -> Fields:
+def _states(name: str, method: Method, trained: TrainedCohort) -> Fields:
     """What the clients keep, and the control variate of the server."""
     clients = [trained.states[client]["solver"] for client in sorted(trained.states)]
     found: dict[str, Tensor] = {}

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from fedalloy.conform.replay import Fields
-from fedalloy.conform.vectors import Case, Values
+from fedalloy.conform.vectors import Values, VectorCase
 from fedalloy.core.keys import Key
 from fedalloy.core.registry import register
 from fedalloy.core.types import Examples
 from fedalloy.tasks.evaluation import evaluate_pool
-from fedalloy.tasks.metrics.averages import TopK
+from fedalloy.tasks.metrics.averages import TopKAccuracy
 from fedalloy.tasks.metrics.calibration import ExpectedCalibrationError, MaximumCalibrationError
 from fedalloy.tasks.metrics.frechet import frechet_distance
 from fedalloy.tasks.metrics.metric import Metric
@@ -38,7 +38,7 @@ class Echo(nn.Module):
 
 
 @register("conform", "metrics")
-def metrics(case: Case) -> Iterator[Fields]:
+def metrics(case: VectorCase) -> Iterator[Fields]:
     """Label-noise matrices from their settings, everything else from whatever inputs a round has."""
     for inputs in case.rounds:
         parts = [score(case, inputs) for given, score in SCORES.items() if given in inputs]
@@ -51,20 +51,20 @@ def noise(params: Values) -> Fields:
     return {"matrix": transition(params["noise"], params["classes"], params["ratio"])}
 
 
-def predictions(case: Case, inputs: Values) -> Fields:
+def predictions(case: VectorCase, inputs: Values) -> Fields:
     """Calibration and top-k of logits over classes."""
     bins = case.params.settings(bins="bins")
     chosen: dict[str, Metric] = {"ece": ExpectedCalibrationError(**bins), "mce": MaximumCalibrationError(**bins)}
-    chosen |= {f"top{k}": TopK(k) for k in _numbers_after("top", case)}
+    chosen |= {f"top{k}": TopKAccuracy(k) for k in _numbers_after("top", case)}
     return _evaluated(inputs.tensor("logits", 2), inputs.tensor("labels", 1), chosen)
 
 
-def ranking(case: Case, inputs: Values) -> Fields:
+def ranking(case: VectorCase, inputs: Values) -> Fields:
     """AUROC of one score per example."""
     return _evaluated(inputs.tensor("binary_scores", 1), inputs.tensor("binary_labels", 1), {"auroc": Auroc()})
 
 
-def clients(case: Case, inputs: Values) -> Fields:
+def clients(case: VectorCase, inputs: Values) -> Fields:
     """Tails, gaps and inequality of one score per client."""
     scores, counts = inputs.tensor("client_scores", 1), inputs.tensor("client_counts", 1)
     fractions = case.params.tensor("fractions", 1).tolist()
@@ -78,18 +78,18 @@ def clients(case: Case, inputs: Values) -> Fields:
     }
 
 
-def clouds(case: Case, inputs: Values) -> Fields:
+def clouds(case: VectorCase, inputs: Values) -> Fields:
     """The distance between two clouds of features."""
     return {"fid": frechet_distance(inputs.tensor("features_a", 2), inputs.tensor("features_b", 2))}
 
 
-def transforms(case: Case, inputs: Values) -> Fields:
+def transforms(case: VectorCase, inputs: Values) -> Fields:
     """Losses through every distribution function, before they are scaled."""
     losses = inputs.tensor("losses", 1)
     return {name: respond(losses, name, 0.0, 1.0) for name in get_args(CdfName)}
 
 
-SCORES: dict[str, Callable[[Case, Values], Fields]] = {
+SCORES: dict[str, Callable[[VectorCase, Values], Fields]] = {
     "logits": predictions,
     "binary_scores": ranking,
     "client_scores": clients,
@@ -103,7 +103,7 @@ def _evaluated(outputs: Tensor, labels: Tensor, chosen: dict[str, Metric]) -> di
     return evaluate_pool(objective, *objective.init(Key.of(0)), Examples(outputs, labels.long()), chosen)
 
 
-def _numbers_after(prefix: str, case: Case) -> list[int]:
+def _numbers_after(prefix: str, case: VectorCase) -> list[int]:
     """The numbers in the names of the expected fields: ``top3`` asks for 3."""
     found = (re.fullmatch(rf"{prefix}(\d+)", name) for name in case.wanted)
     return sorted(int(match[1]) for match in found if match)

@@ -3,7 +3,7 @@
 A group enters by one function, registered under the group's name in its own file:
 
     @register("conform", "fednova")
-    def fednova(case: Case) -> Iterator[Fields]: ...
+    def fednova(case: VectorCase) -> Iterator[Fields]: ...
 
 It yields, round by round, the fields it can compute with the rules of the house. A field it leaves out, a case it
 ends early and a group nobody registered are *not built*.
@@ -19,12 +19,12 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from fedalloy.conform.vectors import Case, Recorded, flatten, numbers, read
+from fedalloy.conform.vectors import Recorded, VectorCase, flatten, numbers, read
 from fedalloy.core import registry
 
 Fields = Mapping[str, Any]
 """Computed values by name: tensors or numbers, ``Within`` around those that need room, nested mappings of them."""
-Replayer = Callable[[Case], Iterator[Fields]]
+Replayer = Callable[[VectorCase], Iterator[Fields]]
 Status = Literal["pass", "fail", "not built"]
 
 TOLERANCE = 1e-9
@@ -39,7 +39,7 @@ class Within:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class FieldComparison:
     """One expected field of one round; ``error`` is None when nothing was computed, infinite for another shape."""
 
     case: int
@@ -53,7 +53,7 @@ class FieldResult:
     """One expected field over all cases and rounds of a file."""
 
     name: str
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[FieldComparison, ...]
 
     @property
     def status(self) -> Status:
@@ -63,7 +63,7 @@ class FieldResult:
         return "not built" if any(one.error is None for one in self.comparisons) else "pass"
 
     @property
-    def worst(self) -> Comparison | None:
+    def worst(self) -> FieldComparison | None:
         """The comparison with the largest error; None when there was none."""
         made = [one for one in self.comparisons if one.error is not None]
         return max(made, key=lambda one: one.error or 0.0, default=None)
@@ -99,7 +99,7 @@ def replay(path: str | Path) -> Report:
     path = Path(path)
     vectors = read(path)
     replayer = registry.everything("conform").get(vectors.group)
-    found: dict[str, list[Comparison]] = {}
+    found: dict[str, list[FieldComparison]] = {}
     for number, recorded in enumerate(vectors.records, 1):
         try:
             for name, comparison in _compare(replayer, recorded, number):
@@ -130,7 +130,7 @@ def distance(expected: Tensor, computed: Tensor) -> float:
     return float(gaps.nan_to_num(nan=inf, posinf=inf).max()) if gaps.numel() else 0.0
 
 
-def _compare(replayer: Replayer | None, recorded: Recorded, case: int) -> Iterator[tuple[str, Comparison]]:
+def _compare(replayer: Replayer | None, recorded: Recorded, case: int) -> Iterator[tuple[str, FieldComparison]]:
     rounds = iter(replayer(recorded.case)) if replayer else iter(())
     for number, expected in enumerate(recorded.expected, 1):
         computed = flatten(next(rounds, {}))
@@ -138,9 +138,9 @@ def _compare(replayer: Replayer | None, recorded: Recorded, case: int) -> Iterat
             yield name, _comparison(wanted, name, computed, case, number)
 
 
-def _comparison(wanted: Tensor, name: str, computed: Fields, case: int, round: int) -> Comparison:
+def _comparison(wanted: Tensor, name: str, computed: Fields, case: int, round: int) -> FieldComparison:
     if name not in computed:
-        return Comparison(case, round, None)
+        return FieldComparison(case, round, None)
     found = computed[name]
     within = found if isinstance(found, Within) else Within(TOLERANCE, found)
-    return Comparison(case, round, distance(wanted, numbers(within.value, f"computed {name}")), within.tolerance)
+    return FieldComparison(case, round, distance(wanted, numbers(within.value, f"computed {name}")), within.tolerance)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from fedalloy.conform.cohorts import arrive, context, flat, serve
 from fedalloy.conform.replay import Fields
-from fedalloy.conform.vectors import Case, Values
+from fedalloy.conform.vectors import Values, VectorCase
 from fedalloy.core.algorithm import Algorithm, ServerState
 from fedalloy.core.registry import register
 from fedalloy.core.spec import Spec, from_spec
@@ -27,7 +27,7 @@ def weightings(params: Values) -> dict[str, Spec]:
 
 
 @register("conform", "size_and_loss")
-def size_and_loss(case: Case) -> Iterator[Fields]:
+def size_and_loss(case: VectorCase) -> Iterator[Fields]:
     """Every weighting that the file asks for, on the same inputs, each with its own state."""
     wanted = {name: spec for name, spec in weightings(case.params).items() if _asked(case, name)}
     algorithms = {name: Algorithm(Sgd(), from_spec("weighting", spec), ServerSgd()) for name, spec in wanted.items()}
@@ -41,5 +41,5 @@ def size_and_loss(case: Case) -> Iterator[Fields]:
         yield {"weights": {name: arrived.weights(step) for name, step in steps.items()}, **models}
 
 
-def _asked(case: Case, name: str) -> bool:
+def _asked(case: VectorCase, name: str) -> bool:
     return not case.wanted.isdisjoint({f"weights.{name}", f"{name}_w"})

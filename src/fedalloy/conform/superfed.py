@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedalloy.conform.cohorts import Quadratics, flat, split
 from fedalloy.conform.replay import Fields
-from fedalloy.conform.vectors import Case, Values
+from fedalloy.conform.vectors import Values, VectorCase
 from fedalloy.core.algorithm import Algorithm, server_step
 from fedalloy.core.client import BatchGradient
 from fedalloy.core.errors import SpecError
@@ -24,12 +24,12 @@ from fedalloy.weightings.samples import Samples
 
 
 @register("conform", "superfed")
-def superfed(case: Case) -> Iterator[Fields]:
+def superfed(case: VectorCase) -> Iterator[Fields]:
     """Cases with a ``head`` average parts of a model; the others take steps."""
     return averages(case) if "head" in case.params else steps(case)
 
 
-def steps(case: Case) -> Iterator[Fields]:
+def steps(case: VectorCase) -> Iterator[Fields]:
     """One step of the solver from the models of every round; gradients are what the step did, over its size."""
     params = case.params
     layers = params.get("layers")
@@ -61,7 +61,7 @@ def _step(
     }
 
 
-def averages(case: Case) -> Iterator[Fields]:
+def averages(case: VectorCase) -> Iterator[Fields]:
     """What the server makes of the clients' models when the head, or the body, stays at home."""
     kept = {"fedper_fedrep_w": Personal(names=("head.*",)), "lgfedavg_w": Personal(names=("head.*",), keep="others")}
     models = {name: case.init.tensor("w", 1) for name in kept}
@@ -71,7 +71,7 @@ def averages(case: Case) -> Iterator[Fields]:
         yield models
 
 
-def _average(case: Case, inputs: Values, solver: Personal, w: Tensor, ctx: Context) -> Tensor:
+def _average(case: VectorCase, inputs: Values, solver: Personal, w: Tensor, ctx: Context) -> Tensor:
     algorithm, head = Algorithm(solver, Samples(), ServerSgd()), case.params.tensor("head", 1).bool()
     trained = inputs.tensor("W", 2)
     if trained.shape != (ctx.population, len(head)):

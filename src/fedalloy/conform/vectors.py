@@ -42,7 +42,7 @@ class Values(dict[str, Any]):
 
 
 @dataclass(frozen=True)
-class Case:
+class VectorCase:
     """Rounds that share state. A replayer sees the names of what is expected, never the values."""
 
     params: Values
@@ -55,7 +55,7 @@ class Case:
 class Recorded:
     """A case and what every round of it should give, by dotted name."""
 
-    case: Case
+    case: VectorCase
     expected: tuple[dict[str, Tensor], ...]
 
 
@@ -116,7 +116,7 @@ def _recorded(case: Any, where: str) -> Recorded:
         fields = flatten(_entry(round, "expected", dict, here))
         expected.append({name: numbers(value, f"{here}.expected.{name}") for name, value in fields.items()})
     wanted = frozenset(name for fields in expected for name in fields)
-    return Recorded(Case(params, init, tuple(inputs), wanted), tuple(expected))
+    return Recorded(VectorCase(params, init, tuple(inputs), wanted), tuple(expected))
 
 
 def _filled(parent: Any, name: str, where: str) -> list[Any]:

@@ -117,5 +117,6 @@ def _is_default(field: dataclasses.Field[Any], value: Any) -> bool:
 
 
 def _name(thing: Any) -> str:
-    """What a class or a function is called; not in which module, as a script may be run or imported."""
-    return str(thing.__qualname__)
+    """What a class or a function is called; not in which module, as a script may be run or imported. A class that was
+    renamed keeps in ``known_as`` the name by which the folders of earlier runs know it."""
+    return str(getattr(thing, "__dict__", {}).get("known_as", thing.__qualname__))

@@ -53,7 +53,7 @@ class Candidate:
 
 
 @dataclass
-class Run:
+class TrialRun:
     """A candidate's trial of the first round."""
 
     candidate: Candidate
@@ -107,7 +107,7 @@ class Auto(Engine):
     ) -> Outcome:
         """Run the round with every candidate; the expected one wins unless a rival is much faster."""
         candidates = expected(algorithm, task, shared, len(work), self._threads)
-        runs = [Run(candidate, candidate.make()) for candidate in candidates]
+        runs = [TrialRun(candidate, candidate.make()) for candidate in candidates]
         best = runs[0]
         try:
             for run in runs:

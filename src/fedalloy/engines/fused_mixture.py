@@ -30,7 +30,7 @@ Span = tuple[slice, int]
 
 
 @dataclass(frozen=True)
-class Memory:
+class MixtureMemory:
     """One row per client: both models, their velocities, the mixture and the slope of the loss there. ``local`` and
     ``mixed`` are the federated model while there is no local one. ``received`` is the same for everybody."""
 
@@ -49,14 +49,14 @@ class Memory:
         """Whether there is a local model."""
         return self.local is not self.federated
 
-    def first(self, clients: int) -> Memory:
+    def first(self, clients: int) -> MixtureMemory:
         """The rows of the first clients, as views."""
         federated, local, mixed = (rows[:clients] for rows in (self.federated, self.local, self.mixed))
         if not self.mixes:
             local = mixed = federated
         velocities = self.velocity[:clients], self.local_velocity[:clients]
         leaves = ({n: leaf[:clients] for n, leaf in kept.items()} for kept in (self.mixed_leaves, self.slope_leaves))
-        return Memory(self.received, federated, local, *velocities, mixed, self.slope[:clients], *leaves)
+        return MixtureMemory(self.received, federated, local, *velocities, mixed, self.slope[:clients], *leaves)
 
 
 def clients_in_cache(params: Tree) -> int:
@@ -88,7 +88,7 @@ def train(layers: tuple[Dense, ...], training: BlockTraining) -> TrainingResult:
     return TrainingResult({**carry, **models}, {}, passes.totals())
 
 
-def _allocate(params: Tree, local: Tree | None, clients: int) -> Memory:
+def _allocate(params: Tree, local: Tree | None, clients: int) -> MixtureMemory:
     received = torch.cat([leaf.reshape(-1) for leaf in params.values()])
     federated = received.repeat(clients, 1)
     velocity, slope = torch.zeros_like(federated), torch.empty_like(federated)
@@ -98,7 +98,7 @@ def _allocate(params: Tree, local: Tree | None, clients: int) -> Memory:
         own, mixed = torch.cat([local[name].flatten(1) for name in params], dim=1), torch.empty_like(federated)
     other = velocity if local is None else torch.zeros_like(federated)
     leaves = _leaves(mixed, params), _leaves(slope, params)
-    return Memory(received, federated, own, velocity, other, mixed, slope, *leaves)
+    return MixtureMemory(received, federated, own, velocity, other, mixed, slope, *leaves)
 
 
 def _slices(params: Tree) -> list[slice]:
@@ -121,14 +121,14 @@ def _shares(mix: Tensor, params: Tree) -> tuple[Tensor, list[Span]]:
     return mix.to(dtype), [(span, places[name]) for name, span in zip(params, slices, strict=True)]
 
 
-def _mix(memory: Memory, share: Tensor, spans: list[Span]) -> None:
+def _mix(memory: MixtureMemory, share: Tensor, spans: list[Span]) -> None:
     if memory.mixes:
         for span, place in spans:
             weight = share[:, place : place + 1]
             torch.lerp(memory.federated[:, span], memory.local[:, span], weight, out=memory.mixed[:, span])
 
 
-def _backward(layers: tuple[Dense, ...], memory: Memory, inputs: list[Tensor], slope: Tensor) -> None:
+def _backward(layers: tuple[Dense, ...], memory: MixtureMemory, inputs: list[Tensor], slope: Tensor) -> None:
     """From the last layer to the first: the slopes of the summed loss by the leaves of the mixture."""
     for depth in reversed(range(len(layers))):
         layer, before = layers[depth], inputs[depth]
@@ -140,7 +140,9 @@ def _backward(layers: tuple[Dense, ...], memory: Memory, inputs: list[Tensor], s
             slope = through(onward, before, layers[depth - 1].activation).transpose(1, 2)
 
 
-def _move(memory: Memory, mixture: PairDescent, share: Tensor, spans: list[Span], scale: float, lr: float) -> None:
+def _move(
+    memory: MixtureMemory, mixture: PairDescent, share: Tensor, spans: list[Span], scale: float, lr: float
+) -> None:
     """Both models at once: each one's slope is made of the slope at the mixture and of multiples of the models."""
     f, own, both = memory.federated, memory.local, memory.mixes and mixture.angle > 0
     cross, along_f, along_own = _angle(f, own, mixture.angle) if both else (None, 0.0, 0.0)

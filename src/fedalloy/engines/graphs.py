@@ -45,7 +45,7 @@ class StepContext(Context):
 
 
 @dataclass
-class Captured:
+class CapturedStep:
     """A graph and the buffers it reads and writes; ``owners`` live as long, or others could get their ids."""
 
     graph: torch.cuda.CUDAGraph
@@ -61,7 +61,7 @@ class Graphs:
 
     precision: Precision = "float32"
     compiled: bool = False
-    _captured: dict[tuple[Any, ...], Captured] = field(default_factory=dict, repr=False)
+    _captured: dict[tuple[Any, ...], CapturedStep] = field(default_factory=dict, repr=False)
 
     def train(self, training: BlockTraining) -> TrainingResult:
         """Every step of a block by replaying graphs; steps that not everybody takes in full use a masked one."""
@@ -70,7 +70,7 @@ class Graphs:
         drawn = {name: leaf.to(device) for name, leaf in block.draws.items()}
         dropout, phase, mask = dropout_keys(block).to(device), block.plan.phase.to(device), block.mask.to(device)
         loss_sum = torch.zeros(len(block), 2, dtype=torch.float64, device=device)
-        held: Captured | None = None
+        held: CapturedStep | None = None
         for step, (x, y) in enumerate(padded_batches(block)):
             values = {
                 "x": inputs.each(_ready, x), "y": inputs.each(_ready, y), "mask": mask[step], "phase": phase[:, step],
@@ -92,7 +92,7 @@ class Graphs:
 
     def _graph(
         self, algorithm: Algorithm, objective: Objective, ctx: Context, values: dict[str, Any], whole: bool
-    ) -> Captured:
+    ) -> CapturedStep:
         leaves, structure = tree_flatten(values)
         key = (id(algorithm), id(objective), whole, str(structure), *((leaf.shape, leaf.dtype) for leaf in leaves))
         if key not in self._captured:
@@ -101,7 +101,7 @@ class Graphs:
 
     def _capture(
         self, algorithm: Algorithm, objective: Objective, ctx: Context, values: dict[str, Any], whole: bool
-    ) -> Captured:
+    ) -> CapturedStep:
         """Warm up on a side stream, as capture wants it, then record one step."""
         device = values["mask"].device
         static = tree_map(lambda leaf: leaf.to(device, copy=True).contiguous(), values)
@@ -120,7 +120,7 @@ class Graphs:
         with torch.cuda.graph(graph), precise(self.precision):
             loss = _advance(step, static)
         _fill(static, kept)
-        return Captured(graph, static, loss, lr, (algorithm, objective))
+        return CapturedStep(graph, static, loss, lr, (algorithm, objective))
 
     def _step(
         self, algorithm: Algorithm, objective: Objective, ctx: Context, whole: bool, clients: int

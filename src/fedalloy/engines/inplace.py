@@ -23,7 +23,7 @@ from fedalloy.engines.kinds import Descent, descent_of
 DIFFERENTIABLE = False
 
 
-class Model:
+class InplaceModel:
     """One client's parameters, moved in place by their gradients."""
 
     def __init__(self, received: Tree, descent: Descent) -> None:
@@ -61,7 +61,11 @@ def train(training: BlockTraining) -> TrainingResult:
     descent, block, objective = descent_of(training.algorithm.solver), training.block, training.objective
     assert descent is not None
     carry, buffers = alone((training.carry, training.buffers))
-    model, dropout, pools = Model(carry["params"], descent), dropout_draws(block.plan, block.keys), _pools(objective)
+    model, dropout, pools = (
+        InplaceModel(carry["params"], descent),
+        dropout_draws(block.plan, block.keys),
+        _pools(objective),
+    )
     losses: list[tuple[int, float]] = []
     for step, (x, y) in enumerate(batches_of_one(block)):
         with stage(f"step {step + 1} of {len(block.running)}"), torch.enable_grad():

@@ -18,7 +18,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Plan:
+class FederationPlan:
     """What is to be written: where the server is reached, and who takes part.
 
     ``data`` is what the nodes' files say about their data; empty, so that each operator says it: a node without does
@@ -63,7 +63,7 @@ def numbered(count: int) -> tuple[str, ...]:
     return tuple(f"node-{number:0{width}d}" for number in range(count))
 
 
-def write_federation(folder: Path, plan: Plan) -> None:
+def write_federation(folder: Path, plan: FederationPlan) -> None:
     """Write everything, or nothing: an unfinished federation is not left behind, an existing one not touched."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SpecError(f"{folder} exists and is not empty: nothing was written. Choose another folder, or remove it")
@@ -87,7 +87,7 @@ def _replace(draft: Path, folder: Path) -> None:
     draft.rename(folder)
 
 
-def _write_server(folder: Path, plan: Plan) -> None:
+def _write_server(folder: Path, plan: FederationPlan) -> None:
     (folder / "nodes").mkdir(parents=True)
     folder.chmod(0o700)
     listens = "127.0.0.1" if is_loopback(plan.host) else "0.0.0.0"
@@ -98,7 +98,7 @@ def _write_server(folder: Path, plan: Plan) -> None:
         make_server_certificate(server_files(folder), [plan.host], plan.days)
 
 
-def _write_node(folder: Path, server: Path, plan: Plan, number: int) -> None:
+def _write_node(folder: Path, server: Path, plan: FederationPlan, number: int) -> None:
     folder.mkdir(parents=True)
     folder.chmod(0o700)
     name, address = folder.name, f"{plan.host}:{plan.port}"

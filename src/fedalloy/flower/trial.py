@@ -11,7 +11,7 @@ from fedalloy.flower.bundle import write_bundle
 from fedalloy.flower.config import ServerConfig
 from fedalloy.flower.local import LocalFederation
 from fedalloy.flower.operating import Run, start_run
-from fedalloy.flower.scaffold import Plan, numbered, write_federation
+from fedalloy.flower.scaffold import FederationPlan, numbered, write_federation
 from fedalloy.flower.shell import Shell
 from fedalloy.recipe import Recipe, parse, resolve
 from fedalloy.records import atomic, toml
@@ -38,7 +38,7 @@ class Trial:
         """Write what is not there yet; whatever a run was begun with stays as it is."""
         if not self.federation.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_federation(self.federation, Plan(self.nodes, secure=self.secure))
+            write_federation(self.federation, FederationPlan(self.nodes, secure=self.secure))
         there = sorted(path.parent.name for path in (self.federation / "nodes").glob("*/node.toml"))
         if len(there) != len(self.nodes):
             raise CheckpointError(

@@ -22,7 +22,7 @@ from fedalloy.run.config import RunConfig
 from fedalloy.run.driver import Ending, RoundEvent, run
 from fedalloy.run.interrupt import Caught, put_off
 from fedalloy.run.recorder import Recorder
-from fedalloy.run.sampling import BySize, Listed, Sampling, Uniform
+from fedalloy.run.sampling import BySize, Listed, Sampling, UniformSampling
 from fedalloy.tasks.assembly import make_task
 from fedalloy.tasks.datasets.base import usual_of
 from fedalloy.tasks.devices import DeviceProfile
@@ -201,7 +201,7 @@ def sampling_of(table: SamplingTable) -> Sampling:
         return Listed(tuple(tuple(cohort) for cohort in table.cohorts or ()))
     if table.cohorts is not None:
         raise SpecError(f"sampling.cohorts: only for kind = 'list', not '{table.kind}'")
-    return Uniform(table.cohort) if table.kind == "uniform" else BySize(table.cohort)
+    return UniformSampling(table.cohort) if table.kind == "uniform" else BySize(table.cohort)
 
 
 def check_names(field: str, room: str, names: list[str]) -> None:

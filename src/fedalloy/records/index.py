@@ -22,7 +22,7 @@ import numpy as np
 
 from fedalloy.core.errors import CheckpointError
 from fedalloy.records.index_tables import FILE, Floats, open_tables
-from fedalloy.records.lines import Block, read_block, still_there
+from fedalloy.records.lines import LineBlock, read_block, still_there
 from fedalloy.records.scalars import scalars, seconds_of
 from fedalloy.records.shapes import is_row
 from fedalloy.records.stream import decode
@@ -199,7 +199,7 @@ class Index:
             for one in self.gathered.values():
                 one.load(b"")
 
-    def _add_rounds(self, block: Block) -> None:
+    def _add_rounds(self, block: LineBlock) -> None:
         columns = dict(self._tables.execute("SELECT name, id FROM columns"))
         for start, line in block:
             row = _decoded(line, "rounds")
@@ -230,13 +230,13 @@ class Index:
         if dropped:
             self._tables.execute("DELETE FROM events WHERE n <= (SELECT MAX(n) FROM events) - ?", (MOST_EVENTS,))
 
-    def _add_clients(self, block: Block) -> None:
+    def _add_clients(self, block: LineBlock) -> None:
         for start, line in block:
             row = _head(line)
             values = (row["round"], row.get("model", "global"), row.get("mix"), start, len(line))
             self._tables.execute("INSERT INTO clients(round, model, mix, start, length) VALUES (?, ?, ?, ?, ?)", values)
 
-    def _add_timings(self, block: Block) -> None:
+    def _add_timings(self, block: LineBlock) -> None:
         rows = [_decoded(line, "timings") for _, line in block]
         self._tables.executemany(
             "INSERT INTO timings(round, seconds) VALUES (?, ?)", [(row["round"], seconds_of(row)) for row in rows]

@@ -11,7 +11,7 @@ _SAMPLE = 256
 
 
 @dataclass(frozen=True)
-class Block:
+class LineBlock:
     """Lines with their ends; ``end`` is where the next block begins, ``mark`` tells what comes before it."""
 
     begin: int
@@ -28,10 +28,10 @@ class Block:
             start += len(line)
 
 
-def read_block(path: Path, begin: int, most: int) -> Block:
+def read_block(path: Path, begin: int, most: int) -> LineBlock:
     """The whole lines from ``begin`` on, of at most ``most`` bytes unless the first is longer."""
     if not path.exists():
-        return Block(begin, (), begin, b"", False)
+        return LineBlock(begin, (), begin, b"", False)
     with path.open("rb") as file:
         file.seek(begin)
         data = file.read(most)
@@ -39,7 +39,7 @@ def read_block(path: Path, begin: int, most: int) -> Block:
             data += file.readline()
         data = data[: data.rfind(b"\n") + 1]
         end = begin + len(data)
-        return Block(
+        return LineBlock(
             begin, tuple(data.splitlines(keepends=True)), end, _mark(path, end), bool(file.read(1)) and bool(data)
         )
 

@@ -17,13 +17,13 @@ from fedalloy.reproduce.places import claims_file, recipes_folder
 Relation = Literal["above", "below", "near", "fails"]
 
 
-class Closed(BaseModel):
-    """A table whose keys are all known."""
+class DeclaredTable(BaseModel):
+    """A table of a file of claims, whose keys are all known."""
 
     model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
 
-class Case(Closed):
+class Case(DeclaredTable):
     """One recipe with some values changed: a column or a block of a published table."""
 
     name: str
@@ -38,7 +38,7 @@ class Case(Closed):
     """Measured on one core: the mean over the rounds of the methods that were run."""
 
 
-class Claim(Closed):
+class Claim(DeclaredTable):
     """One sentence of a paper, as a comparison that data can decide."""
 
     text: str
@@ -65,7 +65,7 @@ class Claim(Closed):
     """What must be known to read the verdict."""
 
 
-class Published(Closed):
+class Published(DeclaredTable):
     """Numbers of a table: for every case and method one per score, in order."""
 
     scores: list[str] = []
@@ -74,7 +74,7 @@ class Published(Closed):
     """`cases.CASE.METHOD = [..]`; a text (such as "failed") where there is no number."""
 
 
-class Experiment(Closed):
+class PaperExperiment(DeclaredTable):
     """An experiment of a paper: what is run, what was published, what is claimed."""
 
     name: str = ""
@@ -112,7 +112,7 @@ class Experiment(Closed):
         return found[name]
 
 
-def load_experiment(name: str) -> Experiment:
+def load_experiment(name: str) -> PaperExperiment:
     """The declaration of an experiment, by its name or from a file."""
     file = claims_file(name)
     try:
@@ -124,7 +124,7 @@ def load_experiment(name: str) -> Experiment:
     except tomllib.TOMLDecodeError as error:
         raise SpecError(f"{file} is not TOML: {error}") from None
     try:
-        found = Experiment.model_validate({**data, "name": file.stem})
+        found = PaperExperiment.model_validate({**data, "name": file.stem})
     except ValidationError as error:
         said = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors(include_url=False))
         raise SpecError(f"{file}: {said}") from None
@@ -133,7 +133,7 @@ def load_experiment(name: str) -> Experiment:
     return found
 
 
-def target_of(experiment: Experiment, case: str) -> str:
+def target_of(experiment: PaperExperiment, case: str) -> str:
     """The metric that the scores of a case are of, unless they name another; accuracy where other programs measure."""
     if not experiment.cases:
         return "accuracy"
@@ -142,7 +142,11 @@ def target_of(experiment: Experiment, case: str) -> str:
 
 
 def recipe_of(
-    experiment: Experiment, case: Case, changes: list[str] | None = None, short: bool = False, near: Path | None = None
+    experiment: PaperExperiment,
+    case: Case,
+    changes: list[str] | None = None,
+    short: bool = False,
+    near: Path | None = None,
 ) -> Recipe:
     """The recipe of a case after its own changes, the reader's, and (``short``) the rule of ``--quick``."""
     data = read(_recipe_file(case.recipe, near))
@@ -168,7 +172,7 @@ def _recipe_file(recipe: str, near: Path | None) -> Path:
     return own if own is not None and own.is_file() else recipes_folder() / recipe
 
 
-def _check(experiment: Experiment) -> None:
+def _check(experiment: PaperExperiment) -> None:
     """Claims that nothing could decide are told before anything runs."""
     for number, claim in enumerate(experiment.claims):
         where = f"{experiment.name}: claims.{number}"

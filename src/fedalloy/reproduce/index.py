@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedalloy.records import atomic
-from fedalloy.reproduce.declaring import Experiment, load_experiment
+from fedalloy.reproduce.declaring import PaperExperiment, load_experiment
 from fedalloy.reproduce.judging import Judgement, judge
 from fedalloy.reproduce.page import RULE, label, table, write_page
 from fedalloy.reproduce.places import experiment_names
@@ -29,7 +29,7 @@ who is better than whom, so it is judged on our own runs alone.
 def pages(folder: Path) -> dict[Path, str]:
     """Every page that the result files of a folder make, by file; the index is one of them."""
     made: dict[Path, str] = {}
-    found: list[tuple[Experiment, Results]] = []
+    found: list[tuple[PaperExperiment, Results]] = []
     for file in sorted(folder.glob("*.json")):
         results = read_results(file)
         experiment = load_experiment(results.experiment)
@@ -54,7 +54,7 @@ def stale_pages(folder: Path) -> list[Path]:
     return [file for file, text in pages(folder).items() if not _says(file, text)]
 
 
-def write_index(found: Sequence[tuple[Experiment, Results]], waiting: Sequence[Experiment] = ()) -> str:
+def write_index(found: Sequence[tuple[PaperExperiment, Results]], waiting: Sequence[PaperExperiment] = ()) -> str:
     """One table of all claims, how many of them hold, and the experiments that are declared and not measured yet."""
     judged = [(experiment, results, judge(experiment, results)) for experiment, results in found]
     counted = Counter(one.verdict for _, _, judgements in judged for one in judgements)
@@ -65,17 +65,17 @@ def write_index(found: Sequence[tuple[Experiment, Results]], waiting: Sequence[E
     return "\n".join([opening, f"{counted.total()} verdicts: {said}.\n", table(columns, rows), "", _waiting(waiting)])
 
 
-def _waiting(experiments: Sequence[Experiment]) -> str:
+def _waiting(experiments: Sequence[PaperExperiment]) -> str:
     rows = [[one.title, one.source, str(len(one.claims)), f"`{_command(one)}`"] for one in experiments]
     heading = "## Declared, not measured yet\n\n"
     return heading + table(["experiment", "source", "claims", "command"], rows) + "\n" if rows else ""
 
 
-def _command(experiment: Experiment) -> str:
+def _command(experiment: PaperExperiment) -> str:
     return experiment.command or f"fedalloy reproduce {experiment.name}"
 
 
-def _rows(experiment: Experiment, results: Results, judgements: Sequence[Judgement]) -> list[list[str]]:
+def _rows(experiment: PaperExperiment, results: Results, judgements: Sequence[Judgement]) -> list[list[str]]:
     page = f"[{experiment.name}]({experiment.name}.md)"
     return [
         [
@@ -92,7 +92,7 @@ def _rows(experiment: Experiment, results: Results, judgements: Sequence[Judgeme
     ]
 
 
-def published_sides(experiment: Experiment, one: Judgement) -> str:
+def published_sides(experiment: PaperExperiment, one: Judgement) -> str:
     """The published numbers of a claim's two sides, where there are some."""
     scores, rows = experiment.published.scores, experiment.published.cases.get(one.case, {})
     if one.claim.score not in scores:

@@ -18,7 +18,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedalloy.reproduce.declaring import Claim, Experiment, target_of
+from fedalloy.reproduce.declaring import Claim, PaperExperiment, target_of
 from fedalloy.reproduce.results import Measured, Results
 from fedalloy.results.statistics import Interval, paired, without_missing
 from fedalloy.results.verdict import Verdict, above_zero, below_zero, combined, near
@@ -37,7 +37,7 @@ class Judgement:
     measured: str
 
 
-def judge(experiment: Experiment, results: Results) -> list[Judgement]:
+def judge(experiment: PaperExperiment, results: Results) -> list[Judgement]:
     """Every claim in every case that it is made about."""
     return [
         judge_one(claim, case, results, _target(experiment, case, claim))
@@ -129,7 +129,7 @@ def more_is_better(score: str, target: str) -> bool:
     return higher_is_better(metric if colon else target) is not False
 
 
-def _target(experiment: Experiment, case: str, claim: Claim) -> str:
+def _target(experiment: PaperExperiment, case: str, claim: Claim) -> str:
     """What a case's scores are of; only a claim of failing looks at the direction."""
     return target_of(experiment, case) if claim.relation == "fails" and claim.value is not None else "accuracy"
 

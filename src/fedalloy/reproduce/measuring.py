@@ -18,7 +18,7 @@ from fedalloy.recipe import Recipe
 from fedalloy.recipe.changes import assign, leaves
 from fedalloy.records.naming import name_of, seed_of
 from fedalloy.records.reading import find_runs, is_run, read_run
-from fedalloy.reproduce.declaring import Case, Experiment, methods_of, recipe_of
+from fedalloy.reproduce.declaring import Case, PaperExperiment, methods_of, recipe_of
 from fedalloy.reproduce.results import Results
 from fedalloy.reproduce.scoring import measure_run
 
@@ -39,7 +39,7 @@ class Wish:
         """The changed values by path."""
         return dict(leaves(assign({}, list(self.changes))))
 
-    def folder(self, experiment: Experiment, runs: Path) -> Path:
+    def folder(self, experiment: PaperExperiment, runs: Path) -> Path:
         """Where the runs are: other values are other runs, and never meet those of the recipes."""
         return runs / safe("_".join([experiment.name, *(["quick"] if self.quick else []), *self.changes]))
 
@@ -56,7 +56,7 @@ Watch = Callable[[str, int], AbstractContextManager[Watcher]]
 """Given the name of a case and its number of runs, a watcher of them."""
 
 
-def chosen(experiment: Experiment, wish: Wish, near: Path | None = None) -> list[tuple[Case, Recipe]]:
+def chosen(experiment: PaperExperiment, wish: Wish, near: Path | None = None) -> list[tuple[Case, Recipe]]:
     """The cases that are wanted, each with its recipe."""
     if not experiment.cases:
         how = experiment.command or "another program"
@@ -78,7 +78,7 @@ def count_runs(recipe: Recipe) -> int:
 
 
 def measure(
-    experiment: Experiment,
+    experiment: PaperExperiment,
     wish: Wish,
     runs: Path,
     watch: Watch,
@@ -103,7 +103,7 @@ def measure(
     return collect(experiment, wish, runs, near)
 
 
-def collect(experiment: Experiment, wish: Wish, runs: Path, near: Path | None = None) -> Results:
+def collect(experiment: PaperExperiment, wish: Wish, runs: Path, near: Path | None = None) -> Results:
     """What the folders of an experiment hold: runs that ended, also those that another call made."""
     folder = wish.folder(experiment, runs)
     found = []
@@ -119,7 +119,7 @@ def collect(experiment: Experiment, wish: Wish, runs: Path, near: Path | None = 
     return Results(experiment.name, wish.command(experiment.name), tuple(found), wish.settings, wish.quick, machine)
 
 
-def gather(experiment: Experiment, folders: Mapping[str, Path]) -> Results:
+def gather(experiment: PaperExperiment, folders: Mapping[str, Path]) -> Results:
     """What other commands left: all runs that ended below each case's folder, called as they call themselves."""
     found, machine = [], ""
     for case, folder in folders.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from fedalloy.reproduce.declaring import Experiment
+from fedalloy.reproduce.declaring import PaperExperiment
 from fedalloy.reproduce.judging import Judgement, differences, judge, values_of
 from fedalloy.reproduce.results import Measured, Results, seeds_of, summary_of_settings
 from fedalloy.results.statistics import Interval, Spread, mean
@@ -26,7 +26,7 @@ NUMBERS = {
 }
 
 
-def write_page(experiment: Experiment, results: Results) -> str:
+def write_page(experiment: PaperExperiment, results: Results) -> str:
     """The page in Markdown; a function of the declaration and the measurements alone."""
     parts = [
         GENERATED.format(name=experiment.name),
@@ -72,7 +72,7 @@ def verdict_table(judgements: Sequence[Judgement]) -> str:
     return table(["claim", "case", "measured: difference to, 95 % interval", "verdict"], rows)
 
 
-def _introduction(experiment: Experiment, results: Results) -> str:
+def _introduction(experiment: PaperExperiment, results: Results) -> str:
     seeds = seeds_of(results.runs)
     lines = [f"Source: {experiment.source}. Command:", f"```\n{results.command}\n```"]
     if results.quick:
@@ -91,13 +91,13 @@ def _introduction(experiment: Experiment, results: Results) -> str:
     return "\n\n".join(lines)
 
 
-def _cases(experiment: Experiment, results: Results) -> list[str]:
+def _cases(experiment: PaperExperiment, results: Results) -> list[str]:
     known = results.cases()
     order = [case.name for case in experiment.cases if case.name in known]
     return order + [case for case in known if case not in order]
 
 
-def _case(experiment: Experiment, results: Results, case: str) -> list[str]:
+def _case(experiment: PaperExperiment, results: Results, case: str) -> list[str]:
     """A heading and one table: every score as published and as measured."""
     runs = [run for run in results.runs if run.case == case]
     rounds = sorted({run.round for run in runs if run.finished})
@@ -137,7 +137,7 @@ def label(score: str) -> str:
     return f"{metric} {named}" if metric else named
 
 
-def _published(experiment: Experiment, case: str, method: str, score: str) -> str:
+def _published(experiment: PaperExperiment, case: str, method: str, score: str) -> str:
     numbers = experiment.published.cases.get(case, {}).get(method)
     if numbers is None:
         return ""

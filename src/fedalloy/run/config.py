@@ -11,7 +11,7 @@ from fedalloy.core.errors import SpecError, nearest
 from fedalloy.core.protocols import Engine
 from fedalloy.core.statistics import MAX_EXAMPLES
 from fedalloy.methods.classifier import ClassifierTraining
-from fedalloy.run.sampling import Sampling, Uniform
+from fedalloy.run.sampling import Sampling, UniformSampling
 from fedalloy.tasks.devices import DeviceProfile
 from fedalloy.tasks.metrics.direction import better, higher_is_better, reaches
 from fedalloy.tasks.metrics.metric import choose
@@ -36,7 +36,7 @@ class RunConfig:
 
     rounds: int = 50
     seed: int = 0
-    sampling: Sampling = field(default_factory=Uniform)
+    sampling: Sampling = field(default_factory=UniformSampling)
     devices: DeviceProfile = field(default_factory=DeviceProfile)
     evaluate_every: int = 1
     evaluate_clients: int | None = None

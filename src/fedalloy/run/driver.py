@@ -30,7 +30,7 @@ from fedalloy.run.looking import at_work, looked_at, told
 from fedalloy.run.machinery import Threads, closing, make_engine, profiled
 from fedalloy.run.memory import peak_memory
 from fedalloy.run.observing import Seen, keep_snapshot, observe
-from fedalloy.run.opening import Agreement, Claim, Consent, agree, open_folder
+from fedalloy.run.opening import Agreement, ClaimedRun, Consent, agree, open_folder
 from fedalloy.run.placement import on_device
 from fedalloy.run.recorder import FolderRecorder, MemoryRecorder, Recorder, Row
 from fedalloy.run.round import Federation, Played, Stopwatch, known_sizes, play
@@ -41,7 +41,7 @@ from fedalloy.run.trained import Trained
 
 
 @dataclass
-class Progress:
+class RunProgress:
     """What the driver itself must remember from round to round; part of every checkpoint."""
 
     round: int = 0
@@ -56,9 +56,9 @@ class Progress:
     counted: int = 0
 
     @staticmethod
-    def read(kept: Mapping[str, Any]) -> Progress:
+    def read(kept: Mapping[str, Any]) -> RunProgress:
         """From a checkpoint; earlier versions did not say in how many rounds somebody counted."""
-        return Progress(**{"counted": kept["round"] - kept["barren"], **kept})
+        return RunProgress(**{"counted": kept["round"] - kept["barren"], **kept})
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class RoundEvent:
     """Told to whoever watches the run, after every round."""
 
     row: Row
-    progress: Progress
+    progress: RunProgress
     rounds: int
     evaluation: Evaluation | None
     seconds: dict[str, float]
@@ -79,7 +79,7 @@ class Ending:
     status: RunState
     reason: str
     state: ServerState
-    progress: Progress
+    progress: RunProgress
     trained: Trained
 
 
@@ -92,7 +92,7 @@ class Session:
     store: ClientStore
     recorder: Recorder
     sizes: KnownSizes
-    progress: Progress = field(default_factory=Progress)
+    progress: RunProgress = field(default_factory=RunProgress)
     last: State | None = None
     watcher: Callable[[RoundEvent], None] | None = None
     profile: dict[str, float] | None = None
@@ -170,9 +170,11 @@ def begin(fed: Federation, initial: Tree | None = None) -> ServerState:
     return cast(ServerState, on_device(state, fed.config.device))
 
 
-def _claim(algorithm: Algorithm, task: Task, config: RunConfig, state: ServerState, recipe: Mapping[str, Any]) -> Claim:
+def _claim(
+    algorithm: Algorithm, task: Task, config: RunConfig, state: ServerState, recipe: Mapping[str, Any]
+) -> ClaimedRun:
     named = identify(algorithm, task, config, state)
-    return Claim(algorithm, named, without_defaults(named, algorithm, task, config), recipe)
+    return ClaimedRun(algorithm, named, without_defaults(named, algorithm, task, config), recipe)
 
 
 def make_store(fed: Federation, state: ServerState, folder: RunFolder | None) -> ClientStore:
@@ -204,7 +206,7 @@ def _restore(session: Session, folder: RunFolder, agreed: Agreement, anew: bool)
     if saved is None:
         return
     session.state = on_device(saved.server, config.device)
-    session.progress = Progress.read(progress)
+    session.progress = RunProgress.read(progress)
     session.sizes.restore(saved.extra.get("sizes"))
     session.last = None if longer else saved.extra.get(LAST)
     if saved.extra.get("engine"):
@@ -291,7 +293,7 @@ def _engine_notes(session: Session) -> dict[str, Any]:
     return notes
 
 
-def _advance(progress: Progress, config: RunConfig, played: Played, evaluation: Evaluation | None) -> None:
+def _advance(progress: RunProgress, config: RunConfig, played: Played, evaluation: Evaluation | None) -> None:
     row = played.row
     progress.round = row["round"]
     progress.simulated_seconds += row["simulated_seconds"]
@@ -335,7 +337,7 @@ def _verdict(session: Session, flag: StopFlag) -> tuple[RunState, str]:
     return ("stopped", str(flag.reason)) if flag else ("running", "")
 
 
-def _end(progress: Progress, config: RunConfig) -> str | None:
+def _end(progress: RunProgress, config: RunConfig) -> str | None:
     """Why a run has come to its end, empty at the last round; None where it has not."""
     if progress.round >= config.rounds:
         return ""

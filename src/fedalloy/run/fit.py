@@ -22,7 +22,7 @@ from fedalloy.run.config import RunConfig
 from fedalloy.run.driver import Ending, RoundEvent, run
 from fedalloy.run.interrupt import put_off
 from fedalloy.run.recorder import MemoryRecorder, Recorder, Row
-from fedalloy.run.sampling import Uniform
+from fedalloy.run.sampling import UniformSampling
 from fedalloy.run.tracking import Tracker
 from fedalloy.run.trained import Trained
 
@@ -165,7 +165,7 @@ def _settings(settings: dict[str, Any], cohort: int | float | None, task: Task) 
         raise SpecError("fit: 'cohort' and 'sampling' both say who takes part; give one of them")
     usual = task.metrics if "metrics" not in settings else ()
     scores = {"metrics": usual, "target_metric": usual[0]} if usual else {}
-    return {"sampling": Uniform(cohort), **scores, **settings}
+    return {"sampling": UniformSampling(cohort), **scores, **settings}
 
 
 def _plain(config: RunConfig) -> dict[str, Any]:

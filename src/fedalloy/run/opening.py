@@ -24,7 +24,7 @@ Recipe = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Claim:
+class ClaimedRun:
     """What somebody says the run in a folder is: its identity (``short``: without defaults) and its recipe."""
 
     algorithm: Algorithm
@@ -62,7 +62,7 @@ class Agreement:
 
 
 def open_folder(
-    folder: str | Path, resume: bool, claim: Claim, task: Task, config: RunConfig, notices: tuple[str, ...]
+    folder: str | Path, resume: bool, claim: ClaimedRun, task: Task, config: RunConfig, notices: tuple[str, ...]
 ) -> RunFolder:
     """The run folder: the one that is there when resuming, otherwise a new one."""
     if resume and (Path(folder) / "recipe.toml").exists():
@@ -73,7 +73,7 @@ def open_folder(
     return RunFolder.create(folder, claim.recipe, described, _manifest(task), claim.identity)
 
 
-def agree(folder: RunFolder, claim: Claim, consent: Consent) -> Agreement:
+def agree(folder: RunFolder, claim: ClaimedRun, consent: Consent) -> Agreement:
     """Compare what a folder holds with what is meant; whatever differs and may not is refused by its name."""
     stored, found = folder.recipe(), folder.identity()
     changes = (found or {}).pop(CHANGES, [])
@@ -92,7 +92,7 @@ def agree(folder: RunFolder, claim: Claim, consent: Consent) -> Agreement:
     return Agreement(there, recipe, identity, found is None or moved or here != there, before)
 
 
-def _different(stored: Recipe, found: Plain | None, claim: Claim, engine: bool) -> list[str]:
+def _different(stored: Recipe, found: Plain | None, claim: ClaimedRun, engine: bool) -> list[str]:
     """Where they differ: in the recipe's words where it tells, else in those of the identity; a folder of an earlier
     version has nothing but its recipe."""
     from fedalloy.recipe.matching import ENGINE, FREE, mismatches  # which builds on runs
@@ -105,7 +105,7 @@ def _different(stored: Recipe, found: Plain | None, claim: Claim, engine: bool) 
     return (named or told) if told else [one for one in named if one.startswith("run.quick ")]
 
 
-def _refusal(path: Path, stored: Recipe, found: Plain | None, claim: Claim, different: list[str]) -> str:
+def _refusal(path: Path, stored: Recipe, found: Plain | None, claim: ClaimedRun, different: list[str]) -> str:
     said = f"{path} holds another experiment ({', '.join(different)}); "
     if not _different(stored, found, claim, engine=True):
         return said + (
@@ -116,7 +116,7 @@ def _refusal(path: Path, stored: Recipe, found: Plain | None, claim: Claim, diff
     return said + f"resume it with what it was begun with{known}, or choose another folder"
 
 
-def _renewed(stored: Recipe, claim: Claim, rounds: int, engine: bool) -> Recipe:
+def _renewed(stored: Recipe, claim: ClaimedRun, rounds: int, engine: bool) -> Recipe:
     """The stored recipe with what may have changed on purpose."""
     recipe = copy.deepcopy(dict(stored))
     if "run" in recipe:

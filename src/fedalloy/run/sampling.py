@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -41,8 +43,10 @@ class Sampling(ABC):
 
 @checked("sampling")
 @dataclass(frozen=True)
-class Uniform(Sampling):
+class UniformSampling(Sampling):
     """Every reachable client with the same probability. ``cohort``: a number, a fraction below 1, or everyone."""
+
+    known_as: ClassVar[str] = "Uniform"
 
     cohort: int | float | None = None
 
@@ -142,3 +146,10 @@ def cohort_size(cohort: int | float | None, population: int) -> int:
     if not (cohort > 0 and wanted <= population):
         raise SpecError(f"cohort must lie between 1 and the number of clients ({population}), got {cohort}")
     return max(1, wanted)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Uniform":
+        warnings.warn(f"{__name__}.Uniform is called UniformSampling now", DeprecationWarning, stacklevel=2)
+        return UniformSampling
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

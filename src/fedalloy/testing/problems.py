@@ -15,7 +15,7 @@ from fedalloy.core.protocols import DataPart, LocalSolver, Objective, Task
 from fedalloy.core.types import Block, Examples
 from fedalloy.tasks.dropout import Dropout
 from fedalloy.tasks.models.acgan import Acgan, acgan_rows
-from fedalloy.tasks.models.cvae import Cvae, cvae_rows
+from fedalloy.tasks.models.cvae import ConditionalVae, cvae_rows
 from fedalloy.tasks.objective import ModuleObjective
 
 Model = Literal["linear", "mlp", "batchnorm", "dropout", "acgan", "cvae"]
@@ -100,4 +100,4 @@ _BUILDERS = {
     "cvae": lambda: cvae_rows((INPUTS,), CLASSES, width=HIDDEN, latent=2),
 }
 _GENERATIVE: tuple[Model, ...] = ("acgan", "cvae")
-_ROLES: dict[Model, frozenset[str]] = {"acgan": Acgan.roles, "cvae": Cvae.roles}
+_ROLES: dict[Model, frozenset[str]] = {"acgan": Acgan.roles, "cvae": ConditionalVae.roles}

@@ -13,7 +13,7 @@ from fedalloy.recipe.learned import table_file
 from fedalloy.recipe.resolving import with_entry
 from fedalloy.recipe.tables import UnfoldTable
 from fedalloy.run.interrupt import Caught
-from fedalloy.run.sampling import Uniform
+from fedalloy.run.sampling import UniformSampling
 from fedalloy.unfolding.call import unfold
 from fedalloy.unfolding.learning import OuterEvent
 from fedalloy.weightings.unfolded import Unfolded
@@ -21,7 +21,7 @@ from fedalloy.weightings.weight_table import WeightTable
 
 
 @dataclass(frozen=True)
-class Job:
+class LearningJob:
     """One table to be learned: of which experiment, with which settings, and where it goes."""
 
     name: str
@@ -53,7 +53,9 @@ class Job:
         )
 
 
-def jobs(recipe: Recipe, entry: str | None = None, output: Path | None = None, seed: int | None = None) -> list[Job]:
+def jobs(
+    recipe: Recipe, entry: str | None = None, output: Path | None = None, seed: int | None = None
+) -> list[LearningJob]:
     """The tables that a recipe asks for; with ``entry`` that of one entry of its comparison."""
     names: list[str | None] = [entry] if entry is not None else list(_entries(recipe)) or [None]
     if output is not None and len(names) > 1:
@@ -69,19 +71,19 @@ def _entries(recipe: Recipe) -> list[str]:
     return [name for name in entry_names(recipe) if table_file(with_entry(recipe, name)) is not None]
 
 
-def _job(recipe: Recipe, entry: str | None, output: Path | None, seed: int | None) -> Job:
+def _job(recipe: Recipe, entry: str | None, output: Path | None, seed: int | None) -> LearningJob:
     single = with_entry(recipe, entry) if entry is not None else recipe
     named, table = table_file(single), single.unfold or UnfoldTable()
     table = table if seed is None else table.model_copy(update={"seed": seed})
     experiment = resolve(recipe, table.seed, entry)
-    if experiment.config.sampling not in (Uniform(), Uniform(1.0)):
+    if experiment.config.sampling not in (UniformSampling(), UniformSampling(1.0)):
         raise SpecError("unfold: the table has a weight for every client in every round: leave [sampling] out")
     rule = experiment.algorithm.weighting
     if isinstance(rule, Unfolded):
         # What an earlier learning left must not enter this one.
         rule = Unfolded("", normalise=rule.normalise)
         experiment = replace(experiment, algorithm=replace(experiment.algorithm, weighting=rule))
-    return Job(entry or single.name or "table", experiment, table, output or named or Path("weights.json"))
+    return LearningJob(entry or single.name or "table", experiment, table, output or named or Path("weights.json"))
 
 
 def summary(table: WeightTable) -> list[dict[str, Any]]:

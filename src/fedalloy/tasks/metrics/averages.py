@@ -44,7 +44,7 @@ class MeanLoss(Metric):
 
 @register("metric", "top_k", higher_is_better=True)
 @dataclass(frozen=True)
-class TopK(Metric):
+class TopKAccuracy(Metric):
     """Share of examples whose class is among the ``k`` largest logits; among equal logits the lower class leads."""
 
     k: int = 5
@@ -63,15 +63,15 @@ class TopK(Metric):
 
 
 @register("metric", "top3", higher_is_better=True)
-def top3() -> TopK:
+def top3() -> TopKAccuracy:
     """Top-3 accuracy."""
-    return TopK(3)
+    return TopKAccuracy(3)
 
 
 @register("metric", "top5", higher_is_better=True)
-def top5() -> TopK:
+def top5() -> TopKAccuracy:
     """Top-5 accuracy."""
-    return TopK(5)
+    return TopKAccuracy(5)
 
 
 def topk_hits(outputs: Tensor, y: Tensor, k: int) -> Tensor:

@@ -32,7 +32,7 @@ def choose(names: Iterable[str] | Mapping[str, Metric]) -> dict[str, Metric]:
     """Metrics by name; ``top7`` is ``top_k`` with k = 7.
 
     >>> choose(["accuracy", "top7"])
-    {'accuracy': Accuracy(), 'top7': TopK(k=7)}
+    {'accuracy': Accuracy(), 'top7': TopKAccuracy(k=7)}
     """
     if isinstance(names, Mapping):
         return dict(names)

@@ -21,7 +21,7 @@ _SMALLEST_SPREAD = 1e-8
 _ENCODER = {8: (2, 4), 16: (1, 2, 4), 32: (1, 1, 2, 4), 64: (1, 1, 2, 4)}
 
 
-class Cvae(Versatile):
+class ConditionalVae(Versatile):
     """An encoder and a decoder: ``reconstruct(x, y, draw)``, ``generate(draw, y)`` and ``classify(x)``.
 
     Inside, values lie in [0, 1]. ``reconstruct`` gives target and reconstruction ``[N, d]`` as the network sees them,
@@ -45,6 +45,10 @@ class Cvae(Versatile):
         self.encoder, self.decoder = encoder, decoder
         self.input_shape, self.classes, self.latent = tuple(input_shape), classes, latent
         self.between = Between(bounds, (0.0, 1.0))
+
+    def _get_name(self) -> str:
+        """What the printed model says, of which run folders keep a hash."""
+        return "Cvae"
 
     def generate(self, draw: Tensor, y: Tensor) -> Tensor:
         """Examples of the classes ``y`` from codes drawn from N(0, I), in the data's own values."""
@@ -100,7 +104,7 @@ def cvae(
         _Encoder(channels, widths, latent, norm, frame),
         _Decoder(latent + classes, widths[::-1], channels, norm, frame),
     )
-    return Cvae(encoder, decoder, input_shape, classes, latent, declared("cvae", bounds))
+    return ConditionalVae(encoder, decoder, input_shape, classes, latent, declared("cvae", bounds))
 
 
 @register("model", "cvae_rows")
@@ -120,7 +124,7 @@ def cvae_rows(
     decoder = nn.Sequential(nn.Linear(latent + classes, width), nn.ReLU(), nn.Linear(width, inputs))
     if bounds is not None:
         decoder.append(nn.Sigmoid())
-    return Cvae(encoder, decoder, input_shape, classes, latent, bounds)
+    return ConditionalVae(encoder, decoder, input_shape, classes, latent, bounds)
 
 
 class _Encoder(nn.Module):
