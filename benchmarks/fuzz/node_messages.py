@@ -28,7 +28,7 @@ def _stage(method: str) -> dict[str, Any]:
     """A federation before its first round, and what honest nodes answer."""
     from fedalloy import algorithms
     from fedalloy.core.keys import Key
-    from fedalloy.engines.flower import Flower
+    from fedalloy.flower.engine import Flower
     from fedalloy.run.config import RunConfig
     from fedalloy.run.driver import begin
     from fedalloy.run.round import Federation
@@ -44,11 +44,11 @@ def _stage(method: str) -> dict[str, Any]:
 
 def _honest(fed: Any, state: Any, client: int) -> Any:
     """The answer of a node that does what it was asked."""
-    import fedalloy
     from fedalloy.core.blocks import client_keys
     from fedalloy.core.client import Assignment, run_client
     from fedalloy.core.types import Context
-    from fedalloy.engines.flower_letters import FORMAT, Letter, pack
+    from fedalloy.flower.protocol.header import signed
+    from fedalloy.flower.protocol.letters import Letter, pack
 
     ids = torch.tensor([client])
     ctx = Context(1, CLIENTS, fed.root.fold("round", 1), fed.algorithm.solver.lr_at(1, 3), 3)
@@ -58,7 +58,7 @@ def _honest(fed: Any, state: Any, client: int) -> Any:
         made = run_client(
             fed.algorithm, fed.task.objective, state["shared"], mine, work, client_keys(ctx.key, ids), ctx
         )
-    head = {"format": FORMAT, "fedalloy": fedalloy.__version__, "client": str(client), "status": "ok"}
+    head = signed(client=str(client), status="ok")
     stats = {name: value if value == value else None for name, value in made.stats.items()}
     return pack(Letter({**head, "stats": stats}, made.payload))
 
@@ -69,15 +69,15 @@ def examples() -> list[Case]:
     return [{**case_of_letter(_stage(method)["answers"][0]), _HOW: method.encode()} for method in METHODS]
 
 
-class _Post:
+class _Transport:
     """Brings the answers, whatever is asked."""
 
     def __init__(self, answers: list[Any]) -> None:
         self._answers = answers
         self.grid = SimpleNamespace(get_nodes=lambda: [_node(number) for number in range(len(answers))])
 
-    def exchange(self, letters: Any, message_type: str, group: str, seconds: float) -> dict[int, Any]:
-        from fedalloy.engines.flower_post import Answer
+    def ask(self, letters: Any, message_type: str, group: str, seconds: float) -> dict[int, Any]:
+        from fedalloy.flower.transport import Answer
 
         return {node: Answer(self._answers[node]) for node in letters}
 
@@ -94,7 +94,7 @@ def _node(number: int) -> Any:
 
 def _is_no_answer(content: Any) -> bool:
     from fedalloy.core.errors import FedalloyError
-    from fedalloy.engines.flower_letters import outline
+    from fedalloy.flower.protocol.letters import outline
 
     try:
         outline(content)
@@ -105,10 +105,9 @@ def _is_no_answer(content: Any) -> bool:
 
 def read(case: Case, folder: Path) -> str:
     """One round; it counts or it is dropped, and the state is sound."""
-    import fedalloy
-    from fedalloy.engines.flower import Line
-    from fedalloy.engines.flower_letters import FORMAT
-    from fedalloy.engines.flower_roll import Roll
+    from fedalloy.flower.connection import Connection
+    from fedalloy.flower.node_registry import NodeRegistry
+    from fedalloy.flower.protocol.header import signed
     from fedalloy.run.driver import make_store
     from fedalloy.run.round import Stopwatch, play
 
@@ -119,9 +118,10 @@ def read(case: Case, folder: Path) -> str:
     stage = _stage(method if method in METHODS else METHODS[0])
     fed, state = stage["fed"], stage["state"]
     answers = [content, *stage["answers"][1:]]
-    roll = Roll(tuple(map(str, range(CLIENTS))), {str(number): f"node {number}" for number in range(CLIENTS)})
-    hello = {"format": FORMAT, "fedalloy": fedalloy.__version__}
-    fed.engine.attach(Line(_Post(answers), roll, hello, say=lambda text: None))  # type: ignore[arg-type]
+    names = tuple(map(str, range(CLIENTS)))
+    registry = NodeRegistry(names, {name: f"node {name}" for name in names})
+    transport: Any = _Transport(answers)
+    fed.engine.attach(Connection(transport, registry, signed(), say=lambda text: None))
     played = play(fed, state, make_store(fed, state, None), 1, Stopwatch())
     check_finite(played.step.state)
     if method in ("fedavg", "median", "krum", "fednova"):

@@ -44,7 +44,7 @@ def _node() -> Path:
 @functools.cache
 def examples() -> list[Case]:
     """One order of every kind, as a server of ours sends it."""
-    from fedalloy.engines.flower_letters import Letter, pack
+    from fedalloy.flower.protocol.letters import Letter, pack
     from tests.flower.orders import KINDS, example
 
     return [case_of_letter(pack(Letter(*example(kind)))) for kind in KINDS]

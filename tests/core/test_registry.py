@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import subprocess
 import sys
 import types
 from dataclasses import dataclass
@@ -27,6 +28,21 @@ def test_built_in_rules_are_found_by_walking_their_room():
     assert {"samples", "uniform", "nova"} <= set(registry.names("weighting"))
     assert registry.find("solver", "scaffold").__name__ == "Scaffold"
     assert registry.names("server") == sorted(registry.names("server"))
+
+
+LAZY = """
+import sys
+from fedalloy.core import registry
+assert "flower" in registry.names("engine")
+registry.find("engine", "loop")
+assert "fedalloy.flower" not in sys.modules, "imported though nobody asked for it"
+assert registry.find("engine", "flower").__module__ == "fedalloy.flower.engine"
+assert set(registry.everything("engine")) == set(registry.names("engine"))
+"""
+
+
+def test_a_rule_of_a_higher_package_is_imported_when_it_is_asked_for():
+    subprocess.run([sys.executable, "-c", LAZY], check=True)
 
 
 def test_a_taken_name_is_refused_and_the_first_rule_stays():

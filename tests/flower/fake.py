@@ -11,11 +11,11 @@ from typing import Any
 from flwr.app import Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedalloy.engines.flower_post import Post
 from fedalloy.flower import data, node
 from fedalloy.flower.answering import respond
 from fedalloy.flower.config import NodeConfig, ServerConfig
 from fedalloy.flower.server import run_federation
+from fedalloy.flower.transport import Transport
 from fedalloy.records import toml
 
 # Flower lets only the process of an app make messages: let this one be such a process.
@@ -58,7 +58,7 @@ class FakeGrid:
 
     def get_nodes(self) -> list[Any]:
         return [
-            SimpleNamespace(node_id=number, public_key=one.key.encode(), last_activated_at=one.since)
+            SimpleNamespace(node_id=number, public_key=one.key.encode(), last_activated_at=one.since, name="")
             for number, one in self.nodes.items()
             if one.online
         ]
@@ -139,5 +139,5 @@ def play(
 ):  # fmt: skip
     """Run a recipe over a fake federation."""
     clock = clock or FakeClock()
-    post = Post(grid, clock, clock.sleep)  # type: ignore[arg-type]
-    return run_federation(ServerConfig(recipe, folder), grid, say=say, post=post, seats=seats)  # type: ignore[arg-type]
+    transport = Transport(grid, clock, clock.sleep)  # type: ignore[arg-type]
+    return run_federation(ServerConfig(recipe, folder), grid, say=say, transport=transport, seats=seats)  # type: ignore[arg-type]

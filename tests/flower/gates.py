@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fedalloy.engines.flower_letters import Letter
-from fedalloy.flower.protocol import ReceivedOrder
+from fedalloy.flower.protocol.letters import Letter
+from fedalloy.flower.protocol.orders import ReceivedOrder
 
 # The process of a node works in its store.
 GATE, HELD = Path("../gate"), Path("../held")

@@ -24,7 +24,10 @@ class Grid(serverapp.Grid):
     asked: list[list[int]] = field(default_factory=list)
 
     def get_nodes(self) -> Any:
-        return [SimpleNamespace(node_id=node, name=self.names.get(node, "")) for node in self.nodes]
+        return [
+            SimpleNamespace(node_id=node, name=self.names.get(node, ""), public_key=b"", last_activated_at="")
+            for node in self.nodes
+        ]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         messages = list(messages)

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from fedalloy.engines import flower_letters as letters
-from fedalloy.engines.flower_letters import Letter
+from fedalloy.flower.protocol import letters
+from fedalloy.flower.protocol.letters import Letter
 
 
 def patient_names() -> Any:

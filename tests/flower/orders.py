@@ -13,9 +13,9 @@ from unittest.mock import patch
 from flwr.app import RecordDict
 
 from fedalloy.core.types import Payload
-from fedalloy.engines.flower_letters import Letter, pack, unpack
 from fedalloy.flower.answering import respond
 from fedalloy.flower.config import NodeConfig
+from fedalloy.flower.protocol.letters import Letter, pack, unpack
 from tests.flower import fake
 
 Example = tuple[dict[str, Any], Payload]

@@ -18,9 +18,9 @@ pytest.importorskip("flwr")
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, RecordDict
 
 import fedalloy
-from fedalloy.engines.flower import FederationError
-from fedalloy.engines.flower_letters import Letter, outline, pack, unpack
+from fedalloy.flower.engine import FederationError
 from fedalloy.flower.frames import receive_frame, send_frame
+from fedalloy.flower.protocol.letters import Letter, outline, pack, unpack
 from fedalloy.records.reading import read_run
 from tests.flower.fake import FakeClock, FakeNode, federation, play, recipe_file
 from tests.flower.test_federation import assert_equal, simulated
@@ -222,12 +222,12 @@ class TestIdentity:
 
 class TestRefusals:
     def test_another_version_is_refused_with_both_named(self, tmp_path, monkeypatch):
-        import fedalloy.flower.protocol as protocol
+        from fedalloy.flower.protocol import orders
 
         class Older:
             __version__ = "0.0.9"
 
-        monkeypatch.setattr(protocol, "fedalloy", Older)
+        monkeypatch.setattr(orders, "fedalloy", Older)
         with pytest.raises(FederationError) as caught:
             play(recipe_file(tmp_path, engine={"wait": 5.0}), tmp_path / "run", federation(tmp_path))
         log = (tmp_path / "run" / "federation.log").read_text()

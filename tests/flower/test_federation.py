@@ -16,8 +16,8 @@ from flwr.cli.build import build_fab_from_disk
 
 import fedalloy
 from fedalloy.core.errors import CheckpointError, FedalloyError
-from fedalloy.engines.flower import FederationError
 from fedalloy.flower.bundle import bundle_files, write_bundle
+from fedalloy.flower.engine import FederationError
 from fedalloy.recipe import load, parse, reopen, resolve
 from fedalloy.records.reading import read_run
 from tests.flower import shares

@@ -17,7 +17,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedalloy import algorithms
 from fedalloy.core.errors import AlgorithmError
-from fedalloy.engines.flower_letters import Letter, outline, pack, unpack
+from fedalloy.flower.protocol.letters import Letter, outline, pack, unpack
 from fedalloy.flower.strategy import Strategy
 from fedalloy.records.reading import read_run
 from tests.flower.fake import federation, play, recipe_file

@@ -13,11 +13,11 @@ import torch
 pytest.importorskip("flwr")
 
 from fedalloy.core.errors import SpecError
-from fedalloy.engines.flower import Refused
-from fedalloy.engines.flower_letters import Letter, pack, unpack
 from fedalloy.flower.answering import respond
 from fedalloy.flower.limits import check_size
 from fedalloy.flower.policy import Policy
+from fedalloy.flower.protocol.header import Refused
+from fedalloy.flower.protocol.letters import Letter, pack, unpack
 from fedalloy.tasks.assembly import as_factory
 from tests.flower.orders import Example, answered, example, node_keys
 

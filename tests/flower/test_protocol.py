@@ -18,10 +18,10 @@ from flwr.app import ConfigRecord, RecordDict
 from fedalloy import algorithms
 from fedalloy.core import registry
 from fedalloy.core.errors import FedalloyError
-from fedalloy.engines._flower_replies import read_reply
-from fedalloy.engines.flower_orders import told_algorithm, without_infinities
-from fedalloy.flower.half import half_of
-from fedalloy.flower.protocol import AlgorithmSpec, RuleSpec, read_order
+from fedalloy.flower.node import half_of
+from fedalloy.flower.payloads import told_algorithm, without_infinities
+from fedalloy.flower.protocol.orders import AlgorithmSpec, RuleSpec, read_order
+from fedalloy.flower.protocol.replies import read_reply
 from tests.flower import shares
 from tests.flower.orders import KINDS, answered, example, node_keys
 

@@ -17,12 +17,12 @@ import torch
 pytest.importorskip("flwr")
 
 import fedalloy
-from fedalloy.engines.flower_letters import FORMAT, Letter, pack, unpack
 from fedalloy.flower import resident
-from fedalloy.flower.client import _excuse
 from fedalloy.flower.data import LocalTask, local_task, remembering
 from fedalloy.flower.processes import wait_until
-from fedalloy.flower.protocol import check_task
+from fedalloy.flower.protocol.header import FORMAT, plain_record, signed
+from fedalloy.flower.protocol.letters import Letter, pack, unpack
+from fedalloy.flower.protocol.orders import check_task
 from tests.flower import shares
 
 pytestmark = pytest.mark.flower
@@ -84,8 +84,8 @@ def test_one_that_cannot_start_is_an_answer_and_no_silence(store, monkeypatch):
         resident.ask(store, config(store), pack(Letter(HELLO)))
 
 
-def test_an_excuse_is_a_letter_too():
-    assert unpack(_excuse("refused", "why")).header == {
+def test_an_answer_without_the_means_of_making_one_is_a_letter_too():
+    assert unpack(plain_record(signed(status="refused", reason="why"))).header == {
         "format": FORMAT,
         "fedalloy": fedalloy.__version__,
         "status": "refused",

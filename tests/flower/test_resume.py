@@ -10,8 +10,8 @@ import torch
 pytest.importorskip("flwr")
 
 from fedalloy.core.errors import CheckpointError
-from fedalloy.engines.flower import Refused
-from fedalloy.engines.flower_letters import Letter, outline, pack, unpack
+from fedalloy.flower.protocol.header import Refused
+from fedalloy.flower.protocol.letters import Letter, outline, pack, unpack
 from fedalloy.flower.store import NodeStore
 from fedalloy.records.reading import read_run
 from tests.flower.fake import FakeGrid, federation, play, recipe_file

@@ -34,7 +34,7 @@ from fedalloy.flower.policy import Policy
 from fedalloy.flower.processes import TOKEN, DidNotStart, Program, carrying, end_all, free_port, wait_until
 from fedalloy.flower.scaffold import FederationPlan, numbered, secrets_of, write_federation
 from fedalloy.flower.status import look
-from fedalloy.flower.trial import News, Trial, trial_of
+from fedalloy.flower.trial import NewLines, Trial, trial_of
 from fedalloy.recipe import parse
 from fedalloy.records.folder import RunFolder
 
@@ -241,7 +241,7 @@ def test_a_trial_has_as_many_clients_as_nodes(tmp_path):
 def test_news_are_told_once_and_only_whole_lines(tmp_path):
     file = tmp_path / "log"
     told: list[str] = []
-    news = News(file)
+    news = NewLines(file)
     news.tell(told.append)
     file.write_text("one\ntw")
     news.tell(told.append)

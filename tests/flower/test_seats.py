@@ -6,20 +6,19 @@ import json
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 pytest.importorskip("flwr")
 
+
 from fedalloy.core.errors import SpecError
-from fedalloy.engines.flower_roll import Seat, identity_of
 from fedalloy.flower import admission
 from fedalloy.flower.commands import SEATS
 from fedalloy.flower.layout import ServerPlace
+from fedalloy.flower.node_registry import Node, NodeRegistry, Seat, identity_of
 from fedalloy.flower.pki import make_node_key, public_half
-from fedalloy.flower.roster import Roster
 from fedalloy.flower.scaffold import FederationPlan, write_federation
 from fedalloy.records.reading import read_run
 from tests.flower.fake import FakeNode, federation, play, recipe_file
@@ -85,23 +84,42 @@ def test_a_node_in_the_wrong_seat_refuses_by_itself(tmp_path):
 
 class TestStrategy:
     def test_clients_have_the_numbers_of_their_seats_in_whatever_order_they_come(self):
-        nodes: Any = [SimpleNamespace(node_id=n, name="", public_key=b"%d" % n) for n in (30, 10, 20, 99)]
+        nodes = [Node(n, identity_of(b"%d" % n)) for n in (30, 10, 20, 99)]
         seats = [Seat(str(n), identity_of(b"%d" % n)) for n in (10, 20, 30)]
-        roster = Roster.of(None, nodes[:1], seats)
-        assert roster.population == 3
-        assert roster.admit(nodes[:1], seats) == []
-        assert roster.admit(nodes, seats) == [nodes[3]]
-        assert roster.present(nodes) == {0: 10, 1: 20, 2: 30}
+        registry = NodeRegistry.unnamed(None, nodes[:1], seats)
+        assert len(registry.names) == 3
+        assert registry.place(nodes[:1], seats) == []
+        assert registry.place(nodes, seats) == [nodes[3]]
+        assert numbers(registry, nodes) == {0: 10, 1: 20, 2: 30}
         exchanged = [*seats[:2], Seat("30", identity_of(b"99"))]
-        assert roster.admit(nodes, exchanged) == [nodes[0]]
-        assert roster.present(nodes) == {0: 10, 1: 20, 2: 99}
-        assert Roster.of(2, nodes, seats).population == 2
+        assert registry.place(nodes, exchanged) == [nodes[0]]
+        assert numbers(registry, nodes) == {0: 10, 1: 20, 2: 99}
+        assert registry.place(nodes[:1], exchanged) == [nodes[0]], "not even while the new key is away"
+        assert numbers(registry, nodes[:1]) == {}
+        assert len(NodeRegistry.unnamed(2, nodes, seats).names) == 2
 
     def test_without_seats_places_are_given_by_name(self):
-        nodes: Any = [SimpleNamespace(node_id=n, name=name) for n, name in ((1, "b"), (2, "a"))]
-        roster = Roster.of(None, nodes, None)
-        assert roster.admit(nodes) == []
-        assert roster.clients == {2: 0, 1: 1}
+        nodes = [Node(n, f"node {n}", name=name) for n, name in ((1, "b"), (2, "a"))]
+        registry = NodeRegistry.unnamed(None, nodes, None)
+        assert registry.place(nodes) == []
+        assert numbers(registry, nodes) == {0: 2, 1: 1}
+        assert registry.place([Node(3, "node 3"), *nodes]) == [Node(3, "node 3")], "no place is left"
+
+    def test_a_checkpoint_remembers_who_had_which_place(self):
+        nodes = [Node(n, f"node {n}", name=name) for n, name in ((1, "b"), (2, "a"))]
+        registry = NodeRegistry.unnamed(3, nodes, None)
+        registry.place(nodes)
+        registry.present(nodes)
+        assert registry.to_json() == {"2": 0, "1": 1}
+        again = NodeRegistry.from_json(registry.to_json(), 3)
+        new = Node(3, "node 3", name="_")
+        assert again.place([new, *nodes]) == []
+        assert numbers(again, [new, *nodes]) == {0: 2, 1: 1, 2: 3}
+        assert len(NodeRegistry.from_json({"7": 2}).names) == 3, "a place that nobody has taken yet is one"
+
+
+def numbers(registry: NodeRegistry, nodes: list[Node]) -> dict[int, int]:
+    return {client: node.number for client, node in registry.present(nodes).items()}
 
 
 class Shell:

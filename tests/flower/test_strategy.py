@@ -21,7 +21,7 @@ from fedalloy.core.algorithm import server_step
 from fedalloy.core.errors import AlgorithmError, CheckpointError, SpecError
 from fedalloy.core.keys import Key
 from fedalloy.core.types import Cohort, Context, Contribution
-from fedalloy.flower.foreign import Model, Reader
+from fedalloy.flower.foreign import ReplyReader, SentModel
 from fedalloy.flower.strategy import Strategy
 from fedalloy.records.reading import read_run
 from tests.flower.grids import Grid
@@ -219,16 +219,16 @@ def test_a_bad_contribution_is_left_out_and_its_node_named(bad, reason, caplog):
 @pytest.mark.parametrize("dtype", ["<f4", ">f8", "<f2", "longdouble"])
 def test_arrays_of_other_precision_and_order_are_read_right(order, dtype):
     values = np.asarray(np.arange(6.0).reshape(2, 3), dtype=dtype, order=order)
-    model = Model.of(ArrayRecord({"w": Array(np.zeros((2, 3), dtype=np.float32))}))
+    model = SentModel.of(ArrayRecord({"w": Array(np.zeros((2, 3), dtype=np.float32))}))
     sent = Array(str(values.dtype.newbyteorder("=")), (2, 3), "numpy.ndarray", Array(values).data)
     content = RecordDict({"arrays": ArrayRecord({"w": sent}), "metrics": MetricRecord({"num-examples": 1})})
-    found = Reader(frozenset({"num_examples"}), "x").read(content, model)
+    found = ReplyReader(frozenset({"num_examples"}), "x").read(content, model)
     assert torch.equal(found.payload["delta"]["w"], torch.arange(6.0).reshape(2, 3))
 
 
 @pytest.mark.parametrize(
     ("bad", "reason"),
-    [(lambda message: None, "no reply"), (lambda message: Error(2, "it broke"), "error 2: it broke")],
+    [(lambda message: None, "no reply"), (lambda message: Error(2, "it broke"), "its app raised an error (it broke)")],
 )
 def test_silence_and_errors_are_attributed_to_the_node_that_was_asked(bad, reason):
     strategy = Strategy("aaggff_s", metrics={"train_loss": "loss_before"}, poll=0.0)
@@ -338,5 +338,5 @@ def test_a_run_goes_on_from_its_folder_as_if_it_had_not_stopped(tmp_path):
 
 
 def test_metrics_may_keep_the_statistics_own_names():
-    reader = Reader(frozenset({"loss_before", "num_examples"}), "Rule")
+    reader = ReplyReader(frozenset({"loss_before", "num_examples"}), "Rule")
     assert reader.statistics({"num-examples": 4, "loss-before": 2.0}) == {"num_examples": 4, "loss_before": 2.0}

@@ -14,7 +14,7 @@ pytest.importorskip("flwr")
 
 from flwr.app import RecordDict
 
-from fedalloy.engines.flower_letters import Letter, pack, unpack
+from fedalloy.flower.protocol.letters import Letter, pack, unpack
 from fedalloy.records.reading import read_run
 from tests.flower.fake import FakeNode, play, recipe_file
 from tests.flower.test_federation import assert_equal, simulated

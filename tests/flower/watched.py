@@ -10,7 +10,7 @@ from pathlib import Path
 from flwr.app import Message, RecordDict
 
 from fedalloy.core import tree
-from fedalloy.engines.flower_letters import Letter, unpack
+from fedalloy.flower.protocol.letters import Letter, unpack
 from fedalloy.records.reading import read_run
 from tests.flower.fake import FakeGrid, federation
 

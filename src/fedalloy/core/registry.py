@@ -43,6 +43,9 @@ ROOMS: dict[str, str] = {
     "conform": "fedalloy.conform",
 }
 
+_HIGHER = {"engine": {"flower": "fedalloy.flower.engine"}}
+"""Rules that stand in higher packages than their room: the module of each, imported when the rule is asked for."""
+
 _UNGUARDED = frozenset({"conform"})
 _SETTINGS = {"algorithm": ("fedalloy.solvers.training", "LocalTraining")}
 """What the ``**`` argument of a room's functions stands for."""
@@ -89,9 +92,11 @@ def settings_of(room: str) -> type | None:
 
 def find(room: str, name: str) -> Callable[..., Any]:
     """The rule registered under ``name``, or an error that lists what there is."""
-    rules = everything(room)
+    rules = _own(room)
+    if name not in rules and name in _HIGHER.get(room, {}):
+        importlib.import_module(_HIGHER[room][name])
     if name not in rules:
-        raise RegistryError(f"unknown {room} '{name}': {nearest(name, rules)}")
+        raise RegistryError(f"unknown {room} '{name}': {nearest(name, names(room))}")
     return rules[name]
 
 
@@ -103,11 +108,16 @@ def direction(metric: str) -> bool | None:
 
 def names(room: str) -> list[str]:
     """All names of a room, sorted."""
-    return sorted(everything(room))
+    return sorted({*_own(room), *_HIGHER.get(room, {})})
 
 
 def everything(room: str) -> dict[str, Callable[..., Any]]:
-    """All rules of a room, built in and plugged in; the room's modules are imported on first use."""
+    """All rules of a room, built in and plugged in, those of higher packages among them."""
+    return {name: find(room, name) for name in names(room)}
+
+
+def _own(room: str) -> dict[str, Callable[..., Any]]:
+    """The rules of a room and those that are plugged in; its modules are imported on first use."""
     rules = _room(room)
     if room not in _loaded:
         _loaded.add(room)
@@ -117,7 +127,7 @@ def everything(room: str) -> dict[str, Callable[..., Any]]:
         except BaseException:
             _loaded.discard(room)  # a room that is half there would look complete the next time
             raise
-    return dict(rules)
+    return rules
 
 
 def name_of(room: str, rule: Callable[..., Any]) -> str:

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedalloy.core.errors import SpecError
-from fedalloy.engines.flower_roll import Seat, identity_of
 from fedalloy.flower.commands import CONNECTION, SEATS
 from fedalloy.flower.layout import ServerPlace
+from fedalloy.flower.node_registry import Seat, identity_of
 from fedalloy.flower.shell import FlwrFailed, Shell
 from fedalloy.records import atomic
 

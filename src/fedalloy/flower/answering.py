@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-import fedalloy
 from fedalloy.core.errors import FedalloyError
-from fedalloy.engines.flower_json import Malformed
-from fedalloy.engines.flower_letters import FORMAT, Letter, pack
 from fedalloy.flower.config import NodeConfig
 from fedalloy.flower.node import answer, log
 from fedalloy.flower.policy import Policy
-from fedalloy.flower.protocol import read_order
+from fedalloy.flower.protocol.header import Malformed, plain_record, signed
+from fedalloy.flower.protocol.letters import pack
+from fedalloy.flower.protocol.orders import read_order
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
@@ -42,5 +41,4 @@ def respond(content: RecordDict, node_config: Mapping[str, Any]) -> RecordDict:
 
 
 def _refusal(reason: str) -> RecordDict:
-    head = {"format": FORMAT, "fedalloy": fedalloy.__version__, "status": "refused", "reason": reason}
-    return pack(Letter(head))
+    return plain_record(signed(status="refused", reason=reason))

@@ -5,14 +5,12 @@ Flower starts a process for every message, so nothing heavy is imported here.
 
 from __future__ import annotations
 
-import json
-
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-import fedalloy
 from fedalloy.core.errors import FedalloyError
 from fedalloy.flower.config import NodeConfig
+from fedalloy.flower.protocol.header import plain_record, signed
 from fedalloy.flower.resident import NoResident, ask
 
 app = ClientApp()
@@ -24,16 +22,11 @@ def handle(message: Message, context: Context) -> Message:
         store = NodeConfig.read(context.node_config).store
         content = ask(store, context.node_config, message.content)
     except FedalloyError as error:
-        content = _excuse("refused", f"this node is not configured properly: {error}")
+        reason = f"this node is not configured properly: {error}"
+        content = plain_record(signed(status="refused", reason=reason))
     except NoResident as error:
-        content = _excuse("failed", str(error))
+        content = plain_record(signed(status="failed", reason=str(error)))
     return Message(content, reply_to=message)
-
-
-def _excuse(status: str, reason: str) -> RecordDict:
-    """An answer without the means of making one: the format of letters, written by hand."""
-    header = {"format": 3, "fedalloy": fedalloy.__version__, "status": status, "reason": reason, "parts": {}}
-    return RecordDict({"fedalloy": ConfigRecord({"header": json.dumps(header)})})
 
 
 @app.train()

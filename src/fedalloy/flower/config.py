@@ -14,7 +14,7 @@ A node's keys stand in the ``--node-config`` of its SuperNode (or in a ``.toml``
 
 A run's keys stand in the bundle with their defaults (:data:`RUN_DEFAULTS`) and are set by ``flwr run -c``; the files
 they name are on the server's machine. Everything else about a run is in its recipe: ``[engine] kind = "flower"`` holds
-the deadline, the minimum of contributions and the limits (:class:`fedalloy.engines.flower.Flower`).
+the deadline, the minimum of contributions and the limits (:class:`fedalloy.flower.engine.Flower`).
 
 | key | meaning |
 |---|---|

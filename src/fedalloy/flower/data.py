@@ -23,11 +23,11 @@ from fedalloy.core.keys import Key
 from fedalloy.core.own_code import own_code
 from fedalloy.core.protocols import DataPart, Objective
 from fedalloy.core.types import Examples
-from fedalloy.engines.flower import Refused
 from fedalloy.flower.config import FROM_RECIPE
 from fedalloy.flower.limits import check_size
 from fedalloy.flower.policy import Policy
-from fedalloy.flower.protocol import RuleSpec, TaskSpec, TrialSpec
+from fedalloy.flower.protocol.header import Refused
+from fedalloy.flower.protocol.orders import RuleSpec, TaskSpec, TrialSpec
 from fedalloy.tasks.assembly import as_dataset, as_factory, make_objective, make_task
 from fedalloy.tasks.datasets.base import Dataset, as_pair
 from fedalloy.tasks.datasets.callable import resolve

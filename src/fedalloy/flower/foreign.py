@@ -2,6 +2,10 @@
 
 Everything is checked before a byte becomes a tensor: which records there are, the names, shapes and types of the
 arrays, their size, and that the statistics an algorithm needs are among the metrics.
+
+Arrays come in numpy's own format (``.npy``), whose header is not believed: it says how many numbers follow, and numpy
+asks for the memory before it looks whether they are there, so that a few bytes can ask for terabytes. Here nothing is
+made before the header, the bytes that arrived and what was expected agree.
 """
 
 from __future__ import annotations
@@ -18,11 +22,12 @@ from torch import Tensor
 from fedalloy.core import aspects
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.contributions import Notes
-from fedalloy.core.errors import AlgorithmError, DataError, FedalloyError, SpecError, nearest
+from fedalloy.core.errors import AlgorithmError, DataError, SpecError, nearest
 from fedalloy.core.names import Names
 from fedalloy.core.statistics import ANY_NUMBER, STATISTICS
 from fedalloy.core.types import Contribution, Payload, Tree
-from fedalloy.flower.npy import read_npy
+from fedalloy.flower.protocol.header import Malformed
+from fedalloy.tasks.datasets.archive import read_npy_header
 
 BUFFERS = Names(("*running_mean", "*running_var", "*num_batches_tracked"))
 """What BatchNorm keeps: averaged by examples, never moved by the server's optimizer."""
@@ -34,17 +39,13 @@ MAX_STEPS = 100_000
 Named = Mapping[str, str | Sequence[str]]
 _NUMPY = "numpy.ndarray"
 """How Flower calls numpy's own format."""
-_HEADER = 4096
+_MOST_HEADER = 4096
 """More than an array's own description ever takes."""
 _DTYPES = {np.dtype(code).name: np.dtype(code) for code in "?bhilqBHILQefdg"}
 """Numbers by the names that numpy writes. It knows many other words for types, and warns of outdated ones."""
 
 
-class Refused(FedalloyError):
-    """One reply cannot be used; says why. The round goes on without it."""
-
-
-class Lacking(Refused):
+class Lacking(Malformed):
     """A reply does not hold a statistic that the algorithm requires."""
 
 
@@ -67,7 +68,7 @@ def check_usable(algorithm: Algorithm) -> None:
 
 
 @dataclass(frozen=True)
-class Model:
+class SentModel:
     """The global model as it was sent: trees for the algorithm, in an order and in types that come back the same."""
 
     params: Tree
@@ -75,14 +76,14 @@ class Model:
     order: tuple[str, ...]
 
     @staticmethod
-    def of(arrays: ArrayRecord, buffers: Names = BUFFERS) -> Model:
+    def of(arrays: ArrayRecord, buffers: Names = BUFFERS) -> SentModel:
         """The model in a record; whatever is not a floating-point number is a buffer."""
         leaves = {name: torch.from_numpy(np.array(array.numpy())) for name, array in arrays.items()}
         kept = {name: leaf for name, leaf in leaves.items() if name in buffers or not leaf.is_floating_point()}
         params = {name: leaf for name, leaf in leaves.items() if name not in kept}
         if not params:
             raise SpecError("the initial arrays hold no floating-point parameter; send the model's state dict")
-        return Model(params, kept, tuple(leaves))
+        return SentModel(params, kept, tuple(leaves))
 
     @property
     def leaves(self) -> Tree:
@@ -96,7 +97,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Reader:
+class ReplyReader:
     """Turns replies into contributions to an algorithm.
 
     ``metrics`` says which of the clients' metrics is which statistic (or several), ``{"train_loss": "loss_before"}``;
@@ -120,8 +121,8 @@ class Reader:
         several = [(theirs, (ours,) if isinstance(ours, str) else ours) for theirs, ours in self.metrics.items()]
         return [(theirs, one) for theirs, ours in several for one in ours]
 
-    def read(self, content: RecordDict, model: Model) -> Contribution:
-        """A contribution, or :class:`Refused`."""
+    def read(self, content: RecordDict, model: SentModel) -> Contribution:
+        """A contribution, or :class:`Malformed`."""
         arrays = _arrays(content, self.arrays_key)
         metrics = metrics_of(content)
         # Whoever says nothing about its steps has taken some, if it has examples.
@@ -144,7 +145,9 @@ class Reader:
             raise Lacking(self._lacking(missing, metrics))
         for name in _STEPS:
             if known.get(name, 0.0) > self.max_steps:
-                raise Refused(f"statistic '{name}' is {known[name]:g}; allowed: at most {self.max_steps:g} (max_steps)")
+                raise Malformed(
+                    f"statistic '{name}' is {known[name]:g}; allowed: at most {self.max_steps:g} (max_steps)"
+                )
         return {"num_examples": 1.0} | {name: known[name] for name in {*self.required, "num_examples"} & known.keys()}
 
     def _known(self, metrics: Mapping[str, float]) -> dict[str, float]:
@@ -164,19 +167,19 @@ def metrics_of(content: RecordDict) -> dict[str, float]:
     """The single numbers among the metrics of a reply."""
     records = list(content.metric_records.values())
     if len(records) != 1:
-        raise Refused(f"sent {len(records)} metric records instead of one")
+        raise Malformed(f"sent {len(records)} metric records instead of one")
     try:
         return {name: float(value) for name, value in records[0].items() if isinstance(value, int | float)}
     except OverflowError as error:
-        raise Refused("sent a metric that is too large for a number") from error
+        raise Malformed("sent a metric that is too large for a number") from error
 
 
 def check_arrays(arrays: ArrayRecord, expected: Tree) -> None:
     """Refuse arrays that are not the model's: names, shapes, kinds of number and sizes, all from the labels."""
     if missing := expected.keys() - arrays.keys():
-        raise Refused(f"lacks the arrays {_listed(missing)}")
+        raise Malformed(f"lacks the arrays {_listed(missing)}")
     if extra := arrays.keys() - expected.keys():
-        raise Refused(f"has the unexpected arrays {_listed(extra)}")
+        raise Malformed(f"has the unexpected arrays {_listed(extra)}")
     for name, array in arrays.items():
         _check_array(name, array, expected[name])
 
@@ -204,18 +207,18 @@ def _arrays(content: RecordDict, key: str) -> ArrayRecord:
     if key in records:
         return records[key]
     if len(records) != 1:
-        raise Refused(f"sent {len(records)} array records, none of them named '{key}'")
+        raise Malformed(f"sent {len(records)} array records, none of them named '{key}'")
     return next(iter(records.values()))
 
 
 def _check_array(name: str, array: Array, expected: Tensor) -> None:
     if tuple(array.shape) != tuple(expected.shape):
-        raise Refused(f"{name} has shape {tuple(array.shape)} instead of {tuple(expected.shape)}")
+        raise Malformed(f"{name} has shape {tuple(array.shape)} instead of {tuple(expected.shape)}")
     if not _same_kind(array.dtype, expected):
-        raise Refused(f"{name} holds {array.dtype} instead of {str(expected.dtype).removeprefix('torch.')}")
-    most = prod(array.shape) * max(8, expected.element_size()) + _HEADER
+        raise Malformed(f"{name} holds {array.dtype} instead of {str(expected.dtype).removeprefix('torch.')}")
+    most = prod(array.shape) * max(8, expected.element_size()) + _MOST_HEADER
     if len(array.data) > most:
-        raise Refused(f"{name} has {len(array.data)} bytes, its shape needs at most {most}")
+        raise Malformed(f"{name} has {len(array.data)} bytes, its shape needs at most {most}")
 
 
 def _same_kind(dtype: str, expected: Tensor) -> bool:
@@ -227,14 +230,32 @@ def _same_kind(dtype: str, expected: Tensor) -> bool:
 def _tensor(array: Array, expected: Tensor) -> Tensor:
     """The values, after all of their labels were found right; the bytes must say the same as the labels."""
     if array.stype != _NUMPY:
-        raise Refused(f"an array is written as {array.stype!s:.40}, which is not understood")
+        raise Malformed(f"an array is written as {array.stype!s:.40}, which is not understood")
     try:
         values = read_npy(array.data, tuple(expected.shape), expected.numpy().dtype.kind)
     except DataError as error:
-        raise Refused(str(error)) from None
+        raise Malformed(str(error)) from None
     with np.errstate(over="ignore"):  # what is too large becomes infinite, and is screened as such
         return torch.from_numpy(values.astype(expected.numpy().dtype))
 
 
 def _listed(names: Mapping[str, object] | set[str]) -> str:
     return ", ".join(sorted(names)) or "(none)"
+
+
+def read_npy(data: bytes, shape: tuple[int, ...], kind: str) -> np.ndarray:
+    """The array in ``data``, which must have this shape and hold numbers of this kind (``f``, ``i``, ``u``, ``b``).
+
+    >>> import io, numpy
+    >>> file = io.BytesIO(); numpy.save(file, numpy.arange(3.0))
+    >>> read_npy(file.getvalue(), (3,), "f")
+    array([0., 1., 2.])
+    """
+    declared, by_columns, dtype, start = read_npy_header(data, "an array", _MOST_HEADER)
+    if tuple(declared) != shape or dtype.kind != kind:
+        raise DataError(f"an array holds {dtype!s:.40} of shape {declared!s:.100}, which is not what its label says")
+    count = prod(shape)
+    if len(data) - start != count * dtype.itemsize:
+        raise DataError(f"an array needs {count * dtype.itemsize} bytes, and {len(data) - start} arrived")
+    values = np.frombuffer(data, dtype, count, start)
+    return values.reshape(shape, order="F" if by_columns else "C")

@@ -1,4 +1,7 @@
-"""The shared parts that a node works with: what it was sent, what it has, and the form of what it never receives."""
+"""The shared parts that a node works with: what it was sent, what it has, and the form of what it never receives.
+
+Whether the tensors of an order fit the model that it names is said before anything is computed with them.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,11 @@ import torch
 
 from fedalloy.core import aspects
 from fedalloy.core.algorithm import Algorithm
-from fedalloy.core.errors import FedalloyError
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Objective, Shared
-from fedalloy.core.types import Tree
+from fedalloy.core.types import Payload, Tree
+from fedalloy.flower.protocol.header import LeavesLost, Refused
 from fedalloy.flower.store import NodeStore
-
-
-class Incomplete(FedalloyError):
-    """This node does not have the leaves that stay with its client: the server must send them again."""
 
 
 def whole(received: Shared, algorithm: Algorithm, objective: Objective, store: NodeStore, device: str) -> Shared:
@@ -31,7 +30,7 @@ def _with_own(received: Shared, algorithm: Algorithm, store: NodeStore, device: 
         return received
     kept = store.own()
     if kept is None:
-        raise Incomplete("this node has no longer the leaves that stay with its client; they must be sent again")
+        raise LeavesLost("this node has no longer the leaves that stay with its client; they must be sent again")
     leaves, order = kept
     merged = {part: {**leaves.get(part, {}), **sent} for part, sent in received.items()}
     return {part: _ordered(found, order.get(part, []), device) for part, found in merged.items()}
@@ -57,3 +56,38 @@ def _unknown(leaves: Tree, device: str) -> Tree:
         name: torch.full_like(leaf, torch.nan if leaf.is_floating_point() else 0, device=device)
         for name, leaf in leaves.items()
     }
+
+
+def check_shared(shared: Shared, objective: Objective) -> None:
+    """Refuse a model whose names, shapes or types are not those of the task's model."""
+    for part, expected in objective.forms.items():
+        if part not in shared:
+            raise Refused(f"the order has no part 'shared/{part}'")
+        _check(part, shared[part], expected)
+
+
+def check_cohort(payload: Payload, objective: Objective, update: str) -> int:
+    """Refuse models of other clients that are none; how many there are."""
+    if not payload.get(update):
+        raise Refused(f"the order has no part 'cohort/{update}'")
+    count = min((len(leaf) if leaf.dim() else 0) for leaf in payload[update].values())
+    forms = objective.forms
+    parts = {update: forms.get("params", {}), "buffers": forms.get("buffers", {})}
+    for part, leaves in payload.items():
+        stacked = {name: torch.empty(count, *form.shape, dtype=form.dtype, device="meta")
+                   for name, form in parts.get(part, {}).items()}  # fmt: skip
+        _check(part, leaves, stacked)
+    if count < 1:
+        raise Refused("the order has no models of other clients")
+    return count
+
+
+def _check(part: str, leaves: Tree, expected: Tree) -> None:
+    if leaves.keys() != expected.keys():
+        raise Refused(f"the tensors of '{part}' are not those of the model")
+    for name, leaf in leaves.items():
+        if leaf.shape != expected[name].shape or leaf.dtype != expected[name].dtype:
+            raise Refused(
+                f"'{name:.80}' of '{part}' is {leaf.dtype} of shape {tuple(leaf.shape)}, the model's is "
+                f"{expected[name].dtype} of shape {tuple(expected[name].shape)}"
+            )

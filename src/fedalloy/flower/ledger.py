@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from flwr.app import MetricRecord
+from flwr.serverapp.strategy import Result
+
 from fedalloy.core.algorithm import Algorithm, ServerState
 from fedalloy.core.errors import CheckpointError
 from fedalloy.core.spec import algorithm_to_spec
@@ -18,6 +21,7 @@ from fedalloy.records.folder import Checkpoint, RunFolder, RunState
 from fedalloy.records.reading import read_run
 
 _log = logging.getLogger("flwr")
+_FIELDS = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp")
 
 
 @dataclass
@@ -76,3 +80,16 @@ def _open(place: Path, recipe: Mapping[str, Any]) -> RunFolder:
             "begun with, or choose another folder"
         )
     return RunFolder.open(place)
+
+
+def result_to_json(result: Result) -> dict[str, Any]:
+    """The metrics of all rounds, for a checkpoint."""
+    return {name: {str(round): dict(record) for round, record in getattr(result, name).items()} for name in _FIELDS}
+
+
+def result_from_json(kept: Mapping[str, Any]) -> Result:
+    """What :func:`result_to_json` wrote."""
+    result = Result()
+    for name in _FIELDS:
+        getattr(result, name).update({int(round): MetricRecord(one) for round, one in kept[name].items()})
+    return result

@@ -20,8 +20,8 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.protocols import LocalSolver, Shared, Wire
-from fedalloy.engines.flower import Refused
 from fedalloy.flower.policy import Policy
+from fedalloy.flower.protocol.header import Refused
 from fedalloy.wire.clip import Clip
 from fedalloy.wire.noise import Noise
 

@@ -13,11 +13,10 @@ import math
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import torch
 
-import fedalloy
 from fedalloy.core import aspects
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.blocks import client_keys
@@ -26,19 +25,20 @@ from fedalloy.core.cross import cross_scores
 from fedalloy.core.errors import ClientError, FedalloyError, RegistryError, SpecError
 from fedalloy.core.keys import Key
 from fedalloy.core.packing import pack
-from fedalloy.core.protocols import Shared
-from fedalloy.core.types import Block, Cohort, Context, State
-from fedalloy.engines.flower import ALWAYS, Refused
-from fedalloy.engines.flower_letters import FORMAT, Letter, sizes
+from fedalloy.core.protocols import ENGINE_STATS, Shared, Weighting
+from fedalloy.core.spec import from_spec
+from fedalloy.core.types import Block, Cohort, Context, Contributions, Info, State, Weights
 from fedalloy.flower.config import NodeConfig
 from fedalloy.flower.data import LocalTask, local_task
-from fedalloy.flower.fitting import check_cohort, check_shared
-from fedalloy.flower.half import half_of
-from fedalloy.flower.leaves import Incomplete, whole
+from fedalloy.flower.leaves import check_cohort, check_shared, whole
 from fedalloy.flower.limits import bounded_memory, check_protected, check_steps, is_memory_error
+from fedalloy.flower.payloads import ALWAYS
 from fedalloy.flower.policy import Policy
-from fedalloy.flower.protocol import Cross, Evaluate, Hello, ReceivedOrder, Train, Work
+from fedalloy.flower.protocol.header import LeavesLost, Refused, signed
+from fedalloy.flower.protocol.letters import Letter, sizes
+from fedalloy.flower.protocol.orders import AlgorithmSpec, Cross, Evaluate, Hello, ReceivedOrder, Train, Work
 from fedalloy.flower.store import NodeStore, Start, Ticket
+from fedalloy.servers.sgd import ServerSgd
 from fedalloy.tasks.evaluation import evaluate_models
 from fedalloy.tasks.metrics.metric import choose
 
@@ -86,16 +86,50 @@ class Order(Generic[Head]):
         }
 
 
+@dataclass(frozen=True)
+class WeighedElsewhere(Weighting):
+    """A weighting that the server has: a node knows which statistics it needs and no more."""
+
+    weight_bound: ClassVar[float] = 1.0
+    """The server has looked at it when it built the algorithm."""
+
+    statistics: frozenset[str] = frozenset()
+
+    @property
+    def requires(self) -> frozenset[str]:
+        return self.statistics
+
+    def weigh(self, cohort: Contributions, state: State, ctx: Context) -> tuple[Weights, State, Info]:
+        raise SpecError("weights are computed at the server")
+
+
+def half_of(spec: AlgorithmSpec) -> Algorithm:
+    """The algorithm as far as a node has to do with it.
+
+    >>> half_of(AlgorithmSpec(solver={"kind": "sgd", "lr": 0.5}, weighting="Samples")).solver.lr
+    0.5
+    """
+    solver = from_spec("solver", spec.solver.to_spec())
+    known = ENGINE_STATS | aspects.provides(solver)
+    if unknown := sorted(set(spec.requires) - known):
+        raise SpecError(f"statistics {', '.join(unknown)} do not exist here; known: {', '.join(sorted(known))}")
+    wire = tuple(from_spec("wire", one.to_spec(), f"wire[{i}]") for i, one in enumerate(spec.wire))
+    try:
+        return Algorithm(solver, WeighedElsewhere(frozenset(spec.requires)), ServerSgd(), wire)
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise SpecError(str(error)) from error
+
+
 def answer(received: ReceivedOrder, config: NodeConfig, policy: Policy) -> Letter:
     """Carry out an order; whatever happens there is an answer."""
-    head = {"format": FORMAT, "fedalloy": fedalloy.__version__, "client": config.client}
+    head = signed(client=config.client)
     if isinstance(received.head, Hello):
         return Letter({**head, "status": "ok"})
     try:
         with torch.no_grad(), bounded_memory(policy.max_memory_megabytes, config.device):
             done = _carry_out(received.head, received, config, policy)
         return Letter({**head, "status": "ok", **done.header}, done.parts)
-    except Incomplete as error:
+    except LeavesLost as error:
         return Letter({**head, "status": "incomplete", "reason": str(error)})
     except Refused as error:
         log.warning("refused: %s", error)

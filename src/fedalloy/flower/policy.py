@@ -25,7 +25,7 @@ from typing import Any
 
 from fedalloy.core.arguments import build
 from fedalloy.core.errors import SpecError, nearest
-from fedalloy.engines.flower import Refused
+from fedalloy.flower.protocol.header import Refused
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Policy:
 
         >>> Policy(forbid=("loss_before",)).check_needs({"loss_before"}, "'afl'")
         Traceback (most recent call last):
-        fedalloy.engines.flower_json.Refused: the policy of this node forbids loss_before, which 'afl' needs
+        fedalloy.flower.protocol.header.Refused: the policy of this node forbids loss_before, which 'afl' needs
         """
         forbidden = sorted(set(names) & set(self.forbid))
         if forbidden:

@@ -16,9 +16,9 @@ from fedalloy.core.keys import Key
 from fedalloy.core.protocols import DataPart, Objective, Task
 from fedalloy.core.spec import from_spec
 from fedalloy.core.types import Block, Facts
-from fedalloy.engines.flower import Refused
 from fedalloy.flower.data import check_nameable
-from fedalloy.flower.protocol import RuleSpec, check_task
+from fedalloy.flower.protocol.header import Refused
+from fedalloy.flower.protocol.orders import RuleSpec, check_task
 from fedalloy.recipe import Recipe
 from fedalloy.recipe.resolving import task_of
 from fedalloy.tasks.assembly import make_objective

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fedalloy.core.errors import SpecError
 from fedalloy.flower import texts
@@ -49,6 +51,13 @@ class FederationPlan:
                 f"a federation without encryption stays on one machine, and '{self.host}' is reached from others; "
                 "leave --host or --insecure out"
             )
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Plan":  # as the guide called it
+        warnings.warn("fedalloy.flower.scaffold.Plan is now FederationPlan", DeprecationWarning, stacklevel=2)
+        return FederationPlan
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def numbered(count: int) -> tuple[str, ...]:

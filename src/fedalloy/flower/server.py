@@ -13,16 +13,16 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-import fedalloy
 from fedalloy.core.arguments import build
 from fedalloy.core.errors import SpecError
-from fedalloy.engines.flower import FederationError, Flower, Line
-from fedalloy.engines.flower_letters import FORMAT
-from fedalloy.engines.flower_post import Post
-from fedalloy.engines.flower_roll import Roll, Seat
 from fedalloy.flower.admission import read_seats
 from fedalloy.flower.config import ServerConfig
+from fedalloy.flower.connection import Connection
+from fedalloy.flower.engine import FederationError, Flower
+from fedalloy.flower.node_registry import NodeRegistry, Seat
+from fedalloy.flower.protocol.header import signed
 from fedalloy.flower.remote_task import RemoteTask, remote_task
+from fedalloy.flower.transport import Transport
 from fedalloy.flower.turns import in_turn
 from fedalloy.recipe import Experiment, Recipe, load, parse, resolve
 from fedalloy.records import atomic
@@ -44,25 +44,25 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def run_federation(
-    config: ServerConfig, grid: Grid, *, say: Say = print, post: Post | None = None,
+    config: ServerConfig, grid: Grid, *, say: Say = print, transport: Transport | None = None,
     seats: Callable[[], Sequence[Seat]] | None = None,
 ) -> Ending:  # fmt: skip
     """A run over the nodes of ``grid``, from its beginning or from the last checkpoint in its folder; ``seats`` say
     which key is which client, else the first node that claims to be one is. A run that is still being carried out is
     waited for, and then taken up."""
     tell = _told(config.folder, say)
-    return in_turn(config.folder, lambda: _sit(config, post or Post(grid), tell, seats), tell)
+    return in_turn(config.folder, lambda: _sit(config, transport or Transport(grid), tell, seats), tell)
 
 
-def _sit(config: ServerConfig, post: Post, tell: Say, seats: Callable[[], Sequence[Seat]] | None) -> Ending:
+def _sit(config: ServerConfig, transport: Transport, tell: Say, seats: Callable[[], Sequence[Seat]] | None) -> Ending:
     """One sitting of a run."""
     experiment = _experiment(config)
     task = remote_task(parse(experiment.resolved))
     sitting = Sitting.open(config.folder)
     engine: Flower = build(Flower, experiment.config.engine_options, "engine 'flower'")
     keeper = Bindings(config.bindings or config.folder / "bindings.json")
-    roll = Roll(task.names, keeper.read(), keeper.write, seats=seats)
-    engine.attach(Line(post, roll, _hello(experiment, task, sitting), tell))
+    registry = NodeRegistry(task.names, keeper.read(), keeper.write, seats=seats)
+    engine.attach(Connection(transport, registry, _header(experiment, task, sitting), tell))
     # A node keeps the states before and after its last round: the server must never fall back further than that.
     settings = replace(experiment.config, engine=engine, engine_options={}, checkpoint_every=0.0)
     verb = "begins" if sitting.number == 1 else f"goes on (sitting {sitting.number})"
@@ -134,17 +134,15 @@ def _with_engine(recipe: Recipe) -> Recipe:
     return parse({**recipe.model_dump(exclude_none=True), "engine": engine})
 
 
-def _hello(experiment: Experiment, task: RemoteTask, sitting: Sitting) -> dict[str, Any]:
-    """What every letter of a run says."""
-    return {
-        "format": FORMAT,
-        "fedalloy": fedalloy.__version__,
-        "run": sitting.run,
-        "sitting": sitting.number,
-        "seed": experiment.config.seed,
-        "population": task.population,
-        "task": task.spec,
-    }
+def _header(experiment: Experiment, task: RemoteTask, sitting: Sitting) -> dict[str, Any]:
+    """What every order of a run says."""
+    return signed(
+        run=sitting.run,
+        sitting=sitting.number,
+        seed=experiment.config.seed,
+        population=task.population,
+        task=task.spec,
+    )
 
 
 def _told(folder: Path, say: Say) -> Say:

@@ -30,7 +30,7 @@ from typing import Any
 
 from fedalloy.core.errors import CheckpointError
 from fedalloy.core.types import State, Tree
-from fedalloy.engines.flower import Refused
+from fedalloy.flower.protocol.header import Refused
 from fedalloy.records import atomic, checkpoint
 
 Ticket = tuple[int, int]

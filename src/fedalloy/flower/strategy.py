@@ -24,22 +24,22 @@ from fedalloy.core.names import Names
 from fedalloy.core.statistics import MAX_EXAMPLES
 from fedalloy.core.types import Cohort, Context, Contribution
 from fedalloy.flower.admission import read_seats
-from fedalloy.flower.exchange import attribute, exchange
 from fedalloy.flower.foreign import (
     BUFFERS,
     MAX_STEPS,
     Lacking,
-    Model,
     Named,
-    Reader,
-    Refused,
+    ReplyReader,
+    SentModel,
     array_bytes,
     average,
     check_usable,
     metrics_of,
 )
-from fedalloy.flower.ledger import Ledger, open_ledger
-from fedalloy.flower.roster import Roster, wait_for_nodes
+from fedalloy.flower.ledger import Ledger, open_ledger, result_from_json, result_to_json
+from fedalloy.flower.node_registry import Node, NodeRegistry, wait_for_nodes
+from fedalloy.flower.protocol.header import Malformed
+from fedalloy.flower.transport import Transport, attribute, check_sent
 from fedalloy.records.folder import Checkpoint
 from fedalloy.run.fit import as_algorithm
 from fedalloy.run.sizes import KnownSizes
@@ -91,25 +91,23 @@ class Strategy(flwr.serverapp.strategy.Strategy):
     ) -> None:
         self.algorithm = as_algorithm(algorithm)
         check_usable(self.algorithm)
-        for name, value in (("fraction_train", fraction_train), ("fraction_evaluate", fraction_evaluate)):
-            if not 0 <= value <= 1:
-                raise SpecError(f"{name} is {value}; allowed is 0 to 1")
         rule = self.algorithm.weighting
         known = {weighted_by_key: "num_examples", **(metrics or {})}
-        self._reader = Reader(rule.requires, type(rule).__name__, known, arrayrecord_key, max_steps)
+        self._reader = ReplyReader(rule.requires, type(rule).__name__, known, arrayrecord_key, max_steps)
         # Somebody's own measure of size need not be a number of examples.
         counted = all(theirs == "num-examples" for theirs, ours in self._reader.pairs if ours == "num_examples")
         self._sizes = KnownSizes(0, max_examples, whole=counted)
-        self._fractions = {"train": fraction_train, "evaluate": fraction_evaluate}
+        self._fractions = _checked_fractions(train=fraction_train, evaluate=fraction_evaluate)
         self._least = {"train": min_train_nodes, "evaluate": min_evaluate_nodes, "there": min_available_nodes}
         self._population, self._wait, self._poll = population, wait, poll
         self._folder, self._seed, self._max_norm = Path(folder) if folder else None, seed, max_norm
         self._buffers, self._arrays_key, self._config_key = buffers, arrayrecord_key, configrecord_key
         self._ledger = Ledger()
-        self._roster: Roster | None = None
+        self._registry: NodeRegistry | None = None
         self._state: ServerState | None = None
-        self._model: Model | None = None
+        self._model: SentModel | None = None
         self._sent: list[Message] = []
+        self._asked: dict[int, int] = {}
         self._row: dict[str, Any] = {}
 
     @property
@@ -185,7 +183,7 @@ class Strategy(flwr.serverapp.strategy.Strategy):
             try:
                 scores[client] = metrics_of(content)
                 sizes[client] = self._size(scores[client])
-            except Refused as error:
+            except Malformed as error:
                 failures[client] = str(error)
         for client, reason in failures.items():
             _log.warning("round %d: no score of %s: %s", server_round, self._known.describe(client), reason)
@@ -224,18 +222,23 @@ class Strategy(flwr.serverapp.strategy.Strategy):
         result: Result, evaluate_fn: Evaluate | None,
     ) -> ArrayRecord:  # fmt: skip
         sent = list(self.configure_train(round, arrays, configs[0], grid))
-        moved, metrics = self.aggregate_train(round, exchange(grid, sent, timeout, self._poll))
+        moved, metrics = self.aggregate_train(round, self._exchange(grid, sent, timeout))
         arrays = arrays if moved is None else moved
         _keep(result.train_metrics_clientapp, round, metrics)
         sent = list(self.configure_evaluate(round, arrays, configs[1], grid))
-        scores = self.aggregate_evaluate(round, exchange(grid, sent, timeout, self._poll))
+        scores = self.aggregate_evaluate(round, self._exchange(grid, sent, timeout))
         _keep(result.evaluate_metrics_clientapp, round, scores)
         if evaluate_fn:
             _keep(result.evaluate_metrics_serverapp, round, evaluate_fn(round, arrays))
         self._ledger.row(self._row)
-        kept = {"roster": self._known.to_json(), "result": _packed(result), "sizes": self._sizes.to_state()}
+        kept = {"roster": self._known.to_json(), "result": result_to_json(result), "sizes": self._sizes.to_state()}
         self._ledger.save(round, self._state or {}, kept)
         return arrays
+
+    def _exchange(self, grid: Grid, sent: list[Message], timeout: float) -> list[Message]:
+        replies = Transport(grid, gaps=(self._poll, self._poll)).exchange(sent, timeout)
+        check_sent(replies)
+        return replies
 
     def _opened(self) -> AbstractContextManager[tuple[Ledger, Checkpoint | None]]:
         return open_ledger(self._folder, self.algorithm, self._seed)
@@ -245,82 +248,81 @@ class Strategy(flwr.serverapp.strategy.Strategy):
         if saved is None:
             return Result(), initial, 0
         shared = saved.server["shared"]
-        model = Model.of(initial, self._buffers)
+        model = SentModel.of(initial, self._buffers)
         self._state, self._model = saved.server, replace(model, params=shared["params"], buffers=shared["buffers"])
-        kept = saved.extra["roster"]
-        self._roster = Roster.from_json(self._population or len(kept), kept)
-        self._sizes = replace(self._sizes, population=self._roster.population)
+        self._registry = NodeRegistry.from_json(saved.extra["roster"], self._population)
+        self._sizes = replace(self._sizes, population=len(self._registry.names))
         self._sizes.restore(saved.extra.get("sizes"))
         _log.info("going on after round %d", saved.round)
-        return _unpacked(saved.extra["result"]), self._model.record(), saved.round
+        return result_from_json(saved.extra["result"]), self._model.record(), saved.round
 
     # The parts of a round.
 
     @property
-    def _known(self) -> Roster:
-        assert self._roster is not None, "no round has been configured yet"
-        return self._roster
+    def _known(self) -> NodeRegistry:
+        assert self._registry is not None, "no round has been configured yet"
+        return self._registry
 
-    def _prepare(self, arrays: ArrayRecord, grid: Grid) -> dict[int, int]:
+    @property
+    def _clients(self) -> int:
+        return len(self._known.names)
+
+    def _prepare(self, arrays: ArrayRecord, grid: Grid) -> dict[int, Node]:
         """Wait for nodes, know who they are, and begin with the model that is about to be sent."""
-        nodes = wait_for_nodes(grid, self._least["there"], self._wait, self._poll, _log.info)
-        seats = read_seats()
-        if self._roster is None:
-            self._roster = Roster.of(self._population, nodes, seats)
-            self._sizes = replace(self._sizes, population=self._roster.population)
-            self.algorithm.check_able(self._roster.population, self._roster.population)
-        for node in self._roster.admit(nodes, seats):
-            _log.warning("node %d is not asked: none of the %d places is its", node.node_id, self._known.population)
-        self._model = Model.of(arrays, self._buffers)
+        seats, least = read_seats(), self._least["there"]
+        nodes = wait_for_nodes(grid, least, self._wait, self._poll, _log.info, keyed=seats is not None)
+        if self._registry is None:
+            self._registry = NodeRegistry.unnamed(self._population, nodes, seats)
+            self._sizes = replace(self._sizes, population=self._clients)
+            self.algorithm.check_able(self._clients, self._clients)
+        for node in self._registry.place(nodes, seats):
+            _log.warning("node %d is not asked: none of the %d places is its", node.number, self._clients)
+        self._model = SentModel.of(arrays, self._buffers)
         if self._state is None:
-            self._state = self.algorithm.init(self._model.params, self._roster.population, self._model.buffers)
+            self._state = self.algorithm.init(self._model.params, self._clients, self._model.buffers)
         # Whoever drives the rounds may have changed the model in between: updates count from what is sent.
         shared = {**self._state["shared"], "params": self._model.params, "buffers": self._model.buffers}
         self._state = {**self._state, "shared": shared}
-        return self._roster.present(nodes)
+        return self._registry.present(nodes)
 
-    def _choose(self, present: dict[int, int], phase: str, round: int) -> dict[int, int]:
+    def _choose(self, present: dict[int, Node], phase: str, round: int) -> dict[int, Node]:
         """Some of those who are there: by key, so that a repeated round asks the same."""
-        population, fraction = self._known.population, self._fractions[phase]
+        fraction = self._fractions[phase]
         wanted = min(len(present), max(int(fraction_of(len(present), fraction)), self._least[phase]))
         if phase == "train" and fraction < 1:
-            self.algorithm.check_cohort(wanted, population)
+            self.algorithm.check_cohort(wanted, self._clients)
         clients = torch.tensor(sorted(present))
         drawn = Key.of(self._seed).fold("round", round, phase).choice(len(clients), wanted)
         return {client: present[client] for client in clients[drawn].tolist()}
 
     def _messages(
-        self, chosen: dict[int, int], arrays: ArrayRecord, config: ConfigRecord, round: int, kind: str
+        self, chosen: dict[int, Node], arrays: ArrayRecord, config: ConfigRecord, round: int, kind: str
     ) -> list[Message]:
         told = ConfigRecord({**config, "server-round": round})
         record = RecordDict({self._arrays_key: arrays, self._config_key: told})
-        _log.info("%s: asking %d of %d clients", kind, len(chosen), self._known.population)
+        _log.info("%s: asking %d of %d clients", kind, len(chosen), self._clients)
+        self._asked = {node.number: client for client, node in chosen.items()}
         return [
-            Message(content=record, message_type=kind, dst_node_id=node, group_id=str(round))
-            for node in chosen.values()
+            Message(content=record, message_type=kind, dst_node_id=node, group_id=str(round)) for node in self._asked
         ]
 
     def _contents(self, replies: Iterable[Message]) -> tuple[dict[int, RecordDict], dict[int, str]]:
         """What came back by client, and who sent nothing and why."""
-        found, silent = attribute(self._sent, replies)
-        clients = self._known.clients
-        failures = {clients[node]: "no reply within the time limit" for node in silent}
-        contents = {}
-        for node, reply in found.items():
-            if reply.has_error():
-                failures[clients[node]] = f"error {reply.error.code}: {reply.error.reason}"
-            else:
-                contents[clients[node]] = reply.content
-        return dict(sorted(contents.items())), failures
+        answers = attribute(self._sent, replies, "no reply within the time limit")
+        found = dict(sorted((self._asked[node], answer) for node, answer in answers.items()))
+        failures = {client: answer.problem for client, answer in found.items() if answer.content is None}
+        return {client: answer.content for client, answer in found.items() if answer.content is not None}, failures
 
-    def _read(self, contents: Mapping[int, RecordDict], model: Model) -> tuple[dict[int, Contribution], dict[int, str]]:
+    def _read(
+        self, contents: Mapping[int, RecordDict], model: SentModel
+    ) -> tuple[dict[int, Contribution], dict[int, str]]:
         """The contributions that can be read. A statistic that nobody sends is a mistake in the app, not of a node."""
         good: dict[int, Contribution] = {}
-        bad: dict[int, Refused] = {}
+        bad: dict[int, Malformed] = {}
         for client, content in contents.items():
             try:
                 good[client] = self._reader.read(content, model)
-            except Refused as error:
+            except Malformed as error:
                 bad[client] = error
         if not good and bad and all(isinstance(error, Lacking) for error in bad.values()):
             raise AlgorithmError(f"{self._known.describe(next(iter(bad)))}: {next(iter(bad.values()))}")
@@ -330,13 +332,12 @@ class Strategy(flwr.serverapp.strategy.Strategy):
         """Clients that were expected but were not there to be asked; in sampled rounds nobody is expected."""
         if self._fractions["train"] < 1:
             return []
-        asked = {self._known.clients[message.metadata.dst_node_id] for message in self._sent}
-        return [client for client in range(self._known.population) if client not in asked]
+        return [client for client in range(self._clients) if client not in self._asked.values()]
 
     def _step(self, round: int, contributions: Mapping[int, Contribution], absent: list[int]) -> ServerStep:
         assert self._state is not None
         context = Context(
-            round, self._known.population, Key.of(self._seed).fold("round", round),
+            round, self._clients, Key.of(self._seed).fold("round", round),
             local_lr=self.algorithm.solver.lr_at(round), absent=tuple(absent),
         )  # fmt: skip
         cohort = Cohort.gather(list(contributions), list(contributions.values()))
@@ -371,8 +372,15 @@ class Strategy(flwr.serverapp.strategy.Strategy):
         named = [metrics[theirs] for theirs, ours in self._reader.pairs if ours == "num_examples" and theirs in metrics]
         size = named[0] if named else known.get("num_examples", 1.0)
         if problem := self._sizes.statistic.problem(size):
-            raise Refused(f"statistic 'num_examples' {problem}")
+            raise Malformed(f"statistic 'num_examples' {problem}")
         return size
+
+
+def _checked_fractions(**fractions: float) -> dict[str, float]:
+    for name, value in fractions.items():
+        if not 0 <= value <= 1:
+            raise SpecError(f"fraction_{name} is {value}; allowed is 0 to 1")
+    return fractions
 
 
 def _metrics(content: RecordDict) -> MetricRecord:
@@ -382,18 +390,3 @@ def _metrics(content: RecordDict) -> MetricRecord:
 def _keep(into: dict[int, MetricRecord], round: int, metrics: MetricRecord | None) -> None:
     if metrics is not None:
         into[round] = metrics
-
-
-_FIELDS = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp")
-
-
-def _packed(result: Result) -> dict[str, Any]:
-    """The metrics of all rounds, for a checkpoint."""
-    return {name: {str(round): dict(record) for round, record in getattr(result, name).items()} for name in _FIELDS}
-
-
-def _unpacked(kept: Mapping[str, Any]) -> Result:
-    result = Result()
-    for name in _FIELDS:
-        getattr(result, name).update({int(round): MetricRecord(one) for round, one in kept[name].items()})
-    return result

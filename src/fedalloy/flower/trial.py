@@ -95,14 +95,14 @@ def submit(shell: Shell, recipe: Recipe, folder: Path, seed: int | None) -> Run:
 
 def follow(run: Run, folder: Path, say: Say) -> str:
     """Repeat what the run says about itself until it ends; how it ended."""
-    news = News(folder / "federation.log")
+    news = NewLines(folder / "federation.log")
     ended = run.wait(FOREVER, meanwhile=lambda: news.tell(say))
     news.tell(say)
     return ended
 
 
 @dataclass
-class News:
+class NewLines:
     """The lines that are added to a file from now on."""
 
     path: Path

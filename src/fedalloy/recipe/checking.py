@@ -119,9 +119,10 @@ def _clients(recipe: Recipe, found: Findings) -> tuple[int | None, Task | None]:
 def _made(recipe: Recipe, kind: str) -> Task:
     if kind != "nodes":
         return task_of(recipe)
-    from fedalloy.flower.remote_task import remote_task
-
-    return remote_task(recipe)
+    # Of data on nodes no more is known here than the engine that reaches them has to say.
+    engine: Any = registry.find("engine", "flower")
+    task: Task = engine.task_of(recipe)
+    return task
 
 
 def _with_known_model(recipe: Recipe, found: Findings) -> tuple[Recipe, bool]:

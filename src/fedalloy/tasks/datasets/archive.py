@@ -51,7 +51,7 @@ def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) -> NDArr
         )
     with archive.open(info) as packed:
         start = packed.read(min(info.file_size, _MOST_HEADER + 12))
-        shape, by_columns, dtype, begin = _header(start, where)
+        shape, by_columns, dtype, begin = read_npy_header(start, where)
         if dtype.hasobject:
             raise DataError(f"{where} holds Python objects, not numbers; save it as numbers (allow_pickle stays off)")
         if info.file_size - begin != prod(shape) * dtype.itemsize:
@@ -64,16 +64,18 @@ def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) -> NDArr
     return values.reshape(shape, order="F" if by_columns else "C")
 
 
-def _header(start: bytes, where: str) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
-    """Shape, order, type, and where the numbers begin."""
+def read_npy_header(
+    start: bytes, where: str, most: int = _MOST_HEADER
+) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """Shape, order and type as an array's header of at most ``most`` bytes has them, and where the numbers begin."""
     stream = io.BytesIO(start)
     try:
         read = _READERS[npy.read_magic(stream)]
-        shape, by_columns, dtype = read(stream, max_header_size=_MOST_HEADER)
+        shape, by_columns, dtype = read(stream, max_header_size=most)
     except KeyError:
         raise DataError(f"{where} is of an unknown version of numpy's format") from None
     except Exception as error:  # numpy reads it as Python's own literals, whose errors are of many kinds
         raise DataError(f"{where} cannot be read: {error!s:.200}") from None
     if not all(isinstance(length, int) and length >= 0 for length in shape):
-        raise DataError(f"{where} has the impossible shape {shape!s:.100}")
+        raise DataError(f"{where} cannot be read: its shape {shape!s:.100} is impossible")
     return shape, bool(by_columns), dtype, stream.tell()

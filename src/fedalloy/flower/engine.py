@@ -1,4 +1,4 @@
-"""The engine of real federations: a client's round is a letter to its node, which runs the same ``run_client``.
+"""The engine of real federations: a client's round is an order to its node, which runs the same ``run_client``.
 
 Nodes keep their data and their states. The server holds the round in which the state that counts was made; the node
 keeps the states before and after its last round, so that a round that is played again starts from the former.
@@ -7,9 +7,9 @@ keeps the states before and after its last round, so that a round that is played
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -21,20 +21,25 @@ from fedalloy.core.errors import FedalloyError, SpecError
 from fedalloy.core.protocols import Engine, Outcome, Shared, Task
 from fedalloy.core.registry import register
 from fedalloy.core.statistics import STATISTICS
-from fedalloy.core.types import Cohort, Context, Contribution, Contributions, Payload, State, Work
-from fedalloy.engines.flower_json import LeavesLost, Malformed, Unwell
-from fedalloy.engines.flower_json import Refused as Refused
-from fedalloy.engines.flower_letters import Letter, sizes
-from fedalloy.engines.flower_orders import counted_here, told_algorithm
-from fedalloy.engines.flower_parts import check_sketch, scored, trained_on, tried, unpacked
-from fedalloy.engines.flower_post import Answer, Post
-from fedalloy.engines.flower_roll import Node, Roll, connected
+from fedalloy.core.types import Cohort, Context, Contribution, Contributions, State, Work
+from fedalloy.flower.connection import Connection
+from fedalloy.flower.payloads import (
+    ALWAYS,
+    check_sketch,
+    counted_here,
+    scored,
+    told_algorithm,
+    trained_on,
+    tried,
+    unpacked,
+)
+from fedalloy.flower.protocol.header import Malformed, Refused
+from fedalloy.flower.protocol.letters import Letter, sizes
+from fedalloy.flower.protocol.replies import Reply
+from fedalloy.flower.remote_task import RemoteTask, remote_task
+from fedalloy.flower.transport import Answer
+from fedalloy.recipe import Recipe
 
-if TYPE_CHECKING:
-    from fedalloy.engines._flower_replies import Reply
-
-ALWAYS = {"num_examples": math.nan, "num_steps": math.nan, "train_loss": math.nan, "bytes_up": 0.0}
-"""Statistics of every contribution, and what stands in for one that a node keeps to itself."""
 _BYTES_OF_A_NUMBER = 8
 
 
@@ -42,22 +47,6 @@ class FederationError(FedalloyError):
     """A federation cannot go on: too few nodes, or nodes that refuse what the algorithm needs."""
 
     passing = True
-
-
-@dataclass
-class Line:
-    """What connects an engine with its federation: the post, the roll, and what every letter says."""
-
-    post: Post
-    roll: Roll
-    hello: dict[str, Any]
-    say: Callable[[str], None] = print
-    serial: int = 0
-
-    def head(self, **more: Any) -> dict[str, Any]:
-        """The header of the next letter."""
-        self.serial += 1
-        return {**self.hello, "serial": self.serial, **more}
 
 
 @register("engine", "flower")
@@ -79,8 +68,7 @@ class Flower(Engine):
     wait: float = 3600.0
     max_megabytes: float = 1000.0
     on_lag: Literal["continue", "drop"] = "continue"
-    _line: Line | None = field(default=None, init=False, repr=False)
-    _down: int = field(default=0, init=False, repr=False)
+    _connection: Connection | None = field(default=None, init=False, repr=False)
     _notes: dict[str, dict[str, Any]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -90,9 +78,14 @@ class Flower(Engine):
         if self.minimum < 1:
             raise SpecError(f"engine 'flower': minimum must be 1 or more contributions, got {self.minimum}")
 
-    def attach(self, line: Line) -> None:
+    @staticmethod
+    def task_of(recipe: Recipe) -> RemoteTask:
+        """The task of a one-seed recipe, as far as a server knows it."""
+        return remote_task(recipe)
+
+    def attach(self, connection: Connection) -> None:
         """Connect with a federation; without one the engine cannot run."""
-        self._line = line
+        self._connection = replace(connection, deadline=self.deadline, max_bytes=self.max_megabytes * 1e6)
 
     def __call__(
         self, algorithm: Algorithm, task: Task, shared: Shared, states: Mapping[int, State], work: Work, ctx: Context
@@ -100,7 +93,7 @@ class Flower(Engine):
         orders = {int(client): self._order(algorithm, states[int(client)], work, ctx, row, shared)
                   for row, client in enumerate(work.ids)}  # fmt: skip
         full = trained_on(algorithm, shared, known=False)
-        self._down = 0
+        before = self._connected.sent
         needed = algorithm.needs(shared) - counted_here(algorithm)
         found: dict[int, Contribution] = {}
         failures: dict[int, str] = {}
@@ -108,7 +101,7 @@ class Flower(Engine):
         while len(found) < patience.enough:
             failures = {}
             asked = {client: order for client, order in orders.items() if client not in found}
-            for client, answer in self._ask_twice(asked, full, "train", str(ctx.round), failures).items():
+            for client, answer in self._connected.ask(asked, "train", str(ctx.round), failures, full).items():
                 try:
                     found[client] = self._contribution(client, answer, algorithm, shared, needed, ctx)
                 except (Malformed, Refused) as error:
@@ -116,7 +109,7 @@ class Flower(Engine):
                     patience.lose(client, error)
             patience.check(found, failures)
         marks: dict[int, State] = {client: {"round": ctx.round} for client in found}
-        return Outcome(Cohort.gather(list(found), list(found.values())), marks, failures, self._down)
+        return Outcome(Cohort.gather(list(found), list(found.values())), marks, failures, self._connected.sent - before)
 
     def cross_score(self, algorithm: Algorithm, task: Task, shared: Shared, cohort: Contributions) -> Tensor:
         """Everybody's model to everybody who contributed; NaN where a node does not answer."""
@@ -125,7 +118,7 @@ class Flower(Engine):
         orders = {client: Letter(head, parts) for client in clients}
         problems: dict[int, str] = {}
         cross = torch.full((len(clients), len(clients)), torch.nan, dtype=torch.float64)
-        for client, answer in self._ask(orders, "evaluate", "cross", problems).items():
+        for client, answer in self._connected.ask(orders, "evaluate", "cross", problems).items():
             try:
                 scores = self._numbers(client, answer, "cross_score", len(clients))
                 _check_scores(scores)
@@ -152,7 +145,7 @@ class Flower(Engine):
         orders = {client: Letter({**head, "state": at}, rest if at else full) for client, at in rounds.items()}
         found = torch.full((len(models), len(metrics), len(ids)), torch.nan, dtype=torch.float64)
         problems: dict[int, str] = {}
-        for client, answer in self._ask_twice(orders, full, "evaluate", "evaluate", problems).items():
+        for client, answer in self._connected.ask(orders, "evaluate", "evaluate", problems, full).items():
             try:
                 values = self._numbers(client, answer, "scores", len(models) * len(metrics))
                 found[:, :, ids.tolist().index(client)] = values.reshape(len(models), len(metrics))
@@ -164,17 +157,17 @@ class Flower(Engine):
     def notes(self) -> dict[str, Any]:
         """What was sent, by client, name and bytes, and who lagged, was refused or gave no scores."""
         told, self._notes = self._notes, {}
-        refused = {node.identity: why for node, why in self._wire.roll.refused.items()}
+        refused = {node.identity: why for node, why in self._connected.registry.refused.items()}
         return {"sent": {}, **told, **({"refused": refused} if refused else {})}
 
     @property
-    def _wire(self) -> Line:
-        if self._line is None:
+    def _connected(self) -> Connection:
+        if self._connection is None:
             raise FederationError(
                 "engine 'flower' runs inside a federation: start one with 'fedalloy flower up', or send the run to one "
                 "with 'flwr run'; for a simulation choose another engine"
             )
-        return self._line
+        return self._connection
 
     def _order(self, algorithm: Algorithm, state: State, work: Work, ctx: Context, row: int, shared: Shared) -> Letter:
         """One client's share of a round."""
@@ -185,102 +178,13 @@ class Flower(Engine):
         }  # fmt: skip
         return Letter(head, trained_on(algorithm, shared, known=_round_of(state) > 0))
 
-    def _ask_twice(
-        self, orders: Mapping[int, Letter], full: Payload, message_type: str, group: str, problems: dict[int, str]
-    ) -> dict[int, Answer]:
-        """The answers; a node that has lost the leaves that stay with its client is sent all leaves and asked again."""
-        answers = self._ask(orders, message_type, group, problems)
-        lost = [client for client, answer in answers.items() if self._lost_leaves(answer)]
-        if not lost:
-            return answers
-        again = {client: Letter(orders[client].header, full) for client in lost}
-        kept = {client: answer for client, answer in answers.items() if client not in again}
-        return kept | self._ask(again, message_type, group, problems)
-
-    def _lost_leaves(self, answer: Answer) -> bool:
-        try:
-            self._opened(answer)
-        except LeavesLost:
-            return True
-        except (Malformed, Refused):
-            return False
-        return False
-
-    def _ask(
-        self, orders: Mapping[int, Letter], message_type: str, group: str, problems: dict[int, str]
-    ) -> dict[int, Answer]:
-        """The answers of those clients whose nodes gave one; all others are in ``problems``."""
-        line = self._wire
-        nodes = self._present()
-        letters: dict[int, Letter] = {}
-        for client, order in orders.items():
-            if client in nodes:
-                who = {"client": line.roll.names[client], "id": client}
-                letters[nodes[client].number] = Letter(line.head(**who, **order.header), order.parts)
-            else:
-                problems[client] = self._absent(client)
-        clients = {nodes[client].number: client for client in orders if client in nodes}
-        answers: dict[int, Answer] = {}
-        self._down += sum(sum(sizes(letter.parts).values()) for letter in letters.values())
-        if letters:
-            for node, answer in line.post.exchange(letters, message_type, group, self.deadline).items():
-                if answer.content is None:
-                    problems[clients[node]] = answer.problem
-                else:
-                    answers[clients[node]] = answer
-        return answers
-
-    def _present(self) -> dict[int, Node]:
-        """The nodes of the clients that can be reached; whoever is new is asked who it is."""
-        line = self._wire
-        line.roll.refresh()
-        nodes = connected(line.post.grid)
-        strangers = {node.number: node for node in line.roll.strangers(nodes)}
-        # A stranger is told nothing of the run.
-        hello = {"kind": "hello", "format": line.hello["format"], "fedalloy": line.hello["fedalloy"]}
-        letters = {number: Letter(hello) for number in strangers}
-        answers = line.post.exchange(letters, "query", "hello", self.deadline) if letters else {}
-        for number, answer in answers.items():
-            self._introduce(strangers[number], answer)
-        return line.roll.present(nodes)
-
-    def _introduce(self, node: Node, answer: Answer) -> None:
-        """Bind a node to the client it claims to be. One that gave no answer at all is asked again another time."""
-        line = self._wire
-        if answer.content is None:
-            line.say(f"the node with {node.identity} did not say who it is: {answer.problem}")
-            return
-        try:
-            client = self._opened(answer).head.client
-            reason = line.roll.claim(node, client)
-        except Unwell as error:
-            line.say(f"the node with {node.identity} did not say who it is: {error}")
-            return
-        except (Malformed, Refused) as error:
-            reason = str(error)
-            line.roll.refuse(node, reason)
-        line.say(f"the node with {node.identity} " + (f"is refused: {reason}" if reason else f"is client {client}"))
-
-    def _absent(self, client: int) -> str:
-        name = self._wire.roll.names[client]
-        known = name in self._wire.roll.bound
-        return f"the node of '{name}' is not connected" if known else f"no node has come that is '{name}'"
-
-    def _opened(self, answer: Answer, full: bool = False) -> Reply:
-        """An answer that says yes; its tensors are read only in ``full``."""
-        # Needs pydantic, which those who only simulate may lack; all engines are imported when one is looked up.
-        from fedalloy.engines._flower_replies import read_reply
-
-        assert answer.content is not None
-        return read_reply(answer.content, self.max_megabytes * 1e6, full=full)
-
     def _contribution(
         self, client: int, answer: Answer, algorithm: Algorithm, shared: Shared, needed: frozenset[str], ctx: Context
     ) -> Contribution:
         """A node's answer as a contribution, checked before a tensor is made; norms are noted here, not by the node."""
-        sketch = self._opened(answer)
+        sketch = self._connected.opened(answer)
         check_sketch(sketch.parts, algorithm, shared)
-        stats, letter = _stats(sketch.head.stats, needed), self._opened(answer, full=True)
+        stats, letter = _stats(sketch.head.stats, needed), self._connected.opened(answer, full=True)
         payload = unpacked(letter.parts, algorithm, shared)
         stats["bytes_up"] = float(sum(sizes(letter.parts).values()))
         self._note_sent(client, letter, dict.fromkeys(sketch.head.stats or (), 1))
@@ -290,7 +194,7 @@ class Flower(Engine):
 
     def _numbers(self, client: int, answer: Answer, name: Literal["scores", "cross_score"], count: int) -> Tensor:
         """A list of numbers in a header; null stands for NaN."""
-        reply = self._opened(answer)
+        reply = self._connected.opened(answer)
         values = reply.head.numbers(name, count)
         self._note_sent(client, reply, {name: count})
         return torch.tensor(values, dtype=torch.float64)
@@ -317,7 +221,7 @@ class _Patience:
     said: str = ""
 
     def __post_init__(self) -> None:
-        self.begun = self.engine._wire.post.clock()
+        self.begun = self.engine._connected.transport.clock()
 
     @property
     def enough(self) -> int:
@@ -333,21 +237,21 @@ class _Patience:
         """Wait a moment and say so, or give up."""
         if len(found) >= self.enough:
             return
-        line = self.engine._wire
-        why = "; ".join(f"{line.roll.names[client]}: {reason}" for client, reason in sorted(failures.items()))
+        connection = self.engine._connected
+        why = "; ".join(f"{connection.registry.names[client]}: {reason}" for client, reason in sorted(failures.items()))
         lacking = f"{len(found)} of the {self.enough} contributions a round needs"
         if self.asked - len(self.lost) < self.enough:
             raise FederationError(f"the federation has {lacking}, and no more can come ({why})")
-        waited = line.post.clock() - self.begun
+        waited = connection.transport.clock() - self.begun
         if waited >= self.engine.wait:
             raise FederationError(
                 f"the federation has had {lacking} for {waited:.0f} s ({why}). Bring the nodes back and run the same "
                 "command again: it goes on from the last checkpoint"
             )
         if why != self.said:
-            line.say(f"waiting: {lacking} ({why}); giving up in {self.engine.wait - waited:.0f} s")
+            connection.say(f"waiting: {lacking} ({why}); giving up in {self.engine.wait - waited:.0f} s")
             self.said = why
-        line.post.sleep(1.0)
+        connection.transport.sleep(1.0)
 
 
 def _stats(told: Mapping[str, float] | None, needed: frozenset[str]) -> dict[str, float]:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from fedalloy.core.types import Payload
-from fedalloy.engines.flower_json import LeavesLost, Malformed, Refused, Unwell
-from fedalloy.engines.flower_letters import Letter, outline, unpack
+from fedalloy.flower.protocol.header import LeavesLost, Malformed, Refused, Unwell
+from fedalloy.flower.protocol.letters import Letter, outline, unpack
 
 if TYPE_CHECKING:
-    from fedalloy.engines.flower_letters import RecordDict
+    from fedalloy.flower.protocol.letters import RecordDict
 
 _MOST_STATISTICS, _MOST_SCORES, _MOST_TEXT, _SHOWN = 64, 1_000_000, 100_000, 500
 

@@ -8,7 +8,6 @@ Whatever arrives is checked by its stated types, shapes and sizes before a singl
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,16 +17,12 @@ import torch
 from torch import Tensor
 
 from fedalloy.core.types import Payload, Tree
-from fedalloy.engines.flower_json import Malformed, strict_object
+from fedalloy.flower.protocol.header import PARTS, RECORD, Malformed, plain_record, read_header
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict as RecordDict
 
-FORMAT = 3
-"""Of letters; raised when an older reader could misunderstand a newer writer."""
-_RECORD, _HEADER, _PARTS, _STYPE = "fedalloy", "header", "parts", "fedalloy.raw"
-_TENSORS, _ALL = "tensors", "all"
-_MOST_HEADER = 4 << 20
+_TENSORS, _ALL, _STYPE = "tensors", "all", "fedalloy.raw"
 _FEW = 1 << 18
 """Bytes that stand beside the header. More are an array, which Flower sends once if several nodes are to have it."""
 _ALIGNED = 8
@@ -55,18 +50,19 @@ class Letter:
 
 def pack(letter: Letter) -> RecordDict:
     """A letter as the records that Flower carries."""
-    from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+    from flwr.app import Array, ArrayRecord
 
     listed = {
         part: [[name, _dtype_name(leaf), list(leaf.shape)] for name, leaf in leaves.items()]
         for part, leaves in letter.parts.items()
     }
-    header = json.dumps({**letter.header, _PARTS: listed}, separators=(",", ":"))
+    header = {**letter.header, PARTS: listed}
     data = b"".join(piece for leaves in letter.parts.values() for leaf in leaves.values() for piece in _pieces(leaf))
     if len(data) <= _FEW:
-        return RecordDict({_RECORD: ConfigRecord({_HEADER: header, **({_TENSORS: data} if data else {})})})
-    array = Array("uint8", (len(data),), _STYPE, data)
-    return RecordDict({_RECORD: ConfigRecord({_HEADER: header}), _TENSORS: ArrayRecord({_ALL: array})})
+        return plain_record(header, {_TENSORS: data} if data else None)
+    content = plain_record(header)
+    content[_TENSORS] = ArrayRecord({_ALL: Array("uint8", (len(data),), _STYPE, data)})
+    return content
 
 
 def unpack(content: RecordDict, max_bytes: float = math.inf) -> Letter:
@@ -88,8 +84,8 @@ def outline(content: RecordDict, max_bytes: float = math.inf) -> Letter:
     size += sum(len(array.data) for record in content.array_records.values() for array in record.values())
     if size > max_bytes:
         raise Malformed(f"it holds {size / 1e6:.1f} MB, the limit is {max_bytes / 1e6:g} MB")
-    header = _read_header(content)
-    listed = _listed(header.pop(_PARTS, None))
+    header = read_header(content)
+    listed = _listed(header.pop(PARTS, None))
     needed, there = sum(_bytes(*one) for entries in listed.values() for one in entries.values()), len(_data(content))
     if there != needed:
         raise Malformed(f"its tensors have {there} bytes, their shapes and dtypes need {needed:.10g}")
@@ -106,17 +102,9 @@ def sizes(parts: Payload) -> dict[str, int]:
     return {part: sum(leaf.numel() * leaf.element_size() for leaf in leaves.values()) for part, leaves in parts.items()}
 
 
-def _read_header(content: RecordDict) -> dict[str, Any]:
-    record = content.config_records.get(_RECORD)
-    text = record.get(_HEADER) if record is not None else None
-    if not isinstance(text, str) or len(text) > _MOST_HEADER:
-        raise Malformed("it has no header of fedalloy's")
-    return strict_object(text)
-
-
 def _beside(content: RecordDict) -> bytes:
     """The bytes beside the header."""
-    record = content.config_records.get(_RECORD)
+    record = content.config_records.get(RECORD)
     found = record.get(_TENSORS, b"") if record is not None else b""
     if not isinstance(found, bytes):
         raise Malformed("its tensors are not bytes")

@@ -1,23 +1,33 @@
-"""JSON from strangers: what Python's reader lets pass and a header never holds is refused.
+"""The header of every message: JSON that says which format and which fedalloy wrote it. Nothing heavy is imported here.
 
-Names that occur twice, NaN and infinities, numbers of thousands of digits, values too deep inside others, and texts
-that are no Unicode.
+What Python's reader lets pass and a header never holds is refused: names that occur twice, NaN and infinities, numbers
+of thousands of digits, values too deep inside others, and texts that are no Unicode.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from typing import Any, NoReturn
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
 
+import fedalloy
 from fedalloy.core.errors import FedalloyError
 
+if TYPE_CHECKING:
+    from flwr.app import RecordDict
+
+FORMAT = 3
+"""Of letters; raised when an older reader could misunderstand a newer writer."""
+RECORD, HEADER, PARTS = "fedalloy", "header", "parts"
+"""Flower's record that holds the header, the header in it, and the list of parts in the header."""
+_MOST_HEADER = 4 << 20
 _MOST_DIGITS = 4000
 _DEEPEST = 32
 
 
 class Malformed(FedalloyError):
-    """What arrived is not a letter, or is larger than allowed."""
+    """What arrived cannot be used: it is no message of its kind, says what cannot be, or is larger than allowed."""
 
 
 class Refused(FedalloyError):
@@ -32,12 +42,34 @@ class LeavesLost(Unwell):
     """A node has lost the leaves that stay with its client: sent again, it can go on."""
 
 
+def signed(**said: Any) -> dict[str, Any]:
+    """A header that says what it says, and who wrote it in which format."""
+    return {"format": FORMAT, "fedalloy": fedalloy.__version__, **said}
+
+
+def plain_record(header: Mapping[str, Any], beside: Mapping[str, bytes] | None = None) -> RecordDict:
+    """A header as the record that Flower carries; one that lists no parts has none."""
+    from flwr.app import ConfigRecord, RecordDict
+
+    text = json.dumps({**header, PARTS: header.get(PARTS, {})}, separators=(",", ":"))
+    return RecordDict({RECORD: ConfigRecord({HEADER: text, **(beside or {})})})
+
+
+def read_header(content: RecordDict) -> dict[str, Any]:
+    """The header of what Flower brought, or :class:`Malformed`."""
+    record = content.config_records.get(RECORD)
+    text = record.get(HEADER) if record is not None else None
+    if not isinstance(text, str) or len(text) > _MOST_HEADER:
+        raise Malformed("it has no header of fedalloy's")
+    return strict_object(text)
+
+
 def strict_object(text: str) -> dict[str, Any]:
     """The object that a header is, or :class:`Malformed`.
 
     >>> strict_object('{"a": 1, "a": 2}')
     Traceback (most recent call last):
-    fedalloy.engines.flower_json.Malformed: its header has the name 'a' twice
+    fedalloy.flower.protocol.header.Malformed: its header has the name 'a' twice
     """
     try:
         found = json.loads(text, object_pairs_hook=_once, parse_constant=_refuse, parse_int=_whole, parse_float=_finite)

@@ -6,8 +6,8 @@ understood not even the tensors are made. Nothing else of a message is ever used
 registered names and plain arguments. Dotted paths, imports and files come from the node's own configuration alone; a
 model of the node's own is meant when the server's word for it stands in the node's policy.
 
-(Answers in the other direction: :func:`fedalloy.engines._flower_replies.read_reply`; those of apps that are not
-fedalloy's: :meth:`fedalloy.flower.foreign.Reader.read`.)
+(Answers in the other direction: :func:`fedalloy.flower.protocol.replies.read_reply`; those of apps that are not
+fedalloy's: :meth:`fedalloy.flower.foreign.ReplyReader.read`.)
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from pydantic import (
 
 import fedalloy
 from fedalloy.core.types import Payload
-from fedalloy.engines.flower import Refused
-from fedalloy.engines.flower_letters import FORMAT, outline, unpack
 from fedalloy.flower.plain import plain_arguments, thawed
+from fedalloy.flower.protocol.header import FORMAT, Refused
+from fedalloy.flower.protocol.letters import outline, unpack
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
@@ -54,13 +54,13 @@ Extent = Annotated[int, Field(ge=1, le=1 << 31)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
-class Told(BaseModel):
+class StrictTable(BaseModel):
     """A table whose keys are all known, whose values have the stated types, and which is never changed."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
-class RuleSpec(Told):
+class RuleSpec(StrictTable):
     """A registered rule by name, and its arguments as plain values."""
 
     kind: Kind
@@ -105,7 +105,7 @@ class ModelSpec(RuleSpec):
         return plain_arguments(given, strict=True)
 
 
-class NoiseSpec(Told):
+class NoiseSpec(StrictTable):
     """Wrong labels, for trials."""
 
     kind: Literal["pair", "symmetric"]
@@ -114,7 +114,7 @@ class NoiseSpec(Told):
     protocol: Literal["paper", "public_code"] = "paper"
 
 
-class TrialSpec(Told):
+class TrialSpec(StrictTable):
     """The data of a trial, for nodes that are set to take their share of the recipe's own."""
 
     dataset: RuleSpec
@@ -124,7 +124,7 @@ class TrialSpec(Told):
     noise: NoiseSpec | None = None
 
 
-class TaskSpec(Told):
+class TaskSpec(StrictTable):
     """The model, what the examples look like, and how a node splits its own."""
 
     shape: Annotated[tuple[Extent, ...], _listed, Field(max_length=8)]
@@ -149,7 +149,7 @@ class TaskSpec(Told):
         return self
 
 
-class AlgorithmSpec(Told):
+class AlgorithmSpec(StrictTable):
     """The node's half of an algorithm, and the statistics that the server's half needs."""
 
     solver: RuleSpec
@@ -158,7 +158,7 @@ class AlgorithmSpec(Told):
     requires: Annotated[tuple[Kind, ...], _listed, Field(max_length=64)] = ()
 
 
-class Hello(Told):
+class Hello(StrictTable):
     """Who are you? A stranger is told nothing of the run."""
 
     kind: Literal["hello"]
@@ -166,7 +166,7 @@ class Hello(Told):
     fedalloy: Text
 
 
-class Addressed(Told):
+class Addressed(StrictTable):
     """An order for one client: which run it belongs to, and what is learned how."""
 
     format: int
@@ -238,7 +238,7 @@ class ReceivedOrder:
 def read_order(content: RecordDict, max_bytes: float = math.inf, models: Collection[str] = ()) -> ReceivedOrder:
     """The order that Flower brought; ``models`` are those of the node's own that a server may name.
 
-    :class:`~fedalloy.engines.flower_letters.Malformed` where it is no letter, :class:`Refused` where it is one that
+    :class:`~fedalloy.flower.protocol.header.Malformed` where it is no letter, :class:`Refused` where it is one that
     this node does not take.
     """
     header = outline(content, max_bytes).header

@@ -1,17 +1,50 @@
-"""Which tensors go to a node, and how those that come from it become a contribution."""
+"""What a node is told of an algorithm, which tensors go to it, and how those from it become a contribution."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
+from fedalloy.core import aspects
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.engine import ModelName
 from fedalloy.core.packing import unpack
 from fedalloy.core.protocols import Shared
 from fedalloy.core.screening import misfit
+from fedalloy.core.spec import to_spec
 from fedalloy.core.traffic import sent_to, tried_models
 from fedalloy.core.types import Contributions, Payload
-from fedalloy.engines.flower_json import Malformed
+from fedalloy.flower.protocol.header import Malformed
+
+ALWAYS = {"num_examples": math.nan, "num_steps": math.nan, "train_loss": math.nan, "bytes_up": 0.0}
+"""Statistics of every contribution, and what stands in for one that a node keeps to itself."""
+
+
+def counted_here(algorithm: Algorithm) -> frozenset[str]:
+    """Statistics that the server computes from a client's size (``core.recount``): nobody needs to send them."""
+    return frozenset({"num_steps"}) | aspects.provides(algorithm.solver)
+
+
+def told_algorithm(algorithm: Algorithm) -> dict[str, Any]:
+    """What nodes are told of an algorithm: what they carry out themselves, and which statistics they are to send. Rules
+    of the server stay on the server."""
+    wire = [to_spec("wire", one) for one in algorithm.wire]
+    return {
+        "solver": without_infinities(to_spec("solver", algorithm.solver)),
+        "wire": [without_infinities(one) for one in wire],
+        "weighting": type(algorithm.weighting).__name__,
+        "requires": sorted(algorithm.weighting.requires - counted_here(algorithm)),
+    }
+
+
+def without_infinities(value: Any) -> Any:
+    """JSON has none: they are written as words."""
+    if isinstance(value, dict):
+        return {name: without_infinities(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [without_infinities(one) for one in value]
+    return str(value) if isinstance(value, float) and math.isinf(value) else value
 
 
 def trained_on(algorithm: Algorithm, shared: Shared, *, known: bool) -> Payload:

@@ -1,0 +1,108 @@
+"""A run's connection with its nodes: orders go to the clients' nodes, checked answers come back.
+
+A node that has come is asked who it is before anything else, and told nothing of the run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedalloy.core.types import Payload
+from fedalloy.flower.node_registry import Node, NodeRegistry, connected
+from fedalloy.flower.protocol.header import LeavesLost, Malformed, Refused, Unwell, signed
+from fedalloy.flower.protocol.letters import Letter, sizes
+from fedalloy.flower.protocol.replies import Reply, read_reply
+from fedalloy.flower.transport import Answer, Transport
+
+
+@dataclass
+class Connection:
+    """The transport, the registry of nodes, what the header of every order says, and how much was ``sent`` in bytes.
+
+    A node has ``deadline`` seconds to answer; answers above ``max_bytes`` are not read.
+    """
+
+    transport: Transport
+    registry: NodeRegistry
+    header: Mapping[str, Any]
+    say: Callable[[str], None] = print
+    deadline: float = 600.0
+    max_bytes: float = math.inf
+    serial: int = 0
+    sent: int = 0
+
+    def ask(
+        self, orders: Mapping[int, Letter], message_type: str, group: str, problems: dict[int, str],
+        full: Payload | None = None,
+    ) -> dict[int, Answer]:  # fmt: skip
+        """The answers of those clients whose nodes gave one; all others are in ``problems``. A node that has lost the
+        leaves that stay with its client is sent the ``full`` parts and asked again."""
+        answers = self._ask(orders, message_type, group, problems)
+        lost = [client for client, answer in answers.items() if full is not None and self._lost_leaves(answer)]
+        if full is None or not lost:
+            return answers
+        again = {client: Letter(orders[client].header, full) for client in lost}
+        kept = {client: answer for client, answer in answers.items() if client not in again}
+        return kept | self._ask(again, message_type, group, problems)
+
+    def opened(self, answer: Answer, full: bool = False) -> Reply:
+        """An answer that says yes; its tensors are read only in ``full``."""
+        assert answer.content is not None
+        return read_reply(answer.content, self.max_bytes, full=full)
+
+    def _ask(
+        self, orders: Mapping[int, Letter], message_type: str, group: str, problems: dict[int, str]
+    ) -> dict[int, Answer]:
+        there = self._present()
+        problems |= {client: self.registry.absence(client) for client in orders if client not in there}
+        clients = {there[client].number: client for client in orders if client in there}
+        letters = {node: self._addressed(client, orders[client]) for node, client in clients.items()}
+        self.sent += sum(sum(sizes(letter.parts).values()) for letter in letters.values())
+        found = self.transport.ask(letters, message_type, group, self.deadline) if letters else {}
+        problems |= {clients[node]: answer.problem for node, answer in found.items() if answer.content is None}
+        return {clients[node]: answer for node, answer in found.items() if answer.content is not None}
+
+    def _addressed(self, client: int, order: Letter) -> Letter:
+        """An order with everything that nodes want to know of it."""
+        self.serial += 1
+        who = {"serial": self.serial, "client": self.registry.names[client], "id": client}
+        return Letter({**self.header, **who, **order.header}, order.parts)
+
+    def _lost_leaves(self, answer: Answer) -> bool:
+        try:
+            self.opened(answer)
+        except LeavesLost:
+            return True
+        except (Malformed, Refused):
+            return False
+        return False
+
+    def _present(self) -> dict[int, Node]:
+        """The nodes of the clients that can be reached; whoever is new is asked who it is."""
+        self.registry.refresh()
+        nodes = connected(self.transport.grid)
+        strangers = {node.number: node for node in self.registry.strangers(nodes)}
+        letters = dict.fromkeys(strangers, Letter(signed(kind="hello")))
+        answers = self.transport.ask(letters, "query", "hello", self.deadline) if letters else {}
+        for number, answer in answers.items():
+            self._introduce(strangers[number], answer)
+        return self.registry.present(nodes)
+
+    def _introduce(self, node: Node, answer: Answer) -> None:
+        """Bind a node to the client it claims to be. One that gave no answer at all is asked again another time."""
+        if answer.content is None:
+            self.say(f"the node with {node.identity} did not say who it is: {answer.problem}")
+            return
+        try:
+            client = self.opened(answer).head.client
+            reason = self.registry.claim(node, client)
+        except Unwell as error:
+            self.say(f"the node with {node.identity} did not say who it is: {error}")
+            return
+        except (Malformed, Refused) as error:
+            reason = str(error)
+            self.registry.refuse(node, reason)
+        self.say(f"the node with {node.identity} " + (f"is refused: {reason}" if reason else f"is client {client}"))

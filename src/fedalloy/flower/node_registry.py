@@ -1,0 +1,228 @@
+"""Who is who: which node speaks for which client.
+
+A node is known by the key with which it authenticates itself (without authentication, by its number). A server of
+fedalloy's has a *seat* for every registered node, and a client is the node in its seat, whoever else claims to be it.
+
+On servers without seats (other people's, or without authentication) a client is bound on first contact: the first node
+that claims to be it is it from then on; a second one is refused, whether the first is connected or not. Only the
+operator undoes such a binding, by removing it from the file that keeps them.
+
+Clients of apps that are not fedalloy's have numbers and no names: that of the node's seat or, where there are no seats,
+the free places in the order of the nodes' names and numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from fedalloy.core.errors import AlgorithmError, nearest
+
+if TYPE_CHECKING:
+    from flwr.serverapp import Grid
+
+_TELL_EVERY = 10.0
+"""Seconds between two lines that say what is being waited for."""
+
+
+@dataclass(frozen=True)
+class Seat:
+    """The place of a registered node: its name, and who it is for good; empty while its key is taken out."""
+
+    name: str
+    identity: str
+
+
+@dataclass(frozen=True)
+class Node:
+    """A connected node: its number in this federation, who it is for good, since when it is connected, and the name it
+    was registered with, which is often empty."""
+
+    number: int
+    identity: str
+    since: str = ""
+    name: str = ""
+
+
+def connected(grid: Grid, *, keyed: bool = True) -> list[Node]:
+    """The nodes that can be reached now, by number; each is known by its key, or if not ``keyed`` by its number."""
+    nodes = [
+        Node(info.node_id, _identity(info, keyed), str(info.last_activated_at), str(info.name))
+        for info in grid.get_nodes()
+    ]
+    return sorted(nodes, key=lambda node: node.number)
+
+
+def wait_for_nodes(
+    grid: Grid, least: int, limit: float, poll: float, tell: Callable[[str], None], *, keyed: bool
+) -> list[Node]:
+    """The nodes that are there, as soon as there are enough; says what it waits for, and never waits for ever."""
+    begun, told = time.monotonic(), 0.0
+    while len(nodes := connected(grid, keyed=keyed)) < least:
+        spent = time.monotonic() - begun
+        if spent > limit:
+            raise AlgorithmError(
+                f"only {len(nodes)} of {least} nodes were there after {limit:g} s: start the missing SuperNodes, lower "
+                "'min_available_nodes', or raise 'wait'"
+            )
+        if spent >= told:
+            tell(f"waiting for nodes: {len(nodes)} of {least} are here, {limit - spent:.0f} s left")
+            told = spent + _TELL_EVERY
+        time.sleep(poll)
+    return nodes
+
+
+def _identity(info: Any, keyed: bool) -> str:
+    key = bytes(info.public_key) if keyed else b""
+    return identity_of(key) if key else _numbered(info.node_id)
+
+
+def _numbered(number: int) -> str:
+    """Who a node is by its number. One that comes back with its key has the same number again."""
+    return f"node {number}"
+
+
+def identity_of(key: bytes) -> str:
+    """Who a node with a public key is.
+
+    >>> identity_of(b"a key")
+    'key 8fa3aab2faa9b79e0a0398da5b5abd07'
+    """
+    return f"key {hashlib.sha256(key).hexdigest()[:32]}"
+
+
+def seated(names: Sequence[str], seats: Sequence[Seat]) -> dict[str, str]:
+    """Who is which client: a node whose name is that of a client, else the node whose seat has the client's number.
+
+    >>> seated(("0", "1", "2"), (Seat("north", "key a"), Seat("south", ""), Seat("west", "key c")))
+    {'0': 'key a', '2': 'key c'}
+    >>> seated(("north", "east"), (Seat("west", "key c"), Seat("south", "key b"), Seat("north", "key a")))
+    {'east': 'key b', 'north': 'key a'}
+    """
+    by_name = {seat.name: seat.identity for seat in seats if seat.name in names}
+    by_number = {
+        name: seat.identity for name, seat in zip(names, seats, strict=False) if not {name, seat.name} & by_name.keys()
+    }
+    return {name: one for name, one in (by_number | by_name).items() if one}
+
+
+@dataclass
+class NodeRegistry:
+    """The clients by name, the nodes bound to them, and the node last ``seen`` as each; ``keep`` is told of every new
+    binding. With ``seats`` nobody is bound: who is who is looked up there before every exchange, so that it may change
+    while a run goes on."""
+
+    names: tuple[str, ...]
+    bound: dict[str, str] = field(default_factory=dict)
+    keep: Callable[[Mapping[str, str]], None] = lambda bound: None
+    refused: dict[Node, str] = field(default_factory=dict)
+    seats: Callable[[], Sequence[Seat]] | None = None
+    seen: dict[int, Node] = field(default_factory=dict)
+
+    def refresh(self) -> None:
+        """Look at the seats as they are now."""
+        if self.seats is not None:
+            self.bound = seated(self.names, self.seats())
+
+    def client_of(self, node: Node) -> str | None:
+        """The client that a node is known to be."""
+        return next((client for client, identity in self.bound.items() if identity == node.identity), None)
+
+    def strangers(self, nodes: list[Node]) -> list[Node]:
+        """Connected nodes that nobody has asked yet; one that was refused is asked again when it has reconnected."""
+        return [node for node in nodes if self.client_of(node) is None and node not in self.refused]
+
+    def claim(self, node: Node, client: str) -> str | None:
+        """Bind a node to the client it claims to be, or say why not."""
+        reason = self._objection(node, client)
+        if reason:
+            self.refuse(node, reason)
+            return reason
+        self.bound[client] = node.identity
+        self.keep(self.bound)
+        return None
+
+    def refuse(self, node: Node, reason: str) -> None:
+        """Remember why a node takes no part."""
+        self.refused[node] = reason
+
+    def present(self, nodes: list[Node]) -> dict[int, Node]:
+        """The connected nodes by the number of their client."""
+        known = {self.client_of(node): node for node in nodes}
+        there = {number: known[name] for number, name in enumerate(self.names) if name in known}
+        self.seen |= there
+        return there
+
+    def absence(self, client: int) -> str:
+        """Why a client is not present."""
+        name = self.names[client]
+        known = name in self.bound
+        return f"the node of '{name}' is not connected" if known else f"no node has come that is '{name}'"
+
+    # Clients of apps that are not fedalloy's.
+
+    @staticmethod
+    def unnamed(population: int | None, nodes: list[Node], seats: Sequence[Seat] | None) -> NodeRegistry:
+        """For so many clients; else for all who are there now, up to the last of their seats."""
+        taken = {seat.identity: number for number, seat in enumerate(seats or ()) if seat.identity}
+        last = max((taken[node.identity] for node in nodes if node.identity in taken), default=-1)
+        return NodeRegistry(_numbers(population or max(len(nodes), last + 1)))
+
+    def place(self, nodes: list[Node], seats: Sequence[Seat] | None = None) -> list[Node]:
+        """Give nodes the numbers of their seats, or without seats the free ones; those for whom there is none."""
+        if seats is not None:
+            taken = zip(self.names, seats, strict=False)
+            self.bound = {name: seat.identity for name, seat in taken if seat.identity}
+        else:
+            new = sorted(self.strangers(nodes), key=lambda node: (node.name, node.number))
+            free = [name for name in self.names if name not in self.bound]
+            self.bound |= {name: node.identity for name, node in zip(free, new, strict=False)}
+        return [node for node in nodes if self.client_of(node) is None]
+
+    def describe(self, client: int) -> str:
+        """A client by the node that was last seen to be it.
+
+        >>> NodeRegistry(("0", "1"), seen={0: Node(71, "node 71", name="hospital-a")}).describe(0)
+        "client 0 (node 71, 'hospital-a')"
+        """
+        node = self.seen.get(client)
+        if node is None:
+            return f"client {client}"
+        return f"client {client} (node {node.number}{f', {node.name!r}' if node.name else ''})"
+
+    def to_json(self) -> dict[str, int]:
+        """Who was seen, for a checkpoint: clients by the numbers of their nodes."""
+        return {str(node.number): client for client, node in self.seen.items()}
+
+    @staticmethod
+    def from_json(kept: Mapping[str, int], population: int | None = None) -> NodeRegistry:
+        """The registry of a checkpoint."""
+        names = _numbers(population or max(kept.values(), default=-1) + 1)
+        nodes = {client: int(number) for number, client in kept.items() if client < len(names)}
+        seen = {client: Node(number, _numbered(number)) for client, number in nodes.items()}
+        return NodeRegistry(names, {names[client]: node.identity for client, node in seen.items()}, seen=seen)
+
+    def _objection(self, node: Node, client: str) -> str | None:
+        if client not in self.names:
+            return f"it says it is '{client:.80}', which is no client of this run; {nearest(client, self.names)}"
+        advice = "remove the old binding from the bindings file"
+        if self.seats is not None:
+            advice = "put its public key in the place of the other one's into the server's nodes/ and run 'admit'"
+            if client not in self.bound:
+                return (
+                    f"it says it is '{client}', but no key that is let in has this seat; see 'clients' in server.toml"
+                )
+        if self.bound.get(client, node.identity) != node.identity:
+            return (
+                f"it says it is '{client}', but that is the node with {self.bound[client]}; if this node has replaced "
+                f"it, {advice}"
+            )
+        return None
+
+
+def _numbers(population: int) -> tuple[str, ...]:
+    """The names of clients that have none."""
+    return tuple(str(number) for number in range(population))

@@ -1,0 +1,147 @@
+"""Messages to nodes over a Grid, and their replies: attributed by the message they answer, cut at a deadline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fedalloy.core.errors import FedalloyError
+from fedalloy.flower.protocol.letters import Letter, pack
+
+if TYPE_CHECKING:
+    from flwr.app import Message, RecordDict
+    from flwr.serverapp import Grid
+
+_SHORT = 300
+_SLOWER = 1.3
+# Messages are timed by the clocks of two machines: let these differ a little.
+_CLOCKS_DIFFER = 60.0
+_UNSENT = "the message could not be sent: it is too large"
+_OWN = 0
+"""Flower's code for an error of unknown kind: for what is found out here, and said in full."""
+_ERRORS = {
+    1: "its app cannot be loaded",
+    2: "its app raised an error",
+    3: "the message is no longer there",
+    4: "no answer in time",
+    5: "its node is not connected",
+    7: "it refused the bundle",
+    8: "its app crashed",
+}
+"""What Flower's error codes mean."""
+
+
+class NotSent(FedalloyError):
+    """The SuperLink took none of a round's messages."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a node sent back, or why there is nothing."""
+
+    content: RecordDict | None
+    problem: str = ""
+
+
+@dataclass
+class Transport:
+    """Sends and collects. Looking for replies costs little, so it is done often: every 0.15 s at first, 0.5 s later.
+    Flower's own ``send_and_receive`` looks every three seconds, which is the larger part of a short round."""
+
+    grid: Grid
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    gaps: tuple[float, float] = (0.15, 0.5)
+
+    def ask(self, letters: Mapping[int, Letter], message_type: str, group: str, seconds: float) -> dict[int, Answer]:
+        """One letter to each node; an answer from each within so many seconds, or the reason why not."""
+        from flwr.app import Message
+
+        # A message does not outlive its deadline by much.
+        messages = [
+            Message(pack(letter), node, message_type, ttl=seconds + _CLOCKS_DIFFER, group_id=group)
+            for node, letter in letters.items()
+        ]
+        return attribute(messages, self.exchange(messages, seconds), f"no answer within {seconds:g} s")
+
+    def exchange(self, messages: Sequence[Message], seconds: float) -> list[Message]:
+        """Send, and gather replies until everybody answered or the time is over; an error stands for the reply to a
+        message that could not be sent, and for one that cannot be read."""
+        pending, replies = self._send(messages)
+        until, gap = self.clock() + seconds, self.gaps[0]
+        while pending:
+            for reply in _collect(self.grid, pending):
+                if pending.pop(reply.metadata.reply_to_message_id, None) is not None:
+                    replies.append(reply)
+            if not pending or self.clock() >= until:
+                break
+            self.sleep(min(gap, max(0.0, until - self.clock())))
+            gap = min(self.gaps[1], gap * _SLOWER)
+        return replies
+
+    def _send(self, messages: Sequence[Message]) -> tuple[dict[str, Message], list[Message]]:
+        """The messages that were taken, by id, and the replies of those that were not."""
+        ids = list(self.grid.push_messages(messages)) if messages else []
+        if len(ids) != len(messages):  # together they were too large: one by one
+            ids = [next(iter(self.grid.push_messages([message])), "") for message in messages]
+        sent = {taken: message for message, taken in zip(messages, ids, strict=True) if taken}
+        lost = [message for message, taken in zip(messages, ids, strict=True) if not taken]
+        return sent, [_failed(message, _UNSENT) for message in lost]
+
+
+def attribute(sent: Sequence[Message], replies: Iterable[Message], silence: str) -> dict[int, Answer]:
+    """The answer of every node that was asked; ``silence`` is said of those that gave none.
+
+    By the message that a reply answers: the sender that it names is not to be trusted, and an error may come from the
+    SuperLink itself.
+    """
+    asked = {message.metadata.message_id: message.metadata.dst_node_id for message in sent}
+    answers: dict[int, Answer] = {}
+    for reply in replies:
+        node = asked.get(reply.metadata.reply_to_message_id)
+        if node is not None:
+            answers.setdefault(node, _answer(reply))
+    return {node: answers.get(node, Answer(None, silence)) for node in asked.values()}
+
+
+def check_sent(replies: Sequence[Message]) -> None:
+    """Raise :class:`NotSent` where not a single message went out."""
+    if replies and all(reply.has_error() and reply.error.reason == _UNSENT for reply in replies):
+        raise NotSent(
+            "the SuperLink took none of this round's messages; the model may be too large for one message "
+            "(its log then says so)"
+        )
+
+
+def _collect(grid: Grid, pending: Mapping[str, Message]) -> list[Message]:
+    """What has arrived. One reply that cannot be read is its sender's error and keeps no other from being read."""
+    try:
+        return list(grid.pull_messages(list(pending)))
+    except Exception:
+        grid.get_node_ids()  # if not even this works, it is the connection: let that be seen
+    replies: list[Message] = []
+    for number, message in pending.items():
+        try:
+            replies += grid.pull_messages([number])
+        except Exception as error:
+            replies.append(_failed(message, f"its reply cannot be read: {error!s:.{_SHORT}} ({type(error).__name__})"))
+    return replies
+
+
+def _failed(message: Message, reason: str) -> Message:
+    """What stands for the reply to a message."""
+    from flwr.app import Error, Message
+
+    return Message(Error(_OWN, reason), reply_to=message)
+
+
+def _answer(reply: Message) -> Answer:
+    if not reply.has_error():
+        return Answer(reply.content)
+    code, text = reply.error.code, " ".join((reply.error.reason or "").split())[:_SHORT]
+    if code == _OWN and text:
+        return Answer(None, text)
+    said = _ERRORS.get(code, f"Flower reports error {code}")
+    return Answer(None, f"{said} ({text})" if text else said)
