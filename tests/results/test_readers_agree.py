@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fedalloy.track.tracked import Tracked
 from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
@@ -34,6 +33,7 @@ from fedalloy.results.runs import read_outcomes
 from fedalloy.results.statistics import Interval, Spread
 from fedalloy.results.stories import gather
 from fedalloy.results.table import summarise
+from fedalloy.run.tracking import TrackingRecorder
 from fedalloy.serve import answers
 from fedalloy.serve.runs import RunStore
 from fedalloy.serve.watch import Watch
@@ -192,7 +192,7 @@ def tracked(folder: Path) -> dict[str, Any]:
             heard.update(values)
 
     record = read_run(folder)
-    recorder = Tracked(Silent(), [Listening()], folder, record.recipe)  # type: ignore[arg-type, list-item]
+    recorder = TrackingRecorder(Silent(), [Listening()], folder, record.recipe)  # type: ignore[arg-type, list-item]
     recorder.status("running", 0)
     for row in record.rounds():
         recorder.append("rounds", row)
