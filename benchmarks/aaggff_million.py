@@ -20,8 +20,8 @@ from torch import Tensor
 
 from fedalloy.core.keys import Key
 from fedalloy.core.types import Cohort, Context, State
-from fedalloy.weightings.aaggff_d import AaggffD
-from fedalloy.weightings.cdf import CdfName
+from fedalloy.methods.weightings.aaggff_d import AaggffD
+from fedalloy.methods.weightings.cdf import CdfName
 
 
 def cohort(clients: int, size: int, round: int) -> Cohort:

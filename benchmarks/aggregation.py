@@ -37,8 +37,8 @@ from fedalloy.core.elements import combine_elements
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import ElementWeighting, Weighting
 from fedalloy.core.types import Cohort, Context, State, Tree
-from fedalloy.servers.sgd import ServerSgd
-from fedalloy.solvers.sgd import Sgd
+from fedalloy.methods.servers.sgd import ServerSgd
+from fedalloy.methods.solvers.sgd import Sgd
 from fedalloy.testing import specimen
 
 LAYERS = 20

@@ -22,8 +22,8 @@ import torch
 
 from fedalloy.core.keys import Key
 from fedalloy.core.types import State
-from fedalloy.records.disk_store import DiskStore
-from fedalloy.records.folder import RunFolder
+from fedalloy.experiment.records.disk_store import DiskStore
+from fedalloy.experiment.records.folder import RunFolder
 
 LEAVES = 8
 EVERY = 10

@@ -27,14 +27,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fedalloy.algorithms import fedavg
 from torch import nn
 
 from benchmarks.workloads import LR, WORKLOADS, Sequential, Workload, moved, task_of
-from fedalloy.algorithms import fedavg
 from fedalloy.core.keys import Key
 from fedalloy.core.types import Tree
-from fedalloy.run.driver import RoundEvent
-from fedalloy.run.fit import RunResult, fit
+from fedalloy.experiment.driver import RoundEvent
+from fedalloy.experiment.fit import RunResult, fit
 from fedalloy.tasks.datasets.lazy_synthetic import LogisticClients, lazy_synthetic
 from fedalloy.tasks.objective import ModuleObjective
 

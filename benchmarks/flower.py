@@ -24,12 +24,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from fedalloy.experiment.recipe import parse
+from fedalloy.experiment.records.reading import read_run
 from fedalloy.flower.local import LocalFederation
 from fedalloy.flower.operating import Run
 from fedalloy.flower.scaffold import FederationPlan, numbered, write_federation
 from fedalloy.flower.trial import submit
-from fedalloy.recipe import parse
-from fedalloy.records.reading import read_run
 
 NODES, HIDDEN, LIMIT = 3, 3495, 3600.0
 APP = Path(__file__).with_name("flower_app")

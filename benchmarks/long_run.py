@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fedalloy.records.folder import RunFolder
+from fedalloy.experiment.records.folder import RunFolder
 
 VARIANTS = 23
 

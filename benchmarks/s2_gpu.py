@@ -23,11 +23,11 @@ import torch
 from fedalloy import algorithms
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.errors import FedalloyError
-from fedalloy.records.reading import is_run, read_run
-from fedalloy.records.stop import ask_to_stop
-from fedalloy.reproduce.results import Measured, Results, write_results
-from fedalloy.run.driver import RoundEvent
-from fedalloy.run.fit import fit
+from fedalloy.experiment.driver import RoundEvent
+from fedalloy.experiment.fit import fit
+from fedalloy.experiment.records.reading import is_run, read_run
+from fedalloy.experiment.records.stop import ask_to_stop
+from fedalloy.studies.reproduce.results import Measured, Results, write_results
 from fedalloy.tasks.assembly import make_task
 from fedalloy.tasks.federation import FederatedTask
 

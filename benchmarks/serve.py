@@ -20,9 +20,9 @@ from typing import Any
 from selenium.webdriver.support.ui import WebDriverWait
 
 from benchmarks.long_run import write_long_run, write_many_runs
-from fedalloy.records.index import Index
-from fedalloy.serve.gathered import gathered
-from fedalloy.serve.server import LiveServer
+from fedalloy.experiment.records.index import Index
+from fedalloy.report.live.gathered import gathered
+from fedalloy.report.live.server import LiveServer
 from tests.browser.chromium import chromium
 
 LIST = "return document.querySelectorAll('#runs .run').length ? performance.now() : null"

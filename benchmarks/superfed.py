@@ -26,12 +26,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
 from fedalloy.algorithms import superfed_mm
+
 from fedalloy.core import tree
 from fedalloy.core.keys import Key
-from fedalloy.run.driver import RoundEvent
-from fedalloy.run.fit import fit
+from fedalloy.experiment.driver import RoundEvent
+from fedalloy.experiment.fit import fit
 from fedalloy.tasks.assembly import make_task
 from fedalloy.tasks.federation import FederatedTask
 

@@ -19,14 +19,14 @@ from typing import Any
 
 import numpy as np
 import torch
-
 from fedalloy.algorithms import named
+
 from fedalloy.core.algorithm import Algorithm
+from fedalloy.experiment.driver import RoundEvent
+from fedalloy.experiment.fit import RunResult, fit
+from fedalloy.experiment.records import snapshots
+from fedalloy.experiment.records.stop import ask_to_stop
 from fedalloy.methods.classifier import ClassifierTraining
-from fedalloy.records import snapshots
-from fedalloy.records.stop import ask_to_stop
-from fedalloy.run.driver import RoundEvent
-from fedalloy.run.fit import RunResult, fit
 from fedalloy.tasks.assembly import make_task
 from fedalloy.tasks.federation import FederatedTask
 

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
+from fedalloy.report.live.server import LiveServer  # noqa: E402
 from fedalloy.report.page import write_page  # noqa: E402 (the checkout first)
-from fedalloy.serve.server import LiveServer  # noqa: E402
 from tests.browser.chromium import chromium, resize  # noqa: E402
 
 IMAGES = ROOT / "docs" / "images"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from multiprocessing.connection import Connection
 
-from fedalloy.compare.jobs import JobNews
+from fedalloy.studies.compare.jobs import JobNews
 
 
 def serve(connection: Connection) -> None:

@@ -16,8 +16,8 @@ from fedalloy import fit
 from fedalloy.core import registry
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.errors import AlgorithmError
-from fedalloy.run.fit import RunResult
-from fedalloy.solvers.sgd import Sgd
+from fedalloy.experiment.fit import RunResult
+from fedalloy.methods.solvers.sgd import Sgd
 from fedalloy.testing import SmallTask, small_task, specimen
 from fedalloy.testing.comparing import broken, differences
 from fedalloy.testing.engines import TOLERANCE

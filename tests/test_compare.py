@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedalloy.compare import jobs
-from fedalloy.compare.comparing import compare, select
-from fedalloy.compare.jobs import Job, JobNews
-from fedalloy.compare.naming import settings_folders
 from fedalloy.core.errors import CheckpointError, SpecError
-from fedalloy.recipe import parse
-from fedalloy.records.folder import RunFolder
-from fedalloy.records.naming import name_of
+from fedalloy.experiment.recipe import parse
+from fedalloy.experiment.records.folder import RunFolder
+from fedalloy.experiment.records.naming import name_of
 from fedalloy.results.outcome import RunOutcome, read_outcome
 from fedalloy.results.statistics import Spread
 from fedalloy.results.table import summarise
+from fedalloy.studies.compare import jobs
+from fedalloy.studies.compare.comparing import compare, select
+from fedalloy.studies.compare.jobs import Job, JobNews
+from fedalloy.studies.compare.naming import settings_folders
 
 TINY: dict[str, dict[str, Any]] = {
     "task": {"model": "logistic"},

@@ -17,17 +17,17 @@ from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Weighting
 from fedalloy.core.types import Cohort, Context, State
 from fedalloy.engines.loop import Loop
-from fedalloy.servers.sgd import ServerSgd
-from fedalloy.solvers.scaffold import Scaffold
-from fedalloy.solvers.sgd import Sgd
+from fedalloy.methods.servers.sgd import ServerSgd
+from fedalloy.methods.solvers.scaffold import Scaffold
+from fedalloy.methods.solvers.sgd import Sgd
+from fedalloy.methods.weightings.aaggff_d import AaggffD
+from fedalloy.methods.weightings.angles import Angles
+from fedalloy.methods.weightings.mgda import FedMgda
+from fedalloy.methods.weightings.moments import Ewwa
+from fedalloy.methods.weightings.nova import Nova
+from fedalloy.methods.weightings.qfedavg import QFedAvg
+from fedalloy.methods.weightings.samples import Samples
 from fedalloy.testing import small_task, work
-from fedalloy.weightings.aaggff_d import AaggffD
-from fedalloy.weightings.angles import Angles
-from fedalloy.weightings.mgda import FedMgda
-from fedalloy.weightings.moments import Ewwa
-from fedalloy.weightings.nova import Nova
-from fedalloy.weightings.qfedavg import QFedAvg
-from fedalloy.weightings.samples import Samples
 
 CASES = {case.name: case for case in every_case()}
 

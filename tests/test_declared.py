@@ -28,8 +28,8 @@ from fedalloy.core.objective import Objective
 from fedalloy.core.task import Task
 from fedalloy.core.types import Block, Cohort
 from fedalloy.engines.loop import Loop
-from fedalloy.run.config import RunConfig
-from fedalloy.run.round import Federation
+from fedalloy.experiment.config import RunConfig
+from fedalloy.experiment.round import Federation
 from fedalloy.tasks.objective import ModuleObjective
 from fedalloy.testing import small_task
 from fedalloy.testing.rules import specimen

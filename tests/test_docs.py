@@ -6,8 +6,8 @@ import re
 
 import pytest
 
+from fedalloy.cli.docs import CITED, cites, describe, page
 from fedalloy.core import registry
-from fedalloy.docs import CITED, cites, describe, page
 
 # Rules that are nobody's in particular.
 UNSIGNED = {("weighting", "uniform"), ("server", "sgd")}

@@ -129,7 +129,7 @@ def test_no_module_imports_what_it_may_not():
         ("core/tree.py", "from fedalloy.tasks import models"),
         ("core/tree.py", "from fedalloy import fit"),
         ("core/tree.py", "def late():\n    import scipy.sparse"),
-        ("weightings/samples.py", "from fedalloy.solvers.sgd import Sgd"),
+        ("weightings/samples.py", "from fedalloy.methods.solvers.sgd import Sgd"),
         ("weightings/samples.py", "from fedalloy import solvers"),
         ("weightings/samples.py", "import fedalloy"),
         ("weightings/samples.py", "from ..servers import sgd"),
@@ -140,9 +140,9 @@ def test_no_module_imports_what_it_may_not():
         ("engines/flower.py", "import flwr"),
         ("run.py", "from flwr.common import Context"),
         ("run.py", "from fedalloy.cli import main"),
-        ("records/store.py", "from fedalloy.run import fit"),
-        ("results/outcome.py", "from fedalloy.compare import jobs"),
-        ("results/outcome.py", "from fedalloy.recipe import Recipe"),
+        ("records/store.py", "from fedalloy.experiment import fit"),
+        ("results/outcome.py", "from fedalloy.studies.compare import jobs"),
+        ("results/outcome.py", "from fedalloy.experiment.recipe import Recipe"),
         ("run/fit.py", "from fedalloy.results.outcome import read_outcome"),
     ],
 )
@@ -159,7 +159,7 @@ def test_a_planted_import_is_caught(file, code):
         ("flower/app.py", "from flwr.server import ServerApp\nfrom fedalloy.engines import loop"),
         (
             "results/outcome.py",
-            "from fedalloy.records.reading import read_run\nfrom fedalloy.tasks.metrics import summary",
+            "from fedalloy.experiment.records.reading import read_run\nfrom fedalloy.tasks.metrics import summary",
         ),
         ("report/page.py", "from fedalloy.results.stories import gather"),
         ("run.py", "from fedalloy.engines import loop\nfrom fedalloy.recipe import Recipe"),
@@ -211,7 +211,7 @@ def test_the_example_of_the_contributors_guide_runs(tmp_path):
     for name, code in blocks((ROOT / "CONTRIBUTING.md").read_text()).items():
         (tmp_path / Path(name).name).write_text(code)
     # The subprocess stands in for a checkout: the new file is found in the room without being put into src.
-    widen = f"import fedalloy.weightings as room\nroom.__path__.append({str(tmp_path)!r})\n"
+    widen = f"import fedalloy.methods.weightings as room\nroom.__path__.append({str(tmp_path)!r})\n"
     (tmp_path / "conftest.py").write_text(widen)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]

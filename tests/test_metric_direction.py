@@ -17,26 +17,26 @@ from typer.testing import CliRunner
 
 from fedalloy import algorithms
 from fedalloy.cli.app import app
-from fedalloy.compare.comparing import compare
 from fedalloy.core import registry
 from fedalloy.core.errors import SpecError
-from fedalloy.export.latex import latex
-from fedalloy.export.tables import rows as table_rows
-from fedalloy.recipe import parse
-from fedalloy.records import toml
-from fedalloy.records.index import Index
-from fedalloy.records.reading import read_run
+from fedalloy.experiment.config import RunConfig
+from fedalloy.experiment.fit import fit
+from fedalloy.experiment.recipe import parse
+from fedalloy.experiment.records import toml
+from fedalloy.experiment.records.index import Index
+from fedalloy.experiment.records.reading import read_run
+from fedalloy.report.live import answers
+from fedalloy.report.live.gathered import gathered
+from fedalloy.report.live.runs import RunStore
 from fedalloy.report.page import page
+from fedalloy.results.export.latex import latex
+from fedalloy.results.export.tables import rows as table_rows
 from fedalloy.results.outcome import read_outcome
 from fedalloy.results.served import client_values, completed, noted_direction
 from fedalloy.results.statistics import Spread, moments
 from fedalloy.results.stories import gather
 from fedalloy.results.table import summarise
-from fedalloy.run.config import RunConfig
-from fedalloy.run.fit import fit
-from fedalloy.serve import answers
-from fedalloy.serve.gathered import gathered
-from fedalloy.serve.runs import RunStore
+from fedalloy.studies.compare.comparing import compare
 from fedalloy.tasks.assembly import make_task
 from fedalloy.tasks.metrics.averages import MeanLoss
 from fedalloy.tasks.metrics.direction import higher_is_better

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 
 from fedalloy.core.errors import FedalloyError, SpecError
 from fedalloy.core.spec import from_spec
-from fedalloy.recipe import assign, entry_names, literal, load, parse, quick, resolve, schema
-from fedalloy.recipe.changes import leaves, merge
-from fedalloy.records import toml
-from fedalloy.run.sampling import BySize, Listed, UniformSampling
-from fedalloy.solvers.prox import Prox
+from fedalloy.experiment.recipe import assign, entry_names, literal, load, parse, quick, resolve, schema
+from fedalloy.experiment.recipe.changes import leaves, merge
+from fedalloy.experiment.records import toml
+from fedalloy.experiment.sampling import BySize, Listed, UniformSampling
+from fedalloy.methods.solvers.prox import Prox
+from fedalloy.methods.weightings.uniform import Uniform
 from fedalloy.tasks.assembly import as_factory
 from fedalloy.tasks.devices import EpochRange
 from fedalloy.tasks.noise import LabelNoise
-from fedalloy.weightings.uniform import Uniform
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from fedalloy.core.errors import FedalloyError
-from fedalloy.recipe import load, without_imports
-from fedalloy.recipe.checking import check
+from fedalloy.experiment.recipe import load, without_imports
+from fedalloy.experiment.recipe.checking import check
 
 FINE = "[partition]\nclients = 4\n[sampling]\ncohort = 2\n[run]\nrounds = 1\n"
 FAULTS = {

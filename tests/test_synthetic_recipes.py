@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedalloy.recipe import entry_names, load, resolve
+from fedalloy.experiment.recipe import entry_names, load, resolve
 from fedalloy.tasks.assembly import as_factory
 
 FOLDER = Path(__file__).resolve().parents[1] / "recipes" / "s4-ch4"

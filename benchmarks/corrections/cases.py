@@ -37,18 +37,18 @@ from benchmarks.corrections.setting import (
 )
 from fedalloy import algorithms
 from fedalloy.core.algorithm import Algorithm
-from fedalloy.servers.sgd import ServerSgd
-from fedalloy.solvers.propfair import PropFair
-from fedalloy.solvers.prox import Prox
-from fedalloy.solvers.scaffold import Scaffold
-from fedalloy.solvers.sgd import Sgd
+from fedalloy.methods.servers.sgd import ServerSgd
+from fedalloy.methods.solvers.propfair import PropFair
+from fedalloy.methods.solvers.prox import Prox
+from fedalloy.methods.solvers.scaffold import Scaffold
+from fedalloy.methods.solvers.sgd import Sgd
+from fedalloy.methods.weightings import mirror
+from fedalloy.methods.weightings.angles import Angles
+from fedalloy.methods.weightings.boosting import Boosting
+from fedalloy.methods.weightings.qfedavg import QFedAvg
+from fedalloy.methods.weightings.samples import Samples
+from fedalloy.methods.weightings.uniform import Uniform
 from fedalloy.tasks.devices import DeviceProfile
-from fedalloy.weightings import mirror
-from fedalloy.weightings.angles import Angles
-from fedalloy.weightings.boosting import Boosting
-from fedalloy.weightings.qfedavg import QFedAvg
-from fedalloy.weightings.samples import Samples
-from fedalloy.weightings.uniform import Uniform
 
 EPOCHS = (1, 1, 1, 2, 2, 3, 3, 4, 5, 6)
 """Local epochs of ten clients of very different speed."""

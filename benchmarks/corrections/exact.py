@@ -15,15 +15,15 @@ from fedalloy.core.algorithm import Algorithm, server_step
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import ServerOptimizer
 from fedalloy.core.types import Cohort, Context
-from fedalloy.run.fit import RunResult
-from fedalloy.servers.period_momentum import PeriodMomentum
-from fedalloy.solvers.sgd import Sgd
+from fedalloy.experiment.fit import RunResult
+from fedalloy.methods.servers.period_momentum import PeriodMomentum
+from fedalloy.methods.solvers.sgd import Sgd
+from fedalloy.methods.weightings.information import Information
 from fedalloy.tasks.assembly import as_dataset, make_task
 from fedalloy.tasks.federation import FederatedTask
 from fedalloy.tasks.metrics import summary
 from fedalloy.tasks.partitions.base import Partition
 from fedalloy.tasks.partitions.dirichlet import Dirichlet
-from fedalloy.weightings.information import Information
 
 CLIENTS, SIZE, ROUNDS = 8, 6, 20
 LOCAL_STEP, LOCAL_STEPS = 0.1, 5

@@ -11,9 +11,9 @@ from fedalloy.core import tree
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Carry, GradAt, Shared
 from fedalloy.core.types import Context, Contributions, Payload, Plan, State, Tree
-from fedalloy.solvers.scaffold import Scaffold
-from fedalloy.solvers.sgd import Sgd
-from fedalloy.solvers.training import LocalTraining, descend, epoch_plan
+from fedalloy.methods.solvers.scaffold import Scaffold
+from fedalloy.methods.solvers.sgd import Sgd
+from fedalloy.methods.solvers.training import LocalTraining, descend, epoch_plan
 from fedalloy.tasks.federation import FederatedTask
 
 

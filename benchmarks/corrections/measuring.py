@@ -15,7 +15,7 @@ from fedalloy.core import tree
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.protocols import Weighting
 from fedalloy.core.types import Context, Contributions, Info, State, Weights
-from fedalloy.run.fit import RunResult, fit
+from fedalloy.experiment.fit import RunResult, fit
 from fedalloy.tasks.assembly import make_task
 from fedalloy.tasks.federation import FederatedTask
 

@@ -30,17 +30,17 @@ from benchmarks.corrections.setting import (
 )
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.protocols import ServerOptimizer, Weighting
-from fedalloy.servers.adaptive import Adagrad, Adam, Yogi
-from fedalloy.servers.amsgrad import AmsGrad
-from fedalloy.servers.period_momentum import PeriodMomentum
-from fedalloy.servers.sgd import ServerSgd
-from fedalloy.weightings.aaggff_d import AaggffD
-from fedalloy.weightings.aaggff_s import AaggffS
-from fedalloy.weightings.afl import Afl
-from fedalloy.weightings.information import Information
-from fedalloy.weightings.mgda import FedMgda
-from fedalloy.weightings.moments import Ewwa
-from fedalloy.weightings.uniform import Uniform
+from fedalloy.methods.servers.adaptive import Adagrad, Adam, Yogi
+from fedalloy.methods.servers.amsgrad import AmsGrad
+from fedalloy.methods.servers.period_momentum import PeriodMomentum
+from fedalloy.methods.servers.sgd import ServerSgd
+from fedalloy.methods.weightings.aaggff_d import AaggffD
+from fedalloy.methods.weightings.aaggff_s import AaggffS
+from fedalloy.methods.weightings.afl import Afl
+from fedalloy.methods.weightings.information import Information
+from fedalloy.methods.weightings.mgda import FedMgda
+from fedalloy.methods.weightings.moments import Ewwa
+from fedalloy.methods.weightings.uniform import Uniform
 
 
 def server_cases() -> list[Case]:

@@ -10,9 +10,9 @@ from fedalloy.core import tree
 from fedalloy.core.moments import Kind, second_moment
 from fedalloy.core.protocols import ServerOptimizer
 from fedalloy.core.types import Context, Info, State, Tree
-from fedalloy.servers.adaptive import Adam, Yogi
-from fedalloy.servers.period_momentum import PeriodMomentum
-from fedalloy.servers.sgd import ServerSgd
+from fedalloy.methods.servers.adaptive import Adam, Yogi
+from fedalloy.methods.servers.period_momentum import PeriodMomentum
+from fedalloy.methods.servers.sgd import ServerSgd
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from typing import Any
 from benchmarks.corrections.measuring import Column, Played, Watched, mean_length
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.protocols import LocalSolver, ServerOptimizer, Weighting
-from fedalloy.servers.sgd import ServerSgd
-from fedalloy.solvers.sgd import Sgd
-from fedalloy.weightings.cdf import Cdf
-from fedalloy.weightings.samples import Samples
+from fedalloy.methods.servers.sgd import ServerSgd
+from fedalloy.methods.solvers.sgd import Sgd
+from fedalloy.methods.weightings.cdf import Cdf
+from fedalloy.methods.weightings.samples import Samples
 
 LR, BATCH = 0.2, 16
 LOCAL: dict[str, Any] = {"lr": LR, "batch_size": BATCH, "epochs": 2}

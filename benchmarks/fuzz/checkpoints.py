@@ -20,7 +20,7 @@ _FILE = "round-000002.safetensors"
 @functools.cache
 def examples() -> list[Case]:
     """A state of every form that occurs."""
-    from fedalloy.records import checkpoint
+    from fedalloy.experiment.records import checkpoint
 
     states: list[dict[str, Any]] = [
         _state(),
@@ -80,14 +80,14 @@ def _signed(data: bytes, random: Random) -> bytes:
 def _digest(data: bytes, skeleton: Any) -> str:
     from safetensors.torch import load
 
-    from fedalloy.records.checkpoint import digest
+    from fedalloy.experiment.records.checkpoint import digest
 
     return digest(load(data), skeleton)
 
 
 def read(case: Case, folder: Path) -> str:
     """As a run that is resumed does it: the newest checkpoint that is whole, and the records cut to it."""
-    from fedalloy.records.folder import RunFolder
+    from fedalloy.experiment.records.folder import RunFolder
 
     run = RunFolder.create(folder / "run", {"run": {"rounds": 3}}, {})
     (run.path / "checkpoints" / _FILE).write_bytes(case.get(_FILE, b""))

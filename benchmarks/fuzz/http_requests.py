@@ -101,7 +101,7 @@ def read(case: Case, folder: Path) -> str:
 
 
 def _status(server: Any, request: bytes) -> int:
-    from fedalloy.serve.server import Handler
+    from fedalloy.report.live.server import Handler
 
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -123,7 +123,7 @@ _STARTED: list[Any] = []
 def _server() -> Any:
     """A server over two runs of its own, made once; it listens to nobody and its streams end at once."""
     if not _STARTED:
-        from fedalloy.serve.server import LiveServer
+        from fedalloy.report.live.server import LiveServer
 
         place = Path(tempfile.mkdtemp(prefix="fuzz-served-", dir="/dev/shm"))
         HOOK.also = (str(place),)  # what is served is inside, too
@@ -139,7 +139,7 @@ def _server() -> Any:
 
 
 def _write_run(path: Path) -> None:
-    from fedalloy.records.folder import RunFolder
+    from fedalloy.experiment.records.folder import RunFolder
 
     folder = RunFolder.create(
         path, {"run": {"rounds": 3, "seeds": [1]}, "algorithm": {"name": "fedavg"}}, {"python": "3"}

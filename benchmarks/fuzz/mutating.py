@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from benchmarks.fuzz.canary import NAME
-from fedalloy.records import toml
+from fedalloy.experiment.records import toml
 
 Case = dict[str, bytes]
 """An input: named pieces of bytes, often the files of a folder."""

@@ -28,10 +28,10 @@ def _stage(method: str) -> dict[str, Any]:
     """A federation before its first round, and what honest nodes answer."""
     from fedalloy import algorithms
     from fedalloy.core.keys import Key
+    from fedalloy.experiment.config import RunConfig
+    from fedalloy.experiment.driver import begin
+    from fedalloy.experiment.round import Federation
     from fedalloy.flower.engine import Flower
-    from fedalloy.run.config import RunConfig
-    from fedalloy.run.driver import begin
-    from fedalloy.run.round import Federation
     from fedalloy.testing import small_task
 
     task = small_task("batchnorm", (6, 8, 5, 7))
@@ -105,11 +105,11 @@ def _is_no_answer(content: Any) -> bool:
 
 def read(case: Case, folder: Path) -> str:
     """One round; it counts or it is dropped, and the state is sound."""
+    from fedalloy.experiment.driver import make_store
+    from fedalloy.experiment.round import Stopwatch, play
     from fedalloy.flower.connection import Connection
     from fedalloy.flower.node_registry import NodeRegistry
     from fedalloy.flower.protocol.header import signed
-    from fedalloy.run.driver import make_store
-    from fedalloy.run.round import Stopwatch, play
 
     content = content_of({name: data for name, data in case.items() if name != _HOW})
     if _is_no_answer(content) and zlib.crc32(case.get(HEADER, b"")) % _PLAYED:

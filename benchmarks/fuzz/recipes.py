@@ -58,8 +58,8 @@ set = { "algorithm.mu" = 0.1 }
 
 def read(case: Case, folder: Path) -> str:
     """Load, check, and resolve every entry, without running anything."""
-    from fedalloy.compare.comparing import check_seeds
-    from fedalloy.recipe import entry_names, load, resolve
+    from fedalloy.experiment.recipe import entry_names, load, resolve
+    from fedalloy.studies.compare.comparing import check_seeds
 
     file = folder / "recipe.toml"
     file.write_bytes(case.get("recipe.toml", b""))

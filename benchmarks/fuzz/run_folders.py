@@ -64,9 +64,9 @@ def _report(run: Path) -> None:
 
 
 def _export(run: Path) -> None:
-    from fedalloy.export.latex import write_latex
-    from fedalloy.export.tables import TABLES, rows
-    from fedalloy.export.writing import WRITERS
+    from fedalloy.results.export.latex import write_latex
+    from fedalloy.results.export.tables import TABLES, rows
+    from fedalloy.results.export.writing import WRITERS
     from fedalloy.results.runs import runs_in
 
     chosen = runs_in([run])
@@ -76,10 +76,10 @@ def _export(run: Path) -> None:
 
 
 def _serve(run: Path) -> None:
-    from fedalloy.records.index import Index
-    from fedalloy.serve.answers import clients, details
-    from fedalloy.serve.gathered import gathered
-    from fedalloy.serve.runs import RunStore
+    from fedalloy.experiment.records.index import Index
+    from fedalloy.report.live.answers import clients, details
+    from fedalloy.report.live.gathered import gathered
+    from fedalloy.report.live.runs import RunStore
 
     store = RunStore(run.parent)
     store.scan()
@@ -94,7 +94,7 @@ def _serve(run: Path) -> None:
 
 
 def _resume(run: Path) -> None:
-    from fedalloy.records.folder import RunFolder
+    from fedalloy.experiment.records.folder import RunFolder
 
     folder = RunFolder.open(run)
     with folder.lock():

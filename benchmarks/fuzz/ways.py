@@ -26,7 +26,7 @@ def ready() -> None:
     import torch
 
     import fedalloy
-    import fedalloy.recipe
+    import fedalloy.experiment.recipe
 
     torch.set_num_threads(1)
     fedalloy.fit("fedavg", fedalloy.task(), rounds=1, cohort=1)

@@ -9,15 +9,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedalloy import algorithms
     from fedalloy.core.algorithm import Algorithm
     from fedalloy.core.keys import Key
     from fedalloy.core.registry import register
-    from fedalloy.records.reading import read_run
-    from fedalloy.run.fit import RunResult, fit
+    from fedalloy.experiment.fit import RunResult, fit
+    from fedalloy.experiment.records.reading import read_run
+    from fedalloy.methods import published as algorithms
+    from fedalloy.studies.unfolding.call import unfold
     from fedalloy.tasks.assembly import make_task as task
     from fedalloy.tasks.dropout import Dropout
-    from fedalloy.unfolding.call import unfold
 
     __version__: str
 
@@ -27,13 +27,13 @@ _HOME = {
     "Algorithm": "fedalloy.core.algorithm:Algorithm",
     "Dropout": "fedalloy.tasks.dropout:Dropout",
     "Key": "fedalloy.core.keys:Key",
-    "RunResult": "fedalloy.run.fit:RunResult",
-    "algorithms": "fedalloy.algorithms:",
-    "fit": "fedalloy.run.fit:fit",
-    "read_run": "fedalloy.records.reading:read_run",
+    "RunResult": "fedalloy.experiment.fit:RunResult",
+    "algorithms": "fedalloy.methods.published:",
+    "fit": "fedalloy.experiment.fit:fit",
+    "read_run": "fedalloy.experiment.records.reading:read_run",
     "register": "fedalloy.core.registry:register",
     "task": "fedalloy.tasks.assembly:make_task",
-    "unfold": "fedalloy.unfolding.call:unfold",
+    "unfold": "fedalloy.studies.unfolding.call:unfold",
 }
 
 

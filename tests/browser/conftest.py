@@ -58,8 +58,8 @@ def wait(driver: Any) -> Any:
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small comparison that fills every section: weights by layer, info, failures, personal models, two seeds."""
-    from fedalloy.compare.comparing import compare
-    from fedalloy.recipe import parse
+    from fedalloy.experiment.recipe import parse
+    from fedalloy.studies.compare.comparing import compare
 
     folder = tmp_path_factory.mktemp("runs")
     recipe = parse({

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.serve.conftest import TOKEN, make_run
-from tests.serve.conftest import going as going
-from tests.serve.conftest import root as root
-from tests.serve.conftest import serving as serving
+from tests.report.live.conftest import TOKEN, make_run
+from tests.report.live.conftest import going as going
+from tests.report.live.conftest import root as root
+from tests.report.live.conftest import serving as serving
 
 AXE = Path(__file__).parent / "assets" / "axe.min.js"
 

@@ -56,7 +56,7 @@ def serve() -> None:
 
     import fedalloy
     import fedalloy.cli.app
-    import fedalloy.recipe
+    import fedalloy.experiment.recipe
 
     torch.set_num_threads(1)
     # What is imported at the first gradient or the first data set is then there for every child.

@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 import torch
 from click.testing import Result
+from fedalloy.algorithms import fedavg
 from typer.testing import CliRunner
 
 from fedalloy import fit
-from fedalloy.algorithms import fedavg
 from fedalloy.cli.app import app
 from fedalloy.cli.failing import sentence
 from fedalloy.core.errors import CheckpointError, SpecError
-from fedalloy.records.folder import RunFolder
-from fedalloy.records.lock import locked
+from fedalloy.experiment.records.folder import RunFolder
+from fedalloy.experiment.records.lock import locked
 from fedalloy.tasks.assembly import make_task
 from fedalloy.tasks.computing import check_device
 

@@ -16,15 +16,15 @@ from fedalloy.core.errors import AlgorithmError
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Weighting, Wire
 from fedalloy.core.types import Cohort, Context, Part
-from fedalloy.servers.momentum import Momentum
-from fedalloy.servers.sgd import ServerSgd
-from fedalloy.solvers.scaffold import Scaffold
-from fedalloy.solvers.sgd import Sgd
+from fedalloy.methods.servers.momentum import Momentum
+from fedalloy.methods.servers.sgd import ServerSgd
+from fedalloy.methods.solvers.scaffold import Scaffold
+from fedalloy.methods.solvers.sgd import Sgd
+from fedalloy.methods.weightings.nova import Nova
+from fedalloy.methods.weightings.samples import Samples
+from fedalloy.methods.weightings.uniform import Uniform
 from fedalloy.testing import HalfWithMemory
 from fedalloy.testing.comparing import copied, differences
-from fedalloy.weightings.nova import Nova
-from fedalloy.weightings.samples import Samples
-from fedalloy.weightings.uniform import Uniform
 
 CTX = Context(round=1, population=4, key=Key.of(0))
 PARAMS = {"w": torch.tensor([1.0, -1.0], dtype=torch.float64)}

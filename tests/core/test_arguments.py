@@ -17,17 +17,17 @@ from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.arguments import checked
 from fedalloy.core.errors import SpecError
 from fedalloy.core.spec import from_spec
+from fedalloy.experiment.config import RunConfig
+from fedalloy.experiment.recipe import parse, resolve
+from fedalloy.experiment.sampling import BySize, Listed, UniformSampling
 from fedalloy.methods.classifier import ClassifierTraining
-from fedalloy.recipe import parse, resolve
-from fedalloy.run.config import RunConfig
-from fedalloy.run.sampling import BySize, Listed, UniformSampling
-from fedalloy.servers.sgd import ServerSgd
-from fedalloy.solvers.sgd import Sgd
+from fedalloy.methods.servers.sgd import ServerSgd
+from fedalloy.methods.solvers.sgd import Sgd
+from fedalloy.methods.weightings.samples import Samples
+from fedalloy.studies.unfolding.settings import Learning
 from fedalloy.tasks.devices import DeviceProfile, EpochRange, Slow
 from fedalloy.tasks.noise import LabelNoise
 from fedalloy.tasks.partitions.iid import Iid
-from fedalloy.unfolding.settings import Learning
-from fedalloy.weightings.samples import Samples
 
 ROOMS = ("algorithm", "solver", "weighting", "server", "wire", "partition", "dataset", "metric", "engine", "model")
 SETTINGS: tuple[Any, ...] = (

@@ -10,7 +10,7 @@ from fedalloy import algorithms
 from fedalloy.core import aspects
 from fedalloy.core.around import SolverAround, Wrapping
 from fedalloy.core.protocols import LocalSolver
-from fedalloy.run.fit import fit
+from fedalloy.experiment.fit import fit
 from fedalloy.testing import small_task
 from fedalloy.testing.comparing import differences
 

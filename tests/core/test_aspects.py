@@ -15,15 +15,15 @@ from fedalloy.core.keys import Key
 from fedalloy.core.names import NO_NAMES
 from fedalloy.core.protocols import LocalSolver
 from fedalloy.core.types import Facts
-from fedalloy.run.fit import fit
-from fedalloy.servers.sgd import ServerSgd
-from fedalloy.solvers.cgan import Cgan
-from fedalloy.solvers.ditto import Ditto
-from fedalloy.solvers.energy import Energy
-from fedalloy.solvers.personal import Personal
-from fedalloy.solvers.sgd import Sgd
+from fedalloy.experiment.fit import fit
+from fedalloy.methods.servers.sgd import ServerSgd
+from fedalloy.methods.solvers.cgan import Cgan
+from fedalloy.methods.solvers.ditto import Ditto
+from fedalloy.methods.solvers.energy import Energy
+from fedalloy.methods.solvers.personal import Personal
+from fedalloy.methods.solvers.sgd import Sgd
+from fedalloy.methods.weightings.uniform import Uniform
 from fedalloy.testing import check_rule, small_task
-from fedalloy.weightings.uniform import Uniform
 
 ENGINES = ("loop", "batched")
 FACTS = Facts((4,), torch.float64, 3, -1.0, 1.0, alone=False)

@@ -15,13 +15,13 @@ from fedalloy.core.keys import Key
 from fedalloy.core.measuring import mean_loss
 from fedalloy.core.protocols import Weighting, Wire
 from fedalloy.core.types import Context, Contribution, Examples
-from fedalloy.servers.sgd import ServerSgd
-from fedalloy.solvers.scaffold import Scaffold
-from fedalloy.solvers.sgd import Sgd
+from fedalloy.methods.servers.sgd import ServerSgd
+from fedalloy.methods.solvers.scaffold import Scaffold
+from fedalloy.methods.solvers.sgd import Sgd
+from fedalloy.methods.weightings.uniform import Uniform
+from fedalloy.methods.wires.topk import TopK
 from fedalloy.testing import HalfWithMemory, Jitter, Lopsided, small_task
 from fedalloy.testing.comparing import differences
-from fedalloy.weightings.uniform import Uniform
-from fedalloy.wire.topk import TopK
 
 TASK = small_task()
 

@@ -16,9 +16,9 @@ from fedalloy.core.errors import AlgorithmError, SpecError
 from fedalloy.core.protocols import Weighting
 from fedalloy.core.types import Cohort, Contribution, Part
 from fedalloy.engines.loop import Loop
-from fedalloy.run.fit import fit
-from fedalloy.servers.sgd import ServerSgd
-from fedalloy.solvers.sgd import Sgd
+from fedalloy.experiment.fit import fit
+from fedalloy.methods.servers.sgd import ServerSgd
+from fedalloy.methods.solvers.sgd import Sgd
 from fedalloy.tasks.devices import DeviceProfile
 from fedalloy.testing import small_task
 from fedalloy.testing.handles import SumsOnly

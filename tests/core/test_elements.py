@@ -16,8 +16,8 @@ from fedalloy.core.keys import Key
 from fedalloy.core.protocols import ElementRound, ElementWeighting
 from fedalloy.core.tree import Chunk
 from fedalloy.core.types import Cohort, Context, Contributions, Info, State
-from fedalloy.servers.sgd import ServerSgd
-from fedalloy.solvers.sgd import Sgd
+from fedalloy.methods.servers.sgd import ServerSgd
+from fedalloy.methods.solvers.sgd import Sgd
 from fedalloy.testing.comparing import copied, differences
 
 CTX = Context(1, 3, Key.of(0))

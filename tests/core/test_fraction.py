@@ -8,10 +8,10 @@ from decimal import Decimal
 import torch
 
 from fedalloy.core.fraction import fraction_of, fractions_of
-from fedalloy.run.sampling import cohort_size
-from fedalloy.solvers.sgd import Sgd
+from fedalloy.experiment.sampling import cohort_size
+from fedalloy.methods.solvers.sgd import Sgd
+from fedalloy.methods.wires.topk import TopK
 from fedalloy.tasks.splits import part_sizes
-from fedalloy.wire.topk import TopK
 
 FRACTIONS = [number / 100 for number in range(1, 100)] + [number / 1000 for number in range(5, 1000, 10)]
 COUNTS = [*range(1, 101), 150, 190, 325, 950, 1000, 12345]

@@ -24,10 +24,10 @@ from fedalloy.core.types import Context
 from fedalloy.engines import fused, mapped
 from fedalloy.engines.batched import Batched
 from fedalloy.engines.loop import Loop
-from fedalloy.run.fit import fit
-from fedalloy.servers.sgd import ServerSgd
-from fedalloy.solvers.scaffold import Scaffold
-from fedalloy.solvers.sgd import Sgd
+from fedalloy.experiment.fit import fit
+from fedalloy.methods.servers.sgd import ServerSgd
+from fedalloy.methods.solvers.scaffold import Scaffold
+from fedalloy.methods.solvers.sgd import Sgd
 from fedalloy.testing import HalfWithMemory, Jitter, Lopsided, small_task, work
 from fedalloy.testing.comparing import differences
 from tests.engines.rounds import gaps, play
@@ -96,7 +96,7 @@ def test_plain_descent_pays_for_neither_begin_nor_end(monkeypatch):
 
 
 def test_plain_evaluation_asks_nobody_for_samples(monkeypatch):
-    monkeypatch.setattr("fedalloy.run.trained.synthetic_set", lambda *_: pytest.fail("asked"))
+    monkeypatch.setattr("fedalloy.experiment.trained.synthetic_set", lambda *_: pytest.fail("asked"))
     fit(algorithms.fedavg(batch_size=3), small_task(), rounds=1)
 
 

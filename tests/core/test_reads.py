@@ -13,10 +13,10 @@ from fedalloy.core.protocols import Weighting
 from fedalloy.core.types import Cohort, Context
 from fedalloy.engines.batched import Batched
 from fedalloy.engines.loop import Loop
-from fedalloy.servers.sgd import ServerSgd
-from fedalloy.solvers.sgd import Sgd
+from fedalloy.methods.servers.sgd import ServerSgd
+from fedalloy.methods.solvers.sgd import Sgd
+from fedalloy.methods.weightings.angles import Angles
 from fedalloy.testing import small_task, specimen
-from fedalloy.weightings.angles import Angles
 from tests.core.reading import Reads
 from tests.engines.rounds import context, play
 

@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import pytest
-
 from fedalloy.algorithms import named
+
 from fedalloy.core import registry
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.arguments import build, convert
 from fedalloy.core.errors import AlgorithmError, SpecError
 from fedalloy.core.protocols import Weighting
 from fedalloy.core.spec import algorithm_from_spec, algorithm_to_spec, from_spec, to_spec
-from fedalloy.servers.momentum import Momentum
-from fedalloy.solvers.prox import Prox
-from fedalloy.solvers.sgd import Sgd
+from fedalloy.methods.servers.momentum import Momentum
+from fedalloy.methods.solvers.prox import Prox
+from fedalloy.methods.solvers.sgd import Sgd
+from fedalloy.methods.weightings.samples import Samples
 from fedalloy.testing import specimen
-from fedalloy.weightings.samples import Samples
 
 RULES = [(room, name) for room in ("solver", "weighting", "server", "wire") for name in registry.names(room)]
 

@@ -16,17 +16,17 @@ from fedalloy.core.recount import recounted
 from fedalloy.core.screening import screen
 from fedalloy.core.statistics import ANY_SIZE, MAX_EXAMPLES, STATISTICS, SizeLimits, Statistic
 from fedalloy.core.types import Cohort, Context, Work
-from fedalloy.servers.sgd import ServerSgd
-from fedalloy.solvers.energy import Energy
-from fedalloy.solvers.personal import Personal
-from fedalloy.solvers.sgd import Sgd
-from fedalloy.solvers.training import update_length
+from fedalloy.methods.servers.sgd import ServerSgd
+from fedalloy.methods.solvers.energy import Energy
+from fedalloy.methods.solvers.personal import Personal
+from fedalloy.methods.solvers.sgd import Sgd
+from fedalloy.methods.solvers.training import update_length
+from fedalloy.methods.weightings.krum import Krum, MultiKrum
+from fedalloy.methods.weightings.middle import Median, TrimmedMean
+from fedalloy.methods.weightings.nova import Nova
+from fedalloy.methods.weightings.samples import Samples
+from fedalloy.methods.weightings.uniform import Uniform
 from fedalloy.testing import Wavering, specimen
-from fedalloy.weightings.krum import Krum, MultiKrum
-from fedalloy.weightings.middle import Median, TrimmedMean
-from fedalloy.weightings.nova import Nova
-from fedalloy.weightings.samples import Samples
-from fedalloy.weightings.uniform import Uniform
 
 CTX = Context(1, 8, Key.of(0))
 NAN, INF = torch.nan, torch.inf

@@ -16,9 +16,9 @@ from fedalloy.core.protocols import Engine, Outcome
 from fedalloy.engines import auto
 from fedalloy.engines.auto import Auto, Candidate, expected, keep_freed_memory
 from fedalloy.engines.loop import Loop
-from fedalloy.run.config import RunConfig
-from fedalloy.run.fit import fit
-from fedalloy.run.machinery import make_engine
+from fedalloy.experiment.config import RunConfig
+from fedalloy.experiment.fit import fit
+from fedalloy.experiment.machinery import make_engine
 from fedalloy.testing import check_engine, engine_cases, small_task, work
 from tests.engines.rounds import gaps, play, shared_of, task_of
 

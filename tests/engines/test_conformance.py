@@ -18,7 +18,7 @@ from fedalloy.core.protocols import ServerOptimizer, Weighting, Wire
 from fedalloy.core.types import Cohort
 from fedalloy.engines.batched import Batched
 from fedalloy.engines.loop import Loop
-from fedalloy.solvers.sgd import Sgd
+from fedalloy.methods.solvers.sgd import Sgd
 from fedalloy.testing import (
     FAULTS,
     HANDLE_FAULTS,
@@ -72,7 +72,7 @@ def test_a_new_file_appears_in_the_table_by_itself(tmp_path):
         "        return torch.full((len(cohort),), 0.5 / len(cohort), dtype=torch.float64), state, {}\n"
     )
     program = (
-        "import fedalloy.weightings as room\n"
+        "import fedalloy.methods.weightings as room\n"
         f"room.__path__.append({str(tmp_path)!r})\n"
         "from fedalloy.testing import conformance_table, run_row\n"
         "rows = [row for row in conformance_table() if row.name == 'toy_halved']\n"

@@ -16,13 +16,13 @@ from fedalloy.core.keys import Key
 from fedalloy.engines import fused, graphs, mapped
 from fedalloy.engines.batched import Batched, dense_of
 from fedalloy.engines.loop import Loop
-from fedalloy.servers.sgd import ServerSgd
-from fedalloy.solvers.prox import Prox
-from fedalloy.solvers.sgd import Sgd
+from fedalloy.methods.servers.sgd import ServerSgd
+from fedalloy.methods.solvers.prox import Prox
+from fedalloy.methods.solvers.sgd import Sgd
+from fedalloy.methods.weightings.uniform import Uniform
 from fedalloy.testing import work
 from fedalloy.testing.comparing import copied, differences
 from fedalloy.testing.toys import Lopsided
-from fedalloy.weightings.uniform import Uniform
 from tests.engines.rounds import context, gaps, play, shared_of, task_of
 
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid, "none": nn.Identity}

@@ -17,15 +17,15 @@ from fedalloy.engines.auto import expected
 from fedalloy.engines.batched import Batched
 from fedalloy.engines.loop import run_one
 from fedalloy.engines.workers import Workers
-from fedalloy.servers.sgd import ServerSgd
-from fedalloy.solvers.superfed import SuPerFed
+from fedalloy.methods.servers.sgd import ServerSgd
+from fedalloy.methods.solvers.superfed import SuPerFed
+from fedalloy.methods.wires.topk import TopK
 from fedalloy.tasks.models.linear import twonn
 from fedalloy.tasks.objective import ModuleObjective
 from fedalloy.testing import check_engine, small_task
 from fedalloy.testing.cases import CHANGING, FAILING, UNEVEN, EngineCase
 from fedalloy.testing.problems import CLASSES, INPUTS
 from fedalloy.testing.toys import Lopsided
-from fedalloy.wire.topk import TopK
 
 LOCAL: dict[str, Any] = {"lr": 0.1, "batch_size": 3, "epochs": 2}
 

@@ -13,10 +13,10 @@ from fedalloy.core.algorithm import Algorithm
 from fedalloy.engines import inplace, loop
 from fedalloy.engines.loop import Loop, run_one
 from fedalloy.engines.workers import Workers
-from fedalloy.servers.sgd import ServerSgd
-from fedalloy.solvers.prox import Prox
-from fedalloy.solvers.sgd import Sgd
-from fedalloy.solvers.superfed import SuPerFed
+from fedalloy.methods.servers.sgd import ServerSgd
+from fedalloy.methods.solvers.prox import Prox
+from fedalloy.methods.solvers.sgd import Sgd
+from fedalloy.methods.solvers.superfed import SuPerFed
 from fedalloy.tasks.dropout import Dropout
 from fedalloy.testing import work
 from fedalloy.testing.toys import Lopsided

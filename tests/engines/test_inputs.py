@@ -19,10 +19,10 @@ from fedalloy.core.types import Block, Examples
 from fedalloy.engines.batched import Batched
 from fedalloy.engines.loop import Loop
 from fedalloy.engines.workers import Workers
-from fedalloy.run.fit import fit
-from fedalloy.servers.sgd import ServerSgd
-from fedalloy.solvers.sgd import Sgd
-from fedalloy.solvers.superfed import SuPerFed
+from fedalloy.experiment.fit import fit
+from fedalloy.methods.servers.sgd import ServerSgd
+from fedalloy.methods.solvers.sgd import Sgd
+from fedalloy.methods.solvers.superfed import SuPerFed
 from fedalloy.tasks.datasets.base import Dataset
 from fedalloy.tasks.dropout import Dropout
 from fedalloy.tasks.evaluation import evaluate_clients, evaluate_models

@@ -14,11 +14,11 @@ from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Outcome, Wire
 from fedalloy.core.types import Context
 from fedalloy.engines.loop import Loop
-from fedalloy.servers.sgd import ServerSgd
-from fedalloy.solvers.sgd import Sgd
+from fedalloy.methods.servers.sgd import ServerSgd
+from fedalloy.methods.solvers.sgd import Sgd
+from fedalloy.methods.weightings.uniform import Uniform
 from fedalloy.testing import Jitter, small_task, work
 from fedalloy.testing.comparing import differences
-from fedalloy.weightings.uniform import Uniform
 
 TASK = small_task("dropout")
 

@@ -22,14 +22,14 @@ from fedalloy.core.types import Tree
 from fedalloy.engines import mapped
 from fedalloy.engines.batched import Batched
 from fedalloy.engines.loop import Loop
-from fedalloy.servers.sgd import ServerSgd
-from fedalloy.solvers.scaffold import Scaffold
-from fedalloy.solvers.sgd import Sgd
+from fedalloy.methods.servers.sgd import ServerSgd
+from fedalloy.methods.solvers.scaffold import Scaffold
+from fedalloy.methods.solvers.sgd import Sgd
+from fedalloy.methods.weightings.uniform import Uniform
 from fedalloy.tasks.dropout import Dropout
 from fedalloy.testing import HalfWithMemory, Jitter, check_engine, engine_cases, plain_case, work
 from fedalloy.testing.faults import FAULTS
 from fedalloy.testing.toys import Wavering
-from fedalloy.weightings.uniform import Uniform
 from tests.engines.rounds import context, gaps, play, shared_of, task_of
 
 CASES = {case.name: case for case in engine_cases()}

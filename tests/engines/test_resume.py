@@ -16,8 +16,8 @@ from fedalloy.engines.auto import Auto
 from fedalloy.engines.batched import Batched
 from fedalloy.engines.loop import Loop
 from fedalloy.engines.workers import Workers
-from fedalloy.records.folder import RunFolder
-from fedalloy.run.fit import RunResult, fit
+from fedalloy.experiment.fit import RunResult, fit
+from fedalloy.experiment.records.folder import RunFolder
 from fedalloy.tasks.devices import DeviceProfile
 from fedalloy.testing import small_task
 from fedalloy.testing.comparing import differences

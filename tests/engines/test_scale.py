@@ -13,7 +13,7 @@ from torch import nn
 from fedalloy import algorithms
 from fedalloy.core.keys import Key
 from fedalloy.engines.profile import collecting, phase
-from fedalloy.run.fit import fit
+from fedalloy.experiment.fit import fit
 from fedalloy.tasks.datasets.lazy_synthetic import LogisticClients, lazy_synthetic
 from fedalloy.tasks.objective import ModuleObjective
 from fedalloy.testing import small_task

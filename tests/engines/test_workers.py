@@ -24,14 +24,14 @@ from fedalloy.engines.exchange import Layout, shared_rows
 from fedalloy.engines.loop import Loop
 from fedalloy.engines.shared_cohort import Overwritten, SharedCohort
 from fedalloy.engines.workers import Crew, Workers
-from fedalloy.run.fit import fit
-from fedalloy.servers.sgd import ServerSgd
-from fedalloy.solvers.sgd import Sgd
+from fedalloy.experiment.fit import fit
+from fedalloy.methods.servers.sgd import ServerSgd
+from fedalloy.methods.solvers.sgd import Sgd
+from fedalloy.methods.weightings.uniform import Uniform
 from fedalloy.testing import SmallTask, Wavering, check_engine, engine_cases, small_task, work
 from fedalloy.testing.answers import answered
 from fedalloy.testing.comparing import differences
 from fedalloy.testing.faults import FAULTS, wrong_answer
-from fedalloy.weightings.uniform import Uniform
 from tests.engines.rounds import gaps, play, task_of
 
 FRAGILE = 2

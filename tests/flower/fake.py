@@ -11,12 +11,12 @@ from typing import Any
 from flwr.app import Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedalloy.experiment.records import toml
 from fedalloy.flower import data, node
 from fedalloy.flower.answering import respond
 from fedalloy.flower.config import NodeConfig, ServerConfig
 from fedalloy.flower.server import run_federation
 from fedalloy.flower.transport import Transport
-from fedalloy.records import toml
 
 # Flower lets only the process of an app make messages: let this one be such a process.
 TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1

@@ -14,15 +14,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from fedalloy.experiment.records import atomic, toml
+from fedalloy.experiment.records.checkpoint import load as load_state
+from fedalloy.experiment.records.reading import read_run
 from fedalloy.flower.bundle import write_bundle
 from fedalloy.flower.config import ServerConfig
 from fedalloy.flower.local import LocalFederation
 from fedalloy.flower.operating import Run
 from fedalloy.flower.processes import carrying, wait_until
 from fedalloy.flower.scaffold import FederationPlan, write_federation
-from fedalloy.records import atomic, toml
-from fedalloy.records.checkpoint import load as load_state
-from fedalloy.records.reading import read_run
 from tests.flower import shares
 from tests.flower.test_federation import simulated
 

@@ -16,10 +16,10 @@ from flwr.cli.build import build_fab_from_disk
 
 import fedalloy
 from fedalloy.core.errors import CheckpointError, FedalloyError
+from fedalloy.experiment.recipe import load, parse, reopen, resolve
+from fedalloy.experiment.records.reading import read_run
 from fedalloy.flower.bundle import bundle_files, write_bundle
 from fedalloy.flower.engine import FederationError
-from fedalloy.recipe import load, parse, reopen, resolve
-from fedalloy.records.reading import read_run
 from tests.flower import shares
 from tests.flower.fake import federation, play, recipe_file
 from tests.flower.watched import per_round, recorded, watched

@@ -17,9 +17,9 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedalloy import algorithms
 from fedalloy.core.errors import AlgorithmError
+from fedalloy.experiment.records.reading import read_run
 from fedalloy.flower.protocol.letters import Letter, outline, pack, unpack
 from fedalloy.flower.strategy import Strategy
-from fedalloy.records.reading import read_run
 from tests.flower.fake import federation, play, recipe_file
 from tests.flower.grids import Grid
 

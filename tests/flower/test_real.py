@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from fedalloy.cli.app import app
 from fedalloy.core.keys import Key
 from fedalloy.core.types import Cohort, Context
+from fedalloy.experiment.records.reading import read_run
 from fedalloy.flower.commands import CONNECTION
 from fedalloy.flower.layout import ServerPlace
 from fedalloy.flower.operating import answers, front_answers
@@ -28,9 +29,8 @@ from fedalloy.flower.pki import make_node_key, public_half
 from fedalloy.flower.processes import TOKEN, DidNotStart, Program, carrying, end_all, free_port, wait_until
 from fedalloy.flower.scaffold import FederationPlan, write_federation
 from fedalloy.flower.shell import FlwrFailed, Shell
-from fedalloy.records.reading import read_run
-from fedalloy.weightings.aaggff_s import AaggffS
-from fedalloy.weightings.samples import Samples
+from fedalloy.methods.weightings.aaggff_s import AaggffS
+from fedalloy.methods.weightings.samples import Samples
 from tests.flower.sites import EXAMPLE, HONEST, HOSTILE, LIMIT, changed_lines
 from tests.flower.test_federation import assert_equal
 

@@ -24,6 +24,8 @@ from typer.testing import CliRunner
 
 from fedalloy.cli.app import app
 from fedalloy.core.errors import CheckpointError, RunLocked, SpecError
+from fedalloy.experiment.recipe import parse
+from fedalloy.experiment.records.folder import RunFolder
 from fedalloy.flower import commands
 from fedalloy.flower.admission import keys
 from fedalloy.flower.config import NodeConfig
@@ -35,8 +37,6 @@ from fedalloy.flower.processes import TOKEN, DidNotStart, Program, carrying, end
 from fedalloy.flower.scaffold import FederationPlan, numbered, secrets_of, write_federation
 from fedalloy.flower.status import look
 from fedalloy.flower.trial import NewLines, Trial, trial_of
-from fedalloy.recipe import parse
-from fedalloy.records.folder import RunFolder
 
 
 def mode(path: Path) -> int:

@@ -21,9 +21,9 @@ from fedalloy.core.algorithm import server_step
 from fedalloy.core.errors import AlgorithmError, CheckpointError, SpecError
 from fedalloy.core.keys import Key
 from fedalloy.core.types import Cohort, Context, Contribution
+from fedalloy.experiment.records.reading import read_run
 from fedalloy.flower.foreign import ReplyReader, SentModel
 from fedalloy.flower.strategy import Strategy
-from fedalloy.records.reading import read_run
 from tests.flower.grids import Grid
 
 START: dict[str, np.ndarray] = {

@@ -14,8 +14,8 @@ pytest.importorskip("flwr")
 
 from flwr.app import RecordDict
 
+from fedalloy.experiment.records.reading import read_run
 from fedalloy.flower.protocol.letters import Letter, pack, unpack
-from fedalloy.records.reading import read_run
 from tests.flower.fake import FakeNode, play, recipe_file
 from tests.flower.test_federation import assert_equal, simulated
 from tests.flower.watched import per_round, recorded, watched

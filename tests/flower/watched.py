@@ -10,8 +10,8 @@ from pathlib import Path
 from flwr.app import Message, RecordDict
 
 from fedalloy.core import tree
+from fedalloy.experiment.records.reading import read_run
 from fedalloy.flower.protocol.letters import Letter, unpack
-from fedalloy.records.reading import read_run
 from tests.flower.fake import FakeGrid, federation
 
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from fedalloy.core.errors import CheckpointError
-from fedalloy.records import snapshots
-from fedalloy.records.folder import RunFolder
+from fedalloy.experiment.records import snapshots
+from fedalloy.experiment.records.folder import RunFolder
 from fedalloy.report import data
 from fedalloy.report.data.personal import reliabilities
 from fedalloy.report.data.pictures import data_uri
@@ -183,7 +183,7 @@ def test_a_long_run_is_no_larger_than_a_screen(run):
 
 
 def test_rows_that_arrive_later_are_added(tmp_path):
-    from fedalloy.records.reading import read_run
+    from fedalloy.experiment.records.reading import read_run
     from fedalloy.results.stories import Gatherer
 
     folder = write(tmp_path / "a", [row(1, [0], [1.0])], [])

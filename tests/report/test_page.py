@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from fedalloy.compare.comparing import compare
 from fedalloy.core.errors import CheckpointError
-from fedalloy.recipe import parse
+from fedalloy.experiment.recipe import parse
 from fedalloy.report.data import result_rows
 from fedalloy.report.page import page, write_page
 from fedalloy.results.stories import gather
 from fedalloy.results.table import summarise
+from fedalloy.studies.compare.comparing import compare
 
 VOID = {"meta", "link"}
 

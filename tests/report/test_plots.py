@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 
 from fedalloy.core.errors import SpecError
 from fedalloy.core.keys import Key
-from fedalloy.recipe import parse, reopen, resolve
-from fedalloy.records.reading import read_run
+from fedalloy.experiment.recipe import parse, reopen, resolve
+from fedalloy.experiment.records.reading import read_run
 from fedalloy.report.plots import line, plane, reliability
 from fedalloy.report.plots.canvas import Options
 from fedalloy.report.plots.kinds import KINDS, draw

@@ -18,25 +18,25 @@ from typer.testing import CliRunner
 
 from fedalloy.cli.app import app
 from fedalloy.cli.compare import _cells
-from fedalloy.compare.comparing import Comparison
-from fedalloy.records.folder import RunFolder
-from fedalloy.records.reading import read_run
+from fedalloy.experiment.records.folder import RunFolder
+from fedalloy.experiment.records.reading import read_run
+from fedalloy.experiment.tracking import TrackingRecorder
 from fedalloy.report import data
+from fedalloy.report.live import answers
+from fedalloy.report.live.runs import RunStore
+from fedalloy.report.live.watch import Watch
 from fedalloy.report.page import page
 from fedalloy.report.plots import curves
 from fedalloy.report.plots.canvas import Options
-from fedalloy.reproduce.judging import differences, values_of
-from fedalloy.reproduce.scoring import measure_run
 from fedalloy.results.lines import STATISTICS
 from fedalloy.results.outcome import read_outcome
 from fedalloy.results.runs import read_outcomes
 from fedalloy.results.statistics import Interval, Spread
 from fedalloy.results.stories import gather
 from fedalloy.results.table import summarise
-from fedalloy.run.tracking import TrackingRecorder
-from fedalloy.serve import answers
-from fedalloy.serve.runs import RunStore
-from fedalloy.serve.watch import Watch
+from fedalloy.studies.compare.comparing import Comparison
+from fedalloy.studies.reproduce.judging import differences, values_of
+from fedalloy.studies.reproduce.scoring import measure_run
 from fedalloy.tasks.metrics import summary
 
 CLIENTS, ROUNDS, TARGET = 6, 4, 1.0

@@ -9,7 +9,7 @@ import click
 import pytest
 
 from fedalloy.core.errors import SpecError
-from fedalloy.recipe import parse
+from fedalloy.experiment.recipe import parse
 from tests.site.pages import ROOT, SHOWN, Block, blocks, check, commands, parses
 
 GENERATED = {"reference.md", "corrections.md"}

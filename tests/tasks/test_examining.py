@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fedalloy.algorithms import fedavg, fedper
 
 from fedalloy import fit
-from fedalloy.algorithms import fedavg, fedper
 from fedalloy.core.errors import DataError
 from fedalloy.core.keys import Key
 from fedalloy.core.types import Block, Examples
+from fedalloy.experiment.records.reading import read_run
 from fedalloy.flower.data import local_task
 from fedalloy.flower.protocol.orders import check_task
-from fedalloy.records.reading import read_run
 from fedalloy.tasks import examining
 from fedalloy.tasks.assembly import make_objective, make_task
 from fedalloy.tasks.datasets.base import Dataset, from_clients

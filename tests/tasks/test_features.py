@@ -12,8 +12,8 @@ from torch import nn
 import fedalloy
 from fedalloy.core.errors import SpecError
 from fedalloy.core.keys import Key
-from fedalloy.recipe import parse, resolve
-from fedalloy.run.fit import RunResult
+from fedalloy.experiment.fit import RunResult
+from fedalloy.experiment.recipe import parse, resolve
 from fedalloy.tasks.assembly import make_task
 from fedalloy.tasks.dropout import Dropout
 from fedalloy.tasks.features import cached_features

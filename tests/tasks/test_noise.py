@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedalloy.core.errors import SpecError
-from fedalloy.recipe import parse, resolve
+from fedalloy.experiment.recipe import parse, resolve
 from fedalloy.tasks.assembly import make_task
 from fedalloy.tasks.datasets.base import Dataset
 from fedalloy.tasks.noise import LabelNoise

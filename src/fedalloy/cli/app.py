@@ -29,7 +29,7 @@ from fedalloy.cli import (
 )
 from fedalloy.cli.console import complain, tell_notes
 from fedalloy.cli.failing import exit_code, sentence
-from fedalloy.run.interrupt import Terminated
+from fedalloy.experiment.interrupt import Terminated
 
 EXIT_CODES = (
     "Exit codes: 0 fine, 1 a run failed or something does not match, 2 wrong usage or a wrong recipe, 3 not built, "

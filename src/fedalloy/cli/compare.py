@@ -15,10 +15,10 @@ from fedalloy.cli.progress import watch_jobs
 from fedalloy.cli.run import Changes, Json, Quick, Track
 
 if TYPE_CHECKING:
-    from fedalloy.compare.comparing import Comparison
-    from fedalloy.recipe import Recipe
+    from fedalloy.experiment.recipe import Recipe
     from fedalloy.results.statistics import Spread
     from fedalloy.results.table import ResultRow
+    from fedalloy.studies.compare.comparing import Comparison
 
 COLUMNS = ("algorithm", "mean", "worst 10 %", "Gini", "rounds to target", "vs first (paired)", "seeds")
 
@@ -45,8 +45,8 @@ def compare(
     Every run has its own folder below the output folder. Runs that are finished are reused and interrupted ones
     are resumed, so the same command goes on after Ctrl-C.
     """
-    from fedalloy.compare.comparing import compare as run_all
     from fedalloy.core.errors import FedalloyError
+    from fedalloy.studies.compare.comparing import compare as run_all
 
     wanted = prepare(recipe, changes or [], algorithms, grid or [], quick)
     for note in unreached(wanted, changes or []):
@@ -71,9 +71,9 @@ def compare(
 
 def prepare(recipe: Path, changes: Sequence[str], algorithms: str | None, grid: Sequence[str], quick: bool) -> Recipe:
     """The recipe as the command line wants it."""
-    from fedalloy.compare.comparing import select
-    from fedalloy.recipe import load
-    from fedalloy.recipe import quick as shortened
+    from fedalloy.experiment.recipe import load
+    from fedalloy.experiment.recipe import quick as shortened
+    from fedalloy.studies.compare.comparing import select
 
     wanted = load(recipe, list(changes))
     wanted = wanted.model_copy(update={"grid": {**wanted.grid, **dict(map(read_grid, grid))}})
@@ -106,7 +106,7 @@ def read_grid(text: str) -> tuple[str, list[Any]]:
     (('algorithm.lr', [0.1, 0.5]), ('weighting.kind', ['samples', 'uniform']))
     """
     from fedalloy.core.errors import SpecError
-    from fedalloy.recipe import literal
+    from fedalloy.experiment.recipe import literal
 
     path, equals, values = text.partition("=")
     if not equals or not path.strip() or not values.strip():
@@ -126,7 +126,7 @@ def count(recipe: Recipe) -> int:
 
 
 def _present(done: Comparison, recipe: Recipe) -> None:
-    from fedalloy.recipe.resolving import scored
+    from fedalloy.experiment.recipe.resolving import scored
 
     for tuned in done.tuned:
         rows = [[_settings(one.settings), number(one.score) or "failed"] for one in tuned.tried]
@@ -151,7 +151,7 @@ def _present(done: Comparison, recipe: Recipe) -> None:
 
 def _notes(folder: Path) -> list[str]:
     """What the runs say about their data, each thing once."""
-    from fedalloy.records.reading import find_runs, read_run
+    from fedalloy.experiment.records.reading import find_runs, read_run
 
     said = (note for run in find_runs(folder) for note in read_run(run).environment.get("notices", []))
     return list(dict.fromkeys(map(str, said)))

@@ -11,7 +11,7 @@ from fedalloy.cli.console import print_json, print_table
 from fedalloy.cli.run import Json
 
 if TYPE_CHECKING:
-    from fedalloy.conform.replay import Report
+    from fedalloy.testing.vectors.replay import Report
 
 
 def conform(
@@ -22,7 +22,7 @@ def conform(
 
     Exits with 0 when all pass, 1 on any mismatch, 3 when only fields are left that are not built.
     """
-    from fedalloy.conform.replay import exit_code, replay
+    from fedalloy.testing.vectors.replay import exit_code, replay
 
     reports = [replay(file) for file in files]
     if as_json:

@@ -17,8 +17,8 @@ app = typer.Typer(help="Data sets: list them, find, fetch and check their files.
 @app.command("list")
 def list_data(as_json: Json = False) -> None:
     """List the data sets and whether their files are here."""
+    from fedalloy.cli.docs import summary
     from fedalloy.core import registry
-    from fedalloy.docs import summary
     from fedalloy.tasks import locate
 
     rows: list[dict[str, Any]] = []

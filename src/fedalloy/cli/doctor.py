@@ -79,7 +79,7 @@ def _optional(package: str, version: str) -> tuple[str, bool]:
 def _machine() -> Iterator[Finding]:
     import torch
 
-    from fedalloy.recipe.resolving import cores
+    from fedalloy.experiment.recipe.resolving import cores
 
     yield "cores", str(cores()), True
     yield "torch threads", str(torch.get_num_threads()), True

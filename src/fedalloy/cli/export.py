@@ -39,9 +39,9 @@ def export(
     The LaTeX table has one line per algorithm with mean and deviation over seeds, as 'fedalloy compare' prints it.
     """
     from fedalloy.core.errors import SpecError
-    from fedalloy.export.latex import write_latex
-    from fedalloy.export.tables import rows
-    from fedalloy.export.writing import WRITERS
+    from fedalloy.results.export.latex import write_latex
+    from fedalloy.results.export.tables import rows
+    from fedalloy.results.export.writing import WRITERS
     from fedalloy.results.runs import runs_in
 
     if format is Format.latex and table is not TableName.results:

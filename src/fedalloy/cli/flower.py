@@ -90,9 +90,9 @@ def up(
     Ctrl-C stops it, and so may anything else: the same command goes on after the last finished round. The run folder is
     what 'fedalloy run' leaves; 'show', 'report' and 'compare' read it.
     """
+    from fedalloy.experiment.recipe import load
+    from fedalloy.experiment.recipe import quick as shortened
     from fedalloy.flower.trial import trial_of
-    from fedalloy.recipe import load
-    from fedalloy.recipe import quick as shortened
 
     wanted = load(recipe, changes)
     folder = output or Path("runs") / f"{recipe.stem}-flower"
@@ -124,10 +124,10 @@ def run_on(
 
     Ctrl-C stops looking; the run itself goes on. 'fedalloy flower stop DIR' ends it.
     """
+    from fedalloy.experiment.recipe import load
     from fedalloy.flower.operating import found
     from fedalloy.flower.shell import Shell
     from fedalloy.flower.trial import follow, submit
-    from fedalloy.recipe import load
 
     shell = Shell(found(server))
     try:

@@ -31,8 +31,8 @@ def list_rules(
     room: Annotated[Room | None, typer.Argument(help="One kind of rule; default: all.")] = None, as_json: Json = False
 ) -> None:
     """List rules, built in and plugged in, with one line each."""
+    from fedalloy.cli.docs import summary
     from fedalloy.core import registry
-    from fedalloy.docs import summary
 
     found = {
         kind.value: {name: summary(rule) for name, rule in sorted(registry.everything(kind.value[:-1]).items())}

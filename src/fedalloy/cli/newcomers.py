@@ -27,8 +27,8 @@ def newcomers(
     """
     import torch
 
-    from fedalloy.recipe import reopen
-    from fedalloy.run.newcomers import evaluate_newcomers
+    from fedalloy.experiment.newcomers import evaluate_newcomers
+    from fedalloy.experiment.recipe import reopen
 
     trained = reopen(run)
     ids = torch.tensor(_numbers(clients, "--clients")) if clients else None

@@ -12,8 +12,8 @@ import typer
 from fedalloy.cli.console import console
 
 if TYPE_CHECKING:
-    from fedalloy.compare.jobs import JobNews
-    from fedalloy.run.driver import RoundEvent
+    from fedalloy.experiment.driver import RoundEvent
+    from fedalloy.studies.compare.jobs import JobNews
 
 _LINE_EVERY = 5.0
 """Seconds between two plain lines."""

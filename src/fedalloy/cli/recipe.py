@@ -16,7 +16,7 @@ app = typer.Typer(help="Recipes: check one, or export their schema for an editor
 @app.command()
 def schema() -> None:
     """Print the JSON schema of recipes; editors use it to complete and check TOML files."""
-    from fedalloy.recipe import schema as made
+    from fedalloy.experiment.recipe import schema as made
 
     typer.echo(json.dumps(made(), indent=2))
 
@@ -28,10 +28,10 @@ def check(recipe: Annotated[Path, typer.Argument(help="A recipe (.toml).")], cha
     The data are made, the model is built, and both are held against the algorithm and the clients. Nothing that the
     recipe names is imported: what only its own code could tell is listed as not checked.
     """
-    from fedalloy.compare.comparing import check_grids, check_seeds
-    from fedalloy.compare.naming import folders
-    from fedalloy.recipe import entry_names, load, without_imports
-    from fedalloy.recipe.checking import check as unchecked
+    from fedalloy.experiment.recipe import entry_names, load, without_imports
+    from fedalloy.experiment.recipe.checking import check as unchecked
+    from fedalloy.studies.compare.comparing import check_grids, check_seeds
+    from fedalloy.studies.compare.naming import folders
 
     with without_imports():
         found = load(recipe, changes)

@@ -13,11 +13,11 @@ from fedalloy.cli.progress import watch_jobs
 from fedalloy.cli.run import Changes, Json
 
 if TYPE_CHECKING:
-    from fedalloy.compare.jobs import Watcher
-    from fedalloy.reproduce.cost import Cost
-    from fedalloy.reproduce.declaring import PaperExperiment
-    from fedalloy.reproduce.measuring import Wish
-    from fedalloy.reproduce.results import Results
+    from fedalloy.studies.compare.jobs import Watcher
+    from fedalloy.studies.reproduce.cost import Cost
+    from fedalloy.studies.reproduce.declaring import PaperExperiment
+    from fedalloy.studies.reproduce.measuring import Wish
+    from fedalloy.studies.reproduce.results import Results
 
 _NAME = typer.Argument(help="An experiment (--list shows all), or a file that declares one.")
 
@@ -65,15 +65,15 @@ def reproduce(
 
 
 def _wish(changes: list[str] | None, cases: list[str] | None, methods: str | None, quick: bool) -> Wish:
-    from fedalloy.reproduce.measuring import Wish
+    from fedalloy.studies.reproduce.measuring import Wish
 
     return Wish(tuple(changes or ()), tuple(cases or ()), _names(methods), quick)
 
 
 def _reproduce(name: str, wish: Wish, output: Path | None, runs: Path, jobs: int | None, as_json: bool) -> None:
-    from fedalloy.reproduce.cost import estimate
-    from fedalloy.reproduce.declaring import load_experiment
-    from fedalloy.reproduce.measuring import chosen, measure
+    from fedalloy.studies.reproduce.cost import estimate
+    from fedalloy.studies.reproduce.declaring import load_experiment
+    from fedalloy.studies.reproduce.measuring import chosen, measure
 
     experiment = load_experiment(name)
     near = Path(name).parent if name.endswith(".toml") else None
@@ -94,9 +94,9 @@ def _reproduce(name: str, wish: Wish, output: Path | None, runs: Path, jobs: int
 
 def _gather(name: str, gathered: list[str], output: Path | None, as_json: bool) -> None:
     from fedalloy.core.errors import SpecError
-    from fedalloy.reproduce.declaring import load_experiment
-    from fedalloy.reproduce.index import RESULTS
-    from fedalloy.reproduce.measuring import gather
+    from fedalloy.studies.reproduce.declaring import load_experiment
+    from fedalloy.studies.reproduce.index import RESULTS
+    from fedalloy.studies.reproduce.measuring import gather
 
     pairs = [text.partition("=") for text in gathered]
     if not all(case and folder for case, _, folder in pairs):
@@ -109,17 +109,17 @@ def _gather(name: str, gathered: list[str], output: Path | None, as_json: bool) 
 
 
 def _page(experiment: PaperExperiment, wish: Wish, runs: Path) -> Path:
-    from fedalloy.reproduce.index import RESULTS
+    from fedalloy.studies.reproduce.index import RESULTS
 
     folder = wish.folder(experiment, runs) if wish.quick else RESULTS
     return folder / f"{experiment.name}.md"
 
 
 def _write(experiment: PaperExperiment, results: Results, page: Path) -> None:
-    from fedalloy.records import atomic
-    from fedalloy.reproduce.index import INDEX, RESULTS, write_pages
-    from fedalloy.reproduce.page import write_page
-    from fedalloy.reproduce.results import write_results
+    from fedalloy.experiment.records import atomic
+    from fedalloy.studies.reproduce.index import INDEX, RESULTS, write_pages
+    from fedalloy.studies.reproduce.page import write_page
+    from fedalloy.studies.reproduce.results import write_results
 
     write_results(results, page.with_suffix(".json"))
     atomic.write_text(page, write_page(experiment, results))
@@ -128,7 +128,7 @@ def _write(experiment: PaperExperiment, results: Results, page: Path) -> None:
 
 
 def _conclude(experiment: PaperExperiment, results: Results, page: Path, as_json: bool) -> None:
-    from fedalloy.reproduce.judging import judge
+    from fedalloy.studies.reproduce.judging import judge
 
     judged = judge(experiment, results)
     if as_json:
@@ -144,8 +144,8 @@ def _conclude(experiment: PaperExperiment, results: Results, page: Path, as_json
 
 
 def _list(as_json: bool) -> None:
-    from fedalloy.reproduce.declaring import load_experiment
-    from fedalloy.reproduce.places import experiment_names
+    from fedalloy.studies.reproduce.declaring import load_experiment
+    from fedalloy.studies.reproduce.places import experiment_names
 
     found = {name: load_experiment(name) for name in experiment_names()}
     if as_json:
@@ -161,15 +161,15 @@ def _list(as_json: bool) -> None:
 
 def _cost(experiment: PaperExperiment, quick: bool) -> Cost | None:
     """None for an experiment that another program measures."""
-    from fedalloy.reproduce.cost import estimate
-    from fedalloy.reproduce.measuring import Wish, chosen
+    from fedalloy.studies.reproduce.cost import estimate
+    from fedalloy.studies.reproduce.measuring import Wish, chosen
 
     return estimate(chosen(experiment, Wish(quick=quick))) if experiment.cases else None
 
 
 def _pages(folder: Path) -> None:
     from fedalloy.core.errors import SpecError
-    from fedalloy.reproduce.index import write_pages
+    from fedalloy.studies.reproduce.index import write_pages
 
     if not folder.is_dir():
         raise SpecError(f"--pages {folder}: there is no such folder; results are usually in docs/results")

@@ -13,7 +13,7 @@ from fedalloy.cli.importing import AllowImports
 from fedalloy.cli.progress import watch_run
 
 if TYPE_CHECKING:
-    from fedalloy.recipe import Experiment
+    from fedalloy.experiment.recipe import Experiment
     from fedalloy.results.outcome import RunOutcome
 
 Changes = Annotated[
@@ -51,9 +51,9 @@ def run(
     Ctrl-C ends it after the round in progress, with a checkpoint; --resume goes on from there, and with a larger
     run.rounds makes a run longer.
     """
-    from fedalloy.recipe import load, resolve
-    from fedalloy.recipe import quick as shortened
-    from fedalloy.run.interrupt import Caught, exit_code
+    from fedalloy.experiment.interrupt import Caught, exit_code
+    from fedalloy.experiment.recipe import load, resolve
+    from fedalloy.experiment.recipe import quick as shortened
 
     wanted, caught = load(recipe, changes), Caught()
     wanted = shortened(wanted) if quick else wanted
@@ -74,7 +74,7 @@ def run(
 
 def default_folder(recipe: Path, resume: bool) -> Path:
     """runs/NAME, or runs/NAME-2, ... when that is taken; resuming means the latest of them, or the folder given."""
-    from fedalloy.records.reading import is_run
+    from fedalloy.experiment.records.reading import is_run
 
     if resume and is_run(recipe):
         return recipe
@@ -87,7 +87,7 @@ def default_folder(recipe: Path, resume: bool) -> Path:
 
 def stored(wanted: Experiment, folder: Path) -> Experiment:
     """The experiment with the threads that the run in the folder began with, so that it adds up in the same order."""
-    from fedalloy.recipe import read
+    from fedalloy.experiment.recipe import read
 
     threads = read(folder).get("engine", {}).get("threads") if (folder / "recipe.toml").exists() else None
     if threads is None:
@@ -98,7 +98,7 @@ def stored(wanted: Experiment, folder: Path) -> Experiment:
 
 def seconds(folder: Path) -> dict[str, float]:
     """Seconds per phase, over all rounds; what the engine tells about the clients' part stands in its place."""
-    from fedalloy.records.reading import read_run
+    from fedalloy.experiment.records.reading import read_run
     from fedalloy.results.sums import phases
 
     total = phases(read_run(folder).timings())
@@ -106,7 +106,7 @@ def seconds(folder: Path) -> dict[str, float]:
 
 
 def _introduce(experiment: Experiment, folder: Path, compared: list[Any], seeds: int) -> None:
-    from fedalloy.records.naming import name_of
+    from fedalloy.experiment.records.naming import name_of
 
     config = experiment.config
     typer.echo(f"{name_of(experiment.resolved)}, seed {config.seed}, {config.rounds} rounds -> {folder}")

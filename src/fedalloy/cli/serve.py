@@ -28,7 +28,7 @@ def serve(
     import contextlib
     import secrets
 
-    from fedalloy.serve.server import LiveServer
+    from fedalloy.report.live.server import LiveServer
 
     chosen = secrets.token_urlsafe(12) if token == "auto" else token
     server = LiveServer(folder, port, chosen)

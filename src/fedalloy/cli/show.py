@@ -13,7 +13,7 @@ from fedalloy.cli.run import Json
 from fedalloy.core.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from fedalloy.docs import RuleText
+    from fedalloy.cli.docs import RuleText
 
 _LABELS = {
     "mean": "mean", "worst_served": "worst-served 10 %", "best_served": "best-served 10 %",
@@ -46,7 +46,7 @@ def _safely(look: Callable[[], bool]) -> bool:
 
 def _run_in(folder: Path) -> Path:
     """The folder, if it is a run; where it holds some further down, an error that names them."""
-    from fedalloy.records.reading import find_runs, is_run
+    from fedalloy.experiment.records.reading import find_runs, is_run
 
     below = [] if is_run(folder) else find_runs(folder)
     if below:
@@ -57,8 +57,8 @@ def _run_in(folder: Path) -> Path:
 
 def show_run(folder: Path, as_json: bool) -> None:
     """What a run did and how it ended."""
-    from fedalloy.records import toml
-    from fedalloy.records.reading import read_run
+    from fedalloy.experiment.records import toml
+    from fedalloy.experiment.records.reading import read_run
     from fedalloy.results.outcome import read_outcome
 
     outcome, record = read_outcome(folder), read_run(folder)
@@ -90,7 +90,7 @@ def _order(scores: dict[str, float]) -> list[str]:
 
 def show_rule(name: str, as_json: bool) -> None:
     """Every rule of that name: a method and its solver may share one."""
-    from fedalloy.docs import find_rules
+    from fedalloy.cli.docs import find_rules
 
     found = find_rules(name)
     if as_json:

@@ -12,7 +12,7 @@ from fedalloy.cli.importing import AllowImports
 from fedalloy.cli.run import Json
 
 if TYPE_CHECKING:
-    from fedalloy.synthetic.quality import Quality
+    from fedalloy.studies.synthetic.quality import Quality
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -39,10 +39,10 @@ def export(
     Values are those the run was trained on: a table standardised by client comes out standardised. Read with
     numpy.load("DIR/samples.npz").
     """
-    from fedalloy.recipe import reopen
-    from fedalloy.records import snapshots
-    from fedalloy.synthetic.export import export as write
-    from fedalloy.synthetic.quality import samples_of
+    from fedalloy.experiment.recipe import reopen
+    from fedalloy.experiment.records import snapshots
+    from fedalloy.studies.synthetic.export import export as write
+    from fedalloy.studies.synthetic.quality import samples_of
 
     trained = reopen(run)
     x, y = samples_of(trained, per_class) if round is None else snapshots.load(run, round)
@@ -68,10 +68,10 @@ def quality(
     training on synthetic ones, beside training on equally many real ones. Distances to the nearest training and
     held-out example, and how well they tell who was trained on: 0.5 is as good as chance. Bytes on the wire.
     """
-    from fedalloy.recipe import reopen
-    from fedalloy.synthetic.features import features_of_file
-    from fedalloy.synthetic.quality import quality as judge
-    from fedalloy.synthetic.quality import real_data, samples_of
+    from fedalloy.experiment.recipe import reopen
+    from fedalloy.studies.synthetic.features import features_of_file
+    from fedalloy.studies.synthetic.quality import quality as judge
+    from fedalloy.studies.synthetic.quality import real_data, samples_of
 
     trained = reopen(run)
     features = None if inception is None else features_of_file(inception, real_data(trained).bounds)
@@ -96,11 +96,11 @@ def grid(
     as it stands, ten examples of every class.
     """
     from fedalloy.core.errors import SpecError
-    from fedalloy.recipe import reopen
-    from fedalloy.records import snapshots
-    from fedalloy.synthetic.growth import growth_grid, kept_rounds
-    from fedalloy.synthetic.pictures import class_grid, is_picture, write_png
-    from fedalloy.synthetic.quality import samples_of
+    from fedalloy.experiment.recipe import reopen
+    from fedalloy.experiment.records import snapshots
+    from fedalloy.studies.synthetic.growth import growth_grid, kept_rounds
+    from fedalloy.studies.synthetic.pictures import class_grid, is_picture, write_png
+    from fedalloy.studies.synthetic.quality import samples_of
 
     trained, kept = reopen(run), kept_rounds(run, rounds)
     bounds = trained.fed.task.bounds

@@ -15,8 +15,8 @@ from fedalloy.cli.importing import AllowImports
 from fedalloy.cli.run import Changes, Json
 
 if TYPE_CHECKING:
-    from fedalloy.unfolding.learning import OuterEvent
-    from fedalloy.weightings.weight_table import WeightTable
+    from fedalloy.methods.weightings.weight_table import WeightTable
+    from fedalloy.studies.unfolding.learning import OuterEvent
 
 _LINE_EVERY = 10.0
 
@@ -54,8 +54,8 @@ def unfold(
 
     Ctrl-C ends after the iteration in progress; the same command goes on from there.
     """
-    from fedalloy.run.weight_files import load_table
-    from fedalloy.weightings.weight_table import average
+    from fedalloy.experiment.weight_files import load_table
+    from fedalloy.methods.weightings.weight_table import average
 
     if all(source.suffix == ".json" for source in sources):
         if output is None:
@@ -70,8 +70,8 @@ def unfold(
 
 def _wanted(recipe: Path, changes: list[str] | None, entry: str | None, output: Path | None, seeds: Any) -> list[Any]:
     """For every table its jobs: one per seed; several go to files of their own first."""
-    from fedalloy.recipe import load
-    from fedalloy.unfolding.recipes import jobs
+    from fedalloy.experiment.recipe import load
+    from fedalloy.studies.unfolding.recipes import jobs
 
     loaded = load(recipe, changes)
     by_seed = [jobs(loaded, entry, output, one) for one in seeds]
@@ -81,8 +81,8 @@ def _wanted(recipe: Path, changes: list[str] | None, entry: str | None, output: 
 def _learn(group: list[Any], again: bool, as_json: bool) -> None:
     from dataclasses import replace
 
-    from fedalloy.run.weight_files import load_table, save_table
-    from fedalloy.weightings.weight_table import average
+    from fedalloy.experiment.weight_files import load_table, save_table
+    from fedalloy.methods.weightings.weight_table import average
 
     place = group[0].output
     if place.exists() and not again:
@@ -100,9 +100,9 @@ def _learn(group: list[Any], again: bool, as_json: bool) -> None:
 
 
 def _one(job: Any, again: bool, as_json: bool) -> WeightTable:
-    from fedalloy.run.interrupt import Caught, exit_code
-    from fedalloy.run.weight_files import load_table
-    from fedalloy.unfolding.call import Stopped
+    from fedalloy.experiment.interrupt import Caught, exit_code
+    from fedalloy.experiment.weight_files import load_table
+    from fedalloy.studies.unfolding.call import Stopped
 
     caught = Caught()
     if job.output.exists() and not again:
@@ -120,14 +120,14 @@ def _one(job: Any, again: bool, as_json: bool) -> WeightTable:
 
 
 def _finish(table: WeightTable, output: Path, as_json: bool, save: bool = True) -> None:
-    from fedalloy.run.weight_files import save_table
+    from fedalloy.experiment.weight_files import save_table
 
     if save:
         save_table(table, output)
     if as_json:
         print_json({"output": str(output), **table.to_json()})
         return
-    from fedalloy.unfolding.recipes import summary
+    from fedalloy.studies.unfolding.recipes import summary
 
     rows = [[str(row["round"]), *(number(weight) for weight in row["weights"])] for row in summary(table)]
     mean = " (mean over layers)" if table.layers else ""

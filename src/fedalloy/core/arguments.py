@@ -3,7 +3,7 @@
 Every registered rule and every class of settings is guarded: names, types, choices and finite numbers are checked
 before its own ``__post_init__`` looks at ranges, and whatever is wrong is one ``SpecError``.
 
->>> from fedalloy.solvers.sgd import Sgd
+>>> from fedalloy.methods.solvers.sgd import Sgd
 >>> Sgd(learning_rate=0.1)
 Traceback (most recent call last):
 fedalloy.core.errors.SpecError: solver 'sgd': unknown argument 'learning_rate'; allowed: batch_size, betas, ...

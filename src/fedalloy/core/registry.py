@@ -29,25 +29,25 @@ from fedalloy.core.errors import RegistryError, nearest
 Rule = TypeVar("Rule", bound=Callable[..., Any])
 
 ROOMS: dict[str, str] = {
-    "solver": "fedalloy.solvers",
-    "weighting": "fedalloy.weightings",
-    "server": "fedalloy.servers",
-    "wire": "fedalloy.wire",
-    "algorithm": "fedalloy.algorithms",
+    "solver": "fedalloy.methods.solvers",
+    "weighting": "fedalloy.methods.weightings",
+    "server": "fedalloy.methods.servers",
+    "wire": "fedalloy.methods.wires",
+    "algorithm": "fedalloy.methods.published",
     "dataset": "fedalloy.tasks.datasets",
     "partition": "fedalloy.tasks.partitions",
     "model": "fedalloy.tasks.models",
     "metric": "fedalloy.tasks.metrics",
     "engine": "fedalloy.engines",
-    "tracker": "fedalloy.track",
-    "conform": "fedalloy.conform",
+    "tracker": "fedalloy.results.track",
+    "conform": "fedalloy.testing.vectors",
 }
 
 _HIGHER = {"engine": {"flower": "fedalloy.flower.engine"}}
 """Rules that stand in higher packages than their room: the module of each, imported when the rule is asked for."""
 
 _UNGUARDED = frozenset({"conform"})
-_SETTINGS = {"algorithm": ("fedalloy.solvers.training", "LocalTraining")}
+_SETTINGS = {"algorithm": ("fedalloy.methods.solvers.training", "LocalTraining")}
 """What the ``**`` argument of a room's functions stands for."""
 
 _rules: dict[str, dict[str, Callable[..., Any]]] = {room: {} for room in ROOMS}

@@ -3,7 +3,7 @@
 A rule's spec is its fields plus ``kind``, the name it is registered under:
 
 >>> from fedalloy.core.spec import to_spec
->>> from fedalloy.weightings.samples import Samples
+>>> from fedalloy.methods.weightings.samples import Samples
 >>> to_spec("weighting", Samples())
 {'kind': 'samples'}
 """

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedalloy.core.errors import SpecError
+from fedalloy.experiment.records import atomic
 from fedalloy.flower.commands import CONNECTION, SEATS
 from fedalloy.flower.layout import ServerPlace
 from fedalloy.flower.node_registry import Seat, identity_of
 from fedalloy.flower.shell import FlwrFailed, Shell
-from fedalloy.records import atomic
 
 _GONE = "unregistered"
 _PATIENCE = 30.0

@@ -22,6 +22,7 @@ from fedalloy.core.protocols import Engine, Outcome, Shared, Task
 from fedalloy.core.registry import register
 from fedalloy.core.statistics import STATISTICS
 from fedalloy.core.types import Cohort, Context, Contribution, Contributions, State, Work
+from fedalloy.experiment.recipe import Recipe
 from fedalloy.flower.connection import Connection
 from fedalloy.flower.payloads import (
     ALWAYS,
@@ -38,7 +39,6 @@ from fedalloy.flower.protocol.letters import Letter, sizes
 from fedalloy.flower.protocol.replies import Reply
 from fedalloy.flower.remote_task import RemoteTask, remote_task
 from fedalloy.flower.transport import Answer
-from fedalloy.recipe import Recipe
 
 _BYTES_OF_A_NUMBER = 8
 

@@ -22,8 +22,8 @@ from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.protocols import LocalSolver, Shared, Wire
 from fedalloy.flower.policy import Policy
 from fedalloy.flower.protocol.header import Refused
-from fedalloy.wire.clip import Clip
-from fedalloy.wire.noise import Noise
+from fedalloy.methods.wires.clip import Clip
+from fedalloy.methods.wires.noise import Noise
 
 _TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)
 """Of glibc; other systems have none."""

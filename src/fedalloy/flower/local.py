@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedalloy.core.errors import RunLocked, SpecError, nearest
+from fedalloy.experiment.records import atomic
 from fedalloy.flower import commands
 from fedalloy.flower.admission import admit
 from fedalloy.flower.bundle import bundle_hash
@@ -20,7 +21,6 @@ from fedalloy.flower.layout import RUNNING, NodePlace, ServerPlace
 from fedalloy.flower.operating import ASK, Run, answers, front_answers, start_run
 from fedalloy.flower.processes import TOKEN, DidNotStart, Program, alive, end_all, free_port, wait_until
 from fedalloy.flower.shell import Shell
-from fedalloy.records import atomic
 
 STARTUP = 180.0
 """Seconds that programs have for getting ready; a busy machine needs many times what an idle one does."""

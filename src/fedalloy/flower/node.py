@@ -38,7 +38,7 @@ from fedalloy.flower.protocol.header import LeavesLost, Refused, signed
 from fedalloy.flower.protocol.letters import Letter, sizes
 from fedalloy.flower.protocol.orders import AlgorithmSpec, Cross, Evaluate, Hello, ReceivedOrder, Train, Work
 from fedalloy.flower.store import NodeStore, Start, Ticket
-from fedalloy.servers.sgd import ServerSgd
+from fedalloy.methods.servers.sgd import ServerSgd
 from fedalloy.tasks.evaluation import evaluate_models
 from fedalloy.tasks.metrics.metric import choose
 

@@ -16,11 +16,11 @@ from fedalloy.core.keys import Key
 from fedalloy.core.protocols import DataPart, Objective, Task
 from fedalloy.core.spec import from_spec
 from fedalloy.core.types import Block, Facts
+from fedalloy.experiment.recipe import Recipe
+from fedalloy.experiment.recipe.resolving import task_of
 from fedalloy.flower.data import check_nameable
 from fedalloy.flower.protocol.header import Refused
 from fedalloy.flower.protocol.orders import RuleSpec, check_task
-from fedalloy.recipe import Recipe
-from fedalloy.recipe.resolving import task_of
 from fedalloy.tasks.assembly import make_objective
 from fedalloy.tasks.datasets.base import usual_of
 from fedalloy.tasks.datasets.nodes import OnNodes

@@ -15,6 +15,9 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedalloy.core.arguments import build
 from fedalloy.core.errors import SpecError
+from fedalloy.experiment.driver import Ending, RoundEvent, run
+from fedalloy.experiment.recipe import Experiment, Recipe, load, parse, resolve
+from fedalloy.experiment.records import atomic
 from fedalloy.flower.admission import read_seats
 from fedalloy.flower.config import ServerConfig
 from fedalloy.flower.connection import Connection
@@ -24,9 +27,6 @@ from fedalloy.flower.protocol.header import signed
 from fedalloy.flower.remote_task import RemoteTask, remote_task
 from fedalloy.flower.transport import Transport
 from fedalloy.flower.turns import in_turn
-from fedalloy.recipe import Experiment, Recipe, load, parse, resolve
-from fedalloy.records import atomic
-from fedalloy.run.driver import Ending, RoundEvent, run
 
 app = ServerApp()
 log = logging.getLogger("flwr")

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from fedalloy.core.errors import SpecError
+from fedalloy.experiment.records.reading import is_run, read_run
 from fedalloy.flower.admission import entries
 from fedalloy.flower.layout import SERVER_FILE, ServerPlace
 from fedalloy.flower.operating import answers, found, front_answers
 from fedalloy.flower.pki import expires
 from fedalloy.flower.shell import Shell
-from fedalloy.records.reading import is_run, read_run
 
 _TROUBLES = 10
 """How many of the latest rounds' troubles are told."""

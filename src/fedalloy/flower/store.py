@@ -30,8 +30,8 @@ from typing import Any
 
 from fedalloy.core.errors import CheckpointError
 from fedalloy.core.types import State, Tree
+from fedalloy.experiment.records import atomic, checkpoint
 from fedalloy.flower.protocol.header import Refused
-from fedalloy.records import atomic, checkpoint
 
 Ticket = tuple[int, int]
 """Which sitting of the server, and which letter of it: later orders have higher tickets."""

@@ -23,6 +23,9 @@ from fedalloy.core.keys import Key
 from fedalloy.core.names import Names
 from fedalloy.core.statistics import MAX_EXAMPLES
 from fedalloy.core.types import Cohort, Context, Contribution
+from fedalloy.experiment.fit import as_algorithm
+from fedalloy.experiment.records.folder import Checkpoint
+from fedalloy.experiment.sizes import KnownSizes
 from fedalloy.flower.admission import read_seats
 from fedalloy.flower.foreign import (
     BUFFERS,
@@ -40,9 +43,6 @@ from fedalloy.flower.ledger import Ledger, open_ledger, result_from_json, result
 from fedalloy.flower.node_registry import Node, NodeRegistry, wait_for_nodes
 from fedalloy.flower.protocol.header import Malformed
 from fedalloy.flower.transport import Transport, attribute, check_sent
-from fedalloy.records.folder import Checkpoint
-from fedalloy.run.fit import as_algorithm
-from fedalloy.run.sizes import KnownSizes
 from fedalloy.tasks.metrics.direction import higher_is_better
 from fedalloy.tasks.metrics.summary import summarise
 

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedalloy.core.errors import CheckpointError, SpecError
+from fedalloy.experiment.recipe import Recipe, parse, resolve
+from fedalloy.experiment.records import atomic, toml
+from fedalloy.experiment.records.reading import read_run
 from fedalloy.flower.bundle import write_bundle
 from fedalloy.flower.config import ServerConfig
 from fedalloy.flower.local import LocalFederation
 from fedalloy.flower.operating import Run, start_run
 from fedalloy.flower.scaffold import FederationPlan, numbered, write_federation
 from fedalloy.flower.shell import Shell
-from fedalloy.recipe import Recipe, parse, resolve
-from fedalloy.records import atomic, toml
-from fedalloy.records.reading import read_run
 
 Say = Callable[[str], None]
 MOST_NODES = 32

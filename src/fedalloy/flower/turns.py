@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from fedalloy.core.errors import RunLocked
-from fedalloy.records.lock import holder
+from fedalloy.experiment.records.lock import holder
 
 _LOOK = 0.5
 T = TypeVar("T")

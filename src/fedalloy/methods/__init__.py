@@ -1,1 +1,1 @@
-"""Methods put together from solvers, weightings, servers and wires."""
+"""The rules: what a client does, how much a contribution counts, how the server moves, what travels."""

@@ -15,9 +15,9 @@ from fedalloy.core.errors import SpecError
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import DataPart, Engine, Objective, Task
 from fedalloy.core.types import Block, Context, Tree, Work
-from fedalloy.servers.sgd import ServerSgd
-from fedalloy.solvers.sgd import Sgd
-from fedalloy.weightings.uniform import Uniform
+from fedalloy.methods.servers.sgd import ServerSgd
+from fedalloy.methods.solvers.sgd import Sgd
+from fedalloy.methods.weightings.uniform import Uniform
 
 
 @checked("classifier")

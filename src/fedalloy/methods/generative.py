@@ -1,4 +1,4 @@
-"""Published methods whose result is data: the lines of ``fedalloy.algorithms`` that make labelled samples."""
+"""Published methods whose result is data: the lines of ``fedalloy.methods.published`` that make labelled samples."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Any
 
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.registry import register
-from fedalloy.servers.langevin import Langevin, Schedule
-from fedalloy.servers.sgd import ServerSgd
-from fedalloy.solvers.cgan import Cgan
-from fedalloy.solvers.cvae import Cvae
-from fedalloy.solvers.energy import Energy
-from fedalloy.weightings.energies import Energies
-from fedalloy.weightings.samples import Samples
+from fedalloy.methods.servers.langevin import Langevin, Schedule
+from fedalloy.methods.servers.sgd import ServerSgd
+from fedalloy.methods.solvers.cgan import Cgan
+from fedalloy.methods.solvers.cvae import Cvae
+from fedalloy.methods.solvers.energy import Energy
+from fedalloy.methods.weightings.energies import Energies
+from fedalloy.methods.weightings.samples import Samples
 
 
 @register("algorithm", "fedevg")

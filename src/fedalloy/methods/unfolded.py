@@ -1,4 +1,4 @@
-"""FedAvg and FedNova with weights learned in advance; ``fedalloy.algorithms`` lists them with the others."""
+"""FedAvg and FedNova with weights learned in advance; ``fedalloy.methods.published`` lists them with the others."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any
 
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.registry import register
-from fedalloy.servers.sgd import ServerSgd
-from fedalloy.solvers.prox import Prox
-from fedalloy.solvers.sgd import Sgd
-from fedalloy.weightings.unfolded import LayerRows, Rows, Unfolded
+from fedalloy.methods.servers.sgd import ServerSgd
+from fedalloy.methods.solvers.prox import Prox
+from fedalloy.methods.solvers.sgd import Sgd
+from fedalloy.methods.weightings.unfolded import LayerRows, Rows, Unfolded
 
 
 @register("algorithm", "duw_fedavg")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedalloy.records import toml
+from fedalloy.experiment.records import toml
 from fedalloy.report import data, words
 from fedalloy.report.data.personal import reliabilities
 from fedalloy.report.data.plain import Chart

@@ -9,7 +9,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from fedalloy.records import atomic
+from fedalloy.experiment.records import atomic
 from fedalloy.report import assets, data, sections, words
 from fedalloy.report.folio import Folio
 from fedalloy.report.markup import plain_json

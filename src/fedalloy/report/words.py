@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fedalloy.records import toml
+from fedalloy.experiment.records import toml
 from fedalloy.results.runs import by_name
 from fedalloy.results.stories import Story
 

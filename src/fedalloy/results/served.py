@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from fedalloy.records.reading import RunRecord, last_rows
+from fedalloy.experiment.records.reading import RunRecord, last_rows
 from fedalloy.tasks.metrics.direction import higher_is_better
 
 Row = dict[str, Any]

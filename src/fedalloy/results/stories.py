@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedalloy.core.errors import SpecError, nearest
-from fedalloy.records.reading import RunRecord, last_rows, read_run
+from fedalloy.experiment.records.reading import RunRecord, last_rows, read_run
 from fedalloy.results.clients import Client, clients_at
 from fedalloy.results.lines import statistic_of
 from fedalloy.results.outcome import RunOutcome, outcome_of

@@ -7,25 +7,25 @@ from typing import Any
 
 import torch
 
-from fedalloy import algorithms
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.types import Work
-from fedalloy.servers.langevin import Langevin
-from fedalloy.servers.momentum import Momentum
-from fedalloy.servers.sgd import ServerSgd
-from fedalloy.solvers.cgan import Cgan
-from fedalloy.solvers.cvae import Cvae
-from fedalloy.solvers.ditto import Ditto
-from fedalloy.solvers.energy import Energy
-from fedalloy.solvers.personal import Personal
-from fedalloy.solvers.scaffold import Scaffold
-from fedalloy.solvers.sgd import Sgd
-from fedalloy.solvers.superfed import SuPerFed
+from fedalloy.methods import published as algorithms
+from fedalloy.methods.servers.langevin import Langevin
+from fedalloy.methods.servers.momentum import Momentum
+from fedalloy.methods.servers.sgd import ServerSgd
+from fedalloy.methods.solvers.cgan import Cgan
+from fedalloy.methods.solvers.cvae import Cvae
+from fedalloy.methods.solvers.ditto import Ditto
+from fedalloy.methods.solvers.energy import Energy
+from fedalloy.methods.solvers.personal import Personal
+from fedalloy.methods.solvers.scaffold import Scaffold
+from fedalloy.methods.solvers.sgd import Sgd
+from fedalloy.methods.solvers.superfed import SuPerFed
+from fedalloy.methods.weightings.energies import Energies
+from fedalloy.methods.weightings.samples import Samples
+from fedalloy.methods.weightings.uniform import Uniform
 from fedalloy.testing.problems import EQUAL, SmallTask, small_task
 from fedalloy.testing.toys import HalfWithMemory, Jitter, Lopsided, Wavering
-from fedalloy.weightings.energies import Energies
-from fedalloy.weightings.samples import Samples
-from fedalloy.weightings.uniform import Uniform
 
 
 @dataclass(frozen=True, eq=False)

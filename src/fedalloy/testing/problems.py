@@ -72,7 +72,7 @@ def small_objective(model: Model = "mlp") -> ModuleObjective:
 def model_for(solver: LocalSolver, ordinary: Model = "mlp") -> Model:
     """The ordinary model, unless the solver asks for one that plays other roles too.
 
-    >>> from fedalloy.solvers.cvae import Cvae
+    >>> from fedalloy.methods.solvers.cvae import Cvae
     >>> model_for(Cvae())
     'cvae'
     """

@@ -53,7 +53,7 @@ def check_rule(room: str, rule: Any) -> list[str]:
 
     The spec is left out for a rule that is not registered: it has no name yet.
 
-    >>> from fedalloy.weightings.samples import Samples
+    >>> from fedalloy.methods.weightings.samples import Samples
     >>> check_rule("weighting", Samples())
     []
     """

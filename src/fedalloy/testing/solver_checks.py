@@ -19,11 +19,11 @@ from fedalloy.core.protocols import LocalSolver, Shared
 from fedalloy.core.screening import misfit
 from fedalloy.core.types import Cohort, Context, Contribution, Plan, State, Work
 from fedalloy.engines import mapped
-from fedalloy.servers.sgd import ServerSgd
+from fedalloy.methods.servers.sgd import ServerSgd
+from fedalloy.methods.weightings.uniform import Uniform
 from fedalloy.testing.comparing import broken, copied, differences
 from fedalloy.testing.handles import Attendance
 from fedalloy.testing.problems import EQUAL, SmallTask, model_for, small_task
-from fedalloy.weightings.uniform import Uniform
 
 TOLERANCE = 1e-9
 

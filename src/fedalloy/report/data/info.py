@@ -63,7 +63,7 @@ def _regret(story: Story) -> Chart | None:
         return None
     import torch
 
-    from fedalloy.weightings.regret import best_fixed, decision_losses
+    from fedalloy.methods.weightings.regret import best_fixed, decision_losses
 
     seen = torch.tensor(values)
     best = decision_losses(seen, best_fixed(seen).expand(len(seen), -1))

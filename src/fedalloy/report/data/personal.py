@@ -37,7 +37,7 @@ def reliability(story: Story) -> Chart | None:
     """Accuracy against confidence over all clients' test examples; builds the task anew and loads the models."""
     if story.outcome.folder is None:
         return None
-    from fedalloy.recipe import reopen
+    from fedalloy.experiment.recipe import reopen
     from fedalloy.report.plots.reliability import BINS, bins, confidences
 
     said, right, inside = bins(*confidences(reopen(story.outcome.folder)))

@@ -1,6 +1,6 @@
 """What a federation learned to draw: synthetic examples by class and round, as one small PNG per cell.
 
-A run that makes pictures keeps snapshots (``fedalloy.records.snapshots``): ``x`` is ``[n, height, width]``, ``[n,
+A run that makes pictures keeps snapshots (``fedalloy.experiment.records.snapshots``): ``x`` is ``[n, height, width]``, ``[n,
 channels, height, width]`` or ``[n, height, width, channels]`` in any range, ``y`` the class of each.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedalloy.records import snapshots
+from fedalloy.experiment.records import snapshots
 from fedalloy.report.data.plain import Chart, pick
 from fedalloy.results.stories import Story
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from fedalloy.core import aspects, tree
 from fedalloy.core.errors import SpecError
-from fedalloy.recipe import reopen
+from fedalloy.experiment.recipe import reopen
+from fedalloy.experiment.trained import Trained
 from fedalloy.report.plots.canvas import Options
-from fedalloy.run.trained import Trained
 from fedalloy.tasks.evaluation import Model, evaluate_models
 
 

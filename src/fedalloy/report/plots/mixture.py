@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedalloy.core.errors import SpecError
-from fedalloy.records.reading import RunRecord, read_run
+from fedalloy.experiment.records.reading import RunRecord, read_run
 from fedalloy.report.plots.canvas import Options
 from fedalloy.results.served import client_values, direction
 from fedalloy.results.statistics import moments

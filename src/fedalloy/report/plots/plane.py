@@ -13,9 +13,9 @@ from fedalloy.core import tree
 from fedalloy.core.errors import SpecError
 from fedalloy.core.keys import Key
 from fedalloy.core.types import Examples, Tree
-from fedalloy.recipe import reopen
+from fedalloy.experiment.recipe import reopen
+from fedalloy.experiment.trained import Trained
 from fedalloy.report.plots.canvas import Options
-from fedalloy.run.trained import Trained
 from fedalloy.tasks.evaluation import evaluate_pool
 
 MOST_EXAMPLES = 2000

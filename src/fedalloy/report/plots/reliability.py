@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedalloy.recipe import reopen
+from fedalloy.experiment.recipe import reopen
+from fedalloy.experiment.trained import Trained
 from fedalloy.report.plots.canvas import Options
-from fedalloy.run.trained import Trained
 from fedalloy.tasks.metrics.calibration import ExpectedCalibrationError
 from fedalloy.tasks.metrics.metric import means, sums
 

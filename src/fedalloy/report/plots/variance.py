@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fedalloy.experiment.weight_files import load_table
 from fedalloy.report.plots.canvas import Options
-from fedalloy.run.weight_files import load_table
 
 
 def gather(runs: Sequence[Path]) -> list[tuple[int, float]]:

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
+from fedalloy.experiment.weight_files import load_table
+from fedalloy.methods.weightings.weight_table import WeightTable
 from fedalloy.report.plots.canvas import Options
-from fedalloy.run.weight_files import load_table
-from fedalloy.weightings.weight_table import WeightTable
 
 
 def panels(runs: Sequence[Path]) -> list[tuple[str, Tensor]]:

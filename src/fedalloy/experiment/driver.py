@@ -1,0 +1,356 @@
+"""The driver: sample -> engine -> server_step -> record -> checkpoint, from the first round or the last safe one."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+from fedalloy.core.algorithm import Algorithm, ServerState
+from fedalloy.core.cross import check_validation
+from fedalloy.core.engine import check_answers
+from fedalloy.core.errors import CheckpointError, Diverged, is_passing
+from fedalloy.core.keys import Key
+from fedalloy.core.protocols import ClientStore, Task
+from fedalloy.core.roles import check_roles
+from fedalloy.core.types import State, Tree
+from fedalloy.experiment.config import RunConfig
+from fedalloy.experiment.evaluate import Evaluation
+from fedalloy.experiment.health import check_able, check_health
+from fedalloy.experiment.identity import identify, without_defaults
+from fedalloy.experiment.interrupt import Caught, StopFlag, stop_when_asked
+from fedalloy.experiment.lengthening import LAST, check_last, due, kept, reopen_last, tidy_snapshots
+from fedalloy.experiment.looking import at_work, looked_at, told
+from fedalloy.experiment.machinery import Threads, closing, make_engine, profiled
+from fedalloy.experiment.memory import peak_memory
+from fedalloy.experiment.observing import Seen, keep_snapshot, observe
+from fedalloy.experiment.opening import Agreement, ClaimedRun, Consent, agree, open_folder
+from fedalloy.experiment.placement import on_device
+from fedalloy.experiment.recorder import FolderRecorder, MemoryRecorder, Recorder, Row
+from fedalloy.experiment.records.folder import RunFolder, RunState
+from fedalloy.experiment.records.store import open_store
+from fedalloy.experiment.round import Federation, Played, Stopwatch, known_sizes, play
+from fedalloy.experiment.sizes import KnownSizes
+from fedalloy.experiment.starting import given_leaves
+from fedalloy.experiment.tracking import Tracker, TrackingRecorder, make_trackers
+from fedalloy.experiment.trained import Trained
+
+
+@dataclass
+class RunProgress:
+    """What the driver itself must remember from round to round; part of every checkpoint."""
+
+    round: int = 0
+    best: float | None = None
+    stale: int = 0
+    reached: int | None = None
+    barren: int = 0
+    failed: str | None = None
+    simulated_seconds: float = 0.0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    counted: int = 0
+
+    @staticmethod
+    def read(kept: Mapping[str, Any]) -> RunProgress:
+        """From a checkpoint; earlier versions did not say in how many rounds somebody counted."""
+        return RunProgress(**{"counted": kept["round"] - kept["barren"], **kept})
+
+
+@dataclass(frozen=True)
+class RoundEvent:
+    """Told to whoever watches the run, after every round."""
+
+    row: Row
+    progress: RunProgress
+    rounds: int
+    evaluation: Evaluation | None
+    seconds: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a run stands when the driver returns."""
+
+    status: RunState
+    reason: str
+    state: ServerState
+    progress: RunProgress
+    trained: Trained
+
+
+@dataclass
+class Session:
+    """One sitting of a run: what it works on, where it writes, what it has reached."""
+
+    fed: Federation
+    state: ServerState
+    store: ClientStore
+    recorder: Recorder
+    sizes: KnownSizes
+    progress: RunProgress = field(default_factory=RunProgress)
+    last: State | None = None
+    watcher: Callable[[RoundEvent], None] | None = None
+    profile: dict[str, float] | None = None
+
+
+def run(
+    algorithm: Algorithm,
+    task: Task,
+    config: RunConfig,
+    *,
+    folder: str | Path | None = None,
+    resume: bool = False,
+    recipe: Mapping[str, Any] | None = None,
+    watcher: Callable[[RoundEvent], None] | None = None,
+    initial: Tree | None = None,
+    track: Sequence[str | Tracker] = (),
+    caught: Caught | None = None,
+    start_over: bool = False,
+    allow_engine_change: bool = False,
+) -> tuple[Ending, Recorder]:
+    """Run to the end, to the target, or until somebody stops it; with a folder it can be resumed from there.
+
+    A folder is only resumed with the experiment that it holds (:mod:`fedalloy.experiment.identity`); it may be asked for more
+    rounds, and with ``allow_engine_change`` for another engine or device, which its folder then tells. ``start_over``
+    begins anew where no checkpoint can be used, and loses what was done.
+    ``track`` names trackers that hear of every round (:mod:`fedalloy.results.track`). Signals that arrive meanwhile
+    are put into ``caught`` and are the caller's to act on (:func:`fedalloy.experiment.interrupt.put_off`).
+    """
+    if resume and folder is None:
+        raise CheckpointError("resuming needs the folder of the run")
+    trackers = make_trackers(track, folder)
+    fed = assemble(algorithm, task, config)
+    state = begin(fed, initial)
+    claim, opened = None, None
+    if folder is not None:
+        claim = _claim(algorithm, task, config, state, recipe or {})
+        opened = open_folder(folder, resume, claim, fed.task, config, fed.notices)
+    with Threads(config), opened.lock() if opened else nullcontext():
+        recorder: Recorder = FolderRecorder(opened) if opened else MemoryRecorder()
+        heard = TrackingRecorder(recorder, trackers, opened.path, recipe or {}) if opened and trackers else recorder
+        session = Session(fed, state, make_store(fed, state, opened), heard, known_sizes(fed), watcher=watcher)
+        if opened and claim:
+            agreed = agree(opened, claim, Consent(start_over, allow_engine_change))
+            _restore(session, opened, agreed, start_over)
+        place = opened.path if opened else None
+        with stop_when_asked(place, caught) as flag, closing(fed.engine), profiled(config) as profile:
+            session.profile = profile
+            return _play_on(session, flag), recorder
+
+
+def assemble(algorithm: Algorithm, task: Task, config: RunConfig) -> Federation:
+    """What a run works with; whatever does not fit together is refused before its first round."""
+    config.devices.check(task.population)
+    config.sampling.check(task.population)
+    algorithm.check_cohort(config.sampling.size(task.population), task.population)
+    algorithm.check_able(config.sampling.smallest(task.population), task.population)
+    engine = make_engine(config)
+    task = looked_at(task, engine)
+    algorithm = algorithm.fitted(task, Key.of(config.seed))
+    check_roles(algorithm, task)
+    check_answers(engine, algorithm)
+    there = at_work(task, engine, config.device)
+    fed = Federation(algorithm, there, engine, config, Key.of(config.seed), told(task, algorithm))
+    if engine.data_at_hand:  # otherwise clients say themselves what they lack
+        check_validation(algorithm, task)
+        algorithm.check_task(task)
+        check_able(algorithm, task, config)
+    return fed
+
+
+def begin(fed: Federation, initial: Tree | None = None) -> ServerState:
+    """The server's state before round 1; the same seed gives every algorithm the same initial model."""
+    params, buffers = given_leaves(*fed.task.objective.init(fed.root.fold("model")), initial)
+    state = fed.algorithm.init(params, fed.task.population, buffers)
+    return cast(ServerState, on_device(state, fed.config.device))
+
+
+def _claim(
+    algorithm: Algorithm, task: Task, config: RunConfig, state: ServerState, recipe: Mapping[str, Any]
+) -> ClaimedRun:
+    named = identify(algorithm, task, config, state)
+    return ClaimedRun(algorithm, named, without_defaults(named, algorithm, task, config), recipe)
+
+
+def make_store(fed: Federation, state: ServerState, folder: RunFolder | None) -> ClientStore:
+    """Where the clients' states go, by the size of one of them."""
+    config, one = fed.config, {}
+    if fed.algorithm.stateful and not fed.engine.clients_keep_states:
+        one = fed.algorithm.init_client(state["shared"], fed.root, fed.task.objective.init)
+    place = folder.clients if folder else None
+    return open_store(one, fed.task.population, config.client_memory_mb, place, config.device)
+
+
+def _restore(session: Session, folder: RunFolder, agreed: Agreement, anew: bool) -> None:
+    """Go back to the last safe round and cut the records to it; everything is checked before anything is changed."""
+    config, solver, store = session.fed.config, session.fed.algorithm.solver, session.store
+    saved = None if anew else folder.latest(accept=lambda found: store.check(found.clients))
+    if saved is not None:
+        check_last(folder.path, saved, config, solver, agreed.there)
+    longer = saved is not None and LAST in saved.extra and config.rounds > saved.round
+    if saved is not None and not longer:  # which may find its last round cut off half-way
+        folder.check_records(saved)
+    agreed.settle(folder, saved.round if saved else 0)
+    if saved is not None and longer:
+        progress = reopen_last(folder, saved)
+    else:
+        progress = saved.extra["progress"] if saved else {}
+        folder.rewind(saved)
+    store.restore(saved.round if saved else 0, saved.clients if saved else {})
+    tidy_snapshots(folder, config, saved.round if saved else 0)
+    if saved is None:
+        return
+    session.state = on_device(saved.server, config.device)
+    session.progress = RunProgress.read(progress)
+    session.sizes.restore(saved.extra.get("sizes"))
+    session.last = None if longer else saved.extra.get(LAST)
+    if saved.extra.get("engine"):
+        session.fed.engine.restore(saved.extra["engine"])
+    if longer:
+        _save(session)
+
+
+def _play_on(session: Session, flag: StopFlag) -> Ending:
+    """Rounds until an end is in sight; whatever the end, what was done is safe afterwards."""
+    config, saved_at = session.fed.config, time.monotonic()
+    session.recorder.status("running", session.progress.round)
+    status, reason = _verdict(session, flag)
+    try:
+        while status == "running":
+            _one_healthy_round(session)
+            status, reason = _verdict(session, flag)
+            if status == "running" and time.monotonic() - saved_at >= config.checkpoint_every:
+                _save(session)
+                saved_at = time.monotonic()
+        _save(session)
+    except BaseException as error:
+        state: RunState = "interrupted" if is_passing(error) else "failed"
+        session.recorder.status(state, session.progress.round, str(error) or type(error).__name__)
+        raise
+    session.recorder.status(status, session.progress.round, reason)
+    trained = Trained(session.fed, session.state, session.store, session.progress.round)
+    return Ending(status, reason, session.state, session.progress, trained)
+
+
+def _one_healthy_round(session: Session) -> None:
+    """A round; where it diverged, the run is told so."""
+    try:
+        _one_round(session)
+    except Diverged as error:
+        session.progress.failed = str(error)
+
+
+def _one_round(session: Session) -> None:
+    progress, fed, watch = session.progress, session.fed, Stopwatch()
+    round, solver = progress.round + 1, fed.algorithm.solver
+    played = play(fed, session.state, session.store, round, watch, session.sizes)
+    session.state = played.step.state
+    now, otherwise = (due(fed.config, solver, round, last) for last in (round == fed.config.rounds, False))
+    notes = fed.engine.notes() if now != otherwise else {}
+    with watch.time("evaluate"):
+        seen = observe(Trained(fed, session.state, session.store, round), now, notes)
+    if now != otherwise:
+        session.last = _unless_last(session, played, seen.limited(otherwise, notes))
+    played.row.update(seen.row)
+    _advance(progress, fed.config, played, seen.evaluation)
+    with watch.time("record"):
+        for one in seen.clients:
+            session.recorder.append("clients", {"round": round, **one})
+        if now.snapshot:
+            keep_snapshot(fed, session.state, session.recorder, round)
+        session.recorder.append("rounds", played.row)
+    session.recorder.append("timings", {"round": round, **watch.seconds, **peak_memory(), **_engine_notes(session)})
+    if session.watcher:
+        session.watcher(RoundEvent(played.row, progress, fed.config.rounds, seen.evaluation, watch.seconds))
+    check_health(played, seen.evaluation, progress.barren, solver.target)
+
+
+def _unless_last(session: Session, played: Played, seen: Seen) -> State:
+    """The last round as it would have been if others followed."""
+    progress, config = replace(session.progress), session.fed.config
+    _advance(progress, config, played, seen.evaluation)
+    try:
+        check_health(played, seen.evaluation, progress.barren, session.fed.algorithm.solver.target)
+    except Diverged as error:
+        progress.failed = str(error)
+    clients = [{"round": progress.round, **one} for one in seen.clients]
+    return kept(asdict(progress), {**played.row, **seen.row}, clients)
+
+
+def _engine_notes(session: Session) -> dict[str, Any]:
+    """What the engine says about itself: its choice once, and its phases when they are collected."""
+    notes: dict[str, Any] = {}
+    if session.progress.round == 1 and session.fed.engine.choice:
+        notes["engine"] = session.fed.engine.choice
+    if session.profile is not None:
+        notes["profile"] = dict(session.profile)
+        session.profile.clear()
+    return notes
+
+
+def _advance(progress: RunProgress, config: RunConfig, played: Played, evaluation: Evaluation | None) -> None:
+    row = played.row
+    progress.round = row["round"]
+    progress.simulated_seconds += row["simulated_seconds"]
+    progress.bytes_up += row["bytes_up"]
+    progress.bytes_down += row["bytes_down"]
+    if row["ids"]:
+        progress.barren = 0
+    elif row["dropped"] and not row["refusal"]:  # who comes is no sign of divergence, what they send is
+        progress.barren += 1
+    progress.counted += bool(set(row["ids"]) - set(row["idle"]))  # those who stood still moved nothing
+    if evaluation is None:
+        return
+    score = _watched(evaluation, config)
+    improved = not math.isnan(score) and (progress.best is None or config.better(score, progress.best))
+    progress.best = score if improved else progress.best
+    progress.stale = 0 if improved else progress.stale + 1
+    if config.met_by(score) and progress.reached is None:
+        progress.reached = progress.round
+
+
+def _watched(evaluation: Evaluation, config: RunConfig) -> float:
+    """The number that target and patience look at."""
+    if config.target_on == "global":
+        return evaluation.overall.get(config.target_metric, math.nan)
+    return evaluation.summary.get(config.target_metric, {}).get("mean", math.nan)
+
+
+def _verdict(session: Session, flag: StopFlag) -> tuple[RunState, str]:
+    """Whether to go on, and why not."""
+    progress = session.progress
+    if progress.failed:
+        return "failed", progress.failed
+    end = _end(progress, session.fed.config)
+    if end is not None and not progress.counted:
+        return "failed", (
+            f"nobody counted in any of {progress.round} rounds: they were unreachable, late, idle or dropped, or too "
+            "few for the rule; the columns 'absent', 'idle', 'dropped' and 'refusal' of rounds.jsonl say who and why"
+        )
+    if end is not None:
+        return "finished", end
+    return ("stopped", str(flag.reason)) if flag else ("running", "")
+
+
+def _end(progress: RunProgress, config: RunConfig) -> str | None:
+    """Why a run has come to its end, empty at the last round; None where it has not."""
+    if progress.round >= config.rounds:
+        return ""
+    if config.stop_at_target and progress.reached is not None:
+        return f"target reached in round {progress.reached}"
+    if config.patience is not None and progress.stale >= config.patience:
+        return f"no better {config.target_metric} in {progress.stale} evaluations"
+    return None
+
+
+def _save(session: Session) -> None:
+    choice = session.fed.engine.choice
+    engine = {name: choice[name] for name in ("engine", "threads") if name in choice}
+    extra = {"progress": asdict(session.progress), "engine": engine, "sizes": session.sizes.to_state()}
+    extra |= {LAST: session.last} if session.last else {}
+    session.recorder.checkpoint(session.progress.round, session.state, session.store, extra)

@@ -1,0 +1,108 @@
+"""How every client is served, by the global model and by its own: never averaged away, always summarised too."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedalloy.core import aspects
+from fedalloy.core.engine import ModelName
+from fedalloy.experiment.trained import Trained
+from fedalloy.tasks.evaluation import evaluate_clients, evaluate_models, evaluate_pool
+from fedalloy.tasks.metrics.direction import higher_is_better
+from fedalloy.tasks.metrics.summary import summarise
+
+Values = dict[str, Tensor]
+"""One value per client, by metric."""
+Summary = dict[str, dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Per-client values by metric in id order, and the values of the global model on the global test set.
+
+    ``clients`` is what counts: the readings of the clients' own models where they have some (then those of the
+    global model are ``shared``), otherwise those of the global model.
+    """
+
+    clients: Values
+    overall: dict[str, float]
+    shared: Values | None = None
+    summary: Summary = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "summary", summaries(self.clients))
+
+
+def evaluate(trained: Trained, metrics: tuple[str, ...], ids: Tensor) -> Evaluation:
+    """Score the models on the test parts of ``ids``, and the global one on the global test set too."""
+    if not trained.fed.engine.data_at_hand:
+        return _by_clients(trained, metrics, ids)
+    shared, overall = _global_scores(trained, metrics, ids)
+    if not aspects.is_personalised(trained.fed.algorithm.solver):
+        return Evaluation(shared, overall)
+    return Evaluation(personal_scores(trained, metrics, ids)[0], overall, shared)
+
+
+def personal_scores(
+    trained: Trained, metrics: tuple[str, ...], ids: Tensor, mixes: Sequence[float | None] = (None,)
+) -> list[Values]:
+    """Every client's own model on its own test part, once per mix; states are read a few clients at a time."""
+    if not trained.fed.engine.data_at_hand:
+        models: list[ModelName] = ["personal" if mix is None else mix for mix in mixes]
+        algorithm, states = trained.fed.algorithm, trained.states(ids)
+        return trained.fed.engine.scores(algorithm, trained.shared, states, ids, metrics, models)
+    parts: list[list[Values]] = [[] for _ in mixes]
+    task = trained.fed.task
+    for some in ids.split(trained.at_once):
+        states, block = trained.states(some), task.data("test", some)
+        for mix, found in zip(mixes, parts, strict=True):
+            theirs = [trained.model_of(states[client], mix) for client in some.tolist()]
+            found.append(evaluate_models(task.objective, theirs, block, metrics))
+    return [{name: torch.cat([part[name] for part in found]) for name in metrics} for found in parts]
+
+
+def _by_clients(trained: Trained, metrics: tuple[str, ...], ids: Tensor) -> Evaluation:
+    """Clients score what they are sent, and their own models, where their data are; there is no global test set."""
+    algorithm, model = trained.fed.algorithm, trained.server_model()
+    shared = {**trained.shared, "params": model.params, "buffers": model.buffers}
+    models: list[ModelName] = ["global", "personal"] if aspects.is_personalised(algorithm.solver) else ["global"]
+    found = trained.fed.engine.scores(algorithm, shared, trained.states(ids), ids, metrics, models)
+    return Evaluation(found[-1], {}, found[0] if len(found) > 1 else None)
+
+
+def summaries(values: Values) -> Summary:
+    """Mean, spread and tails over clients, by metric."""
+    return {name: summarise(vector, higher_is_better=higher_is_better(name)) for name, vector in values.items()}
+
+
+def rows(evaluation: Evaluation, ids: Tensor) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What goes into the row of the round, and what into ``clients.jsonl``: what counts comes last."""
+    brief: dict[str, Any] = {"evaluation": evaluation.summary, "global": evaluation.overall}
+    if evaluation.shared is None:
+        return brief, [client_row("global", ids, evaluation.clients)]
+    brief["evaluation_global"] = summaries(evaluation.shared)
+    both = {"global": evaluation.shared, "personal": evaluation.clients}
+    return brief, [client_row(model, ids, values) for model, values in both.items()]
+
+
+def client_row(model: str, ids: Tensor, values: Values, **more: Any) -> dict[str, Any]:
+    """One row of ``clients.jsonl``."""
+    numbers = {name: [_number(value) for value in vector.tolist()] for name, vector in values.items()}
+    return {"split": "test", "model": model, **more, "ids": ids.tolist(), **numbers}
+
+
+def _global_scores(trained: Trained, metrics: tuple[str, ...], ids: Tensor) -> tuple[Values, dict[str, float]]:
+    task, model = trained.fed.task, trained.server_model()
+    values = evaluate_clients(*model, task.data("test", ids), metrics)
+    pool = task.global_test
+    return values, evaluate_pool(*model, pool, metrics) if pool is not None else {}
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,174 @@
+"""``fedalloy.fit``: one federated experiment from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fedalloy.core.algorithm import Algorithm
+from fedalloy.core.errors import SpecError, nearest
+from fedalloy.core.protocols import Task
+from fedalloy.core.spec import algorithm_from_spec, algorithm_to_spec
+from fedalloy.core.task import check_task
+from fedalloy.core.types import Tree
+from fedalloy.experiment.config import RunConfig
+from fedalloy.experiment.driver import Ending, RoundEvent, run
+from fedalloy.experiment.interrupt import put_off
+from fedalloy.experiment.recorder import MemoryRecorder, Recorder, Row
+from fedalloy.experiment.records.reading import read_run
+from fedalloy.experiment.sampling import UniformSampling
+from fedalloy.experiment.tracking import Tracker
+from fedalloy.experiment.trained import Trained
+from fedalloy.methods import published as algorithms
+from fedalloy.methods.classifier import synthetic_set
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run left: how it ended, the model, and every row it recorded."""
+
+    ending: Ending
+    recorder: Recorder
+    folder: Path | None
+
+    @property
+    def status(self) -> str:
+        """finished, failed or stopped."""
+        return self.ending.status
+
+    @property
+    def model(self) -> Tree:
+        """Parameters and buffers of the global model, ready for ``module.load_state_dict``: for methods that learn
+        samples, those of a classifier trained on them."""
+        model = self.trained.server_model()
+        return {**model.params, **model.buffers}
+
+    def synthetic(self, per_class: int = 10) -> tuple[Tensor, Tensor]:
+        """The labelled synthetic samples ``(x, y)`` of the run; a method that makes none is refused."""
+        fed, key = self.trained.fed, self.trained.fed.root.fold("synthetic", self.trained.round)
+        made = synthetic_set(fed.task, fed.algorithm, self.ending.state, key, per_class)
+        if made is None:
+            raise SpecError(f"solver '{type(fed.algorithm.solver).__name__}' makes no synthetic samples; fedevg does")
+        return made
+
+    @property
+    def trained(self) -> Trained:
+        """The run as it ended, for newcomers and for every client's own model."""
+        return self.ending.trained
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What was unusual about the data: clients without examples, or with less than a batch of them."""
+        return self.trained.fed.notices
+
+    @property
+    def reached(self) -> int | None:
+        """The round in which the target was reached first."""
+        return self.ending.progress.reached
+
+    def rounds(self) -> Iterator[Row]:
+        """One row per round (columns: ``fedalloy.experiment.records.reading``)."""
+        return self._rows("rounds")
+
+    def clients(self) -> Iterator[Row]:
+        """One row per evaluation with every client's value."""
+        return self._rows("clients")
+
+    def last(self, metric: str = "accuracy") -> dict[str, float]:
+        """The newest summary of a metric over clients: mean, worst, best, gini, ..."""
+        found: dict[str, float] = {}
+        known: set[str] = set()
+        for row in self.rounds():
+            scores = row.get("evaluation", {})
+            known |= scores.keys()
+            found = scores.get(metric, found)
+        if known and not found:
+            raise SpecError(f"the run was not scored by '{metric}': {nearest(metric, known)}")
+        return found
+
+    def _rows(self, stream: str) -> Iterator[Row]:
+        if isinstance(self.recorder, MemoryRecorder):
+            return iter(self.recorder.streams["rounds" if stream == "rounds" else "clients"])
+        assert self.folder is not None
+        record = read_run(self.folder)
+        return record.rounds() if stream == "rounds" else record.clients()
+
+
+def fit(
+    algorithm: Algorithm | str | Mapping[str, Any],
+    task: Task,
+    *,
+    rounds: int = 50,
+    cohort: int | float | None = None,
+    seed: int = 0,
+    folder: str | Path | None = None,
+    resume: bool = False,
+    watcher: Callable[[RoundEvent], None] | None = None,
+    initial: Tree | None = None,
+    track: Sequence[str | Tracker] = (),
+    start_over: bool = False,
+    allow_engine_change: bool = False,
+    **settings: Any,
+) -> RunResult:
+    """Train ``algorithm`` on ``task`` and return what happened.
+
+    ``algorithm`` is a value (``fedavg(lr=0.05)``), the name of a published method, or a spec. ``settings`` are
+    the further fields of ``RunConfig``: devices, metrics, evaluate_every, target, engine, ... With a ``folder``
+    everything is written there and ``resume=True`` goes on after an interruption; ``track=["tensorboard"]`` also
+    tells other tools (:mod:`fedalloy.results.track`). Ctrl-C and SIGTERM end the run after its round; when everything is safe
+    the signal has its own effect, or goes to the handler that the caller has set for it; then the result is returned.
+    A folder is resumed only with the run that it holds, possibly with more ``rounds``; ``allow_engine_change`` allows
+    another engine or device, ``start_over`` begins anew where no checkpoint can be used.
+    """
+    _check_order(algorithm, task)
+    if folder is not None and (not isinstance(folder, str | Path) or not str(folder)):
+        raise SpecError(f"fit: folder must be the path of a run folder, or None for none, got {folder!r}")
+    chosen = as_algorithm(algorithm)
+    config = RunConfig(rounds=rounds, seed=seed, **_settings(settings, cohort, task))
+    recipe = {"algorithm": algorithm_to_spec(chosen) if folder is not None else {}, "run": _plain(config)}
+    with put_off() as caught:
+        ending, recorder = run(
+            chosen, task, config, folder=folder, resume=resume, recipe=recipe, watcher=watcher, initial=initial,
+            track=track, caught=caught, start_over=start_over, allow_engine_change=allow_engine_change,
+        )  # fmt: skip
+    return RunResult(ending, recorder, Path(folder) if folder is not None else None)
+
+
+def as_algorithm(algorithm: Algorithm | str | Mapping[str, Any]) -> Algorithm:
+    """An algorithm from a value, a name or a spec."""
+    if isinstance(algorithm, Algorithm):
+        return algorithm
+    if not isinstance(algorithm, str | Mapping):
+        raise SpecError(f"algorithm is a {type(algorithm).__name__}: give fedavg(lr=0.05), a method's name, or a spec")
+    return algorithms.named(algorithm) if isinstance(algorithm, str) else algorithm_from_spec(algorithm)
+
+
+def _check_order(algorithm: object, task: object) -> None:
+    """Say what is meant to stand where."""
+    if isinstance(algorithm, Task) and not isinstance(algorithm, Algorithm):
+        raise SpecError("fit: the first argument is a task; the order is fit(algorithm, task)")
+    check_task(task, "fit: the second argument (the order is fit(algorithm, task))")
+
+
+def _settings(settings: dict[str, Any], cohort: int | float | None, task: Task) -> dict[str, Any]:
+    """The named settings with the sampling rule that ``cohort`` stands for and, unless some are given, the metrics
+    that the task is usually scored with."""
+    allowed = {field.name for field in fields(RunConfig)}
+    for name in settings:
+        if name not in allowed:
+            raise SpecError(f"fit: unknown setting '{name}'; {nearest(name, allowed | {'cohort'})}")
+    if cohort is not None and "sampling" in settings:
+        raise SpecError("fit: 'cohort' and 'sampling' both say who takes part; give one of them")
+    usual = task.metrics if "metrics" not in settings else ()
+    scores = {"metrics": usual, "target_metric": usual[0]} if usual else {}
+    return {"sampling": UniformSampling(cohort), **scores, **settings}
+
+
+def _plain(config: RunConfig) -> dict[str, Any]:
+    """The settings that a file can hold."""
+    values = {field.name: getattr(config, field.name) for field in fields(config)}
+    return {name: value for name, value in values.items() if isinstance(value, (int, float, str, bool, tuple))}

@@ -1,0 +1,123 @@
+"""A model meets a client that never took part: as it is, and after a few local steps of the client's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedalloy.core import aspects, tree
+from fedalloy.core.applying import alone, plain
+from fedalloy.core.blocks import client_keys, prepare
+from fedalloy.core.client import train
+from fedalloy.core.errors import SpecError
+from fedalloy.core.keys import Key
+from fedalloy.core.program import run_block
+from fedalloy.core.protocols import LocalSolver
+from fedalloy.core.types import Context, Examples, Plan, Tree, Work
+from fedalloy.experiment.evaluate import Summary, Values, client_row, summaries
+from fedalloy.experiment.trained import Trained
+from fedalloy.methods.weightings.uniform import Uniform
+from fedalloy.tasks.evaluation import evaluate_models
+
+
+@dataclass(frozen=True)
+class Newcomers:
+    """Values by metric for every newcomer, after each number of local steps."""
+
+    ids: Tensor
+    scores: dict[int, Values]
+
+    def summary(self, steps: int) -> Summary:
+        """Mean, spread and tails over the newcomers."""
+        if steps not in self.scores:
+            raise SpecError(f"newcomers were not scored after {steps} steps; after: {', '.join(map(str, self.scores))}")
+        return summaries(self.scores[steps])
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values: one row per number of steps, shaped as those of ``clients.jsonl``."""
+        rows = [client_row("newcomer", self.ids, values, steps=steps) for steps, values in self.scores.items()]
+        return {"rows": rows, "summary": {str(steps): self.summary(steps) for steps in self.scores}}
+
+
+@torch.no_grad()
+def evaluate_newcomers(
+    trained: Trained,
+    ids: Tensor | None = None,
+    steps: Sequence[int] = (0, 1, 5, 10),
+    metrics: tuple[str, ...] | None = None,
+) -> Newcomers:
+    """Score clients on their own test parts after ``steps`` steps of the algorithm's local training.
+
+    ``steps = 0`` is the global model as it is. A method that trains in phases (FedRep, Ditto) takes so many steps in
+    each. After that a client uses what the algorithm would give it: the model
+    it has trained, mixed with or replaced by its own where the method has one, starting from its initial private
+    state. Without ``ids`` they are the task's newcomers. Nothing of this changes the run.
+    """
+    if trained.fed.algorithm.solver.target != "params":
+        raise SpecError("newcomers: this method exchanges samples, so there is no shared model to go on from")
+    ids = _newcomers(trained) if ids is None else ids
+    if any(count < 0 for count in steps):
+        raise SpecError(f"newcomers: steps are {list(steps)}; allowed are whole numbers from 0")
+    metrics = metrics or trained.fed.config.metrics
+    scores = {count: _scores(trained, ids, count, metrics) for count in steps}
+    return Newcomers(ids, scores)
+
+
+def adapt(trained: Trained, client: int, steps: int) -> tuple[Tree, Tree]:
+    """The parameters and buffers that a client uses after ``steps`` local steps from where the run stands."""
+    fed, shared, work, ctx = trained.fed, trained.shared, Work.of(torch.tensor([client])), _context(trained)
+    # Nothing is sent, so nobody weighs or encodes it.
+    algorithm = replace(fed.algorithm, weighting=Uniform(), wire=())
+    solver, data = algorithm.solver, fed.task.data("train", work.ids)
+    plan = first_steps(solver, data.client(0), steps, client_keys(ctx.key, work.ids).fold("plan"))
+    block = prepare(algorithm, work, data, shared, ctx, plan=plan)
+    done = run_block(algorithm, fed.task.objective, shared, trained.states(work.ids), block, ctx, train, plain)
+    sent, mine = alone((done.payload, done.states["solver"]))
+    moved = tree.map_leaves(lambda change, leaf: leaf + change, sent[solver.update], shared[solver.target])
+    after = {**shared, solver.target: {**shared[solver.target], **moved}}
+    after["buffers"] = {**shared["buffers"], **sent.get("buffers", {})}
+    return aspects.personal_model(solver, after, mine)
+
+
+def first_steps(solver: LocalSolver, examples: Examples, steps: int, key: Key) -> Plan:
+    """The first steps of every phase of a client's plan; where a round has fewer, of one with more epochs."""
+    sizes = torch.tensor([len(examples)])
+    plan = solver.plan(sizes, torch.tensor([-1]), key)
+    if int((plan.phase[0, : int(plan.steps[0])] == 0).sum()) < steps:
+        plan = solver.plan(sizes, torch.tensor([steps]), key)
+    taken = torch.arange(int(plan.steps[0]))
+    phases = plan.phase[0, taken]
+    first = torch.cat([taken[phases == phase][:steps] for phase in phases.unique()] or [taken]).sort().values
+    return Plan(plan.index[:, first], plan.mask[:, first], plan.phase[:, first])
+
+
+def _scores(trained: Trained, ids: Tensor, steps: int, metrics: tuple[str, ...]) -> Values:
+    """A few clients at a time, so that their models fit into memory."""
+    task, shared = trained.fed.task, trained.shared
+    parts = []
+    for some in ids.split(trained.at_once):
+        clients = some.tolist()
+        unchanged = (shared["params"], shared["buffers"])
+        models = [adapt(trained, client, steps) if steps else unchanged for client in clients]
+        parts.append(evaluate_models(task.objective, models, task.data("test", some), metrics))
+    return {name: torch.cat([part[name] for part in parts]) for name in metrics}
+
+
+def _newcomers(trained: Trained) -> Tensor:
+    ids = trained.fed.task.newcomer_ids
+    if len(ids) == 0:
+        raise SpecError(
+            "this run has no newcomers: give ids, or set aside some clients with newcomers = 5 in [partition]"
+        )
+    return ids
+
+
+def _context(trained: Trained) -> Context:
+    """The newcomers' steps are those of the run's last round."""
+    fed, round = trained.fed, max(1, trained.round)
+    lr = fed.algorithm.solver.lr_at(round, fed.config.rounds)
+    return Context(round, fed.task.population, fed.root.fold("newcomers"), lr, fed.config.rounds)

@@ -1,0 +1,47 @@
+"""Tables of weights that a recipe names by their file: read here, so that rules never read files and a run's own recipe
+holds the numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fedalloy.core.errors import SpecError
+from fedalloy.experiment.recipe.reading import parse
+from fedalloy.experiment.recipe.tables import Recipe
+from fedalloy.experiment.weight_files import load_table
+
+_PLACES = ("algorithm", "weighting")
+
+
+def table_file(recipe: Recipe) -> Path | None:
+    """The file of weights that a one-run recipe names, whether it is there or not."""
+    for place in _PLACES:
+        table = getattr(recipe, place)
+        named = table.arguments.get("table") if table is not None else None
+        if isinstance(named, str):
+            return Path(named)
+    return None
+
+
+def with_table(recipe: Recipe) -> Recipe:
+    """The recipe with the numbers of its table in place of the file's name; one that is not learned yet stays a name,
+    and whoever runs it is told."""
+    file = table_file(recipe)
+    if file is None or not file.exists():
+        return recipe
+    table, data = load_table(file), recipe.model_dump(exclude_none=True)
+    place = data[next(name for name in _PLACES if isinstance(data.get(name, {}).get("table"), str))]
+    _check_kind(place, table.normalise, file)
+    place |= {name: value for name, value in table.arguments().items() if name == "table" or name not in place}
+    return parse(data, str(file))
+
+
+def _check_kind(place: dict[str, Any], normalise: bool, file: Path) -> None:
+    """A table for normalised updates means something else for plain ones."""
+    if "kind" in place:
+        place.setdefault("normalise", normalise)
+    wanted = place.get("normalise", place.get("name") == "duw_fednova")
+    if wanted != normalise:
+        made, asked = ("FedNova", "plain") if normalise else ("plain", "FedNova")
+        raise SpecError(f"{file} was learned for {made} updates, the recipe runs {asked} ones: learn another table")

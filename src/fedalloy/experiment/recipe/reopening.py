@@ -1,0 +1,39 @@
+"""A run folder opened again: what was run, and what it had learned at its last checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedalloy.core.errors import CheckpointError
+from fedalloy.core.keys import Key
+from fedalloy.engines.loop import Loop
+from fedalloy.experiment.placement import on_device, placed
+from fedalloy.experiment.recipe.reading import load
+from fedalloy.experiment.recipe.resolving import resolve
+from fedalloy.experiment.records.folder import RunFolder
+from fedalloy.experiment.records.store import read_store
+from fedalloy.experiment.round import Federation
+from fedalloy.experiment.trained import Trained
+
+
+def reopen(folder: str | Path) -> Trained:
+    """The run in a folder at its last checkpoint; its data are made anew from its recipe, and nothing is changed.
+
+    Only for runs of a recipe: one that was started from Python has no data in its folder, but
+    ``RunResult.trained``.
+    """
+    opened = RunFolder.open(folder)
+    experiment = resolve(load(opened.path))
+    saved = opened.latest()
+    if saved is None:
+        raise CheckpointError(f"{folder} holds no checkpoint yet; wait for the first one, or resume the run")
+    config = experiment.config
+    if config.engine == "flower" and experiment.algorithm.stateful:
+        raise CheckpointError(
+            f"{folder} is a run over a federation: its clients keep their states on their nodes, and the folder holds "
+            "only the rounds in which these were made"
+        )
+    task, root = placed(experiment.task(), config.device), Key.of(config.seed)
+    fed = Federation(experiment.algorithm.fitted(task, root), task, Loop(), config, root)
+    store = read_store(saved.clients, opened.clients, config.device)
+    return Trained(fed, on_device(saved.server, config.device), store, saved.round)

@@ -1,0 +1,258 @@
+"""One round as a walk: sample, run the clients, drop the late, step the server, describe what happened."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedalloy.core import aspects, tree
+from fedalloy.core.algorithm import Algorithm, ServerState, ServerStep, server_step
+from fedalloy.core.engine import check_engine_kind, check_outcome
+from fedalloy.core.keys import Key
+from fedalloy.core.protocols import ClientStore, Engine, Outcome, Shared, Task
+from fedalloy.core.recount import recounted
+from fedalloy.core.task import check_task
+from fedalloy.core.traffic import bytes_down, cross_bytes
+from fedalloy.core.types import Cohort, Context, Contributions, State, Work
+from fedalloy.experiment.config import RunConfig
+from fedalloy.experiment.sizes import KnownSizes
+
+MEGABYTE = 1e6
+
+
+@dataclass
+class Stopwatch:
+    """Where a round's time went; the only part of a run that looks at the clock."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def time(self, phase: str) -> Iterator[None]:
+        """Add the time spent inside to ``phase``."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - begin
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Everything that stays the same from round to round."""
+
+    algorithm: Algorithm
+    task: Task
+    engine: Engine
+    config: RunConfig
+    root: Key
+    notices: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_task(self.task, "the task of a federation")
+        check_engine_kind(self.engine, "the engine of a federation")
+
+    @property
+    def resends(self) -> bool:
+        """Whether a client whose link failed counts with a zero update instead of being left out."""
+        return (self.algorithm.on_failure or self.config.devices.on_failure) == "resend"
+
+
+@dataclass(frozen=True)
+class Played:
+    """What a round did: the server's step, and the row that describes it."""
+
+    step: ServerStep
+    row: dict[str, Any]
+
+
+def play(
+    fed: Federation,
+    state: ServerState,
+    store: ClientStore,
+    round: int,
+    watch: Stopwatch,
+    sizes: KnownSizes | None = None,
+) -> Played:
+    """One round; client states are put into the store and new sizes are kept, everything else is returned."""
+    key, sizes = fed.root.fold("round", round), sizes or known_sizes(fed)
+    with watch.time("plan"):
+        work, absent = _assign(fed, round, key)
+        ctx = Context(
+            round=round,
+            population=fed.task.population,
+            key=key,
+            local_lr=fed.algorithm.solver.lr_at(round, fed.config.rounds),
+            rounds=fed.config.rounds,
+        )
+        known = _known(fed, store, work.ids)
+        states = _with_new(fed, state, known, work.ids, round)
+    with watch.time("clients"):
+        outcome = _run(fed, state, states, work, ctx)
+    with watch.time("server"):
+        cohort = recounted(fed.algorithm, outcome.cohort, work, ctx, sizes.limits(outcome.cohort.ids))
+        cohort, late, seconds = _punctual(fed, cohort, state["shared"])
+        absent = sorted({*absent, *outcome.failures, *(() if fed.resends else late)})
+        down = _sent_down(fed, state["shared"], work, known, outcome, cohort)
+        cohort = _cross(fed, state["shared"], cohort)
+        heard, limits = replace(ctx, absent=tuple(absent)), sizes.limits(cohort.ids)
+        step = server_step(fed.algorithm, state, cohort, heard, fed.config.max_norm, limits)
+        sizes.learn(cohort)
+    if fed.algorithm.stateful:
+        with watch.time("store"):
+            store.put(round, _counted(outcome, work, late, step))
+    row = {"round": round, **_describe(fed.algorithm, state, work, cohort, step, outcome, down)}
+    resent = sorted({*_silent(work), *(late if fed.resends else ())})
+    row |= {"simulated_seconds": seconds, "absent": absent, "late": late, "resent": resent}
+    row |= {"idle": list(step.idle), "refusal": step.refusal}
+    return Played(step, row)
+
+
+def known_sizes(fed: Federation) -> KnownSizes:
+    """A book of sizes in which nobody stands yet."""
+    return KnownSizes(fed.task.population, fed.config.max_examples)
+
+
+def _assign(fed: Federation, round: int, key: Key) -> tuple[Work, list[int]]:
+    """The cohort's work, and who was asked but cannot be heard."""
+    devices = fed.config.devices
+    ids = fed.config.sampling.choose(
+        fed.task, round, key.fold("sample"), lambda some: devices.available(some, key.fold("available"))
+    )
+    links, epochs = devices.links(ids, key.fold("links")), devices.epochs_for(ids, key.fold("epochs"))
+    if fed.resends or bool(links.all()):
+        return Work.of(ids, epochs, links), []
+    return Work.of(ids[links], epochs[links]), ids[~links].tolist()
+
+
+def client_states(
+    fed: Federation, state: ServerState, store: ClientStore, ids: Tensor, round: int = 0
+) -> dict[int, State]:
+    """Every client's state; a client met for the first time gets its initial one."""
+    return _with_new(fed, state, _known(fed, store, ids), ids, round)
+
+
+def _known(fed: Federation, store: ClientStore, ids: Tensor) -> dict[int, State]:
+    """The states of those who keep one."""
+    return store.get(ids.tolist()) if fed.algorithm.stateful or fed.engine.clients_keep_states else {}
+
+
+def _with_new(
+    fed: Federation, state: ServerState, known: dict[int, State], ids: Tensor, round: int
+) -> dict[int, State]:
+    clients = ids.tolist()
+    if fed.engine.clients_keep_states:
+        return {client: {} for client in clients} | known
+    new, shared, algorithm = fed.root.fold("new client"), state["shared"], fed.algorithm
+    if not algorithm.stateful and not aspects.needs_fresh(algorithm.solver):
+        return dict.fromkeys(clients, algorithm.init_client(shared, new, fed.task.objective.init))
+    return {
+        client: known[client]
+        if client in known
+        else algorithm.init_client(shared, algorithm.client_key(new, client, round), fed.task.objective.init)
+        for client in clients
+    }
+
+
+def _run(fed: Federation, state: ServerState, states: dict[int, State], work: Work, ctx: Context) -> Outcome:
+    if len(work) == 0:
+        return Outcome(Cohort(work.ids, {}, {}), {})
+    outcome = fed.engine(fed.algorithm, fed.task, state["shared"], states, work, ctx)
+    check_outcome(outcome, work, fed.engine)
+    return outcome
+
+
+def _cross(fed: Federation, shared: Shared, cohort: Contributions) -> Contributions:
+    """The cohort with its cross scores, measured where the data are."""
+    if "cross_score" not in fed.algorithm.weighting.requires or not len(cohort):
+        return cohort
+    return cohort.with_cross(fed.engine.cross_score(fed.algorithm, fed.task, shared, cohort))
+
+
+def _sent_down(
+    fed: Federation, shared: Shared, work: Work, known: dict[int, State], outcome: Outcome, cohort: Contributions
+) -> int:
+    """What went to the clients: their orders, and the models of others where they try them."""
+    orders = outcome.bytes_down
+    if orders is None:
+        orders = bytes_down(fed.algorithm, shared, len(work), sum(client not in known for client in work.ids.tolist()))
+    return orders + cross_bytes(fed.algorithm, shared, cohort)
+
+
+def _punctual(fed: Federation, cohort: Contributions, shared: Shared) -> tuple[Contributions, list[int], float]:
+    """The cohort without those who missed the deadline (or with their updates zeroed), and the simulated seconds."""
+    devices = fed.config.devices
+    if len(cohort) == 0:
+        return cohort, [], devices.deadline or 0.0
+    megabytes = cohort.stats["bytes_up"] / MEGABYTE
+    spent = devices.seconds(cohort.ids, cohort.stats["num_steps"].nan_to_num(0.0), megabytes, fed.root.fold("devices"))
+    late = devices.late(spent)
+    if not bool(late.any()):
+        return cohort, [], devices.round_seconds(spent)
+    gone = cohort.ids[late]
+    if fed.resends:
+        return cohort.resend(gone, fed.algorithm.neutral(shared)), gone.tolist(), devices.round_seconds(spent)
+    return cohort.select(cohort.ids[~late]), gone.tolist(), devices.round_seconds(spent)
+
+
+def _counted(outcome: Outcome, work: Work, late: list[int], step: ServerStep) -> dict[int, State]:
+    """A contribution that did not count leaves no trace at the client: its state stays what it was."""
+    silent, counted = {*_silent(work), *late}, set(step.ids.tolist())
+    return {client: state for client, state in outcome.states.items() if client in counted and client not in silent}
+
+
+def _silent(work: Work) -> list[int]:
+    """Whose link failed."""
+    return [] if bool(work.active.all()) else work.ids[~work.active].tolist()
+
+
+def _describe(
+    algorithm: Algorithm,
+    state: ServerState,
+    work: Work,
+    cohort: Contributions,
+    step: ServerStep,
+    outcome: Outcome,
+    down: int,
+) -> dict[str, Any]:
+    """The row of ``rounds.jsonl``: a function of the seed alone, never of the clock. Where something else than a model
+    travels, ``bytes_model`` is what the model would have cost in each direction."""
+    counted = torch.isin(cohort.ids, step.ids) if len(step.ids) < len(cohort) else slice(None)
+    model = {} if algorithm.solver.target == "params" else {"bytes_model": _model_bytes(state) * len(work)}
+    return model | {
+        "ids": step.ids.tolist(),
+        "weights": _plain(step.weights),
+        "num_steps": cohort.stats["num_steps"][counted].tolist() if len(cohort) else [],
+        "train_loss": _mean(cohort.stats["train_loss"][counted]) if len(cohort) else None,
+        "bytes_up": int(outcome.cohort.stats["bytes_up"].sum()) if len(outcome.cohort) else 0,
+        "bytes_down": down,
+        "dropped": {str(client): why for client, why in {**outcome.failures, **step.dropped}.items()},
+        "info": {name: _plain(value) for name, value in step.info.items()},
+    }
+
+
+def _model_bytes(state: ServerState) -> int:
+    return sum(tree.nbytes(state["shared"][part]) for part in ("params", "buffers"))
+
+
+def _mean(values: Tensor) -> float | None:
+    """The mean over clients that trained at all."""
+    if not math.isnan(mean := float(values.mean())):
+        return mean
+    known = values[~values.isnan()]
+    return float(known.mean()) if len(known) else None
+
+
+def _plain(value: Any) -> Any:
+    """Weights and info as JSON; element-wise weights are summarised by their mean over a leaf."""
+    if isinstance(value, Tensor):
+        return (value if value.dim() <= 1 else value.flatten(1).mean(1)).tolist()
+    if isinstance(value, dict):
+        return {name: _plain(leaf) for name, leaf in value.items()}
+    return value

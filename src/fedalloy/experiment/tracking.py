@@ -1,0 +1,124 @@
+"""Trackers: whoever wants to hear the numbers of a run while it goes, told beside what is recorded."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from fedalloy.core import registry
+from fedalloy.core.errors import RegistryError, SpecError
+from fedalloy.core.protocols import ClientStore
+from fedalloy.core.types import State
+from fedalloy.experiment.recorder import Recorder
+from fedalloy.experiment.records import atomic
+from fedalloy.experiment.records.folder import RunState, StreamName
+from fedalloy.experiment.records.naming import name_of
+from fedalloy.experiment.records.scalars import scalars, seconds_of
+
+_REMEMBERED = "track.json"
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """What a tracker is told at the beginning; ``round`` is the last one that counts when a run is resumed."""
+
+    folder: Path
+    name: str
+    recipe: Mapping[str, Any]
+    round: int = 0
+
+    def recall(self, tracker: str) -> str | None:
+        """The id under which a tracker knows this run from an earlier sitting."""
+        return self._known().get(tracker)
+
+    def remember(self, tracker: str, run: str) -> None:
+        """Keep that id beside the run."""
+        text = json.dumps({**self._known(), tracker: run}, indent=2) + "\n"
+        atomic.write_text(self.folder / _REMEMBERED, text)
+
+    def _known(self) -> dict[str, str]:
+        file = self.folder / _REMEMBERED
+        known: dict[str, str] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        return known
+
+
+class Tracker(Protocol):
+    """Somebody who wants to know the numbers of a run while it goes; registered ones are made without arguments."""
+
+    def begin(self, run: TrackedRun, /) -> None:
+        """A run begins or goes on."""
+
+    def log(self, round: int, values: Mapping[str, float], /) -> None:
+        """The numbers of a round."""
+
+    def end(self, state: str, reason: str, /) -> None:
+        """The run ended: finished, failed or stopped."""
+
+
+def make_trackers(names: Sequence[str | Tracker], folder: str | Path | None) -> list[Tracker]:
+    """Trackers by name; a value that is one already stays. A library that is missing is told before the first round."""
+    if names and folder is None:
+        raise SpecError("tracking needs a folder for the run: give one")
+    return [_made(one) if isinstance(one, str) else one for one in dict.fromkeys(names)]
+
+
+def _made(name: str) -> Tracker:
+    try:
+        make = registry.find("tracker", name)
+    except RegistryError as error:
+        raise SpecError(str(error)) from None
+    tracker: Tracker = make()
+    return tracker
+
+
+class TrackingRecorder:
+    """Records as another :class:`fedalloy.experiment.recorder.Recorder` does, and tells trackers the numbers; a tracker that
+    raises is not asked again."""
+
+    def __init__(
+        self, recorder: Recorder, trackers: Sequence[Tracker], folder: Path, recipe: Mapping[str, Any]
+    ) -> None:
+        self._recorder, self._trackers = recorder, list(trackers)
+        self._folder, self._recipe = folder, recipe
+
+    def append(self, stream: StreamName, row: Mapping[str, Any]) -> None:
+        """Record a row, and tell its numbers."""
+        self._recorder.append(stream, row)
+        if stream == "rounds":
+            values = scalars(row)
+            self._each(lambda one: one.log(row["round"], values))
+        elif stream == "timings":
+            spent = {"seconds": seconds_of(row)}
+            self._each(lambda one: one.log(row["round"], spent))
+
+    def checkpoint(self, round: int, server: State, clients: ClientStore, extra: Mapping[str, Any]) -> None:
+        """Nothing that a tracker need know."""
+        self._recorder.checkpoint(round, server, clients, extra)
+
+    def snapshot(self, round: int, x: Tensor, y: Tensor) -> None:
+        """Samples are kept where the run is; trackers hear of numbers alone."""
+        self._recorder.snapshot(round, x, y)
+
+    def status(self, state: RunState, round: int, reason: str = "") -> None:
+        """A run is running when it begins, and something else when it ends."""
+        self._recorder.status(state, round, reason)
+        if state == "running":
+            run = TrackedRun(self._folder, name_of(self._recipe), self._recipe, round)
+            self._each(lambda one: one.begin(run))
+        else:
+            self._each(lambda one: one.end(state, reason))
+
+    def _each(self, do: Callable[[Tracker], None]) -> None:
+        for tracker in list(self._trackers):
+            try:
+                do(tracker)
+            except Exception as error:
+                self._trackers.remove(tracker)
+                said = f"{type(tracker).__name__} failed and is left out from here on: {error}"
+                warnings.warn(said, RuntimeWarning, stacklevel=3)

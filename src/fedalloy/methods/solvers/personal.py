@@ -1,0 +1,160 @@
+"""Parts of the model that stay at home: FedPer, LG-FedAvg, FedRep, FedBN and local training as one wrapper.
+
+What stays is a choice of leaves by name. FedPer keeps the head (Arivazhagan et al. 2019, arXiv:1912.00818), LG-FedAvg
+the body (Liang et al. 2020, arXiv:2001.01523), FedRep the head with a phase for each (Collins et al. 2021,
+arXiv:2102.07078), FedBN the normalisation (Li et al. 2021, arXiv:2102.07623); keeping everything is local training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from torch import Tensor
+
+from fedalloy.core import aspects
+from fedalloy.core.around import Wrapping
+from fedalloy.core.aspects import CountsSteps, Describes, OwnStart, PartlyLocal, Personalised
+from fedalloy.core.errors import SpecError
+from fedalloy.core.keys import Key
+from fedalloy.core.names import Names
+from fedalloy.core.protocols import Carry, GradAt, LocalSolver, Shared
+from fedalloy.core.registry import register
+from fedalloy.core.statistics import Statistic
+from fedalloy.core.types import Context, Facts, Part, Payload, Plan, State, Stats, Tree
+from fedalloy.methods.solvers.phases import in_phases
+from fedalloy.methods.solvers.sgd import Sgd
+from fedalloy.methods.solvers.training import LocalTraining
+
+HEAD = ("classifier.*", "head.*", "output.*", "fc.*")
+"""What the last block of a model is called, in the house and in most others."""
+NORM = ("*norm*", "*bn*")
+"""What normalisation layers are called."""
+
+
+@register("solver", "personal")
+@dataclass(frozen=True)
+class Personal(Wrapping, Personalised, PartlyLocal, OwnStart, Describes, CountsSteps):
+    """Any plain solver on a model of which some leaves, with their buffers, never leave the client.
+
+    ``keep`` = ``named`` keeps the leaves that match ``names`` (patterns such as ``classifier.*``), ``others`` all the
+    rest. They are not sent, not averaged and not moved by the server, where they stay as they were initialised; a
+    client that never took part uses them so. With ``shared_epochs`` the two are trained apart: first the solver's own
+    epochs on what is kept, then so many on what is shared.
+    When to use it: clients that agree on features and differ in labels (keep the head), or the other way round.
+    """
+
+    stateful: ClassVar[bool] = True
+
+    solver: LocalSolver = Sgd()  # noqa: RUF009 (a frozen value)
+    names: tuple[str, ...] = HEAD
+    keep: Literal["named", "others"] = "named"
+    shared_epochs: int | None = None
+
+    def __post_init__(self) -> None:
+        inner = self.solver
+        if inner.aspect(Personalised) is not None or len(inner.parts) > 1:
+            raise ValueError(
+                f"'{type(inner).__name__}' cannot leave parts of its model at home: allowed are solvers that send one "
+                "update and keep no model of their own, such as 'sgd' and 'prox'"
+            )
+        if self.shared_epochs is not None and self.shared_epochs < 0:
+            raise ValueError(f"shared_epochs must be 0 or more, got {self.shared_epochs}")
+        if self.shared_epochs is not None and not (isinstance(inner, LocalTraining) and inner.optimizer == "sgd"):
+            raise ValueError("shared_epochs needs a solver that trains by epochs with the optimizer 'sgd'")
+
+    @property
+    def inner(self) -> LocalSolver:
+        return self.solver
+
+    @property
+    def stays(self) -> Names:
+        return Names(self.names, others=self.keep == "others")
+
+    @property
+    def parts(self) -> Mapping[str, Part]:
+        return {name: replace(part, without=self.stays) for name, part in self.solver.parts.items()}
+
+    @property
+    def provides(self) -> frozenset[str]:
+        """In two phases only some of the steps move what is sent."""
+        return aspects.provides(self.solver) if self.shared_epochs is None else frozenset()
+
+    @property
+    def statistics(self) -> Mapping[str, Statistic]:
+        return aspects.statistics(self.solver)
+
+    def describe(self, steps: Tensor, ctx: Context) -> Stats:
+        return aspects.describe(self.solver, steps, ctx)
+
+    def fitted(self, facts: Facts) -> Self:
+        return replace(self, solver=aspects.fitted(self.solver, facts))
+
+    def plan(self, sizes: Tensor, epochs: Tensor, keys: Key) -> Plan:
+        if self.shared_epochs is None or not isinstance(self.solver, LocalTraining):
+            return self.solver.plan(sizes, epochs, keys)
+        first, whole = self._epochs(self.solver.epochs, epochs)
+        return in_phases(self.solver.plan(sizes, whole, keys), first, whole)
+
+    def count_steps(self, sizes: Tensor, epochs: Tensor) -> Tensor:
+        if self.shared_epochs is None or not isinstance(self.solver, LocalTraining):
+            return aspects.count_steps(self.solver, sizes, epochs)
+        return aspects.count_steps(self.solver, sizes, self._epochs(self.solver.epochs, epochs)[1])
+
+    def _epochs(self, usual: int, epochs: Tensor) -> tuple[Tensor, Tensor]:
+        """The epochs of the leaves that stay, and those of both phases."""
+        first = torch.where(epochs < 0, torch.full_like(epochs, usual), epochs)
+        return first, torch.where(first > 0, first + (self.shared_epochs or 0), first)
+
+    def init_shared(self, params: Tree) -> Shared:
+        if not self.stays.split(params)[0]:
+            meant = f"keep = '{self.keep}' with names = {', '.join(self.names) or '(none)'}"
+            raise SpecError(
+                f"no parameter stays at home: {meant} means none of {', '.join(params)}; patterns look like 'head.*'"
+            )
+        return self.solver.init_shared(params)
+
+    def init_client(self, shared: Shared, key: Key) -> State:
+        return {
+            "params": self.stays.split(shared["params"])[0],
+            "buffers": self.stays.split(shared["buffers"])[0],
+            "solver": self.solver.init_client(shared, key),
+        }
+
+    def start_model(self, shared: Shared, mine: State) -> tuple[Tree, Tree]:
+        return {**shared["params"], **mine["params"]}, {**shared["buffers"], **mine["buffers"]}
+
+    def personal(self, shared: Shared, mine: State, mix: float | None = None) -> tuple[Tree, Tree]:
+        return self.start_model(shared, mine)
+
+    def begin(self, shared: Shared, mine: State, ctx: Context) -> Carry:
+        return self.solver.begin(self._whole(shared, mine), mine["solver"], ctx)
+
+    def step(self, carry: Carry, grad_at: GradAt, draws: Tree, phase: Tensor, ctx: Context) -> Carry:
+        moved = self.solver.step(carry, grad_at, draws, phase, ctx)
+        return moved if self.shared_epochs is None else self._thawed(moved, carry, phase == 0)
+
+    def end(self, carry: Carry, shared: Shared, mine: State, steps: Tensor, ctx: Context) -> tuple[Payload, State]:
+        payload, kept = self.solver.end(carry, self._whole(shared, mine), mine["solver"], steps, ctx)
+        sent = {part: self.stays.split(leaves)[1] for part, leaves in payload.items()}
+        own = self.stays.split(carry["params"])[0]
+        return sent, {"params": own, "buffers": mine["buffers"], "solver": kept}
+
+    def settle(self, mine: State, buffers: Tree) -> State:
+        return {**mine, "buffers": self.stays.split(buffers)[0]}
+
+    def _whole(self, shared: Shared, mine: State) -> Shared:
+        """What was received, with the client's own leaves in place."""
+        params, buffers = self.start_model(shared, mine)
+        return {**shared, "params": params, "buffers": buffers}
+
+    def _thawed(self, new: Mapping[str, Any], old: Mapping[str, Any], own_turn: Tensor) -> dict[str, Any]:
+        """Everything by the name of a leaf (models, momenta) moves only in its own phase."""
+        return {
+            name: self._thawed(value, old[name], own_turn)
+            if isinstance(value, Mapping)
+            else torch.where((own_turn if name in self.stays else ~own_turn).to(value.device), value, old[name])
+            for name, value in new.items()
+        }

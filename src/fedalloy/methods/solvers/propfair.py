@@ -1,0 +1,56 @@
+"""Clients that train on the logarithm of what they gain: PropFair as its public code has it (arXiv:2202.01666)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedalloy.core import tree
+from fedalloy.core.protocols import Carry, GradAt, Shared
+from fedalloy.core.registry import register
+from fedalloy.core.types import Context, Payload, State, Tree
+from fedalloy.methods.solvers.training import LocalTraining, descend, descend_start
+
+
+@register("solver", "propfair")
+@dataclass(frozen=True)
+class PropFair(LocalTraining):
+    """``y <- y - lr grad phi(l)`` for the batch loss ``l``, with ``phi(l) = -log(1 - l / M)``.
+
+    Where ``M - l < gap`` the code takes ``phi(l) = l / M`` instead (a "huberised" logarithm).
+    The gradient is that of the loss divided by ``M - l``, or by ``M`` once the loss comes near ``M``: there the slope
+    drops from ``1 / gap`` to ``1 / M``, so a client with large losses counts less than one just below. Weights that do
+    the same at the server, with a floor instead of a jump, are the weighting ``propfair`` (Zhang et al. 2022).
+    When to use it: to reproduce published numbers of PropFair, with FedAvg's weights.
+    """
+
+    M: float = 3.0
+    gap: float = 0.2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.gap <= self.M:
+            raise ValueError(f"gap must lie in (0, M], got gap = {self.gap} with M = {self.M}")
+
+    def begin(self, shared: Shared, mine: State, ctx: Context) -> Carry:
+        return {"params": shared["params"], "memory": descend_start(self, shared["params"])}
+
+    def step(self, carry: Carry, grad_at: GradAt, draws: Tree, phase: Tensor, ctx: Context) -> Carry:
+        grads = grad_at(carry["params"], of=self.welfare)
+        params, memory = descend(self, carry["params"], grads, carry["memory"], ctx.local_lr)
+        return {"params": params, "memory": memory}
+
+    def end(self, carry: Carry, shared: Shared, mine: State, steps: Tensor, ctx: Context) -> tuple[Payload, State]:
+        return {"delta": tree.subtract(carry["params"], shared["params"])}, mine
+
+    def welfare(self, loss: Tensor) -> Tensor:
+        """``phi`` of a batch loss.
+
+        >>> PropFair(M=2.0).welfare(torch.tensor([1.0, 5.0]))
+        tensor([0.6931, 2.5000])
+        """
+        # The branch that is not taken must stay finite, or its gradient would spoil the other's.
+        left = (self.M - loss).clamp(min=self.gap)
+        return torch.where(self.M - loss < self.gap, loss / self.M, -(left / self.M).log())

@@ -1,0 +1,38 @@
+"""Plain local training: what FedAvg's clients do (McMahan et al. 2017, arXiv:1602.05629)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedalloy.core import tree
+from fedalloy.core.aspects import Fusible, Fusing
+from fedalloy.core.protocols import Carry, GradAt, Shared
+from fedalloy.core.registry import register
+from fedalloy.core.types import Context, Payload, State, Tree
+from fedalloy.methods.solvers.training import LocalTraining, descend, descend_start, plain_descent
+
+
+@register("solver", "sgd")
+@dataclass(frozen=True)
+class Sgd(LocalTraining, Fusible):
+    """``y <- y - lr grad F_k(y)`` over the local batches, with momentum, Nesterov, weight decay or Adam.
+
+    When to use it: always first; every other solver is this one plus an idea.
+    """
+
+    @property
+    def fusing(self) -> Fusing | None:
+        # A subclass changes something, or it would not be one: it must say again that it is plain descent.
+        return plain_descent(self) if type(self) is Sgd else None
+
+    def begin(self, shared: Shared, mine: State, ctx: Context) -> Carry:
+        return {"params": shared["params"], "memory": descend_start(self, shared["params"])}
+
+    def step(self, carry: Carry, grad_at: GradAt, draws: Tree, phase: Tensor, ctx: Context) -> Carry:
+        params, memory = descend(self, carry["params"], grad_at(carry["params"]), carry["memory"], ctx.local_lr)
+        return {"params": params, "memory": memory}
+
+    def end(self, carry: Carry, shared: Shared, mine: State, steps: Tensor, ctx: Context) -> tuple[Payload, State]:
+        return {"delta": tree.subtract(carry["params"], shared["params"])}, mine

@@ -1,0 +1,274 @@
+"""What all model-training solvers share: the schedule of batches, the step size and the local optimizer.
+
+``LocalTraining`` carries the settings and three final methods; a solver adds its own idea by writing
+``begin``, ``step`` and ``end`` with ``descend``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self
+
+import torch
+from torch import Tensor
+
+from fedalloy.core import tree
+from fedalloy.core.aspects import CountsSteps, Describes, FitsData, Fusing, planned_steps
+from fedalloy.core.errors import SpecError
+from fedalloy.core.fraction import fraction_of
+from fedalloy.core.keys import Key
+from fedalloy.core.protocols import Carry, LocalSolver
+from fedalloy.core.types import Context, Facts, Plan, Stats, Tree
+from fedalloy.methods.solvers.phases import in_phases
+
+Leftover = Literal["auto", "keep", "merge", "drop"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalTraining(LocalSolver, Describes, CountsSteps, FitsData):
+    """Local training by minibatches: shuffled each epoch, last partial batch kept, optimizer state anew each round.
+
+    ``decay`` multiplies the step every ``decay_every`` rounds; ``milestones`` are fractions of the run at
+    which the step is divided by ten. ``batch_size = None`` uses all examples in every step.
+
+    ``leftover`` says what becomes of a last batch with a single example: ``keep`` it, ``merge`` it with the batch
+    before, or ``drop`` it; ``auto`` merges it where the model cannot be trained on one example (BatchNorm over vectors)
+    and keeps it elsewhere. A client whose only example would be such a batch takes no step, unless it is kept.
+    """
+
+    linear: ClassVar[bool] = True
+    """Whether every step adds its gradient to what is sent, as plain descent does."""
+
+    lr: float = 0.1
+    epochs: int = 1
+    batch_size: int | None = 32
+    shuffle: bool = True
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    decay: float = 1.0
+    decay_every: int = 1
+    milestones: tuple[float, ...] = ()
+    leftover: Leftover = "auto"
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @property
+    def second_epochs(self) -> int:
+        """Epochs of a second phase after the ordinary ones (``Plan.phase`` is 1 there)."""
+        return 0
+
+    @property
+    def provides(self) -> frozenset[str]:
+        """Normalised lengths exist for linear local updates only, so not for Adam."""
+        known = self.optimizer == "sgd" and self.linear
+        return frozenset({"step_norm", "effective_steps"}) if known else frozenset()
+
+    @property
+    def uses_length(self) -> str:
+        return "milestones are shares of the run, at which the step becomes smaller" if self.milestones else ""
+
+    def lr_at(self, round: int, rounds: int | None = None) -> float:
+        passed = sum(round > fraction_of(rounds, fraction) for fraction in self.milestones) if rounds else 0
+        return float(self.lr * self.decay ** ((round - 1) // self.decay_every) * 0.1**passed)
+
+    @property
+    def needs_facts(self) -> bool:
+        """Batches alone are chosen by the data, and only BatchNorm minds their size."""
+        return type(self).fitted is not LocalTraining.fitted
+
+    def fitted(self, facts: Facts) -> Self:
+        """The same solver, its batches of a size that the model can be trained on."""
+        if facts.alone or self.leftover == "keep":
+            return self
+        if self.batch_size == 1:
+            raise SpecError(
+                "batch_size = 1: this model cannot be trained on one example at a time (BatchNorm over vectors has no "
+                "spread to divide by); choose 2 or more, or GroupNorm"
+            )
+        return replace(self, leftover="merge") if self.leftover == "auto" else self
+
+    def plan(self, sizes: Tensor, epochs: Tensor, keys: Key) -> Plan:
+        first, whole = self.all_epochs(epochs)
+        plan = epoch_plan(sizes, whole, self.batch_size, keys if self.shuffle else None, self.leftover)
+        return in_phases(plan, first, whole) if self.second_epochs else plan
+
+    def count_steps(self, sizes: Tensor, epochs: Tensor) -> Tensor:
+        if type(self).plan is not LocalTraining.plan:  # another plan, another count
+            return planned_steps(self, sizes, epochs)
+        return steps_per_epoch(sizes, self.batch_size, self.leftover) * self.all_epochs(epochs)[1]
+
+    def all_epochs(self, epochs: Tensor) -> tuple[Tensor, Tensor]:
+        """The epochs of the first phase and of both; -1 is what the solver says."""
+        first = torch.where(epochs < 0, torch.full_like(epochs, self.epochs), epochs)
+        # What a device says about its epochs is about the first phase; one without time takes no step at all.
+        return first, torch.where(first > 0, first + self.second_epochs, first)
+
+    def describe(self, steps: Tensor, ctx: Context) -> Stats:
+        length = update_length(steps, self.momentum, self.nesterov)
+        return {"step_norm": length, "effective_steps": length}
+
+
+def epoch_plan(sizes: Tensor, epochs: Tensor, batch_size: int | None, keys: Key | None, leftover: str = "keep") -> Plan:
+    """Batches for a block of clients; step ``s`` of a client is the same whoever shares its block.
+
+    >>> plan = epoch_plan(torch.tensor([3, 1]), torch.tensor([1, 2]), 2, None)
+    >>> plan.steps.tolist(), plan.index[0].tolist()
+    ([2, 2], [[0, 1], [2, 0]])
+    >>> epoch_plan(torch.tensor([3]), torch.tensor([1]), 2, None, "merge").index[0].tolist()
+    [[0, 1, 2]]
+    """
+    longest = max(1, int(sizes.max()))
+    width = min(batch_size or longest, longest)
+    single, per_epoch = _single(sizes, batch_size, leftover), steps_per_epoch(sizes, batch_size, leftover)
+    merged = single is not None and leftover == "merge" and bool(single[per_epoch > 0].any())
+    steps = torch.arange(max(1, int((per_epoch * epochs).max())))
+    epoch = steps // per_epoch.clamp(min=1).unsqueeze(1)
+    turn = steps % per_epoch.clamp(min=1).unsqueeze(1)
+    place = turn.unsqueeze(2) * width + torch.arange(width + merged)
+    used = sizes if single is None else torch.where(per_epoch > 0, sizes - single * (leftover == "drop"), 0)
+    taken = (epoch < epochs.unsqueeze(1)).unsqueeze(2) & (place < used.reshape(-1, 1, 1))
+    if merged:  # the slot beyond the width is for the example that joins the last batch
+        taken[:, :, width] &= turn == per_epoch.unsqueeze(1) - 1
+    index = place if keys is None else _shuffled(place, epoch, sizes, max(1, int(epochs.max())), longest, keys)
+    return Plan(torch.where(taken, index, 0), taken, torch.zeros_like(epoch))
+
+
+def steps_per_epoch(sizes: Tensor, batch_size: int | None, leftover: str = "keep") -> Tensor:
+    """How many batches ``epoch_plan`` makes of each client's examples.
+
+    >>> steps_per_epoch(torch.tensor([0, 3, 4]), 3).tolist()
+    [0, 1, 2]
+    """
+    whole = (sizes > 0).long() if batch_size is None else (sizes + batch_size - 1) // batch_size
+    single = _single(sizes, batch_size, leftover)
+    return whole if single is None else whole - single
+
+
+def _single(sizes: Tensor, batch_size: int | None, leftover: str) -> Tensor | None:
+    """Whose last batch has a single example that is not to be kept, as 0 and 1; None where nobody's has."""
+    if leftover in ("keep", "auto") or batch_size == 1:
+        return None
+    found = sizes == 1 if batch_size is None else sizes % batch_size == 1
+    return found.long() if bool(found.any()) else None
+
+
+def descend_start(training: LocalTraining, params: Tree) -> Carry:
+    """The local optimizer's memory at the start of a round."""
+    if training.optimizer == "adam":
+        first = next(iter(params.values()))
+        zero = torch.zeros((), dtype=first.dtype, device=first.device)
+        return {"first": tree.zeros_like(params), "second": tree.zeros_like(params), "count": zero}
+    return {"velocity": tree.zeros_like(params)} if training.momentum else {}
+
+
+def descend(training: LocalTraining, params: Tree, grads: Tree, memory: Carry, lr: float) -> tuple[Tree, Carry]:
+    """One step of the local optimizer: ``w <- w - lr * direction``."""
+    if training.weight_decay:
+        grads = tree.add(grads, params, training.weight_decay)
+    if training.optimizer == "adam":
+        return _adam(training, params, grads, memory, lr)
+    if not training.momentum:
+        return tree.add(params, grads, -lr), memory
+    velocity = tree.add(grads, memory["velocity"], training.momentum)
+    direction = tree.add(grads, velocity, training.momentum) if training.nesterov else velocity
+    return tree.add(params, direction, -lr), {"velocity": velocity}
+
+
+def plain_descent(training: LocalTraining, pull: float = 0.0) -> Fusing | None:
+    """The description that lets an engine fuse the local step; Adam has none."""
+    if training.optimizer != "sgd":
+        return None
+    numbers = {"momentum": training.momentum, "nesterov": training.nesterov, "weight_decay": training.weight_decay}
+    return Fusing("descent", {**numbers, "pull": pull})
+
+
+def update_length(steps: Tensor, momentum: float = 0.0, nesterov: bool = False, pull: float = 0.0) -> Tensor:
+    """FedNova's ``|a|_1``: how far unit gradients carry a client in ``steps`` steps, in units of the step size.
+
+    ``pull`` is ``lr * mu`` of a proximal term. The recursion reproduces the closed forms (``tau`` for plain
+    SGD; ``[tau - rho (1 - rho^tau) / (1 - rho)] / (1 - rho)`` with momentum; ``(1 - (1 - lr mu)^tau) / (lr mu)``
+    with the proximal term) and covers their combinations.
+
+    >>> update_length(torch.tensor([1.0, 2.0]), momentum=0.5).tolist()
+    [1.0, 2.5]
+    """
+    wanted = sorted(set(steps.tolist()))
+    lengths = dict(zip(wanted, _lengths(wanted, momentum, nesterov, pull), strict=True))
+    return torch.tensor([lengths[step] for step in steps.tolist()], dtype=steps.dtype)
+
+
+def _lengths(wanted: list[float], momentum: float, nesterov: bool, pull: float) -> Iterator[float]:
+    """The length after each number of steps, ascending. Once a step is as long as the one before, or a pull has brought
+    everything to rest, no more steps need to be taken."""
+    length = velocity = gained = 0.0
+    step, steady = 0, False
+    for steps in wanted:
+        while step < steps and not steady:
+            slope = 1.0 - pull * length
+            velocity = momentum * velocity + slope
+            before, gained = gained, slope + momentum * velocity if nesterov else velocity
+            length, step, steady = length + gained, step + 1, gained == before
+            steady &= not pull or length + gained == length
+        yield length if pull else length + (steps - step) * gained * steady
+
+
+def _shuffled(place: Tensor, epoch: Tensor, sizes: Tensor, epochs: int, longest: int, keys: Key) -> Tensor:
+    """The example at each place of each epoch's own permutation; padding steps of small clients need none."""
+    valid = sizes.unsqueeze(1).expand(-1, epochs)
+    order = keys.each(torch.arange(epochs)).permutation(longest, valid=valid)
+    address = epoch.clamp(max=epochs - 1).unsqueeze(2) * longest + place.clamp(max=longest - 1)
+    return order.flatten(1).gather(1, address.flatten(1)).reshape(place.shape)
+
+
+def _adam(training: LocalTraining, params: Tree, grads: Tree, memory: Carry, lr: float) -> tuple[Tree, Carry]:
+    """Adam with bias correction, as it is used for local training."""
+    beta1, beta2 = training.betas
+    count = memory["count"] + 1
+    first = tree.map_leaves(lambda m, g: beta1 * m + (1 - beta1) * g, memory["first"], grads)
+    second = tree.map_leaves(lambda v, g: beta2 * v + (1 - beta2) * g * g, memory["second"], grads)
+    rate, root = lr / (1 - beta1**count), (1 - beta2**count).sqrt()
+    moved = tree.map_leaves(lambda w, m, v: w - rate * m / (v.sqrt() / root + training.eps), params, first, second)
+    return moved, {"first": first, "second": second, "count": count}
+
+
+def _check(training: LocalTraining) -> None:
+    if training.lr <= 0:
+        raise ValueError(f"lr must be above 0, got {training.lr}")
+    if training.epochs < 0:
+        raise ValueError(f"epochs must be 0 or more, got {training.epochs}")
+    if training.batch_size is not None and training.batch_size < 1:
+        raise ValueError(f"batch_size must be 1 or more (or none for full batches), got {training.batch_size}")
+    if not 0 <= training.momentum < 1:
+        raise ValueError(f"momentum must lie in [0, 1), got {training.momentum}")
+    if training.nesterov and not training.momentum:
+        raise ValueError("nesterov needs momentum > 0")
+    if training.weight_decay < 0:
+        raise ValueError(f"weight_decay must be 0 or more, got {training.weight_decay}")
+    if not all(0 <= beta < 1 for beta in training.betas) or training.eps < 0:
+        raise ValueError(f"betas must lie in [0, 1) and eps be 0 or more, got {training.betas} and {training.eps}")
+    _check_optimizer(training)
+    _check_schedule(training)
+
+
+def _check_optimizer(training: LocalTraining) -> None:
+    """What the chosen optimizer would not look at is refused, not ignored."""
+    if training.optimizer == "adam" and training.momentum:
+        raise ValueError(f"momentum = {training.momentum} is for optimizer 'sgd'; that of 'adam' is the first of betas")
+    unused = training.betas != LocalTraining.betas or training.eps != LocalTraining.eps
+    if training.optimizer == "sgd" and unused:
+        raise ValueError("betas and eps are for optimizer 'adam'; that of 'sgd' is called momentum")
+
+
+def _check_schedule(training: LocalTraining) -> None:
+    if training.decay <= 0:
+        raise ValueError(f"decay must be above 0 (1 keeps the step as it is), got {training.decay}")
+    if training.decay_every < 1:
+        raise ValueError(f"decay_every must be 1 or more, got {training.decay_every}")
+    if not all(0 <= fraction <= 1 for fraction in training.milestones):
+        raise ValueError(f"milestones are fractions of the run, in [0, 1], got {training.milestones}")

@@ -1,0 +1,73 @@
+"""Regret of a sequence of decisions against the best fixed one in hindsight, from what a run recorded.
+
+``responses`` is ``[T, K]``: a row of a round's ``info["responses"]`` (AAggFF-S) or ``info["estimate"]`` (AAggFF-D up to
+2000 clients); ``losses`` are the rounds' ``info["decision_loss"]``. Computed on demand: rounds do not pay for it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedalloy.methods.weightings.simplex import minimise
+
+
+def regret(responses: Tensor, losses: Tensor) -> Tensor:
+    """``sum_t loss_t - min_p sum_t -log(1 + <p, r_t>)``: how much a fixed p chosen in hindsight would have saved.
+
+    >>> r = torch.tensor([[0.0, 1.0], [0.0, 1.0]])
+    >>> regret(r, decision_losses(r, torch.tensor([[0.5, 0.5], [0.0, 1.0]])))
+    tensor(0.2877, dtype=torch.float64)
+    """
+    best = best_fixed(responses).expand(len(responses), -1)
+    return losses.double().sum() - decision_losses(responses, best).sum()
+
+
+def decision_losses(responses: Tensor, decisions: Tensor) -> Tensor:
+    """``-log(1 + <p_t, r_t>)`` for every round."""
+    return -torch.log1p((responses.double() * decisions.double()).sum(1))
+
+
+def best_fixed(responses: Tensor, tolerance: float = 1e-10, most: int = 100) -> Tensor:
+    """The p of the simplex that maximises ``sum_t log(1 + <p, r_t>)``, to ``tolerance`` in that sum.
+
+    Newton steps over the simplex with a line search. The largest slope bounds what is left to gain, so the answer
+    is certified; ``most`` limits the steps where rounding stops progress first.
+
+    >>> best_fixed(torch.tensor([[0.1, 0.3], [0.3, 0.1]]))
+    tensor([0.5000, 0.5000], dtype=torch.float64)
+    """
+    r = responses.double()
+    p = torch.full((r.shape[1],), 1 / r.shape[1], dtype=torch.float64)
+    for _ in range(most):
+        left = _left_to_gain(r, p)
+        moved = None if left <= tolerance else _climb(r, p, _newton(r, p) - p, left)
+        if moved is None:
+            break
+        p = moved
+    return p
+
+
+def _left_to_gain(r: Tensor, p: Tensor) -> float:
+    """No p gains more than this, because the sum is concave."""
+    slopes = (r / (1 + r @ p).unsqueeze(1)).sum(0)
+    return float(slopes.max() - slopes @ p)
+
+
+def _newton(r: Tensor, p: Tensor) -> Tensor:
+    """The maximum over the simplex of the second-order model around p."""
+    slopes = r / (1 + r @ p).unsqueeze(1)
+    curvature = slopes.T @ slopes
+    ridge = 1e-10 * curvature.diagonal().mean().clamp(min=1e-300)
+    steady = curvature + ridge * torch.eye(len(p), dtype=p.dtype)
+    return minimise(steady, -slopes.sum(0) - steady @ p)
+
+
+def _climb(r: Tensor, p: Tensor, direction: Tensor, left: float) -> Tensor | None:
+    """The first halving of the step that improves: the sum or, where rounding hides that, what is left to gain."""
+    before = torch.log1p(r @ p).sum()
+    for halvings in range(40):
+        tried = p + direction * 0.5**halvings
+        if bool(torch.log1p(r @ tried).sum() > before) or _left_to_gain(r, tried) < left / 2:
+            return tried
+    return None

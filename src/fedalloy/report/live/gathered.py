@@ -1,0 +1,80 @@
+"""What the index of a run gathers for pictures: the weights of clients over rounds, and who took part how often."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fedalloy.experiment.records.index import Accumulator
+from fedalloy.report.data.plain import heat_panel, spans
+from fedalloy.results.grid import Grid
+from fedalloy.results.sums import Tally, mean_of_columns, weights_by_layer
+
+MOST_BINS = 128
+"""Cells of the live heat map along each side."""
+RARELY = 5
+"""Clients that are named because they were heard least."""
+
+
+class Weights:
+    """Mean weight by round and client in bounded space; weights by layer count with their mean over layers."""
+
+    def __init__(self) -> None:
+        self.grid = Grid(MOST_BINS)
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """One round."""
+        layers = weights_by_layer(row.get("weights"), len(row["ids"]))
+        if layers:
+            self.grid.add(row["round"], row["ids"], mean_of_columns(list(layers.values())))
+
+    def dump(self) -> bytes:
+        """Sums and counts as arrays."""
+        return _packed(self.grid.to_arrays())
+
+    def load(self, data: bytes) -> None:
+        """Go on from there."""
+        self.grid = Grid.from_arrays(_unpacked(data)) if data else Grid(MOST_BINS)
+
+    def to_json(self) -> dict[str, Any] | None:
+        """A heat map (:mod:`fedalloy.report.data`): rounds across, clients down."""
+        if not self.grid.clients:
+            return None
+        panel, small = heat_panel("all layers", self.grid, MOST_BINS, MOST_BINS)
+        joined = small.rounds_per_bin > 1 or small.clients_per_bin > 1
+        mean = f" A cell is the mean over {small.rounds_per_bin} rounds and {small.clients_per_bin} clients."
+        return {
+            "kind": "heat", "value": "weight", "panels": [panel],
+            "columns": {"title": "round", "labels": spans(small.rounds, small.rounds_per_bin, first=1)},
+            "rows": {"title": "client", "labels": spans(small.clients, small.clients_per_bin)},
+            "note": "Empty where a client did not take part." + (mean if joined else ""),
+        }  # fmt: skip
+
+
+def participation(tally: Tally, population: int) -> dict[str, Any]:
+    """How evenly clients were heard, and how often one was awaited in vain or refused."""
+    counts = tally.heard(population)
+    spread = {"least": counts.min(), "median": np.median(counts), "most": counts.max()} if len(counts) else {}
+    rarely = np.argsort(counts, kind="stable")[:RARELY].tolist()
+    totals = {"counted": tally.contributions, "absent": tally.absent, "dropped": tally.dropped.total()}
+    told = {**totals, **{name: float(one) for name, one in spread.items()}}
+    return told | {"rarely": [[client, int(counts[client])] for client in rarely]}
+
+
+def gathered() -> dict[str, Accumulator]:
+    """Fresh ones, for the index of a run."""
+    return {"weights": Weights(), "tally": Tally()}
+
+
+def _packed(values: Mapping[str, Any]) -> bytes:
+    buffer = io.BytesIO()
+    np.savez(buffer, **values)
+    return buffer.getvalue()
+
+
+def _unpacked(data: bytes) -> dict[str, Any]:
+    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+        return dict(arrays)

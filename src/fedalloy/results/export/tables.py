@@ -1,0 +1,80 @@
+"""What a table of runs holds, row by row: nothing is kept in memory, however long the runs.
+
+| table | one row per |
+|---|---|
+| ``results`` | run: how it ended and how its clients fared at the last evaluation |
+| ``rounds`` | round: every number of :func:`fedalloy.experiment.records.scalars.scalars` |
+| ``clients`` | evaluation, model and client: its score by every metric |
+| ``weights`` | round and client whose contribution counted (and layer, where weights are finer) |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedalloy.core.errors import SpecError, nearest
+from fedalloy.experiment.records.naming import name_of, seed_of
+from fedalloy.experiment.records.reading import RunRecord, read_run
+from fedalloy.experiment.records.scalars import scalars
+from fedalloy.results.outcome import outcome_of
+from fedalloy.results.served import completed
+
+Row = dict[str, Any]
+_TOLD = ("state", "round", "rounds", "metric", "higher_is_better", "target", "reached")
+
+
+def rows(table: str, runs: Sequence[Path]) -> Iterator[Row]:
+    """The rows of a table."""
+    if table not in TABLES:
+        raise SpecError(f"unknown table '{table}': {nearest(table, TABLES)}")
+    for run in runs:
+        record = read_run(run)
+        before = {"run": run.as_posix(), "name": name_of(record.recipe), "seed": seed_of(record.recipe)}
+        for row in TABLES[table](record):
+            yield {**before, **row}
+
+
+def _results(record: RunRecord) -> Iterator[Row]:
+    found = outcome_of(record, record.rounds())
+    told = {name: getattr(found, name) for name in _TOLD}
+    yield {**told, **found.scores}
+
+
+def _rounds(record: RunRecord) -> Iterator[Row]:
+    for row in completed(record, record.rounds()):
+        yield {"round": row["round"], **scalars(row)}
+
+
+def _clients(record: RunRecord) -> Iterator[Row]:
+    names = (record.manifest or {}).get("names")
+    for row in record.clients():
+        ids = row["ids"]
+        scores = {name: one for name, one in row.items() if name != "ids" and _is_column(one, ids)}
+        at = {"round": row["round"], "model": row.get("model", "global"), "mix": row.get("mix")}
+        for place, client in enumerate(ids):
+            called = {"client": client, "client_name": names[client] if names and client < len(names) else None}
+            yield {**at, **called, **{name: column[place] for name, column in scores.items()}}
+
+
+def _weights(record: RunRecord) -> Iterator[Row]:
+    for row in record.rounds():
+        weights = row.get("weights")
+        layers: Mapping[str, Any] = weights if isinstance(weights, Mapping) else {"": weights}
+        for layer, values in layers.items():
+            if _is_column(values, row["ids"]):
+                for client, weight in zip(row["ids"], values, strict=True):
+                    yield {"round": row["round"], "layer": layer, "client": client, "weight": weight}
+
+
+def _is_column(values: Any, ids: Sequence[int]) -> bool:
+    return isinstance(values, list) and len(values) == len(ids)
+
+
+TABLES: dict[str, Callable[[RunRecord], Iterator[Row]]] = {
+    "results": _results,
+    "rounds": _rounds,
+    "clients": _clients,
+    "weights": _weights,
+}

@@ -1,0 +1,242 @@
+"""Several algorithms times seeds on one recipe, after tuning each on seeds of its own."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedalloy.core import registry
+from fedalloy.core.errors import SpecError, nearest
+from fedalloy.experiment.config import check_direction
+from fedalloy.experiment.recipe.changes import merge
+from fedalloy.experiment.recipe.reading import parse
+from fedalloy.experiment.recipe.resolving import cores, entry_names, resolve, scored, with_entry
+from fedalloy.experiment.recipe.tables import EntryTable, Recipe
+from fedalloy.experiment.records import atomic
+from fedalloy.experiment.records.reading import is_run
+from fedalloy.results.outcome import RunOutcome, read_outcome
+from fedalloy.results.table import ResultRow, spreads, summarise
+from fedalloy.studies.compare.jobs import Broken, Job, Watcher, is_done, run_jobs
+from fedalloy.studies.compare.naming import folders, safe, settings_folders
+from fedalloy.studies.compare.tuned import Tried, Tries, Tuned, set_aside, tuned_json
+from fedalloy.tasks.metrics.direction import best, higher_is_better
+
+
+@dataclass(frozen=True)
+class Stuck:
+    """Why an entry has no setting to run with."""
+
+    state: str
+    reason: str
+
+    def of(self, job: Job) -> RunOutcome:
+        """What became of a run that was not begun."""
+        return RunOutcome(job.name, job.seed, self.state, self.reason)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All outcomes, what tuning chose, and the table."""
+
+    folder: Path
+    outcomes: tuple[RunOutcome, ...]
+    tuned: tuple[Tuned, ...]
+
+    @property
+    def rows(self) -> list[ResultRow]:
+        """One row per algorithm."""
+        return summarise(self.outcomes)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for machines."""
+        return {
+            "folder": str(self.folder),
+            "table": [row.to_json() for row in self.rows],
+            "tuned": [tuned_json(tuned) for tuned in self.tuned],
+            "runs": [outcome.to_json() for outcome in self.outcomes],
+        }
+
+
+def compare(
+    recipe: Recipe,
+    folder: str | Path,
+    *,
+    processes: int | None = None,
+    watcher: Watcher = lambda news: None,
+    track: Sequence[str] = (),
+) -> Comparison:
+    """Run every entry of the recipe's comparison with every seed; each run in ``folder/<name>/seed-<s>``.
+
+    Where there is a grid, each entry first tries every setting on the tuning seeds (in ``folder/tuning``) and
+    goes on with the one whose target metric is best at the end, on average over these seeds. ``track`` names tools
+    that hear of the runs which count (:mod:`fedalloy.results.track`).
+    """
+    entries = _single_threaded(_as_entries(recipe))
+    check_seeds(entries)
+    where, places = Path(folder), folders(entry_names(entries))
+    for _, one in _each(entries):
+        resolve(one)  # a bad entry is told before the first round of any
+    check_grids(entries)
+    tuning = {name: _tuning_jobs(entries, name, where) for name in entry_names(entries) if grid_of(entries, name)}
+    for name, one in _each(entries):  # and so is a folder that holds something else
+        for seed in entries.run.seeds if name not in tuning else ():
+            is_done(_job(one, name, seed, where / places[name]))
+    workers = processes or default_processes(entries)
+    _write_json(where / "comparison.json", {"order": entry_names(entries)})
+    tuned, stuck = _tune(tuning, workers, watcher)
+    if tuned:
+        set_aside(where, places, tuned, tuning)
+        _write_json(where / "tuning.json", [tuned_json(one) for one in tuned])
+    chosen = {one.name: one.best for one in tuned}
+    jobs = [
+        _job(_changed(one, chosen.get(name, {})), name, seed, where / places[name])
+        for name, one in _each(entries)
+        for seed in entries.run.seeds
+    ]
+    going = [replace(job, track=tuple(track)) for job in jobs if job.name not in stuck]
+    broken = run_jobs(going, workers, watcher)
+    outcomes = [stuck[job.name].of(job) if job.name in stuck else _outcome(job, broken) for job in jobs]
+    return Comparison(where, tuple(outcomes), tuple(tuned))
+
+
+def select(recipe: Recipe, names: Sequence[str]) -> Recipe:
+    """The recipe comparing these names: entries it has, or published methods."""
+    known = {entry.name: entry for entry in recipe.compare}
+    allowed = {*known, *registry.names("algorithm")}
+    for name in names:
+        if name not in allowed:
+            raise SpecError(f"--algorithms: unknown '{name}': {nearest(name, allowed)}")
+    return recipe.model_copy(update={"compare": [known.get(name, EntryTable(name=name)) for name in names]})
+
+
+def check_seeds(recipe: Recipe) -> None:
+    """Tuning on the seeds that are reported would choose what happens to win there."""
+    both = sorted(set(recipe.run.seeds) & set(recipe.run.tuning_seeds))
+    if both:
+        raise SpecError(
+            f"run.tuning_seeds and run.seeds both have {', '.join(map(str, both))}: tune on other seeds than "
+            "those that are reported"
+        )
+    if len(set(recipe.run.seeds)) < len(recipe.run.seeds):
+        raise SpecError(f"run.seeds names a seed twice: {recipe.run.seeds}")
+    if not recipe.run.tuning_seeds and any(grid_of(recipe, name) for name in entry_names(recipe)):
+        raise SpecError("a grid needs seeds to be tuned on, apart from run.seeds: give run.tuning_seeds = [1000, 1001]")
+
+
+def check_grids(recipe: Recipe) -> None:
+    """Tuning needs one metric that is evaluated and of which some values are better than others."""
+    entries = _as_entries(recipe)
+    for name in entry_names(entries):
+        grid, entry = grid_of(entries, name), scored(with_entry(entries, name))
+        if not grid:
+            continue
+        metric, evaluated = str(entry.run.target_metric), entry.evaluate.metrics or []
+        if "run.target_metric" in grid:
+            raise SpecError("grid: run.target_metric is what settings are compared by; give it once, in [run]")
+        if metric not in evaluated:
+            raise SpecError(f"target_metric '{metric}' is not evaluated: {nearest(metric, evaluated)}")
+        check_direction(metric, evaluated, "tuned on")
+
+
+def grid_of(recipe: Recipe, name: str) -> dict[str, list[Any]]:
+    """What is tuned for an entry: the recipe's grid and its own."""
+    own = next(entry.grid for entry in recipe.compare if entry.name == name)
+    return {path: values for path, values in {**recipe.grid, **own}.items() if values}
+
+
+def default_processes(recipe: Recipe) -> int:
+    """One process per core on a CPU; a device is not shared."""
+    return cores() if recipe.engine.device == "cpu" else 1
+
+
+def _as_entries(recipe: Recipe) -> Recipe:
+    """A recipe without a comparison compares itself with nobody."""
+    names = entry_names(recipe)
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise SpecError(f"compare: two entries are called '{twice[0]}': give each its own name")
+    if names:
+        return recipe
+    name = recipe.algorithm.name or "fedavg"
+    alone = EntryTable(name=recipe.name or name, set={"algorithm.name": name})
+    return recipe.model_copy(update={"compare": [alone]})
+
+
+def _each(recipe: Recipe) -> list[tuple[str, Recipe]]:
+    return [(name, with_entry(recipe, name)) for name in entry_names(recipe)]
+
+
+def _single_threaded(recipe: Recipe) -> Recipe:
+    """One thread unless the recipe says otherwise, so that results do not depend on the number of processes."""
+    engine = recipe.engine.model_copy(update={"threads": recipe.engine.threads or 1})
+    return recipe.model_copy(update={"engine": engine})
+
+
+def _changed(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
+    return parse(merge(recipe.model_dump(exclude_none=True), settings), "grid") if settings else recipe
+
+
+def _job(recipe: Recipe, name: str, seed: int, folder: Path) -> Job:
+    return Job(name, seed, resolve(recipe, seed).resolved, folder / f"seed-{seed}")
+
+
+def _tuning_jobs(recipe: Recipe, name: str, folder: Path) -> Tries:
+    """Every combination of an entry's grid, each with its runs."""
+    grid, entry = grid_of(recipe, name), with_entry(recipe, name)
+    points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    tries = []
+    for settings, place in zip(points, settings_folders(points), strict=True):
+        changed, where = _changed(entry, settings), folder / "tuning" / safe(name) / place
+        tries.append((settings, [_job(changed, name, seed, where) for seed in recipe.run.tuning_seeds]))
+    return tries
+
+
+def _tune(tuning: Mapping[str, Tries], processes: int, watcher: Watcher) -> tuple[list[Tuned], dict[str, Stuck]]:
+    """Run the grids of all entries together; entries without a choice are told, and do not keep the others."""
+    broken = run_jobs([job for tries in tuning.values() for _, jobs in tries for job in jobs], processes, watcher)
+    found, stuck = [], {}
+    for name, tries in tuning.items():
+        metric = str(tries[0][1][0].recipe["run"]["target_metric"])
+        open_ones = [run for _, jobs in tries for run in (_outcome(job, broken) for job in jobs) if not run.ended]
+        tried = [Tried(settings, _score(jobs, broken)) for settings, jobs in tries]
+        choice = _best(name, tried, bool(higher_is_better(metric)))
+        if open_ones:
+            # A choice among the settings that happened to be ready would be another one than of all of them.
+            stuck[name] = Stuck(
+                "interrupted", f"its tuning is not complete: {open_ones[0].reason or open_ones[0].state}"
+            )
+        elif choice is None:
+            stuck[name] = Stuck("failed", "every setting of its grid failed on the tuning seeds; try smaller steps")
+        else:
+            found.append(choice)
+    return found, stuck
+
+
+def _score(jobs: Sequence[Job], broken: Broken) -> float | None:
+    """The mean over the tuning seeds; a setting with a failed run has none."""
+    outcomes = [_outcome(job, broken) for job in jobs]
+    found = spreads(outcomes, ("mean",))["mean"]
+    return found.mean if found and found.count == len(jobs) and math.isfinite(found.mean) else None
+
+
+def _best(name: str, tried: Sequence[Tried], higher: bool) -> Tuned | None:
+    found = best(tried, lambda one: math.nan if one.score is None else one.score, higher)
+    return None if found is None else Tuned(name, found.settings, tuple(tried))
+
+
+def _outcome(job: Job, broken: Broken) -> RunOutcome:
+    news = broken.get(job.folder)
+    if news is not None and not is_run(job.folder):
+        return RunOutcome(job.name, job.seed, news.state, news.text, folder=job.folder)
+    found = replace(read_outcome(job.folder), name=job.name)
+    return replace(found, state=news.state, reason=news.text) if news is not None else found
+
+
+def _write_json(file: Path, value: Any) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    atomic.write_text(file, json.dumps(value, indent=2) + "\n")

@@ -1,0 +1,328 @@
+"""Many runs, each in its own folder: in this process one after another, or in a few spawned ones side by side."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, Literal
+
+from fedalloy.core.errors import CheckpointError, DataError, FedalloyError, is_passing
+from fedalloy.experiment.records.reading import read_status
+from fedalloy.results.outcome import watched, watched_by
+
+_TOLD_EVERY = 0.2
+"""Seconds between two messages about the same run."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run to be made: its one-run recipe and its folder."""
+
+    name: str
+    seed: int
+    recipe: dict[str, Any]
+    folder: Path
+    track: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class JobNews:
+    """Something happened to a job: it was found ready, a round was played, it ended, or it broke (see ``state``)."""
+
+    job: Job
+    kind: Literal["reused", "round", "ended", "broken"]
+    round: int = 0
+    rounds: int = 0
+    score: float | None = None
+    text: str = ""
+    state: Literal["", "failed", "interrupted"] = ""
+
+
+Watcher = Callable[[JobNews], None]
+Broken = dict[Path, JobNews]
+"""The runs that ended by an error, by folder."""
+
+
+def run_jobs(jobs: Sequence[Job], processes: int, watcher: Watcher) -> Broken:
+    """Make every run that is not there yet; returns those that broke (by an error, not a divergence).
+
+    Finished and failed runs are kept, interrupted ones resumed. A run that breaks does not keep the others from
+    running. Ctrl-C ends the runs in progress after their round, with a checkpoint, and is passed on.
+    """
+    done = {job.folder: is_done(job) for job in jobs}  # all of them first: another run in a folder is told at once
+    todo = [job for job in jobs if not done[job.folder]]
+    reused = [job for job in jobs if done[job.folder]]
+    # A table of what is ready can be shown where the data are not at hand.
+    with contextlib.nullcontext() if todo else contextlib.suppress(DataError):
+        check_data(reused)
+    for job in reused:
+        watcher(JobNews(job, "reused"))
+    broken: Broken = {}
+
+    def tell(news: JobNews) -> None:
+        if news.kind == "broken":
+            broken[news.job.folder] = news
+        watcher(news)
+
+    processes = min(processes, len(todo))
+    if processes > 1:
+        side_by_side(todo, processes, tell)
+    else:
+        for job in todo:
+            tell(work(job, tell))
+    return broken
+
+
+def is_done(job: Job) -> bool:
+    """Whether a folder holds this very run, complete; another run there is refused, a shorter one is not complete."""
+    from fedalloy.experiment.recipe.matching import mismatches
+    from fedalloy.experiment.records.folder import RunFolder
+
+    stored = job.folder / "recipe.toml"
+    if not stored.exists():
+        return False
+    found = RunFolder.open(job.folder).recipe()
+    different = mismatches(found, job.recipe)
+    if different:
+        raise CheckpointError(
+            f"{job.folder} holds another experiment ({', '.join(different)}); choose another folder with -o, or delete "
+            "this one"
+        )
+    return not _is_longer(job, found.get("run", {}).get("rounds", 0)) and read_status(job.folder)["state"] in (
+        "finished",
+        "failed",
+    )
+
+
+def check_data(jobs: Sequence[Job]) -> None:
+    """Refuse ready runs whose data have changed since, although their recipes have not (files that were replaced, a
+    function that was edited): the runs that are still to be made would be on other data. One run speaks for all those
+    with the same data tables, whose files are the same."""
+    from fedalloy.experiment.identity import other_data
+    from fedalloy.experiment.recipe import parse, resolve
+    from fedalloy.experiment.records.folder import RunFolder
+
+    looked: list[Any] = []
+    for job in jobs:
+        tables = [job.recipe.get(name) for name in ("task", "partition")]
+        found = RunFolder.open(job.folder).identity()
+        if found is None or tables in looked:
+            continue
+        looked.append(tables)
+        different = other_data(found, resolve(parse(job.recipe)).task())
+        if different:
+            raise CheckpointError(
+                f"{job.folder} holds a run on other data ({', '.join(different)}): they have changed since; choose "
+                "another folder with -o, or bring the earlier data back"
+            )
+
+
+def _is_longer(job: Job, there: int) -> bool:
+    """Whether more rounds are wanted than the folder was asked for; told before anything runs where that cannot be."""
+    from fedalloy.experiment.lengthening import check_length
+    from fedalloy.experiment.recipe import parse
+    from fedalloy.experiment.recipe.resolving import algorithm_of
+
+    here = job.recipe["run"]["rounds"]
+    if here != there:
+        check_length(job.folder, algorithm_of(parse(job.recipe)), there, here)
+    return bool(here > there)
+
+
+def work(job: Job, tell: Callable[[JobNews], None]) -> JobNews:
+    """Make one run, in this process."""
+    from fedalloy.experiment.driver import RoundEvent
+    from fedalloy.experiment.interrupt import Caught, interruption
+    from fedalloy.experiment.recipe import parse, resolve
+
+    told, caught = 0.0, Caught()
+
+    def watch(event: RoundEvent) -> None:
+        nonlocal told
+        if time.monotonic() - told >= _TOLD_EVERY:
+            told = time.monotonic()
+            tell(_round_news(job, event))
+
+    try:
+        job.folder.parent.mkdir(parents=True, exist_ok=True)
+        ending, _ = resolve(parse(job.recipe)).run(
+            job.folder, resume=True, watcher=watch, track=job.track, caught=caught
+        )
+    except Exception as error:
+        if caught:  # a run that breaks while it is asked to stop: all of them are
+            raise interruption(caught) from error
+        return _broken(job, error)
+    # Asked to stop through its folder, a run stops alone; a signal means all of them, also one in the last round.
+    if caught:
+        raise interruption(caught)
+    return JobNews(job, "ended", ending.progress.round, text=ending.status)
+
+
+def _broken(job: Job, error: Exception) -> JobNews:
+    """How a run broke; what is no complaint of ours or of the operating system leaves its traceback in the folder."""
+    outside = is_passing(error) or isinstance(error, CheckpointError)
+    known = isinstance(error, FedalloyError | OSError)
+    if not known:
+        with contextlib.suppress(OSError):
+            (job.folder / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
+    text = str(error) if known else f"{type(error).__name__}: {error} (see error.txt in its folder)"
+    return JobNews(job, "broken", text=text, state="interrupted" if outside else "failed")
+
+
+def _round_news(job: Job, event: Any) -> JobNews:
+    seen = {"evaluation": event.evaluation.summary, "global": event.evaluation.overall} if event.evaluation else {}
+    scores = watched(seen, *watched_by(job.recipe)) or {}
+    return JobNews(job, "round", event.progress.round, event.rounds, scores.get("mean"))
+
+
+def side_by_side(jobs: Sequence[Job], processes: int, tell: Watcher) -> None:
+    """Hand jobs to spawned workers as they become free; whatever happens, no worker is left behind."""
+    waiting = list(jobs)[::-1]
+    with _crew(processes) as crew:
+        busy = {connection: waiting.pop() for connection in crew.connections}
+        busy = {crew.hand(connection, job): job for connection, job in busy.items()}
+        while busy:
+            for ready in wait(list(busy)):
+                assert isinstance(ready, Connection)
+                news = _receive(ready, busy[ready])
+                if news is None or news.kind != "round":
+                    job = busy.pop(ready)
+                    free = ready if news else crew.replace(ready, needed=bool(waiting))
+                    if free is not None and waiting:
+                        following = waiting.pop()
+                        busy[crew.hand(free, following)] = following
+                    news = news or _died(job)
+                tell(news)
+
+
+def serve(connection: Connection) -> None:
+    """The life of a worker: one job after another until None arrives or the parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def tell(message: JobNews | BaseException) -> None:
+        # A parent that no longer listens must not end the run before its checkpoint.
+        with contextlib.suppress(OSError):
+            connection.send(message)
+
+    with contextlib.suppress(EOFError, OSError):
+        while (job := connection.recv()) is not None:
+            tell(_safely(job, tell))
+
+
+def _safely(job: Job, tell: Watcher) -> JobNews | BaseException:
+    """A signal travels as a value."""
+    try:
+        return work(job, tell)
+    except KeyboardInterrupt as error:
+        return error
+
+
+def _receive(connection: Connection, job: Job) -> JobNews | None:
+    """The next message of a worker; None when it died."""
+    try:
+        message = connection.recv()
+    except (EOFError, ConnectionResetError):
+        return None
+    if isinstance(message, BaseException):
+        raise message
+    assert isinstance(message, JobNews)
+    return message
+
+
+def _died(job: Job) -> JobNews:
+    text = (
+        "its process died (killed, or out of memory); the same command goes on from its last checkpoint, and --jobs 1 "
+        "needs least memory"
+    )
+    return JobNews(job, "broken", text=text, state="interrupted")
+
+
+class _Crew:
+    """Spawned processes, one connection each."""
+
+    def __init__(self) -> None:
+        self.processes: list[BaseProcess] = []
+        self.connections: list[Connection] = []
+
+    def start(self) -> Connection:
+        """One more."""
+        spawn = multiprocessing.get_context("spawn")
+        here, there = spawn.Pipe()
+        process = spawn.Process(target=serve, args=(there,), daemon=True)
+        # A child inherits that Ctrl-C is ignored: it hears of it from here, also while it is still importing.
+        with _handled(signal.SIGINT, signal.SIG_IGN):
+            process.start()
+        there.close()
+        self.processes.append(process)
+        self.connections.append(here)
+        return here
+
+    def hand(self, connection: Connection, job: Job) -> Connection:
+        """Give a worker its next job; one that died meanwhile is replaced."""
+        try:
+            connection.send(job)
+        except OSError:
+            connection.close()
+            connection = self.start()
+            connection.send(job)
+        return connection
+
+    def dismiss(self) -> None:
+        """There is nothing left to do."""
+        for connection in self.connections:
+            with contextlib.suppress(OSError):
+                connection.send(None)
+
+    def replace(self, dead: Connection, needed: bool) -> Connection | None:
+        """Another one for one that died, where there is something left to do."""
+        dead.close()
+        return self.start() if needed else None
+
+
+@contextlib.contextmanager
+def _crew(count: int) -> Iterator[_Crew]:
+    """Some workers; at the end those still busy are asked to stop after their round."""
+    crew = _Crew()
+    for _ in range(count):
+        crew.start()
+    try:
+        with _handled(signal.SIGTERM, _terminate):
+            yield crew
+        crew.dismiss()
+    except BaseException:
+        # A busy worker ends its round, an idle one sees that nobody will send it a job any more.
+        for started, connection in zip(crew.processes, crew.connections, strict=True):
+            connection.close()
+            started.terminate()
+        raise
+    finally:
+        for started in crew.processes:
+            started.join()
+
+
+@contextlib.contextmanager
+def _handled(number: signal.Signals, handler: Any) -> Iterator[None]:
+    """A signal handler for a while, where one may be set at all."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+def _terminate(number: int, frame: object) -> None:
+    from fedalloy.experiment.interrupt import Terminated
+
+    raise Terminated

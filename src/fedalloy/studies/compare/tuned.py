@@ -1,0 +1,82 @@
+"""What tuning chose, and what becomes of runs with an earlier choice when a grid has grown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedalloy.core.errors import CheckpointError, RunLocked
+from fedalloy.experiment.records.lock import holder
+from fedalloy.experiment.records.reading import is_run
+from fedalloy.studies.compare.jobs import Job
+from fedalloy.studies.compare.naming import safe, settings_folders
+
+Settings = dict[str, Any]
+Tries = list[tuple[Settings, list[Job]]]
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One setting of a grid: its mean score over the tuning seeds, None where a run failed."""
+
+    settings: Settings
+    score: float | None
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What a grid found for one entry."""
+
+    name: str
+    best: Settings
+    tried: tuple[Tried, ...]
+
+
+def tuned_json(tuned: Tuned) -> dict[str, Any]:
+    """Plain values for ``tuning.json``."""
+    tried = [{"settings": one.settings, "score": one.score} for one in tuned.tried]
+    return {"name": tuned.name, "best": tuned.best, "tried": tried}
+
+
+def set_aside(where: Path, places: Mapping[str, str], tuned: Sequence[Tuned], tuning: Mapping[str, Tries]) -> None:
+    """Move the reported runs of an earlier choice to their setting below ``tuning``, and those of the new one back.
+
+    Nothing is lost and nothing is mixed: an entry's folder holds runs with the one setting that is reported.
+    """
+    for one in tuned:
+        before = _chosen_before(where).get(one.name)
+        if before is None or before == one.best:
+            continue
+        mine = where / places[one.name]
+        _move(mine, _place(where, one.name, before, tuning[one.name]))
+        seeds = {job.folder.name for _, jobs in tuning[one.name] for job in jobs}
+        _move(_place(where, one.name, one.best, tuning[one.name]), mine, but=seeds)
+
+
+def _chosen_before(where: Path) -> dict[str, Settings]:
+    file = where / "tuning.json"
+    known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+    return {entry["name"]: entry["best"] for entry in known}
+
+
+def _place(where: Path, name: str, settings: Settings, tries: Tries) -> Path:
+    """The folder of a setting; of one that is no longer in the grid the one it would have alone."""
+    known = [jobs[0].folder.parent for tried, jobs in tries if tried == settings]
+    return known[0] if known else where / "tuning" / safe(name) / settings_folders([settings])[0]
+
+
+def _move(here: Path, there: Path, but: set[str] | None = None) -> None:
+    runs = [run for run in here.glob("seed-*") if is_run(run) and run.name not in (but or ())]
+    for run in runs:
+        if holder(run / "lock") is not None:
+            raise RunLocked(f"{run} is being written by another process; wait until it ends, or stop it")
+        if (there / run.name).exists():
+            raise CheckpointError(
+                f"{run} cannot be put aside, as {there / run.name} is there already: remove one of them"
+            )
+    for run in runs:
+        there.mkdir(parents=True, exist_ok=True)
+        run.rename(there / run.name)

@@ -1,0 +1,195 @@
+"""What an experiment declares: its cases (recipes and what is changed in them), published numbers, and claims."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
+
+from fedalloy.core.errors import SpecError, nearest
+from fedalloy.experiment.recipe import Recipe, entry_names, parse, quick, read
+from fedalloy.experiment.recipe.changes import assign, put
+from fedalloy.experiment.recipe.resolving import scored
+from fedalloy.studies.reproduce.places import claims_file, recipes_folder
+
+Relation = Literal["above", "below", "near", "fails"]
+
+
+class DeclaredTable(BaseModel):
+    """A table of a file of claims, whose keys are all known."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+
+
+class Case(DeclaredTable):
+    """One recipe with some values changed: a column or a block of a published table."""
+
+    name: str
+    """How the case is called."""
+    recipe: str
+    """The recipe, from the folder of recipes (or from that of the experiment's own file)."""
+    set: dict[str, Any] = {}
+    """What differs from the recipe: `{ "partition.classes" = 1 }`; a table replaces the whole table."""
+    methods: list[str] | None = None
+    """Entries of the recipe's comparison; left out: all."""
+    seconds_per_round: float | None = None
+    """Measured on one core: the mean over the rounds of the methods that were run."""
+
+
+class Claim(DeclaredTable):
+    """One sentence of a paper, as a comparison that data can decide."""
+
+    text: str
+    """The claim in a sentence."""
+    cases: Annotated[list[str], Field(min_length=1)]
+    """Where it is claimed: one verdict for each."""
+    method: str
+    """Whom it is about."""
+    score: str
+    """What is compared (see `fedalloy.studies.reproduce.scoring`)."""
+    relation: Relation
+    """`above` or `below` all others (or a value), `near` a value, or `fails`: runs diverge or end worse than it."""
+    others: list[str] = []
+    """The methods it is compared with, paired by seed."""
+    than: str | None = None
+    """Another score of the same method to compare with."""
+    value: float | None = None
+    """A number to compare with."""
+    tolerance: float | None = None
+    """How far from the value is still near."""
+    source: str | None = None
+    """Where it is said; left out: the experiment's source."""
+    note: str = ""
+    """What must be known to read the verdict."""
+
+
+class Published(DeclaredTable):
+    """Numbers of a table: for every case and method one per score, in order."""
+
+    scores: list[str] = []
+    """The scores, in the order of the numbers."""
+    cases: dict[str, dict[str, list[float | str]]] = {}
+    """`cases.CASE.METHOD = [..]`; a text (such as "failed") where there is no number."""
+
+
+class PaperExperiment(DeclaredTable):
+    """An experiment of a paper: what is run, what was published, what is claimed."""
+
+    name: str = ""
+    title: str
+    """One line."""
+    source: str
+    """The paper and the table or figure."""
+    setting: str = ""
+    """What must be known about the protocol, in Markdown."""
+    reading: str = ""
+    """What the measured numbers say, in Markdown; written by hand after looking twice."""
+    reference: str | None = None
+    """The method to which differences are told; left out: the first."""
+    also: list[str] = []
+    """Further scores that the page shows."""
+    cases: list[Case] = []
+    """What is run; none where another program makes the measurements."""
+    published: Published = Published()
+    claims: list[Claim] = []
+    command: str | None = None
+    """How to measure it where it is not `fedalloy reproduce NAME`."""
+    _folder: Path | None = PrivateAttr(default=None)
+
+    @property
+    def scores(self) -> list[str]:
+        """All scores that are looked at: the published ones, those of claims, and the further ones."""
+        claimed = [score for claim in self.claims for score in (claim.score, claim.than) if score]
+        return list(dict.fromkeys([*self.published.scores, *self.also, *claimed]))
+
+    def case(self, name: str) -> Case:
+        """One of the cases."""
+        found = {case.name: case for case in self.cases}
+        if name not in found:
+            raise SpecError(f"{self.name} has no case '{name}': {nearest(name, found)}")
+        return found[name]
+
+
+def load_experiment(name: str) -> PaperExperiment:
+    """The declaration of an experiment, by its name or from a file."""
+    file = claims_file(name)
+    try:
+        data = tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SpecError(
+            f"there is no experiment {file}; 'fedalloy reproduce --list' shows those that are there"
+        ) from None
+    except tomllib.TOMLDecodeError as error:
+        raise SpecError(f"{file} is not TOML: {error}") from None
+    try:
+        found = PaperExperiment.model_validate({**data, "name": file.stem})
+    except ValidationError as error:
+        said = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors(include_url=False))
+        raise SpecError(f"{file}: {said}") from None
+    found._folder = file.parent
+    _check(found)
+    return found
+
+
+def target_of(experiment: PaperExperiment, case: str) -> str:
+    """The metric that the scores of a case are of, unless they name another; accuracy where other programs measure."""
+    if not experiment.cases:
+        return "accuracy"
+    recipe = recipe_of(experiment, experiment.case(case), near=experiment._folder)
+    return str(scored(recipe).run.target_metric)
+
+
+def recipe_of(
+    experiment: PaperExperiment,
+    case: Case,
+    changes: list[str] | None = None,
+    short: bool = False,
+    near: Path | None = None,
+) -> Recipe:
+    """The recipe of a case after its own changes, the reader's, and (``short``) the rule of ``--quick``."""
+    data = read(_recipe_file(case.recipe, near))
+    for path, value in case.set.items():
+        put(data, path, value)
+    recipe = parse(assign(data, changes or []), f"{experiment.name}, case '{case.name}'")
+    if case.methods is not None:
+        known = {entry.name: entry for entry in recipe.compare}
+        for name in case.methods:
+            if name not in known:
+                raise SpecError(f"{experiment.name}, case '{case.name}': no method '{name}': {nearest(name, known)}")
+        recipe = recipe.model_copy(update={"compare": [known[name] for name in case.methods]})
+    return quick(recipe) if short else recipe
+
+
+def methods_of(recipe: Recipe) -> list[str]:
+    """How the rows of a case are called."""
+    return entry_names(recipe) or [recipe.name or recipe.algorithm.name or "fedavg"]
+
+
+def _recipe_file(recipe: str, near: Path | None) -> Path:
+    own = near / recipe if near else None
+    return own if own is not None and own.is_file() else recipes_folder() / recipe
+
+
+def _check(experiment: PaperExperiment) -> None:
+    """Claims that nothing could decide are told before anything runs."""
+    for number, claim in enumerate(experiment.claims):
+        where = f"{experiment.name}: claims.{number}"
+        sides = sum((bool(claim.others), claim.than is not None, claim.value is not None))
+        if claim.relation == "fails":
+            if claim.others or claim.than is not None:
+                raise SpecError(f"{where}: 'fails' is about the method alone: leave 'others' and 'than' out")
+        elif sides != 1:
+            raise SpecError(f"{where}: give one of 'others', 'than' or 'value' to compare with, not {sides}")
+        if claim.relation == "near" and (claim.value is None or claim.tolerance is None):
+            raise SpecError(f"{where}: 'near' needs a value and a tolerance")
+        for case in claim.cases if experiment.cases else []:
+            experiment.case(case)
+    for case, rows in experiment.published.cases.items():
+        for method, numbers in rows.items():
+            if len(numbers) != len(experiment.published.scores):
+                raise SpecError(
+                    f"{experiment.name}: published.cases.{case}.{method} has {len(numbers)} numbers for "
+                    f"{len(experiment.published.scores)} scores"
+                )

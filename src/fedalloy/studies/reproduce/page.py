@@ -1,0 +1,181 @@
+"""The page of an experiment: published numbers beside measured ones, paired comparisons, verdicts, the command."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from fedalloy.results.statistics import Interval, Spread, mean
+from fedalloy.studies.reproduce.declaring import PaperExperiment
+from fedalloy.studies.reproduce.judging import Judgement, differences, judge, values_of
+from fedalloy.studies.reproduce.results import Measured, Results, seeds_of, summary_of_settings
+
+GENERATED = (
+    "<!-- Generated from {name}.json by `fedalloy reproduce --pages`; edit recipes/claims/{name}.toml instead. -->"
+)
+RULE = (
+    "A verdict rests on differences paired by seed: the claim *holds* (*does not hold*) when the 95 % interval of the "
+    "mean difference lies wholly on its (the other) side of zero, otherwise it is *not decidable* with these runs "
+    "(`fedalloy.studies.reproduce.judging`)."
+)
+NUMBERS = {
+    "mean": "mean",
+    "variance": "variance",
+    "gini": "Gini",
+    "global": "global test",
+    "rounds": "rounds to target",
+}
+
+
+def write_page(experiment: PaperExperiment, results: Results) -> str:
+    """The page in Markdown; a function of the declaration and the measurements alone."""
+    parts = [
+        GENERATED.format(name=experiment.name),
+        f"# {experiment.title}",
+        _introduction(experiment, results),
+        "## Verdicts" if experiment.claims else "",
+        verdict_table(judge(experiment, results)) if experiment.claims else "",
+        RULE if experiment.claims else "",
+        f"## Reading\n\n{experiment.reading.strip()}" if experiment.reading else "",
+        "## Numbers",
+        *[part for case in _cases(experiment, results) for part in _case(experiment, results, case)],
+        _failures(results),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown.
+
+    >>> print(table(["a", "b"], [["1", "x"]]))
+    | a | b |
+    |---|---|
+    | 1 | x |
+    """
+    return "\n".join([_line(columns), "|" + "---|" * len(columns), *map(_line, rows)])
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def verdict_table(judgements: Sequence[Judgement]) -> str:
+    """One row per claim and case."""
+    rows = [
+        [
+            one.claim.text + (f" ({one.claim.note})" if one.claim.note else ""),
+            one.case,
+            one.measured,
+            f"**{one.verdict}**",
+        ]
+        for one in judgements
+    ]
+    return table(["claim", "case", "measured: difference to, 95 % interval", "verdict"], rows)
+
+
+def _introduction(experiment: PaperExperiment, results: Results) -> str:
+    seeds = seeds_of(results.runs)
+    lines = [f"Source: {experiment.source}. Command:", f"```\n{results.command}\n```"]
+    if results.quick:
+        lines.append("**A quick look: at most 3 rounds and 2 seeds. These numbers are no result.**")
+    if results.settings:
+        lines.append(f"Measured with {summary_of_settings(results.settings)}; the recipes say otherwise.")
+    if experiment.setting:
+        lines.append(experiment.setting.strip())
+    ended = sum(run.finished for run in results.runs)
+    spent = sum(run.seconds or 0.0 for run in results.runs)
+    what = "core" if results.machine.startswith("cpu") else "GPU"
+    lines.append(
+        f"{ended} finished runs, seeds {', '.join(map(str, seeds)) or 'none'}; {spent / 60:.0f} minutes of one {what} "
+        f"({results.machine})."
+    )
+    return "\n\n".join(lines)
+
+
+def _cases(experiment: PaperExperiment, results: Results) -> list[str]:
+    known = results.cases()
+    order = [case.name for case in experiment.cases if case.name in known]
+    return order + [case for case in known if case not in order]
+
+
+def _case(experiment: PaperExperiment, results: Results, case: str) -> list[str]:
+    """A heading and one table: every score as published and as measured."""
+    runs = [run for run in results.runs if run.case == case]
+    rounds = sorted({run.round for run in runs if run.finished})
+    played = f"{rounds[0]} rounds" if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]} rounds" if rounds else ""
+    scores = [score for score in experiment.scores if any(score in run.scores for run in runs)]
+    published = experiment.published.cases.get(case, {})
+    methods = [*results.methods(case), *(name for name in published if name not in results.methods(case))]
+    reference = experiment.reference or methods[0]
+    said = [score for score in scores if published and score in experiment.published.scores]
+    columns = ["method"]
+    for score in scores:
+        columns += [f"{label(score)}, published", "ours"] if score in said else [label(score)]
+    main = scores[0] if scores else ""
+    columns += [f"{label(main)} against {reference}, paired", "seeds"]
+    rows = []
+    for method in methods:
+        mine = results.of(case, method)
+        cells = [method]
+        for score in scores:
+            cells += [_published(experiment, case, method, score)] if score in said else []
+            cells.append(_measured(mine, score))
+        rows.append([*cells, _paired(mine, results.of(case, reference), main, method == reference), _seeds(mine)])
+    return [f"### {case}" + (f" ({played})" if played else ""), table(columns, rows)]
+
+
+def label(score: str) -> str:
+    """How a score is called in a heading.
+
+    >>> label("worst20"), label("ece:mean"), label("mix_oracle")
+    ('worst 20 %', 'ece mean', 'mix oracle')
+    """
+    metric, _, statistic = score.rpartition(":")
+    for tail in ("worst", "best", "gap"):
+        if statistic.removeprefix(tail).isdecimal():
+            statistic = f"{tail} {statistic.removeprefix(tail)} %"
+    named = NUMBERS.get(statistic, statistic.replace("_", " "))
+    return f"{metric} {named}" if metric else named
+
+
+def _published(experiment: PaperExperiment, case: str, method: str, score: str) -> str:
+    numbers = experiment.published.cases.get(case, {}).get(method)
+    if numbers is None:
+        return ""
+    value = numbers[experiment.published.scores.index(score)]
+    return value if isinstance(value, str) else f"{value:g}"
+
+
+def _measured(runs: Sequence[Measured], score: str) -> str:
+    if not runs:
+        return ""
+    spread = Spread.of(values_of(runs, score))
+    if spread is None:
+        return "failed" if all(run.state == "failed" for run in runs) else ""
+    return spread.text(_digits(spread.mean))
+
+
+def _digits(value: float) -> int:
+    return 1 if abs(value) >= 1000 else 2 if abs(value) >= 1 or value == 0 else 4
+
+
+def _paired(mine: Sequence[Measured], reference: Sequence[Measured], score: str, same: bool) -> str:
+    found = None if same else Interval.of(differences(mine, reference, score, score))
+    return found.text() if found else ""
+
+
+def _seeds(runs: Sequence[Measured]) -> str:
+    done, failed = sum(run.finished for run in runs), sum(run.state == "failed" for run in runs)
+    return f"{done}" + (f" ({failed} failed)" if failed else "")
+
+
+def _failures(results: Results) -> str:
+    """Failed runs are results, too."""
+    failed = [run for run in results.runs if run.state == "failed"]
+    rows = [[run.case, run.method, str(run.seed), str(run.round), run.reason] for run in failed]
+    return "## Failed runs\n\n" + table(["case", "method", "seed", "round", "why"], rows) if failed else ""
+
+
+def measured_seconds_per_round(results: Results, case: str) -> float | None:
+    """What a round of this case took on average, for the estimate that stands with the experiment."""
+    known = [run.seconds / run.round for run in results.runs if run.case == case and run.seconds and run.round]
+    return mean(known) if known else None

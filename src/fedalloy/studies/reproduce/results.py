@@ -1,0 +1,107 @@
+"""What was measured, as plain values in one JSON file: made here or by any other program; loads no torch."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedalloy.core.errors import DataError
+from fedalloy.experiment.records import atomic
+
+FORM = 1
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One run: its case, method and seed, how it ended, and its scores by name (percent where they are shares)."""
+
+    case: str
+    method: str
+    seed: int
+    state: str
+    round: int
+    scores: dict[str, float] = field(default_factory=dict)
+    reason: str = ""
+    seconds: float | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether its scores count."""
+        return self.state == "finished"
+
+
+@dataclass(frozen=True)
+class Results:
+    """All runs of an experiment and how they were made."""
+
+    experiment: str
+    command: str
+    runs: tuple[Measured, ...]
+    settings: dict[str, Any] = field(default_factory=dict)
+    quick: bool = False
+    machine: str = ""
+
+    def of(self, case: str, method: str) -> list[Measured]:
+        """The runs of one cell of a table."""
+        return [run for run in self.runs if run.case == case and run.method == method]
+
+    def cases(self) -> list[str]:
+        """The cases that were measured, in order."""
+        return list(dict.fromkeys(run.case for run in self.runs))
+
+    def methods(self, case: str) -> list[str]:
+        """The methods that were measured in a case, in order."""
+        return list(dict.fromkeys(run.method for run in self.runs if run.case == case))
+
+
+def write_results(results: Results, file: Path) -> None:
+    """One line per run, so that a change can be read as a difference."""
+    head = {"form": FORM} | {name: value for name, value in vars(results).items() if name != "runs"}
+    lines = [json.dumps(_plain(run), allow_nan=False) for run in results.runs]
+    body = ",\n  ".join(lines)
+    text = json.dumps(head, indent=1, allow_nan=False)[:-2] + f',\n "runs": [\n  {body}\n ]\n}}\n'
+    file.parent.mkdir(parents=True, exist_ok=True)
+    atomic.write_text(file, text)
+
+
+def read_results(file: Path) -> Results:
+    """The measurements in a file."""
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+        if data.pop("form") != FORM:
+            raise DataError(f"{file} has another form than this version reads ({FORM}); measure it again")
+        runs = tuple(Measured(**_numbers(run)) for run in data.pop("runs"))
+        return Results(runs=runs, **data)
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        raise DataError(f"{file} holds no results of an experiment: {error!r}; measure them again") from None
+
+
+def summary_of_settings(settings: dict[str, Any]) -> str:
+    """What was changed against the recipes, in words.
+
+    >>> summary_of_settings({"run.rounds": 60})
+    'run.rounds = 60'
+    """
+    return ", ".join(f"{path} = {json.dumps(value)}" for path, value in settings.items())
+
+
+def _plain(run: Measured) -> dict[str, Any]:
+    """Six digits say more than any seed does; numbers that are not finite become null."""
+    scores = {name: float(f"{value:.6g}") if math.isfinite(value) else None for name, value in run.scores.items()}
+    kept = {name: value for name, value in vars(run).items() if value not in ("", None)}
+    seconds = {} if run.seconds is None else {"seconds": round(run.seconds, 2)}
+    return kept | {"scores": scores} | seconds
+
+
+def _numbers(run: dict[str, Any]) -> dict[str, Any]:
+    scores = {name: math.nan if value is None else float(value) for name, value in run.get("scores", {}).items()}
+    return {**run, "scores": scores}
+
+
+def seeds_of(runs: Sequence[Measured]) -> list[int]:
+    """The seeds of some runs, ascending, each once."""
+    return sorted({run.seed for run in runs})

@@ -1,0 +1,152 @@
+"""Scores of a run by name, read from its folder.
+
+A score is a statistic of the target metric over clients at the last evaluation, or of another metric: ``ece:mean``.
+
+| statistic | meaning |
+|---|---|
+| ``mean``, ``variance``, ``gini`` | over clients, each counting alike; variance in percent squared, Gini times 100 |
+| ``weighted_mean`` | the mean over clients, each counting by its number of examples |
+| ``worst``, ``best``, ``gap`` | the client served worst (of a loss, the one with the largest) and best, and how far apart they are |
+| ``worst10``, ``best20``, ``gap10``, ... | the same for the mean over that many percent of the clients |
+| ``global``, ``best_global`` | on the global test set, at the end and at its best round |
+| ``rounds`` | the round that reached the target; one more than were played where none did |
+| ``mix_fixed``, ``mix_best_mean``, ``mix_oracle`` | mixtures of two models (:mod:`fedalloy.experiment.mixing`) |
+| ``objective`` | the sum of AAggFF's decision losses |
+| ``regret``, ``regret_half`` | per round, against the best fixed decision in hindsight: all rounds, the first half |
+
+Metrics of which more is better (accuracies and other shares) are in percent, others (losses, calibration errors) as they
+are. A score that is not finite is left out.
+"""  # noqa: E501 (a row of a table stays one line)
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedalloy.core.errors import SpecError
+from fedalloy.experiment.records.reading import RunRecord, last_rows, read_run
+from fedalloy.experiment.records.scalars import seconds_of
+from fedalloy.methods.weightings.regret import regret
+from fedalloy.results.decisions import responses_of
+from fedalloy.results.outcome import RunOutcome, outcome_of
+from fedalloy.results.served import client_values, direction, scored
+from fedalloy.studies.reproduce.results import Measured
+from fedalloy.tasks.metrics import summary
+from fedalloy.tasks.metrics.direction import best
+
+_TAIL = re.compile(r"(worst|best|gap)(\d+)?")
+_MIX = {"mix_fixed": "fixed", "mix_best_mean": "best_mean", "mix_oracle": "oracle"}
+Row = dict[str, Any]
+
+
+def measure_run(folder: Path, case: str, method: str, scores: list[str]) -> Measured:
+    """One run as a line of the results."""
+    record = read_run(folder)
+    outcome = outcome_of(record, record.rounds())
+    seconds = sum(seconds_of(row) for row in record.timings())
+    found = scores_of(record, outcome, scores) if outcome.finished else {}
+    return Measured(case, method, outcome.seed, outcome.state, outcome.round, found, outcome.reason, seconds)
+
+
+def scores_of(record: RunRecord, outcome: RunOutcome, names: list[str]) -> dict[str, float]:
+    """The scores that this run has; those that are not about it (regret of a rule without decisions) are left out."""
+    rows, last = list(record.rounds()), scored(last_rows(record.path / "clients.jsonl"))
+    sizes = (record.manifest or {}).get("sizes")
+    known = {name: _score(name, record, rows, last, sizes, outcome) for name in names}
+    return {name: value for name, value in known.items() if value is not None and math.isfinite(value)}
+
+
+def split_score(name: str, target: str) -> tuple[str, str]:
+    """The metric and the statistic of a score.
+
+    >>> split_score("worst20", "accuracy"), split_score("ece:mean", "accuracy")
+    (('accuracy', 'worst20'), ('ece', 'mean'))
+    """
+    metric, colon, statistic = name.rpartition(":")
+    return (metric if colon else target), statistic
+
+
+def _score(
+    name: str, record: RunRecord, rows: list[Row], last: Row, sizes: list[int] | None, outcome: RunOutcome
+) -> float | None:
+    metric, statistic = split_score(name, outcome.metric)
+    higher = direction(record, metric)
+    unit = 100.0 if higher else 1.0
+    if statistic == "rounds":
+        return float(outcome.reached or outcome.round + 1)
+    if statistic in ("global", "best_global"):
+        return _on_global(rows, metric, statistic == "best_global", higher, unit)
+    if statistic in _MIX:
+        return _mixed(rows, metric, _MIX[statistic], unit)
+    if statistic in ("objective", "regret", "regret_half"):
+        return _decisions(rows, statistic)
+    if metric not in last:
+        return None
+    told = next((row["evaluation"].get(metric) for row in reversed(rows) if row.get("evaluation")), None)
+    values = torch.tensor(client_values(last, metric, higher, told), dtype=torch.float64)
+    return over_clients(statistic, values, _sizes(last, sizes), unit, higher)
+
+
+def over_clients(
+    statistic: str, values: Tensor, sizes: Tensor | None, unit: float = 100.0, higher: bool | None = True
+) -> float | None:
+    """A statistic of one value per client; None where it needs sizes or a direction that are not known."""
+    if statistic == "mean":
+        return unit * summary.mean(values)
+    if statistic == "weighted_mean":
+        return None if sizes is None else unit * summary.mean(values, sizes)
+    if statistic == "variance":
+        return summary.variance(values, unit)
+    if statistic == "gini":
+        return 100 * summary.gini(values)
+    tail = _TAIL.fullmatch(statistic)
+    if tail is None:
+        raise SpecError(
+            f"unknown score '{statistic}': allowed are those of fedalloy.studies.reproduce.scoring, such as worst20"
+        )
+    share = int(tail[2] or 0) / 100
+    if tail[1] == "gap":
+        return unit * summary.parity_gap(values, share)
+    if higher is None:
+        return None
+    return unit * (summary.worst_served if tail[1] == "worst" else summary.best_served)(values, higher, share)
+
+
+def _on_global(rows: list[Row], metric: str, at_best: bool, higher: bool | None, unit: float) -> float | None:
+    found = [row["global"][metric] for row in rows if row.get("global", {}).get(metric) is not None]
+    if not found or (at_best and higher is None):
+        return None
+    leader = best(found, float, bool(higher)) if at_best else found[-1]
+    return None if leader is None else unit * float(leader)
+
+
+def _mixed(rows: list[Row], metric: str, kind: str, unit: float) -> float | None:
+    found = [row["evaluation_mix"][metric] for row in rows if metric in row.get("evaluation_mix", {})]
+    value = found[-1].get(kind) if found else None
+    value = value.get("mean") if isinstance(value, Mapping) else value
+    return None if value is None else unit * float(value)
+
+
+def _decisions(rows: list[Row], statistic: str) -> float | None:
+    told = [row["info"] for row in rows if "decision_loss" in row.get("info", {})]
+    responses = [responses_of(info) or [] for info in told]
+    if not told or not all(responses):
+        return None
+    losses = torch.tensor([float(info["decision_loss"]) for info in told], dtype=torch.float64)
+    if statistic == "objective":
+        return float(losses.sum())
+    # Responses of a cohort alone say nothing about a fixed decision over everybody.
+    if any(len(response) != len(info.get("p", ())) for response, info in zip(responses, told, strict=True)):
+        return None
+    count = max(1, len(told) // 2) if statistic == "regret_half" else len(told)
+    return float(regret(torch.tensor(responses, dtype=torch.float64)[:count], losses[:count])) / count
+
+
+def _sizes(last: Row, sizes: list[int] | None) -> Tensor | None:
+    return torch.tensor(sizes, dtype=torch.float64)[torch.tensor(last["ids"])] if sizes else None

@@ -1,0 +1,140 @@
+"""``fedalloy.unfold``: learn a table of weights from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from fedalloy.core.algorithm import Algorithm
+from fedalloy.core.arguments import build
+from fedalloy.core.engine import check_engine_kind
+from fedalloy.core.errors import FedalloyError, SpecError, nearest
+from fedalloy.core.keys import Key
+from fedalloy.core.protocols import Engine, Task
+from fedalloy.core.spec import algorithm_to_spec
+from fedalloy.core.task import check_task
+from fedalloy.experiment.fit import as_algorithm
+from fedalloy.experiment.interrupt import Caught, put_off
+from fedalloy.experiment.placement import placed
+from fedalloy.experiment.weight_files import save_table
+from fedalloy.methods.weightings.weight_table import WeightTable
+from fedalloy.studies.unfolding.course import Course, layer_names
+from fedalloy.studies.unfolding.learning import Learner, OuterEvent, Standing, course_of, learn, shares, sizes_of
+from fedalloy.studies.unfolding.settings import Learning
+from fedalloy.tasks.devices import DeviceProfile
+
+
+class Stopped(FedalloyError):
+    """The learning was interrupted; what it had reached is safe where a file was named."""
+
+
+def unfold(
+    algorithm: Algorithm | str | Mapping[str, Any],
+    task: Task,
+    *,
+    rounds: int,
+    seed: int = 0,
+    devices: DeviceProfile | None = None,
+    device: str = "cpu",
+    output: str | Path | None = None,
+    resume: bool = False,
+    watcher: Callable[[OuterEvent], None] | None = None,
+    engine: Engine | None = None,
+    caught: Caught | None = None,
+    **settings: Any,
+) -> WeightTable:
+    """Learn the weights of ``rounds`` rounds of ``algorithm`` on ``task`` in advance.
+
+    ``algorithm`` is what will run: its solver, its server and whether updates are normalised (FedNova) are kept, its
+    weighting is replaced by the table. ``settings`` are the fields of ``Learning``: iterations, lr, gradient, ...
+    With an ``output`` the table is written there, its progress beside it until then, and ``resume=True`` goes on from
+    that. The result's ``weighting()`` is the rule that runs with it. A signal that stopped the learning has its own
+    effect when everything is safe; a list given as ``caught`` takes it instead, and ``Stopped`` is raised.
+
+    >>> import fedalloy
+    >>> task = fedalloy.task("digits", clients=2)
+    >>> fedalloy.unfold("fedavg", task, rounds=2, iterations=1).weights.shape
+    torch.Size([2, 2])
+    """
+    check_task(task, "unfold: the second argument (the order is unfold(algorithm, task))")
+    if engine is not None:
+        check_engine_kind(engine, "unfold: engine")
+    course = _course(as_algorithm(algorithm), placed(task, device), rounds, seed, devices, _learning(settings))
+    learned = _settings(course, seed, sizes_of(course.task).tolist())
+    path = Path(output) if output is not None else None
+    progress = _progress(path, resume) if path else None
+    learner = Learner(course_of(course, seed), seed, device, progress, watcher=watcher, identity=learned, engine=engine)
+    standing = _learn(learner, resume, caught)
+    table = WeightTable(
+        shares(standing, course.learning), course.layers, tuple(learned["sizes"]), course.normalise,
+        tuple(standing.losses), learned,
+    )  # fmt: skip
+    if path and progress:
+        save_table(table, path)
+        progress.unlink(missing_ok=True)
+    return table
+
+
+def _course(
+    algorithm: Algorithm, task: Task, rounds: int, seed: int, devices: DeviceProfile | None, learning: Learning
+) -> Course:
+    """What is rehearsed: the algorithm as it fits the task, over so many rounds."""
+    layers = layer_names(task) if learning.level == "layer" else ()
+    return Course(algorithm.fitted(task, Key.of(seed)), task, rounds, devices or DeviceProfile(), learning, layers)
+
+
+def _progress(output: Path, resume: bool) -> Path:
+    """Where this learning keeps how far it is; what another one left there is not overwritten."""
+    progress = progress_file(output)
+    if not resume and progress.exists():
+        raise SpecError(f"{progress} holds the progress of an interrupted learning: resume it, or delete it")
+    return progress
+
+
+def _learn(learner: Learner, resume: bool, caught: Caught | None) -> Standing:
+    """Learn to the end, or say what is kept when a signal ends it."""
+    with put_off() if caught is None else nullcontext(caught) as heard:
+        standing, stopped = learn(learner, resume, heard)
+        if stopped:
+            raise Stopped(_farewell(standing, learner.progress, stopped))
+    return standing
+
+
+def progress_file(output: Path) -> Path:
+    """Where a learning keeps how far it is."""
+    return output.with_name(f"{output.name}.progress")
+
+
+def _learning(settings: dict[str, Any]) -> Learning:
+    known = {field.name for field in fields(Learning)}
+    for name in settings:
+        if name not in known:
+            raise SpecError(f"unfold: unknown setting '{name}'; {nearest(name, known)}")
+    made: Learning = build(Learning, settings, "unfold")
+    return made
+
+
+def _settings(course: Course, seed: int, sizes: list[int]) -> dict[str, Any]:
+    """What was learned, as data: enough to tell two learnings apart."""
+    chosen = asdict(course.learning)
+    chosen["betas"] = list(course.learning.betas)
+    spec = algorithm_to_spec(course.algorithm)
+    return {
+        "algorithm": {name: part for name, part in spec.items() if name != "weighting"},
+        "normalise": course.normalise,
+        "rounds": course.rounds,
+        "seed": seed,
+        "sizes": sizes,
+        "settings": {name: value for name, value in chosen.items() if value is not None},
+        "devices": repr(course.devices),
+    }
+
+
+def _farewell(standing: Standing, progress: Path | None, why: str) -> str:
+    where = (
+        f"its progress is in {progress}; resume it to go on" if progress else "nothing was kept, as no file was named"
+    )
+    return f"{why} after outer iteration {standing.iteration}: {where}"

@@ -1,0 +1,154 @@
+"""What is unrolled: the algorithm that will run, its clients, their devices, and the rounds of one outer iteration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from fedalloy.core import aspects, tree
+from fedalloy.core.algorithm import Algorithm, ServerState
+from fedalloy.core.errors import AlgorithmError
+from fedalloy.core.keys import Key
+from fedalloy.core.protocols import Objective, Task, Weighting
+from fedalloy.core.types import Context, Contributions, Info, State, Tree, Weights, Work
+from fedalloy.engines.kinds import Descent, descent_of
+from fedalloy.methods.weightings.nova import Nova
+from fedalloy.methods.weightings.samples import Samples
+from fedalloy.methods.weightings.unfolded import Unfolded, requirements, weights_of
+from fedalloy.methods.weightings.uniform import Uniform
+from fedalloy.studies.unfolding.outer import OneHotError
+from fedalloy.studies.unfolding.recording import Recording
+from fedalloy.studies.unfolding.settings import Learning
+from fedalloy.tasks.devices import DeviceProfile
+
+
+@dataclass(frozen=True, eq=False)
+class Given(Weighting):
+    """The shares of one round as a tensor, ``[K]`` or ``[K, layers]``, through which gradients flow."""
+
+    shares: Tensor
+    layers: tuple[str, ...]
+    normalise: bool
+    noted: bool = False
+
+    @property
+    def requires(self) -> frozenset[str]:
+        return requirements(self.normalise) | ({"running_loss"} if self.noted else set())
+
+    def weigh(self, cohort: Contributions, state: State, ctx: Context) -> tuple[Weights, State, Info]:
+        return weights_of(self.shares[cohort.ids], self.layers, self.normalise, cohort), state, {}
+
+
+@dataclass(frozen=True, eq=False)
+class Course:
+    """The rounds of one outer iteration, apart from the table.
+
+    ``layers`` are the names of the table's last axis, if it has one.
+    """
+
+    algorithm: Algorithm
+    task: Task
+    rounds: int
+    devices: DeviceProfile = field(default_factory=DeviceProfile)
+    learning: Learning = field(default_factory=Learning)
+    layers: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_algorithm(self.algorithm)
+        self.devices.check(self.task.population)
+
+    @property
+    def ids(self) -> Tensor:
+        """Everyone takes part."""
+        return torch.arange(self.task.population)
+
+    @property
+    def outer(self) -> Objective:
+        """Whose losses are summed."""
+        objective = self.task.objective
+        return OneHotError(objective) if self.learning.loss == "mse" else objective
+
+    @property
+    def normalise(self) -> bool:
+        """Whether the weights act on updates divided by the clients' steps (FedNova)."""
+        rule = self.algorithm.weighting
+        return isinstance(rule, Nova) or (isinstance(rule, Unfolded) and rule.normalise)
+
+    @cached_property
+    def plain(self) -> bool:
+        """Whether clients do nothing but descend on the summed losses: then ``-delta / lr`` is the sum of their
+        gradients and nothing further has to be noted."""
+        return descent_of(self.algorithm.solver) == Descent() and self.learning.loss == "task"
+
+    @cached_property
+    def clients(self) -> Algorithm:
+        """What an engine is given: one value for all rounds, since engines keep what they made for it. Where clients
+        are not plain, their solver notes what it meets."""
+        return self._with(Given(torch.zeros(0), self.layers, self.normalise, noted=self.plain), recorded=not self.plain)
+
+    def at(self, shares: Tensor, recorded: bool = True) -> Algorithm:
+        """The algorithm of one round with these shares."""
+        return self._with(Given(shares, self.layers, self.normalise), recorded)
+
+    def _with(self, rule: Given, recorded: bool) -> Algorithm:
+        if not recorded:
+            return replace(self.algorithm, weighting=rule)
+        outer = self.outer if self.learning.loss == "mse" else None
+        return replace(self.algorithm, solver=Recording(self.algorithm.solver, outer), weighting=rule)
+
+    def context(self, round: int, key: Key) -> Context:
+        """What the rules may know in a round of the iteration whose key this is."""
+        solver, population = self.algorithm.solver, self.task.population
+        lr = solver.lr_at(round, self.rounds)
+        return Context(round, population, key.fold("round", round), local_lr=lr, rounds=self.rounds)
+
+    def work(self, ctx: Context) -> Work:
+        """Who does how much in a round, and whose link fails, drawn as in a run."""
+        links = self.devices.links(self.ids, ctx.key.fold("links"))
+        return Work.of(self.ids, self.devices.epochs_for(self.ids, ctx.key.fold("epochs")), links)
+
+    def begin(
+        self, algorithm: Algorithm, params: Tree, buffers: Tree, key: Key
+    ) -> tuple[ServerState, dict[int, State]]:
+        """The states before the first round."""
+        state = algorithm.init(params, self.task.population, buffers)
+        fresh = self.task.objective.init
+        clients = {
+            k: algorithm.init_client(state["shared"], key.fold("new client").fold(k), fresh) for k in self.ids.tolist()
+        }
+        return state, clients
+
+
+def check_algorithm(algorithm: Algorithm) -> None:
+    """Refuse what cannot be unrolled, or would not mean what a table says."""
+    solver, rule = algorithm.solver, algorithm.weighting
+    if not isinstance(rule, Samples | Uniform | Nova | Unfolded):
+        raise AlgorithmError(
+            f"unfold: weighting '{type(rule).__name__}' computes its weights itself; a table can stand in for samples, "
+            "uniform, nova and unfolded only"
+        )
+    if algorithm.wire:
+        raise AlgorithmError(
+            f"unfold: '{type(algorithm.wire[0]).__name__}' changes what is sent, which cannot be differentiated: learn "
+            "the table without [[wire]] and run it with"
+        )
+    if aspects.stays(solver) or solver.target != "params" or aspects.is_personalised(solver):
+        raise AlgorithmError(
+            f"unfold: solver '{type(solver).__name__}' leaves a model at its clients; allowed are solvers whose whole "
+            "model is shared, such as sgd, prox and scaffold"
+        )
+
+
+def layer_names(task: Task) -> tuple[str, ...]:
+    """The layers of the task's model, in order."""
+    return tuple(tree.layers(task.objective.init(Key.of(0))[0]))
+
+
+def known(states: Mapping[int, State], new: Mapping[int, State], work: Work) -> dict[int, State]:
+    """The states after a round: a client whose link failed keeps its old one."""
+    silent = set(work.ids[~work.active].tolist())
+    return {**states, **{client: state for client, state in new.items() if client not in silent}}

@@ -1,0 +1,92 @@
+"""What a recipe wants to be learned: its own algorithm, or every entry of its comparison that runs with a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedalloy.core.errors import SpecError
+from fedalloy.experiment.interrupt import Caught
+from fedalloy.experiment.recipe import Experiment, Recipe, entry_names, resolve
+from fedalloy.experiment.recipe.learned import table_file
+from fedalloy.experiment.recipe.resolving import with_entry
+from fedalloy.experiment.recipe.tables import UnfoldTable
+from fedalloy.experiment.sampling import UniformSampling
+from fedalloy.methods.weightings.unfolded import Unfolded
+from fedalloy.methods.weightings.weight_table import WeightTable
+from fedalloy.studies.unfolding.call import unfold
+from fedalloy.studies.unfolding.learning import OuterEvent
+
+
+@dataclass(frozen=True)
+class LearningJob:
+    """One table to be learned: of which experiment, with which settings, and where it goes."""
+
+    name: str
+    experiment: Experiment
+    table: UnfoldTable
+    output: Path
+
+    def learn(
+        self,
+        resume: bool = True,
+        watcher: Callable[[OuterEvent], None] | None = None,
+        caught: Caught | None = None,
+    ) -> WeightTable:
+        """Learn the table and write it; arguments as in ``unfold``."""
+        config, settings = self.experiment.config, self.table.model_dump(exclude_none=True)
+        seed: int = settings.pop("seed")
+        return unfold(
+            self.experiment.algorithm,
+            self.experiment.task(),
+            rounds=config.rounds,
+            seed=seed,
+            devices=config.devices,
+            device=config.device,
+            output=self.output,
+            resume=resume,
+            watcher=watcher,
+            caught=caught,
+            **settings,
+        )
+
+
+def jobs(
+    recipe: Recipe, entry: str | None = None, output: Path | None = None, seed: int | None = None
+) -> list[LearningJob]:
+    """The tables that a recipe asks for; with ``entry`` that of one entry of its comparison."""
+    names: list[str | None] = [entry] if entry is not None else list(_entries(recipe)) or [None]
+    if output is not None and len(names) > 1:
+        raise SpecError(
+            f"the recipe wants {len(names)} tables ({', '.join(map(str, names))}): choose one with --entry, or leave "
+            "-o out to write each where the recipe looks for it"
+        )
+    return [_job(recipe, name, output, seed) for name in names]
+
+
+def _entries(recipe: Recipe) -> list[str]:
+    """Those entries of the comparison that run with a table."""
+    return [name for name in entry_names(recipe) if table_file(with_entry(recipe, name)) is not None]
+
+
+def _job(recipe: Recipe, entry: str | None, output: Path | None, seed: int | None) -> LearningJob:
+    single = with_entry(recipe, entry) if entry is not None else recipe
+    named, table = table_file(single), single.unfold or UnfoldTable()
+    table = table if seed is None else table.model_copy(update={"seed": seed})
+    experiment = resolve(recipe, table.seed, entry)
+    if experiment.config.sampling not in (UniformSampling(), UniformSampling(1.0)):
+        raise SpecError("unfold: the table has a weight for every client in every round: leave [sampling] out")
+    rule = experiment.algorithm.weighting
+    if isinstance(rule, Unfolded):
+        # What an earlier learning left must not enter this one.
+        rule = Unfolded("", normalise=rule.normalise)
+        experiment = replace(experiment, algorithm=replace(experiment.algorithm, weighting=rule))
+    return LearningJob(entry or single.name or "table", experiment, table, output or named or Path("weights.json"))
+
+
+def summary(table: WeightTable) -> list[dict[str, Any]]:
+    """The rows of a table for reading: per round every client's weight, the mean over layers where there are some."""
+    weights = table.weights.mean(2) if table.layers else table.weights
+    return [{"round": number, "weights": row.tolist()} for number, row in enumerate(weights, 1)]
