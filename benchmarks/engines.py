@@ -27,10 +27,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fedalloy.algorithms import fedavg
 from torch import nn
 
 from benchmarks.workloads import LR, WORKLOADS, Sequential, Workload, moved, task_of
+from fedalloy.algorithms import fedavg
 from fedalloy.core.keys import Key
 from fedalloy.core.types import Tree
 from fedalloy.experiment.driver import RoundEvent

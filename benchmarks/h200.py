@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from fedalloy.algorithms import drfedavg, fedavg, fedprox, scaffold
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedalloy.algorithms import drfedavg, fedavg, fedprox, scaffold
 from fedalloy.core.keys import Key
 from fedalloy.core.types import Examples
 from fedalloy.engines.batched import Batched

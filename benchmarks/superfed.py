@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fedalloy.algorithms import superfed_mm
 
+from fedalloy.algorithms import superfed_mm
 from fedalloy.core import tree
 from fedalloy.core.keys import Key
 from fedalloy.experiment.driver import RoundEvent

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from fedalloy.algorithms import named
 
+from fedalloy.algorithms import named
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.experiment.driver import RoundEvent
 from fedalloy.experiment.fit import RunResult, fit

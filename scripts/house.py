@@ -147,7 +147,7 @@ def import_graph(source: Path, texts: Mapping[Path, str], packages: Mapping[str,
 def package_of(module: str, packages: Mapping[str, str]) -> str:
     """The package of a module: by the longest prefix that is mapped, else the first name below the top.
 
-    >>> package_of("fedalloy.experiment.driver", {"fedalloy.experiment": "experiment"}), package_of("fedalloy.core.tree", {})
+    >>> package_of("fedalloy.run.driver", {"fedalloy.run": "experiment"}), package_of("fedalloy.core.tree", {})
     ('experiment', 'core')
     """
     parts = module.split(".")

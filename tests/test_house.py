@@ -16,12 +16,30 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src"
-ROOMS = {"solvers", "weightings", "servers", "wire", "tasks", "engines", "records"}
-# What readers of finished runs build on; nobody below them may look at results.
-RESULTS_READ = {"core", "records", "tasks"}
-BELOW_RESULTS = {"algorithms", "recipe", "run", "synthetic", "unfolding"}
-# Whatever is neither core, nor a room, nor one of these builds on the rooms (algorithms, run, report, flower, ...).
-EDGE = {"cli", "docs", "__main__"}
+# Low to high: a place imports places of earlier rows only, and places of one row do not see each other. The longest
+# name that fits a module is its place.
+ORDER = (
+    ("core",),
+    (
+        "methods.solvers",
+        "methods.weightings",
+        "methods.servers",
+        "methods.wires",
+        "tasks",
+        "engines",
+        "experiment.records",
+    ),
+    ("methods",),
+    ("experiment",),
+    ("results",),
+    ("studies",),
+    ("report", "flower", "testing"),
+    ("cli",),
+)
+ROW = {place: row for row, places in enumerate(ORDER) for place in places}
+# Rules, data and engines know nothing of each other, however they are divided.
+APART = {"methods", "tasks", "engines"}
+TOP = {"", "__main__", "_moved", "algorithms"}
 HEAVY = ["clarabel", "flwr", "matplotlib", "pandas", "plotly", "pyarrow", "pydantic", "qpsolvers", "rich"]
 HEAVY += ["scipy", "sklearn", "torch", "typer"]
 MOST_LINES_PER_FILE = 399
@@ -63,38 +81,35 @@ def _called(node: ast.Call) -> str:
     return function.attr if isinstance(function, ast.Attribute) else ""
 
 
-def room_of(name: str) -> str:
-    """The room an imported name comes from: the first name below fedalloy.
+def place_of(module: str) -> str:
+    """The place of a module of fedalloy: '' for the top package, which loads names from anywhere on first use.
 
-    A name that is no module there (``fedalloy.fit``) belongs to the top package, '', which loads it from anywhere.
+    A name that is no module there (``fedalloy.fit``) belongs to the top package as well.
     """
-    first = name.split(".")[1] if "." in name else ""
-    known = (SOURCE / "fedalloy" / first).is_dir() or (SOURCE / "fedalloy" / f"{first}.py").is_file()
-    return first if known or first in ROOMS | EDGE | {"core"} else ""
+    names = module.split(".")[1:]
+    if not names or names[0] in TOP or not (SOURCE / "fedalloy" / names[0]).exists():
+        return ""
+    return next(place for end in range(len(names), 0, -1) if (place := ".".join(names[:end])) in ROW)
 
 
 def fault(module: str, imported: str) -> str | None:
     """Why ``module`` may not import ``imported``; None when it may."""
-    top, here = imported.split(".")[0], ".".join(module.split(".")[1:2])
+    top, here = imported.split(".")[0], place_of(module)
     if top != "fedalloy":
-        return _third_party_fault(module, here, top)
-    there = room_of(imported)
-    if there == here or here in EDGE:
+        return _third_party_fault(here, top)
+    there = place_of(imported)
+    if there == here or here in ("", "cli"):
         return None
-    if there in EDGE:
-        return f"only the command line imports {there}"
-    if here == "core":
-        return "core imports nothing else of fedalloy"
-    if here in ROOMS and there != "core":
-        return f"{here} may import core and itself, not {there or 'the top package'}"
-    if here == "results" and there not in RESULTS_READ:
-        return f"results stand on records and metrics, not on {there or 'the top package'}"
-    if there == "results" and here in BELOW_RESULTS:
-        return f"{here} stands below results"
+    if not there:  # those below the top package would import it while it imports them
+        return None if ROW[here] >= ROW["report"] else "the top package is for users: import from where the name lives"
+    if ROW[there] >= ROW[here]:
+        return f"{here} stands below {there} or beside it"
+    if {here.split(".")[0], there.split(".")[0]} <= APART and here.split(".")[0] != there.split(".")[0]:
+        return f"{here} and {there} do not see each other"
     return None
 
 
-def _third_party_fault(module: str, here: str, top: str) -> str | None:
+def _third_party_fault(here: str, top: str) -> str | None:
     if here == "core" and top != "torch" and top not in sys.stdlib_module_names:
         return "core imports torch and the standard library only"
     if top == "flwr" and here != "flower":
@@ -129,21 +144,26 @@ def test_no_module_imports_what_it_may_not():
         ("core/tree.py", "from fedalloy.tasks import models"),
         ("core/tree.py", "from fedalloy import fit"),
         ("core/tree.py", "def late():\n    import scipy.sparse"),
-        ("weightings/samples.py", "from fedalloy.methods.solvers.sgd import Sgd"),
-        ("weightings/samples.py", "from fedalloy import solvers"),
-        ("weightings/samples.py", "import fedalloy"),
-        ("weightings/samples.py", "from ..servers import sgd"),
-        ("weightings/__init__.py", "from ..servers import sgd"),
+        ("methods/weightings/samples.py", "from fedalloy.methods.solvers.sgd import Sgd"),
+        ("methods/weightings/samples.py", "from fedalloy.methods import published"),
+        ("methods/weightings/samples.py", "import fedalloy"),
+        ("methods/weightings/samples.py", "from fedalloy import algorithms"),
+        ("methods/weightings/samples.py", "from ..servers import sgd"),
+        ("methods/weightings/__init__.py", "from ..servers import sgd"),
+        ("methods/published.py", "from fedalloy.tasks import models"),
+        ("methods/published.py", "from fedalloy.studies.unfolding import algorithms"),
         ("engines/loop.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from fedalloy.tasks import Task"),
         ("engines/loop.py", "import importlib\nimportlib.import_module('fedalloy.tasks.models')"),
         ("engines/loop.py", "import flwr"),
-        ("engines/flower.py", "import flwr"),
-        ("run.py", "from flwr.common import Context"),
-        ("run.py", "from fedalloy.cli import main"),
-        ("records/store.py", "from fedalloy.experiment import fit"),
+        ("experiment/fit.py", "from flwr.common import Context"),
+        ("experiment/fit.py", "from fedalloy.cli import main"),
+        ("experiment/fit.py", "from fedalloy.results.outcome import read_outcome"),
+        ("experiment/records/store.py", "from fedalloy.experiment import fit"),
+        ("experiment/records/store.py", "from fedalloy.tasks import models"),
         ("results/outcome.py", "from fedalloy.studies.compare import jobs"),
-        ("results/outcome.py", "from fedalloy.experiment.recipe import Recipe"),
-        ("run/fit.py", "from fedalloy.results.outcome import read_outcome"),
+        ("results/outcome.py", "from fedalloy import read_run"),
+        ("report/page.py", "from fedalloy.testing import check_rule"),
+        ("flower/engine.py", "from fedalloy.report import page"),
     ],
 )
 def test_a_planted_import_is_caught(file, code):
@@ -155,14 +175,16 @@ def test_a_planted_import_is_caught(file, code):
     [
         ("core/tree.py", "import math\nimport torch.nn\nfrom torch import Tensor\nfrom fedalloy.core.keys import Key"),
         ("core/types.py", "from . import tree"),
-        ("weightings/samples.py", "import numpy\nfrom fedalloy.core import tree\nfrom fedalloy.weightings import nova"),
-        ("flower/app.py", "from flwr.server import ServerApp\nfrom fedalloy.engines import loop"),
         (
-            "results/outcome.py",
-            "from fedalloy.experiment.records.reading import read_run\nfrom fedalloy.tasks.metrics import summary",
+            "methods/weightings/samples.py",
+            "import numpy\nfrom fedalloy.core import tree\nfrom fedalloy.methods.weightings import nova",
         ),
+        ("methods/published.py", "from fedalloy.methods.solvers.sgd import Sgd"),
+        ("flower/app.py", "from flwr.server import ServerApp\nfrom fedalloy.engines import loop"),
+        ("results/outcome.py", "from fedalloy.experiment.records.reading import read_run"),
+        ("results/outcome.py", "from fedalloy.tasks.metrics import summary"),
         ("report/page.py", "from fedalloy.results.stories import gather"),
-        ("run.py", "from fedalloy.engines import loop\nfrom fedalloy.recipe import Recipe"),
+        ("experiment/fit.py", "from fedalloy.engines import loop\nfrom fedalloy.experiment.recipe import Recipe"),
         ("cli/__init__.py", "from fedalloy import fit\nimport rich\nfrom fedalloy.report import page"),
     ],
 )

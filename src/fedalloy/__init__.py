@@ -8,28 +8,46 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from fedalloy import _moved
+
 if TYPE_CHECKING:
+    from fedalloy import algorithms, methods
     from fedalloy.core.algorithm import Algorithm
     from fedalloy.core.keys import Key
     from fedalloy.core.registry import register
     from fedalloy.experiment.fit import RunResult, fit
     from fedalloy.experiment.records.reading import read_run
-    from fedalloy.methods import published as algorithms
+    from fedalloy.studies.compare.comparing import compare
     from fedalloy.studies.unfolding.call import unfold
     from fedalloy.tasks.assembly import make_task as task
     from fedalloy.tasks.dropout import Dropout
 
     __version__: str
 
-__all__ = ["Algorithm", "Dropout", "Key", "RunResult", "algorithms", "fit", "read_run", "register", "task", "unfold"]
+__all__ = [
+    "Algorithm",
+    "Dropout",
+    "Key",
+    "RunResult",
+    "algorithms",
+    "compare",
+    "fit",
+    "methods",
+    "read_run",
+    "register",
+    "task",
+    "unfold",
+]
 
 _HOME = {
     "Algorithm": "fedalloy.core.algorithm:Algorithm",
     "Dropout": "fedalloy.tasks.dropout:Dropout",
     "Key": "fedalloy.core.keys:Key",
     "RunResult": "fedalloy.experiment.fit:RunResult",
-    "algorithms": "fedalloy.methods.published:",
+    "algorithms": "fedalloy.algorithms:",
+    "compare": "fedalloy.studies.compare.comparing:compare",
     "fit": "fedalloy.experiment.fit:fit",
+    "methods": "fedalloy.methods:",
     "read_run": "fedalloy.experiment.records.reading:read_run",
     "register": "fedalloy.core.registry:register",
     "task": "fedalloy.tasks.assembly:make_task",
@@ -61,3 +79,6 @@ def _version() -> str:
         return version("fedalloy")
     except PackageNotFoundError:
         return "0+unknown"
+
+
+_moved.install()

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import torch
 from click.testing import Result
-from fedalloy.algorithms import fedavg
 from typer.testing import CliRunner
 
 from fedalloy import fit
+from fedalloy.algorithms import fedavg
 from fedalloy.cli.app import app
 from fedalloy.cli.failing import sentence
 from fedalloy.core.errors import CheckpointError, SpecError

@@ -34,7 +34,7 @@ print(json.dumps({"checks": len(rows), "problems": [run_row(row) for row in rows
 def test_a_toy_weighting_in_one_file_is_everywhere(nurseries, recipe, tmp_path):
     copy = tmp_path / "src"
     shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    (copy / "fedalloy" / "weightings" / "toy_log.py").write_text(TOY)
+    (copy / "fedalloy" / "methods" / "weightings" / "toy_log.py").write_text(TOY)
     cli = nurseries(copy, tmp_path)
     assert (
         json.loads(cli.run("list", "weightings", "--json").out)["weightings"]["toy_log"] == "Weights by log(base + n)."

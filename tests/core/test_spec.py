@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import pytest
-from fedalloy.algorithms import named
 
+from fedalloy.algorithms import named
 from fedalloy.core import registry
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.arguments import build, convert

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from fedalloy.algorithms import fedavg
 
+from fedalloy.algorithms import fedavg
 from fedalloy.core.keys import Key
 from fedalloy.core.types import Block, Context, Work
 from fedalloy.engines import batched, fused, fused_graph

@@ -11,7 +11,6 @@ import pytest
 pytest.importorskip("flwr")
 
 from fedalloy.algorithms import fedavg
-
 from fedalloy.core.errors import RunLocked
 from fedalloy.experiment.records.lock import locked
 from fedalloy.experiment.records.reading import read_run

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fedalloy.algorithms import fedavg, fedper
 
 from fedalloy import fit
+from fedalloy.algorithms import fedavg, fedper
 from fedalloy.core.errors import DataError
 from fedalloy.core.keys import Key
 from fedalloy.core.types import Block, Examples

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from fedalloy.algorithms import fedavg
 from torch import nn
 from torch.nn import functional
 
 from fedalloy import fit
+from fedalloy.algorithms import fedavg
 from fedalloy.core.errors import SpecError
 from fedalloy.tasks.assembly import make_task
 from fedalloy.tasks.datasets.base import Dataset

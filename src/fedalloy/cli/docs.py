@@ -1,4 +1,4 @@
-"""The reference page, generated from the registry, the recipe tables and the command line: ``python -m fedalloy.cli.docs``.
+"""The reference page, generated from the registry, the recipe tables and the commands: ``python -m fedalloy.cli.docs``.
 
 ``--check`` writes nothing and fails when the page in the repository says something else.
 """

@@ -115,9 +115,9 @@ def run(
 ) -> tuple[Ending, Recorder]:
     """Run to the end, to the target, or until somebody stops it; with a folder it can be resumed from there.
 
-    A folder is only resumed with the experiment that it holds (:mod:`fedalloy.experiment.identity`); it may be asked for more
-    rounds, and with ``allow_engine_change`` for another engine or device, which its folder then tells. ``start_over``
-    begins anew where no checkpoint can be used, and loses what was done.
+    A folder is only resumed with the experiment that it holds (:mod:`fedalloy.experiment.identity`); it may be asked
+    for more rounds, and with ``allow_engine_change`` for another engine or device, which its folder then tells.
+    ``start_over`` begins anew where no checkpoint can be used, and loses what was done.
     ``track`` names trackers that hear of every round (:mod:`fedalloy.results.track`). Signals that arrive meanwhile
     are put into ``caught`` and are the caller's to act on (:func:`fedalloy.experiment.interrupt.put_off`).
     """

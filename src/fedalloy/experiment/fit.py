@@ -119,8 +119,9 @@ def fit(
     ``algorithm`` is a value (``fedavg(lr=0.05)``), the name of a published method, or a spec. ``settings`` are
     the further fields of ``RunConfig``: devices, metrics, evaluate_every, target, engine, ... With a ``folder``
     everything is written there and ``resume=True`` goes on after an interruption; ``track=["tensorboard"]`` also
-    tells other tools (:mod:`fedalloy.results.track`). Ctrl-C and SIGTERM end the run after its round; when everything is safe
-    the signal has its own effect, or goes to the handler that the caller has set for it; then the result is returned.
+    tells other tools (:mod:`fedalloy.results.track`). Ctrl-C and SIGTERM end the run after its round; when everything
+    is safe the signal has its own effect, or goes to the handler that the caller has set for it; then the result is
+    returned.
     A folder is resumed only with the run that it holds, possibly with more ``rounds``; ``allow_engine_change`` allows
     another engine or device, ``start_over`` begins anew where no checkpoint can be used.
     """

@@ -7,10 +7,10 @@ import json
 import numpy as np
 import pytest
 import torch
-from fedalloy.algorithms import aaggff_s, named
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedalloy.algorithms import aaggff_s, named
 from fedalloy.core.errors import AlgorithmError
 from fedalloy.core.keys import Key
 from fedalloy.core.spec import from_spec, to_spec

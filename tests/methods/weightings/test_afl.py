@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fedalloy.algorithms import afl
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedalloy.algorithms import afl
 from fedalloy.core.errors import AlgorithmError
 from fedalloy.core.keys import Key
 from fedalloy.core.types import Cohort, Context

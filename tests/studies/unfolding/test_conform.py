@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from fedalloy.core import registry
-from fedalloy.testing.vectors.vectors import Values, read
+from fedalloy.testing.vectors.files import Values, read
 
 FILE = Path(__file__).resolve().parents[2] / "vectors" / "deep_unfolding.json"
 

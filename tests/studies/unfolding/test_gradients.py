@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from fedalloy.algorithms import named
 
+from fedalloy.algorithms import named
 from fedalloy.core.errors import AlgorithmError, Diverged
 from fedalloy.core.keys import Key
 from fedalloy.core.program import BlockTraining, TrainingResult

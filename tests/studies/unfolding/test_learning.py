@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from fedalloy.algorithms import named
 
 import fedalloy
+from fedalloy.algorithms import named
 from fedalloy.core.errors import AlgorithmError, CheckpointError, SpecError
 from fedalloy.core.keys import Key
 from fedalloy.engines.batched import Batched

@@ -11,8 +11,8 @@ import pytest
 
 from fedalloy.core import registry
 from fedalloy.core.errors import SpecError
+from fedalloy.testing.vectors.files import read
 from fedalloy.testing.vectors.replay import Report, replay
-from fedalloy.testing.vectors.vectors import read
 
 VECTORS = Path(__file__).resolve().parents[2] / "vectors"
 

@@ -19,8 +19,8 @@ from fedalloy.core.errors import SpecError
 from fedalloy.core.measuring import mean_loss
 from fedalloy.core.types import Examples
 from fedalloy.testing.vectors.cohorts import Quadratics, arrive, flat, split
+from fedalloy.testing.vectors.files import Values, VectorCase, read
 from fedalloy.testing.vectors.replay import Report, replay
-from fedalloy.testing.vectors.vectors import Values, VectorCase, read
 
 VECTORS = Path(__file__).resolve().parents[2] / "vectors"
 FILES = sorted(VECTORS.glob("*.json"))

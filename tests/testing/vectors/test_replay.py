@@ -15,6 +15,7 @@ import torch
 from fedalloy.core import registry
 from fedalloy.core.errors import RegistryError, SpecError
 from fedalloy.core.protocols import Weighting
+from fedalloy.testing.vectors.files import VectorCase, flatten
 from fedalloy.testing.vectors.replay import (
     FieldComparison,
     FieldResult,
@@ -25,7 +26,6 @@ from fedalloy.testing.vectors.replay import (
     exit_code,
     replay,
 )
-from fedalloy.testing.vectors.vectors import VectorCase, flatten
 
 VECTORS = Path(__file__).resolve().parents[2] / "vectors"
 Write = Callable[[Any], Path]

@@ -7,7 +7,7 @@
 | ``environment.json`` | versions, threads, device, which way each metric is better, what was unusual about the data |
 | ``manifest.json`` | the partition: sizes, class counts, digest (where one was given) |
 | ``status.json`` | ``state`` (:data:`RunState`), ``round``, ``reason`` |
-| ``rounds.jsonl``, ``clients.jsonl`` | one object per round, per evaluation (:mod:`fedalloy.experiment.records.reading`) |
+| ``rounds.jsonl``, ``clients.jsonl`` | one per round, per evaluation (:mod:`fedalloy.experiment.records.reading`) |
 | ``timings.jsonl`` | everything that depends on the clock; every row names its ``round`` |
 | ``checkpoints/round-000123.safetensors`` | the last two (:mod:`fedalloy.experiment.records.checkpoint`) |
 | ``clients/0000007-000123.safetensors`` | large states of clients, by id and round (:mod:`.disk_store`) |

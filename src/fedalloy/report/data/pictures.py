@@ -1,7 +1,7 @@
 """What a federation learned to draw: synthetic examples by class and round, as one small PNG per cell.
 
-A run that makes pictures keeps snapshots (``fedalloy.experiment.records.snapshots``): ``x`` is ``[n, height, width]``, ``[n,
-channels, height, width]`` or ``[n, height, width, channels]`` in any range, ``y`` the class of each.
+A run that makes pictures keeps snapshots (``fedalloy.experiment.records.snapshots``): ``x`` is ``[n, height, width]``,
+``[n, channels, height, width]`` or ``[n, height, width, channels]`` in any range, ``y`` the class of each.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from fedalloy.core import registry
 from fedalloy.core.errors import SpecError, nearest
 from fedalloy.experiment.config import check_direction
 from fedalloy.experiment.recipe.changes import merge
-from fedalloy.experiment.recipe.reading import parse
+from fedalloy.experiment.recipe.reading import load, parse
 from fedalloy.experiment.recipe.resolving import cores, entry_names, resolve, scored, with_entry
 from fedalloy.experiment.recipe.tables import EntryTable, Recipe
 from fedalloy.experiment.records import atomic
@@ -63,7 +63,7 @@ class Comparison:
 
 
 def compare(
-    recipe: Recipe,
+    recipe: Recipe | Mapping[str, Any] | str | Path,
     folder: str | Path,
     *,
     processes: int | None = None,
@@ -72,11 +72,12 @@ def compare(
 ) -> Comparison:
     """Run every entry of the recipe's comparison with every seed; each run in ``folder/<name>/seed-<s>``.
 
+    ``recipe`` may be a file or its tables. Runs that are finished are kept, interrupted ones are resumed.
     Where there is a grid, each entry first tries every setting on the tuning seeds (in ``folder/tuning``) and
     goes on with the one whose target metric is best at the end, on average over these seeds. ``track`` names tools
     that hear of the runs which count (:mod:`fedalloy.results.track`).
     """
-    entries = _single_threaded(_as_entries(recipe))
+    entries = _single_threaded(_as_entries(_as_recipe(recipe)))
     check_seeds(entries)
     where, places = Path(folder), folders(entry_names(entries))
     for _, one in _each(entries):
@@ -152,6 +153,12 @@ def grid_of(recipe: Recipe, name: str) -> dict[str, list[Any]]:
 def default_processes(recipe: Recipe) -> int:
     """One process per core on a CPU; a device is not shared."""
     return cores() if recipe.engine.device == "cpu" else 1
+
+
+def _as_recipe(given: Recipe | Mapping[str, Any] | str | Path) -> Recipe:
+    if isinstance(given, Recipe):
+        return given
+    return load(given) if isinstance(given, str | Path) else parse(given)
 
 
 def _as_entries(recipe: Recipe) -> Recipe:

@@ -11,8 +11,8 @@ from fedalloy.core.spec import from_spec
 from fedalloy.methods.servers.sgd import ServerSgd
 from fedalloy.methods.solvers.sgd import Sgd
 from fedalloy.testing.vectors.cohorts import Arrived, arrive, context, serve
+from fedalloy.testing.vectors.files import Values, VectorCase
 from fedalloy.testing.vectors.replay import Fields, Within
-from fedalloy.testing.vectors.vectors import Values, VectorCase
 
 
 @register("conform", "aaggff_s")

@@ -15,7 +15,7 @@ from fedalloy.core.keys import Key
 from fedalloy.core.protocols import DataPart, Objective, Task
 from fedalloy.core.types import Block, Cohort, Context, State, Tree, Work
 from fedalloy.engines.loop import Loop
-from fedalloy.testing.vectors.vectors import Values, VectorCase
+from fedalloy.testing.vectors.files import Values, VectorCase
 
 
 def built(room: str, kind: str) -> bool:

@@ -9,8 +9,8 @@ import torch
 from fedalloy.core.keys import Key
 from fedalloy.core.registry import register
 from fedalloy.testing.vectors.cohorts import Quadratics, flat, split
+from fedalloy.testing.vectors.files import VectorCase
 from fedalloy.testing.vectors.replay import Fields
-from fedalloy.testing.vectors.vectors import VectorCase
 
 
 @register("conform", "deep_unfolding")

@@ -13,8 +13,8 @@ from fedalloy.methods.weightings.afl import Afl
 from fedalloy.methods.weightings.mgda import FedMgda
 from fedalloy.methods.weightings.qfedavg import QFedAvg
 from fedalloy.testing.vectors.cohorts import Arrived, arrive, context, flat, serve
+from fedalloy.testing.vectors.files import VectorCase
 from fedalloy.testing.vectors.replay import Fields, Within
-from fedalloy.testing.vectors.vectors import VectorCase
 
 
 @register("conform", "fair")

@@ -17,8 +17,8 @@ from fedalloy.methods.servers.langevin import Langevin
 from fedalloy.methods.solvers.cvae import divergence
 from fedalloy.methods.solvers.energy import Energy, contrast, factors
 from fedalloy.methods.weightings.energies import Energies
+from fedalloy.testing.vectors.files import Values, VectorCase
 from fedalloy.testing.vectors.replay import Fields
-from fedalloy.testing.vectors.vectors import Values, VectorCase
 
 
 @register("conform", "fedevg")

@@ -8,8 +8,8 @@ from fedalloy.core import aspects
 from fedalloy.core.registry import register
 from fedalloy.methods.published import named
 from fedalloy.testing.vectors.cohorts import arrive, context, flat, serve
+from fedalloy.testing.vectors.files import VectorCase
 from fedalloy.testing.vectors.replay import Fields
-from fedalloy.testing.vectors.vectors import VectorCase
 
 
 @register("conform", "fednova")

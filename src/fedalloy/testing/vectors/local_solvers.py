@@ -14,8 +14,8 @@ from fedalloy.core.spec import Spec, from_spec
 from fedalloy.core.types import State
 from fedalloy.methods.weightings.uniform import Uniform
 from fedalloy.testing.vectors.cohorts import Quadratics, TrainedCohort, built, federate, flat, split
+from fedalloy.testing.vectors.files import Values, VectorCase
 from fedalloy.testing.vectors.replay import Fields
-from fedalloy.testing.vectors.vectors import Values, VectorCase
 
 
 @dataclass(frozen=True)

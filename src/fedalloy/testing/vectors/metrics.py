@@ -22,8 +22,8 @@ from fedalloy.tasks.metrics.ranking import Auroc
 from fedalloy.tasks.metrics.summary import best, gini, parity_gap, worst
 from fedalloy.tasks.noise import transition
 from fedalloy.tasks.objective import ModuleObjective
+from fedalloy.testing.vectors.files import Values, VectorCase
 from fedalloy.testing.vectors.replay import Fields
-from fedalloy.testing.vectors.vectors import Values, VectorCase
 
 
 class Echo(nn.Module):

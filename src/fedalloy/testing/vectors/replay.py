@@ -20,7 +20,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from fedalloy.core import registry
-from fedalloy.testing.vectors.vectors import Recorded, VectorCase, flatten, numbers, read
+from fedalloy.testing.vectors.files import Recorded, VectorCase, flatten, numbers, read
 
 Fields = Mapping[str, Any]
 """Computed values by name: tensors or numbers, ``Within`` around those that need room, nested mappings of them."""

@@ -10,8 +10,8 @@ from fedalloy.core.spec import Spec, from_spec
 from fedalloy.methods.servers.sgd import ServerSgd
 from fedalloy.methods.solvers.sgd import Sgd
 from fedalloy.testing.vectors.cohorts import arrive, context, flat, serve
+from fedalloy.testing.vectors.files import Values, VectorCase
 from fedalloy.testing.vectors.replay import Fields
-from fedalloy.testing.vectors.vectors import Values, VectorCase
 
 
 def weightings(params: Values) -> dict[str, Spec]:

@@ -19,8 +19,8 @@ from fedalloy.methods.solvers.personal import Personal
 from fedalloy.methods.solvers.superfed import SuPerFed, angle
 from fedalloy.methods.weightings.samples import Samples
 from fedalloy.testing.vectors.cohorts import Quadratics, flat, split
+from fedalloy.testing.vectors.files import Values, VectorCase
 from fedalloy.testing.vectors.replay import Fields
-from fedalloy.testing.vectors.vectors import Values, VectorCase
 
 
 @register("conform", "superfed")
