@@ -69,6 +69,6 @@ def new_name(name: str) -> str | None:
 
 
 def install() -> None:
-    """Have Python look here last, after everything that exists."""
+    """Have Python look here first: below an old name it would find the files of the new one, and load them again."""
     if OldNames not in sys.meta_path:
-        sys.meta_path.append(OldNames)
+        sys.meta_path.insert(0, OldNames)

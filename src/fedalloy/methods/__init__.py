@@ -28,4 +28,5 @@ def __dir__() -> list[str]:
 
 
 def _by_class_name() -> dict[str, Any]:
-    return {rule.__name__: rule for kind in _KINDS for rule in registry.everything(kind).values()}
+    rules = (rule for kind in _KINDS for rule in registry.everything(kind).values())
+    return {rule.__name__: rule for rule in rules if isinstance(rule, type)}
