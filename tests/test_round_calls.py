@@ -91,5 +91,5 @@ def test_a_round_is_counted_and_is_the_same_every_time():
     found = [count_round("batched", {}) for _ in range(2)]
     assert found[0] == found[1]
     assert found[0]["files"] > 20
-    assert found[0]["crossings by packages"]["run -> core"] > 0
+    assert found[0]["crossings by packages"]["experiment -> core"] > 0
     assert "fedalloy/core/algorithm.py" in found[0]["calls by file"]
