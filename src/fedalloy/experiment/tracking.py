@@ -78,8 +78,8 @@ def _made(name: str) -> Tracker:
 
 
 class TrackingRecorder:
-    """Records as another :class:`fedalloy.experiment.recorder.Recorder` does, and tells trackers the numbers; a tracker that
-    raises is not asked again."""
+    """Records as another :class:`fedalloy.experiment.recorder.Recorder` does, and tells trackers the numbers; a
+    tracker that raises is not asked again."""
 
     def __init__(
         self, recorder: Recorder, trackers: Sequence[Tracker], folder: Path, recipe: Mapping[str, Any]
