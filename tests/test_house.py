@@ -127,19 +127,14 @@ def faults(file: Path, code: str) -> list[str]:
     return [f"{file.name}:{imported.line} {imported.name}: {why}" for imported, why in found if why]
 
 
-# Where a module's name is computed. Our own modules are found by the registry and the lazy names of packages; the
-# others load what is not ours.
+# Where a module's name is computed: our own modules by the registry and the lazy names of the top package alone.
 COMPUTED_NAMES = {
-    "core/registry.py": "the modules of a kind of rule",
+    "core/registry.py": "the modules of a kind of rule, and what is not ours",
     "__init__.py": "public names, loaded on first use",
     "_moved.py": "old names of modules",
-    "core/own_code.py": "modules of the user's",
-    "tasks/datasets/base.py": "libraries that a data set may need",
-    "cli/doctor.py": "packages that may be missing",
+    "flower/guard.py": "a module of flwr's",
+    "flower/warm.py": "modules of flwr's",
 }
-
-
-NAMES_NOT_YET = {"flower/guard.py", "flower/warm.py", "results/track/tracker.py"}
 
 
 def computed_names(code: str) -> list[int]:
@@ -151,7 +146,7 @@ def computed_names(code: str) -> list[int]:
 
 def test_names_of_modules_are_computed_in_few_places():
     found = {str(file.relative_to(SOURCE / "fedalloy")) for file in sources() if computed_names(file.read_text())}
-    assert found == set(COMPUTED_NAMES) | NAMES_NOT_YET
+    assert found == set(COMPUTED_NAMES)
 
 
 @pytest.mark.parametrize(("name", "lines"), [("f'fedalloy.{x}'", [2]), ("NAME", [2]), ("'fedalloy.core'", [])])
@@ -163,18 +158,9 @@ def sources() -> list[Path]:
     return sorted((SOURCE / "fedalloy").rglob("*.py"))
 
 
-# Files that still import what they may not; an entry goes when its file is in order.
-NOT_YET = {
-    "_flower_replies.py", "flower_letters.py", "flower_post.py", "flower_roll.py", "flower.py", "flower_orders.py",
-    "config.py", "driver.py", "fit.py", "lengthening.py", "observing.py", "checking.py", "learned.py", "resolving.py",
-    "recorder.py", "trained.py", "published.py",
-}  # fmt: skip
-
-
 def test_no_module_imports_what_it_may_not():
     assert sources()
     wrong = [message for file in sources() for message in faults(file, file.read_text())]
-    wrong = [message for message in wrong if message.split(":")[0] not in NOT_YET]
     assert not wrong, "\n".join(wrong)
 
 
