@@ -26,8 +26,8 @@ from typing import Any
 
 from fedalloy.experiment.recipe import parse
 from fedalloy.experiment.records.reading import read_run
+from fedalloy.flower.flwr_cli import SubmittedRun
 from fedalloy.flower.local import LocalFederation
-from fedalloy.flower.operating import Run
 from fedalloy.flower.scaffold import FederationPlan, numbered, write_federation
 from fedalloy.flower.trial import submit
 
@@ -54,12 +54,12 @@ def seconds_of_engine(federation: LocalFederation, rounds: int, place: Path) -> 
             "evaluate": {"every": rounds},
         }
     )
-    finish(submit(federation.shell, recipe, place, None))
+    finish(submit(federation.cli, recipe, place, None))
     phases = ("plan", "clients", "server", "store")
     return [sum(float(row.get(phase, 0.0)) for phase in phases) for row in read_run(place).timings()]
 
 
-def finish(run: Run) -> None:
+def finish(run: SubmittedRun) -> None:
     ended = run.wait(LIMIT)
     if ended != "finished:completed":
         raise SystemExit(f"{ended}\n{run.log()}")

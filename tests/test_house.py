@@ -132,8 +132,6 @@ COMPUTED_NAMES = {
     "core/registry.py": "the modules of a kind of rule, and what is not ours",
     "__init__.py": "public names, loaded on first use",
     "_moved.py": "old names of modules",
-    "flower/guard.py": "a module of flwr's",
-    "flower/warm.py": "modules of flwr's",
 }
 
 

@@ -29,5 +29,5 @@ def site(programs_find_us: None, tmp_path_factory: pytest.TempPathFactory) -> It
     """A server and three nodes, started once, as long as the tests of this process last."""
     from tests.flower.sites import Site
 
-    with Site(tmp_path_factory.mktemp("federation") / "site").up() as site:
+    with Site.large(tmp_path_factory.mktemp("federation") / "site").up() as site:
         yield site

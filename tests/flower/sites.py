@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,9 +20,9 @@ from fedalloy.experiment.records.checkpoint import load as load_state
 from fedalloy.experiment.records.reading import read_run
 from fedalloy.flower.bundle import write_bundle
 from fedalloy.flower.config import ServerConfig
+from fedalloy.flower.flwr_cli import SubmittedRun
 from fedalloy.flower.local import LocalFederation
-from fedalloy.flower.operating import Run
-from fedalloy.flower.processes import carrying, wait_until
+from fedalloy.flower.programs import carrying, wait_until
 from fedalloy.flower.scaffold import FederationPlan, write_federation
 from tests.flower import shares
 from tests.flower.test_federation import simulated
@@ -30,6 +31,16 @@ HONEST = ("node-0", "node-1", "node-2")
 HOSTILE = {"node-3": "nan", "node-4": "wrong_shapes", "node-5": "two_hundred_megabytes"}
 LIMIT = 600.0
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "flower-quickstart"
+
+
+def end_grace(federation: LocalFederation, name: str) -> None:
+    """Let the minute be over for which a server believes that a killed node is still there: what Flower's own table
+    says about how long the node counts as online is set to the past."""
+    with contextlib.closing(sqlite3.connect(federation.server.database, timeout=LIMIT)) as database, database:
+        # Flower's ids are unsigned, the table's are not.
+        signed = int.from_bytes(int(federation.node_ids[name]).to_bytes(8, "big"), "big", signed=True)
+        changed = database.execute("UPDATE node SET online_until = 1 WHERE node_id = ?", (signed,)).rowcount
+    assert changed == 1, f"Flower's table of nodes does not know {name}"
 
 
 def changed_lines(diff: str) -> tuple[list[str], list[str]]:
@@ -103,20 +114,26 @@ def main(grid, context):
 class Site:
     """A federation and the runs sent to it."""
 
-    def __init__(self, place: Path) -> None:
-        self.place = place
-        # Besides the honest and the hostile ones: a second node-0, and one whose key nobody registered.
-        names = (*HONEST, *HOSTILE, "node-6", "node-7")
-        write_federation(place, FederationPlan(nodes=names))
-        for number, name in enumerate(names):
+    def __init__(self, place: Path, honest: tuple[str, ...] = HONEST, others: tuple[str, ...] = (), **how: Any) -> None:
+        self.place, self.honest = place, honest
+        write_federation(place, FederationPlan(nodes=(*honest, *others)))
+        for number, name in enumerate((*honest, *others)):
             source = f"tests.flower.hostile:{HOSTILE[name]}" if name in HOSTILE else "data"
-            self.configure(name, data=source, client=0 if name == "node-6" else number, threads=1)
+            self.configure(name, data=source, client=number, threads=1)
             shares.write_share(place / "nodes" / name / "data", 0 if number > 5 else number)
-        # One of the honest nodes brings its data by a function, which also lets a test hold it.
-        self.configure("node-0", data="tests.flower.gates:data")
-        (place / "server" / "nodes" / "node-7.pub").unlink()
         self.app = write_bundle(place / "app")
-        self.federation = LocalFederation.of(place, startup=LIMIT, apps=(EXAMPLE, switched(place / "switched")))
+        self.federation = LocalFederation.of(place, startup=LIMIT, **how)
+
+    @staticmethod
+    def large(place: Path) -> Site:
+        """Besides the honest and the hostile ones: a second node-0, and one whose key nobody registered."""
+        site = Site(place, HONEST, (*HOSTILE, "node-6", "node-7"))
+        site.configure("node-6", client=0)
+        # One of the honest nodes brings its data by a function, which also lets a test hold it.
+        site.configure("node-0", data="tests.flower.gates:data")
+        (place / "server" / "nodes" / "node-7.pub").unlink()
+        site.federation = LocalFederation.of(place, startup=LIMIT, apps=(EXAMPLE, switched(place / "switched")))
+        return site
 
     def configure(self, name: str, **values: Any) -> None:
         """Change a node's file."""
@@ -129,9 +146,9 @@ class Site:
         """Start the server and the honest nodes, and leave nothing behind."""
         try:
             self.federation.start_server()
-            for name in HONEST:
+            for name in self.honest:
                 self.federation._launch_node(name)
-            self.federation.wait_online(*HONEST)
+            self.federation.wait_online(*self.honest)
             self.federation._say_where()
             yield self
         finally:
@@ -163,7 +180,7 @@ class Site:
     def folder(self, name: str) -> Path:
         return self.place / "runs" / name
 
-    def send(self, name: str) -> Run:
+    def send(self, name: str) -> SubmittedRun:
         """The command that starts a run, and that takes it up again."""
         config = ServerConfig(self.place / "recipes" / f"{name}.toml", self.folder(name))
         return self.federation.run(self.app, config.to_keys())
@@ -202,7 +219,7 @@ class Site:
             middle, f"run {name} was in the middle of round {round}", LIMIT, [self.federation.programs["server"]]
         )
 
-    def finish(self, name: str, run: Run) -> None:
+    def finish(self, name: str, run: SubmittedRun) -> None:
         """Return when a run is complete. Its own folder is asked first, because asking Flower costs much more."""
 
         def over() -> bool:

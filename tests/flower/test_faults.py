@@ -20,7 +20,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, RecordDict
 import fedalloy
 from fedalloy.experiment.records.reading import read_run
 from fedalloy.flower.engine import FederationError
-from fedalloy.flower.frames import receive_frame, send_frame
+from fedalloy.flower.prefork.worker import receive_frame, send_frame
 from fedalloy.flower.protocol.letters import Letter, outline, pack, unpack
 from tests.flower.fake import FakeClock, FakeNode, federation, play, recipe_file
 from tests.flower.test_federation import assert_equal, simulated

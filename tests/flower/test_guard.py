@@ -13,8 +13,9 @@ import pytest
 pytest.importorskip("flwr")
 
 from fedalloy.core.errors import SpecError
-from fedalloy.flower import guard, versions, warm
+from fedalloy.flower import compatibility, guard
 from fedalloy.flower.bundle import HASH, bundle_files, bundle_hash, write_bundle
+from fedalloy.flower.prefork import OFF, SWITCH, __main__
 
 pytestmark = [
     pytest.mark.flower,
@@ -100,24 +101,24 @@ def fresh(monkeypatch):
     """Flower's module as it is, put back afterwards, and programs that only say how they were started."""
     module = importlib.import_module(MODULE)
     monkeypatch.setattr(module, "_pull_and_store_message", module._pull_and_store_message)
-    monkeypatch.setattr(warm, "_quickened", lambda program, run: pytest.fail("not with this version"))
-    monkeypatch.setattr(warm, "is_tested", lambda: False)
+    monkeypatch.setattr(__main__, "preforked", lambda program, run: pytest.fail("not when it is off"))
+    monkeypatch.setenv(SWITCH, OFF)
     started: list[tuple[str, bool]] = []
 
     def entry(program: str) -> Any:
         name = "guarded"
         return lambda: started.append((program, name in module._pull_and_store_message.__qualname__))
 
-    monkeypatch.setattr(warm, "entry", entry)
+    monkeypatch.setattr(__main__, "entry", entry)
     return module, started
 
 
-def test_with_another_flower_nothing_is_forked_and_the_guard_stands(fresh, monkeypatch):
+def test_without_prefork_nothing_is_forked_and_the_guard_stands(fresh, monkeypatch):
     _, started = fresh
     monkeypatch.setattr("sys.argv", [])
     for program in ("flower-supernode", "flower-superlink", "flower-superexec"):
         with pytest.raises(SystemExit) as end:
-            warm.main([program, "--port", "1"])
+            __main__.main([program, "--port", "1"])
         assert end.value.code is None
     assert started == [("flower-supernode", True), ("flower-superlink", True), ("flower-superexec", True)]
 
@@ -127,7 +128,7 @@ def test_a_flower_that_cannot_be_guarded_is_not_started(fresh, monkeypatch):
     monkeypatch.setattr("sys.argv", [])
     monkeypatch.setattr(module, "_pull_and_store_message", lambda everything: None)
     with pytest.raises(SystemExit, match="it does not start"):
-        warm.main(["flower-supernode"])
+        __main__.main(["flower-supernode"])
     assert started == []
     monkeypatch.delattr(module, "_pull_and_store_message")
     with pytest.raises(SpecError, match=r"Install flwr 1\.41"):
@@ -145,10 +146,10 @@ def test_the_pin_is_what_was_tested():
 
     project = Path(__file__).resolve().parents[2] / "pyproject.toml"
     pin, *_ = tomllib.loads(project.read_text())["project"]["optional-dependencies"]["flower"]
-    first, last = versions.TESTED[0], versions.TESTED[-1]
+    first, last = compatibility.TESTED[0], compatibility.TESTED[-1]
     major, minor = last.split(".")
     assert pin == f"flwr>={first},<{major}.{int(minor) + 1}"
-    assert versions.is_tested(versions.installed())
+    assert compatibility.is_tested(compatibility.installed())
 
 
 def test_doctor_names_a_flower_that_was_not_tested(monkeypatch):

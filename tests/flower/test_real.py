@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -22,16 +23,18 @@ from fedalloy.cli.app import app
 from fedalloy.core.keys import Key
 from fedalloy.core.types import Cohort, Context
 from fedalloy.experiment.records.reading import read_run
-from fedalloy.flower.commands import CONNECTION
+from fedalloy.flower.flwr_cli import CONNECTION, FlwrCli, FlwrFailed
 from fedalloy.flower.layout import ServerPlace
-from fedalloy.flower.operating import answers, front_answers
+from fedalloy.flower.operations import answers, front_answers
 from fedalloy.flower.pki import make_node_key, public_half
-from fedalloy.flower.processes import TOKEN, DidNotStart, Program, carrying, end_all, free_port, wait_until
+from fedalloy.flower.prefork import Launcher
+from fedalloy.flower.prefork.fallback import Fallback
+from fedalloy.flower.prefork.forkserver import Prefork
+from fedalloy.flower.programs import TOKEN, DidNotStart, Program, carrying, end_all, free_port, wait_until
 from fedalloy.flower.scaffold import FederationPlan, write_federation
-from fedalloy.flower.shell import FlwrFailed, Shell
 from fedalloy.methods.weightings.aaggff_s import AaggffS
 from fedalloy.methods.weightings.samples import Samples
-from tests.flower.sites import EXAMPLE, HONEST, HOSTILE, LIMIT, changed_lines
+from tests.flower.sites import EXAMPLE, HONEST, HOSTILE, LIMIT, Site, changed_lines, end_grace
 from tests.flower.test_federation import assert_equal
 
 pytestmark = [pytest.mark.flower, pytest.mark.slow]
@@ -73,7 +76,7 @@ def test_a_killed_node_is_named_and_comes_back_as_itself_with_its_state(site):
         run = site.send("killed-node")
         site.wait_for("killed-node", "round 1/5")
         site.federation.kill_node("node-1")
-        site.federation.notice_silence("node-1")
+        end_grace(site.federation, "node-1")
         hold(3)
         site.wait_for("killed-node", "round 3/5")
         _start_a_stranger_as(site.federation, "node-1")
@@ -146,6 +149,40 @@ def _restart_with_another_key_for(site, name):
     federation.start_node(name)
 
 
+WAYS: dict[str, Launcher] = {"prefork": Prefork(), "fallback": Fallback()}
+
+
+def test_a_run_that_is_killed_ends_the_same_with_and_without_prefork(programs_find_us, tmp_path):
+    """Two federations side by side, which differ in how processes are started and in nothing else: in each of them a
+    node and the server are killed after the first round, and the same command goes on."""
+    with ThreadPoolExecutor() as both:
+        done = [both.submit(_killed_and_taken_up, tmp_path / name, way) for name, way in WAYS.items()]
+        (rows, shared, wanted), other = (one.result() for one in done)
+    assert rows == other[0]
+    assert [row["ids"] for row in rows] == [[0, 1]] * 3
+    assert not any(row.get("lagging") for row in rows)
+    for part, leaves in wanted.items():
+        assert_equal(shared[part], leaves)
+        assert_equal(shared[part], other[1][part], tolerance=0.0)
+
+
+def _killed_and_taken_up(place: Path, way: Launcher) -> tuple[Any, ...]:
+    with Site(place, HONEST[:2], launcher=way).up() as site:
+        recipe = site.recipe("killed", 2, algorithm={"name": "scaffold"}, engine={"minimum": 2})
+        site.send("killed")
+        site.wait_for("killed", "round 1/3")
+        site.federation.kill_node("node-1")
+        site.federation.kill_server()
+        end_grace(site.federation, "node-1")
+        site.federation.start_server()
+        site.federation.start_node("node-1")
+        site.finish("killed", site.send("killed"))
+        assert "goes on (sitting 2)" in site.said("killed")
+        workers = [file.parent.parent.name for file in place.glob("nodes/*/store/worker.lock")]
+        assert sorted(workers) == ([] if isinstance(way, Fallback) else list(HONEST[:2]))
+        return site.rows("killed"), site.shared("killed"), site.expected(recipe, 2)[0].state["shared"]
+
+
 def test_hostile_nodes_are_dropped_and_named_and_impostors_refused(site):
     """Six clients of which three are hostile, a second node that says it is client 0, and a node with a foreign key."""
     federation, guests = site.federation, [*HOSTILE, "node-6"]
@@ -166,7 +203,7 @@ def test_hostile_nodes_are_dropped_and_named_and_impostors_refused(site):
                 federation.kill_node(name)
         for name in guests:
             # Later runs must not take them for present.
-            federation.notice_silence(name)
+            end_grace(federation, name)
     (row,) = site.rows("hostile")
     assert row["ids"] == [0, 1, 2]
     assert row["dropped"]["3"] == "not finite"
@@ -303,7 +340,7 @@ def test_partners_reach_what_nodes_need_and_nothing_else(site, tmp_path):
     server = site.federation.server
     shutil.copy(server.files.ca_certificate, tmp_path / "ca.crt")
     make_node_key(tmp_path / "stranger.key")
-    outside = Shell(ServerPlace(tmp_path, "127.0.0.1", 1, local_port=server.port))
+    outside = FlwrCli(ServerPlace(tmp_path, "127.0.0.1", 1, local_port=server.port))
     try:
         for words in (
             ("supernode", "register", str(tmp_path / "stranger.key.pub"), CONNECTION),

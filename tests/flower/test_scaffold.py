@@ -26,15 +26,16 @@ from fedalloy.cli.app import app
 from fedalloy.core.errors import CheckpointError, RunLocked, SpecError
 from fedalloy.experiment.recipe import parse
 from fedalloy.experiment.records.folder import RunFolder
-from fedalloy.flower import commands
+from fedalloy.flower import programs
 from fedalloy.flower.admission import keys
 from fedalloy.flower.config import NodeConfig
 from fedalloy.flower.layout import NodePlace, ServerPlace, server_files
 from fedalloy.flower.local import LocalFederation
 from fedalloy.flower.pki import expires, make_node_key, make_server_certificate, public_half, write_private
 from fedalloy.flower.policy import Policy
-from fedalloy.flower.processes import TOKEN, DidNotStart, Program, carrying, end_all, free_port, wait_until
-from fedalloy.flower.scaffold import FederationPlan, numbered, secrets_of, write_federation
+from fedalloy.flower.prefork import launcher
+from fedalloy.flower.programs import TOKEN, DidNotStart, Program, carrying, end_all, free_port, wait_until
+from fedalloy.flower.scaffold import FederationPlan, numbered, write_federation
 from fedalloy.flower.status import look
 from fedalloy.flower.trial import NewLines, Trial, trial_of
 
@@ -96,8 +97,9 @@ def test_a_node_key_is_a_p384_pair_in_openssh_format(tmp_path):
 def test_secrets_are_their_owners_alone_and_nothing_is_overwritten(tmp_path):
     folder = tmp_path / "fed"
     write_federation(folder, FederationPlan(("north", "south"), host="fed.example.org"))
-    assert [path.name for path in secrets_of(folder)] == ["node.key", "node.key", "ca.key", "server.key"]
-    assert {mode(path) for path in secrets_of(folder)} == {0o600}
+    keys = sorted(folder.glob("**/*.key"))
+    assert [path.name for path in keys] == ["node.key", "node.key", "ca.key", "server.key"]
+    assert {mode(path) for path in keys} == {0o600}
     assert {mode(folder / "server"), *(mode(path) for path in (folder / "nodes").iterdir())} == {0o700}
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     with pytest.raises(SpecError, match="nothing was written"):
@@ -131,15 +133,15 @@ def test_every_folder_says_how_to_start_and_the_commands_are_quiet_and_encrypted
     write_federation(tmp_path / "fed", FederationPlan(("north",), host="fed.example.org", port=4444, data="mine"))
     server, place = ServerPlace.read(tmp_path / "fed/server"), NodePlace.read(tmp_path / "fed/nodes/north")
     assert (server.host, server.port, server.local_address) == ("0.0.0.0", 4444, "127.0.0.1:4445")
-    link, node = commands.superlink(server), commands.supernode(place)
+    link, node = programs.superlink(launcher(), server), programs.supernode(launcher(), place)
     assert link[link.index("--host") :][:4] == ["--host", "127.0.0.1", "--port", "4445"]
-    assert commands.front(server)[-3:] == ["0.0.0.0", "4444", "4445"]
+    assert programs.front(server)[-3:] == ["0.0.0.0", "4444", "4445"]
     assert "--enable-supernode-auth" in link
     assert "--disable-runtime-dependency-installation" in link
     assert "--root-certificates" in node
     assert "--insecure" not in [*link, *node]
     assert "fed.example.org:4444" in node
-    env = commands.environment(tmp_path / "home")
+    env = programs.environment(launcher(), tmp_path / "home")
     assert (env["FLWR_TELEMETRY_ENABLED"], env["FLWR_DISABLE_UPDATE_CHECK"]) == ("0", "1")
     assert NodeConfig.read(place.config.to_keys()) == place.config
     assert place.config.store == tmp_path / "fed/nodes/north/store", "paths are relative to the folder"
@@ -153,8 +155,8 @@ def test_every_folder_says_how_to_start_and_the_commands_are_quiet_and_encrypted
 
 def test_plain_text_needs_to_be_asked_for_and_says_so(tmp_path):
     write_federation(tmp_path / "fed", FederationPlan(("north",), secure=False))
-    assert secrets_of(tmp_path / "fed") == []
-    assert "--insecure" in commands.superlink(ServerPlace.read(tmp_path / "fed/server"))
+    assert list((tmp_path / "fed").glob("**/*.key")) == []
+    assert "--insecure" in programs.superlink(launcher(), ServerPlace.read(tmp_path / "fed/server"))
     assert "NOT encrypted" in (tmp_path / "fed/README.md").read_text()
 
 
@@ -169,7 +171,9 @@ def test_nothing_is_public_without_encryption_and_a_front(tmp_path, monkeypatch)
     with pytest.raises(SpecError, match="one each"):
         ServerPlace(tmp_path, "0.0.0.0", 9092, local_port=9092)
     monkeypatch.setenv("FLWR_INTERNAL_GRPC_CONTROL_API", "1")
-    assert "FLWR_INTERNAL_GRPC_CONTROL_API" not in commands.environment(tmp_path / "home"), "opens 0.0.0.0:9093"
+    assert "FLWR_INTERNAL_GRPC_CONTROL_API" not in programs.environment(launcher(), tmp_path / "home"), (
+        "opens 0.0.0.0:9093"
+    )
 
 
 @pytest.mark.parametrize("server", ["fed.example.org:9092", "0.0.0.0:9092", "[2001:db8::1]:9092", "fed.example.org"])
@@ -178,7 +182,7 @@ def test_a_node_speaks_to_nobody_elsewhere_without_encryption(server, tmp_path):
     file = tmp_path / "fed/nodes/north/node.toml"
     written = file.read_text().replace('data = ""', 'data = "mine"')
     file.write_text(written)
-    assert "--insecure" in commands.supernode(NodePlace.read(file.parent))
+    assert "--insecure" in programs.supernode(launcher(), NodePlace.read(file.parent))
     file.write_text(written.replace("localhost:9092", server))
     with pytest.raises(SpecError, match="without encryption"):
         NodePlace.read(file.parent)

@@ -16,10 +16,10 @@ pytest.importorskip("flwr")
 from fedalloy.core.errors import SpecError
 from fedalloy.experiment.records.reading import read_run
 from fedalloy.flower import admission
-from fedalloy.flower.commands import SEATS
 from fedalloy.flower.layout import ServerPlace
 from fedalloy.flower.node_registry import Node, NodeRegistry, Seat, identity_of
 from fedalloy.flower.pki import make_node_key, public_half
+from fedalloy.flower.programs import SEATS
 from fedalloy.flower.scaffold import FederationPlan, write_federation
 from tests.flower.fake import FakeNode, federation, play, recipe_file
 

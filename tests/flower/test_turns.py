@@ -12,10 +12,9 @@ pytest.importorskip("flwr")
 
 from fedalloy.algorithms import fedavg
 from fedalloy.core.errors import RunLocked
-from fedalloy.experiment.records.lock import locked
+from fedalloy.experiment.records.lock import in_turn, locked, wait_for_turn
 from fedalloy.experiment.records.reading import read_run
 from fedalloy.flower.ledger import open_ledger
-from fedalloy.flower.turns import in_turn, wait_for_turn
 from tests.flower.fake import federation, play, recipe_file
 
 pytestmark = pytest.mark.flower

@@ -24,7 +24,7 @@ NEEDED = (
     "qpsolvers",
     "clarabel",
 )
-OPTIONAL = ("flwr", "pandas", "pyarrow", "jinja2", "matplotlib")
+OPTIONAL = ("flwr", "pandas", "pyarrow", "matplotlib")
 _IMPORT_NAMES = {"scikit-learn": "sklearn"}
 _LEAST_DISK = 1e9
 
@@ -71,7 +71,7 @@ def _packages() -> Iterator[Finding]:
 
 def _optional(package: str, version: str) -> tuple[str, bool]:
     """What is said about a package, and whether that is fine: of Flower, only tested versions are."""
-    from fedalloy.flower.versions import advice, is_tested
+    from fedalloy.flower.compatibility import advice, is_tested
 
     return (advice(version), False) if package == "flwr" and not is_tested(version) else (version, True)
 

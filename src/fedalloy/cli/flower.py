@@ -14,7 +14,7 @@ from fedalloy.cli.importing import AllowImports
 from fedalloy.cli.run import Changes, Json, Quick
 
 if TYPE_CHECKING:
-    from fedalloy.flower.operating import Run
+    from fedalloy.flower.flwr_cli import SubmittedRun
     from fedalloy.flower.status import Progress, Server
 
 EXAMPLES = """
@@ -125,42 +125,42 @@ def run_on(
     Ctrl-C stops looking; the run itself goes on. 'fedalloy flower stop DIR' ends it.
     """
     from fedalloy.experiment.recipe import load
-    from fedalloy.flower.operating import found
-    from fedalloy.flower.shell import Shell
+    from fedalloy.flower.flwr_cli import FlwrCli
+    from fedalloy.flower.operations import found
     from fedalloy.flower.trial import follow, submit
 
-    shell = Shell(found(server))
+    cli = FlwrCli(found(server))
     try:
-        run = submit(shell, load(recipe, changes), output, seed)
+        run = submit(cli, load(recipe, changes), output, seed)
         typer.echo(f"run {run.id} was started")
         ended = follow(run, output, typer.echo)
         if ended != "finished:completed":
             typer.echo(_tail(run))
     finally:
-        shell.close()
+        cli.close()
     _conclude(ended, output)
 
 
 @app.command()
 def stop(server: ServerFolder) -> None:
     """End the runs of a server that are not finished; 'run' goes on with them later."""
-    from fedalloy.flower.operating import Run, found
-    from fedalloy.flower.shell import Shell
+    from fedalloy.flower.flwr_cli import FlwrCli, SubmittedRun
+    from fedalloy.flower.operations import found
 
-    shell = Shell(found(server))
+    cli = FlwrCli(found(server))
     try:
-        going = [one["run-id"] for one in shell.runs() if not one["status"].startswith("finished")]
+        going = [one["run-id"] for one in cli.runs() if not one["status"].startswith("finished")]
         for run in going:
-            Run(shell, run).stop()
+            SubmittedRun(cli, run).stop()
     finally:
-        shell.close()
+        cli.close()
     typer.echo(f"stopped {', '.join(going)}" if going else "nothing was running")
 
 
 @app.command()
 def server(folder: ServerFolder) -> None:
     """Start the server of a federation, let in the nodes whose public keys lie in DIR/nodes, and stay until it ends."""
-    from fedalloy.flower.serving import serve
+    from fedalloy.flower.operations import serve
 
     raise typer.Exit(serve(folder, typer.echo))
 
@@ -173,8 +173,8 @@ def admit(folder: ServerFolder) -> None:
     """
     from fedalloy.core.errors import SpecError
     from fedalloy.flower import admission
-    from fedalloy.flower.operating import answers, found
-    from fedalloy.flower.shell import Shell
+    from fedalloy.flower.flwr_cli import FlwrCli
+    from fedalloy.flower.operations import answers, found
 
     place = found(folder)
     if not answers(place):
@@ -182,11 +182,11 @@ def admit(folder: ServerFolder) -> None:
             f"the server in {folder} is not running, and nobody is in; who is let in is decided when it is started: "
             f"fedalloy flower server {folder}"
         )
-    shell = Shell(place)
+    cli = FlwrCli(place)
     try:
-        known = admission.admit(place, shell)
+        known = admission.admit(place, cli)
     finally:
-        shell.close()
+        cli.close()
     typer.echo(f"let in: {', '.join(known) or 'nobody; put public keys (NAME.pub) into ' + str(folder / 'nodes')}")
     typer.echo("everybody else is out")
 
@@ -199,15 +199,16 @@ def node(
 
     After a crash the server may refuse the node for up to a minute, until it has noticed that the old one is gone.
     """
-    from fedalloy.flower import commands
     from fedalloy.flower.layout import NodePlace
+    from fedalloy.flower.prefork import launcher
+    from fedalloy.flower.programs import environment, supernode
 
-    place = NodePlace.read(folder)
+    place, chosen = NodePlace.read(folder), launcher()
     place.config.store.mkdir(parents=True, exist_ok=True)
-    command = commands.supernode(place)
+    command = supernode(chosen, place)
     typer.echo(f"node {place.name}: client {place.config.client}, server {place.server}, data {place.config.data}")
     # In place of this process: what is sent to it by systemd or a terminal then reaches Flower itself.
-    os.execve(command[0], command, commands.environment(place.home))
+    os.execve(command[0], command, environment(chosen, place.home))
 
 
 @app.command()
@@ -293,7 +294,7 @@ def _conclude(ended: str, folder: Path) -> None:
     typer.echo(f"finished in round {outcome.round}; records in {folder}")
 
 
-def _tail(run: Run) -> str:
+def _tail(run: SubmittedRun) -> str:
     return "\n".join(run.log().splitlines()[-20:])
 
 

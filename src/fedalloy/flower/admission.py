@@ -17,10 +17,10 @@ from pathlib import Path
 
 from fedalloy.core.errors import SpecError
 from fedalloy.experiment.records import atomic
-from fedalloy.flower.commands import CONNECTION, SEATS
+from fedalloy.flower.flwr_cli import CONNECTION, FlwrCli, FlwrFailed
 from fedalloy.flower.layout import ServerPlace
 from fedalloy.flower.node_registry import Seat, identity_of
-from fedalloy.flower.shell import FlwrFailed, Shell
+from fedalloy.flower.programs import SEATS
 
 _GONE = "unregistered"
 _PATIENCE = 30.0
@@ -36,18 +36,18 @@ class Entry:
     status: str
 
 
-def admit(place: ServerPlace, shell: Shell) -> dict[str, str]:
+def admit(place: ServerPlace, cli: FlwrCli) -> dict[str, str]:
     """Let in exactly the nodes whose public keys lie in the server's folder; the number of each by name."""
     wanted = keys(place)
     found = entries(place)
     stays = {one.name: one.number for one in found if one.status != _GONE and wanted.get(one.name) == one.key}
     for one in found:
         if one.status != _GONE and stays.get(one.name) != one.number:
-            shell.ask("supernode", "unregister", one.number, CONNECTION)
+            cli.ask("supernode", "unregister", one.number, CONNECTION)
     _write_seats(place, wanted)
     for left in (place.folder / "nodes").glob("*.id"):  # of earlier versions, which believed them
         left.unlink()
-    return {name: stays.get(name) or _register(place, shell, name, key) for name, key in wanted.items()}
+    return {name: stays.get(name) or _register(place, cli, name, key) for name, key in wanted.items()}
 
 
 def keys(place: ServerPlace) -> dict[str, bytes]:
@@ -106,13 +106,13 @@ def _write_seats(place: ServerPlace, wanted: Mapping[str, bytes]) -> None:
     atomic.write_text(place.seats, json.dumps(told, indent=2) + "\n")
 
 
-def _register(place: ServerPlace, shell: Shell, name: str, key: bytes) -> str:
+def _register(place: ServerPlace, cli: FlwrCli, name: str, key: bytes) -> str:
     """Let a node in. A key that was taken out before is still in Flower's table, which lets none in twice."""
     with closing(sqlite3.connect(place.database, timeout=_PATIENCE)) as database, database:
         database.execute("DELETE FROM node WHERE public_key = ? AND status = ?", (key, _GONE))
     file = place.folder / "nodes" / f"{name}.pub"
     try:
-        return str(shell.ask("supernode", "register", str(file), CONNECTION, "--name", name)["node-id"])
+        return str(cli.ask("supernode", "register", str(file), CONNECTION, "--name", name)["node-id"])
     except FlwrFailed as error:
         raise SpecError(f"{file} was not accepted: {error}") from error
 

@@ -9,6 +9,7 @@ import torch
 
 from fedalloy.core.errors import FedalloyError
 from fedalloy.flower.config import NodeConfig
+from fedalloy.flower.data import MakeTask, local_task
 from fedalloy.flower.node import answer, log
 from fedalloy.flower.policy import Policy
 from fedalloy.flower.protocol.header import Malformed, plain_record, signed
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
     from flwr.app import RecordDict
 
 
-def respond(content: RecordDict, node_config: Mapping[str, Any]) -> RecordDict:
-    """The answer to an order; a node that is configured wrongly says so."""
+def respond(content: RecordDict, node_config: Mapping[str, Any], make_task: MakeTask = local_task) -> RecordDict:
+    """The answer to an order; a node that is configured wrongly says so. ``make_task`` reads the node's data."""
     try:
         config = NodeConfig.read(node_config)
         policy = Policy.read(config.policy)
@@ -36,8 +37,7 @@ def respond(content: RecordDict, node_config: Mapping[str, Any]) -> RecordDict:
         return _refusal(str(error))
     if config.threads:
         torch.set_num_threads(config.threads)
-    answered = answer(order, config, policy)
-    return pack(answered)
+    return pack(answer(order, config, policy, make_task))
 
 
 def _refusal(reason: str) -> RecordDict:

@@ -1,4 +1,4 @@
-"""The ClientApp, the same for every run: it passes an order to the node's resident process, and its answer back.
+"""The ClientApp, the same for every run: an order comes in, and the node's answer goes back.
 
 Flower starts a process for every message, so nothing heavy is imported here.
 """
@@ -10,8 +10,8 @@ from flwr.clientapp import ClientApp
 
 from fedalloy.core.errors import FedalloyError
 from fedalloy.flower.config import NodeConfig
+from fedalloy.flower.prefork import NotCarriedOut, launcher
 from fedalloy.flower.protocol.header import plain_record, signed
-from fedalloy.flower.resident import NoResident, ask
 
 app = ClientApp()
 
@@ -20,11 +20,11 @@ def handle(message: Message, context: Context) -> Message:
     """Answer a message; a node that is configured wrongly says so."""
     try:
         store = NodeConfig.read(context.node_config).store
-        content = ask(store, context.node_config, message.content)
+        content = launcher().respond(store, context.node_config, message.content)
     except FedalloyError as error:
         reason = f"this node is not configured properly: {error}"
         content = plain_record(signed(status="refused", reason=reason))
-    except NoResident as error:
+    except NotCarriedOut as error:
         content = plain_record(signed(status="failed", reason=str(error)))
     return Message(content, reply_to=message)
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -55,6 +55,14 @@ class LocalTask:
         return self.parts[part]
 
 
+class MakeTask(Protocol):
+    """The task of one client: :func:`local_task`, or the same with a memory."""
+
+    def __call__(
+        self, source: str, client: int, spec: TaskSpec, device: str = "cpu", policy: Policy = NO_POLICY
+    ) -> LocalTask: ...
+
+
 def local_task(source: str, client: int, spec: TaskSpec, device: str = "cpu", policy: Policy = NO_POLICY) -> LocalTask:
     """The task of one client; ``spec`` is what the server says about model and data, and ``source`` what the node does.
 
@@ -93,7 +101,7 @@ def _model(spec: TaskSpec) -> dict[str, Any] | None:
     return None if spec.model is None else spec.model.to_spec()
 
 
-def remembering(make: Callable[..., LocalTask]) -> Callable[..., LocalTask]:
+def remembering(make: MakeTask) -> MakeTask:
     """The same function with a short memory: a process that carries out many orders reads its data once, and again
     when a server asks for another task or a file in the node's folder has changed."""
     known: dict[str, LocalTask] = {}

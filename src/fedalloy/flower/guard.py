@@ -9,7 +9,6 @@ does not start.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import inspect
 from collections.abc import Callable, Sequence
 from logging import ERROR
@@ -18,12 +17,10 @@ from typing import Any
 
 from fedalloy.core.errors import SpecError
 from fedalloy.flower.bundle import HASH
-from fedalloy.flower.versions import TESTED, installed
+from fedalloy.flower.compatibility import FETCH, TESTED, installed
 
 ALLOW = "--allow-bundle"
 """An option of our own before those of Flower's: the hash of one more bundle, for trials with other people's apps."""
-_MODULE, _FETCH = "flwr.supernode.start_client_internal", "_pull_and_store_message"
-_NEEDED = {"state", "object_store", "receive", "get_run", "get_fab"}
 
 
 class Foreign(Exception):
@@ -47,7 +44,8 @@ def take_allowed(arguments: list[str]) -> tuple[list[str], frozenset[str]]:
 def install(allowed: frozenset[str]) -> None:
     """Let the node in this process run these bundles alone; an error where that cannot be made sure."""
     try:
-        module = importlib.import_module(_MODULE)
+        from flwr.supernode import start_client_internal as module
+
         fetch = _fetching(module)
     except (ImportError, AttributeError, TypeError, ValueError):
         fetch = None
@@ -57,14 +55,14 @@ def install(allowed: frozenset[str]) -> None:
             f"it that it runs nothing but fedalloy: it does not start. Install flwr {TESTED[-1]}: pip install "
             "'fedalloy[flower]'"
         )
-    setattr(module, _FETCH, guarded(fetch, module, allowed))
+    setattr(module, FETCH.name, guarded(fetch, module, allowed))
 
 
 def _fetching(module: ModuleType) -> Callable[..., Any] | None:
     """The function of Flower's that fetches an app, if it is called as we think."""
-    fetch: Callable[..., Any] = getattr(module, _FETCH)
-    fits = inspect.signature(fetch).parameters.keys() >= _NEEDED and callable(module._insert_message)
-    used = _FETCH in module.start_client_internal.__code__.co_names and "get_fab" in fetch.__code__.co_varnames
+    fetch: Callable[..., Any] = getattr(module, FETCH.name)
+    fits = inspect.signature(fetch).parameters.keys() >= FETCH.uses and callable(module._insert_message)
+    used = FETCH.name in module.start_client_internal.__code__.co_names and "get_fab" in fetch.__code__.co_varnames
     return fetch if fits and used else None
 
 

@@ -17,8 +17,8 @@ from fedalloy.core.errors import CheckpointError
 from fedalloy.core.spec import algorithm_to_spec
 from fedalloy.experiment.records.environment import describe
 from fedalloy.experiment.records.folder import Checkpoint, RunFolder, RunState
+from fedalloy.experiment.records.lock import held, wait_for_turn
 from fedalloy.experiment.records.reading import read_run
-from fedalloy.flower.turns import held, wait_for_turn
 
 _log = logging.getLogger("flwr")
 _FIELDS = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp")

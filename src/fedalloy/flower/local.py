@@ -5,22 +5,20 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import sqlite3
 from collections.abc import Mapping
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fedalloy.core.errors import RunLocked, SpecError, nearest
 from fedalloy.experiment.records import atomic
-from fedalloy.flower import commands
+from fedalloy.flower import prefork, programs
 from fedalloy.flower.admission import admit
 from fedalloy.flower.bundle import bundle_hash
+from fedalloy.flower.flwr_cli import ASK, FlwrCli, SubmittedRun
 from fedalloy.flower.layout import RUNNING, NodePlace, ServerPlace
-from fedalloy.flower.operating import ASK, Run, answers, front_answers, start_run
-from fedalloy.flower.processes import TOKEN, DidNotStart, Program, alive, end_all, free_port, wait_until
-from fedalloy.flower.shell import Shell
+from fedalloy.flower.operations import answers, front_answers
+from fedalloy.flower.programs import TOKEN, DidNotStart, Program, alive, end_all, free_port, wait_until
 
 STARTUP = 180.0
 """Seconds that programs have for getting ready; a busy machine needs many times what an idle one does."""
@@ -45,13 +43,14 @@ class LocalFederation:
     apps: tuple[Path, ...] = ()
     programs: dict[str, Program] = field(default_factory=dict)
     node_ids: dict[str, str] = field(default_factory=dict)
-    shell: Shell = field(init=False)
+    launcher: prefork.Launcher = field(default_factory=prefork.launcher)
+    cli: FlwrCli = field(init=False)
     _token: str = field(default_factory=lambda: secrets.token_hex(8))
     _bundles: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         self._bundles = tuple(bundle_hash(app) for app in self.apps)
-        self.shell = Shell(self.server, {TOKEN: self._token})
+        self.cli = FlwrCli(self.server, {TOKEN: self._token}, self.launcher)
 
     @staticmethod
     def of(folder: Path, logs: Path | None = None, **settings: Any) -> LocalFederation:
@@ -105,7 +104,7 @@ class LocalFederation:
 
     def register(self) -> None:
         """Let in exactly the nodes whose public keys lie in the server's folder now."""
-        self.node_ids = admit(self.server, self.shell)
+        self.node_ids = admit(self.server, self.cli)
 
     def start_node(self, name: str) -> None:
         """Start one node, and return when the server has heard of it. After a kill the server believes for up to a
@@ -121,15 +120,6 @@ class LocalFederation:
         self._program(name).kill()
         end_all(f"{self._token}.{name}")
 
-    def notice_silence(self, name: str) -> None:
-        """Let a killed node's minute of grace be over, for tests that cannot wait for it: what Flower's own table says
-        about how long the node counts as online is set to the past."""
-        with closing(sqlite3.connect(self.server.database, timeout=self.startup)) as database, database:
-            # Flower's ids are unsigned, the table's are not.
-            signed = int.from_bytes(int(self.node_ids[name]).to_bytes(8, "big"), "big", signed=True)
-            changed = database.execute("UPDATE node SET online_until = 1 WHERE node_id = ?", (signed,)).rowcount
-        assert changed == 1, f"Flower's table of nodes does not know {name}"
-
     def stop_node(self, name: str) -> None:
         """Ask a node to end."""
         self._program(name).stop()
@@ -138,27 +128,27 @@ class LocalFederation:
     def kill_server(self) -> None:
         """End the server as a power failure would, with everything it started."""
         self._program("server").kill()
-        self.shell.close()
+        self.cli.close()
         self._stop_server()
 
     def kill_superlink(self) -> None:
         """End the SuperLink alone, as a crash would: the apps of its runs go on for a while."""
         self._program("server").kill()
-        self.shell.close()
+        self.cli.close()
         self.programs["front"].stop()
 
     def wait_online(self, *names: str) -> None:
         """Return when the server has heard of these nodes."""
-        programs = [self.programs[name] for name in ("server", *names)]
-        wait_until(lambda: self._online(names), f"{', '.join(names)} went online", self.startup, programs, ASK)
+        needed = [self.programs[name] for name in ("server", *names)]
+        wait_until(lambda: self._online(names), f"{', '.join(names)} went online", self.startup, needed, ASK)
 
-    def run(self, app: Path, config: Mapping[str, str | int] | None = None) -> Run:
+    def run(self, app: Path, config: Mapping[str, str | int] | None = None) -> SubmittedRun:
         """Start a run of a Flower app."""
-        return start_run(self.shell, app, config)
+        return self.cli.start_run(app, config)
 
     def stop(self) -> None:
         """End everything, nodes first, so that the server hears that they leave."""
-        self.shell.close()
+        self.cli.close()
         nodes = [program for name, program in self.programs.items() if name not in _SERVER]
         for program in nodes:
             program.process.terminate()
@@ -191,15 +181,15 @@ class LocalFederation:
         self.server = replace(self.server, port=port, local_port=local)
 
     def _start_link(self) -> None:
-        self.shell.close()
-        self.shell = Shell(self.server, {TOKEN: self._token})
-        program = self._launch("server", commands.superlink(self.server), self.server.home)
+        self.cli.close()
+        self.cli = FlwrCli(self.server, {TOKEN: self._token}, self.launcher)
+        program = self._launch("server", programs.superlink(self.launcher, self.server), self.server.home)
         wait_until(lambda: answers(self.server), "the server answered", self.startup, [program])
 
     def _start_front(self) -> None:
-        program = self._launch("front", commands.front(self.server), self.server.home)
-        programs = [program, self.programs["server"]]
-        wait_until(lambda: front_answers(self.server), "the front answered", self.startup, programs)
+        program = self._launch("front", programs.front(self.server), self.server.home)
+        needed = [program, self.programs["server"]]
+        wait_until(lambda: front_answers(self.server), "the front answered", self.startup, needed)
 
     def _stop_server(self) -> None:
         for name in _SERVER:
@@ -219,7 +209,10 @@ class LocalFederation:
 
     def _launch(self, name: str, command: list[str], home: Path) -> Program:
         mark, ours = {TOKEN: f"{self._token}.{name}"}, name in _SERVER
-        environment = commands.server_environment(self.server, mark) if ours else commands.environment(home, mark)
+        if ours:
+            environment = programs.server_environment(self.launcher, self.server, mark)
+        else:
+            environment = programs.environment(self.launcher, home, mark)
         place = self.server.folder if ours else self.nodes[name].folder
         self.programs[name] = Program.start(name, command, environment, self.logs / f"{name}.log", place)
         return self.programs[name]
@@ -228,17 +221,17 @@ class LocalFederation:
         place = replace(self.nodes[name], port=free_port(), server=self.server.door)
         # What Flower's own examples expect, so that other apps can run here too.
         share: dict[str, str | int] = {"partition-id": list(self.nodes).index(name), "num-partitions": len(self.nodes)}
-        self._launch(name, commands.supernode(place, share, self._bundles), place.home)
+        self._launch(name, programs.supernode(self.launcher, place, share, self._bundles), place.home)
 
     def _online(self, names: tuple[str, ...]) -> bool:
         """Without authentication nobody knows whose nodes they are, and they are counted."""
-        online = {node for node, one in self.shell.nodes().items() if one["status"] == "online"}
+        online = {node for node, one in self.cli.nodes().items() if one["status"] == "online"}
         if not self.server.secure:
             return len(online) >= sum(self.programs[name].running for name in self.nodes if name in self.programs)
         return online >= {self.node_ids[name] for name in names}
 
     def _status(self, name: str) -> str:
-        return str(self.shell.nodes()[self.node_ids[name]]["status"])
+        return str(self.cli.nodes()[self.node_ids[name]]["status"])
 
 
 def _port_taken(program: Program) -> bool:

@@ -29,7 +29,7 @@ from fedalloy.core.protocols import ENGINE_STATS, Shared, Weighting
 from fedalloy.core.spec import from_spec
 from fedalloy.core.types import Block, Cohort, Context, Contributions, Info, State, Weights
 from fedalloy.flower.config import NodeConfig
-from fedalloy.flower.data import LocalTask, local_task
+from fedalloy.flower.data import LocalTask, MakeTask, local_task
 from fedalloy.flower.leaves import check_cohort, check_shared, whole
 from fedalloy.flower.limits import bounded_memory, check_protected, check_steps, is_memory_error
 from fedalloy.flower.payloads import ALWAYS
@@ -120,14 +120,14 @@ def half_of(spec: AlgorithmSpec) -> Algorithm:
         raise SpecError(str(error)) from error
 
 
-def answer(received: ReceivedOrder, config: NodeConfig, policy: Policy) -> Letter:
-    """Carry out an order; whatever happens there is an answer."""
+def answer(received: ReceivedOrder, config: NodeConfig, policy: Policy, make_task: MakeTask = local_task) -> Letter:
+    """Carry out an order; whatever happens there is an answer. ``make_task`` reads the node's data."""
     head = signed(client=config.client)
     if isinstance(received.head, Hello):
         return Letter({**head, "status": "ok"})
     try:
         with torch.no_grad(), bounded_memory(policy.max_memory_megabytes, config.device):
-            done = _carry_out(received.head, received, config, policy)
+            done = _carry_out(received.head, received, config, policy, make_task)
         return Letter({**head, "status": "ok", **done.header}, done.parts)
     except LeavesLost as error:
         return Letter({**head, "status": "incomplete", "reason": str(error)})
@@ -142,18 +142,20 @@ def answer(received: ReceivedOrder, config: NodeConfig, policy: Policy) -> Lette
         return Letter({**head, "status": "failed", "reason": _in_short(error)})
 
 
-def _carry_out(head: Work, received: ReceivedOrder, config: NodeConfig, policy: Policy) -> Letter:
+def _carry_out(head: Work, received: ReceivedOrder, config: NodeConfig, policy: Policy, make_task: MakeTask) -> Letter:
     if head.client != config.client:
         raise Refused(f"the order is for '{head.client:.80}', this node is '{config.client}'")
     store = NodeStore.of(config.store, head.run, config.client)
     with store.lock():
-        order = _checked(head, received, config, policy, store)
+        order = _checked(head, received, config, policy, store, make_task)
         done = _KINDS[head.kind](order)
         store.sent({"kind": head.kind, "ticket": order.ticket, "round": head.round, **_contents(done)})
     return done
 
 
-def _checked(head: Work, received: ReceivedOrder, config: NodeConfig, policy: Policy, store: NodeStore) -> Order[Any]:
+def _checked(
+    head: Work, received: ReceivedOrder, config: NodeConfig, policy: Policy, store: NodeStore, make_task: MakeTask
+) -> Order[Any]:
     """Everything about an order that can be checked before it is carried out."""
     try:
         algorithm = half_of(head.algorithm)
@@ -161,7 +163,7 @@ def _checked(head: Work, received: ReceivedOrder, config: NodeConfig, policy: Po
         raise Refused(f"the order cannot be understood ({type(error).__name__}: {error!s:.300})") from error
     policy.check_needs(algorithm.weighting.requires, f"weighting '{head.algorithm.weighting}'")
     try:
-        task = local_task(config.data, head.id, head.task, config.device, policy)
+        task = make_task(config.data, head.id, head.task, config.device, policy)
     except (SpecError, RegistryError) as error:
         # The text of an error in code of the operator's own may quote data.
         own = head.task.model is not None and head.task.model.kind in policy.models

@@ -1,22 +1,32 @@
-"""``fedalloy flower init``: the folders of a federation, complete and ready to be handed out."""
+"""``fedalloy flower init``: the folders of a federation, complete and ready to be handed out.
+
+For people there are settings with their meaning, letters and systemd units (``templates/``).
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from fedalloy.core.errors import SpecError
-from fedalloy.flower import texts
 from fedalloy.flower.layout import NODE_FILE, SERVER_FILE, is_loopback, server_files
 from fedalloy.flower.pki import DAYS, make_node_key, make_server_certificate, public_half, write_public
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}", re.IGNORECASE)
+_UNSAFE = "**This federation is NOT encrypted and lets anybody in. Use it on one machine only, and with no real data.**"
+_SAFE = (
+    "The connection is encrypted. The server proves who it is by `ca.crt`, this machine by `node.key`.\n"
+    "**Keep `node.key` to yourself**; if somebody else may have seen it, tell the coordinator at once."
+)
 
 
 @dataclass(frozen=True)
@@ -82,7 +92,7 @@ def write_federation(folder: Path, plan: FederationPlan) -> None:
         _write_server(draft / "server", plan)
         for number, name in enumerate(plan.nodes):
             _write_node(draft / "nodes" / name, draft / "server", plan, number)
-        _text(draft / "README.md", texts.coordinator(plan.nodes, plan.host, plan.port, plan.secure))
+        _text(draft / "README.md", _coordinator(plan.nodes, plan.host, plan.port, plan.secure))
         _replace(draft, folder)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
@@ -101,8 +111,8 @@ def _write_server(folder: Path, plan: FederationPlan) -> None:
     folder.chmod(0o700)
     listens = "127.0.0.1" if is_loopback(plan.host) else "0.0.0.0"
     local_port = plan.port + 1 if plan.port < 65535 else plan.port - 1
-    _text(folder / SERVER_FILE, texts.server_file(listens, plan.port, local_port, plan.secure, plan.nodes))
-    _text(folder / "fedalloy-server.service", texts.server_unit())
+    _text(folder / SERVER_FILE, _server_file(listens, plan.port, local_port, plan.secure, plan.nodes))
+    _text(folder / "fedalloy-server.service", _server_unit())
     if plan.secure:
         make_server_certificate(server_files(folder), [plan.host], plan.days)
 
@@ -111,10 +121,10 @@ def _write_node(folder: Path, server: Path, plan: FederationPlan, number: int) -
     folder.mkdir(parents=True)
     folder.chmod(0o700)
     name, address = folder.name, f"{plan.host}:{plan.port}"
-    _text(folder / NODE_FILE, texts.node_file(address, plan.secure, 9094 + number, number, plan.data))
-    _text(folder / "policy.toml", texts.policy_file())
-    _text(folder / "README.md", texts.hospital(name, address, plan.secure))
-    _text(folder / "fedalloy-node.service", texts.node_unit(name))
+    _text(folder / NODE_FILE, _node_file(address, plan.secure, 9094 + number, number, plan.data))
+    _text(folder / "policy.toml", _policy_file())
+    _text(folder / "README.md", _hospital(name, address, plan.secure))
+    _text(folder / "fedalloy-node.service", _node_unit(name))
     if plan.secure:
         make_node_key(folder / "node.key", name)
         key = public_half(folder / "node.key").read_bytes()
@@ -126,6 +136,50 @@ def _text(path: Path, text: str) -> None:
     write_public(path, text.encode())
 
 
-def secrets_of(folder: Path) -> Sequence[Path]:
-    """The files that must stay secret."""
-    return sorted((*folder.glob("**/*.key"),))
+def _server_file(host: str, port: int, local_port: int, secure: bool, nodes: Sequence[str]) -> str:
+    """``server.toml``."""
+    safe, clients = str(secure).lower(), json.dumps(list(nodes))
+    return _filled("server.toml", host=host, port=port, local_port=local_port, secure=safe, clients=clients)
+
+
+def _node_file(server: str, secure: bool, port: int, client: int, data: str) -> str:
+    """``node.toml``."""
+    return _filled("node.toml", server=server, secure=str(secure).lower(), port=port, client=client, data=data)
+
+
+def _policy_file() -> str:
+    """``policy.toml``, an example with everything that can be said."""
+    return _filled("policy.toml")
+
+
+def _coordinator(nodes: Sequence[str], host: str, port: int, secure: bool) -> str:
+    """``README.md`` for whoever runs the server."""
+    listed = "\n".join(f"| `nodes/{name}/` | the operator of {name} |" for name in nodes)
+    count = f"{len(nodes)} node{'s' if len(nodes) > 1 else ''}"
+    warning = "" if secure else f"\n{_UNSAFE}\n"
+    return _filled("coordinator.md", count=count, warning=warning, listed=listed, host=host, port=port)
+
+
+def _hospital(name: str, server: str, secure: bool) -> str:
+    """``README.md`` for the operator of a node, in plain words."""
+    return _filled("hospital.md", name=name, server=server, guarded=_SAFE if secure else _UNSAFE)
+
+
+def _server_unit() -> str:
+    """A systemd unit for the server."""
+    return _unit("Server of a fedalloy federation", "server", "/srv/fedalloy/server")
+
+
+def _node_unit(name: str) -> str:
+    """A systemd unit for a node."""
+    return _unit(f"Node {name} of a fedalloy federation", "node", f"/etc/fedalloy/{name}")
+
+
+def _unit(description: str, command: str, folder: str) -> str:
+    return _filled("unit.service", description=description, command=command, folder=folder)
+
+
+def _filled(template: str, **values: object) -> str:
+    """A template with its values; one that is missing is an error."""
+    text = resources.files("fedalloy.flower").joinpath("templates", template).read_text(encoding="utf-8")
+    return Template(text).substitute(values)

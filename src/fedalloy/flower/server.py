@@ -18,6 +18,7 @@ from fedalloy.core.errors import SpecError
 from fedalloy.experiment.driver import Ending, RoundEvent, run
 from fedalloy.experiment.recipe import Experiment, Recipe, load, parse, resolve
 from fedalloy.experiment.records import atomic
+from fedalloy.experiment.records.lock import in_turn
 from fedalloy.flower.admission import read_seats
 from fedalloy.flower.config import ServerConfig
 from fedalloy.flower.connection import Connection
@@ -26,7 +27,6 @@ from fedalloy.flower.node_registry import NodeRegistry, Seat
 from fedalloy.flower.protocol.header import signed
 from fedalloy.flower.remote_task import RemoteTask, remote_task
 from fedalloy.flower.transport import Transport
-from fedalloy.flower.turns import in_turn
 
 app = ServerApp()
 log = logging.getLogger("flwr")

@@ -10,10 +10,10 @@ from typing import Any
 from fedalloy.core.errors import SpecError
 from fedalloy.experiment.records.reading import is_run, read_run
 from fedalloy.flower.admission import entries
+from fedalloy.flower.flwr_cli import FlwrCli
 from fedalloy.flower.layout import SERVER_FILE, ServerPlace
-from fedalloy.flower.operating import answers, found, front_answers
+from fedalloy.flower.operations import answers, found, front_answers
 from fedalloy.flower.pki import expires
-from fedalloy.flower.shell import Shell
 
 _TROUBLES = 10
 """How many of the latest rounds' troubles are told."""
@@ -94,18 +94,18 @@ def _look_at(folder: Path) -> Server:
     ends = expires(certificate) if place.secure and certificate.exists() else None
     if not answers(place):
         return Server(place.door, False, False, ends)
-    shell, reached = Shell(place), not place.secure or front_answers(place)
+    cli, reached = FlwrCli(place), not place.secure or front_answers(place)
     try:
-        return Server(place.door, True, reached, ends, _nodes(place, shell), tuple(shell.runs()))
+        return Server(place.door, True, reached, ends, _nodes(place, cli), tuple(cli.runs()))
     finally:
-        shell.close()
+        cli.close()
 
 
-def _nodes(place: ServerPlace, shell: Shell) -> tuple[Known, ...]:
+def _nodes(place: ServerPlace, cli: FlwrCli) -> tuple[Known, ...]:
     """Those who are let in; without keys nodes have no names."""
     names = {one.number: one.name or "?" for one in entries(place)}
     known = [
         Known(names.get(number, "?"), number, str(one["status"]), str(one["online-at"]))
-        for number, one in shell.nodes().items()
+        for number, one in cli.nodes().items()
     ]
     return tuple(sorted(known, key=lambda one: (one.name, one.number)))

@@ -12,10 +12,9 @@ from fedalloy.experiment.records import atomic, toml
 from fedalloy.experiment.records.reading import read_run
 from fedalloy.flower.bundle import write_bundle
 from fedalloy.flower.config import ServerConfig
+from fedalloy.flower.flwr_cli import FlwrCli, SubmittedRun
 from fedalloy.flower.local import LocalFederation
-from fedalloy.flower.operating import Run, start_run
 from fedalloy.flower.scaffold import FederationPlan, numbered, write_federation
-from fedalloy.flower.shell import Shell
 
 Say = Callable[[str], None]
 MOST_NODES = 32
@@ -59,7 +58,7 @@ class Trial:
         say(f"starting a server and {len(self.nodes)} nodes (logs in {self.federation / 'logs'})")
         with LocalFederation.of(self.federation) as federation:
             say(f"all nodes are online at {federation.server.door}")
-            run = submit(federation.shell, self.recipe, self.folder, self.seed)
+            run = submit(federation.cli, self.recipe, self.folder, self.seed)
             return follow(run, self.folder, say)
 
 
@@ -83,17 +82,17 @@ def trial_of(
     )
 
 
-def submit(shell: Shell, recipe: Recipe, folder: Path, seed: int | None) -> Run:
+def submit(cli: FlwrCli, recipe: Recipe, folder: Path, seed: int | None) -> SubmittedRun:
     """Give a recipe to a server; its run folder is on the server's machine. The same again goes on."""
     place = folder.absolute()
     place.mkdir(parents=True, exist_ok=True)
     written = place / "wanted.toml"
     atomic.write_text(written, toml.dumps(recipe.model_dump(exclude_none=True, exclude={"compare", "grid"})))
     bundle = write_bundle(place / "bundle")
-    return start_run(shell, bundle, ServerConfig(written, place, seed).to_keys())
+    return cli.start_run(bundle, ServerConfig(written, place, seed).to_keys())
 
 
-def follow(run: Run, folder: Path, say: Say) -> str:
+def follow(run: SubmittedRun, folder: Path, say: Say) -> str:
     """Repeat what the run says about itself until it ends; how it ended."""
     news = NewLines(folder / "federation.log")
     ended = run.wait(FOREVER, meanwhile=lambda: news.tell(say))

@@ -3,6 +3,9 @@
 The file says who holds it in two lines, the process id and a word that is new for every sitting. Both are for people
 and for requests; whether somebody holds the lock is asked of the lock itself, since a process id may have been given
 to another process meanwhile.
+
+What takes a run up again waits for whatever still carries it out: a ServerApp, say, outlives its SuperLink for a
+while and goes on with its round, and whoever gives the same command to a new SuperLink need not know that.
 """
 
 from __future__ import annotations
@@ -11,9 +14,10 @@ import fcntl
 import os
 import secrets
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 from fedalloy.core.errors import RunLocked
 
@@ -21,6 +25,9 @@ _held: set[int] = set()
 _TRIES, _PAUSE = 20, 0.005
 """Somebody who looks whether the lock is held has it for a moment: whoever wants it tries a few times."""
 _LONGEST = 128
+_LOOK = 0.5
+"""Seconds between two looks at a lock that is waited for."""
+T = TypeVar("T")
 
 
 def _forget_in_child() -> None:
@@ -78,6 +85,35 @@ def sitting(path: Path) -> str:
     """The word of the sitting that holds, or last held, a lock file; empty where there was none."""
     with _looking(path) as file:
         return "" if file is None else _lines(file)[1]
+
+
+def in_turn(folder: Path, work: Callable[[], T], say: Callable[[str], None]) -> T:
+    """Do what needs the lock of a run folder as soon as nobody else has it."""
+    while True:
+        wait_for_turn(folder, say)
+        # Somebody else who was waiting may have been quicker.
+        with suppress(RunLocked):
+            return work()
+
+
+def wait_for_turn(folder: Path, say: Callable[[str], None], sleep: Callable[[float], None] = time.sleep) -> None:
+    """Return when nobody writes a run folder; says once of every writer that it is waited for."""
+    known: set[int] = set()
+    while (writer := holder(folder / "lock")) is not None:
+        if writer not in known:
+            known.add(writer)
+            say(
+                f"the run in {folder} is still being carried out by process {writer}; going on when that has ended "
+                f"(to end it after its round: touch {folder / 'stop'})"
+            )
+        sleep(_LOOK)
+
+
+@contextmanager
+def held(folder: Path, lock: Callable[[], AbstractContextManager[T]], say: Callable[[str], None]) -> Iterator[T]:
+    """The lock of a run folder, as soon as nobody else has it."""
+    with ExitStack() as stack:
+        yield in_turn(folder, lambda: stack.enter_context(lock()), say)
 
 
 @contextmanager

@@ -17,9 +17,9 @@ import torch
 pytest.importorskip("flwr")
 
 import fedalloy
-from fedalloy.flower import resident
 from fedalloy.flower.data import LocalTask, local_task, remembering
-from fedalloy.flower.processes import wait_until
+from fedalloy.flower.prefork import NotCarriedOut, worker
+from fedalloy.flower.programs import wait_until
 from fedalloy.flower.protocol.header import FORMAT, plain_record, signed
 from fedalloy.flower.protocol.letters import Letter, pack, unpack
 from fedalloy.flower.protocol.orders import check_task
@@ -31,11 +31,11 @@ HELLO = {"format": FORMAT, "fedalloy": fedalloy.__version__, "kind": "hello"}
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A store whose name is longer than that of any socket may be; its resident ends with the test."""
+    """A store whose name is longer than that of any socket may be; its worker ends with the test."""
     monkeypatch.setenv("PYTHONPATH", str(Path(fedalloy.__file__).parents[1]))
     store = tmp_path / ("long" * 40)
     yield store
-    for left in residents(store):
+    for left in workers(store):
         with contextlib.suppress(ProcessLookupError):
             os.kill(left, signal.SIGKILL)
 
@@ -45,20 +45,20 @@ def config(store: Path) -> dict[str, str]:
 
 
 def test_the_first_order_starts_it_the_next_finds_it_and_a_dead_one_is_replaced(store):
-    letter = unpack(resident.ask(store, config(store), pack(Letter(HELLO, {"part": {"w": torch.ones(3)}}))))
+    letter = unpack(worker.ask(store, config(store), pack(Letter(HELLO, {"part": {"w": torch.ones(3)}}))))
     assert "a part 'part', which does not belong to it" in letter.header["reason"]
-    (first,) = residents(store)
-    letter = unpack(resident.ask(store, config(store), pack(Letter(HELLO))))
+    (first,) = workers(store)
+    letter = unpack(worker.ask(store, config(store), pack(Letter(HELLO))))
     assert (letter.header["status"], letter.header["client"]) == ("ok", "north")
-    assert residents(store) == [first]
-    assert (store / resident.SOCKET).stat().st_mode & 0o077 == 0, "nobody else may speak to it"
+    assert workers(store) == [first]
+    assert (store / worker.SOCKET).stat().st_mode & 0o077 == 0, "nobody else may speak to it"
     os.kill(first, signal.SIGKILL)
-    wait_until(lambda: not residents(store), "it ended", 60)
-    assert unpack(resident.ask(store, config(store), pack(Letter(HELLO)))).header["status"] == "ok"
-    assert len(residents(store)) == 1
+    wait_until(lambda: not workers(store), "it ended", 60)
+    assert unpack(worker.ask(store, config(store), pack(Letter(HELLO)))).header["status"] == "ok"
+    assert len(workers(store)) == 1
 
 
-def residents(store: Path) -> list[int]:
+def workers(store: Path) -> list[int]:
     """The processes that serve a store, zombies left out."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
@@ -66,22 +66,24 @@ def residents(store: Path) -> list[int]:
             words = (entry / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if str(store.resolve()).encode() in words and b"fedalloy.flower.resident" in words:
+        if str(store.resolve()).encode() in words and b"fedalloy.flower.prefork.worker" in words:
             found.append(int(entry.name))
     return found
 
 
 def test_it_leaves_when_nobody_needs_it(store):
     store.mkdir(parents=True)
-    code = f"from fedalloy.flower.resident import serve; from pathlib import Path; serve(Path({str(store)!r}), 0.2)"
+    code = (
+        f"from fedalloy.flower.prefork.worker import serve; from pathlib import Path; serve(Path({str(store)!r}), 0.2)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
-    assert not (store / resident.SOCKET).exists()
+    assert not (store / worker.SOCKET).exists()
 
 
 def test_one_that_cannot_start_is_an_answer_and_no_silence(store, monkeypatch):
     monkeypatch.setattr("sys.executable", "/bin/false")
-    with pytest.raises(resident.NoResident, match=r"did not start; .*node\.log says why"):
-        resident.ask(store, config(store), pack(Letter(HELLO)))
+    with pytest.raises(NotCarriedOut, match=r"did not start; .*node\.log says why"):
+        worker.ask(store, config(store), pack(Letter(HELLO)))
 
 
 def test_an_answer_without_the_means_of_making_one_is_a_letter_too():
@@ -98,9 +100,9 @@ def test_data_are_read_again_when_they_have_changed(tmp_path):
     told: dict[str, Any] = {"shape": [6], "classes": 3, "model": "logistic", "seed": 1}
     spec = check_task(told)
 
-    def make(*arguments: Any) -> LocalTask:
-        made.append(arguments)
-        return local_task(*arguments)
+    def make(source: str, client: int, *rest: Any, **named: Any) -> LocalTask:
+        made.append((source, client))
+        return local_task(source, client, *rest, **named)
 
     task = remembering(make)
     shares.write_share(tmp_path, 0)

@@ -1,4 +1,4 @@
-"""Programs that a federation consists of, each with a log of its own, and none of which outlives it."""
+"""The programs that a federation consists of: their command lines and surroundings, and how they start and end."""
 
 from __future__ import annotations
 
@@ -8,13 +8,20 @@ import secrets
 import signal
 import socket
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedalloy.core.errors import FedalloyError
+from fedalloy.flower.config import QUIET, as_arguments
+from fedalloy.flower.guard import ALLOW
+from fedalloy.flower.layout import NodePlace, ServerPlace
+from fedalloy.flower.prefork import Launcher
 
+SEATS = "FEDALLOY_SEATS"
+"""Names, for everything that a server starts, the file that says which key is which client."""
 TOKEN = "FEDALLOY_FEDERATION"
 """Every process of a federation carries this in its environment: Flower starts some in sessions of their own."""
 POLL = 0.1
@@ -22,6 +29,56 @@ _GRACE = 10.0
 """Seconds that a program has for ending by itself."""
 _PORTS = (20_000, 32_000)
 """Below the ports that systems give to outgoing connections, which could take a port between its choice and its use."""
+
+
+_DOORS = "FLWR_INTERNAL_"
+"""Variables that would open further ports of a SuperLink, on every network of its machine."""
+
+
+def superlink(launcher: Launcher, place: ServerPlace) -> list[str]:
+    """The SuperLink, which listens on this machine alone: encrypted and with known nodes only, unless its folder says
+    otherwise; it installs nothing."""
+    command = [*launcher.command("flower-superlink"), "--host", "127.0.0.1", "--port", str(place.link_port)]
+    command += ["--database", str(place.database), "--disable-runtime-dependency-installation"]
+    if not place.secure:
+        return [*command, "--insecure"]
+    files = place.files
+    command += ["--ssl-ca-certfile", str(files.ca_certificate), "--ssl-certfile", str(files.certificate)]
+    return [*command, "--ssl-keyfile", str(files.key), "--enable-supernode-auth"]
+
+
+def front(place: ServerPlace) -> list[str]:
+    """What partners reach: only ever with encryption, and with what nodes need behind it."""
+    command = [sys.executable, "-P", "-m", "fedalloy.flower.front", str(place.folder)]
+    return [*command, place.host, str(place.port), str(place.link_port)]
+
+
+def supernode(
+    launcher: Launcher, place: NodePlace, extra: Mapping[str, str | int] | None = None, bundles: Iterable[str] = ()
+) -> list[str]:
+    """One node; what it says about itself stays on its machine. For trials with apps that are not fedalloy's: ``extra``
+    keys for them, and the hashes of their ``bundles``, without which the node refuses them."""
+    command = [*launcher.command("flower-supernode"), *(word for one in bundles for word in (ALLOW, one))]
+    command += ["--superlink", place.server, "--host", "127.0.0.1", "--port", str(place.port)]
+    command += ["--node-config", as_arguments({**place.config.to_keys(), **(extra or {})})]
+    if not place.secure:
+        return [*command, "--insecure"]
+    return [*command, "--root-certificates", str(place.authority), "--auth-supernode-private-key", str(place.key)]
+
+
+def environment(launcher: Launcher, home: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of a Flower program: quiet, and with its files in ``home``."""
+    home.mkdir(parents=True, exist_ok=True)
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith((_DOORS, SEATS))}
+    return {**inherited, **QUIET, "FLWR_HOME": str(home), **launcher.environment(home), **(extra or {})}
+
+
+def server_environment(
+    launcher: Launcher, place: ServerPlace, extra: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The environment of the SuperLink and of what it starts."""
+    seats = {SEATS: str(place.seats)} if place.secure else {}
+    return environment(launcher, place.home, {**seats, **(extra or {})})
 
 
 class DidNotStart(FedalloyError):

@@ -1,0 +1,162 @@
+"""The Flower that fedalloy knows: the versions it was tested with, and every place in it that is replaced, and why.
+
+Replaced is always one name in one module of a running program of Flower's, never a file. Two kinds of places:
+
+* :data:`PREFORK` makes a round quicker (:mod:`fedalloy.flower.prefork`). They are compared with Flower's source before
+  a program is started; where one of them is built differently, programs are started in Flower's own way.
+* :data:`FETCH` keeps a node from running other people's code (:mod:`fedalloy.flower.guard`). Where it is built
+  differently, a node does not start.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+TESTED = ("1.41",)
+"""As in the extra ``flower`` of ``pyproject.toml``."""
+
+
+@dataclass(frozen=True)
+class Hook:
+    """A name in a module of Flower's that is replaced.
+
+    ``uses`` is all that the module does with it; of a function, the arguments that matter here.
+    """
+
+    module: str
+    name: str
+    uses: frozenset[str]
+    reason: str
+
+
+FETCH = Hook(
+    "flwr.supernode.start_client_internal",
+    "_pull_and_store_message",
+    frozenset({"state", "object_store", "receive", "get_run", "get_fab"}),
+    "it fetches the app that a server sends; the app's hash is looked at before it is stored",
+)
+PREFORK = (
+    Hook(
+        "flwr.supernode.start_client_internal",
+        "time",
+        frozenset({"sleep"}),
+        "a node without an order sleeps for three seconds; now for a tenth of the time since the last one, up to three",
+    ),
+    Hook(
+        "flwr.supernode.start_client_internal",
+        "subprocess",
+        frozenset({"Popen"}),
+        "a node starts flower-superexec, which loads Flower for seconds; now it is a fork of a process that has",
+    ),
+    Hook(
+        "flwr.supercore.superexec.run_superexec",
+        "time",
+        frozenset({"sleep"}),
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL is one number; now tasks are looked for every 0.1 s after one, and every "
+        "second when there has been none for a while",
+    ),
+    Hook(
+        "flwr.supercore.superexec.executor.subprocess_executor",
+        "subprocess",
+        frozenset({"Popen", "DEVNULL"}),
+        "a message or a run is a new process, which loads Flower for seconds; now it is a fork of one that has",
+    ),
+    Hook(
+        "flwr.supercore.inflatable.inflatable_utils",
+        "pull_objects",
+        frozenset({"initial_backoff"}),
+        "who asks for a part of a message before it is there asks again after a second; now after a tenth of one",
+    ),
+    Hook(
+        "flwr.supercore.inflatable.inflatable_utils",
+        "pull_and_inflate_object_from_tree",
+        frozenset({"initial_backoff"}),
+        "the same, for a whole message",
+    ),
+)
+
+
+def is_tested(found: str | None = None) -> bool:
+    """Whether a version of Flower, or else the installed one, is among those.
+
+    >>> [is_tested(one) for one in ("1.41.0", "1.41.3", "1.42.0", "1.4.1", "2.0")]
+    [True, True, False, False, False]
+    """
+    return ".".join((found or installed()).split(".")[:2]) in TESTED
+
+
+def installed() -> str:
+    """The installed version; empty where there is none."""
+    try:
+        return version("flwr")
+    except PackageNotFoundError:
+        return ""
+
+
+def advice(found: str) -> str:
+    """What another version means for a federation."""
+    return (
+        f"{found}, tested is {', '.join(f'{one}.*' for one in TESTED)}: programs start in Flower's own, slower way, "
+        "and nodes may refuse to start; pip install 'fedalloy[flower]'"
+    )
+
+
+def differences(folder: Path | None = None) -> list[str]:
+    """How the installed Flower, or the one whose source is in ``folder``, differs from what :data:`PREFORK` says.
+
+    Its source is read and nothing of it imported: whoever starts a program need not load Flower.
+    """
+    place = folder or _source()
+    if place is None:
+        return ["flwr is not installed"]
+    untested = [] if folder or is_tested() else [f"flwr {installed()} was not tested, {TESTED[-1]} was"]
+    return untested + [f"{hook.module}: {why}" for hook in PREFORK if (why := _difference(hook, place))]
+
+
+def _source() -> Path | None:
+    spec = find_spec("flwr")
+    return Path(spec.submodule_search_locations[0]) if spec and spec.submodule_search_locations else None
+
+
+def _difference(hook: Hook, place: Path) -> str:
+    """Why a name cannot be replaced; empty where it can."""
+    file = place.joinpath(*hook.module.split(".")[1:]).with_suffix(".py")
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, SyntaxError):
+        return "there is no such module"
+    uses = _uses(tree, hook.name) or _defaults(tree, hook.name) & hook.uses
+    if uses != hook.uses:
+        return f"uses {', '.join(sorted(uses)) or 'nothing'} of '{hook.name}' instead of {', '.join(sorted(hook.uses))}"
+    return "keeps the processes it starts" if hook.name == "subprocess" and _keeps(tree) else ""
+
+
+def _uses(tree: ast.Module, name: str) -> set[str]:
+    """What a module uses of another one that it imports by its name; nothing where it does not import it so."""
+    imports = [node for node in tree.body if isinstance(node, ast.Import)]
+    plain = {alias.name for node in imports for alias in node.names if not alias.asname}
+    return {part.attr for part in _parts(tree, name)} if name in plain else set()
+
+
+def _parts(tree: ast.Module, name: str) -> list[ast.Attribute]:
+    """Every ``name.something`` in a module."""
+    attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    return [node for node in attributes if isinstance(node.value, ast.Name) and node.value.id == name]
+
+
+def _keeps(tree: ast.Module) -> bool:
+    """Whether a module does anything with the processes that it starts: a fork is not its child."""
+    lines = [node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)]
+    forgotten = [line.func for line in lines if isinstance(line, ast.Call)]
+    return any(part not in forgotten for part in _parts(tree, "subprocess") if part.attr == "Popen")
+
+
+def _defaults(tree: ast.Module, function: str) -> set[str]:
+    """The arguments of a function that are given by name and have a default."""
+    named = [node.args for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function]
+    pairs = [pair for one in named for pair in zip(one.kwonlyargs, one.kw_defaults, strict=True)]
+    return {argument.arg for argument, default in pairs if default is not None}

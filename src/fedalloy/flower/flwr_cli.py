@@ -1,0 +1,143 @@
+"""Commands to a server by Flower's command line ``flwr``: who is there, start a run, follow it and end it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedalloy.core.errors import FedalloyError
+from fedalloy.flower import prefork
+from fedalloy.flower.config import as_arguments
+from fedalloy.flower.layout import ServerPlace
+from fedalloy.flower.programs import Program, environment, wait_until
+
+CONNECTION = "fedalloy"
+"""The name under which ``flwr`` knows the server."""
+ASK = 0.5
+"""Seconds between two questions to a server."""
+
+
+class FlwrFailed(FedalloyError):
+    """A ``flwr`` command failed; says which and what it wrote."""
+
+
+@dataclass
+class FlwrCli:
+    """``flwr`` for one server. Closed by ``close`` or when this process ends."""
+
+    place: ServerPlace
+    extra: dict[str, str] = field(default_factory=dict)
+    launcher: prefork.Launcher = field(default_factory=prefork.launcher)
+    _process: prefork.FlwrProcess | None = None
+
+    def ask(self, *arguments: str) -> dict[str, Any]:
+        """Run ``flwr ARGUMENTS`` with ``--format json``; its answer."""
+        code, said = self._run([*arguments, "--format", "json"])
+        found = _last_object(said)
+        if code or not found.get("success"):
+            raise self._failure(arguments, found, said)
+        return found
+
+    def text(self, *arguments: str) -> str:
+        """What ``flwr ARGUMENTS`` writes."""
+        code, said = self._run(list(arguments))
+        if code:
+            raise self._failure(arguments, {}, said)
+        return said
+
+    def nodes(self) -> dict[str, dict[str, Any]]:
+        """Every node that is let in by its id: its ``status`` (registered, online, offline) and since when
+        (``online-at``)."""
+        found = self.ask("supernode", "list", CONNECTION)["nodes"]
+        return {one["node-id"]: one for one in found if one["status"] != "unregistered"}
+
+    def runs(self) -> list[dict[str, Any]]:
+        """All runs of the server, newest first."""
+        return list(self.ask("list", CONNECTION)["runs"])
+
+    def start_run(self, app: Path, config: Mapping[str, str | int] | None = None) -> SubmittedRun:
+        """Start a run of a Flower app."""
+        settings = ("--run-config", as_arguments(config)) if config else ()
+        return SubmittedRun(self, str(self.ask("run", str(app), CONNECTION, *settings)["run-id"]))
+
+    def close(self) -> None:
+        """End what is running; the next command starts it again."""
+        if self._process is not None:
+            self._process.close()
+            self._process = None
+
+    def _run(self, arguments: list[str]) -> tuple[int, str]:
+        if self._process is None:
+            write_connection(self.place)
+            self._process = self.launcher.flwr(environment(self.launcher, self.place.home, self.extra))
+        try:
+            return self._process.run(arguments)
+        except OSError as error:
+            raise FlwrFailed(f"'flwr {' '.join(arguments)}' ended without an answer") from error
+
+    def _failure(self, arguments: tuple[str, ...], found: dict[str, Any], said: str) -> FlwrFailed:
+        self.close()
+        reason = str(found.get("error-message") or found.get("error") or said.strip()[-500:] or "it said nothing")
+        return FlwrFailed(f"'flwr {' '.join(arguments)}' failed: {reason}")
+
+
+@dataclass(frozen=True)
+class SubmittedRun:
+    """One run of an app on a server."""
+
+    cli: FlwrCli
+    id: str
+
+    def status(self) -> str:
+        """pending, starting, running, finished:completed, finished:failed or finished:stopped."""
+        return str(self.cli.ask("list", CONNECTION, "--run-id", self.id)["runs"][0]["status"])
+
+    def wait(
+        self, limit: float, programs: tuple[Program, ...] = (), meanwhile: Callable[[], None] = lambda: None
+    ) -> str:
+        """Return how it ended; ``meanwhile`` is called now and then."""
+        ended = ""
+
+        def over() -> bool:
+            nonlocal ended
+            ended = self.status()
+            meanwhile()
+            return ended.startswith("finished")
+
+        wait_until(over, f"the end of run {self.id}", limit, programs, ASK)
+        return ended
+
+    def stop(self) -> None:
+        """End it; what it has in its folder stays."""
+        try:
+            self.cli.ask("stop", self.id, CONNECTION)
+        except FlwrFailed:
+            if not self.status().startswith("finished"):
+                raise
+
+    def log(self) -> str:
+        """What its ServerApp wrote so far."""
+        how = "--stream" if self.status().startswith("finished") else "--show"
+        return self.cli.text("log", self.id, CONNECTION, how)
+
+
+def write_connection(place: ServerPlace) -> None:
+    """Tell ``flwr`` where the server is; written anew each time, since a port may have changed."""
+    lines = ["[superlink]", f'default = "{CONNECTION}"', f"[superlink.{CONNECTION}]"]
+    lines += [f'address = "{place.local_address}"']
+    lines += [f'root-certificates = "{place.files.ca_certificate}"'] if place.secure else ["insecure = true"]
+    place.home.mkdir(parents=True, exist_ok=True)
+    (place.home / "config.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _last_object(text: str) -> dict[str, Any]:
+    """The JSON object at the end of what a command wrote."""
+    for position in (index for index, letter in enumerate(text) if letter == "{"):
+        with contextlib.suppress(ValueError):
+            found = json.loads(text[position:])
+            return found if isinstance(found, dict) else {}
+    return {}

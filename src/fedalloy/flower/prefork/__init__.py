@@ -1,0 +1,108 @@
+"""How the processes of a federation are started: loaded once and forked, or as Flower does it.
+
+:func:`launcher` decides, and is all that others call. Flower starts a process for every message and every run, and
+loading Flower, torch and the data in it takes longer than most orders do. Hence:
+
+* a program of Flower's that starts processes keeps one in which everything is loaded, of which they are forks
+  (:mod:`~fedalloy.flower.prefork.forkserver`), and looks for work more often after it had some
+  (:mod:`~fedalloy.flower.prefork.polling`);
+* a node has one process that carries out its orders and keeps torch and its data
+  (:mod:`~fedalloy.flower.prefork.worker`);
+* the ``flwr`` command line is one process that answers many commands
+  (:mod:`~fedalloy.flower.prefork.flwr_process`).
+
+Nothing depends on it. Where Flower is not as :data:`fedalloy.flower.compatibility.PREFORK` says, or the variable
+``FEDALLOY_PREFORK`` is ``off``, there is one new process for each of these things
+(:mod:`~fedalloy.flower.prefork.fallback`): the same results, later. What a node runs is checked in either case
+(:mod:`fedalloy.flower.guard`).
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from fedalloy.core.errors import SpecError
+
+if TYPE_CHECKING:
+    from flwr.app import RecordDict
+
+SWITCH, ON, OFF = "FEDALLOY_PREFORK", "on", "off"
+"""``off`` is for operators; a launcher says in it to what it starts which way was chosen."""
+log = logging.getLogger("fedalloy.flower")
+
+
+class NotCarriedOut(Exception):
+    """An order could not be carried out because of its process; says why."""
+
+
+class FlwrProcess(Protocol):
+    """The ``flwr`` command line."""
+
+    def run(self, arguments: list[str]) -> tuple[int, str]:
+        """The exit code of ``flwr ARGUMENTS`` and what it wrote; ``OSError`` when it ended without an answer."""
+        ...
+
+    def close(self) -> None:
+        """End what is still running."""
+        ...
+
+
+class Launcher(Protocol):
+    """A way of starting processes."""
+
+    def command(self, program: str) -> list[str]:
+        """The command line of one of Flower's programs, ready for its arguments."""
+        ...
+
+    def environment(self, home: Path) -> dict[str, str]:
+        """What the environment of a program must say; ``home`` is for files of its own."""
+        ...
+
+    def flwr(self, environment: Mapping[str, str]) -> FlwrProcess:
+        """The ``flwr`` command line in an environment."""
+        ...
+
+    def respond(self, store: Path, node_config: Mapping[str, Any], content: RecordDict) -> RecordDict:
+        """A node's answer to an order, made where ``store`` is the working directory; may raise
+        :class:`NotCarriedOut`."""
+        ...
+
+
+def launcher() -> Launcher:
+    """The way in which processes are started here."""
+    from fedalloy.flower.prefork.fallback import Fallback
+    from fedalloy.flower.prefork.forkserver import Prefork
+
+    chosen = os.environ.get(SWITCH)
+    return Fallback() if chosen == OFF or (chosen != ON and _looks_different()) else Prefork()
+
+
+@functools.cache
+def _looks_different() -> bool:
+    """Whether Flower is not built as we think; says so once."""
+    from fedalloy.flower.compatibility import differences
+
+    found = differences()
+    if found:
+        log.warning("processes are started in Flower's own, slower way: %s", "; ".join(found))
+    return bool(found)
+
+
+def command_line(program: str) -> list[str]:
+    """The command line of one of Flower's programs, ready for its arguments; the environment decides between ways."""
+    if not entry_points(group="console_scripts", name=program):
+        raise SpecError(f"'{program}' is not installed here; run: pip install 'fedalloy[flower]'")
+    return [sys.executable, "-P", "-m", "fedalloy.flower.prefork", program]
+
+
+def search_path(*folders: Path) -> str:
+    """``PATH`` with folders, and the scripts beside this interpreter, before all others."""
+    first = (*map(str, folders), str(Path(sys.executable).parent))
+    return os.pathsep.join((*first, os.environ.get("PATH", os.defpath)))

@@ -1,0 +1,190 @@
+"""A node's worker: a process that carries out its orders, so that torch and the data are loaded once for many of them.
+
+The process that Flower starts for a message only passes it on, through a socket in the node's store which nobody but
+the node's user can open: a JSON line, then the arrays as they are, no pickle. The worker is started by the first
+message and ends when there has been none for :data:`IDLE` seconds; what it keeps in memory is no more than what can be
+made again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import fedalloy
+from fedalloy.flower.prefork import NotCarriedOut
+
+if TYPE_CHECKING:
+    from flwr.app import RecordDict
+
+SOCKET, LOCK, LOG = "worker.sock", "worker.lock", "node.log"
+LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
+IDLE = 300.0
+STARTUP = 300.0
+"""Seconds that a worker has for getting ready: a busy machine needs many times what an idle one does."""
+_POLL = 0.05
+_HEAD_BYTES = 8
+_AT_ONCE = 1 << 24
+
+
+def ask(store: Path, node_config: Mapping[str, Any], content: RecordDict) -> RecordDict:
+    """Let the worker of a store answer; one is started if there is none. An order may be carried out again, so one
+    whose worker went away is given to the next, once."""
+    for last in (False, True):
+        try:
+            told, answer = _exchange(store, node_config, content)
+        except ConnectionError as error:
+            if last:
+                raise NotCarriedOut(f"the node's worker ended at work; {store / LOG} may say why") from error
+        else:
+            if told["status"] == "answered":
+                return answer
+    raise NotCarriedOut("the node's worker is of another version and does not go away")
+
+
+def _exchange(store: Path, node_config: Mapping[str, Any], content: RecordDict) -> tuple[dict[str, Any], RecordDict]:
+    with _connected(store) as link:
+        send_frame(link, {"fedalloy": fedalloy.__version__, "config": dict(node_config)}, content)
+        return receive_frame(link)
+
+
+@contextlib.contextmanager
+def _connected(store: Path) -> Iterator[socket.socket]:
+    """A connection to the worker; whoever comes first starts it, and the others wait for that."""
+    store.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with socket.socket(socket.AF_UNIX) as link:
+        with (store / LOCK).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not _connect(link, store):
+                _start(link, store)
+        yield link
+
+
+def _connect(link: socket.socket, store: Path) -> bool:
+    # The name of a socket may have a hundred letters: it is named from inside its folder.
+    with contextlib.chdir(store):
+        try:
+            link.connect(SOCKET)
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+    return True
+
+
+def _start(link: socket.socket, store: Path) -> None:
+    with (store / LOG).open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "fedalloy.flower.prefork.worker", str(store.resolve())],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
+    end = time.monotonic() + STARTUP
+    while not _connect(link, store):
+        if process.poll() is not None or time.monotonic() > end:
+            raise NotCarriedOut(f"the node's worker did not start; {store / LOG} says why")
+        time.sleep(_POLL)
+    # It outlives this process, which is not to be complained about.
+    process.returncode = 0
+
+
+def serve(store: Path, idle: float = IDLE) -> None:
+    """Answer one order after another until there are none; the data are read again when they have changed only."""
+    from fedalloy.flower.answering import respond
+    from fedalloy.flower.data import local_task, remembering
+
+    answer = functools.partial(respond, make_task=remembering(local_task))
+    os.chdir(store)
+    Path(SOCKET).unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX) as listening:
+        os.umask(0o077)
+        listening.bind(SOCKET)
+        listening.listen()
+        listening.settimeout(idle)
+        while True:
+            try:
+                link, _ = listening.accept()
+            except TimeoutError:
+                break
+            with link:
+                link.settimeout(None)
+                if not _answer(link, answer):
+                    break
+    Path(SOCKET).unlink(missing_ok=True)
+
+
+def _answer(link: socket.socket, respond: Callable[[RecordDict, Mapping[str, Any]], RecordDict]) -> bool:
+    """One order; false when it comes from another version, which should start a worker of its own."""
+    from flwr.app import RecordDict
+
+    with contextlib.suppress(ConnectionError, BrokenPipeError):
+        said, content = receive_frame(link)
+        if said["fedalloy"] != fedalloy.__version__:
+            Path(SOCKET).unlink(missing_ok=True)
+            send_frame(link, {"status": "leaving"}, RecordDict())
+            return False
+        send_frame(link, {"status": "answered"}, respond(content, said["config"]))
+    return True
+
+
+def send_frame(link: socket.socket, said: dict[str, Any], content: RecordDict) -> None:
+    """Write plain values and records."""
+    arrays = [(part, name, array) for part, record in content.array_records.items() for name, array in record.items()]
+    values = [(part, key, value) for part, record in content.config_records.items() for key, value in record.items()]
+    strings = [(part, key, value) for part, key, value in values if isinstance(value, bytes)]
+    head = {
+        "said": said,
+        "records": list(content.config_records),
+        "config": [entry for entry in values if not isinstance(entry[2], bytes)],
+        "bytes": [(part, key, len(value)) for part, key, value in strings],
+        "arrays": [(p, name, a.dtype, list(a.shape), a.stype, len(a.data)) for p, name, a in arrays],
+    }
+    text = json.dumps(head).encode()
+    link.sendall(len(text).to_bytes(_HEAD_BYTES, "big") + text)
+    for data in (*(value for _, _, value in strings), *(array.data for _, _, array in arrays)):
+        if data:  # else the other side may have answered and gone by now
+            link.sendall(data)
+
+
+def receive_frame(link: socket.socket) -> tuple[dict[str, Any], RecordDict]:
+    """Read what :func:`send_frame` wrote; ``ConnectionError`` when the other side has gone."""
+    from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+    head = json.loads(_read(link, int.from_bytes(_read(link, _HEAD_BYTES), "big")))
+    values: dict[str, dict[str, Any]] = {part: {} for part in head["records"]}
+    for part, key, value in head["config"]:
+        values[part][key] = value
+    for part, key, size in head["bytes"]:
+        values[part][key] = _read(link, size)
+    content = RecordDict({part: ConfigRecord(record) for part, record in values.items()})
+    records: dict[str, dict[str, Array]] = {}
+    for part, name, dtype, shape, stype, size in head["arrays"]:
+        array = Array(dtype=dtype, shape=tuple(shape), stype=stype, data=_read(link, size))
+        records.setdefault(part, {})[name] = array
+    for part, record in records.items():
+        content[part] = ArrayRecord(record)
+    return head["said"], content
+
+
+def _read(link: socket.socket, size: int) -> bytes:
+    """So many bytes; memory is asked for as they come, not as they are announced."""
+    found = bytearray()
+    while len(found) < size:
+        came = link.recv(min(size - len(found), _AT_ONCE))
+        if not came:
+            raise ConnectionError("the other process has gone")
+        found += came
+    return bytes(found)
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    serve(Path(sys.argv[1]))
