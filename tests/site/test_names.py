@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.site.pages import ROOT
+from tests.test_house import ORDER
 
 SOURCE = ROOT / "src" / "fedalloy"
 PAGES = ("design.md", "how-to/extend.md")
@@ -97,6 +98,12 @@ def test_every_name_is_there(page):
 def test_the_map_has_every_package():
     named = set(spans((ROOT / "docs" / "design.md").read_text()))
     assert [package for package in packages() if package not in named] == []
+
+
+def test_the_order_of_packages_is_the_one_that_is_tested():
+    text = (ROOT / "docs" / "design.md").read_text().partition("From low to high:")[2]
+    lines = text.partition("```text\n")[2].partition("```")[0].splitlines()
+    assert [tuple(line.split()) for line in lines] == list(ORDER)
 
 
 @pytest.mark.parametrize(
