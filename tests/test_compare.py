@@ -15,7 +15,7 @@ import pytest
 from fedalloy.core.errors import CheckpointError, SpecError
 from fedalloy.experiment.recipe import parse
 from fedalloy.experiment.records.folder import RunFolder
-from fedalloy.experiment.records.naming import name_of
+from fedalloy.experiment.records.reading import name_of
 from fedalloy.results.outcome import RunOutcome, read_outcome
 from fedalloy.results.statistics import Spread
 from fedalloy.results.table import summarise

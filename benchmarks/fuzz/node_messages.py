@@ -29,8 +29,8 @@ def _stage(method: str) -> dict[str, Any]:
     from fedalloy import algorithms
     from fedalloy.core.keys import Key
     from fedalloy.experiment.config import RunConfig
-    from fedalloy.experiment.driver import begin
     from fedalloy.experiment.round import Federation
+    from fedalloy.experiment.starting import begin
     from fedalloy.flower.engine import Flower
     from fedalloy.testing import small_task
 

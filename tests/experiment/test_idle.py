@@ -16,12 +16,12 @@ from fedalloy.core.keys import Key
 from fedalloy.core.types import Cohort, Context
 from fedalloy.engines.loop import Loop
 from fedalloy.experiment.config import RunConfig
-from fedalloy.experiment.driver import begin
 from fedalloy.experiment.fit import fit
 from fedalloy.experiment.health import BARREN_LIMIT
 from fedalloy.experiment.records.store import MemoryStore
 from fedalloy.experiment.round import Federation, Stopwatch, play
 from fedalloy.experiment.sampling import Listed
+from fedalloy.experiment.starting import begin
 from fedalloy.methods.servers.sgd import ServerSgd
 from fedalloy.methods.solvers.scaffold import Scaffold
 from fedalloy.methods.solvers.sgd import Sgd

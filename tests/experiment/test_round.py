@@ -14,10 +14,10 @@ from fedalloy.core.keys import Key
 from fedalloy.core.types import Context
 from fedalloy.engines.loop import Loop
 from fedalloy.experiment.config import RunConfig
-from fedalloy.experiment.driver import begin
 from fedalloy.experiment.records.store import MemoryStore
 from fedalloy.experiment.round import Federation, Stopwatch, play
 from fedalloy.experiment.sampling import Listed
+from fedalloy.experiment.starting import begin
 from fedalloy.methods.servers.sgd import ServerSgd
 from fedalloy.methods.solvers.sgd import Sgd
 from fedalloy.methods.weightings.samples import Samples

@@ -15,11 +15,11 @@ from fedalloy.core.keys import Key
 from fedalloy.core.traffic import sent_to
 from fedalloy.engines.loop import Loop
 from fedalloy.experiment.config import RunConfig
-from fedalloy.experiment.driver import begin
 from fedalloy.experiment.fit import fit
 from fedalloy.experiment.records.store import MemoryStore
 from fedalloy.experiment.round import Federation, Stopwatch, play
 from fedalloy.experiment.sampling import Listed
+from fedalloy.experiment.starting import begin
 from fedalloy.tasks.devices import DeviceProfile
 from fedalloy.testing import small_task
 from fedalloy.testing.comparing import differences

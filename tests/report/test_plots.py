@@ -61,10 +61,10 @@ def axes():
 
 
 def test_curves_are_the_means_of_the_evaluations(mixed, plain):
-    from fedalloy.report.plots import curves
+    from fedalloy.report.plots import recorded
 
     sheet = axes()
-    curves.draw(sheet, [mixed, plain], Options(metric="loss"))
+    recorded.draw_curves(sheet, [mixed, plain], Options(metric="loss"))
     drawn = {text.get_text() for text in sheet.get_legend().get_texts()}
     assert drawn == {"superfed_mm", "fedavg"}
     expected = [row["evaluation"]["loss"]["mean"] for row in read_run(plain).rounds()]
@@ -72,14 +72,14 @@ def test_curves_are_the_means_of_the_evaluations(mixed, plain):
 
 
 def test_seeds_are_one_line_with_a_band(tmp_path):
-    from fedalloy.report.plots import curves
+    from fedalloy.report.plots import recorded
 
     runs = [make(tmp_path / str(seed), "fedavg", seed=seed) for seed in (0, 1)]
     means = [[row["evaluation"]["loss"]["mean"] for row in read_run(run).rounds()] for run in runs]
     # A run that was interrupted counts in the rounds that it has; the line goes on without it, as in the report.
     (runs[1] / "rounds.jsonl").write_text("".join((runs[1] / "rounds.jsonl").read_text().splitlines(True)[:2]))
     sheet = axes()
-    curves.draw(sheet, runs, Options(metric="loss"))
+    recorded.draw_curves(sheet, runs, Options(metric="loss"))
     assert [text.get_text() for text in sheet.get_legend().get_texts()] == ["fedavg"]
     assert sheet.get_xlabel() == "round (bands: all seeds)"
     assert sheet.get_lines()[0].get_ydata() == pytest.approx([*np.mean(means, 0)[:2], means[0][2]])
@@ -176,48 +176,48 @@ def last_scores(run):
 
 
 def test_clients_and_fairness_show_every_client_at_the_end(mixed, plain):
-    from fedalloy.report.plots import clients, fairness
+    from fedalloy.report.plots import recorded
 
     sheet = axes()
-    clients.draw(sheet, [plain, mixed], Options())
+    recorded.draw_clients(sheet, [plain, mixed], Options())
     assert [label.get_text() for label in sheet.get_yticklabels()] == ["fedavg", "superfed_mm"]
     drawn = [sorted(dots.get_offsets()[:, 0]) for dots in sheet.collections]
     assert drawn[0] == pytest.approx(last_scores(plain))
     assert drawn[1] == pytest.approx(last_scores(mixed))
     sheet = axes()
-    fairness.draw(sheet, [plain, mixed], Options())
+    recorded.draw_fairness(sheet, [plain, mixed], Options())
     shown = {line.get_label(): line for line in sheet.get_lines()}
     assert list(shown["fedavg"].get_xdata())[1:] == pytest.approx(last_scores(plain))
     assert list(shown["fedavg"].get_ydata()) == pytest.approx([place / 6 for place in range(7)])
-    for drawer in (clients, fairness):
+    for drawer in (recorded.draw_clients, recorded.draw_fairness):
         with pytest.raises(SpecError, match="evaluate it first"):
-            drawer.draw(axes(), [plain], Options(metric="auroc"))
+            drawer(axes(), [plain], Options(metric="auroc"))
 
 
 def test_weights_and_participation_show_the_rounds(plain):
-    from fedalloy.report.plots import contributions, participation
+    from fedalloy.report.plots import recorded
 
     rows = list(read_run(plain).rounds())
     sheet = axes()
-    contributions.draw(sheet, [plain], Options())
+    recorded.draw_contributions(sheet, [plain], Options())
     cells = np.asarray(sheet.get_images()[0].get_array())
     assert cells == pytest.approx(np.array([row["weights"] for row in rows]).T)
     sheet = axes()
-    participation.draw(sheet, [plain], Options())
+    recorded.draw_participation(sheet, [plain], Options())
     assert list(sheet.get_lines()[0].get_ydata()) == [len(rows)] * 6
 
 
 def test_one_algorithm_has_one_colour_in_every_picture(mixed, plain):
     from fedalloy.report.palette import assign
-    from fedalloy.report.plots import curves, fairness, participation
+    from fedalloy.report.plots import recorded
 
     styles = assign(["fedavg", "superfed_mm"])
     sheet = axes()
-    participation.draw(sheet, [mixed, plain], Options())
+    recorded.draw_participation(sheet, [mixed, plain], Options())
     assert [line.get_label() for line in sheet.get_lines()] == ["fedavg, superfed_mm"], "lines that are alike are one"
-    for drawer in (curves, fairness):
+    for drawer in (recorded.draw_curves, recorded.draw_fairness):
         sheet = axes()
-        drawer.draw(sheet, [mixed, plain], Options())
+        drawer(sheet, [mixed, plain], Options())
         shown = {line.get_label(): line.get_color() for line in sheet.get_lines()}
         assert {name: shown[name] for name in styles} == {name: style.light for name, style in styles.items()}
 

@@ -26,7 +26,7 @@ from fedalloy.report.live import answers
 from fedalloy.report.live.runs import RunStore
 from fedalloy.report.live.watch import Watch
 from fedalloy.report.page import page
-from fedalloy.report.plots import curves
+from fedalloy.report.plots import recorded
 from fedalloy.report.plots.canvas import Options
 from fedalloy.results.lines import STATISTICS
 from fedalloy.results.outcome import read_outcome
@@ -219,7 +219,7 @@ def test_curves_of_the_report_and_of_a_picture_end_at_the_numbers_of_the_table(c
     stories, rows = gather([compared]), summarise(read_outcomes([compared]))
     chart, sheet = data.curves(stories), Figure().add_subplot()
     assert chart is not None
-    curves.draw(sheet, [compared], Options())
+    recorded.draw_curves(sheet, [compared], Options())
     drawn = {str(line.get_label()): np.array(line.get_data()) for line in sheet.get_lines()}
     for row, series in zip(rows, chart["series"], strict=True):
         assert row.mean is not None
@@ -286,7 +286,7 @@ def test_no_line_goes_through_the_better_seeds_alone(tmp_path):
     assert (found["mean"]["y"][-1], found["mean"]["high"][-1]) == (None, None)
     assert found["mean"]["y"][-2] is not None
     assert found["best_served"]["y"][-1] is not None, "who was served best is known"
-    curves.draw(sheet, [place], Options())
+    recorded.draw_curves(sheet, [place], Options())
     assert np.isnan(np.array(sheet.get_lines()[0].get_ydata())[-1])
     assert set(found) <= set(STATISTICS)
 

@@ -144,8 +144,7 @@ def _conclude(experiment: PaperExperiment, results: Results, page: Path, as_json
 
 
 def _list(as_json: bool) -> None:
-    from fedalloy.studies.reproduce.declaring import load_experiment
-    from fedalloy.studies.reproduce.places import experiment_names
+    from fedalloy.studies.reproduce.declaring import experiment_names, load_experiment
 
     found = {name: load_experiment(name) for name in experiment_names()}
     if as_json:

@@ -106,7 +106,7 @@ def seconds(folder: Path) -> dict[str, float]:
 
 
 def _introduce(experiment: Experiment, folder: Path, compared: list[Any], seeds: int) -> None:
-    from fedalloy.experiment.records.naming import name_of
+    from fedalloy.experiment.records.reading import name_of
 
     config = experiment.config
     typer.echo(f"{name_of(experiment.resolved)}, seed {config.seed}, {config.rounds} rounds -> {folder}")

@@ -98,8 +98,7 @@ def grid(
     from fedalloy.core.errors import SpecError
     from fedalloy.experiment.recipe import reopen
     from fedalloy.experiment.records import snapshots
-    from fedalloy.studies.synthetic.growth import growth_grid, kept_rounds
-    from fedalloy.studies.synthetic.pictures import class_grid, is_picture, write_png
+    from fedalloy.studies.synthetic.pictures import class_grid, growth_grid, is_picture, kept_rounds, write_png
     from fedalloy.studies.synthetic.quality import samples_of
 
     trained, kept = reopen(run), kept_rounds(run, rounds)

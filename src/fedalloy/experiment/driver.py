@@ -8,25 +8,19 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from fedalloy.core.algorithm import Algorithm, ServerState
-from fedalloy.core.cross import check_validation
-from fedalloy.core.engine import check_answers
 from fedalloy.core.errors import CheckpointError, Diverged, is_passing
-from fedalloy.core.keys import Key
 from fedalloy.core.protocols import ClientStore, Task
-from fedalloy.core.roles import check_roles
 from fedalloy.core.types import State, Tree
 from fedalloy.experiment.config import RunConfig
 from fedalloy.experiment.evaluate import Evaluation
-from fedalloy.experiment.health import check_able, check_health
+from fedalloy.experiment.health import check_health
 from fedalloy.experiment.identity import identify, without_defaults
 from fedalloy.experiment.interrupt import Caught, StopFlag, stop_when_asked
 from fedalloy.experiment.lengthening import LAST, check_last, due, kept, reopen_last, tidy_snapshots
-from fedalloy.experiment.looking import at_work, looked_at, told
-from fedalloy.experiment.machinery import Threads, closing, make_engine, profiled
-from fedalloy.experiment.memory import peak_memory
+from fedalloy.experiment.machinery import Threads, closing, peak_memory, profiled
 from fedalloy.experiment.observing import Seen, keep_snapshot, observe
 from fedalloy.experiment.opening import Agreement, ClaimedRun, Consent, agree, open_folder
 from fedalloy.experiment.placement import on_device
@@ -35,7 +29,7 @@ from fedalloy.experiment.records.folder import RunFolder, RunState
 from fedalloy.experiment.records.store import open_store
 from fedalloy.experiment.round import Federation, Played, Stopwatch, known_sizes, play
 from fedalloy.experiment.sizes import KnownSizes
-from fedalloy.experiment.starting import given_leaves
+from fedalloy.experiment.starting import assemble, begin
 from fedalloy.experiment.tracking import Tracker, TrackingRecorder, make_trackers
 from fedalloy.experiment.trained import Trained
 
@@ -141,33 +135,6 @@ def run(
         with stop_when_asked(place, caught) as flag, closing(fed.engine), profiled(config) as profile:
             session.profile = profile
             return _play_on(session, flag), recorder
-
-
-def assemble(algorithm: Algorithm, task: Task, config: RunConfig) -> Federation:
-    """What a run works with; whatever does not fit together is refused before its first round."""
-    config.devices.check(task.population)
-    config.sampling.check(task.population)
-    algorithm.check_cohort(config.sampling.size(task.population), task.population)
-    algorithm.check_able(config.sampling.smallest(task.population), task.population)
-    engine = make_engine(config)
-    task = looked_at(task, engine)
-    algorithm = algorithm.fitted(task, Key.of(config.seed))
-    check_roles(algorithm, task)
-    check_answers(engine, algorithm)
-    there = at_work(task, engine, config.device)
-    fed = Federation(algorithm, there, engine, config, Key.of(config.seed), told(task, algorithm))
-    if engine.data_at_hand:  # otherwise clients say themselves what they lack
-        check_validation(algorithm, task)
-        algorithm.check_task(task)
-        check_able(algorithm, task, config)
-    return fed
-
-
-def begin(fed: Federation, initial: Tree | None = None) -> ServerState:
-    """The server's state before round 1; the same seed gives every algorithm the same initial model."""
-    params, buffers = given_leaves(*fed.task.objective.init(fed.root.fold("model")), initial)
-    state = fed.algorithm.init(params, fed.task.population, buffers)
-    return cast(ServerState, on_device(state, fed.config.device))
 
 
 def _claim(

@@ -1,15 +1,18 @@
-"""Where things lie during a run: the data and the server's state on the device of the models."""
+"""The data of a run, looked at before its first round; data and the server's state on the device of the models."""
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedalloy.core import inputs
-from fedalloy.core.protocols import Task
+from fedalloy.core.algorithm import Algorithm
+from fedalloy.core.protocols import Engine, Task
 from fedalloy.tasks.computing import check_device
+from fedalloy.tasks.examining import examined, notices
 
 
 def placed(task: Task, device: str) -> Task:
@@ -32,3 +35,25 @@ def on_device(state: Any, device: str) -> Any:
     if isinstance(state, dict):
         return {name: value if name == "weighting" else on_device(value, device) for name, value in state.items()}
     return state.to(device) if isinstance(state, Tensor) else state
+
+
+log = logging.getLogger("fedalloy")
+
+
+def looked_at(task: Task, engine: Engine) -> Task:
+    """The task with data that can be learned from; nodes look at their own."""
+    return examined(task) if engine.data_at_hand else task
+
+
+def at_work(task: Task, engine: Engine, device: str) -> Task:
+    """The task where the models are."""
+    there = placed(task, device)
+    return there if there is task else looked_at(there, engine)
+
+
+def told(task: Task, algorithm: Algorithm) -> tuple[str, ...]:
+    """Say through the logger ``fedalloy`` what is unusual about the data; the record keeps it too."""
+    found = notices(task, algorithm.solver)
+    for notice in found:
+        log.warning(notice)
+    return found

@@ -1,15 +1,53 @@
-"""The model before round 1: as it is drawn, with the leaves that somebody gives it."""
+"""A run before its first round: whether everything fits together, and the model that it begins with."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from fedalloy.core.algorithm import Algorithm, ServerState
+from fedalloy.core.cross import check_validation
+from fedalloy.core.engine import check_answers
 from fedalloy.core.errors import SpecError, nearest
+from fedalloy.core.keys import Key
+from fedalloy.core.protocols import Task
+from fedalloy.core.roles import check_roles
 from fedalloy.core.types import Tree
+from fedalloy.experiment.config import RunConfig
+from fedalloy.experiment.health import check_able
+from fedalloy.experiment.machinery import make_engine
+from fedalloy.experiment.placement import at_work, looked_at, on_device, told
+from fedalloy.experiment.round import Federation
+
+
+def assemble(algorithm: Algorithm, task: Task, config: RunConfig) -> Federation:
+    """What a run works with; whatever does not fit together is refused before its first round."""
+    config.devices.check(task.population)
+    config.sampling.check(task.population)
+    algorithm.check_cohort(config.sampling.size(task.population), task.population)
+    algorithm.check_able(config.sampling.smallest(task.population), task.population)
+    engine = make_engine(config)
+    task = looked_at(task, engine)
+    algorithm = algorithm.fitted(task, Key.of(config.seed))
+    check_roles(algorithm, task)
+    check_answers(engine, algorithm)
+    there = at_work(task, engine, config.device)
+    fed = Federation(algorithm, there, engine, config, Key.of(config.seed), told(task, algorithm))
+    if engine.data_at_hand:  # otherwise clients say themselves what they lack
+        check_validation(algorithm, task)
+        algorithm.check_task(task)
+        check_able(algorithm, task, config)
+    return fed
+
+
+def begin(fed: Federation, initial: Tree | None = None) -> ServerState:
+    """The server's state before round 1; the same seed gives every algorithm the same initial model."""
+    params, buffers = given_leaves(*fed.task.objective.init(fed.root.fold("model")), initial)
+    state = fed.algorithm.init(params, fed.task.population, buffers)
+    return cast(ServerState, on_device(state, fed.config.device))
 
 
 def given_leaves(params: Tree, buffers: Tree, initial: Any) -> tuple[Tree, Tree]:

@@ -18,7 +18,7 @@ from fedalloy.core.types import State
 from fedalloy.experiment.recorder import Recorder
 from fedalloy.experiment.records import atomic
 from fedalloy.experiment.records.folder import RunState, StreamName
-from fedalloy.experiment.records.naming import name_of
+from fedalloy.experiment.records.reading import name_of
 from fedalloy.experiment.records.scalars import scalars, seconds_of
 
 _REMEMBERED = "track.json"

@@ -1,4 +1,4 @@
-"""Lines over rounds: what the seeds of an algorithm reached in each.
+"""Lines over rounds: what the seeds of an algorithm reached in each, and where a row says so.
 
 A line goes on as long as some seed does, so that its end is what the table of finished runs says.
 """
@@ -42,3 +42,12 @@ def statistic_of(row: Mapping[str, Any], metric: str, statistic: str, higher: bo
         return number(row.get("global", {}).get(metric))
     column, name = ("evaluation_global", "mean") if statistic == "shared" else ("evaluation", statistic)
     return scores(row.get(column, {}).get(metric) or {}, higher).get(name, math.nan)
+
+
+def responses_of(info: Mapping[str, Item]) -> Item | None:
+    """The responses of the whole population: those of a rule that sees a cohort alone are an estimate.
+
+    >>> responses_of({"responses": [0.1], "estimate": [0.1, 0.3]}), responses_of({"responses": [0.2, 0.4]})
+    ([0.1, 0.3], [0.2, 0.4])
+    """
+    return info.get("estimate", info.get("responses"))

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedalloy.experiment.records.naming import name_of, seed_of
-from fedalloy.experiment.records.reading import RunRecord, read_run
+from fedalloy.experiment.records.reading import RunRecord, name_of, read_run, seed_of
 from fedalloy.results import served
 from fedalloy.results.statistics import number
 from fedalloy.tasks.metrics.direction import reaches

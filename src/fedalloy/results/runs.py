@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from fedalloy.core.errors import CheckpointError
-from fedalloy.experiment.records.naming import QUICK
-from fedalloy.experiment.records.reading import find_runs
+from fedalloy.experiment.records.reading import QUICK, find_runs
 from fedalloy.results.outcome import RunOutcome, read_outcome
 
 TUNING = "tuning"

@@ -10,8 +10,15 @@ import pytest
 from fedalloy.core.errors import SpecError
 from fedalloy.core.spec import from_spec
 from fedalloy.experiment.recipe import Recipe, entry_names, load, resolve
-from fedalloy.studies.reproduce.declaring import Claim, load_experiment, methods_of, recipe_of
-from fedalloy.studies.reproduce.places import claims_file, experiment_names, recipes_folder
+from fedalloy.studies.reproduce.declaring import (
+    Claim,
+    claims_file,
+    experiment_names,
+    load_experiment,
+    methods_of,
+    recipe_of,
+    recipes_folder,
+)
 from tests.tasks.real_data import use_real_data
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedalloy.results.statistics import Interval
-from fedalloy.results.verdict import combined
+from fedalloy.results.statistics import Interval, combined
 from fedalloy.studies.reproduce.declaring import Claim
 from fedalloy.studies.reproduce.judging import judge_one
 from fedalloy.studies.reproduce.results import Measured, Results

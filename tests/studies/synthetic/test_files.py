@@ -11,8 +11,7 @@ import torch
 from fedalloy.core.errors import CheckpointError, SpecError
 from fedalloy.experiment.records import snapshots
 from fedalloy.studies.synthetic.export import export
-from fedalloy.studies.synthetic.growth import evenly, growth_grid
-from fedalloy.studies.synthetic.pictures import class_grid, write_png
+from fedalloy.studies.synthetic.pictures import class_grid, evenly, growth_grid, write_png
 
 UNIT = (0.0, 1.0)
 

@@ -10,9 +10,10 @@ from fedalloy.core.aspects import Generative
 from fedalloy.core.keys import Key
 from fedalloy.engines.loop import Loop
 from fedalloy.experiment.config import RunConfig
-from fedalloy.experiment.driver import begin, run
+from fedalloy.experiment.driver import run
 from fedalloy.experiment.machinery import make_engine
 from fedalloy.experiment.round import Federation
+from fedalloy.experiment.starting import begin
 from fedalloy.methods.classifier import ClassifierTraining, train_classifier
 from fedalloy.studies.synthetic.features import FeatureClassifier
 from fedalloy.tasks.assembly import make_task

@@ -14,7 +14,7 @@ from fedalloy.experiment.recipe import load, resolve
 from fedalloy.experiment.weight_files import load_table, save_table
 from fedalloy.methods.weightings.weight_table import WeightTable
 from fedalloy.report.plots import kinds
-from fedalloy.report.plots.variance import gather
+from fedalloy.report.plots.learned import variances
 from fedalloy.studies.unfolding.recipes import jobs
 
 RECIPE = """
@@ -129,5 +129,5 @@ def test_pictures_of_tables(tmp_path):
         for runs in (both, both[:1]):
             kinds.draw(kind, runs, tmp_path / f"{kind}{len(runs)}.png")
             assert (tmp_path / f"{kind}{len(runs)}.png").stat().st_size > 5000
-    assert [rounds for rounds, _ in gather(both)] == [2, 4]
-    assert gather(both[:1])[0][1] == pytest.approx(0.01)
+    assert [rounds for rounds, _ in variances(both)] == [2, 4]
+    assert variances(both[:1])[0][1] == pytest.approx(0.01)

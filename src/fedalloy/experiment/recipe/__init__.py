@@ -4,8 +4,7 @@ from fedalloy.experiment.recipe.changes import assign, literal
 from fedalloy.experiment.recipe.reading import load, parse, read, without_imports
 from fedalloy.experiment.recipe.reopening import reopen
 from fedalloy.experiment.recipe.resolving import Experiment, entry_names, quick, resolve
-from fedalloy.experiment.recipe.schema import schema
-from fedalloy.experiment.recipe.tables import Recipe
+from fedalloy.experiment.recipe.tables import Recipe, schema
 
 __all__ = [
     "Experiment",

@@ -1,7 +1,7 @@
 """The tables of a recipe, as pydantic models: their fields, types, limits and one line of explanation each.
 
 Tables that name a rule (``kind`` plus the rule's own arguments) accept any further key here; the rule itself
-checks them when the recipe is resolved, with the same kind of message.
+checks them when the recipe is resolved, with the same kind of message. :func:`schema` is the whole for editors.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from fedalloy.core import registry
 from fedalloy.core.statistics import MAX_EXAMPLES
 
 Count = Annotated[int, Field(ge=1)]
@@ -307,3 +308,21 @@ class Recipe(Closed):
     """The algorithms of a comparison."""
     grid: dict[str, list[Any]] = {}
     """Values to tune for every entry: `"algorithm.lr" = [0.05, 0.1]`."""
+
+
+_NAMES = {
+    ("PartitionTable", "kind"): "partition",
+    ("AlgorithmTable", "name"): "algorithm",
+    ("EngineTable", "kind"): "engine",
+}
+
+
+def schema() -> dict[str, Any]:
+    """JSON schema (draft 2020-12) of a recipe."""
+    made = Recipe.model_json_schema()
+    made["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    for (table, field), room in _NAMES.items():
+        made["$defs"][table]["properties"][field]["examples"] = registry.names(room)
+    for room in ("solver", "weighting", "server"):
+        made["properties"][room]["examples"] = [{"kind": name} for name in registry.names(room)]
+    return made

@@ -1,4 +1,4 @@
-"""Read a finished or running run, a row at a time.
+"""Read a finished or running run, a row at a time; how it is called.
 
 ``rounds.jsonl`` has one object per round:
 
@@ -46,7 +46,7 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -219,3 +219,42 @@ def read_recipe(path: Path) -> dict[str, Any]:
         return shape.checked_recipe(tomllib.loads(path.read_text(encoding="utf-8")), path)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: no TOML ({error}); restore it, or run anew elsewhere") from None
+
+
+QUICK = " (quick)"
+"""What is added to the name of a run that was shortened."""
+
+
+def name_of(recipe: Mapping[str, Any]) -> str:
+    """How a run is called: its own name, its method's, or its parts'.
+
+    >>> name_of({"algorithm": {"name": "fedavg"}}), name_of({"weighting": {"kind": "uniform"}})
+    ('fedavg', 'fedavg, uniform')
+
+    A run that was shortened says so, so that nobody takes it for a result.
+
+    >>> name_of({"name": "mine", "run": {"quick": True}})
+    'mine (quick)'
+    """
+    return _own_name(recipe) + (QUICK if recipe.get("run", {}).get("quick") else "")
+
+
+def seed_of(recipe: Mapping[str, Any]) -> int:
+    """The seed of a one-run recipe; runs started from Python store it as a single number."""
+    settings = recipe.get("run", {})
+    seeds = settings.get("seeds", [settings.get("seed", 0)])
+    return int(seeds[0])
+
+
+def _own_name(recipe: Mapping[str, Any]) -> str:
+    if recipe.get("name"):
+        return str(recipe["name"])
+    table = recipe.get("algorithm", {})
+    inside = {**table, **recipe}
+    parts = [str(inside[part]["kind"]) for part in ("solver", "weighting", "server") if _is_rule(inside.get(part))]
+    named = table.get("name") or ("fedavg" if len(parts) < 3 else "")
+    return ", ".join([str(named)] * bool(named) + parts)
+
+
+def _is_rule(value: Any) -> bool:
+    return isinstance(value, Mapping) and "kind" in value

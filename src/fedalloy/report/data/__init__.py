@@ -6,10 +6,9 @@ its kind needs; ``fedalloyCharts.figure(element, chart)`` draws it with its tabl
 Sizes are bounded, however long the run: at most 400 points on a line, 40,000 cells in a heat map.
 """
 
-from fedalloy.report.data.clients import distribution, worst_clients
+from fedalloy.report.data.clients import distribution, heterogeneity, worst_clients
 from fedalloy.report.data.cost import cost_bars, cost_rows
 from fedalloy.report.data.curves import curves, losses
-from fedalloy.report.data.heterogeneity import heterogeneity
 from fedalloy.report.data.info import info_charts
 from fedalloy.report.data.participation import participation, participation_rows
 from fedalloy.report.data.personal import mixture, reliability

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from fedalloy.report.data.plain import Chart, many, pick
 from fedalloy.report.data.weights import heat
-from fedalloy.results.decisions import responses_of
 from fedalloy.results.grid import Grid
+from fedalloy.results.lines import responses_of
 from fedalloy.results.runs import by_name
 from fedalloy.results.stories import Story
 

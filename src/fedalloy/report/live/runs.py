@@ -11,8 +11,7 @@ from typing import Any
 
 from fedalloy.core.errors import CheckpointError
 from fedalloy.experiment.records.lock import holder
-from fedalloy.experiment.records.naming import name_of, seed_of
-from fedalloy.experiment.records.reading import newest_rows, read_recipe, read_status
+from fedalloy.experiment.records.reading import name_of, newest_rows, read_recipe, read_status, seed_of
 from fedalloy.experiment.records.scalars import seconds_of
 from fedalloy.results.outcome import watched, watched_by
 

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedalloy.core.errors import SpecError, nearest
-from fedalloy.experiment.records.naming import name_of, seed_of
-from fedalloy.experiment.records.reading import RunRecord, read_run
+from fedalloy.experiment.records.reading import RunRecord, name_of, read_run, seed_of
 from fedalloy.experiment.records.scalars import scalars
 from fedalloy.results.outcome import outcome_of
 from fedalloy.results.served import completed

@@ -8,7 +8,7 @@ from typing import Any
 from fedalloy.core.registry import register
 from fedalloy.experiment.records import toml
 from fedalloy.experiment.tracking import TrackedRun
-from fedalloy.results.track._library import needed
+from fedalloy.results.track import needed
 
 
 @register("tracker", "tensorboard")

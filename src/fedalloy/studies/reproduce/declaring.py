@@ -1,4 +1,5 @@
-"""What an experiment declares: its cases (recipes and what is changed in them), published numbers, and claims."""
+"""What an experiment declares: its cases (recipes and what is changed in them), published numbers, and claims;
+and where the declarations that come with fedalloy are."""
 
 from __future__ import annotations
 
@@ -12,7 +13,6 @@ from fedalloy.core.errors import SpecError, nearest
 from fedalloy.experiment.recipe import Recipe, entry_names, parse, quick, read
 from fedalloy.experiment.recipe.changes import assign, put
 from fedalloy.experiment.recipe.resolving import scored
-from fedalloy.studies.reproduce.places import claims_file, recipes_folder
 
 Relation = Literal["above", "below", "near", "fails"]
 
@@ -193,3 +193,32 @@ def _check(experiment: PaperExperiment) -> None:
                     f"{experiment.name}: published.cases.{case}.{method} has {len(numbers)} numbers for "
                     f"{len(experiment.published.scores)} scores"
                 )
+
+
+_PACKAGE = Path(__file__).resolve().parents[2]
+
+
+def recipes_folder() -> Path:
+    """``recipes`` of the checkout, or the copy that a wheel carries inside the package."""
+    for place in (_PACKAGE / "recipes", _PACKAGE.parents[1] / "recipes"):
+        if (place / "claims").is_dir():
+            return place
+    raise SpecError(
+        "this installation of fedalloy carries no recipes: install it from its wheel, or work in a checkout of its "
+        "repository"
+    )
+
+
+def experiment_names() -> list[str]:
+    """The names of the experiments that come with fedalloy."""
+    return sorted(file.stem for file in (recipes_folder() / "claims").glob("*.toml"))
+
+
+def claims_file(name: str) -> Path:
+    """The declaration of an experiment: one that comes with fedalloy, by its name, or any file."""
+    if name.endswith(".toml"):
+        return Path(name)
+    known = experiment_names()
+    if name not in known:
+        raise SpecError(f"unknown experiment '{name}': {nearest(name, known)}")
+    return recipes_folder() / "claims" / f"{name}.toml"

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedalloy.experiment.records import atomic
-from fedalloy.studies.reproduce.declaring import PaperExperiment, load_experiment
+from fedalloy.studies.reproduce.declaring import PaperExperiment, experiment_names, load_experiment
 from fedalloy.studies.reproduce.judging import Judgement, judge
 from fedalloy.studies.reproduce.page import RULE, label, table, write_page
-from fedalloy.studies.reproduce.places import experiment_names
 from fedalloy.studies.reproduce.results import Results, read_results
 
 RESULTS = Path("docs") / "results"

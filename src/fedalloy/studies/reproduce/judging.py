@@ -18,8 +18,16 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedalloy.results.statistics import Interval, paired, without_missing
-from fedalloy.results.verdict import Verdict, above_zero, below_zero, combined, near
+from fedalloy.results.statistics import (
+    Interval,
+    Verdict,
+    above_zero,
+    below_zero,
+    combined,
+    near,
+    paired,
+    without_missing,
+)
 from fedalloy.studies.reproduce.declaring import Claim, PaperExperiment, target_of
 from fedalloy.studies.reproduce.results import Measured, Results
 from fedalloy.tasks.metrics.direction import better, higher_is_better

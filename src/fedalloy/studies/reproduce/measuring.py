@@ -12,8 +12,7 @@ from typing import Any
 from fedalloy.core.errors import FedalloyError, SpecError, nearest
 from fedalloy.experiment.recipe import Recipe
 from fedalloy.experiment.recipe.changes import assign, leaves
-from fedalloy.experiment.records.naming import name_of, seed_of
-from fedalloy.experiment.records.reading import find_runs, is_run, read_run
+from fedalloy.experiment.records.reading import find_runs, is_run, name_of, read_run, seed_of
 from fedalloy.studies.compare.comparing import Comparison, compare
 from fedalloy.studies.compare.jobs import Watcher
 from fedalloy.studies.compare.naming import folders as folders_of

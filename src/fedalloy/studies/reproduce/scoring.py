@@ -33,7 +33,7 @@ from fedalloy.core.errors import SpecError
 from fedalloy.experiment.records.reading import RunRecord, last_rows, read_run
 from fedalloy.experiment.records.scalars import seconds_of
 from fedalloy.methods.weightings.regret import regret
-from fedalloy.results.decisions import responses_of
+from fedalloy.results.lines import responses_of
 from fedalloy.results.outcome import RunOutcome, outcome_of
 from fedalloy.results.served import client_values, direction, scored
 from fedalloy.studies.reproduce.results import Measured

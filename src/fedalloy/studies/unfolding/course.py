@@ -1,4 +1,5 @@
-"""What is unrolled: the algorithm that will run, its clients, their devices, and the rounds of one outer iteration."""
+"""What is unrolled: the algorithm that will run, its clients (or a part of their examples), their devices, the rounds
+of one outer iteration, and the loss that the table is learned by."""
 
 from __future__ import annotations
 
@@ -9,18 +10,19 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fedalloy.core import aspects, tree
+from fedalloy.core import aspects, inputs, tree
 from fedalloy.core.algorithm import Algorithm, ServerState
 from fedalloy.core.errors import AlgorithmError
+from fedalloy.core.fraction import fractions_of
 from fedalloy.core.keys import Key
-from fedalloy.core.protocols import Objective, Task, Weighting
-from fedalloy.core.types import Context, Contributions, Info, State, Tree, Weights, Work
+from fedalloy.core.protocols import DataPart, Objective, Task, Weighting
+from fedalloy.core.task import TaskAround
+from fedalloy.core.types import Block, Context, Contributions, Info, State, Tree, Weights, Work
 from fedalloy.engines.kinds import Descent, descent_of
 from fedalloy.methods.weightings.nova import Nova
 from fedalloy.methods.weightings.samples import Samples
 from fedalloy.methods.weightings.unfolded import Unfolded, requirements, weights_of
 from fedalloy.methods.weightings.uniform import Uniform
-from fedalloy.studies.unfolding.outer import OneHotError
 from fedalloy.studies.unfolding.recording import Recording
 from fedalloy.studies.unfolding.settings import Learning
 from fedalloy.tasks.devices import DeviceProfile
@@ -152,3 +154,67 @@ def known(states: Mapping[int, State], new: Mapping[int, State], work: Work) -> 
     """The states after a round: a client whose link failed keeps its old one."""
     silent = set(work.ids[~work.active].tolist())
     return {**states, **{client: state for client, state in new.items() if client not in silent}}
+
+
+@dataclass(frozen=True)
+class OneHotError(Objective):
+    """``mean_c (softmax_c - [c = y])^2`` of a classifier, whatever loss its clients train with; in evaluation mode."""
+
+    objective: Objective
+
+    def init(self, key: Key) -> tuple[Tree, Tree]:
+        """The classifier's own beginning."""
+        return self.objective.init(key)
+
+    def loss(
+        self, params: Tree, buffers: Tree, x: Tensor, y: Tensor, mask: Tensor | None, draw: Tensor | None
+    ) -> tuple[Tensor, Tree]:
+        """Mean over the (masked) batch; buffers stay as they are."""
+        losses = self.losses(self.outputs(params, buffers, x), y)
+        if mask is None:
+            return losses.mean(), buffers
+        return torch.where(mask, losses, 0.0).sum() / mask.sum().clamp(min=1), buffers
+
+    def outputs(self, params: Tree, buffers: Tree, x: Tensor) -> Tensor:
+        """What the classifier says."""
+        return self.objective.outputs(params, buffers, x)
+
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """The squared error of every example.
+
+        >>> OneHotError(None).losses(torch.tensor([[0.0, 0.0]]), torch.tensor([1]))
+        tensor([0.2500])
+        """
+        wanted = (y.unsqueeze(-1) == torch.arange(outputs.shape[-1], device=y.device)).to(outputs.dtype)
+        return (outputs.softmax(-1) - wanted).square().mean(-1)
+
+    def hits(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """The classifier's own."""
+        return self.objective.hits(outputs, y)
+
+
+@dataclass(frozen=True, eq=False)
+class Portion(TaskAround):
+    """The task with ``fraction`` of every client's training examples, at least one, drawn once by key."""
+
+    fraction: float
+    key: Key
+
+    def data(self, part: DataPart, ids: Tensor) -> Block:
+        """The task's own, except for the training part."""
+        if part != "train":
+            return self.task.data(part, ids)
+        pool = self._chosen
+        return Block(pool.x, pool.y, pool.start[ids], pool.size[ids])
+
+    @cached_property
+    def _chosen(self) -> Block:
+        whole = self.task.data("train", torch.arange(self.population))
+        most = whole.size.cpu()
+        size = fractions_of(most, self.fraction).round().to(torch.int64).clamp(min=1).minimum(most)
+        rows = [
+            int(whole.start[k]) + self.key.fold(k).permutation(int(whole.size[k]))[: int(size[k])].sort().values
+            for k in range(self.population)
+        ]
+        chosen = torch.cat(rows).to(inputs.device_of(whole.y))
+        return Block(inputs.take(whole.x, chosen), inputs.take(whole.y, chosen), size.cumsum(0) - size, size)

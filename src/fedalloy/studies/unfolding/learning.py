@@ -20,9 +20,8 @@ from fedalloy.core.types import Tree
 from fedalloy.experiment.interrupt import Caught, StopFlag, stop_on_signal
 from fedalloy.experiment.placement import on_device
 from fedalloy.experiment.records import atomic, checkpoint
-from fedalloy.studies.unfolding.course import Course
+from fedalloy.studies.unfolding.course import Course, Portion
 from fedalloy.studies.unfolding.gradient import Slope, make_engine, outer_gradient
-from fedalloy.studies.unfolding.portion import Portion
 from fedalloy.studies.unfolding.settings import Learning
 from fedalloy.studies.unfolding.shares import first_theta, shares_of
 

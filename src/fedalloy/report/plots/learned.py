@@ -1,4 +1,4 @@
-"""Learned weights as a map: rounds to the right, clients upwards, one map per table."""
+"""Pictures of tables of weights that were learned in advance."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def title(path: Path, table: WeightTable) -> str:
     return f"{place} {path.stem}".strip() + runs
 
 
-def draw(axes: Any, runs: Sequence[Path], options: Options) -> None:
-    """All maps on one scale from 0 to the largest weight."""
+def draw_weights(axes: Any, runs: Sequence[Path], options: Options) -> None:
+    """A map per table, rounds to the right and clients upwards, all on one scale from 0 to the largest weight."""
     shown = panels(runs)
     largest = max(float(weights.max()) for _, weights in shown)
     figure = axes.figure
@@ -57,3 +57,34 @@ def split(axes: Any, count: int) -> list[Any]:
     figure = axes.figure
     axes.remove()
     return list(figure.subplots(count, 1, sharex=False))
+
+
+def draw_rows(axes: Any, runs: Sequence[Path], options: Options) -> None:
+    """Lines with a mark in every round; clients keep their colours from panel to panel."""
+    shown = panels(runs)
+    axes.figure.set_size_inches(5.0, max(3.4, 2.4 * len(shown)))
+    grid = [axes] if len(shown) == 1 else split(axes, len(shown))
+    for place, (name, weights) in zip(grid, shown, strict=True):
+        rounds = range(1, len(weights) + 1)
+        for client in range(weights.shape[1]):
+            place.plot(rounds, weights[:, client].numpy(), marker=".", label=f"client {client}")
+        place.set(ylabel="weight", title=name, ylim=(0.0, None))
+    grid[-1].set_xlabel("round")
+    grid[0].legend(ncols=2, fontsize="small")
+
+
+def variances(runs: Sequence[Path]) -> list[tuple[int, float]]:
+    """Rounds and variance of every table, by rounds."""
+    return sorted((table.rounds, table.variance) for table in map(load_table, runs))
+
+
+def draw_variance(axes: Any, runs: Sequence[Path], options: Options) -> None:
+    """A mark per table and the curve that the analysis compares it with, both in logarithms."""
+    found = variances(runs)
+    rounds = sorted({count for count, _ in found})
+    axes.plot(rounds, [count**-0.5 for count in rounds], color="0.4", linestyle="--", label="$1/\\sqrt{T}$")
+    axes.plot([count for count, _ in found], [value for _, value in found], marker="o", label="learned weights")
+    axes.set(xlabel="rounds T", ylabel="variance of a client's weights", xscale="log", yscale="log")
+    axes.set_xticks(rounds, labels=[str(count) for count in rounds])
+    axes.set_xticks([], minor=True)
+    axes.legend()
