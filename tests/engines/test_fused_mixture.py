@@ -76,7 +76,7 @@ def test_other_chains_and_wires_with_memory(model):
 
 def test_workers_use_it_too(monkeypatch, only_fused):
     def only_with_it(*arguments):
-        assert arguments[-1].func is fused_mixture.train
+        assert arguments[-2].func is fused_mixture.train
         return run_one(*arguments)
 
     monkeypatch.setattr("fedalloy.engines.workers.run_one", only_with_it)

@@ -79,7 +79,7 @@ def test_processes_use_it_for_convolutions():
     try:
         assert gaps(play(engine, algorithm, task), play(Loop(), algorithm, task)) == []
         assert engine._crew is not None
-        assert engine._crew.kernel(task.block) is inplace.train
+        assert engine._crew.kernel(task.block)[0] is inplace.train
     finally:
         engine.close()
 

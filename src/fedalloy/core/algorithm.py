@@ -17,9 +17,7 @@ from fedalloy.core.errors import AlgorithmError, RoundRefused
 from fedalloy.core.idle import left_out, took_no_step
 from fedalloy.core.inputs import Inputs
 from fedalloy.core.keys import Key
-from fedalloy.core.packing import Packings
 from fedalloy.core.protocols import (
-    ENGINE_STATS,
     ElementWeighting,
     Fresh,
     LocalSolver,
@@ -31,19 +29,19 @@ from fedalloy.core.protocols import (
     Wire,
 )
 from fedalloy.core.screening import screen
-from fedalloy.core.statistics import ANY_SIZE, STATISTICS, SizeLimits, Statistic
+from fedalloy.core.statistics import ANY_SIZE, SizeLimits
+from fedalloy.core.traits import Traits
 from fedalloy.core.types import Context, Facts, Info, Part, Payload, State, Tree, Weights
 from fedalloy.core.weighting import check_said, check_weights
-from fedalloy.core.wiring import check_buffers, check_wires, packings_of
+from fedalloy.core.wiring import check_buffers, check_wires
 
 OnFailure = Literal["drop", "resend"]
 ServerState = dict[str, State]
-OF_A_RECEIVED_MODEL = frozenset({"loss_before", "cross_score"})
 
 
 @checked("algorithm")
 @dataclass(frozen=True)
-class Algorithm:
+class Algorithm(Traits):
     """A solver, a weighting, a server and what happens on the wire between them.
 
     Built only when what the weighting requires is provided by the solver or the engine. ``on_failure``
@@ -58,71 +56,31 @@ class Algorithm:
 
     def __post_init__(self) -> None:
         check_said(self.weighting)
-        missing = self.weighting.requires - self.provides
+        missing = self.requires - self.provides
         if missing:
             raise AlgorithmError(
                 f"weighting {_name(self.weighting)} requires {', '.join(sorted(missing))}, which solver "
                 f"{_name(self.solver)} does not provide; provided: {', '.join(sorted(self.provides))}"
             )
-        if self.solver.update not in self.solver.parts:
-            raise AlgorithmError(f"solver {_name(self.solver)} declares no part '{self.solver.update}' to update with")
-        if unread := self.weighting.reads - self.solver.parts.keys():
+        if self.update not in self.sent:
+            raise AlgorithmError(f"solver {_name(self.solver)} declares no part '{self.update}' to update with")
+        if unread := self.weighting.reads - self.sent.keys():
             raise AlgorithmError(
                 f"weighting {_name(self.weighting)} looks at the part '{min(unread)}', which solver "
-                f"{_name(self.solver)} does not send; sent: {', '.join(sorted(self.solver.parts))}"
+                f"{_name(self.solver)} does not send; sent: {', '.join(sorted(self.sent))}"
             )
-        if aspects.stays(self.solver) and "cross_score" in self.weighting.requires:
+        if self.stays and "cross_score" in self.requires:
             raise AlgorithmError(
                 f"weighting {_name(self.weighting)} tries every client's model at every other client, but with solver "
                 f"{_name(self.solver)} no client sends a whole model: choose another weighting, such as 'samples'"
             )
-        check_wires(self.wire, self.solver.parts, self.weighting.weight_bound, _name(self.weighting))
-
-    @property
-    def provides(self) -> frozenset[str]:
-        """Statistics a client can send; where no model is received there is none to try before training."""
-        known = ENGINE_STATS if self.solver.target == "params" else ENGINE_STATS - OF_A_RECEIVED_MODEL
-        return aspects.provides(self.solver) | known
-
-    @property
-    def statistics(self) -> Mapping[str, Statistic]:
-        """The declarations of all statistics, those of the solver's own included."""
-        return {**STATISTICS, **aspects.statistics(self.solver)}
-
-    @property
-    def counts_idle(self) -> bool:
-        """Whether a client that took no step counts (see ``Weighting``): never where a part is averaged over clients
-        whoever they are."""
-        return self.weighting.counts_idle and all(part.reduce != "mean" for part in self.solver.parts.values())
+        check_wires(self.wire, self.sent, self.weighting.weight_bound, _name(self.weighting))
 
     def needs(self, shared: Mapping[str, Tree]) -> frozenset[str]:
         """The statistics that every client must send: for the weighting, and for parts averaged by samples."""
         by_samples = any(part.reduce == "samples" for part in self.parts(shared).values())
         sizes = {"num_examples"} if by_samples and not self.weighting.guards_all_parts else set()
-        return self.weighting.requires - {"cross_score"} | sizes
-
-    @property
-    def asks(self) -> frozenset[str]:
-        """What is asked of the contributions: by the weighting, and to reduce what is sent."""
-        stacked = any(part.reduce == "stack" for part in self.solver.parts.values())
-        crossed = "cross_score" in self.weighting.requires
-        known = {"combine"} | ({"stack"} if stacked else set()) | ({"cross_score", "rows"} if crossed else set())
-        return self.weighting.asks | known
-
-    @property
-    def exact_norms(self) -> bool:
-        """Whether norms are noted in float64: for a rule that asks for them, or for rows and so for anything."""
-        return not self.asks.isdisjoint({"norms", "rows"})
-
-    @property
-    def stateful(self) -> bool:
-        """Whether clients keep something between rounds."""
-        return self.solver.stateful or any(wire.stateful for wire in self.wire)
-
-    @property
-    def packings(self) -> Packings:
-        """How what is sent lies on the wire, by part; what is not named travels as plain tensors."""
-        return packings_of(self.wire)
+        return self.requires - {"cross_score"} | sizes
 
     @property
     def uses_length(self) -> str:
@@ -134,8 +92,12 @@ class Algorithm:
     def parts(self, shared: Mapping[str, Tree]) -> dict[str, Part]:
         """Everything a client sends: the solver's parts, and the buffers of a model that has some."""
         if not shared.get("buffers"):
-            return dict(self.solver.parts)
-        return {**self.solver.parts, "buffers": Part("samples", like="buffers", without=aspects.stays(self.solver))}
+            return dict(self.sent)
+        return {**self.sent, "buffers": Part("samples", like="buffers", without=self.stays)}
+
+    def templates(self, shared: Mapping[str, Tree]) -> dict[str, Tree]:
+        """Names, shapes and dtypes of everything a client sends."""
+        return {name: part.template(shared) for name, part in self.parts(shared).items()}
 
     def neutral(self, shared: Shared) -> Payload:
         """What stands in for a client that did not deliver: of every part the number that says nothing, of the buffers
@@ -149,19 +111,18 @@ class Algorithm:
 
     def exchanged(self, shared: Shared) -> Shared:
         """The shared parts without the leaves that stay at the clients: what the wire and the server know of."""
-        stays = aspects.stays(self.solver)
-        if not stays:
+        if not self.stays:
             return shared
-        return {part: stays.split(leaves)[1] for part, leaves in shared.items()}
+        return {part: self.stays.split(leaves)[1] for part, leaves in shared.items()}
 
     def received(self, shared: Shared) -> Shared:
         """The shared parts that travel to the clients."""
-        wanted = aspects.receives(self.solver)
+        wanted = self.receives
         return shared if wanted is None else {part: leaves for part, leaves in shared.items() if part in wanted}
 
     def fitted(self, task: Task, key: Key | None = None) -> Algorithm:
         """The same algorithm, solver and server knowing the form of the task's data; ``key`` is the root of the run."""
-        needed = self.solver.target != "params" or task.objective.needs_full_batches
+        needed = self.target != "params" or task.objective.needs_full_batches
         if not needed and not aspects.needs_facts(self.solver):
             return self
         facts = facts_of(task, key or Key.of(0))
@@ -175,13 +136,13 @@ class Algorithm:
         return {
             "shared": shared,
             "weighting": self.weighting.init(population),
-            "server": self.server.init(self.exchanged(shared)[self.solver.target]),
+            "server": self.server.init(self.exchanged(shared)[self.target]),
         }
 
     def client_key(self, new: Key, client: int, round: int) -> Key:
         """The key of a client's initial state, of those for ``new`` clients: clients that keep nothing share one, or,
         where they begin with a model of their own, draw it anew in every round."""
-        if aspects.needs_fresh(self.solver) and not self.solver.stateful:
+        if self.needs_fresh and not self.solver.stateful:
             return new.fold("round", round).fold(client)
         return new.fold(client) if self.stateful else new
 
@@ -190,7 +151,7 @@ class Algorithm:
         client a start of its own."""
         known = self.exchanged(shared)
         wires = {str(i): wire.init_client(known, key.fold("wire", i)) for i, wire in enumerate(self.wire)}
-        if aspects.needs_fresh(self.solver):
+        if self.needs_fresh:
             shared = {**shared, "fresh": self._fresh(shared, key, fresh)}
         return {"solver": self.solver.init_client(shared, key.fold("solver")), "wire": wires}
 
@@ -294,7 +255,7 @@ def server_step(
     if resting:
         present = (~left_out(cohort, idle, needed, algorithm.counts_idle)).nonzero().flatten()
         cohort, sizes = cohort.select(cohort.ids[present]), sizes.select(present)
-    cohort, dropped = screen(cohort, algorithm.solver.update, max_norm, needed, sizes, algorithm.statistics)
+    cohort, dropped = screen(cohort, algorithm.update, max_norm, needed, sizes, algorithm.statistics)
     if len(cohort) == 0:
         return ServerStep(state, cohort.ids, torch.zeros(0), {}, dropped, resting)
     if not any(cohort.template(part) for part in cohort.parts):
@@ -339,7 +300,7 @@ def _weigh(
     parts = [name for name, part in declared if part.reduce == "weighted"]
     if isinstance(rule, ElementWeighting):
         round = rule.open(cohort, state["weighting"], ctx)
-        means, combined = combine_elements(round, cohort, algorithm.solver.update, parts)
+        means, combined = combine_elements(round, cohort, algorithm.update, parts)
         return means, combined, *round.close()
     weights, kept, info = rule.weigh(cohort, state["weighting"], ctx)
     check_weights(rule, weights, len(cohort))
@@ -381,9 +342,9 @@ def _by_samples(cohort: Contributions) -> Tensor:
 def _move(algorithm: Algorithm, state: ServerState, aggregate: Payload, ctx: Context) -> tuple[Shared, State, Info]:
     """The server optimizer moves the target; buffers are replaced by their average, never optimised. Leaves that
     stay at the clients stay as they are here."""
-    target, shared = algorithm.solver.target, state["shared"]
+    target, shared = algorithm.target, state["shared"]
     known = algorithm.exchanged(shared)[target]
-    moved, server_state, info = algorithm.server.apply(aggregate[algorithm.solver.update], state["server"], known, ctx)
+    moved, server_state, info = algorithm.server.apply(aggregate[algorithm.update], state["server"], known, ctx)
     buffers = {**shared["buffers"], **aggregate.get("buffers", {})}
     return {**shared, target: {**shared[target], **moved}, "buffers": buffers}, server_state, info
 

@@ -1,4 +1,4 @@
-"""How a function of one client is applied to a block of clients, whose trees have a leading client axis."""
+"""How a function of one client is applied to a block of clients: to one alone, or to many under vmap."""
 
 from __future__ import annotations
 
@@ -11,42 +11,59 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_map
 
-from fedalloy.core.types import State
+from fedalloy.core.types import Tree
 
 
 class Applied(Protocol):
-    """One way to do it. What clients keep gets its leading axis by ``stack`` and loses it by ``unstack``."""
+    """One way to do it, which says what the trees of a block look like: ``stack`` makes them and ``unstack`` takes them
+    apart."""
 
     def __call__(self, function: Callable[..., Any], clients: int, *trees: Any) -> Any:
-        """``function`` of every client's part of the trees; the results with a leading axis."""
+        """``function`` of every client's part of the trees; the results as such trees."""
 
-    def stack(self, states: list[State]) -> State:
-        """One stacked state from one per client."""
+    def stack(self, trees: list[Any]) -> Any:
+        """The block's tree from one per client."""
 
-    def unstack(self, stacked: State, clients: int) -> list[State]:
-        """One state per client from a stacked one."""
+    def unstack(self, stacked: Any, clients: int) -> list[Any]:
+        """One tree per client from the block's."""
+
+    def same(self, leaves: Tree, clients: int) -> Tree:
+        """The same leaves for every client, without a copy."""
+
+    def split(self, values: Tensor) -> Tensor:
+        """One value per client, ``[C, ...]``, as a leaf of the block's trees."""
+
+    def rows(self, trees: Any) -> Any:
+        """The block's trees with a leading client axis."""
 
 
 @dataclass(frozen=True)
 class Plain:
-    """A block of one: the axis is taken off, the function is called, the axis is put back. Whatever is no tensor passes
-    as it is."""
+    """A block of one client, whose trees are as they are: no leading axis, and leaves that are no tensors too."""
 
     def __call__(self, function: Callable[..., Any], clients: int, *trees: Any) -> Any:
-        return led(function(*map(alone, trees)))
+        return function(*trees)
 
-    def stack(self, states: list[State]) -> State:
-        (state,) = states
-        stacked: State = led(state)
-        return stacked
+    def stack(self, trees: list[Any]) -> Any:
+        (only,) = trees
+        return only
 
-    def unstack(self, stacked: State, clients: int) -> list[State]:
-        return [alone(stacked)]
+    def unstack(self, stacked: Any, clients: int) -> list[Any]:
+        return [stacked]
+
+    def same(self, leaves: Tree, clients: int) -> Tree:
+        return leaves
+
+    def split(self, values: Tensor) -> Tensor:
+        return values[0]
+
+    def rows(self, trees: Any) -> Any:
+        return led(trees)
 
 
 @dataclass(frozen=True)
 class Vmapped:
-    """Any number of clients at once, by ``torch.func.vmap``."""
+    """Any number of clients at once, by ``torch.func.vmap``: every leaf is a tensor with a leading client axis."""
 
     def __call__(self, function: Callable[..., Any], clients: int, *trees: Any) -> Any:
         def call(_: Tensor, *given: Any) -> Any:
@@ -55,39 +72,40 @@ class Vmapped:
         # The first argument tells vmap how many clients there are where the trees have no leaves.
         return vmap(call)(torch.zeros(clients), *trees)
 
-    def stack(self, states: list[State]) -> State:
+    def stack(self, trees: list[Any]) -> Any:
         """Plain scalars cannot be stacked and are refused."""
-        first = states[0]
+        first = trees[0]
         if not _has_leaves(first):  # costs nothing, which small rounds of clients without a state are glad of
             return first
-        stacked: State = tree_map(lambda *leaves: torch.stack(leaves), first, *states[1:])
-        return stacked
+        if len(trees) == 1:
+            return led(first)
+        return tree_map(lambda *leaves: torch.stack(leaves), first, *trees[1:])
 
-    def unstack(self, stacked: State, clients: int) -> list[State]:
+    def unstack(self, stacked: Any, clients: int) -> list[Any]:
         return [tree_map(lambda leaf, row=row: leaf[row], stacked) for row in range(clients)]
+
+    def same(self, leaves: Tree, clients: int) -> Tree:
+        return {name: leaf.expand(clients, *leaf.shape) for name, leaf in leaves.items()}
+
+    def split(self, values: Tensor) -> Tensor:
+        return values
+
+    def rows(self, trees: Any) -> Any:
+        return trees
 
 
 plain, vmapped = Plain(), Vmapped()
 
 
-def alone(value: Any) -> Any:
-    """The only client's part of trees with a leading axis."""
-    if isinstance(value, Tensor):
-        return value[0]
-    if isinstance(value, dict):
-        return {name: leaf[0] if isinstance(leaf, Tensor) else alone(leaf) for name, leaf in value.items()}
-    return tuple(map(alone, value)) if type(value) is tuple else value
+def alone(trees: Any) -> Any:
+    """The only client's part of trees with a leading axis; what is no tensor passes as it is."""
+    return tree_map(lambda leaf: leaf[0] if isinstance(leaf, Tensor) else leaf, trees)
 
 
-def led(value: Any) -> Any:
-    """The same trees with a leading axis for one client. Written out, as is ``alone``: torch's own tree functions would
-    cost small models a tenth of their time."""
-    if isinstance(value, Tensor):
-        return value.unsqueeze(0)
-    if isinstance(value, dict):
-        return {name: leaf.unsqueeze(0) if isinstance(leaf, Tensor) else led(leaf) for name, leaf in value.items()}
-    return tuple(map(led, value)) if type(value) is tuple else value
+def led(trees: Any) -> Any:
+    """One client's trees with a leading axis; what is no tensor passes as it is."""
+    return tree_map(lambda leaf: leaf.unsqueeze(0) if isinstance(leaf, Tensor) else leaf, trees)
 
 
-def _has_leaves(state: State) -> bool:
-    return any(_has_leaves(value) if isinstance(value, dict) else True for value in state.values())
+def _has_leaves(trees: Any) -> bool:
+    return not isinstance(trees, dict) or any(map(_has_leaves, trees.values()))

@@ -26,7 +26,8 @@ class Prepared:
     """A block ready to run.
 
     ``running[s]`` clients (the first ones) take step ``s``; ``full[s]`` says that all their slots are used.
-    ``rows`` is ``[S, C, B]``, absolute rows of ``data``; ``mask`` likewise.
+    ``rows`` is ``[S, C, B]``, absolute rows of ``data``; ``mask`` likewise. ``dropout`` are the keys of the clients'
+    dropout masks, ``[C, S]``, where somebody has drawn them already.
     """
 
     work: Work
@@ -39,19 +40,43 @@ class Prepared:
     full: list[bool]
     rows: Tensor
     mask: Tensor
+    dropout: Tensor | None = None
 
     def __len__(self) -> int:
-        return len(self.work)
+        return len(self.work.ids)
 
     @property
     def taken(self) -> Tensor:
         """How many steps every client takes, ``[C]``: none where its link fails."""
         return torch.where(self.work.active, self.planned, 0)
 
+    def dropout_keys(self) -> Tensor:
+        """One 64-bit key per client and step for dropout masks, ``[C, S]``."""
+        return dropout_draws(self.plan, self.keys) if self.dropout is None else self.dropout
+
+    def one_by_one(self) -> Iterator[Prepared]:
+        """Every client as a block of one, in the order of ids."""
+        dropout, taken = self.dropout_keys(), self.taken.tolist()
+        for row in self.work.ids.argsort().tolist():
+            only, steps = slice(row, row + 1), taken[row]
+            yield Prepared(
+                work=self.work.rows(only),
+                keys=self.keys.rows(row, row + 1),
+                data=Block(self.data.x, self.data.y, self.data.start[only], self.data.size[only]),
+                plan=Plan(self.plan.index[only], self.plan.mask[only], self.plan.phase[only]),
+                draws={name: leaf[only] for name, leaf in self.draws.items()},
+                planned=self.planned[only],
+                running=[1] * steps,
+                full=self.mask[:steps, row].all(1).tolist(),
+                rows=self.rows[:steps, only],
+                mask=self.mask[:steps, only],
+                dropout=dropout[only],
+            )
+
 
 def blocks(work: Work, data: Block, most: int) -> Iterator[tuple[Work, Block]]:
     """At most ``most`` clients at a time, sorted by how much they have to do."""
-    if len(work) <= most:
+    if len(work.ids) <= most:
         yield work, data
         return
     epochs = torch.where(work.epochs < 0, 1, work.epochs)

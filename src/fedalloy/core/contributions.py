@@ -88,13 +88,14 @@ class Notes:
         tensor([5., inf], dtype=torch.float64)
         """
         named = tuple((part, name) for part, leaves in payload.items() for name in leaves)
-        leaves = [payload[part][name].detach() for part, name in named]
+        leaves = tree.matrices([payload[part][name].detach() for part, name in named])
         if not leaves:
             return Notes((), *(torch.zeros(0, 0, dtype=kind) for kind in (torch.float64, torch.bool, torch.bool)))
         if exact:
             squares = torch.stack([tree.squared_lengths(leaf) for leaf in leaves]).cpu()
-        else:
-            squares = torch.stack([_quick_lengths(leaf) for leaf in leaves]).cpu().double().square()
+        else:  # float16 is too narrow for a square
+            wide = (leaf if leaf.dtype in (torch.float32, torch.float64) else leaf.double() for leaf in leaves)
+            squares = torch.stack([torch.linalg.vector_norm(leaf, dim=1) for leaf in wide]).cpu().double().square()
         return Notes(named, *_finite(squares, leaves), _negative(named, leaves))
 
     @staticmethod
@@ -108,11 +109,12 @@ class Notes:
         """The clients of several blocks beside each other."""
         if len(blocks) == 1:
             return blocks[0]
-        same = [block.arranged(blocks[0].leaves) for block in blocks]
+        first = blocks[0].leaves
+        same = [block if block.leaves == first else block.arranged(first) for block in blocks]
         squares, finite, negative = (
             torch.cat([getattr(block, name) for block in same], dim=1) for name in ("squares", "finite", "negative")
         )
-        return Notes(blocks[0].leaves, squares, finite, negative)
+        return Notes(first, squares, finite, negative)
 
 
 class Contributions(ABC):
@@ -204,21 +206,13 @@ def _among(leaf: str, leaves: Sequence[str] | None) -> bool:
     return leaves is None or leaf in leaves
 
 
-def _quick_lengths(leaf: Tensor) -> Tensor:
-    """Lengths of the rows in the leaf's own precision; float16 is too narrow for a square."""
-    matrix = tree.as_rows(leaf)
-    wide = matrix if leaf.dtype in (torch.float32, torch.float64) else matrix.double()
-    lengths: Tensor = torch.linalg.vector_norm(wide, dim=1)
-    return lengths
-
-
 def _finite(squares: Tensor, leaves: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """The squares, and which leaves are finite. A sum of squares is finite only if every term is; the rare overflow of
     finite terms is looked at again."""
     finite = squares.isfinite()
     for row in (~finite).any(1).nonzero().flatten().tolist() if not bool(finite.all()) else ():
         squares[row] = tree.squared_lengths(leaves[row]).cpu()
-        finite[row] = tree.as_rows(leaves[row]).isfinite().all(1).cpu()
+        finite[row] = leaves[row].isfinite().all(1).cpu()
     return squares, finite
 
 
@@ -226,5 +220,5 @@ def _negative(named: Sequence[tuple[str, str]], leaves: Sequence[Tensor]) -> Ten
     found = torch.zeros(len(leaves), len(leaves[0]), dtype=torch.bool)
     for row, (part, name) in enumerate(named):
         if part == "buffers" and name.rpartition(".")[2] in _NEVER_NEGATIVE:
-            found[row] = (tree.as_rows(leaves[row]) < 0).any(1).cpu()
+            found[row] = (leaves[row] < 0).any(1).cpu()
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 
 class FedalloyError(Exception):
@@ -67,15 +68,26 @@ def _client_error(stage: str, cause: Exception, client: int | None, round: int |
     return ClientError(stage, cause, client=client, round=round)
 
 
+@dataclass
+class Stage:
+    """Where a client's program is: whoever goes on to the next stage writes its name here."""
+
+    name: str | None
+
+
 @contextmanager
-def stage(name: str) -> Iterator[None]:
-    """Turn any error inside into one that names the stage of the client's program."""
+def stage(name: str | None) -> Iterator[Stage]:
+    """Turn any error inside into one that names the stage of the client's program that has been reached; in a stage
+    without a name it stays as it is."""
+    at = Stage(name)
     try:
-        yield
+        yield at
     except ClientError:
         raise
     except Exception as error:
-        raise ClientError(name, error) from error
+        if at.name is None:
+            raise
+        raise ClientError(at.name, error) from error
 
 
 _NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory")

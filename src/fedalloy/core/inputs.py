@@ -4,7 +4,7 @@ share that axis. A single tensor is the tree with one leaf and is handled withou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -60,6 +60,13 @@ def device_of(x: Inputs) -> torch.device:
 def take(x: Inputs, rows: Tensor | slice | int) -> Inputs:
     """Some examples, by an index or a slice."""
     return x[rows] if isinstance(x, Tensor) else each(lambda leaf: leaf[rows], x)
+
+
+def take_each(x: Inputs, some: Iterable[Tensor]) -> Iterator[Inputs]:
+    """One set of examples after another, by their indices."""
+    if isinstance(x, Tensor):
+        return (x[rows] for rows in some)
+    return (take(x, rows) for rows in some)
 
 
 def joined(parts: list[Inputs]) -> Inputs:

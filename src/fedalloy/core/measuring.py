@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedalloy.core import inputs
-from fedalloy.core.applying import Applied, led, plain
+from fedalloy.core.applying import Applied, plain
 from fedalloy.core.inputs import Inputs
 from fedalloy.core.objective import Objective
 from fedalloy.core.types import Block, Examples, Tree
@@ -36,8 +36,8 @@ def own_means(
             rows = rows.to(inputs.device_of(data.y))
         x, y = (inputs.to(inputs.take(part, rows), device) for part in (data.x, data.y))
         if isinstance(rows, slice):
-            x, y = led((x, y))
-        values = apply(scores, len(size), models, buffers, x, y).cpu().double()
+            x, y = apply.stack([(x, y)])
+        values = apply.rows(apply(scores, len(size), models, buffers, x, y)).cpu().double()
         total += (values if valid is None else values * valid).sum(1)
     return total / size
 
@@ -57,8 +57,7 @@ def common_means(objective: Objective, score: Score, params: Tree, buffers: Tree
 
 def mean_loss(objective: Objective, params: Tree, buffers: Tree, examples: Examples) -> float:
     """Mean loss over a client's examples; NaN for a client without any."""
-    model, own = led((params, buffers))
-    return float(own_means(objective, objective.losses, model, own, Block.of(examples))[0])
+    return float(own_means(objective, objective.losses, params, buffers, Block.of(examples))[0])
 
 
 def _rows(start: Tensor, size: Tensor, piece: slice) -> tuple[Tensor | slice, Tensor | None]:

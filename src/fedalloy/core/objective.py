@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
 
+import torch
 from torch import Tensor, nn
+from torch.func import grad
 
 from fedalloy.core.declared import declared
 from fedalloy.core.errors import SpecError
@@ -47,9 +50,107 @@ class GradAt(Protocol):
         """What the model says about any ``x``, in evaluation mode: for gradients with respect to inputs."""
 
 
+@dataclass(eq=False)
+class StepGradient(ABC):
+    """``grad_at`` of one step, a ``GradAt`` of its batch: it remembers the loss, the plain one where it was first
+    asked, and the buffers."""
+
+    objective: Objective
+    x: Inputs
+    y: Inputs
+    mask: Tensor | None
+    buffers: Tree
+    draw: Tensor | None
+    loss: Tensor | None = None
+    _acts: int = 0
+
+    @abstractmethod
+    def __call__(
+        self,
+        params: Tree,
+        *,
+        track: bool | Tensor = True,
+        of: Callable[[Tensor], Tensor] | None = None,
+        by: Callable[[Act, Tensor, Tensor], Tensor] | None = None,
+        fixed: Tree | None = None,
+    ) -> Tree:
+        """The gradient, as ``GradAt`` says."""
+
+    def outputs(self, params: Tree, x: Tensor) -> Tensor:
+        """What the model says about any ``x``, in evaluation mode."""
+        return self.objective.outputs(params, self.buffers, x)
+
+    def under(self, objective: Objective | None) -> StepGradient:
+        """The same batch asked anew, under another objective where one is given."""
+        asked = objective or self.objective
+        return asked.gradient(asked, self.x, self.y, self.mask, self.buffers, self.draw)
+
+    def answer(
+        self,
+        params: Tree,
+        track: bool | Tensor,
+        of: Callable[[Tensor], Tensor] | None,
+        by: Callable[[Act, Tensor, Tensor], Tensor] | None,
+        fixed: Tree | None,
+    ) -> Tree:
+        """The gradient for any question, by the objective's ``loss`` and ``act`` alone."""
+
+        def loss_of(leaves: Tree) -> tuple[Tensor, tuple[Tensor, Tree]]:
+            whole = {**(fixed or {}), **leaves}
+            if by is None:
+                loss, buffers = self.objective.loss(whole, self.buffers, self.x, self.y, self.mask, self.draw)
+            else:
+                loss, buffers = self._own_loss(whole, by)
+            return (loss if of is None else of(loss)), (loss, buffers)
+
+        grads, (loss, buffers) = grad(loss_of, has_aux=True)(params)
+        if isinstance(track, Tensor):
+            old = self.buffers
+            self.buffers = {name: torch.where(track.to(new.device), new, old[name]) for name, new in buffers.items()}
+        elif track:
+            self.buffers = buffers
+        self.loss = loss if self.loss is None else self.loss
+        return dict(grads)
+
+    def _own_loss(self, leaves: Tree, by: Callable[[Act, Tensor, Tensor], Tensor]) -> tuple[Tensor, Tree]:
+        """The masked mean of a loss that calls the model itself; every call of a step has dropout masks of its own."""
+        buffers = self.buffers
+
+        def act(role: str, *inputs: Tensor) -> Any:
+            nonlocal buffers
+            draw = None if self.draw is None else torch.as_tensor(Key(self.draw).fold("act", self._acts).state)
+            self._acts += 1
+            result, buffers = self.objective.act(role, leaves, buffers, inputs, draw, training=True)
+            return result
+
+        losses, mask = by(act, self.x, self.y), self.mask
+        if mask is None:
+            return losses.mean(), buffers
+        return torch.where(mask, losses, torch.zeros_like(losses)).sum() / mask.sum().clamp(min=1), buffers
+
+
+@dataclass(eq=False)
+class BatchGradient(StepGradient):
+    """``grad_at`` for any objective."""
+
+    def __call__(
+        self,
+        params: Tree,
+        *,
+        track: bool | Tensor = True,
+        of: Callable[[Tensor], Tensor] | None = None,
+        by: Callable[[Act, Tensor, Tensor], Tensor] | None = None,
+        fixed: Tree | None = None,
+    ) -> Tree:
+        return self.answer(params, track, of, by, fixed)
+
+
 class Objective(ABC):
     """A model and its loss as pure functions of parameters and buffers. One's own inherits from this class and writes
     the five functions without a default."""
+
+    gradient: ClassVar[type[StepGradient]] = BatchGradient
+    """What steps get as ``grad_at``. One of the objective's own may go a shorter way to the same numbers."""
 
     @abstractmethod
     def init(self, key: Key) -> tuple[Tree, Tree]:

@@ -1,17 +1,18 @@
 """The client's program, written once, for a block of clients: statistics before, begin, steps, conclude, end, wires,
 statistics after. Pure.
 
-Every tree in here has a leading client axis. Who calls it says two things: the *kernel* that takes the local steps, and
-how a function of one client is *applied* to the block (:mod:`fedalloy.core.applying`). The loop engine's client is a
-block of one with the plain kernel and plain calls; whatever else there is must give the same within its tolerance.
-What comes before, the plan and the draws of a block, is :func:`fedalloy.core.blocks.prepare`.
+Who calls it says two things: the *kernel* that takes the local steps, and how a function of one client is *applied* to
+the block (:mod:`fedalloy.core.applying`), which also says whether the block's trees have a leading client axis. The
+loop engine's client is a block of one with the plain kernel and plain calls, without such an axis; whatever else there
+is must give the same within its tolerance. Statistics always have the axis. What comes before, the plan and the draws
+of a block, is :func:`fedalloy.core.blocks.prepare`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.applying import Applied
 from fedalloy.core.aspects import OwnStart
 from fedalloy.core.blocks import Prepared
-from fedalloy.core.errors import stage
+from fedalloy.core.errors import Stage, stage
 from fedalloy.core.measuring import common_means, own_means
 from fedalloy.core.packing import bytes_up
 from fedalloy.core.protocols import Carry, Objective, Shared
@@ -31,7 +32,8 @@ from fedalloy.core.types import Context, Payload, State, Stats, Tree
 
 @dataclass(frozen=True)
 class BlockTraining:
-    """The local training of a block: all that a kernel may look at. ``mine`` is what the clients' solvers keep.
+    """The local training of a block: all that a kernel may look at. ``mine`` is what the clients' solvers keep, ``at``
+    is told of every stage, so that an error can name it.
 
     ``carry`` and ``buffers``, those before the first step, are made when a kernel asks for them.
     """
@@ -43,6 +45,7 @@ class BlockTraining:
     block: Prepared
     ctx: Context
     apply: Applied
+    at: Stage = field(default_factory=partial(Stage, None))
 
     @property
     def device(self) -> torch.device:
@@ -53,29 +56,30 @@ class BlockTraining:
     def carry(self) -> Carry:
         """Every client's first carry; what does not depend on the client is shared until the first step."""
         solver, shared, ctx = self.algorithm.solver, self.shared, self.ctx
-        with stage("begin"):
-            carry: Carry = self.apply(lambda kept: solver.begin(shared, kept, ctx), len(self.block), self.mine)
+        self.at.name = "begin"
+        carry: Carry = self.apply(lambda kept: solver.begin(shared, kept, ctx), len(self.block), self.mine)
+        self.at.name = None
         return carry
 
     @property
     def buffers(self) -> Tree:
         """Every client's buffers before the first step: the received ones, unless clients have some of their own."""
-        return self._models[1] if self.shared["buffers"] else {}
+        return self.models[1] if self.shared["buffers"] else {}
 
     def loss_before(self) -> Tensor:
         """The mean loss of every client's first model over its training examples."""
         objective, block, solver = self.objective, self.block, self.algorithm.solver
         if solver.aspect(OwnStart) is not None or len(block) == 1:
-            return own_means(objective, objective.losses, *self._models, block.data, self.apply)
+            return own_means(objective, objective.losses, *self.models, block.data, self.apply)
         received = self.shared[solver.target], self.shared["buffers"]
         return common_means(objective, objective.losses, *received, block.data)
 
     @cached_property
-    def _models(self) -> tuple[Tree, Tree]:
+    def models(self) -> tuple[Tree, Tree]:
         """Every client's model before the first step: what was received, unless clients have a start of their own."""
         solver, shared, clients = self.algorithm.solver, self.shared, len(self.block)
         if solver.aspect(OwnStart) is None:
-            return _expand(shared[solver.target], clients), _expand(shared["buffers"], clients)
+            return self.apply.same(shared[solver.target], clients), self.apply.same(shared["buffers"], clients)
         found: tuple[Tree, Tree] = self.apply(
             lambda kept: aspects.start_model(solver, shared, kept), clients, self.mine
         )
@@ -119,46 +123,51 @@ def run_block(
     kernel: Kernel,
     apply: Applied,
 ) -> Finished:
-    """From the received parts to what the clients send and keep. An error names the stage it happened in."""
-    mine = apply.stack([states[client] for client in block.work.ids.tolist()])
-    training = BlockTraining(algorithm, objective, shared, mine["solver"], block, ctx, apply)
-    stats = _before(training)
-    trained = kernel(training)
-    stats |= _after(training, trained)
-    payload, kept = (trained.sent, training.mine) if trained.sent is not None else _end(training, trained)
-    payload, wires = _encode(training, payload, mine["wire"])
-    stats["bytes_up"] = bytes_up(payload, algorithm.packings, len(block))
+    """From the received parts to what the clients send and keep. An error names the stage it happened in, where that
+    has a name: kernels may leave theirs without."""
+    with stage(None) as at:
+        mine = apply.stack([states[client] for client in block.work.ids.tolist()])
+        training = BlockTraining(algorithm, objective, shared, mine["solver"], block, ctx, apply, at)
+        stats = _before(training)
+        trained = kernel(training)
+        stats |= _after(training, trained)
+        payload, kept = (trained.sent, training.mine) if trained.sent is not None else _end(training, trained)
+        payload, wires = _encode(training, payload, mine["wire"])
+        sent = apply.rows(payload) if algorithm.packings else payload
+        stats["bytes_up"] = bytes_up(sent, algorithm.packings, len(block))
     return Finished(block.work.ids, payload, stats, {"solver": kept, "wire": wires})
 
 
 def _before(training: BlockTraining) -> Stats:
     """What is known of the clients before they train."""
     algorithm, block = training.algorithm, training.block
-    planned, requires = block.planned.double(), algorithm.weighting.requires
+    planned, requires = block.planned.double(), algorithm.requires
     stats = {"num_examples": block.data.size.cpu().double(), "num_steps": planned}
-    if requires & aspects.provides(algorithm.solver):
-        with stage("plan"):
-            stats |= aspects.describe(algorithm.solver, planned, training.ctx)
+    if algorithm.described:
+        training.at.name = "plan"
+        stats |= aspects.describe(algorithm.solver, planned, training.ctx)
     if "loss_before" in requires:
-        with stage("loss_before"):
-            stats["loss_before"] = training.loss_before()
+        training.at.name = "loss_before"
+        stats["loss_before"] = training.loss_before()
+    training.at.name = None
     return stats
 
 
 def _after(training: BlockTraining, trained: TrainingResult) -> Stats:
     """What is known of them afterwards."""
-    block, requires = training.block, training.algorithm.weighting.requires
+    block, requires = training.block, training.algorithm.requires
+    training.at.name = None
     per_example, per_batch = trained.loss_sum.cpu().unbind(1)
     seen = block.mask.sum((0, 2)).cpu() * block.work.active
     stats = {"train_loss": per_example / seen}
     if "running_loss" in requires:
         stats["running_loss"] = per_batch
     if "accuracy_after" in requires:
-        with stage("accuracy_after"):
-            hits, model = training.objective.hits, _model_after(training, trained)
-            stats["accuracy_after"] = own_means(
-                training.objective, hits, model, trained.buffers, block.data, training.apply
-            )
+        training.at.name = "accuracy_after"
+        hits, model = training.objective.hits, _model_after(training, trained)
+        stats["accuracy_after"] = own_means(
+            training.objective, hits, model, trained.buffers, block.data, training.apply
+        )
     return stats
 
 
@@ -176,16 +185,18 @@ def _end(training: BlockTraining, trained: TrainingResult) -> tuple[Payload, Sta
     solver, objective, shared, ctx = training.algorithm.solver, training.objective, training.shared, training.ctx
 
     def end(carry: Carry, buffers: Tree, kept: State, steps: Tensor) -> tuple[Payload, State]:
-        with stage("conclude"):
+        if generates:
+            training.at.name = "conclude"
             carry = aspects.conclude(solver, carry, shared, lambda params, x: objective.outputs(params, buffers, x))
-        with stage("end"):
-            payload, mine = solver.end(carry, shared, kept, steps, ctx)
+        training.at.name = "end"
+        payload, mine = solver.end(carry, shared, kept, steps, ctx)
         if not shared["buffers"]:
             return payload, mine
         sent = {**payload, "buffers": aspects.stays(solver).split(buffers)[1]}
         return sent, aspects.settle(solver, mine, buffers)
 
-    steps = training.block.taken.double().to(training.device)
+    generates = training.algorithm.is_generative
+    steps = training.apply.split(training.block.taken.double().to(training.device))
     found: tuple[Payload, State] = training.apply(
         end, len(training.block), trained.carry, trained.buffers, training.mine, steps
     )
@@ -201,11 +212,12 @@ def _encode(training: BlockTraining, payload: Payload, kept: State) -> tuple[Pay
         return payload, kept
     before, kept = (payload, kept), dict(kept)
     for position, wire in enumerate(algorithm.wire):
-        with stage(f"wire {position}"):
-            draws = wire.draws(algorithm.exchanged(shared), block.keys.fold("wire", position))
-            draws = {name: leaf.to(training.device) for name, leaf in draws.items()}
-            given = payload, kept[str(position)], draws
-            payload, kept[str(position)] = training.apply(wire.encode, len(block), *given)
+        training.at.name = f"wire {position}"
+        draws = wire.draws(algorithm.exchanged(shared), block.keys.fold("wire", position))
+        draws = {name: training.apply.split(leaf.to(training.device)) for name, leaf in draws.items()}
+        given = payload, kept[str(position)], draws
+        payload, kept[str(position)] = training.apply(wire.encode, len(block), *given)
+    training.at.name = None
     return (payload, kept) if bool(active.all()) else _heard(active.to(training.device), (payload, kept), before)
 
 
@@ -215,8 +227,3 @@ def _heard(active: Tensor, new: tuple[Payload, State], old: tuple[Payload, State
 
     chosen: tuple[Payload, State] = tree_map(choose, new, old)
     return chosen
-
-
-def _expand(leaves: Tree, clients: int) -> Tree:
-    """The same leaves for every client, without a copy."""
-    return {name: leaf.expand(clients, *leaf.shape) for name, leaf in leaves.items()}

@@ -28,7 +28,7 @@ def recounted(
     epochs = work.epochs if len(work) == len(cohort) else work.epochs[torch.searchsorted(work.ids, cohort.ids)]
     steps = aspects.count_steps(solver, (told if everyone else torch.where(known, told, 0.0)).long(), epochs).double()
     counted = {"num_steps": steps}
-    if algorithm.weighting.requires & aspects.provides(solver):
+    if algorithm.described:
         counted |= aspects.describe(solver, steps, ctx)
     if not everyone:
         counted = {name: torch.where(known, values, _told(cohort, name)) for name, values in counted.items()}

@@ -20,13 +20,15 @@ def misfit(payload: Payload, parts: Mapping[str, Part], shared: Mapping[str, Tre
     >>> misfit({"delta": {}}, {"delta": Part()}, {"params": {"w": torch.zeros(2)}})
     "part 'delta' lacks w"
     """
-    if payload.keys() != parts.keys():
-        return f"sent the parts {_listed(payload)} instead of {_listed(parts)}"
-    for name, part in parts.items():
-        reason = _leaf_misfit(name, payload[name], part.template(shared))
-        if reason:
-            return reason
-    return None
+    return unlike(payload, {name: part.template(shared) for name, part in parts.items()})
+
+
+def unlike(payload: Payload, templates: Mapping[str, Tree]) -> str | None:
+    """The same, from the templates of the parts that were asked for."""
+    if payload.keys() != templates.keys():
+        return f"sent the parts {_listed(payload)} instead of {_listed(templates)}"
+    reasons = (_leaf_misfit(name, payload[name], like) for name, like in templates.items())
+    return next(filter(None, reasons), None)
 
 
 def screen(

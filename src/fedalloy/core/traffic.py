@@ -33,7 +33,7 @@ def tried_models(algorithm: Algorithm, shared: Shared, cohort: Contributions) ->
 
 def cross_bytes(algorithm: Algorithm, shared: Shared, cohort: Contributions) -> int:
     """What the exchange of models takes, where the weighting requires ``cross_score``."""
-    if "cross_score" not in algorithm.weighting.requires or not len(cohort):
+    if "cross_score" not in algorithm.requires or not len(cohort):
         return 0
     common = sum(tree.nbytes(shared[part]) for part in ("params", "buffers"))
     one = sum(tree.nbytes(cohort.template(name)) for name in _of_a_model(algorithm, cohort))
@@ -41,7 +41,7 @@ def cross_bytes(algorithm: Algorithm, shared: Shared, cohort: Contributions) -> 
 
 
 def _of_a_model(algorithm: Algorithm, cohort: Contributions) -> list[str]:
-    return [name for name in (algorithm.solver.update, "buffers") if name in cohort.parts]
+    return [name for name in (algorithm.update, "buffers") if name in cohort.parts]
 
 
 def nbytes(parts: Shared | Payload) -> int:

@@ -7,7 +7,7 @@ that is a prefix of the stacked leaf: ``[C]`` for clients, ``{leaf: [C]}`` for l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
@@ -50,17 +50,17 @@ def map_leaves(function: Callable[..., Tensor], first: Mapping[str, Tensor], *ot
 
 def zeros_like(tree: Mapping[str, Tensor]) -> Tree:
     """A tree of zeros with the same names, shapes and dtypes."""
-    return map_leaves(torch.zeros_like, tree)
+    return {name: torch.zeros_like(leaf) for name, leaf in tree.items()}
 
 
 def add(one: Mapping[str, Tensor], other: Mapping[str, Tensor], scale: float | Tensor = 1.0) -> Tree:
     """``one + scale * other``, read and written once; integer leaves keep their dtype."""
-    return map_leaves(lambda a, b: _add(a, b, scale), one, other)
+    return {name: _add(leaf, other[name], scale) for name, leaf in one.items()}
 
 
 def subtract(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Tree:
     """``one - other``."""
-    return map_leaves(torch.sub, one, other)
+    return {name: leaf - other[name] for name, leaf in one.items()}
 
 
 def stack(trees: list[Tree]) -> Tree:
@@ -132,6 +132,11 @@ def chunks(stacked: Mapping[str, Tensor]) -> Iterator[tuple[Chunk, Tensor]]:
         for begin in range(0, matrix.shape[1], width):
             columns = slice(begin, min(begin + width, matrix.shape[1]))
             yield Chunk(name, columns), matrix[:, columns]
+
+
+def matrices(stacked: Iterable[Tensor]) -> list[Tensor]:
+    """Stacked leaves as matrices: one row per client each."""
+    return [leaf.flatten(1) if leaf.dim() > 1 else leaf.unsqueeze(1) for leaf in stacked]
 
 
 def as_rows(leaf: Tensor) -> Tensor:
@@ -223,7 +228,7 @@ def _combine_by_client(stacked: Mapping[str, Tensor], weights: Tensor) -> Tree:
             result[names[0]] = _combine_leaf(stacked[names[0]], weights)
             continue
         widths = [stacked[name][0].numel() for name in names]
-        together = torch.cat([as_rows(stacked[name]) for name in names], dim=1)
+        together = torch.cat(matrices(stacked[name] for name in names), dim=1)
         for name, part in zip(names, _combine_leaf(together, weights).split(widths), strict=True):
             result[name] = part.reshape(stacked[name].shape[1:])
     return {name: result[name] for name in stacked}

@@ -49,7 +49,8 @@ class Part:
 
     def template(self, shared: Mapping[str, Tree]) -> Tree:
         """A tree of the names, shapes and dtypes that are sent."""
-        return self.without.split(shared.get(self.like, {}))[1]
+        leaves = shared.get(self.like, {})
+        return self.without.split(leaves)[1] if self.without else leaves
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,7 @@ from fedalloy.core.gathering import Gathering
 from fedalloy.core.program import Finished, Kernel, run_block
 from fedalloy.core.protocols import Engine, Objective, Outcome, Shared, Task
 from fedalloy.core.registry import register
-from fedalloy.core.screening import misfit
-from fedalloy.core.types import Block, Cohort, Context, Payload, State, Work
+from fedalloy.core.types import Block, Cohort, Context, State, Work
 from fedalloy.engines import fused, fused_mixture, mapped
 from fedalloy.engines.chain import chain_of
 from fedalloy.engines.fused_graph import FusedGraphs
@@ -69,12 +68,12 @@ class Batched(Engine):
         try:
             most = self.block or self._most(algorithm, task.objective, shared, states)
             with torch.no_grad():
-                gathering, kept = Gathering(work.ids, exact=algorithm.exact_norms), dict[int, State]()
+                gathering = Gathering(work.ids, exact=algorithm.exact_norms, like=algorithm.templates(shared))
+                kept: dict[int, State] = {}
                 for some, rows in blocks(work, data, most):
                     done = self._run(algorithm, task, shared, states, some, rows, ctx)
-                    if wrong := misfit(_of_one(done), algorithm.parts(shared), shared):
+                    if wrong := gathering.add(done.ids, done.payload, done.stats):
                         return _refused(work, wrong)
-                    gathering.add(done.ids, done.payload, done.stats)
                     if algorithm.stateful:
                         kept |= zip(done.ids.tolist(), vmapped.unstack(done.states, len(done.ids)), strict=True)
                 return Outcome(gathering.cohort(), kept)
@@ -157,11 +156,6 @@ def dense_of(objective: Objective, shared: Shared) -> tuple[fused.Dense, ...] | 
         _dense[objective] = fused.dense_layers(chain_of(objective, shared["params"]), objective.loss_name)
     layers: tuple[fused.Dense, ...] | None = _dense[objective]
     return layers
-
-
-def _of_one(block: Finished) -> Payload:
-    """What the first client of a block sends; in names, shapes and dtypes all send the same."""
-    return {part: {name: leaf[0] for name, leaf in leaves.items()} for part, leaves in block.payload.items()}
 
 
 def _refused(work: Work, reason: str) -> Outcome:

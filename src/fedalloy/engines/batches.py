@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from fedalloy.core import inputs
-from fedalloy.core.blocks import Prepared, dropout_draws
+from fedalloy.core.blocks import Prepared
 from fedalloy.core.inputs import Inputs
 from fedalloy.engines.profile import phase
 
@@ -36,7 +36,7 @@ def padded_batches(block: Prepared) -> Iterator[tuple[Inputs, Inputs]]:
 
 def dropout_keys(block: Prepared) -> Tensor:
     """One 64-bit key per client and step for dropout masks, ``[C, S]``, where the data is."""
-    return dropout_draws(block.plan, block.keys).to(inputs.device_of(block.data.y))
+    return block.dropout_keys().to(inputs.device_of(block.data.y))
 
 
 def _gathered(x: Inputs, rows: Tensor) -> Inputs:

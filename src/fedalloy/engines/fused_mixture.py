@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from fedalloy.core import tree
-from fedalloy.core.errors import stage
 from fedalloy.core.program import BlockTraining, TrainingResult
 from fedalloy.core.types import Tree
 from fedalloy.engines.batches import batches
@@ -73,15 +72,15 @@ def train(layers: tuple[Dense, ...], training: BlockTraining) -> TrainingResult:
     passes, now = Passes(layers, training.objective.loss_name or "", block), memory
     shares, spans = _shares(block.draws["mix"], params)
     for step, (x, y) in enumerate(batches(block)):
-        with stage(f"step {step + 1} of {len(block.running)}"):
-            running = block.running[step]
-            if running < len(block):
-                now = memory.first(running)
-            share = shares[:running, step]
-            _mix(now, share, spans)
-            values, slope, scale = passes.forward(now.mixed_leaves, step, x, y)
-            _backward(layers, now, values, slope)
-            _move(now, mixture, share, spans, scale, training.ctx.local_lr)
+        training.at.name = f"step {step + 1} of {len(block.running)}"
+        running = block.running[step]
+        if running < len(block):
+            now = memory.first(running)
+        share = shares[:running, step]
+        _mix(now, share, spans)
+        values, slope, scale = passes.forward(now.mixed_leaves, step, x, y)
+        _backward(layers, now, values, slope)
+        _move(now, mixture, share, spans, scale, training.ctx.local_lr)
     # Copies: rows of one buffer would keep all of it alive in the clients' states.
     kept = {"params": memory.federated, **({"local": memory.local} if memory.mixes else {})}
     models = {name: {n: leaf.clone() for n, leaf in _leaves(flat, params).items()} for name, flat in kept.items()}

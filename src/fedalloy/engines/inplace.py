@@ -11,10 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedalloy.core import inputs
-from fedalloy.core.applying import alone, led
-from fedalloy.core.blocks import dropout_draws
 from fedalloy.core.client import batches_of_one, loss_sums
-from fedalloy.core.errors import stage
 from fedalloy.core.objective import Objective
 from fedalloy.core.program import BlockTraining, TrainingResult
 from fedalloy.core.types import Tree
@@ -60,21 +57,18 @@ def train(training: BlockTraining) -> TrainingResult:
     """What ``core.client.train`` does, for a solver that says it is plain descent."""
     descent, block, objective = descent_of(training.algorithm.solver), training.block, training.objective
     assert descent is not None
-    carry, buffers = alone((training.carry, training.buffers))
-    model, dropout, pools = (
-        InplaceModel(carry["params"], descent),
-        dropout_draws(block.plan, block.keys),
-        _pools(objective),
-    )
+    carry, buffers = training.carry, training.buffers
+    model, dropout, pools = InplaceModel(carry["params"], descent), block.dropout_keys()[0], _pools(objective)
     losses: list[tuple[int, float]] = []
-    for step, (x, y) in enumerate(batches_of_one(block)):
-        with stage(f"step {step + 1} of {len(block.running)}"), torch.enable_grad():
+    for step, (x, y, count) in enumerate(batches_of_one(block)):
+        training.at.name = f"step {step + 1} of {len(block.running)}"
+        with torch.enable_grad():
             x = inputs.each(_channels_last, x) if pools else x
-            loss, buffers = objective.loss(model.tree, buffers, x, y, None, dropout[0, step])
+            loss, buffers = objective.loss(model.tree, buffers, x, y, None, dropout[step])
             model.descend(loss, training.ctx.local_lr)
-            losses.append((inputs.length(y), float(loss.detach())))
+            losses.append((count, float(loss.detach())))
     settled = {name: leaf.detach() for name, leaf in buffers.items()}
-    return TrainingResult(led({**carry, "params": model.trained()}), led(settled), loss_sums(losses))
+    return TrainingResult({**carry, "params": model.trained()}, settled, loss_sums(losses))
 
 
 def _pools(objective: Objective) -> bool:

@@ -2,49 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 
 from fedalloy.core.algorithm import Algorithm
-from fedalloy.core.blocks import client_keys
-from fedalloy.core.client import Assignment, run_client
+from fedalloy.core.applying import Applied, plain
+from fedalloy.core.blocks import Prepared, blocks, prepare
+from fedalloy.core.client import run_alone
 from fedalloy.core.errors import ClientError
 from fedalloy.core.gathering import Gathering
-from fedalloy.core.keys import Key
 from fedalloy.core.program import Kernel
 from fedalloy.core.protocols import Engine, Outcome, Shared, Task
 from fedalloy.core.registry import register
-from fedalloy.core.screening import misfit
 from fedalloy.core.types import Block, Context, Contribution, State, Work
 from fedalloy.engines.profile import phase
+
+_PLANNED_AT_ONCE = 32
+"""Clients whose plans and draws are made in the same calls; the memory for it grows with their number."""
 
 
 @register("engine", "loop")
 @dataclass(frozen=True)
 class Loop(Engine):
-    """Runs ``run_client`` for each client in turn."""
+    """Runs one client after another, each as a block of one."""
 
     def __call__(
         self, algorithm: Algorithm, task: Task, shared: Shared, states: Mapping[int, State], work: Work, ctx: Context
     ) -> Outcome:
         with phase("data"):
-            block, keys = task.data("train", work.ids), client_keys(ctx.key, work.ids)
-        gathering = Gathering(work.ids, exact=algorithm.exact_norms)
+            data = task.data("train", work.ids)
+        gathering = Gathering(work.ids, exact=algorithm.exact_norms, like=algorithm.templates(shared))
         kept: dict[int, State] = {}
         failures: dict[int, str] = {}
         with torch.no_grad(), phase("compute"):
-            for row, client in enumerate(work.ids.tolist()):
-                key = keys.rows(row, row + 1)
-                found = run_one(algorithm, task, shared, states[client], block, work, row, key, ctx)
-                reason = misfit(found.payload, algorithm.parts(shared), shared)
-                if reason:
-                    failures[client] = reason
-                else:
-                    gathering.add_one(client, found)
-                    kept[client] = found.state
+            for some, rows in blocks(work, data, _PLANNED_AT_ONCE):
+                for block in planned(algorithm, some, rows, shared, ctx):
+                    client = int(block.work.ids)
+                    found = run_one(algorithm, task, shared, states[client], block, ctx)
+                    if reason := gathering.add_one(client, found):
+                        failures[client] = reason
+                    else:
+                        kept[client] = found.state
         return Outcome(gathering.cohort(), kept, failures)
+
+
+def planned(algorithm: Algorithm, work: Work, data: Block, shared: Shared, ctx: Context) -> Iterator[Prepared]:
+    """Every client as a block of one. Plans and draws are made for all of them at once, as nobody's depend on the
+    others; where that fails, for one after another, so that the error says whose it is."""
+    try:
+        block = prepare(algorithm, work, data, shared, ctx)
+    except ClientError as error:
+        if len(work) == 1:
+            raise _of_client(error, work, ctx) from error.cause
+        for some, rows in blocks(work, data, 1):
+            yield from planned(algorithm, some, rows, shared, ctx)
+        return
+    yield from block.one_by_one()
 
 
 def run_one(
@@ -52,16 +67,17 @@ def run_one(
     task: Task,
     shared: Shared,
     state: State,
-    block: Block,
-    work: Work,
-    row: int,
-    key: Key,
+    block: Prepared,
     ctx: Context,
     kernel: Kernel | None = None,
+    apply: Applied = plain,
 ) -> Contribution:
     """One client of a cohort; an error says who, when and where."""
-    assignment = Assignment(block.client(row), int(work.epochs[row]), bool(work.active[row]))
     try:
-        return run_client(algorithm, task.objective, shared, state, assignment, key, ctx, kernel)
+        return run_alone(algorithm, task.objective, shared, state, block, ctx, kernel, apply)
     except ClientError as error:
-        raise ClientError(error.stage, error.cause, client=int(work.ids[row]), round=ctx.round) from error.cause
+        raise _of_client(error, block.work, ctx) from error.cause
+
+
+def _of_client(error: ClientError, work: Work, ctx: Context) -> ClientError:
+    return ClientError(error.stage, error.cause, client=int(work.ids), round=ctx.round)

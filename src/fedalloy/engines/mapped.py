@@ -12,7 +12,6 @@ from torch.utils._pytree import tree_map
 from fedalloy.core import inputs
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.blocks import Prepared, tally
-from fedalloy.core.client import BatchGradient
 from fedalloy.core.program import BlockTraining, TrainingResult
 from fedalloy.core.protocols import Carry, Objective
 from fedalloy.core.types import Context, Tree
@@ -61,7 +60,7 @@ def step_of(algorithm: Algorithm, objective: Objective, ctx: Context) -> Any:
         drawn: Tree,
         phase: Tensor,
     ) -> tuple[Carry, Tree, Tensor]:
-        grad_at = BatchGradient(objective, x, y, mask, buffers, draw)
+        grad_at = objective.gradient(objective, x, y, mask, buffers, draw)
         carry = algorithm.solver.step(carry, grad_at, drawn, phase, ctx)
         loss = grad_at.loss if grad_at.loss is not None else torch.zeros((), device=inputs.device_of(x))
         return carry, grad_at.buffers, loss

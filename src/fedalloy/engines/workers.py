@@ -26,19 +26,19 @@ import torch
 from torch import Tensor
 
 from fedalloy.core.algorithm import Algorithm
-from fedalloy.core.blocks import client_keys
+from fedalloy.core.applying import Applied, plain, vmapped
 from fedalloy.core.contributions import Notes
 from fedalloy.core.errors import ClientError, FedalloyError, SpecError
 from fedalloy.core.program import Kernel
 from fedalloy.core.protocols import Engine, Outcome, Shared, Task
 from fedalloy.core.registry import register
-from fedalloy.core.screening import misfit
+from fedalloy.core.screening import unlike
 from fedalloy.core.types import Block, Cohort, Context, Contribution, Payload, State, Tree, Work
 from fedalloy.engines import fused_mixture, inplace
 from fedalloy.engines.batched import dense_of
 from fedalloy.engines.exchange import Layout, shared_rows
 from fedalloy.engines.kinds import descent_of, pair_descent_of
-from fedalloy.engines.loop import Loop, run_one
+from fedalloy.engines.loop import Loop, planned, run_one
 from fedalloy.engines.profile import phase
 from fedalloy.engines.shared_cohort import Columns, SharedCohort, plain_notes, read_notes, sum_columns
 
@@ -120,8 +120,8 @@ class Crew:
         self.algorithm, self.task, self.slots = algorithm, task, slots
         mixes = pair_descent_of(algorithm.solver) is not None and not shared["buffers"]
         self.layers = dense_of(task.objective, shared) if mixes else None
-        payload = {part: declared.template(shared) for part, declared in algorithm.parts(shared).items()}
-        self.layouts = {"shared": Layout.of(shared), "payload": Layout.of(payload), "state": Layout.of(state)}
+        payload = Layout.of(algorithm.templates(shared))
+        self.layouts = {"shared": Layout.of(shared), "payload": payload, "state": Layout.of(state)}
         self.shared = shared_rows(1, self.layouts["shared"])
         self.payload = shared_rows(slots, self.layouts["payload"])
         self.sums = shared_rows(1, self.layouts["payload"])
@@ -281,7 +281,7 @@ class Crew:
         """In the worker: one client's program, its results put into its rows."""
         shared, state = self._shared(), self._state(slot, copy=True)
         found = self._contribution(shared, state, work, ctx)
-        reason = misfit(found.payload, self.algorithm.parts(shared), shared)
+        reason = unlike(found.payload, self.algorithm.templates(shared))
         if reason:
             return reason
         self.layouts["payload"].write(self.payload[slot], found.payload)
@@ -290,16 +290,17 @@ class Crew:
         return found.stats, plain_notes(Notes.alone(lying, exact=self.algorithm.exact_norms))
 
     def _contribution(self, shared: Shared, state: State, work: Work, ctx: Context) -> Contribution:
-        block, key = self.task.data("train", work.ids), client_keys(ctx.key, work.ids)
+        data = self.task.data("train", work.ids)
         with torch.no_grad():
-            return run_one(self.algorithm, self.task, shared, state, block, work, 0, key, ctx, self.kernel(block))
+            (block,) = planned(self.algorithm, work, data, shared, ctx)
+            return run_one(self.algorithm, self.task, shared, state, block, ctx, *self.kernel(data))
 
-    def kernel(self, block: Block) -> Kernel | None:
-        """What takes the local steps: in place where they are plain descent, fused where they are that on two models;
-        None: the plain kernel."""
-        if self.layers is not None and isinstance(block.x, Tensor):
-            return partial(fused_mixture.train, self.layers)
-        return inplace.train if descent_of(self.algorithm.solver) is not None else None
+    def kernel(self, data: Block) -> tuple[Kernel | None, Applied]:
+        """What takes the local steps, and on trees of which form: in place where they are plain descent, fused where
+        they are that on two models; None: the plain kernel."""
+        if self.layers is not None and isinstance(data.x, Tensor):
+            return partial(fused_mixture.train, self.layers), vmapped
+        return inplace.train if descent_of(self.algorithm.solver) is not None else None, plain
 
 
 def _serve(crew: Crew, pipe: Connection, parents_end: Connection) -> None:

@@ -39,7 +39,7 @@ class Due:
 
 def due(config: RunConfig, solver: LocalSolver, round: int, last: bool) -> Due:
     """What the schedule asks for in a round, and in any case in the last one."""
-    mix = aspects.is_mixable(solver) and (last or _every(config.mix_every, round))
+    mix = (last or _every(config.mix_every, round)) and aspects.is_mixable(solver)
     evaluate = last or mix or _every(config.evaluate_every, round)
     return Due(evaluate, mix, config.snapshot_every is not None and (last or _every(config.snapshot_every, round)))
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedalloy.core import aspects, tree
-from fedalloy.core.applying import alone, plain
+from fedalloy.core.applying import plain
 from fedalloy.core.blocks import client_keys, prepare
 from fedalloy.core.client import train
 from fedalloy.core.errors import SpecError
@@ -76,7 +76,7 @@ def adapt(trained: Trained, client: int, steps: int) -> tuple[Tree, Tree]:
     plan = first_steps(solver, data.client(0), steps, client_keys(ctx.key, work.ids).fold("plan"))
     block = prepare(algorithm, work, data, shared, ctx, plan=plan)
     done = run_block(algorithm, fed.task.objective, shared, trained.states(work.ids), block, ctx, train, plain)
-    sent, mine = alone((done.payload, done.states["solver"]))
+    sent, mine = done.payload, done.states["solver"]
     moved = tree.map_leaves(lambda change, leaf: leaf + change, sent[solver.update], shared[solver.target])
     after = {**shared, solver.target: {**shared[solver.target], **moved}}
     after["buffers"] = {**shared["buffers"], **sent.get("buffers", {})}

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedalloy.core import aspects, tree
+from fedalloy.core import tree
 from fedalloy.core.algorithm import Algorithm, ServerState, ServerStep, server_step
 from fedalloy.core.engine import check_engine_kind, check_outcome
 from fedalloy.core.keys import Key
@@ -150,7 +150,7 @@ def _with_new(
     if fed.engine.clients_keep_states:
         return {client: {} for client in clients} | known
     new, shared, algorithm = fed.root.fold("new client"), state["shared"], fed.algorithm
-    if not algorithm.stateful and not aspects.needs_fresh(algorithm.solver):
+    if not algorithm.stateful and not algorithm.needs_fresh:
         return dict.fromkeys(clients, algorithm.init_client(shared, new, fed.task.objective.init))
     return {
         client: known[client]
@@ -170,7 +170,7 @@ def _run(fed: Federation, state: ServerState, states: dict[int, State], work: Wo
 
 def _cross(fed: Federation, shared: Shared, cohort: Contributions) -> Contributions:
     """The cohort with its cross scores, measured where the data are."""
-    if "cross_score" not in fed.algorithm.weighting.requires or not len(cohort):
+    if "cross_score" not in fed.algorithm.requires or not len(cohort):
         return cohort
     return cohort.with_cross(fed.engine.cross_score(fed.algorithm, fed.task, shared, cohort))
 
@@ -179,9 +179,9 @@ def _sent_down(
     fed: Federation, shared: Shared, work: Work, known: dict[int, State], outcome: Outcome, cohort: Contributions
 ) -> int:
     """What went to the clients: their orders, and the models of others where they try them."""
-    orders = outcome.bytes_down
+    orders, clients = outcome.bytes_down, work.ids.tolist()
     if orders is None:
-        orders = bytes_down(fed.algorithm, shared, len(work), sum(client not in known for client in work.ids.tolist()))
+        orders = bytes_down(fed.algorithm, shared, len(clients), sum(client not in known for client in clients))
     return orders + cross_bytes(fed.algorithm, shared, cohort)
 
 
@@ -223,13 +223,14 @@ def _describe(
 ) -> dict[str, Any]:
     """The row of ``rounds.jsonl``: a function of the seed alone, never of the clock. Where something else than a model
     travels, ``bytes_model`` is what the model would have cost in each direction."""
-    counted = torch.isin(cohort.ids, step.ids) if len(step.ids) < len(cohort) else slice(None)
-    model = {} if algorithm.solver.target == "params" else {"bytes_model": _model_bytes(state) * len(work)}
+    came = len(cohort)
+    counted = torch.isin(cohort.ids, step.ids) if len(step.ids) < came else slice(None)
+    model = {} if algorithm.target == "params" else {"bytes_model": _model_bytes(state) * len(work)}
     return model | {
         "ids": step.ids.tolist(),
         "weights": _plain(step.weights),
-        "num_steps": cohort.stats["num_steps"][counted].tolist() if len(cohort) else [],
-        "train_loss": _mean(cohort.stats["train_loss"][counted]) if len(cohort) else None,
+        "num_steps": cohort.stats["num_steps"][counted].tolist() if came else [],
+        "train_loss": _mean(cohort.stats["train_loss"][counted]) if came else None,
         "bytes_up": int(outcome.cohort.stats["bytes_up"].sum()) if len(outcome.cohort) else 0,
         "bytes_down": down,
         "dropped": {str(client): why for client, why in {**outcome.failures, **step.dropped}.items()},

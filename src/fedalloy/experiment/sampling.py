@@ -57,8 +57,8 @@ class UniformSampling(Sampling):
         return cohort_size(self.cohort, population)
 
     def choose(self, task: Task, round: int, key: Key, available: Available) -> Tensor:
-        wanted, population = self.size(task.population), task.population
-        drawn = wanted
+        population = task.population
+        drawn = wanted = self.size(population)
         while True:
             ids = key.choice(population, drawn)
             reachable = available(ids)

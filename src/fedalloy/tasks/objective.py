@@ -4,23 +4,45 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, grad_and_value
 
 from fedalloy.core.errors import SpecError
 from fedalloy.core.inputs import Inputs, device_of, each
 from fedalloy.core.inputs import leaves as leaves_of
 from fedalloy.core.keys import Key
-from fedalloy.core.objective import Objective
+from fedalloy.core.objective import Act, Objective, StepGradient
 from fedalloy.core.types import Tree
 from fedalloy.tasks.dropout import Dropout
 from fedalloy.tasks.losses import LOSSES, Loss, PerExample, choose
 from fedalloy.tasks.trainable import Selection, select
 
 Factory = Callable[[], nn.Module]
+
+
+@dataclass(eq=False)
+class ModuleGradient(StepGradient):
+    """``grad_at`` for a module: the plain question, which nearly every step asks, is the loss under one transform."""
+
+    def __call__(
+        self,
+        params: Tree,
+        *,
+        track: bool | Tensor = True,
+        of: Callable[[Tensor], Tensor] | None = None,
+        by: Callable[[Act, Tensor, Tensor], Tensor] | None = None,
+        fixed: Tree | None = None,
+    ) -> Tree:
+        if track is not True or of or by or fixed:
+            return self.answer(params, track, of, by, fixed)
+        gradient = grad_and_value(self.objective.loss, has_aux=True)
+        grads, (loss, self.buffers) = gradient(params, self.buffers, self.x, self.y, self.mask, self.draw)
+        self.loss = loss if self.loss is None else self.loss
+        return dict(grads)
 
 
 class ModuleObjective(Objective):
@@ -38,6 +60,8 @@ class ModuleObjective(Objective):
     >>> params["weight"].shape, buffers
     (torch.Size([3, 4]), {})
     """
+
+    gradient = ModuleGradient
 
     def __init__(
         self,
@@ -72,7 +96,7 @@ class ModuleObjective(Objective):
         if not self.needs_full_batches:
             return True
         params, buffers = self.init(Key.of(0))
-        leaves = {**self._here(x), **params, **buffers, **self._masks(torch.zeros((), dtype=torch.int64))}
+        leaves = {**self._others(x, torch.zeros((), dtype=torch.int64)), **params, **buffers}
         try:
             with torch.no_grad():
                 self._called(self._training, leaves, x)
@@ -155,14 +179,14 @@ class ModuleObjective(Objective):
                 "a padded batch would enter the statistics of BatchNorm: give whole batches without a mask "
                 "(engine 'loop'), or use GroupNorm"
             )
-        new = _own(buffers, x, params)
-        leaves = {**self._here(x), **params, **new, **self._masks(draw)}
-        losses = self._loss.losses(self._called(self._training, leaves, x), y)
-        return _mean(losses, mask), new
+        new = _own(buffers, x, params) if buffers else {}
+        others = self._others(x, draw) if self._constants or self._dropouts else {}
+        losses = self._loss.losses(self._called(self._training, {**others, **params, **new}, x), y)
+        return losses.mean() if mask is None else _masked_mean(losses, mask), new
 
     def outputs(self, params: Tree, buffers: Tree, x: Inputs) -> Tensor:
         """What the model says, in evaluation mode."""
-        return self._called(self._evaluation, {**self._here(x), **params, **buffers}, x)
+        return self._called(self._evaluation, {**self._others(x, None), **params, **buffers}, x)
 
     @property
     def roles(self) -> frozenset[str]:
@@ -187,8 +211,8 @@ class ModuleObjective(Objective):
         """What the model does in one of its roles (:class:`fedalloy.tasks.models.roles.Versatile`), and the buffers
         after it. ``draw`` is the key of the dropout masks, as in ``loss``."""
         given = tuple(self._input(value) for value in inputs)
-        new = _own(buffers, given[0], params) if training else buffers
-        leaves = {**self._here(given[0]), **params, **new, **(self._masks(draw) if training else {})}
+        new = _own(buffers, given[0], params) if training and buffers else buffers
+        leaves = {**self._others(given[0], draw if training else None), **params, **new}
         module = self._training if training else self._evaluation
         named = {"role": role} if hasattr(module, "roles") else {}
         return functional_call(module, leaves, given, named), new
@@ -210,7 +234,8 @@ class ModuleObjective(Objective):
     def _called(self, module: nn.Module, leaves: Tree, x: Inputs) -> Tensor:
         """What a module with these leaves says: of one tensor, or of several by the names of its arguments."""
         if isinstance(x, Tensor):
-            result: Tensor = functional_call(module, leaves, (self._input(x),))
+            given = x.to(self._dtype) if x.is_floating_point() else x
+            result: Tensor = functional_call(module, leaves, (given,))
         else:
             result = functional_call(module, leaves, (), {name: each(self._input, value) for name, value in x.items()})
         return result
@@ -218,15 +243,13 @@ class ModuleObjective(Objective):
     def _input(self, x: Tensor) -> Tensor:
         return x.to(self._dtype) if x.is_floating_point() else x
 
-    def _here(self, x: Inputs) -> Tree:
-        """The frozen leaves where the data is; no copy when ``to`` has put them there."""
-        return {name: leaf.to(device_of(x)) for name, leaf in self._constants.items()}
-
-    def _masks(self, draw: Tensor | None) -> Tree:
-        """One key per dropout: the draw of the step folded with the module's ordinal."""
+    def _others(self, x: Inputs, draw: Tensor | None) -> Tree:
+        """What a call needs besides the exchanged leaves: the frozen ones where the data is (no copy when ``to`` has
+        put them there) and, with a draw, one key per dropout, the draw folded with the module's ordinal."""
+        frozen = {name: leaf.to(device_of(x)) for name, leaf in self._constants.items()}
         if draw is None:
-            return {}
-        return {
+            return frozen
+        return frozen | {
             f"{name}.draw".removeprefix("."): torch.as_tensor(Key(draw).fold("dropout", ordinal).state)
             for ordinal, name in enumerate(self._dropouts)
         }
@@ -246,8 +269,6 @@ def _skeleton(module: nn.Module) -> nn.Module:
 def _own(buffers: Tree, x: Inputs, params: Tree) -> Tree:
     """Copies that a module may write to. Adding a zero made from the data and the parameters gives the copy
     every batch axis they have: under vmap a module cannot write a batched value into a shared buffer."""
-    if not buffers:
-        return {}
     first, *others = leaves_of(x)
     zero = torch.zeros_like(first.reshape(-1)[:1]).sum()
     for leaf in (*others, *params.values()):
@@ -255,9 +276,7 @@ def _own(buffers: Tree, x: Inputs, params: Tree) -> Tree:
     return {name: leaf + zero.to(leaf.dtype) for name, leaf in buffers.items()}
 
 
-def _mean(losses: Tensor, mask: Tensor | None) -> Tensor:
-    if mask is None:
-        return losses.mean()
+def _masked_mean(losses: Tensor, mask: Tensor) -> Tensor:
     kept = torch.where(mask, losses, torch.zeros_like(losses))
     return kept.sum() / mask.sum().clamp(min=1)
 

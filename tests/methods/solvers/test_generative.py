@@ -12,9 +12,10 @@ from torch.nn import functional
 from fedalloy import algorithms
 from fedalloy.core.algorithm import Algorithm, server_step
 from fedalloy.core.aspects import Generative
-from fedalloy.core.client import Assignment, BatchGradient, run_client
+from fedalloy.core.client import Assignment, run_client
 from fedalloy.core.errors import SpecError
 from fedalloy.core.keys import Key
+from fedalloy.core.objective import BatchGradient
 from fedalloy.core.types import Cohort, Context, Examples
 from fedalloy.experiment.config import RunConfig
 from fedalloy.experiment.driver import run

@@ -7,8 +7,9 @@ import torch
 from torch.func import grad
 
 from fedalloy.core.algorithm import Algorithm
-from fedalloy.core.client import Assignment, BatchGradient, run_client
+from fedalloy.core.client import Assignment, run_client
 from fedalloy.core.keys import Key
+from fedalloy.core.objective import BatchGradient
 from fedalloy.core.types import Context
 from fedalloy.methods.servers.sgd import ServerSgd
 from fedalloy.methods.solvers.propfair import PropFair

@@ -9,9 +9,9 @@ import torch
 from torch.func import vmap
 
 from fedalloy.core import tree
-from fedalloy.core.client import BatchGradient
 from fedalloy.core.errors import AlgorithmError
 from fedalloy.core.keys import Key
+from fedalloy.core.objective import BatchGradient
 from fedalloy.core.types import Context
 from fedalloy.methods.solvers.prox import Prox
 from fedalloy.methods.solvers.superfed import SuPerFed

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedalloy.core import tree
 from fedalloy.core.aspects import Fusible, Fusing
 from fedalloy.core.protocols import Carry, GradAt, Shared
 from fedalloy.core.registry import register
@@ -35,4 +34,5 @@ class Sgd(LocalTraining, Fusible):
         return {"params": params, "memory": memory}
 
     def end(self, carry: Carry, shared: Shared, mine: State, steps: Tensor, ctx: Context) -> tuple[Payload, State]:
-        return {"delta": tree.subtract(carry["params"], shared["params"])}, mine
+        received = shared["params"]
+        return {"delta": {name: leaf - received[name] for name, leaf in carry["params"].items()}}, mine

@@ -174,7 +174,7 @@ def descend(training: LocalTraining, params: Tree, grads: Tree, memory: Carry, l
     if training.optimizer == "adam":
         return _adam(training, params, grads, memory, lr)
     if not training.momentum:
-        return tree.add(params, grads, -lr), memory
+        return {name: torch.add(leaf, grads[name], alpha=-lr) for name, leaf in params.items()}, memory
     velocity = tree.add(grads, memory["velocity"], training.momentum)
     direction = tree.add(grads, velocity, training.momentum) if training.nesterov else velocity
     return tree.add(params, direction, -lr), {"velocity": velocity}

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from fedalloy.core import tree
 from fedalloy.core.around import SolverAround
-from fedalloy.core.client import BatchGradient
 from fedalloy.core.errors import SpecError
-from fedalloy.core.objective import Act
+from fedalloy.core.objective import Act, StepGradient
 from fedalloy.core.protocols import Carry, GradAt, Objective, Shared
 from fedalloy.core.types import Context, Part, Payload, State, Tree
 
@@ -52,7 +51,7 @@ class Noted:
 
     def _note(self, params: Tree, grads: Tree | None) -> None:
         base = self._grad_at
-        assert isinstance(base, BatchGradient)
+        assert isinstance(base, StepGradient)
         if self._outer is None and grads is not None:
             self.loss, self.slope = base.loss, grads
             return

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from fedalloy.core.algorithm import Algorithm, server_step
-from fedalloy.core.client import BatchGradient
 from fedalloy.core.errors import SpecError
 from fedalloy.core.keys import Key
+from fedalloy.core.objective import BatchGradient
 from fedalloy.core.registry import register
 from fedalloy.core.types import Cohort, Context, Tree
 from fedalloy.methods.servers.sgd import ServerSgd
