@@ -93,3 +93,11 @@ def test_a_round_is_counted_and_is_the_same_every_time():
     assert found[0]["files"] > 20
     assert found[0]["crossings by packages"]["experiment -> core"] > 0
     assert "fedalloy/core/algorithm.py" in found[0]["calls by file"]
+
+
+@pytest.mark.parametrize(("engine", "calls", "crossings"), [("loop", 1100, 188), ("batched", 436, 92)])
+def test_a_round_walks_no_further_than_this(engine, calls, crossings):
+    """Half of what the loop once took, and no more than small batched rounds once did: it must not creep up again."""
+    found = count_round(engine, {})
+    assert found["calls"] <= calls, found["calls by file"]
+    assert found["crossings"] <= crossings, found["crossings by packages"]

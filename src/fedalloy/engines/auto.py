@@ -131,12 +131,12 @@ def expected(algorithm: Algorithm, task: Task, shared: Shared, clients: int, cor
     if _device(shared) != "cpu":
         return [Candidate("batched", torch.get_num_threads())]
     threads = cores if size * clients > THREADS_PAY_BYTES else 1
-    if descent_of(algorithm.solver) is not None and dense_of(task.objective, shared) is not None:
+    if descent_of(algorithm) is not None and dense_of(task.objective, shared) is not None:
         # Threads that wait for each other lose on a machine that is busy otherwise: one alone is always a rival.
         alone = [Candidate("batched", 1)] if threads > 1 else []
         large = size * min(clients, 10) > CACHE_BYTES and cores > 1
         return [Candidate("batched", threads), *alone, *([Candidate("workers", 1, cores)] if large else [])]
-    mixes = pair_descent_of(algorithm.solver) is not None and dense_of(task.objective, shared) is not None
+    mixes = pair_descent_of(algorithm) is not None and dense_of(task.objective, shared) is not None
     if mixes and cores > 1 and fused_mixture.clients_in_cache(shared["params"]) < clients:
         return [Candidate("workers", 1, cores), Candidate("batched", 1)]
     small = size * clients <= CACHE_BYTES and not _convolutional(shared)

@@ -27,7 +27,7 @@ from fedalloy.engines import fused, fused_mixture, mapped
 from fedalloy.engines.chain import chain_of
 from fedalloy.engines.fused_graph import FusedGraphs
 from fedalloy.engines.graphs import Graphs, Precision
-from fedalloy.engines.kinds import descent_of, pair_descent_of
+from fedalloy.engines.kinds import descent_of, is_fusible, pair_descent_of
 from fedalloy.engines.loop import Loop
 from fedalloy.engines.profile import phase
 
@@ -85,7 +85,7 @@ class Batched(Engine):
 
     def _most(self, algorithm: Algorithm, objective: Objective, shared: Shared, states: Mapping[int, State]) -> int:
         """How many clients fit: a model, what the client keeps, their gradients and what the step keeps of them."""
-        if pair_descent_of(algorithm.solver) is not None and self._fused(algorithm, objective, shared) is not None:
+        if pair_descent_of(algorithm) is not None and self._fused(algorithm, objective, shared) is not None:
             return fused_mixture.clients_in_cache(shared["params"])
         kept = tree_leaves(next(iter(states.values()), {}))
         own = sum(leaf.numel() * leaf.element_size() for leaf in kept if isinstance(leaf, Tensor))
@@ -122,7 +122,7 @@ class Batched(Engine):
         elsewhere and where batches must not be padded."""
         on_gpu = _on_gpu(shared)
         layers = self._fused(algorithm, objective, shared) if isinstance(data.x, Tensor) else None
-        if layers is not None and descent_of(algorithm.solver) is None:
+        if layers is not None and descent_of(algorithm) is None:
             return partial(fused_mixture.train, layers)
         if layers is not None and not on_gpu:
             return partial(fused.train, layers)
@@ -142,11 +142,6 @@ class Batched(Engine):
         if self.kernel == "fused" and layers is None:
             raise ValueError("kernel 'fused' needs a chain of linear layers with plain local SGD and no buffers")
         return layers
-
-
-def is_fusible(algorithm: Algorithm) -> bool:
-    """Whether there is a fused kernel for what the clients do."""
-    return descent_of(algorithm.solver) is not None or pair_descent_of(algorithm.solver) is not None
 
 
 def dense_of(objective: Objective, shared: Shared) -> tuple[fused.Dense, ...] | None:

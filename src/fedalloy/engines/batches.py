@@ -18,9 +18,10 @@ _GATHER_BYTES_ELSEWHERE = 256 << 20
 
 def batches(block: Prepared) -> Iterator[tuple[Inputs, Inputs]]:
     """``x, y`` of every step for the running clients, ``[c, B, ...]``."""
+    clients = len(block)
     for running, (x, y) in zip(block.running, padded_batches(block), strict=True):
         first = slice(running)
-        yield (x, y) if running == len(block) else (inputs.take(x, first), inputs.take(y, first))
+        yield (x, y) if running == clients else (inputs.take(x, first), inputs.take(y, first))
 
 
 def padded_batches(block: Prepared) -> Iterator[tuple[Inputs, Inputs]]:

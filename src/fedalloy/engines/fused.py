@@ -73,7 +73,7 @@ def train(layers: tuple[Dense, ...], training: BlockTraining) -> TrainingResult:
 
 def setting(layers: tuple[Dense, ...], training: BlockTraining) -> tuple[tuple[Dense, ...], str, Descent]:
     """What is the same in all rounds: the layers, the name of the loss and what the descent is made of."""
-    descent = descent_of(training.algorithm.solver)
+    descent = descent_of(training.algorithm)
     assert descent is not None
     return layers, training.objective.loss_name or "", descent
 
@@ -82,10 +82,11 @@ def descend(
     layers: tuple[Dense, ...], loss: str, descent: Descent, params: Tree, block: Prepared, ctx: Context
 ) -> tuple[Tree, Tensor]:
     """Every step of a block: the clients' deltas and the sums of their training losses (as ``tally`` counts them)."""
-    memory = _allocate(params, len(block), momentum=descent.momentum > 0)
+    clients = len(block)
+    memory = _allocate(params, clients, momentum=descent.momentum > 0)
     deltas, now, passes = memory.model, memory, Passes(layers, loss, block)
     for step, (x, y) in enumerate(batches(block)):
-        if block.running[step] < len(block):
+        if block.running[step] < clients:
             now = memory.first(block.running[step])
         values, slope, scale = passes.forward(now.model, step, x, y)
         _backward(layers, now, descent, values, slope, scale, ctx.local_lr)

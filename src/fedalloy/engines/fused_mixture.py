@@ -65,7 +65,7 @@ def clients_in_cache(params: Tree) -> int:
 
 def train(layers: tuple[Dense, ...], training: BlockTraining) -> TrainingResult:
     """Every step of a block."""
-    mixture, params = pair_descent_of(training.algorithm.solver), training.shared["params"]
+    mixture, params = pair_descent_of(training.algorithm), training.shared["params"]
     assert mixture is not None
     block, carry = training.block, training.carry
     memory = _allocate(params, carry.get("local"), len(block))

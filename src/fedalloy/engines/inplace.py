@@ -55,7 +55,7 @@ class InplaceModel:
 
 def train(training: BlockTraining) -> TrainingResult:
     """What ``core.client.train`` does, for a solver that says it is plain descent."""
-    descent, block, objective = descent_of(training.algorithm.solver), training.block, training.objective
+    descent, block, objective = descent_of(training.algorithm), training.block, training.objective
     assert descent is not None
     carry, buffers = training.carry, training.buffers
     model, dropout, pools = InplaceModel(carry["params"], descent), block.dropout_keys()[0], _pools(objective)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from fedalloy.core import aspects
-from fedalloy.core.solver import LocalSolver
+from fedalloy.core.algorithm import Algorithm
+from fedalloy.core.aspects import Fusing
 
 
 @dataclass(frozen=True)
@@ -36,18 +36,22 @@ class PairDescent:
     angle: float = 0.0
 
 
-def descent_of(solver: LocalSolver) -> Descent | None:
-    """The solver as plain descent, if it is nothing else."""
-    numbers = _numbers(solver, "descent")
-    return None if numbers is None else Descent(**numbers)
+def descent_of(algorithm: Algorithm) -> Descent | None:
+    """The clients' program as plain descent, if it is nothing else."""
+    hint = algorithm.fusing
+    return Descent(**_numbers(hint)) if hint is not None and hint.kind == "descent" else None
 
 
-def pair_descent_of(solver: LocalSolver) -> PairDescent | None:
-    """The solver as descent on two models at once, if it is nothing else."""
-    numbers = _numbers(solver, "pair_descent")
-    return None if numbers is None else PairDescent(**numbers)
+def pair_descent_of(algorithm: Algorithm) -> PairDescent | None:
+    """The clients' program as descent on two models at once, if it is nothing else."""
+    hint = algorithm.fusing
+    return PairDescent(**_numbers(hint)) if hint is not None and hint.kind == "pair_descent" else None
 
 
-def _numbers(solver: LocalSolver, kind: str) -> dict[str, Any] | None:
-    hint = aspects.fusing(solver)
-    return dict(hint.numbers) if hint is not None and hint.kind == kind else None
+def is_fusible(algorithm: Algorithm) -> bool:
+    """Whether there is a fused kernel for what the clients do."""
+    return algorithm.fusing is not None and algorithm.fusing.kind in ("descent", "pair_descent")
+
+
+def _numbers(hint: Fusing) -> dict[str, Any]:
+    return dict(hint.numbers)

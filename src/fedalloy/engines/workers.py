@@ -118,7 +118,7 @@ class Crew:
         self, algorithm: Algorithm, task: Task, shared: Shared, state: State, slots: int, processes: int
     ) -> None:
         self.algorithm, self.task, self.slots = algorithm, task, slots
-        mixes = pair_descent_of(algorithm.solver) is not None and not shared["buffers"]
+        mixes = pair_descent_of(algorithm) is not None and not shared["buffers"]
         self.layers = dense_of(task.objective, shared) if mixes else None
         payload = Layout.of(algorithm.templates(shared))
         self.layouts = {"shared": Layout.of(shared), "payload": payload, "state": Layout.of(state)}
@@ -300,7 +300,7 @@ class Crew:
         they are that on two models; None: the plain kernel."""
         if self.layers is not None and isinstance(data.x, Tensor):
             return partial(fused_mixture.train, self.layers), vmapped
-        return inplace.train if descent_of(self.algorithm.solver) is not None else None, plain
+        return inplace.train if descent_of(self.algorithm) is not None else None, plain
 
 
 def _serve(crew: Crew, pipe: Connection, parents_end: Connection) -> None:

@@ -84,7 +84,7 @@ class Course:
     def plain(self) -> bool:
         """Whether clients do nothing but descend on the summed losses: then ``-delta / lr`` is the sum of their
         gradients and nothing further has to be noted."""
-        return descent_of(self.algorithm.solver) == Descent() and self.learning.loss == "task"
+        return descent_of(self.algorithm) == Descent() and self.learning.loss == "task"
 
     @cached_property
     def clients(self) -> Algorithm:

@@ -10,7 +10,8 @@ from fedalloy.core import tree
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Engine
 from fedalloy.core.types import Tree
-from fedalloy.engines.batched import Batched, dense_of, is_fusible
+from fedalloy.engines.batched import Batched, dense_of
+from fedalloy.engines.kinds import is_fusible
 from fedalloy.studies.unfolding.course import Course
 from fedalloy.studies.unfolding.exact import exact
 from fedalloy.studies.unfolding.first_order import first_order
