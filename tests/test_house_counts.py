@@ -43,3 +43,8 @@ def test_names_cycles_and_repetitions(house: House) -> None:
 def test_other_packages_can_be_counted(tmp_path: Path, house: House) -> None:
     together = {"toy.low": "all", "toy.high": "all"}
     assert look(tmp_path / "toy", together).cycles == []
+
+
+def test_no_cycles_no_class_name_twice_nothing_written_twice() -> None:
+    here = look(Path(__file__).resolve().parents[1] / "src" / "fedalloy")
+    assert (here.cycles, here.class_names, here.duplicates) == ([], {}, [])
