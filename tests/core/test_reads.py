@@ -11,12 +11,15 @@ from fedalloy.core.contributions import Notes
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Weighting
 from fedalloy.core.types import Cohort, Context
+from fedalloy.engines import shared_cohort
 from fedalloy.engines.batched import Batched
 from fedalloy.engines.loop import Loop
+from fedalloy.engines.shared_cohort import SharedCohort, split_columns, sum_columns
+from fedalloy.engines.workers import Workers
 from fedalloy.methods.servers.sgd import ServerSgd
 from fedalloy.methods.solvers.sgd import Sgd
 from fedalloy.methods.weightings.angles import Angles
-from fedalloy.testing import small_task, specimen
+from fedalloy.testing import small_task, specimen, work
 from tests.core.reading import Reads
 from tests.engines.rounds import context, play
 
@@ -97,6 +100,52 @@ def test_notes_are_one_pass_and_engines_hide_none(engine, sizes, name, server, m
     assert len(step.ids) == task.population
     elements = sum(leaf.numel() for leaf in cohort.payload["delta"].values())
     assert reads.elements / elements == 1 + server, reads.log
+
+
+@pytest.fixture
+def workers():
+    engine = Workers(2)
+    yield engine
+    engine.close()
+
+
+@pytest.mark.parametrize(("name", "server"), [("samples", 1), ("median", 1), ("krum", 2), ("angles", 3)])
+def test_workers_note_a_row_once_where_it_lies_and_hide_no_pass(workers, name, server, monkeypatch):
+    """A process notes the row that it wrote; whoever steps the server reads what the rule asks for, and no more."""
+    monkeypatch.setattr(tree, "_ELEMENTS", 24)
+    task, rule = small_task(sizes=RAGGED), specimen("weighting", name)
+    algorithm = Algorithm(Sgd(lr=0.1, batch_size=4), rule, ServerSgd())
+    state, ctx = algorithm.init(task.objective.init(Key.of(1))[0], task.population), context(algorithm, task)
+    cohort = play(workers, algorithm, task).cohort
+    assert isinstance(cohort, SharedCohort)
+    elements = sum(leaf.numel() for leaf in cohort.payload["delta"].values())
+    with Reads(cohort.payload["delta"].values(), 24) as reads:
+        step = server_step(algorithm, state, cohort, ctx)
+    assert len(step.ids) == task.population
+    assert reads.elements / elements == server, reads.log
+    with Reads([], 24) as noting:
+        watch_when_noted(noting, monkeypatch)
+        assert not isinstance(workers._crew.run(1, work(1), ctx), str)
+    assert noting.elements == elements / task.population, noting.log
+
+
+def test_what_processes_sum_is_read_by_them_alone_and_once(workers, monkeypatch):
+    monkeypatch.setattr(shared_cohort, "SHARED_FROM", 1)
+    task, algorithm = (
+        small_task(sizes=RAGGED),
+        Algorithm(Sgd(batch_size=4), specimen("weighting", "samples"), ServerSgd()),
+    )
+    cohort = play(workers, algorithm, task).cohort
+    leaves, weights = cohort.payload["delta"], torch.full((4,), 0.25, dtype=torch.float64)
+    with Reads(leaves.values(), CHUNK) as reads:
+        found = cohort.combine("delta", weights)
+    assert reads.elements == 0, reads.log
+    crew, layout = workers._crew, workers._crew.layouts["payload"]
+    with Reads(leaves.values(), CHUNK) as reads:
+        for columns in split_columns({name: leaf[0].numel() for name, leaf in leaves.items()}, 2):
+            sum_columns(crew.payload, crew.sums[0].clone(), layout, "delta", weights.tolist(), columns)
+    assert reads.elements == sum(leaf.numel() for leaf in leaves.values()), reads.log
+    assert found.keys() == leaves.keys()
 
 
 def watch_when_noted(reads: Reads, monkeypatch: pytest.MonkeyPatch) -> None:
