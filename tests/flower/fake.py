@@ -13,8 +13,8 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedalloy.experiment.records import toml
 from fedalloy.flower import data, node
-from fedalloy.flower.answering import respond
 from fedalloy.flower.config import NodeConfig, ServerConfig
+from fedalloy.flower.node import respond
 from fedalloy.flower.server import run_federation
 from fedalloy.flower.transport import Transport
 

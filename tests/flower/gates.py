@@ -17,10 +17,10 @@ GATE, HELD = Path("../gate"), Path("../held")
 
 def data() -> tuple[Any, Any]:
     """The first client's share; from now on this process looks at the gate before it answers."""
-    from fedalloy.flower import answering
+    from fedalloy.flower import node
     from tests.flower.shares import share
 
-    honest = vars(answering)["answer"]
+    honest = vars(node)["answer"]
 
     def held(order: ReceivedOrder, *rest: Any) -> Letter:
         round = getattr(order.head, "round", None) or 0
@@ -30,7 +30,7 @@ def data() -> tuple[Any, Any]:
         return honest(order, *rest)
 
     if honest.__name__ != held.__name__:
-        setattr(answering, "answer", held)  # noqa: B010
+        setattr(node, "answer", held)  # noqa: B010
     return share(0)
 
 

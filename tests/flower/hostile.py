@@ -23,14 +23,14 @@ def data() -> tuple[Any, Any]:
 
 def _tampering(change: Any) -> tuple[Any, Any]:
     """From here on this process changes every contribution before it is sent."""
-    from fedalloy.flower import answering
+    from fedalloy.flower import node
 
     honest = letters.pack
 
     def tampered(letter: Letter) -> Any:
         return honest(Letter(letter.header, change(letter.parts)) if letter.parts else letter)
 
-    setattr(answering, "pack", tampered)  # noqa: B010
+    setattr(node, "as_records", tampered)  # noqa: B010
     return data()
 
 

@@ -13,8 +13,8 @@ from unittest.mock import patch
 from flwr.app import RecordDict
 
 from fedalloy.core.types import Payload
-from fedalloy.flower.answering import respond
 from fedalloy.flower.config import NodeConfig
+from fedalloy.flower.node import respond
 from fedalloy.flower.protocol.letters import Letter, pack, unpack
 from tests.flower import fake
 

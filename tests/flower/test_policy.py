@@ -13,8 +13,8 @@ import torch
 pytest.importorskip("flwr")
 
 from fedalloy.core.errors import SpecError
-from fedalloy.flower.answering import respond
 from fedalloy.flower.limits import check_size
+from fedalloy.flower.node import respond
 from fedalloy.flower.policy import Policy
 from fedalloy.flower.protocol.header import Refused
 from fedalloy.flower.protocol.letters import Letter, pack, unpack

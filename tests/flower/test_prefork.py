@@ -264,18 +264,6 @@ def test_flower_finds_our_way_of_starting_processes_first(tmp_path):
     assert "Flower version" in done.stdout
 
 
-def test_every_command_is_a_process_or_all_are_one(tmp_path):
-    environment = {**surroundings(), "FLWR_HOME": str(tmp_path)}
-    code, said = Fallback().flwr(environment).run(["--version"])
-    assert (code, "Flower version" in said) == (0, True), said
-    kept = Prefork().flwr(environment)
-    try:
-        assert kept.run(["--version"]) == (code, said)
-        assert kept.run(["no-such-command"])[0] != 0
-    finally:
-        kept.close()
-
-
 def test_without_a_worker_the_answer_is_made_here_in_the_store_with_its_log(tmp_path, monkeypatch):
     """A node that is configured wrongly, which its log says too."""
     monkeypatch.setattr(logging.getLogger(), "handlers", [])

@@ -120,22 +120,11 @@ class LocalFederation:
         self._program(name).kill()
         end_all(f"{self._token}.{name}")
 
-    def stop_node(self, name: str) -> None:
-        """Ask a node to end."""
-        self._program(name).stop()
-        end_all(f"{self._token}.{name}")
-
     def kill_server(self) -> None:
         """End the server as a power failure would, with everything it started."""
         self._program("server").kill()
         self.cli.close()
         self._stop_server()
-
-    def kill_superlink(self) -> None:
-        """End the SuperLink alone, as a crash would: the apps of its runs go on for a while."""
-        self._program("server").kill()
-        self.cli.close()
-        self.programs["front"].stop()
 
     def wait_online(self, *names: str) -> None:
         """Return when the server has heard of these nodes."""

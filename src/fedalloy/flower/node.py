@@ -1,4 +1,4 @@
-"""The node's half: read an order, check it, carry it out on the node's own data, answer. Knows nothing of Flower.
+"""The node's half: read an order, check it, carry it out on the node's own data, answer.
 
 Every order names the version of fedalloy that wrote it, its run, its client and, as data, the algorithm and the model.
 An order that this node will not carry out is *refused* with the reason; one that goes wrong has *failed*. Of errors
@@ -11,9 +11,9 @@ from __future__ import annotations
 import logging
 import math
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
 import torch
 
@@ -34,13 +34,26 @@ from fedalloy.flower.leaves import check_cohort, check_shared, whole
 from fedalloy.flower.limits import bounded_memory, check_protected, check_steps, is_memory_error
 from fedalloy.flower.payloads import ALWAYS
 from fedalloy.flower.policy import Policy
-from fedalloy.flower.protocol.header import LeavesLost, Refused, signed
+from fedalloy.flower.protocol.header import LeavesLost, Malformed, Refused, plain_record, signed
 from fedalloy.flower.protocol.letters import Letter, sizes
-from fedalloy.flower.protocol.orders import AlgorithmSpec, Cross, Evaluate, Hello, ReceivedOrder, Train, Work
+from fedalloy.flower.protocol.letters import pack as as_records
+from fedalloy.flower.protocol.orders import (
+    AlgorithmSpec,
+    Cross,
+    Evaluate,
+    Hello,
+    ReceivedOrder,
+    Train,
+    Work,
+    read_order,
+)
 from fedalloy.flower.store import NodeStore, Start, Ticket
 from fedalloy.methods.servers.sgd import ServerSgd
 from fedalloy.tasks.evaluation import evaluate_models
 from fedalloy.tasks.metrics.metric import choose
+
+if TYPE_CHECKING:
+    from flwr.app import RecordDict
 
 log = logging.getLogger("fedalloy.flower")
 Head = TypeVar("Head", bound=Work)
@@ -118,6 +131,30 @@ def half_of(spec: AlgorithmSpec) -> Algorithm:
         return Algorithm(solver, WeighedElsewhere(frozenset(spec.requires)), ServerSgd(), wire)
     except (TypeError, ValueError, ArithmeticError) as error:
         raise SpecError(str(error)) from error
+
+
+def respond(content: RecordDict, node_config: Mapping[str, Any], make_task: MakeTask = local_task) -> RecordDict:
+    """The answer to an order; a node that is configured wrongly says so. ``make_task`` reads the node's data."""
+    try:
+        config = NodeConfig.read(node_config)
+        policy = Policy.read(config.policy)
+    except FedalloyError as error:
+        log.error("%s", error)
+        return _refusal(f"this node is not configured properly: {error}")
+    try:
+        order = read_order(content, policy.max_megabytes * 1e6, policy.models)
+    except Malformed as error:
+        return _refusal(f"the server's letter cannot be read: {error}")
+    except FedalloyError as error:
+        log.warning("refused: %s", error)
+        return _refusal(str(error))
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    return as_records(answer(order, config, policy, make_task))
+
+
+def _refusal(reason: str) -> RecordDict:
+    return plain_record(signed(status="refused", reason=reason))
 
 
 def answer(received: ReceivedOrder, config: NodeConfig, policy: Policy, make_task: MakeTask = local_task) -> Letter:

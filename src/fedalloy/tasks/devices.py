@@ -19,7 +19,6 @@ from fedalloy.core.errors import SpecError
 from fedalloy.core.keys import Key
 
 SOLVER_DEFAULT = -1
-ON_FAILURE = ("drop", "resend")
 
 
 @checked("devices.epochs")

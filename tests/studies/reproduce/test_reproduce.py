@@ -18,7 +18,7 @@ from fedalloy.experiment.records.reading import read_run
 from fedalloy.results.outcome import read_outcome
 from fedalloy.studies.compare.jobs import JobNews, Watcher
 from fedalloy.studies.reproduce.declaring import load_experiment, target_of
-from fedalloy.studies.reproduce.index import pages, stale_pages, write_pages
+from fedalloy.studies.reproduce.index import pages, write_pages
 from fedalloy.studies.reproduce.measuring import Wish, measure
 from fedalloy.studies.reproduce.page import write_page
 from fedalloy.studies.reproduce.results import Measured, Results, read_results, write_results
@@ -278,6 +278,11 @@ def test_the_list_says_what_everything_costs():
     assert "s3-synthetic" in done.stdout
     nothing = CliRunner().invoke(app, ["reproduce"])
     assert nothing.exit_code == 2
+
+
+def stale_pages(folder: Path) -> list[Path]:
+    """The pages that are not what the result files make."""
+    return [file for file, text in pages(folder).items() if not file.exists() or file.read_text() != text]
 
 
 def test_pages_of_a_folder_are_a_function_of_its_results(tmp_path):

@@ -32,9 +32,9 @@ from pydantic import (
 
 import fedalloy
 from fedalloy.core.types import Payload
-from fedalloy.flower.plain import plain_arguments, thawed
 from fedalloy.flower.protocol.header import FORMAT, Refused
 from fedalloy.flower.protocol.letters import outline, unpack
+from fedalloy.flower.protocol.plain_values import plain_arguments, thawed
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict

@@ -48,11 +48,6 @@ def write_pages(folder: Path) -> list[Path]:
     return [file for file, _ in changed]
 
 
-def stale_pages(folder: Path) -> list[Path]:
-    """The pages that are not what the result files make."""
-    return [file for file, text in pages(folder).items() if not _says(file, text)]
-
-
 def write_index(found: Sequence[tuple[PaperExperiment, Results]], waiting: Sequence[PaperExperiment] = ()) -> str:
     """One table of all claims, how many of them hold, and the experiments that are declared and not measured yet."""
     judged = [(experiment, results, judge(experiment, results)) for experiment, results in found]

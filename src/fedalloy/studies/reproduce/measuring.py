@@ -21,8 +21,6 @@ from fedalloy.studies.reproduce.declaring import Case, PaperExperiment, methods_
 from fedalloy.studies.reproduce.results import Results
 from fedalloy.studies.reproduce.scoring import measure_run
 
-RUNS = Path("runs") / "reproduce"
-
 
 @dataclass(frozen=True)
 class Wish:

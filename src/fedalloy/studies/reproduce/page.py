@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from fedalloy.results.statistics import Interval, Spread, mean
+from fedalloy.results.statistics import Interval, Spread
 from fedalloy.studies.reproduce.declaring import PaperExperiment
 from fedalloy.studies.reproduce.judging import Judgement, differences, judge, values_of
 from fedalloy.studies.reproduce.results import Measured, Results, seeds_of, summary_of_settings
@@ -173,9 +173,3 @@ def _failures(results: Results) -> str:
     failed = [run for run in results.runs if run.state == "failed"]
     rows = [[run.case, run.method, str(run.seed), str(run.round), run.reason] for run in failed]
     return "## Failed runs\n\n" + table(["case", "method", "seed", "round", "why"], rows) if failed else ""
-
-
-def measured_seconds_per_round(results: Results, case: str) -> float | None:
-    """What a round of this case took on average, for the estimate that stands with the experiment."""
-    known = [run.seconds / run.round for run in results.runs if run.case == case and run.seconds and run.round]
-    return mean(known) if known else None
