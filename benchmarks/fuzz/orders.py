@@ -53,7 +53,7 @@ def examples() -> list[Case]:
 def read(case: Case, folder: Path) -> str:
     """The node's answer, which must be a result, a refusal, or a failure of a known kind or at a named stage."""
     from fedalloy.flower.config import NodeConfig
-    from fedalloy.flower.node import respond
+    from fedalloy.flower.node.answer import respond
 
     place = _node()
     config = NodeConfig("0", str(place / "data"), folder / "store", place / "policy.toml")

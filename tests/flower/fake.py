@@ -12,27 +12,17 @@ from flwr.app import Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedalloy.experiment.records import toml
-from fedalloy.flower import data, node
 from fedalloy.flower.config import NodeConfig, ServerConfig
-from fedalloy.flower.node import respond
+from fedalloy.flower.node.answer import respond
+from fedalloy.flower.node.data import local_task, remembering
 from fedalloy.flower.server import run_federation
 from fedalloy.flower.transport import Transport
 
 # Flower lets only the process of an app make messages: let this one be such a process.
 TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
 
-_tasks: dict[str, data.LocalTask] = {}
-
-
-def _remembered(source: str, client: int, spec: Any, *rest: Any) -> data.LocalTask:
-    """In one process there is no need to make the same data for every order."""
-    known = repr([source, client, spec, *rest])
-    if known not in _tasks:
-        _tasks[known] = data.local_task(source, client, spec, *rest)
-    return _tasks[known]
-
-
-node.local_task = _remembered  # type: ignore[attr-defined, assignment]
+# In one process there is no need to make the same data for every order.
+_make_task = remembering(local_task, most=100)
 
 
 @dataclass
@@ -84,7 +74,7 @@ class FakeGrid:
         if not one.answers or not one.online:
             return None
         one.seen.append(message.metadata.message_type)
-        content = one.tamper(respond(message.content, one.config))
+        content = one.tamper(respond(message.content, one.config, _make_task))
         del self.waiting[message.metadata.message_id]
         if isinstance(content, Error):
             return Message(content, reply_to=message)

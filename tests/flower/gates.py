@@ -17,7 +17,7 @@ GATE, HELD = Path("../gate"), Path("../held")
 
 def data() -> tuple[Any, Any]:
     """The first client's share; from now on this process looks at the gate before it answers."""
-    from fedalloy.flower import node
+    from fedalloy.flower.node import answer as node
     from tests.flower.shares import share
 
     honest = vars(node)["answer"]

@@ -23,7 +23,7 @@ def data() -> tuple[Any, Any]:
 
 def _tampering(change: Any) -> tuple[Any, Any]:
     """From here on this process changes every contribution before it is sent."""
-    from fedalloy.flower import node
+    from fedalloy.flower.node import answer as node
 
     honest = letters.pack
 

@@ -14,7 +14,7 @@ from flwr.app import RecordDict
 
 from fedalloy.core.types import Payload
 from fedalloy.flower.config import NodeConfig
-from fedalloy.flower.node import respond
+from fedalloy.flower.node.answer import respond
 from fedalloy.flower.protocol.letters import Letter, pack, unpack
 from tests.flower import fake
 
@@ -26,10 +26,10 @@ KINDS = ("hello", "train", "evaluate", "cross")
 def _examples() -> dict[str, Example]:
     found: dict[str, Example] = {}
 
-    def watched(content: RecordDict, config: dict[str, Any]) -> RecordDict:
+    def watched(content: RecordDict, config: dict[str, Any], *rest: Any) -> RecordDict:
         letter = unpack(content)
         found.setdefault(letter.header["kind"], (letter.header, letter.parts))
-        return respond(content, config)
+        return respond(content, config, *rest)
 
     with tempfile.TemporaryDirectory() as folder, patch.object(fake, "respond", watched):
         recipe = fake.recipe_file(Path(folder), "fedboosting", run={"rounds": 1}, evaluate={"every": 1})

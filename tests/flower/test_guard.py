@@ -13,7 +13,8 @@ import pytest
 pytest.importorskip("flwr")
 
 from fedalloy.core.errors import SpecError
-from fedalloy.flower import compatibility, guard
+from fedalloy.flower import bundle_guard as guard
+from fedalloy.flower import compatibility
 from fedalloy.flower.bundle import HASH, bundle_files, bundle_hash, write_bundle
 from fedalloy.flower.prefork import OFF, SWITCH, __main__
 

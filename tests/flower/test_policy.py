@@ -13,9 +13,9 @@ import torch
 pytest.importorskip("flwr")
 
 from fedalloy.core.errors import SpecError
-from fedalloy.flower.limits import check_size
-from fedalloy.flower.node import respond
-from fedalloy.flower.policy import Policy
+from fedalloy.flower.node.answer import respond
+from fedalloy.flower.node.limits import check_size
+from fedalloy.flower.node.policy import Policy
 from fedalloy.flower.protocol.header import Refused
 from fedalloy.flower.protocol.letters import Letter, pack, unpack
 from fedalloy.tasks.assembly import as_factory
@@ -51,7 +51,7 @@ def test_a_policy_bounds_what_an_order_may_cost(policy, reason, tmp_path):
 def test_data_of_more_clients_than_examples_are_allowed_are_not_made(tmp_path):
     header, parts = order([])
     header["task"]["trial"]["dataset"] = {"kind": "synthetic", "devices": 1 << 62}
-    with patch("fedalloy.flower.data.as_dataset", side_effect=AssertionError("they were made")):
+    with patch("fedalloy.flower.node.data.as_dataset", side_effect=AssertionError("they were made")):
         status, said = answered(header, parts, node_keys(tmp_path))
     assert (status, "the policy of this node allows 10000000 examples" in said) == ("refused", True), said
 
@@ -121,7 +121,7 @@ def test_memory_beyond_the_limit_is_an_error_and_not_the_end_of_the_machine():
     """In a process of its own, since it matters what a process has had before."""
     program = (
         "import resource, torch\n"
-        "from fedalloy.flower.limits import bounded_memory\n"
+        "from fedalloy.flower.node.limits import bounded_memory\n"
         "before = resource.getrlimit(resource.RLIMIT_DATA)\n"
         "try:\n"
         "    with bounded_memory(50, 'cpu'):\n"

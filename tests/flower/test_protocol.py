@@ -18,7 +18,7 @@ from flwr.app import ConfigRecord, RecordDict
 from fedalloy import algorithms
 from fedalloy.core import registry
 from fedalloy.core.errors import FedalloyError
-from fedalloy.flower.node import half_of
+from fedalloy.flower.node.answer import half_of
 from fedalloy.flower.payloads import told_algorithm, without_infinities
 from fedalloy.flower.protocol.orders import AlgorithmSpec, RuleSpec, read_order
 from fedalloy.flower.protocol.replies import read_reply

@@ -11,9 +11,9 @@ pytest.importorskip("flwr")
 
 from fedalloy.core.errors import CheckpointError
 from fedalloy.experiment.records.reading import read_run
+from fedalloy.flower.node.store import NodeStore
 from fedalloy.flower.protocol.header import Refused
 from fedalloy.flower.protocol.letters import Letter, outline, pack, unpack
-from fedalloy.flower.store import NodeStore
 from tests.flower.fake import FakeGrid, federation, play, recipe_file
 from tests.flower.test_federation import assert_equal, simulated
 

@@ -31,8 +31,8 @@ from fedalloy.flower.admission import keys
 from fedalloy.flower.config import NodeConfig
 from fedalloy.flower.layout import NodePlace, ServerPlace, server_files
 from fedalloy.flower.local import LocalFederation
+from fedalloy.flower.node.policy import Policy
 from fedalloy.flower.pki import expires, make_node_key, make_server_certificate, public_half, write_private
-from fedalloy.flower.policy import Policy
 from fedalloy.flower.prefork import launcher
 from fedalloy.flower.programs import TOKEN, DidNotStart, Program, carrying, end_all, free_port, wait_until
 from fedalloy.flower.scaffold import FederationPlan, numbered, write_federation

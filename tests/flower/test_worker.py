@@ -17,7 +17,7 @@ import torch
 pytest.importorskip("flwr")
 
 import fedalloy
-from fedalloy.flower.data import LocalTask, local_task, remembering
+from fedalloy.flower.node.data import LocalTask, local_task, remembering
 from fedalloy.flower.prefork import NotCarriedOut, worker
 from fedalloy.flower.programs import wait_until
 from fedalloy.flower.protocol.header import FORMAT, plain_record, signed

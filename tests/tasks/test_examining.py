@@ -16,7 +16,7 @@ from fedalloy.core.errors import DataError
 from fedalloy.core.keys import Key
 from fedalloy.core.types import Block, Examples
 from fedalloy.experiment.records.reading import read_run
-from fedalloy.flower.data import local_task
+from fedalloy.flower.node.data import local_task
 from fedalloy.flower.protocol.orders import check_task
 from fedalloy.tasks import examining
 from fedalloy.tasks.assembly import make_objective, make_task

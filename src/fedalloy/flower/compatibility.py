@@ -4,7 +4,7 @@ Replaced is always one name in one module of a running program of Flower's, neve
 
 * :data:`PREFORK` makes a round quicker (:mod:`fedalloy.flower.prefork`). They are compared with Flower's source before
   a program is started; where one of them is built differently, programs are started in Flower's own way.
-* :data:`FETCH` keeps a node from running other people's code (:mod:`fedalloy.flower.guard`). Where it is built
+* :data:`FETCH` keeps a node from running other people's code (:mod:`fedalloy.flower.bundle_guard`). Where it is built
   differently, a node does not start.
 """
 

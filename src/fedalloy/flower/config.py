@@ -8,7 +8,7 @@ A node's keys stand in the ``--node-config`` of its SuperNode (or in a ``.toml``
 | ``fedalloy-data`` | its data: a folder, or a function ``package.module:function``; ``recipe`` (for trials): what the
   recipe's own data give this client |
 | ``fedalloy-store`` | a folder of its own, for what it keeps between rounds and a list of all it has sent |
-| ``fedalloy-policy`` | a file that says what is never sent (:mod:`fedalloy.flower.policy`); left out: nothing |
+| ``fedalloy-policy`` | a file that says what is never sent (:mod:`fedalloy.flower.node.policy`); left out: nothing |
 | ``fedalloy-device`` | a torch device; left out: ``cpu`` |
 | ``fedalloy-threads`` | threads of torch; left out: torch's choice |
 

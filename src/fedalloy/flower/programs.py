@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedalloy.core.errors import FedalloyError
+from fedalloy.flower.bundle_guard import ALLOW
 from fedalloy.flower.config import QUIET, as_arguments
-from fedalloy.flower.guard import ALLOW
 from fedalloy.flower.layout import NodePlace, ServerPlace
 from fedalloy.flower.prefork import Launcher
 

@@ -18,7 +18,7 @@ from fedalloy.core.spec import from_spec
 from fedalloy.core.types import Block, Facts
 from fedalloy.experiment.recipe import Recipe
 from fedalloy.experiment.recipe.resolving import task_of
-from fedalloy.flower.data import check_nameable
+from fedalloy.flower.node.data import check_nameable
 from fedalloy.flower.protocol.header import Refused
 from fedalloy.flower.protocol.orders import RuleSpec, check_task
 from fedalloy.tasks.assembly import make_objective

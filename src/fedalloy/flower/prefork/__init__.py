@@ -14,7 +14,7 @@ loading Flower, torch and the data in it takes longer than most orders do. Hence
 Nothing depends on it. Where Flower is not as :data:`fedalloy.flower.compatibility.PREFORK` says, or the variable
 ``FEDALLOY_PREFORK`` is ``off``, there is one new process for each of these things
 (:mod:`~fedalloy.flower.prefork.fallback`): the same results, later. What a node runs is checked in either case
-(:mod:`fedalloy.flower.guard`).
+(:mod:`fedalloy.flower.bundle_guard`).
 """
 
 from __future__ import annotations

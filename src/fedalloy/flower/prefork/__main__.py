@@ -6,19 +6,19 @@ import os
 import sys
 
 from fedalloy.core.errors import SpecError
-from fedalloy.flower import guard
+from fedalloy.flower import bundle_guard
 from fedalloy.flower.prefork import ON, SWITCH
 from fedalloy.flower.prefork.forkserver import entry, preforked
 
 
 def main(arguments: list[str]) -> None:
     """Run the program that is named first; in which way, the environment says."""
-    sys.argv, allowed = guard.take_allowed(arguments)
+    sys.argv, allowed = bundle_guard.take_allowed(arguments)
     program = arguments[0]
     run = entry(program)
     if program == "flower-supernode":
         try:
-            guard.install(allowed)
+            bundle_guard.install(allowed)
         except SpecError as error:
             sys.exit(str(error))
     sys.exit((preforked(program, run) if os.environ.get(SWITCH) == ON else run)())

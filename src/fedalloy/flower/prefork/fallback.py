@@ -35,7 +35,7 @@ class Fallback:
 
     def respond(self, store: Path, node_config: Mapping[str, Any], content: RecordDict) -> RecordDict:
         """Carry out an order in this process, which Flower has started for it."""
-        from fedalloy.flower.node import respond
+        from fedalloy.flower.node.answer import respond
 
         store.mkdir(parents=True, exist_ok=True, mode=0o700)
         with contextlib.chdir(store):

@@ -98,8 +98,8 @@ def _start(link: socket.socket, store: Path) -> None:
 
 def serve(store: Path, idle: float = IDLE) -> None:
     """Answer one order after another until there are none; the data are read again when they have changed only."""
-    from fedalloy.flower.data import local_task, remembering
-    from fedalloy.flower.node import respond
+    from fedalloy.flower.node.answer import respond
+    from fedalloy.flower.node.data import local_task, remembering
 
     answer = functools.partial(respond, make_task=remembering(local_task))
     os.chdir(store)

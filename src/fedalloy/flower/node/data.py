@@ -24,8 +24,8 @@ from fedalloy.core.own_code import own_code
 from fedalloy.core.protocols import DataPart, Objective
 from fedalloy.core.types import Examples
 from fedalloy.flower.config import FROM_RECIPE
-from fedalloy.flower.limits import check_size
-from fedalloy.flower.policy import Policy
+from fedalloy.flower.node.limits import check_size
+from fedalloy.flower.node.policy import Policy
 from fedalloy.flower.protocol.header import Refused
 from fedalloy.flower.protocol.orders import RuleSpec, TaskSpec, TrialSpec
 from fedalloy.tasks.assembly import as_dataset, as_factory, make_objective, make_task
@@ -39,7 +39,6 @@ from fedalloy.tasks.standardise import Scaler
 
 PARTS: tuple[DataPart, ...] = ("train", "valid", "test")
 Parts = dict[DataPart, Examples]
-_REMEMBERED = 2
 NO_POLICY = Policy()
 
 
@@ -101,9 +100,9 @@ def _model(spec: TaskSpec) -> dict[str, Any] | None:
     return None if spec.model is None else spec.model.to_spec()
 
 
-def remembering(make: MakeTask) -> MakeTask:
-    """The same function with a short memory: a process that carries out many orders reads its data once, and again
-    when a server asks for another task or a file in the node's folder has changed."""
+def remembering(make: MakeTask, most: int = 2) -> MakeTask:
+    """The same function, which remembers its latest results: a process that carries out many orders reads its data
+    once, and again when a server asks for another task or a file in the node's folder has changed."""
     known: dict[str, LocalTask] = {}
 
     def remembered(
@@ -111,7 +110,7 @@ def remembering(make: MakeTask) -> MakeTask:
     ) -> LocalTask:
         what = json.dumps([source, client, repr(spec), device, repr(policy), _stamps(source)])
         known[what] = known.pop(what) if what in known else make(source, client, spec, device, policy)
-        for oldest in list(known)[:-_REMEMBERED]:
+        for oldest in list(known)[:-most]:
             del known[oldest]
         return known[what]
 

@@ -12,8 +12,8 @@ from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Objective, Shared
 from fedalloy.core.types import Payload, Tree
+from fedalloy.flower.node.store import NodeStore
 from fedalloy.flower.protocol.header import LeavesLost, Refused
-from fedalloy.flower.store import NodeStore
 
 
 def whole(received: Shared, algorithm: Algorithm, objective: Objective, store: NodeStore, device: str) -> Shared:

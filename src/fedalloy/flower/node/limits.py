@@ -20,7 +20,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.protocols import LocalSolver, Shared, Wire
-from fedalloy.flower.policy import Policy
+from fedalloy.flower.node.policy import Policy
 from fedalloy.flower.protocol.header import Refused
 from fedalloy.methods.wires.clip import Clip
 from fedalloy.methods.wires.noise import Noise

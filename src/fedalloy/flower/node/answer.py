@@ -29,11 +29,12 @@ from fedalloy.core.protocols import ENGINE_STATS, Shared, Weighting
 from fedalloy.core.spec import from_spec
 from fedalloy.core.types import Block, Cohort, Context, Contributions, Info, State, Weights
 from fedalloy.flower.config import NodeConfig
-from fedalloy.flower.data import LocalTask, MakeTask, local_task
-from fedalloy.flower.leaves import check_cohort, check_shared, whole
-from fedalloy.flower.limits import bounded_memory, check_protected, check_steps, is_memory_error
+from fedalloy.flower.node.data import LocalTask, MakeTask, local_task
+from fedalloy.flower.node.leaves import check_cohort, check_shared, whole
+from fedalloy.flower.node.limits import bounded_memory, check_protected, check_steps, is_memory_error
+from fedalloy.flower.node.policy import Policy
+from fedalloy.flower.node.store import NodeStore, Start, Ticket
 from fedalloy.flower.payloads import ALWAYS
-from fedalloy.flower.policy import Policy
 from fedalloy.flower.protocol.header import LeavesLost, Malformed, Refused, plain_record, signed
 from fedalloy.flower.protocol.letters import Letter, sizes
 from fedalloy.flower.protocol.letters import pack as as_records
@@ -47,7 +48,6 @@ from fedalloy.flower.protocol.orders import (
     Work,
     read_order,
 )
-from fedalloy.flower.store import NodeStore, Start, Ticket
 from fedalloy.methods.servers.sgd import ServerSgd
 from fedalloy.tasks.evaluation import evaluate_models
 from fedalloy.tasks.metrics.metric import choose
