@@ -35,6 +35,7 @@ class GradAt(Protocol):
     ``params`` alone, where ``model(role, *inputs)`` has the leaves of ``fixed`` too.
     """
 
+    @abstractmethod
     def __call__(
         self,
         params: Tree,
@@ -51,9 +52,8 @@ class GradAt(Protocol):
 
 
 @dataclass(eq=False)
-class StepGradient(ABC):
-    """``grad_at`` of one step, a ``GradAt`` of its batch: it remembers the loss, the plain one where it was first
-    asked, and the buffers."""
+class StepGradient(GradAt):
+    """``grad_at`` of one step: it remembers the loss, the plain one where it was first asked, and the buffers."""
 
     objective: Objective
     x: Inputs
@@ -63,18 +63,6 @@ class StepGradient(ABC):
     draw: Tensor | None
     loss: Tensor | None = None
     _acts: int = 0
-
-    @abstractmethod
-    def __call__(
-        self,
-        params: Tree,
-        *,
-        track: bool | Tensor = True,
-        of: Callable[[Tensor], Tensor] | None = None,
-        by: Callable[[Act, Tensor, Tensor], Tensor] | None = None,
-        fixed: Tree | None = None,
-    ) -> Tree:
-        """The gradient, as ``GradAt`` says."""
 
     def outputs(self, params: Tree, x: Tensor) -> Tensor:
         """What the model says about any ``x``, in evaluation mode."""
