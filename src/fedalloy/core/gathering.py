@@ -23,6 +23,7 @@ class Gathering:
     def __init__(self, ids: Tensor, *, exact: bool, like: Mapping[str, Tree]) -> None:
         self._ids, self._exact, self._like = ids.sort().values, exact, like
         self._payload: Payload | None = None
+        self._in_order = False
         self._places: list[Tensor] = []
         self._stats: list[Stats] = []
         self._notes: list[Notes] = []
@@ -35,7 +36,7 @@ class Gathering:
             return reason
         places = torch.searchsorted(self._ids, ids)
         if len(ids) == len(self._ids) and bool((places[1:] > places[:-1]).all()):
-            self._payload = payload  # everybody, in order: nothing needs to be moved
+            self._payload, self._in_order = payload, True  # everybody, in order: nothing needs to be moved
         else:
             self._put(places, payload)
         self._places.append(places)
@@ -55,6 +56,8 @@ class Gathering:
         """All that came."""
         if self._payload is None:
             return Cohort(self._ids[:0], {})
+        if self._in_order:
+            return Cohort(self._ids, self._payload, self._stats[0], noted=self._notes[0])
         places = torch.cat(self._places)
         order = places.argsort()
         came, payload = places[order], self._payload
