@@ -47,7 +47,9 @@ def test_a_rule_of_a_higher_package_is_imported_when_it_is_asked_for():
 
 def test_a_taken_name_is_refused_and_the_first_rule_stays():
     first = registry.find("weighting", "samples")
-    with pytest.raises(RegistryError, match=r"weighting 'samples' is taken by fedalloy\.weightings\.samples\.Samples"):
+    with pytest.raises(
+        RegistryError, match=r"weighting 'samples' is taken by fedalloy\.methods\.weightings\.samples\.Samples"
+    ):
 
         @registry.register("weighting", "samples")
         class Other: ...
