@@ -258,7 +258,7 @@ def server_step(
     cohort, dropped = screen(cohort, algorithm.update, max_norm, needed, sizes, algorithm.statistics)
     if len(cohort) == 0:
         return ServerStep(state, cohort.ids, torch.zeros(0), {}, dropped, resting)
-    if not any(cohort.template(part) for part in cohort.parts):
+    if not cohort.notes.leaves and not any(cohort.template(part) for part in cohort.parts):
         nothing = torch.zeros(len(cohort), dtype=torch.float64)
         return ServerStep(state, cohort.ids, nothing, {}, dropped, resting)
     try:
