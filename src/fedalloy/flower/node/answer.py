@@ -150,7 +150,8 @@ def respond(content: RecordDict, node_config: Mapping[str, Any], make_task: Make
         return _refusal(str(error))
     if config.threads:
         torch.set_num_threads(config.threads)
-    return as_records(answer(order, config, policy, make_task))
+    answered = answer(order, config, policy, make_task)
+    return as_records(answered)
 
 
 def _refusal(reason: str) -> RecordDict:
