@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from importlib import import_module
 from pathlib import Path
 
@@ -45,6 +46,8 @@ OLD = {
     "fedalloy.records.reading": "fedalloy.experiment.records.reading",
     "fedalloy.run.fit": "fedalloy.experiment.fit",
     "fedalloy.reproduce.judging": "fedalloy.studies.reproduce.judging",
+    "fedalloy.engines.flower": "fedalloy.flower.engine",
+    "fedalloy.track.tracker": "fedalloy.experiment.tracking",
     **MOVED,
 }
 CHECK = """
@@ -71,8 +74,10 @@ def test_an_old_path_gives_the_module_of_the_new_one():
 
 
 def test_a_module_that_never_was_is_not_found():
-    with pytest.warns(DeprecationWarning, match="solvers"), pytest.raises(ModuleNotFoundError, match="nothing"):
-        import_module("fedalloy.solvers.nothing")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of its parent
+        with pytest.raises(ModuleNotFoundError, match="nothing"):
+            import_module("fedalloy.solvers.nothing")
 
 
 def test_compare_takes_tables_and_files(tmp_path):
@@ -81,3 +86,41 @@ def test_compare_takes_tables_and_files(tmp_path):
     assert [(row.name, row.seeds) for row in found.rows] == [("fedavg", (0,))]
     with pytest.raises(SpecError, match="there is no recipe"):
         fedalloy.compare(tmp_path / "nothing.toml", tmp_path / "other")
+
+
+def test_old_programs_still_run():
+    command = [sys.executable, "-W", "ignore", "-m", "fedalloy.docs", "--check"]
+    env = {"PYTHONPATH": str(SOURCE)}
+    done = subprocess.run(command, env=env, cwd=SOURCE.parent, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_star_brings_the_rules_alone():
+    names: dict[str, object] = {}
+    exec("from fedalloy.methods import *", names)
+    assert {"Prox", "AaggffD"} <= names.keys()
+    assert "Any" not in names
+
+
+SCRIPT = """
+import fedalloy
+tables = {"run": {"rounds": 1, "seeds": [0, 1]}, "partition": {"clients": 2}, "compare": [{"name": "fedavg"}]}
+GUARDfedalloy.compare(tables, "runs", processes=2)
+"""
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_script_without_a_guard_is_told_so(tmp_path, guarded):
+    guard = 'if __name__ == "__main__": ' if guarded else ""
+    (tmp_path / "script.py").write_text(SCRIPT.replace("GUARD", guard))
+    env = {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "script.py"]
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode == 0) == guarded, done.stderr
+    assert ("put the call of fedalloy.compare under" in done.stderr) != guarded
+
+
+@pytest.mark.parametrize("processes", ["2", 0, -3, 1.5, True])
+def test_a_wrong_number_of_processes_is_refused(tmp_path, processes):
+    with pytest.raises(SpecError, match="processes is"):
+        fedalloy.compare({}, tmp_path, processes=processes)

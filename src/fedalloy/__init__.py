@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from fedalloy import _moved
 
+_moved.install()  # first, as another thread may already be importing by an old name
+
 if TYPE_CHECKING:
     from fedalloy import algorithms, methods
     from fedalloy.core.algorithm import Algorithm
@@ -79,6 +81,3 @@ def _version() -> str:
         return version("fedalloy")
     except PackageNotFoundError:
         return "0+unknown"
-
-
-_moved.install()

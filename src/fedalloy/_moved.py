@@ -7,12 +7,16 @@ import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
+# The first line that fits counts.
 MOVED = {
+    "fedalloy.conform.vectors": "fedalloy.testing.vectors.files",
     "fedalloy.conform": "fedalloy.testing.vectors",
     "fedalloy.docs": "fedalloy.cli.docs",
+    "fedalloy.engines.flower": "fedalloy.flower.engine",
     "fedalloy.export": "fedalloy.results.export",
     "fedalloy.recipe": "fedalloy.experiment.recipe",
     "fedalloy.records": "fedalloy.experiment.records",
@@ -21,8 +25,15 @@ MOVED = {
     "fedalloy.serve": "fedalloy.report.live",
     "fedalloy.servers": "fedalloy.methods.servers",
     "fedalloy.solvers": "fedalloy.methods.solvers",
+    "fedalloy.synthetic.classifier": "fedalloy.methods.classifier",
+    "fedalloy.synthetic.methods": "fedalloy.methods.generative",
+    "fedalloy.synthetic.snapshots": "fedalloy.experiment.records.snapshots",
     "fedalloy.synthetic": "fedalloy.studies.synthetic",
+    "fedalloy.track.tracked": "fedalloy.experiment.tracking",
+    "fedalloy.track.tracker": "fedalloy.experiment.tracking",
     "fedalloy.track": "fedalloy.results.track",
+    "fedalloy.unfolding.algorithms": "fedalloy.methods.unfolded",
+    "fedalloy.unfolding.table": "fedalloy.methods.weightings.weight_table",
     "fedalloy.unfolding": "fedalloy.studies.unfolding",
     "fedalloy.weightings": "fedalloy.methods.weightings",
     "fedalloy.wire": "fedalloy.methods.wires",
@@ -34,8 +45,10 @@ class OldNames:
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """A spec for a module that moved; nothing for any other."""
-        return ModuleSpec(name, _LOADER, is_package=True) if new_name(name) else None
+        """A spec for a module that moved and is there; nothing for any other."""
+        new = new_name(name)
+        there = find_spec(new) if new else None
+        return ModuleSpec(name, _LOADER, is_package=there.submodule_search_locations is not None) if there else None
 
     @staticmethod
     def create_module(spec: ModuleSpec) -> ModuleType:
@@ -45,6 +58,12 @@ class OldNames:
         module = import_module(new)
         spec.loader_state = module.__spec__
         return module
+
+    @staticmethod
+    def get_code(name: str) -> Any:
+        """What ``python -m`` runs."""
+        spec: Any = find_spec(str(new_name(name)))
+        return spec.loader.get_code(spec.name)
 
     @staticmethod
     def exec_module(module: ModuleType) -> None:

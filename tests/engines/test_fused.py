@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+import fedalloy
 from fedalloy import algorithms
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.keys import Key
@@ -20,6 +21,7 @@ from fedalloy.methods.servers.sgd import ServerSgd
 from fedalloy.methods.solvers.prox import Prox
 from fedalloy.methods.solvers.sgd import Sgd
 from fedalloy.methods.weightings.uniform import Uniform
+from fedalloy.tasks.objective import ModuleObjective
 from fedalloy.testing import work
 from fedalloy.testing.comparing import copied, differences
 from fedalloy.testing.toys import Lopsided
@@ -216,3 +218,24 @@ def test_a_step_that_would_be_captured_may_not_read_what_changes_from_round_to_r
     for name in ("round", "key", "absent"):
         with pytest.raises(AttributeError, match=f"a local step reads ctx.{name}: read it in 'begin'"):
             getattr(seen, name)
+
+
+class HalvedLoss(ModuleObjective):
+    def loss(self, *given, **more):
+        value, buffers = super().loss(*given, **more)
+        return value / 2, buffers
+
+
+def test_a_loss_of_a_subclass_is_what_is_trained():
+    """No kernel that knows the loss by its name takes the place of one that a subclass computes."""
+    objective = HalvedLoss(lambda: nn.Linear(64, 10))
+    assert objective.loss_name is None
+    assert ModuleObjective(lambda: nn.Linear(64, 10)).loss_name == "cross_entropy"
+    task = replace(fedalloy.task("digits", clients=3), objective=objective)
+    algorithm = algorithms.fedavg(lr=0.1, batch_size=32)
+    loop, batched, whole = (
+        fedalloy.fit(algorithm, one, rounds=2, engine=engine).last("loss")
+        for one, engine in ((task, "loop"), (task, "batched"), (fedalloy.task("digits", "logistic", clients=3), "loop"))
+    )
+    assert batched == pytest.approx(loop, rel=1e-5)
+    assert whole != pytest.approx(loop, rel=1e-3)

@@ -61,11 +61,13 @@ class Tracker(Protocol):
         """The run ended: finished, failed or stopped."""
 
 
-def make_trackers(names: Sequence[str | Tracker], folder: str | Path | None) -> list[Tracker]:
+def make_trackers(names: str | Sequence[str | Tracker], folder: str | Path | None) -> list[Tracker]:
     """Trackers by name; a value that is one already stays. A library that is missing is told before the first round."""
     if names and folder is None:
         raise SpecError("tracking needs a folder for the run: give one")
-    return [_made(one) if isinstance(one, str) else one for one in dict.fromkeys(names)]
+    asked: Sequence[str | Tracker] = [names] if isinstance(names, str) else names
+    once = [one for place, one in enumerate(asked) if not isinstance(one, str) or one not in asked[:place]]
+    return [_made(one) if isinstance(one, str) else one for one in once]
 
 
 def _made(name: str) -> Tracker:

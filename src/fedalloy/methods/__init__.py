@@ -15,6 +15,8 @@ _KINDS = ("solver", "weighting", "server", "wire")
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__all__":
+        return sorted(_by_class_name())
     if not name[:1].isupper():  # a module of this package, which Python goes on to look for
         raise AttributeError(f"module 'fedalloy.methods' has no attribute '{name}'")
     rules = _by_class_name()
@@ -24,7 +26,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_by_class_name()})
+    return sorted({*_by_class_name(), "published", "servers", "solvers", "weightings", "wires"})
 
 
 def _by_class_name() -> dict[str, Any]:

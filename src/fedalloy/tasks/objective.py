@@ -22,6 +22,8 @@ from fedalloy.tasks.losses import LOSSES, Loss, PerExample, choose
 from fedalloy.tasks.trainable import Selection, select
 
 Factory = Callable[[], nn.Module]
+_LOSS_IS = ("loss", "_called", "_input", "_others")
+"""What the loss is computed by; a kernel that knows it by name computes none of a subclass's."""
 
 
 @dataclass(eq=False)
@@ -117,7 +119,10 @@ class ModuleObjective(Objective):
 
     @property
     def loss_name(self) -> str | None:
-        """The loss by name; None for a function of the user's."""
+        """The loss by name; None for a function of the user's, also where a subclass computes it in another way."""
+        mine = type(self)
+        if any(name in vars(self) or getattr(mine, name) is not getattr(ModuleObjective, name) for name in _LOSS_IS):
+            return None
         return next((name for name, known in LOSSES.items() if known is self._loss), None)
 
     @property

@@ -21,7 +21,7 @@ from fedalloy.experiment.records import atomic
 from fedalloy.experiment.records.reading import is_run
 from fedalloy.results.outcome import RunOutcome, read_outcome
 from fedalloy.results.table import ResultRow, spreads, summarise
-from fedalloy.studies.compare.jobs import Broken, Job, Watcher, is_done, run_jobs
+from fedalloy.studies.compare.jobs import Broken, Job, Watcher, is_done, leave_if_starting, run_jobs
 from fedalloy.studies.compare.naming import folders, safe, settings_folders
 from fedalloy.studies.compare.tuned import Tried, Tries, Tuned, set_aside, tuned_json
 from fedalloy.tasks.metrics.direction import best, higher_is_better
@@ -72,11 +72,14 @@ def compare(
 ) -> Comparison:
     """Run every entry of the recipe's comparison with every seed; each run in ``folder/<name>/seed-<s>``.
 
-    ``recipe`` may be a file or its tables. Runs that are finished are kept, interrupted ones are resumed.
+    ``recipe`` may be a file or its tables. Runs that are finished are kept, interrupted ones are resumed. In a script,
+    call this under ``if __name__ == "__main__":``, as the ``processes`` (default: one per core) import the script.
     Where there is a grid, each entry first tries every setting on the tuning seeds (in ``folder/tuning``) and
     goes on with the one whose target metric is best at the end, on average over these seeds. ``track`` names tools
     that hear of the runs which count (:mod:`fedalloy.results.track`).
     """
+    leave_if_starting()
+    _check_call(folder, processes)
     entries = _single_threaded(_as_entries(_as_recipe(recipe)))
     check_seeds(entries)
     where, places = Path(folder), folders(entry_names(entries))
@@ -153,6 +156,13 @@ def grid_of(recipe: Recipe, name: str) -> dict[str, list[Any]]:
 def default_processes(recipe: Recipe) -> int:
     """One process per core on a CPU; a device is not shared."""
     return cores() if recipe.engine.device == "cpu" else 1
+
+
+def _check_call(folder: str | Path, processes: int | None) -> None:
+    if processes is not None and (not isinstance(processes, int) or isinstance(processes, bool) or processes < 1):
+        raise SpecError(f"compare: processes is {processes!r}; it must be a whole number of at least 1")
+    if Path(folder).exists() and not Path(folder).is_dir():
+        raise SpecError(f"compare: {folder} is a file; name a folder for the runs")
 
 
 def _as_recipe(given: Recipe | Mapping[str, Any] | str | Path) -> Recipe:

@@ -15,12 +15,16 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal
 
-from fedalloy.core.errors import CheckpointError, DataError, FedalloyError, is_passing
+from fedalloy.core.errors import CheckpointError, DataError, FedalloyError, SpecError, is_passing
 from fedalloy.experiment.records.reading import read_status
 from fedalloy.results.outcome import watched, watched_by
 
 _TOLD_EVERY = 0.2
 """Seconds between two messages about the same run."""
+
+
+_LONGEST_END = 5.0
+"""Seconds for the system to say how a process ended."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,13 @@ class JobNews:
 Watcher = Callable[[JobNews], None]
 Broken = dict[Path, JobNews]
 """The runs that ended by an error, by folder."""
+
+
+def leave_if_starting() -> None:
+    """End a process that is only starting as somebody's worker and runs into a comparison while it imports the script:
+    whoever started it says what to do (:meth:`_Crew.check_start`)."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise SystemExit(1)
 
 
 def run_jobs(jobs: Sequence[Job], processes: int, watcher: Watcher) -> Broken:
@@ -194,6 +205,8 @@ def side_by_side(jobs: Sequence[Job], processes: int, tell: Watcher) -> None:
             for ready in wait(list(busy)):
                 assert isinstance(ready, Connection)
                 news = _receive(ready, busy[ready])
+                if news is None:
+                    crew.check_start(ready)
                 if news is None or news.kind != "round":
                     job = busy.pop(ready)
                     free = ready if news else crew.replace(ready, needed=bool(waiting))
@@ -265,6 +278,17 @@ class _Crew:
         self.processes.append(process)
         self.connections.append(here)
         return here
+
+    def check_start(self, dead: Connection) -> None:
+        """A worker that ended by an error ended before its first job, as jobs return theirs: no other would start."""
+        process = self.processes[self.connections.index(dead)]
+        process.join(_LONGEST_END)
+        if process.exitcode == 1:
+            raise SpecError(
+                "the processes of the comparison cannot start, because they import the script that began it and it "
+                "begins another one, or cannot be imported: put the call of fedalloy.compare under "
+                '`if __name__ == "__main__":` in a file, or give processes=1'
+            )
 
     def hand(self, connection: Connection, job: Job) -> Connection:
         """Give a worker its next job; one that died meanwhile is replaced."""
