@@ -79,7 +79,7 @@ def compare(
     that hear of the runs which count (:mod:`fedalloy.results.track`).
     """
     leave_if_starting()
-    _check_call(folder, processes)
+    _check_processes(processes)
     entries = _single_threaded(_as_entries(_as_recipe(recipe)))
     check_seeds(entries)
     where, places = Path(folder), folders(entry_names(entries))
@@ -158,11 +158,9 @@ def default_processes(recipe: Recipe) -> int:
     return cores() if recipe.engine.device == "cpu" else 1
 
 
-def _check_call(folder: str | Path, processes: int | None) -> None:
+def _check_processes(processes: int | None) -> None:
     if processes is not None and (not isinstance(processes, int) or isinstance(processes, bool) or processes < 1):
         raise SpecError(f"compare: processes is {processes!r}; it must be a whole number of at least 1")
-    if Path(folder).exists() and not Path(folder).is_dir():
-        raise SpecError(f"compare: {folder} is a file; name a folder for the runs")
 
 
 def _as_recipe(given: Recipe | Mapping[str, Any] | str | Path) -> Recipe:
