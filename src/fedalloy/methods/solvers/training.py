@@ -167,15 +167,25 @@ def descend_start(training: LocalTraining, params: Tree) -> Carry:
     return {"velocity": tree.zeros_like(params)} if training.momentum else {}
 
 
-def descend(training: LocalTraining, params: Tree, grads: Tree, memory: Carry, lr: float) -> tuple[Tree, Carry]:
+def descend(
+    training: LocalTraining, params: Tree, grads: Tree, memory: Carry, lr: float | Tensor
+) -> tuple[Tree, Carry]:
     """One step of the local optimizer: ``w <- w - lr * direction``."""
     if training.weight_decay:
         grads = tree.add(grads, params, training.weight_decay)
     if training.optimizer == "adam":
         return _adam(training, params, grads, memory, lr)
-    if not training.momentum:
-        return {name: torch.add(leaf, grads[name], alpha=-lr) for name, leaf in params.items()}, memory
-    velocity = tree.add(grads, memory["velocity"], training.momentum)
+    if training.momentum:
+        return _heavy_ball(training, params, grads, memory["velocity"], lr)
+    if isinstance(lr, Tensor):  # the step of a CUDA graph: reading it on the CPU would end the capture
+        return tree.add(params, grads, -lr), memory
+    return {name: torch.add(leaf, grads[name], alpha=-lr) for name, leaf in params.items()}, memory
+
+
+def _heavy_ball(
+    training: LocalTraining, params: Tree, grads: Tree, velocity: Tree, lr: float | Tensor
+) -> tuple[Tree, Carry]:
+    velocity = tree.add(grads, velocity, training.momentum)
     direction = tree.add(grads, velocity, training.momentum) if training.nesterov else velocity
     return tree.add(params, direction, -lr), {"velocity": velocity}
 
@@ -226,7 +236,7 @@ def _shuffled(place: Tensor, epoch: Tensor, sizes: Tensor, epochs: int, longest:
     return order.flatten(1).gather(1, address.flatten(1)).reshape(place.shape)
 
 
-def _adam(training: LocalTraining, params: Tree, grads: Tree, memory: Carry, lr: float) -> tuple[Tree, Carry]:
+def _adam(training: LocalTraining, params: Tree, grads: Tree, memory: Carry, lr: float | Tensor) -> tuple[Tree, Carry]:
     """Adam with bias correction, as it is used for local training."""
     beta1, beta2 = training.betas
     count = memory["count"] + 1

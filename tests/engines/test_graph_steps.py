@@ -1,0 +1,63 @@
+"""A local step can be captured as a CUDA graph only if it never reads a number back from the card.
+
+Here no card is needed: the step runs on fake tensors, which have shapes and no values and refuse to be read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import vmap
+from torch.utils._pytree import tree_map
+
+import fedalloy
+from fedalloy.core import registry
+from fedalloy.core.program import BlockTraining, TrainingResult
+from fedalloy.engines import mapped
+from fedalloy.engines.batched import Batched
+from fedalloy.engines.batches import batches, dropout_keys
+from fedalloy.engines.graphs import StepContext
+from fedalloy.methods.solvers.sgd import Sgd
+from tests.experiment.test_cuda import DATA_MAKERS, SKEWED, method
+
+
+def unread(training: BlockTraining) -> TrainingResult:
+    """Take the first step of a block on tensors without values; the clients stay untrained."""
+    block, ctx = training.block, training.ctx
+    x, y = next(iter(batches(block)))
+    drawn = {name: leaf[:, 0] for name, leaf in block.draws.items()}
+    values = (training.carry, training.buffers, x, y, block.mask[0], dropout_keys(block)[:, 0], drawn)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    lr = mode.from_tensor(torch.tensor(ctx.local_lr))
+    step = mapped.step_of(training.algorithm, training.objective, StepContext(**{**vars(ctx), "local_lr": lr}))
+    with mode:
+        vmap(step)(*tree_map(mode.from_tensor, values), mode.from_tensor(block.plan.phase[:, 0]))
+    return TrainingResult(training.carry, training.buffers, torch.ones(len(block), 2, dtype=torch.float64))
+
+
+def one_round(algorithm: Any, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mapped, "train", unread)
+    task = fedalloy.task("digits", model=model, clients=4, partition=SKEWED, valid_fraction=0.1)
+    fedalloy.fit(algorithm, task, rounds=1, engine=Batched(kernel="mapped"), threads=1)
+
+
+@pytest.mark.parametrize("name", registry.names("algorithm"))
+def test_no_step_reads_a_number_back(name, monkeypatch):
+    one_round(method(name), DATA_MAKERS.get(name, "mlp"), monkeypatch)
+
+
+class Reading(Sgd):
+    """A solver whose step takes its size from the card."""
+
+    def step(self, carry, grad_at, draws, phase, ctx):
+        float(ctx.local_lr)
+        return super().step(carry, grad_at, draws, phase, ctx)
+
+
+def test_a_step_that_reads_its_size_is_found(monkeypatch):
+    with pytest.warns(RuntimeWarning, match="cannot be batched"):
+        one_round(replace(fedalloy.algorithms.fedavg(), solver=Reading()), "mlp", monkeypatch)
