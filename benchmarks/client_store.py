@@ -39,7 +39,7 @@ def worked(state: State) -> State:
     return {"solver": {"local": {name: leaf + 1.0 for name, leaf in local.items()}}, "wire": {}}
 
 
-def play(store: DiskStore, round: int, arguments: argparse.Namespace) -> None:
+def run_round(store: DiskStore, round: int, arguments: argparse.Namespace) -> None:
     ids = Key.of(0).fold("round", round).choice(arguments.clients, arguments.cohort).tolist()
     known = store.get(ids)
     fresh = {client: first_state(client, arguments.parameters) for client in ids if client not in known}
@@ -61,7 +61,7 @@ def measure(place: Path, arguments: argparse.Namespace) -> dict[str, float]:
     with folder.lock():
         for round in range(1, arguments.rounds + 1):
             begin = time.perf_counter()
-            play(store, round, arguments)
+            run_round(store, round, arguments)
             seconds.append(time.perf_counter() - begin)
             if round % EVERY == 0:
                 begin = time.perf_counter()

@@ -28,7 +28,7 @@ from fedalloy.experiment.recipe import parse
 from fedalloy.experiment.records.reading import read_run
 from fedalloy.flower.flwr_cli import SubmittedRun
 from fedalloy.flower.local import LocalFederation
-from fedalloy.flower.scaffold import FederationPlan, numbered, write_federation
+from fedalloy.flower.project_templates import FederationPlan, numbered, write_federation
 from fedalloy.flower.trial import submit
 
 NODES, HIDDEN, LIMIT = 3, 3495, 3600.0

@@ -135,8 +135,8 @@ def sequential(task: FederatedTask, model: Any, rounds: int, cohort: int, batch:
             for rows in order.split(batch):
                 grads = torch.autograd.grad(functional.cross_entropy(module(x[rows]), y[rows]), params)
                 with torch.no_grad():
-                    for leaf, slope in zip(params, grads, strict=True):
-                        leaf.sub_(slope, alpha=LR)
+                    for leaf, gradient in zip(params, grads, strict=True):
+                        leaf.sub_(gradient, alpha=LR)
             with torch.no_grad():
                 for total, leaf in zip(mean, params, strict=True):
                     total.add_(leaf, alpha=1 / cohort)

@@ -101,10 +101,10 @@ def take_turns(plan: Plan, deadline: float, dataset: Any = None) -> None:
                 if time.monotonic() > deadline:
                     return
                 if not over(place) and played(place) < until:
-                    play(plan, known[name], task, seed, place, Turn(until, deadline, place))
+                    run_round(plan, known[name], task, seed, place, Turn(until, deadline, place))
 
 
-def play(plan: Plan, algorithm: Algorithm, task: FederatedTask, seed: int, place: Path, watcher: Turn) -> None:
+def run_round(plan: Plan, algorithm: Algorithm, task: FederatedTask, seed: int, place: Path, watcher: Turn) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
     try:
         result = fit(

@@ -81,8 +81,8 @@ def task_for(args: argparse.Namespace) -> FederatedTask:
     )
 
 
-def play(args: argparse.Namespace) -> tuple[RunResult, Clock]:
-    """One sitting of the run."""
+def run_round(args: argparse.Namespace) -> tuple[RunResult, Clock]:
+    """One session of the run."""
     clock = Clock(Path(args.folder), args.seconds)
     options = {"precision": args.precision, "block": args.block} if args.engine == "batched" else {}
     result = fit(
@@ -105,7 +105,7 @@ def play(args: argparse.Namespace) -> tuple[RunResult, Clock]:
 
 
 def curve(result: RunResult, clock: Clock, args: argparse.Namespace) -> dict[str, Any]:
-    """What the run has reached so far, over all its sittings."""
+    """What the run has reached so far, over all its sessions."""
     rows = list(result.rounds())
     scored = [row for row in rows if "global" in row]
     sums = {name: sum(row.get(name, 0) for row in rows) for name in ("bytes_up", "bytes_down", "bytes_model")}
@@ -139,13 +139,13 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     """The settings of the experiments on MNIST with 10 clients, unless said otherwise."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("method", choices=sorted(MODELS))
-    parser.add_argument("--data", type=Path, help="folder of the .npz files; left out: as FEDALLOY_DATA says")
+    parser.add_argument("--data", type=Path, help="folder of the .npz files; default: as FEDALLOY_DATA says")
     parser.add_argument("--folder", type=Path, required=True, help="the run's folder, new or to be resumed")
     parser.add_argument("--out", type=Path, required=True, help="where the curve and the samples go")
     parser.add_argument("--seconds", type=float, default=170.0, help="stop after this time, safely")
     parser.add_argument("--dataset", default="mnist")
-    parser.add_argument("--side", type=int, help="resize images; left out: as they are")
-    parser.add_argument("--model", help="left out: that of the method")
+    parser.add_argument("--side", type=int, help="resize images; default: as they are")
+    parser.add_argument("--model", help="default: that of the method")
     parser.add_argument(
         "--norm",
         default="group",
@@ -158,7 +158,7 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--alpha", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--epochs", type=int, default=1)
-    parser.add_argument("--iterations", type=int, help="FedEvg: most local steps per round; left out: the epochs")
+    parser.add_argument("--iterations", type=int, help="FedEvg: most local steps per round; default: the epochs")
     parser.add_argument("--schedule", default="diffusion", choices=("diffusion", "half_cosine", "constant"))
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--lr", type=float)
@@ -174,11 +174,11 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
 
 
 def main(given: list[str] | None = None) -> dict[str, Any]:
-    """One sitting; prints the last line of the curve."""
+    """One session; prints the last line of the curve."""
     args = parse(given)
     if args.data is not None:
         os.environ["FEDALLOY_DATA"] = str(args.data)
-    result, clock = play(args)
+    result, clock = run_round(args)
     found = curve(result, clock, args)
     save(result, found, args)
     print(json.dumps({name: found[name] for name in ("status", "rounds", "bytes", "median_seconds_per_round")}))

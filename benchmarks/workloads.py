@@ -115,8 +115,8 @@ class Sequential:
             loss = functional.cross_entropy(self.module(x[rows]), y[rows])
             grads = torch.autograd.grad(loss, self.params)
             with torch.no_grad():
-                for leaf, slope in zip(self.params, grads, strict=True):
-                    leaf.sub_(slope, alpha=LR)
+                for leaf, gradient in zip(self.params, grads, strict=True):
+                    leaf.sub_(gradient, alpha=LR)
 
 
 def moved(server: list[Tensor] | Tree, initial: Tree) -> float:

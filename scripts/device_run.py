@@ -1,7 +1,7 @@
 """Take experiments to a machine that has a GPU and nothing else, and bring the runs back.
 
 Such a machine gets one folder, gives back a few small files, has torch, numpy, scipy and safetensors, and can install
-nothing. Here, fill the folder with the code of a commit, the missing packages, data files and the runs to go on with:
+nothing. Here, fill the folder with the code of a commit, the missing packages, data files and the runs to continue:
 
     python scripts/device_run.py load carried --data mnist_train.npz mnist_test.npz --runs runs
 
@@ -83,7 +83,7 @@ def work(
 ) -> int:
     """Run the commands of fedalloy in ``place`` until they or the minutes end, then pack the runs into ``out``."""
     end = time.monotonic() + 60 * minutes
-    _settle(carried, place)
+    _unpack_once(carried, place)
     code = 0
     with _shared_card():
         if at_once:
@@ -197,7 +197,7 @@ def _by_run(tar: tarfile.TarFile) -> dict[str, list[tarfile.TarInfo]]:
     return {run: [member for member in members if member.name.startswith(run + "/")] for run in runs}
 
 
-def _settle(carried: Path, place: Path) -> None:
+def _unpack_once(carried: Path, place: Path) -> None:
     """Unpack code and earlier runs, unless an earlier call did."""
     if (place / "src").exists():
         return
@@ -285,7 +285,7 @@ def _parser() -> argparse.ArgumentParser:
     there.add_argument("folder", type=Path)
     there.add_argument("--commit", default="HEAD", help="whose code is taken")
     there.add_argument("--data", nargs="*", default=[], metavar="FILE", help="names in FEDALLOY_DATA")
-    there.add_argument("--runs", type=Path, help="a folder of runs to go on with")
+    there.add_argument("--runs", type=Path, help="a folder of runs to continue with")
     at_work = steps.add_parser("work", help="run commands of fedalloy on the far machine")
     at_work.add_argument("carried", type=Path)
     at_work.add_argument("place", type=Path, help="a folder that outlasts the call")

@@ -49,7 +49,7 @@ def comparison() -> dict[str, Any]:
 
 
 def make(place: Path) -> None:
-    """Fill ``place`` anew."""
+    """Empty ``place`` and fill it."""
     shutil.rmtree(place, ignore_errors=True)
     for name in METHODS:
         _interrupted(recipe_of(name), place / name)

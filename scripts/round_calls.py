@@ -80,7 +80,7 @@ class Calls:
             self.crossings[str(caller), callee] += 1
 
     def _resumed(self, frame: FrameType) -> bool:
-        """Whether this goes on with a function that was counted; such frames are held, so that no other takes their
+        """Whether this continues with a function that was counted; such frames are held, so that no other takes their
         place in memory."""
         if not frame.f_code.co_flags & _MANY_TIMES:
             return False

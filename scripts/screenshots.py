@@ -78,7 +78,7 @@ def _demo() -> Path:
 def _take(driver: Any, picture: Picture) -> bytes:
     resize(driver, picture.width, picture.height or 900)
     driver.execute_script("fedalloyCharts.setTheme(arguments[0]); fedalloyCharts.drawAll()", picture.theme)
-    # Two frames later whatever had to be measured anew has been drawn.
+    # Two frames later whatever had to be measured again has been drawn.
     driver.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
     place = "return [document.querySelector(arguments[0]).getBoundingClientRect().top + scrollY,"
     place += " document.querySelector(arguments[1]).getBoundingClientRect().bottom + scrollY]"

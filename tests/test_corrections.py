@@ -21,9 +21,9 @@ from fedalloy.methods.servers.sgd import ServerSgd
 from fedalloy.methods.solvers.scaffold import Scaffold
 from fedalloy.methods.solvers.sgd import Sgd
 from fedalloy.methods.weightings.aaggff_d import AaggffD
-from fedalloy.methods.weightings.angles import Angles
+from fedalloy.methods.weightings.ewwa import Ewwa
+from fedalloy.methods.weightings.fedadp import Angles
 from fedalloy.methods.weightings.mgda import FedMgda
-from fedalloy.methods.weightings.moments import Ewwa
 from fedalloy.methods.weightings.nova import Nova
 from fedalloy.methods.weightings.qfedavg import QFedAvg
 from fedalloy.methods.weightings.samples import Samples
@@ -212,7 +212,7 @@ def test_a_rough_solution_is_off_by_no_more_than_it_says():
 
 
 def test_an_optimizer_that_is_built_anew_remembers_nothing():
-    server = servers.BuiltAnew("adam", lr=1.0, beta1=0.0, beta2=0.0, tau=1.0)
+    server = servers.Rebuilt("adam", lr=1.0, beta1=0.0, beta2=0.0, tau=1.0)
     w, update = {"w": torch.zeros(1)}, {"w": torch.ones(1)}
     moved, state, _ = server.apply(update, server.init(w), w, context())
     again, _, _ = server.apply(update, state, w, context(2))

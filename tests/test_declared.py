@@ -39,9 +39,9 @@ KINDS = (Task, Objective, Engine)
 NAMES = frozenset({"task", "objective", "engine"})
 MEMBERS = frozenset(name for kind in KINDS for name in vars(kind) if not name.startswith("_")) - {"data", "init", "to"}
 ALLOWED = {
-    ("tasks/objective.py", "_training", "roles"): "a torch module of the user's, which may have roles",
+    ("tasks/objective.py", "_training", "capabilities"): "a torch module of the user's, which may have roles",
     ("tasks/objective.py", "_training", "classes"): "the same",
-    ("tasks/objective.py", "module", "roles"): "the same",
+    ("tasks/objective.py", "module", "capabilities"): "the same",
 }
 
 
@@ -113,7 +113,7 @@ def test_every_member_is_documented(kind):
     assert set(members) - said == set()
 
 
-ROOMS = ("methods", "testing")
+CATEGORIES = ("methods", "testing")
 COMPUTED = {
     ("methods/solvers/training.py", "second_epochs"): "a subclass computes it from its settings",
     ("testing/handles.py", "cross"): "it raises",
@@ -132,7 +132,7 @@ def constants(code: str) -> Iterator[str]:
 
 
 def test_what_a_rule_declares_once_for_all_is_a_class_variable():
-    files = [file for room in ROOMS for file in sorted((SOURCE / room).rglob("*.py"))]
+    files = [file for category in CATEGORIES for file in sorted((SOURCE / category).rglob("*.py"))]
     found = {(str(file.relative_to(SOURCE)), name) for file in files for name in constants(file.read_text())}
     assert found == COMPUTED.keys(), "write 'name: ClassVar[...] = ...' in place of such a property"
 
@@ -142,13 +142,13 @@ def test_a_planted_constant_is_caught(value, caught):
     assert list(constants(f"class A:\n    @property\n    def name(self) -> bool:\n        return {value}\n")) == caught
 
 
-@pytest.mark.parametrize("room", ["solver", "weighting", "server", "wire"])
-def test_no_declaration_has_become_an_argument(room):
+@pytest.mark.parametrize("category", ["solver", "weighting", "server", "wire"])
+def test_no_declaration_has_become_an_argument(category):
     """An annotation without ClassVar would make it a field, and so a setting of recipes."""
     declared = {"parts", "target", "update", "stateful", "requires", "reads_payload", "weight_bound", "counts_idle"}
     declared |= {"asks", "guards_all_parts", "needs_everyone", "roles", "provides", "kind", "linear", "clips"}
-    for name in registry.names(room):
-        assert {one.name for one in fields(type(specimen(room, name)))} & declared == set()
+    for name in registry.names(category):
+        assert {one.name for one in fields(type(specimen(category, name)))} & declared == set()
 
 
 WORDS = {"term"}  # which is also the name of a method

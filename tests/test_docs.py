@@ -13,7 +13,7 @@ from fedalloy.core import registry
 UNSIGNED = {("weighting", "uniform"), ("server", "sgd")}
 ADVICE = re.compile(r"When to use it: \S+(\s+\S+){3,}")
 FORMULA = re.compile(r"``[^`]*[=<(^*][^`]*``")
-RULES = [(room, name) for room in CITED for name in registry.names(room)]
+RULES = [(category, name) for category in CITED for name in registry.names(category)]
 
 
 def missing(text: str, signed: bool = True) -> list[str]:
@@ -26,9 +26,9 @@ def missing(text: str, signed: bool = True) -> list[str]:
     return [what for what, there in told.items() if not there]
 
 
-@pytest.mark.parametrize(("room", "name"), RULES)
-def test_every_rule_has_a_formula_a_source_and_says_when_to_use_it(room, name):
-    assert missing(describe(room, name).text, signed=(room, name) not in UNSIGNED) == []
+@pytest.mark.parametrize(("category", "name"), RULES)
+def test_every_rule_has_a_formula_a_source_and_says_when_to_use_it(category, name):
+    assert missing(describe(category, name).text, signed=(category, name) not in UNSIGNED) == []
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from benchmarks.fuzz import canary, driving
-from benchmarks.fuzz.driving import Finding, Tally, Way, isolated, keep, kept, packed, unpacked
+from benchmarks.fuzz.driving import Finding, RunningSums, Way, isolated, keep, kept, packed, unpacked
 from benchmarks.fuzz.mutating import VALUES, Case, changed
 from benchmarks.fuzz.watching import Fault
 from fedalloy.core.errors import DataError, FedalloyError
@@ -61,7 +61,7 @@ def test_every_way_in_is_tried(ways):
 # ---------------------------------------------------------------------------------------------- planted faults
 
 
-def planted(misbehave: Any, most: int = 30) -> Tally:
+def planted(misbehave: Any, most: int = 30) -> RunningSums:
     """What the fuzzer finds in a way in that misbehaves on everything that is not the valid example."""
 
     def read(case: Case, folder: Path) -> str:

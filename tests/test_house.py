@@ -208,7 +208,7 @@ def test_a_planted_import_is_caught(file, code):
         ("flower/app.py", "from flwr.server import ServerApp\nfrom fedalloy.engines import loop"),
         ("results/outcome.py", "from fedalloy.experiment.records.reading import read_run"),
         ("results/outcome.py", "from fedalloy.tasks.metrics import summary"),
-        ("report/page.py", "from fedalloy.results.stories import gather"),
+        ("report/page.py", "from fedalloy.results.summaries import gather"),
         ("experiment/fit.py", "from fedalloy.engines import loop\nfrom fedalloy.experiment.recipe import Recipe"),
         ("cli/__init__.py", "from fedalloy import fit\nimport rich\nfrom fedalloy.report import page"),
     ],

@@ -34,7 +34,7 @@ from fedalloy.results.export.tables import rows as table_rows
 from fedalloy.results.outcome import read_outcome
 from fedalloy.results.served import client_values, completed, noted_direction
 from fedalloy.results.statistics import Spread, moments
-from fedalloy.results.stories import gather
+from fedalloy.results.summaries import gather
 from fedalloy.results.table import summarise
 from fedalloy.studies.compare.comparing import compare
 from fedalloy.tasks.assembly import make_task

@@ -109,10 +109,10 @@ def test_every_recipe_of_the_repository_resolves(path):
 
 
 def test_data_say_how_they_are_scored_unless_the_recipe_does():
-    usual = resolve(parse({"task": {"dataset": {"kind": "heart", "variant": "flamby"}}, "run": {"target": 0.8}}))
-    assert usual.config.metrics == ("auroc", "accuracy", "loss")
-    assert usual.config.target_metric == usual.resolved["run"]["target_metric"] == "auroc"
-    assert usual.resolved["evaluate"]["metrics"] == ["auroc", "accuracy", "loss"]
+    defaults = resolve(parse({"task": {"dataset": {"kind": "heart", "variant": "flamby"}}, "run": {"target": 0.8}}))
+    assert defaults.config.metrics == ("auroc", "accuracy", "loss")
+    assert defaults.config.target_metric == defaults.resolved["run"]["target_metric"] == "auroc"
+    assert defaults.resolved["evaluate"]["metrics"] == ["auroc", "accuracy", "loss"]
     said = resolve(parse({"task": {"dataset": "heart"}, "evaluate": {"metrics": ["loss", "accuracy"]}})).config
     assert (said.metrics, said.target_metric) == (("loss", "accuracy"), "loss")
     plain = resolve(parse({"run": {"target_metric": "loss"}})).config

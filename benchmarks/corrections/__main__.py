@@ -3,7 +3,7 @@
     python -m benchmarks.corrections [--only NAME ...] [--seeds 0 1 2 3 4] [--page] [--check] [--list] [--dry]
 
 Readings are stored in benchmarks/results/corrections.json; the tables of the page are made from those. ``--page`` and
-``--check`` measure nothing: the first writes the tables anew, the second fails when the page is not what the stored
+``--check`` measure nothing: the first writes the tables again, the second fails when the page is not what the stored
 readings give, or when a case was never measured.
 """
 
@@ -52,7 +52,7 @@ def every_case() -> list[Case]:
 
 
 def measure(cases: list[Case], given: argparse.Namespace) -> dict[str, Any]:
-    """The stored readings with those that were asked for measured anew."""
+    """The stored readings with those that were asked for measured again."""
     torch.set_num_threads(1)
     results = page.read()
     for case in cases:

@@ -43,8 +43,8 @@ from fedalloy.methods.solvers.prox import Prox
 from fedalloy.methods.solvers.scaffold import Scaffold
 from fedalloy.methods.solvers.sgd import Sgd
 from fedalloy.methods.weightings import mirror
-from fedalloy.methods.weightings.angles import Angles
 from fedalloy.methods.weightings.boosting import Boosting
+from fedalloy.methods.weightings.fedadp import Angles
 from fedalloy.methods.weightings.qfedavg import QFedAvg
 from fedalloy.methods.weightings.samples import Samples
 from fedalloy.methods.weightings.uniform import Uniform

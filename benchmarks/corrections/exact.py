@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.corrections import servers
-from benchmarks.corrections.measuring import OURS, Case, Column, Form, Readings, digits, form, play
+from benchmarks.corrections.measuring import OURS, Case, Column, Form, Readings, digits, form, run_round
 from benchmarks.corrections.splits import SharedDirichlet
 from fedalloy import algorithms
 from fedalloy.core.algorithm import Algorithm, server_step
@@ -18,7 +18,7 @@ from fedalloy.core.types import Cohort, Context
 from fedalloy.experiment.fit import RunResult
 from fedalloy.methods.servers.period_momentum import PeriodMomentum
 from fedalloy.methods.solvers.sgd import Sgd
-from fedalloy.methods.weightings.information import Information
+from fedalloy.methods.weightings.fedfa import Information
 from fedalloy.tasks.assembly import as_dataset, make_task
 from fedalloy.tasks.federation import FederatedTask
 from fedalloy.tasks.metrics import summary
@@ -32,10 +32,10 @@ LOCAL_STEP, LOCAL_STEPS = 0.1, 5
 def exact_cases() -> list[Case]:
     """All of them, in the order of the page."""
     distance = Column("distance", f"distance from the minimum after {ROUNDS} rounds", 1, shape="e")
-    slope = Column("slope", "shrinkage of E[dr] towards the mean", 4)
+    gradient = Column("slope", "shrinkage of E[dr] towards the mean", 4)
     return [
         Case("fedfa-quadratic", (distance,), quadratic),
-        Case("aaggff-d-estimate", (slope,), estimate),
+        Case("aaggff-d-estimate", (gradient,), estimate),
         scores(),
         splits(),
     ]
@@ -74,11 +74,11 @@ def estimate(seed: int) -> Readings:
         kept = 1 - (CLIENTS - cohort) / (cohort * (CLIENTS - 1))
         found[f"stated (S4 Lemma 3.2), {cohort} of {CLIENTS}"] = {"slope": 1.0}
         found[f"by hand, {cohort} of {CLIENTS}"] = {"slope": kept}
-        found[f"counted over all cohorts, {cohort} of {CLIENTS}"] = {"slope": _slope(responses, cohort)}
+        found[f"counted over all cohorts, {cohort} of {CLIENTS}"] = {"slope": _gradient(responses, cohort)}
     return found
 
 
-def _slope(responses: Tensor, size: int) -> float:
+def _gradient(responses: Tensor, size: int) -> float:
     """The least-squares slope of the mean estimate against the truth, both measured from the mean response."""
     total, count = torch.zeros_like(responses), 0
     for ids in combinations(range(len(responses)), size):
@@ -106,7 +106,7 @@ def scores() -> Case:
 
     def measure(seed: int) -> Readings:
         task = federation(seed)
-        last = list(play(one, task, seed, {"cohort": 5}).clients())[-1]
+        last = list(run_round(one, task, seed, {"cohort": 5}).clients())[-1]
         values = torch.tensor(last["accuracy"], dtype=torch.float64)
         sizes = task.test.size[torch.tensor(last["ids"])].double()
         return {
@@ -149,7 +149,7 @@ def splits() -> Case:
 
 def _split(rule: Partition, one: Form, seed: int) -> dict[str, float]:
     task = make_task("digits", {"kind": "mlp", "hidden": [32]}, rule, 20, test_fraction=0.25, seed=seed)
-    result = play(one, task, seed, {"cohort": 10})
+    result = run_round(one, task, seed, {"cohort": 10})
     train, test = _rows(task.train.x), _rows(task.test.x)
     seen = set(train)
     return {

@@ -63,14 +63,14 @@ class Form:
 
 
 @dataclass(frozen=True)
-class Played:
+class RoundResult:
     """A run and the federation it was played on."""
 
     task: FederatedTask
     result: RunResult
 
 
-Reading = Callable[[Played], float]
+Reading = Callable[[RoundResult], float]
 
 ACCURACY = Column("accuracy", "accuracy", 1, 100)
 WORST = Column("worst", "worst tenth", 1, 100)
@@ -118,23 +118,23 @@ def trained(
 
     def measure(seed: int) -> Readings:
         task = federation(seed)
-        played = {one.name: Played(task, play(one, task, seed, settings)) for one in forms}
+        played = {one.name: RoundResult(task, run_round(one, task, seed, settings)) for one in forms}
         first = played[forms[0].name]
         return {
-            title: {**_usual(each, first), **{column.key: read(each) for column, read in extras.items()}}
+            title: {**_default(each, first), **{column.key: read(each) for column, read in extras.items()}}
             for title, each in played.items()
         }
 
     return Case(name, (ACCURACY, WORST, WAY, APART, *extras), measure)
 
 
-def play(one: Form, task: FederatedTask, seed: int, settings: Mapping[str, Any]) -> RunResult:
+def run_round(one: Form, task: FederatedTask, seed: int, settings: Mapping[str, Any]) -> RunResult:
     """One form's run."""
     common: dict[str, Any] = {"rounds": 40, "engine": "batched", "evaluate_every": EVERY, "threads": 1}
     return fit(one.algorithm(task), task, seed=seed, **{**common, **settings, **one.settings})
 
 
-def _usual(played: Played, first: Played) -> dict[str, float]:
+def _default(played: RoundResult, first: RoundResult) -> dict[str, float]:
     """What is read of every run; a run that broke off has nothing but the round in which it did."""
     rows = list(played.result.rounds())
     if played.result.status != "finished":
@@ -149,7 +149,7 @@ def _usual(played: Played, first: Played) -> dict[str, float]:
     }
 
 
-def _apart(played: Played, first: Played) -> float:
+def _apart(played: RoundResult, first: RoundResult) -> float:
     """How far a model ended from that of the first form, in units of how far that one travelled."""
     model, reference = (each.result.ending.state["shared"]["params"] for each in (played, first))
     fed = first.result.ending.trained.fed
@@ -188,7 +188,7 @@ class Watched(Weighting):
 def over_rounds(read: Callable[[dict[str, Any]], float]) -> Reading:
     """The mean of something over the rounds in which it exists."""
 
-    def mean(played: Played) -> float:
+    def mean(played: RoundResult) -> float:
         values = [value for row in played.result.rounds() if not math.isnan(value := read(row))]
         return sum(values) / len(values) if values else math.nan
 

@@ -37,9 +37,9 @@ from fedalloy.methods.servers.sgd import ServerSgd
 from fedalloy.methods.weightings.aaggff_d import AaggffD
 from fedalloy.methods.weightings.aaggff_s import AaggffS
 from fedalloy.methods.weightings.afl import Afl
-from fedalloy.methods.weightings.information import Information
+from fedalloy.methods.weightings.ewwa import Ewwa
+from fedalloy.methods.weightings.fedfa import Information
 from fedalloy.methods.weightings.mgda import FedMgda
-from fedalloy.methods.weightings.moments import Ewwa
 from fedalloy.methods.weightings.uniform import Uniform
 
 
@@ -116,7 +116,7 @@ def adaptive() -> list[Case]:
                 form(
                     "public code (S2): v from 0, bias corrected", served(servers.AdamFromZero(lr, bias_correction=True))
                 ),
-                form("public code (AAggFF): built anew", served(servers.BuiltAnew("adam", lr))),
+                form("public code (AAggFF): rebuilt", served(servers.Rebuilt("adam", lr))),
             ],
             cohort=10,
         ),
@@ -136,7 +136,7 @@ def adaptive() -> list[Case]:
             digits(),
             [
                 form(OURS, served(Adagrad(lr))),
-                form("public code (AAggFF): built anew", served(servers.BuiltAnew("adagrad", lr, 0.0))),
+                form("public code (AAggFF): rebuilt", served(servers.Rebuilt("adagrad", lr, 0.0))),
             ],
             cohort=10,
         ),
@@ -146,7 +146,7 @@ def adaptive() -> list[Case]:
             [
                 form(OURS, served(Yogi(lr))),
                 form("as printed (S2 eq. 4)", served(servers.YogiPrinted(lr))),
-                form("public code (AAggFF): built anew", served(servers.BuiltAnew("yogi", lr))),
+                form("public code (AAggFF): rebuilt", served(servers.Rebuilt("yogi", lr))),
             ],
             cohort=10,
         ),

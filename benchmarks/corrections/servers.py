@@ -66,8 +66,8 @@ class YogiPrinted(Yogi):
 
 
 @dataclass(frozen=True)
-class BuiltAnew(ServerOptimizer):
-    """FedOpt with an optimizer that is built anew in every round and counts its first second moment twice.
+class Rebuilt(ServerOptimizer):
+    """FedOpt with an optimizer that is rebuilt in every round and counts its first second moment twice.
 
     Nothing is remembered: ``m = (1 - beta1) u``. Yogi's first comparison is with the update instead of its square.
     """

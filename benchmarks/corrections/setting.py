@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from benchmarks.corrections.measuring import Column, Played, Watched, mean_length
+from benchmarks.corrections.measuring import Column, RoundResult, Watched, mean_length
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.protocols import LocalSolver, ServerOptimizer, Weighting
 from fedalloy.methods.servers.sgd import ServerSgd
@@ -44,7 +44,7 @@ def solved(solver: LocalSolver, rule: Weighting | None = None) -> Algorithm:
     return Algorithm(solver, Watched(rule or Samples()), ServerSgd())
 
 
-def pooled(played: Played) -> float:
+def pooled(played: RoundResult) -> float:
     """The accuracy over all test examples together."""
     found = math.nan
     for row in played.result.rounds():

@@ -11,12 +11,12 @@ from fedalloy.core.protocols import ElementRound, Weighting
 from fedalloy.core.tree import Chunk
 from fedalloy.core.types import Cohort, Context, Contributions, Info, State, Weights
 from fedalloy.methods.weightings.afl import Afl
-from fedalloy.methods.weightings.angles import Angles, angles_to_mean, steepness
 from fedalloy.methods.weightings.attendance import among
 from fedalloy.methods.weightings.boosting import Boosting
+from fedalloy.methods.weightings.ewwa import Ewwa
+from fedalloy.methods.weightings.fedadp import Angles, angles_to_mean, steepness
 from fedalloy.methods.weightings.mgda import FedMgda
 from fedalloy.methods.weightings.mirror import tilted
-from fedalloy.methods.weightings.moments import Ewwa
 from fedalloy.methods.weightings.qfedavg import QFedAvg
 
 

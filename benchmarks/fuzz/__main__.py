@@ -8,7 +8,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.fuzz.driving import Tally, Way, isolated, keep
+from benchmarks.fuzz.driving import RunningSums, Way, isolated, keep
 from benchmarks.fuzz.ways import WAYS, ready
 
 
@@ -31,11 +31,11 @@ def main(arguments: list[str]) -> int:
         if name not in WAYS:
             parser.error(f"there is no way in called '{name}'; known: {', '.join(WAYS)}")
     ready()
-    good = [_play(WAYS[name], given) for name in given.ways or WAYS]
+    good = [_drive(WAYS[name], given) for name in given.ways or WAYS]
     return 0 if all(good) else 1
 
 
-def _play(way: Way, given: argparse.Namespace) -> bool:
+def _drive(way: Way, given: argparse.Namespace) -> bool:
     tally = isolated(way, given.seconds, given.seed, given.cases, way.least)
     print(json.dumps(asdict(tally)) if given.json else _line(way, tally), flush=True)
     for finding in tally.findings:
@@ -46,7 +46,7 @@ def _play(way: Way, given: argparse.Namespace) -> bool:
     return not tally.findings
 
 
-def _line(way: Way, tally: Tally) -> str:
+def _line(way: Way, tally: RunningSums) -> str:
     said = ", ".join(f"{count:,} {what}" for what, count in tally.said.items())
     short = "" if tally.cases >= way.least else f"  (a long run has at least {way.least:,})"
     found = f"{len(tally.findings)} harmful{short}"

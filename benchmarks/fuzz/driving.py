@@ -55,7 +55,7 @@ class Finding:
 
 
 @dataclass
-class Tally:
+class RunningSums:
     """What came of the cases of one way in."""
 
     way: str
@@ -70,12 +70,12 @@ class Tally:
         self.findings += [one for one in findings if _signature(one) not in known]
 
 
-def drive(way: Way, seconds: float, start: int = 0, most: int | None = None, least: int = 0) -> Tally:
+def drive(way: Way, seconds: float, start: int = 0, most: int | None = None, least: int = 0) -> RunningSums:
     """Throw cases at a way in, here; first those that were found before, then mutations until the time is over. On a
     busy machine it goes on until there were ``least``, but no longer than three times as long."""
     examples = way.examples()
     _warm_up(way, examples)
-    begun, tally, said = time.monotonic(), Tally(way.name), Counter[str]()
+    begun, tally, said = time.monotonic(), RunningSums(way.name), Counter[str]()
     for case in kept(way.name):
         _one(way, case, tally, said, lambda fault, case: tally.add([_finding(fault, case)]))
     for case in examples:
@@ -99,7 +99,7 @@ def _warm_up(way: Way, examples: list[Case]) -> None:
 
 
 def _chunk(
-    way: Way, examples: list[Case], number: int, tally: Tally, said: Counter[str], until: float, most: int | None
+    way: Way, examples: list[Case], number: int, tally: RunningSums, said: Counter[str], until: float, most: int | None
 ) -> None:
     """Some cases under one seed of Hypothesis, which makes the first new finding as small as it can."""
     smallest: dict[str, Finding] = {}
@@ -120,13 +120,13 @@ def _chunk(
     @settings(max_examples=_AT_ONCE, database=None, deadline=None, report_multiple_bugs=False,
               suppress_health_check=list(HealthCheck), phases=(Phase.generate, Phase.shrink))  # fmt: skip
     @given(st.lists(_drawn(len(examples)), min_size=_TOGETHER, max_size=_TOGETHER))
-    def play(drawn: list[tuple[int, tuple[int, ...]]]) -> None:
+    def run_round(drawn: list[tuple[int, tuple[int, ...]]]) -> None:
         for example, changes in drawn if shrinking else dict.fromkeys(drawn):  # the simplest draws are all alike
             if shrinking or not (time.monotonic() > until or (most is not None and tally.cases >= most)):
                 _one(way, _made(way, examples[example], changes, number), tally, said, note)
 
     try:
-        play()
+        run_round()
     except Fault:
         pass
     except Exception as error:  # Hypothesis complains about what it cannot repeat
@@ -149,7 +149,7 @@ def _made(way: Way, example: Case, changes: tuple[int, ...], number: int) -> Cas
     return case
 
 
-def _one(way: Way, case: Case, tally: Tally, said: Counter[str], note: Callable[[Fault, Case], None]) -> None:
+def _one(way: Way, case: Case, tally: RunningSums, said: Counter[str], note: Callable[[Fault, Case], None]) -> None:
     _remember(case)
     size = sum(map(len, case.values()))
     tally.cases += 1
@@ -161,7 +161,7 @@ def _one(way: Way, case: Case, tally: Tally, said: Counter[str], note: Callable[
         note(fault, case)
 
 
-def isolated(way: Way, seconds: float, start: int = 0, most: int | None = None, least: int = 0) -> Tally:
+def isolated(way: Way, seconds: float, start: int = 0, most: int | None = None, least: int = 0) -> RunningSums:
     """The same in a child process, whose death is a finding as well."""
     with tempfile.TemporaryDirectory(prefix="fuzzing-") as folder:
         result, last = Path(folder) / "tally.json", Path(folder) / "last.json"
@@ -181,9 +181,9 @@ def isolated(way: Way, seconds: float, start: int = 0, most: int | None = None, 
         code = _wait(child, last)
         if code == 0:
             told = json.loads(result.read_text())
-            return Tally(**{**told, "findings": [Finding(**one) for one in told["findings"]]})
+            return RunningSums(**{**told, "findings": [Finding(**one) for one in told["findings"]]})
         case = json.loads(last.read_text()) if last.exists() else {}
-        return Tally(way.name, findings=[Finding("crash", f"the process ended with {code}", case)])
+        return RunningSums(way.name, findings=[Finding("crash", f"the process ended with {code}", case)])
 
 
 def _wait(child: int, last: Path) -> int:

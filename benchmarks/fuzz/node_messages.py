@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from benchmarks.fuzz.driving import Way
-from benchmarks.fuzz.letters import HEADER, case_of_letter, content_of
 from benchmarks.fuzz.mutating import Case
 from benchmarks.fuzz.states import check_finite, check_length
+from benchmarks.fuzz.tensor_messages import HEADER, case_of_message, content_of
 
 LIMIT = 25.0
 _HOW = "how"
@@ -35,7 +35,7 @@ def _stage(method: str) -> dict[str, Any]:
     from fedalloy.testing import small_task
 
     task = small_task("batchnorm", (6, 8, 5, 7))
-    algorithm = algorithms.named(method, batch_size=4).fitted(task)
+    algorithm = algorithms.named(method, batch_size=4).bind(task)
     config = RunConfig(rounds=3, engine=Flower(), max_norm=LIMIT)
     fed = Federation(algorithm, task, config.engine, config, Key.of(0))  # type: ignore[arg-type]
     state = begin(fed)
@@ -48,7 +48,7 @@ def _honest(fed: Any, state: Any, client: int) -> Any:
     from fedalloy.core.client import Assignment, run_client
     from fedalloy.core.types import Context
     from fedalloy.flower.protocol.header import signed
-    from fedalloy.flower.protocol.letters import Letter, pack
+    from fedalloy.flower.protocol.tensor_messages import TensorMessage, pack
 
     ids = torch.tensor([client])
     ctx = Context(1, CLIENTS, fed.root.fold("round", 1), fed.algorithm.solver.lr_at(1, 3), 3)
@@ -60,13 +60,13 @@ def _honest(fed: Any, state: Any, client: int) -> Any:
         )
     head = signed(client=str(client), status="ok")
     stats = {name: value if value == value else None for name, value in made.stats.items()}
-    return pack(Letter({**head, "stats": stats}, made.payload))
+    return pack(TensorMessage({**head, "stats": stats}, made.payload))
 
 
 @functools.cache
 def examples() -> list[Case]:
     """What the first client honestly answers, for rules that differ in what they make of it."""
-    return [{**case_of_letter(_stage(method)["answers"][0]), _HOW: method.encode()} for method in METHODS]
+    return [{**case_of_message(_stage(method)["answers"][0]), _HOW: method.encode()} for method in METHODS]
 
 
 class _Transport:
@@ -76,10 +76,10 @@ class _Transport:
         self._answers = answers
         self.grid = SimpleNamespace(get_nodes=lambda: [_node(number) for number in range(len(answers))])
 
-    def ask(self, letters: Any, message_type: str, group: str, seconds: float) -> dict[int, Any]:
+    def ask(self, tensor_messages: Any, message_type: str, group: str, seconds: float) -> dict[int, Any]:
         from fedalloy.flower.transport import Answer
 
-        return {node: Answer(self._answers[node]) for node in letters}
+        return {node: Answer(self._answers[node]) for node in tensor_messages}
 
     def clock(self) -> float:
         return 0.0
@@ -94,7 +94,7 @@ def _node(number: int) -> Any:
 
 def _is_no_answer(content: Any) -> bool:
     from fedalloy.core.errors import FedalloyError
-    from fedalloy.flower.protocol.letters import outline
+    from fedalloy.flower.protocol.tensor_messages import outline
 
     try:
         outline(content)
@@ -106,7 +106,7 @@ def _is_no_answer(content: Any) -> bool:
 def read(case: Case, folder: Path) -> str:
     """One round; it counts or it is dropped, and the state is sound."""
     from fedalloy.experiment.driver import make_store
-    from fedalloy.experiment.round import Stopwatch, play
+    from fedalloy.experiment.round import Stopwatch, run_round
     from fedalloy.flower.connection import Connection
     from fedalloy.flower.node_registry import NodeRegistry
     from fedalloy.flower.protocol.header import signed
@@ -122,7 +122,7 @@ def read(case: Case, folder: Path) -> str:
     registry = NodeRegistry(names, {name: f"node {name}" for name in names})
     transport: Any = _Transport(answers)
     fed.engine.attach(Connection(transport, registry, signed(), say=lambda text: None))
-    played = play(fed, state, make_store(fed, state, None), 1, Stopwatch())
+    played = run_round(fed, state, make_store(fed, state, None), 1, Stopwatch())
     check_finite(played.step.state)
     if method in ("fedavg", "median", "krum", "fednova"):
         check_length(state["shared"]["params"], played.step.state["shared"]["params"], LIMIT)

@@ -8,8 +8,8 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.fuzz.driving import Way
-from benchmarks.fuzz.letters import case_of_letter, content_of, status_of
 from benchmarks.fuzz.mutating import Case
+from benchmarks.fuzz.tensor_messages import case_of_message, content_of, status_of
 from benchmarks.fuzz.watching import HOOK, Fault
 
 _POLICY = """
@@ -44,10 +44,10 @@ def _node() -> Path:
 @functools.cache
 def examples() -> list[Case]:
     """One order of every kind, as a server of ours sends it."""
-    from fedalloy.flower.protocol.letters import Letter, pack
+    from fedalloy.flower.protocol.tensor_messages import TensorMessage, pack
     from tests.flower.orders import KINDS, example
 
-    return [case_of_letter(pack(Letter(*example(kind)))) for kind in KINDS]
+    return [case_of_message(pack(TensorMessage(*example(kind)))) for kind in KINDS]
 
 
 def read(case: Case, folder: Path) -> str:

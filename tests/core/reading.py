@@ -70,7 +70,7 @@ class Reads(TorchDispatchMode):
 
 
 def _is_view(func: Any) -> bool:
-    """Whether an operation only describes its argument anew: what it returns is an alias that it does not write."""
+    """Whether an operation only describes its argument again: what it returns is an alias that it does not write."""
     schema = func._schema
     alias = [one.alias_info for one in schema.returns]
     return bool(alias) and all(info is not None and not info.is_write for info in alias)

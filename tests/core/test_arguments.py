@@ -29,7 +29,7 @@ from fedalloy.tasks.devices import DeviceProfile, EpochRange, Slow
 from fedalloy.tasks.noise import LabelNoise
 from fedalloy.tasks.partitions.iid import Iid
 
-ROOMS = ("algorithm", "solver", "weighting", "server", "wire", "partition", "dataset", "metric", "engine", "model")
+CATEGORIES = ("algorithm", "solver", "weighting", "server", "wire", "partition", "dataset", "metric", "engine", "model")
 SETTINGS: tuple[Any, ...] = (
     RunConfig, UniformSampling, BySize, Listed, EpochRange, Slow, DeviceProfile, ClassifierTraining, Learning,
     LabelNoise,
@@ -42,7 +42,7 @@ NEEDED: dict[str, Any] = {
 MAY_BE_NEGATIVE = {"low", "high", "tilt", "zeta", "seed", "target"}
 
 
-RULES = {f"{room}-{name}": rule for room in ROOMS for name, rule in registry.everything(room).items()}
+RULES = {f"{category}-{name}": rule for category in CATEGORIES for name, rule in registry.everything(category).items()}
 RULES |= {kind.__name__: kind for kind in SETTINGS}
 
 

@@ -9,12 +9,12 @@ import torch
 
 from fedalloy.core import aspects, tree
 from fedalloy.core.algorithm import Algorithm
-from fedalloy.core.around import SolverAround
-from fedalloy.core.aspects import ASPECTS, Describes, FitsData, Fusible, Generative, PartlyLocal, Personalised
+from fedalloy.core.aspects import ASPECTS, BindsToData, Describes, Fusible, Generative, PartlyLocal, Personalised
 from fedalloy.core.keys import Key
 from fedalloy.core.names import NO_NAMES
 from fedalloy.core.protocols import LocalSolver
-from fedalloy.core.types import Facts
+from fedalloy.core.types import DataSpec
+from fedalloy.core.wrappers import SolverWrapper
 from fedalloy.experiment.fit import fit
 from fedalloy.methods.servers.sgd import ServerSgd
 from fedalloy.methods.solvers.cgan import Cgan
@@ -26,7 +26,7 @@ from fedalloy.methods.weightings.uniform import Uniform
 from fedalloy.testing import check_rule, small_task
 
 ENGINES = ("loop", "batched")
-FACTS = Facts((4,), torch.float64, 3, -1.0, 1.0, alone=False)
+FACTS = DataSpec((4,), torch.float64, 3, -1.0, 1.0, alone=False)
 
 
 @dataclass(frozen=True)
@@ -74,39 +74,41 @@ def test_by_itself_a_solver_takes_one_step_with_all_examples_per_epoch():
 def test_answers_hold_for_solvers_that_are_none_of_it():
     solver, shared = Three(), {"params": {"w": torch.ones(2)}, "buffers": {}}
     assert all(solver.aspect(kind) is None for kind in ASPECTS)
-    assert aspects.stays(solver) is NO_NAMES
+    assert aspects.local_leaves(solver) is NO_NAMES
     received = (shared["params"], shared["buffers"])
     assert aspects.start_model(solver, shared, {}) == aspects.personal_model(solver, shared, {}, 0.3) == received
     assert (aspects.provides(solver), aspects.receives(solver), aspects.fusing(solver)) == (frozenset(), None, None)
     assert not any(ask(solver) for ask in (aspects.is_personalised, aspects.is_mixable, aspects.needs_fresh))
     assert aspects.count_steps(solver, torch.tensor([5, 0]), torch.tensor([3, 3])).tolist() == [3, 0]
-    assert aspects.fitted(solver, FACTS) is solver
+    assert aspects.bind(solver, FACTS) is solver
 
 
 @pytest.mark.parametrize(
     ("solver", "kinds"),
     [
-        (Sgd(), {Describes, Fusible, FitsData}),
-        (Ditto(), {Personalised, Describes, FitsData}),
-        (Cgan(), {Generative, Describes, FitsData}),
-        (Personal(), {Personalised, PartlyLocal, Describes, FitsData}),
-        (Energy.example(), {Generative, Describes, FitsData}),
+        (Sgd(), {Describes, Fusible, BindsToData}),
+        (Ditto(), {Personalised, Describes, BindsToData}),
+        (Cgan(), {Generative, Describes, BindsToData}),
+        (Personal(), {Personalised, PartlyLocal, Describes, BindsToData}),
+        (Energy.example(), {Generative, Describes, BindsToData}),
     ],
 )
 def test_a_solver_around_another_is_what_that_one_is_except_fusible(solver, kinds):
-    asked = (Personalised, PartlyLocal, Generative, Describes, FitsData, Fusible)
+    asked = (Personalised, PartlyLocal, Generative, Describes, BindsToData, Fusible)
     assert {kind for kind in asked if solver.aspect(kind) is not None} == kinds
-    around = SolverAround(SolverAround(solver))
+    around = SolverWrapper(SolverWrapper(solver))
     assert {kind for kind in asked if around.aspect(kind) is not None} == kinds - {Fusible}
     assert around.aspect(Describes) is solver
 
 
 def test_what_is_known_of_the_data_reaches_the_solver_inside():
-    around = aspects.fitted(SolverAround(Personal(Sgd(batch_size=3))), FACTS)
-    assert around == SolverAround(Personal(Sgd(batch_size=3, leftover="merge")))
+    around = aspects.bind(SolverWrapper(Personal(Sgd(batch_size=3))), FACTS)
+    assert around == SolverWrapper(Personal(Sgd(batch_size=3, leftover="merge")))
 
 
-@pytest.mark.parametrize("name", ["provides", "personal", "stays", "synthesise", "count_steps", "fusing", "fitted"])
+@pytest.mark.parametrize(
+    "name", ["provides", "personal", "local_leaves", "synthesise", "count_steps", "fusing", "bind"]
+)
 def test_an_answer_that_nobody_would_ask_for_is_refused(name):
     with pytest.raises(TypeError, match=rf"solver Silent says '{name}'.*fedalloy\.core\.aspects\.[A-Z]\w+: inherit"):
         type("Silent", (Three,), {name: property(lambda self: None)})
@@ -130,7 +132,7 @@ def test_what_is_declared_may_be_a_field_without_a_default():
 
 
 @dataclass(frozen=True)
-class LongerForSome(SolverAround):
+class LongerForSome(SolverWrapper):
     """Three epochs for clients with more than ten examples."""
 
     def plan(self, sizes, epochs, keys):
@@ -146,19 +148,19 @@ def test_a_solver_around_another_with_a_plan_of_its_own_is_counted_by_that_plan(
 
 
 @dataclass(frozen=True)
-class Curious(Three, FitsData):
+class Curious(Three, BindsToData):
     """It must know the form of the data."""
 
     shape: tuple[int, ...] = ()
 
-    def fitted(self, facts):
-        return Curious(facts.shape)
+    def bind(self, data_spec):
+        return Curious(data_spec.shape)
 
 
-@pytest.mark.parametrize("wrap", [lambda solver: solver, SolverAround])
+@pytest.mark.parametrize("wrap", [lambda solver: solver, SolverWrapper])
 def test_a_solver_that_fits_the_data_is_asked_whatever_the_model(wrap):
-    fitted = Algorithm(wrap(Curious()), Uniform(), ServerSgd()).fitted(small_task())
-    assert fitted.solver == wrap(Curious((4,)))
+    bind = Algorithm(wrap(Curious()), Uniform(), ServerSgd()).bind(small_task())
+    assert bind.solver == wrap(Curious((4,)))
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from fedalloy.core.client import train
 from fedalloy.core.keys import Key
 from fedalloy.core.program import Finished, Kernel, run_block
 from fedalloy.core.types import Context
-from fedalloy.engines import fused, mapped
+from fedalloy.engines import fused, vmap_kernel
 from fedalloy.engines.batched import Batched
 from fedalloy.engines.loop import Loop
 from fedalloy.experiment.fit import fit
@@ -51,17 +51,17 @@ def done(algorithm: Algorithm, kernel: Kernel, apply: Applied, *ids: int, model:
 def test_a_block_of_one_is_the_same_plainly_and_under_vmap(model):
     algorithm = WIRED if model == "dropout" else replace(WIRED, wire=())
     one, other = (done(algorithm, kernel, apply, 3, model=model) for kernel, apply in
-                  ((train, plain), (mapped.train, vmapped)))  # fmt: skip
+                  ((train, plain), (vmap_kernel.train, vmapped)))  # fmt: skip
     same = replace(one, payload=led(one.payload), states=led(one.states))
     assert list(differences(vars(same), vars(other), 1e-12)) == []
 
 
 @pytest.mark.parametrize(
-    "call", [r"solver\.begin\(", r"solver\.end\(", r"aspects\.conclude\(", r"wire\.encode\b", r"[^_.]run_block\(\n"]
+    "call", [r"solver\.begin\(", r"solver\.end\(", r"aspects\.post_train\(", r"wire\.encode\b", r"[^_.]run_block\(\n"]
 )
 def test_the_program_is_written_once(call):
     """Outside of the rules themselves, the conformance suite and golden vectors of single formulas."""
-    rules = ("methods", "testing", "core/aspects.py", "core/around.py", "studies/unfolding/recording.py")
+    rules = ("methods", "testing", "core/aspects.py", "core/wrappers.py", "studies/unfolding/recording.py")
     files = [file for file in SOURCE.rglob("*.py") if not str(file.relative_to(SOURCE)).startswith(rules)]
     found = [file.name for file in files for _ in re.findall(call, file.read_text())]
     assert found == ["program.py"]
@@ -115,10 +115,12 @@ class Elsewhere(OwnStart, Sgd):
 
 def test_the_loss_before_is_that_of_the_clients_own_start():
     task = small_task()
-    elsewhere, usual = (Algorithm(kind(batch_size=3), Lopsided(), ServerSgd()) for kind in (Elsewhere, Sgd))
+    elsewhere, defaults = (Algorithm(kind(batch_size=3), Lopsided(), ServerSgd()) for kind in (Elsewhere, Sgd))
     found = play(Loop(), elsewhere, task)
     assert gaps(play(Batched(), elsewhere, task), found) == []
-    assert not torch.allclose(found.cohort.stats["loss_before"], play(Loop(), usual, task).cohort.stats["loss_before"])
+    assert not torch.allclose(
+        found.cohort.stats["loss_before"], play(Loop(), defaults, task).cohort.stats["loss_before"]
+    )
 
 
 @dataclass(frozen=True)

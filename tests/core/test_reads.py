@@ -18,7 +18,7 @@ from fedalloy.engines.shared_cohort import SharedCohort, split_columns, sum_colu
 from fedalloy.engines.workers import Workers
 from fedalloy.methods.servers.sgd import ServerSgd
 from fedalloy.methods.solvers.sgd import Sgd
-from fedalloy.methods.weightings.angles import Angles
+from fedalloy.methods.weightings.fedadp import Angles
 from fedalloy.testing import small_task, specimen, work
 from tests.core.reading import Reads
 from tests.engines.rounds import context, play

@@ -17,9 +17,9 @@ from fedalloy.core.errors import RegistryError
 @pytest.fixture(autouse=True)
 def _restored(monkeypatch):
     """Whatever a test enters is gone afterwards; what is built in is there before, since modules load only once."""
-    for room in ("solver", "weighting", "server", "metric"):
-        registry.everything(room)
-    monkeypatch.setattr(registry, "_rules", {room: dict(rules) for room, rules in registry._rules.items()})
+    for category in ("solver", "weighting", "server", "metric"):
+        registry.everything(category)
+    monkeypatch.setattr(registry, "_rules", {category: dict(rules) for category, rules in registry._rules.items()})
     monkeypatch.setattr(registry, "_directions", dict(registry._directions))
     monkeypatch.setattr(registry, "_loaded", set(registry._loaded))
 
@@ -96,7 +96,7 @@ def test_a_metric_that_does_not_say_which_way_is_better_is_refused():
 
 
 def test_an_unknown_room_is_named():
-    with pytest.raises(RegistryError, match=r"unknown room 'wieghting': did you mean 'weighting'"):
+    with pytest.raises(RegistryError, match=r"unknown category 'wieghting': did you mean 'weighting'"):
         registry.names("wieghting")
 
 

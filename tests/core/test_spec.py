@@ -23,7 +23,9 @@ from fedalloy.methods.solvers.sgd import Sgd
 from fedalloy.methods.weightings.samples import Samples
 from fedalloy.testing import specimen
 
-RULES = [(room, name) for room in ("solver", "weighting", "server", "wire") for name in registry.names(room)]
+RULES = [
+    (category, name) for category in ("solver", "weighting", "server", "wire") for name in registry.names(category)
+]
 
 
 FILLED: dict[Any, tuple[Any, ...]] = {str: ("a", "b"), int: (3, 4)}
@@ -59,17 +61,17 @@ def changed(rule: Any) -> Any:
     return rule
 
 
-def there_and_back(room: str, rule: Any) -> Any:
-    return from_spec(room, json.loads(json.dumps(to_spec(room, rule))))
+def there_and_back(category: str, rule: Any) -> Any:
+    return from_spec(category, json.loads(json.dumps(to_spec(category, rule))))
 
 
-@pytest.mark.parametrize(("room", "name"), RULES)
-def test_every_rule_survives_json_with_values_of_its_own(room, name):
-    plain = specimen(room, name)
+@pytest.mark.parametrize(("category", "name"), RULES)
+def test_every_rule_survives_json_with_values_of_its_own(category, name):
+    plain = specimen(category, name)
     rule = changed(plain)
     assert rule != plain or not dataclasses.fields(rule)
-    assert there_and_back(room, rule) == rule
-    assert there_and_back(room, plain) == plain
+    assert there_and_back(category, rule) == rule
+    assert there_and_back(category, plain) == plain
 
 
 def test_only_what_differs_from_the_default_is_written():
@@ -118,7 +120,7 @@ def test_nested_rules_dataclasses_and_unions():
 
 
 @pytest.mark.parametrize(
-    ("room", "spec", "message"),
+    ("category", "spec", "message"),
     [
         ("solver", {"kind": "sgd", "momentun": 0.9}, "unknown argument 'momentun'; did you mean 'momentum'? allowed: "),
         ("solver", {"kind": "sgd", "lr": "fast"}, "solver 'sgd'.lr: expected a number, got 'fast'"),
@@ -138,9 +140,9 @@ def test_nested_rules_dataclasses_and_unions():
         ("server", {"kind": "momentum", "beta": 1.0}, "server 'momentum': beta must lie in [0, 1), got 1.0"),
     ],
 )  # fmt: skip
-def test_a_wrong_spec_is_told_where_and_what_would_be_right(room, spec, message):
+def test_a_wrong_spec_is_told_where_and_what_would_be_right(category, spec, message):
     with pytest.raises(SpecError) as caught:
-        from_spec(room, spec)
+        from_spec(category, spec)
     assert message in str(caught.value)
 
 

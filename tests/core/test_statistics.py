@@ -22,8 +22,8 @@ from fedalloy.methods.solvers.personal import Personal
 from fedalloy.methods.solvers.sgd import Sgd
 from fedalloy.methods.solvers.training import update_length
 from fedalloy.methods.weightings.krum import Krum, MultiKrum
-from fedalloy.methods.weightings.middle import Median, TrimmedMean
 from fedalloy.methods.weightings.nova import Nova
+from fedalloy.methods.weightings.robust import Median, TrimmedMean
 from fedalloy.methods.weightings.samples import Samples
 from fedalloy.methods.weightings.uniform import Uniform
 from fedalloy.testing import Wavering, specimen
@@ -60,8 +60,8 @@ def cohort(
     ],
 )
 def test_a_number_out_of_its_range_drops_the_client_and_is_named(name, bad, reason):
-    usual = {"num_examples": 20.0, "accuracy_after": 0.5}.get(name, 4.0)
-    told: dict[str, Any] = {name: [usual, bad, usual]}
+    defaults = {"num_examples": 20.0, "accuracy_after": 0.5}.get(name, 4.0)
+    told: dict[str, Any] = {name: [defaults, bad, defaults]}
     given = cohort(**told)
     kept, dropped = screen(given, "delta", needed=frozenset({name}))
     assert kept.ids.tolist() == [0, 2]

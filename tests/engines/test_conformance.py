@@ -39,7 +39,7 @@ from fedalloy.testing import (
     shuffled_clients,
     work,
 )
-from fedalloy.testing.rules import ROOMS
+from fedalloy.testing.rules import CATEGORIES
 from tests.engines.rounds import Called
 
 CASES = {case.name: case for case in engine_cases()}
@@ -55,9 +55,9 @@ def test_every_rule_keeps_its_promises(row):
 
 
 def test_the_table_has_every_registered_rule():
-    everything = {(room, name) for room in ROOMS for name in registry.names(room)}
+    everything = {(category, name) for category in CATEGORIES for name in registry.names(category)}
     # Laid beside the loop in tests/flower, over nodes.
-    assert {(row.room, row.name) for row in TABLE} == everything - {("engine", "flower")}
+    assert {(row.category, row.name) for row in TABLE} == everything - {("engine", "flower")}
 
 
 def test_a_new_file_appears_in_the_table_by_itself(tmp_path):
@@ -90,7 +90,7 @@ def test_toys_keep_their_promises_too():
 
 
 def test_a_room_without_checks():
-    with pytest.raises(SpecError, match="there are no checks for the room 'weihgting': did you mean 'weighting'"):
+    with pytest.raises(SpecError, match="there are no checks for the category 'weihgting': did you mean 'weighting'"):
         check_rule("weihgting", Lopsided())
 
 

@@ -14,7 +14,7 @@ import fedalloy
 from fedalloy import algorithms
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.keys import Key
-from fedalloy.engines import fused, graphs, mapped
+from fedalloy.engines import cuda_graphs, fused, vmap_kernel
 from fedalloy.engines.batched import Batched, dense_of
 from fedalloy.engines.loop import Loop
 from fedalloy.methods.servers.sgd import ServerSgd
@@ -209,11 +209,11 @@ def test_frozen_leaves_are_not_fused():
 
 
 def test_kernels_say_whether_they_can_be_differentiated():
-    assert (mapped.DIFFERENTIABLE, fused.DIFFERENTIABLE, graphs.DIFFERENTIABLE) == (True, False, False)
+    assert (vmap_kernel.DIFFERENTIABLE, fused.DIFFERENTIABLE, cuda_graphs.DIFFERENTIABLE) == (True, False, False)
 
 
 def test_a_step_that_would_be_captured_may_not_read_what_changes_from_round_to_round():
-    seen = graphs.StepContext(3, 5, Key.of(0), local_lr=0.2, rounds=9)
+    seen = cuda_graphs.StepContext(3, 5, Key.of(0), local_lr=0.2, rounds=9)
     assert (seen.local_lr, seen.population, seen.rounds) == (0.2, 5, 9)
     for name in ("round", "key", "absent"):
         with pytest.raises(AttributeError, match=f"a local step reads ctx.{name}: read it in 'begin'"):

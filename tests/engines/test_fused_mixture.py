@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.keys import Key
-from fedalloy.engines import fused_mixture, mapped
+from fedalloy.engines import fused_interpolated, vmap_kernel
 from fedalloy.engines.auto import expected
 from fedalloy.engines.batched import Batched
 from fedalloy.engines.loop import run_one
@@ -40,7 +40,7 @@ def case(solver, rounds=CHANGING, wire=(), model="mlp"):
 @pytest.fixture
 def only_fused(monkeypatch):
     """Whatever does not go through the kernel fails; no engine survives this kind of error by falling back."""
-    monkeypatch.setattr(mapped, "train", lambda *_: pytest.fail("not fused"))
+    monkeypatch.setattr(vmap_kernel, "train", lambda *_: pytest.fail("not fused"))
 
 
 def agrees(engine, played):
@@ -63,7 +63,7 @@ def agrees(engine, played):
 def test_it_does_what_the_loop_does(mu, nu, mixing, start, momentum, weight_decay, batch, block, rounds):
     local = {**LOCAL, "momentum": momentum, "weight_decay": weight_decay, "batch_size": batch, "decay": 0.5}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mapped, "train", lambda *_: pytest.fail("not fused"))
+        patch.setattr(vmap_kernel, "train", lambda *_: pytest.fail("not fused"))
         agrees(Batched(block=block), case(SuPerFed(mu, nu, mixing, start, **local), rounds))
 
 
@@ -76,7 +76,7 @@ def test_other_chains_and_wires_with_memory(model):
 
 def test_workers_use_it_too(monkeypatch, only_fused):
     def only_with_it(*arguments):
-        assert arguments[-2].func is fused_mixture.train
+        assert arguments[-2].func is fused_interpolated.train
         return run_one(*arguments)
 
     monkeypatch.setattr("fedalloy.engines.workers.run_one", only_with_it)
@@ -93,7 +93,7 @@ def test_other_optimizers_are_left_to_the_mapped_kernel(other):
 
 
 def test_a_model_with_buffers_is_left_to_the_mapped_kernel(monkeypatch):
-    monkeypatch.setattr(fused_mixture, "train", lambda *_: pytest.fail("has buffers"))
+    monkeypatch.setattr(fused_interpolated, "train", lambda *_: pytest.fail("has buffers"))
     agrees(Batched(), case(SuPerFed(start=0, **LOCAL), model="batchnorm"))
 
 
@@ -110,20 +110,20 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_broken_kernel_is_noticed(monkeypatch, fault):
     name, breaks = FAULTS[fault]
-    monkeypatch.setattr(fused_mixture, name, breaks(getattr(fused_mixture, name)))
+    monkeypatch.setattr(fused_interpolated, name, breaks(getattr(fused_interpolated, name)))
     assert check_engine(Batched(), [case(SuPerFed(0.4, 1.5, start=0, momentum=0.8, **LOCAL))])
 
 
 def test_a_block_holds_what_fits_into_the_cache():
-    assert fused_mixture.clients_in_cache({"w": torch.zeros(238_800)}) == 1
-    assert fused_mixture.clients_in_cache({"w": torch.zeros(100)}) > 1000
+    assert fused_interpolated.clients_in_cache({"w": torch.zeros(238_800)}) == 1
+    assert fused_interpolated.clients_in_cache({"w": torch.zeros(100)}) > 1000
 
 
 def test_auto_expects_workers_where_few_clients_fit(monkeypatch):
     played = case(SuPerFed(start=0, **LOCAL))
     params, buffers = played.task.objective.init(Key.of(0))
     shared = played.algorithm.init(params, 5, buffers)["shared"]
-    monkeypatch.setattr(fused_mixture, "clients_in_cache", lambda _: 1)
+    monkeypatch.setattr(fused_interpolated, "clients_in_cache", lambda _: 1)
     assert [one.name for one in expected(played.algorithm, played.task, shared, 5, 2)] == ["workers", "batched"]
-    monkeypatch.setattr(fused_mixture, "clients_in_cache", lambda _: 100)
+    monkeypatch.setattr(fused_interpolated, "clients_in_cache", lambda _: 100)
     assert expected(played.algorithm, played.task, shared, 5, 2)[0].name == "batched"

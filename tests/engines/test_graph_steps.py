@@ -17,10 +17,10 @@ from torch.utils._pytree import tree_map
 import fedalloy
 from fedalloy.core import registry
 from fedalloy.core.program import BlockTraining, TrainingResult
-from fedalloy.engines import mapped
+from fedalloy.engines import vmap_kernel
 from fedalloy.engines.batched import Batched
 from fedalloy.engines.batches import batches, dropout_keys
-from fedalloy.engines.graphs import StepContext
+from fedalloy.engines.cuda_graphs import StepContext
 from fedalloy.methods.solvers.sgd import Sgd
 from tests.experiment.test_cuda import DATA_MAKERS, SKEWED, method
 
@@ -33,14 +33,14 @@ def unread(training: BlockTraining) -> TrainingResult:
     values = (training.carry, training.buffers, x, y, block.mask[0], dropout_keys(block)[:, 0], drawn)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     lr = mode.from_tensor(torch.tensor(ctx.local_lr))
-    step = mapped.step_of(training.algorithm, training.objective, StepContext(**{**vars(ctx), "local_lr": lr}))
+    step = vmap_kernel.step_of(training.algorithm, training.objective, StepContext(**{**vars(ctx), "local_lr": lr}))
     with mode:
         vmap(step)(*tree_map(mode.from_tensor, values), mode.from_tensor(block.plan.phase[:, 0]))
     return TrainingResult(training.carry, training.buffers, torch.ones(len(block), 2, dtype=torch.float64))
 
 
 def one_round(algorithm: Any, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mapped, "train", unread)
+    monkeypatch.setattr(vmap_kernel, "train", unread)
     task = fedalloy.task("digits", model=model, clients=4, partition=SKEWED, valid_fraction=0.1)
     fedalloy.fit(algorithm, task, rounds=1, engine=Batched(kernel="mapped"), threads=1)
 

@@ -75,7 +75,7 @@ METHODS = {
 @pytest.mark.parametrize("name", METHODS)
 def test_all_engines_agree(name, norm):
     task, now = several(norm), work(0, 1, 2, 3, epochs=(-1, 2, 1, 0), active=(True, True, False, True))
-    algorithm = METHODS[name].fitted(task)
+    algorithm = METHODS[name].bind(task)
     expected, workers = play(Loop(), algorithm, task, now), Workers(2)
     try:
         engines = [Batched(), Batched(block=2), workers]

@@ -20,9 +20,9 @@ from fedalloy.core import tree
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.errors import ClientError, SpecError
 from fedalloy.core.keys import Key
-from fedalloy.engines.exchange import Layout, shared_rows
 from fedalloy.engines.loop import Loop
 from fedalloy.engines.shared_cohort import Overwritten, SharedCohort
+from fedalloy.engines.shared_memory import Layout, shared_rows
 from fedalloy.engines.workers import Crew, Workers
 from fedalloy.experiment.fit import fit
 from fedalloy.methods.servers.sgd import ServerSgd

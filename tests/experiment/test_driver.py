@@ -22,7 +22,7 @@ from fedalloy.core.errors import CheckpointError, ClientError, RunLocked, SpecEr
 from fedalloy.core.keys import Key
 from fedalloy.experiment.config import RunConfig
 from fedalloy.experiment.fit import RunResult, as_algorithm, fit
-from fedalloy.experiment.health import BARREN_LIMIT
+from fedalloy.experiment.health import EMPTY_LIMIT
 from fedalloy.experiment.interrupt import stop_on_signal
 from fedalloy.experiment.records.folder import RunFolder
 from fedalloy.experiment.records.reading import read_run
@@ -217,7 +217,7 @@ def test_a_diverged_run_ends_as_failed_with_its_round(tmp_path):
 def test_rounds_in_a_row_without_a_valid_contribution_end_a_run():
     result = train(rounds=20, max_norm=1e-9)
     assert result.status == "failed"
-    assert result.ending.progress.round == BARREN_LIMIT
+    assert result.ending.progress.round == EMPTY_LIMIT
     assert "no valid contribution for 3 rounds" in result.ending.reason
 
 

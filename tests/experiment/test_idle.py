@@ -17,9 +17,9 @@ from fedalloy.core.types import Cohort, Context
 from fedalloy.engines.loop import Loop
 from fedalloy.experiment.config import RunConfig
 from fedalloy.experiment.fit import fit
-from fedalloy.experiment.health import BARREN_LIMIT
+from fedalloy.experiment.health import EMPTY_LIMIT
 from fedalloy.experiment.records.store import MemoryStore
-from fedalloy.experiment.round import Federation, Stopwatch, play
+from fedalloy.experiment.round import Federation, Stopwatch, run_round
 from fedalloy.experiment.sampling import Listed
 from fedalloy.experiment.starting import begin
 from fedalloy.methods.servers.sgd import ServerSgd
@@ -54,7 +54,7 @@ def made(weighting, solver=None, **more) -> Algorithm:
 def first(algorithm: Algorithm, task=TASK, store=None, state=None, engine: Any = None, **settings):
     fed = Federation(algorithm, task, engine or Loop(), RunConfig(engine="loop", **settings), Key.of(0))
     state = begin(fed) if state is None else state
-    return state, play(fed, state, MemoryStore() if store is None else store, 1, Stopwatch())
+    return state, run_round(fed, state, MemoryStore() if store is None else store, 1, Stopwatch())
 
 
 # ---------------------------------------------------------------------------------------------- who counts
@@ -121,7 +121,7 @@ def test_the_state_of_an_idle_client_is_kept():
     _, played = first(algorithm, store=store)
     before = store.get([1])
     fed = Federation(algorithm, TASK, Loop(), RunConfig(engine="loop", devices=IDLE), Key.of(0))
-    second = play(fed, played.step.state, store, 2, Stopwatch())
+    second = run_round(fed, played.step.state, store, 2, Stopwatch())
     assert second.row["idle"] == [1]
     assert list(differences({"1": store.get([1])[1]}, {"1": before[1]})) == []
 
@@ -130,8 +130,8 @@ def test_a_round_of_idle_clients_alone_has_no_effect_and_is_no_divergence():
     state, played = first(made(Uniform()), devices=DeviceProfile(epochs=0))
     assert played.step.state is state
     assert (played.row["ids"], played.row["idle"]) == ([], [0, 1, 2, 3, 4])
-    result = fit(made(Uniform()), TASK, rounds=BARREN_LIMIT + 2, devices=DeviceProfile(epochs=0), engine="loop")
-    assert len(list(result.rounds())) == BARREN_LIMIT + 2
+    result = fit(made(Uniform()), TASK, rounds=EMPTY_LIMIT + 2, devices=DeviceProfile(epochs=0), engine="loop")
+    assert len(list(result.rounds())) == EMPTY_LIMIT + 2
 
 
 # ---------------------------------------------------------------------------------------------- refusals
@@ -150,7 +150,7 @@ def test_krum_with_too_few_left_is_a_round_without_effect():
 
 
 def test_refused_rounds_neither_end_a_run_nor_count_as_barren():
-    rounds = BARREN_LIMIT + 2
+    rounds = EMPTY_LIMIT + 2
     result = fit(made(Krum(byzantine=1)), TASK, rounds=rounds, devices=FEW, engine="loop")
     rows = list(result.rounds())
     assert len(rows) == rounds
@@ -166,9 +166,9 @@ def test_a_refused_round_with_dropped_contributions_is_not_barren_either():
         broken = Cohort(outcome.cohort.ids, {**outcome.cohort.payload, "delta": delta}, outcome.cohort.stats)
         return replace(outcome, cohort=broken)
 
-    result = fit(made(Krum(byzantine=1)), TASK, rounds=BARREN_LIMIT + 2, engine=Called(engine))
+    result = fit(made(Krum(byzantine=1)), TASK, rounds=EMPTY_LIMIT + 2, engine=Called(engine))
     rows = list(result.rounds())
-    assert len(rows) == BARREN_LIMIT + 2
+    assert len(rows) == EMPTY_LIMIT + 2
     assert all(row["dropped"] == {"0": "not finite"} and "4 came" in row["refusal"] for row in rows)
 
 

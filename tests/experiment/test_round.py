@@ -15,7 +15,7 @@ from fedalloy.core.types import Context
 from fedalloy.engines.loop import Loop
 from fedalloy.experiment.config import RunConfig
 from fedalloy.experiment.records.store import MemoryStore
-from fedalloy.experiment.round import Federation, Stopwatch, play
+from fedalloy.experiment.round import Federation, Stopwatch, run_round
 from fedalloy.experiment.sampling import Listed
 from fedalloy.experiment.starting import begin
 from fedalloy.methods.servers.sgd import ServerSgd
@@ -37,7 +37,7 @@ def federation(algorithm: Algorithm, task=TASK, engine: Any = None, **settings) 
 
 def first(fed: Federation, store: MemoryStore | None = None):
     state = begin(fed)
-    return state, play(fed, state, store if store is not None else MemoryStore(), 1, Stopwatch())
+    return state, run_round(fed, state, store if store is not None else MemoryStore(), 1, Stopwatch())
 
 
 LINKS = (1.0, 0.0, 1.0, 0.0, 1.0)
@@ -85,7 +85,7 @@ def test_an_error_memory_does_not_speak_for_a_client_that_is_not_there():
     _, played = first(federation(algorithm, devices=devices), store)
     memories = store.commit(2)
     silent = federation(algorithm, devices=replace(devices, success=0.0))
-    second = play(silent, played.step.state, store, 2, Stopwatch())
+    second = run_round(silent, played.step.state, store, 2, Stopwatch())
     assert second.row["ids"] == [0, 1, 2, 3, 4]
     assert list(differences(second.step.state["shared"], played.step.state["shared"])) == []
     after, before = ({str(client): mine for client, mine in kept.items()} for kept in (store.commit(2), memories))
@@ -188,7 +188,7 @@ def test_the_weighting_knows_who_is_absent():
 
     algorithm = Algorithm(Sgd(**LOCAL, decay=0.5), Noting(), ServerSgd())
     fed = federation(algorithm, devices=DeviceProfile(success=LINKS), rounds=9)
-    play(fed, begin(fed), MemoryStore(), 3, Stopwatch())
+    run_round(fed, begin(fed), MemoryStore(), 3, Stopwatch())
     ctx = seen[0]
     assert (ctx.absent, ctx.round, ctx.rounds, ctx.population) == ((1, 3), 3, 9, 5)
     assert ctx.local_lr == pytest.approx(0.2 * 0.25)
@@ -200,7 +200,7 @@ def test_a_client_keeps_its_state_through_rounds_it_misses():
     state = begin(fed)
     kept = []
     for round in (1, 2, 3):
-        state = play(fed, state, store, round, Stopwatch()).step.state
+        state = run_round(fed, state, store, round, Stopwatch()).step.state
         kept.append(store.get([0])[0])
     assert list(differences(kept[1], kept[0])) == []
     assert list(differences(kept[2], kept[0])) != []
@@ -208,7 +208,7 @@ def test_a_client_keeps_its_state_through_rounds_it_misses():
 
 def test_a_late_client_of_fedevg_counts_as_one_whose_link_failed():
     """Its factors are 1, not 0: under resend it keeps its weight and says nothing about the samples."""
-    algorithm = algorithms.fedevg(per_class=2, batch_size=3, start=1.0).fitted(TASK)
+    algorithm = algorithms.fedevg(per_class=2, batch_size=3, start=1.0).bind(TASK)
     late = replace(DEADLINE, on_failure="resend")  # clients 2 and 3
     failed = DeviceProfile(success=(1.0, 1.0, 0.0, 0.0, 1.0), on_failure="resend")
     (_, slow), (_, broken) = (first(federation(algorithm, devices=devices)) for devices in (late, failed))

@@ -51,7 +51,7 @@ def test_a_request_is_heard_outside_the_main_thread_too(tmp_path):
     assert ended[0].ending.progress.round == 3
 
 
-def test_a_request_to_an_earlier_sitting_is_not_heard(tmp_path):
+def test_a_request_to_an_earlier_session_is_ignored(tmp_path):
     train(tmp_path / "run", watcher=asking_in(2, tmp_path / "run"))
     (tmp_path / "run" / "stop").touch()
     os.utime(tmp_path / "run" / "stop", (1, 1))
@@ -102,7 +102,7 @@ def test_looking_at_a_lock_never_keeps_a_run_from_starting(tmp_path):
 
 @pytest.mark.parametrize("shift", [-3600, 3600])
 def test_a_request_does_not_depend_on_the_clock(tmp_path, shift):
-    """A clock that was set back between the start and the request, or forward between two sittings."""
+    """A clock that was set back between the start and the request, or forward between two sessions."""
 
     def ask(event) -> None:
         if event.progress.round == 2:
@@ -113,9 +113,9 @@ def test_a_request_does_not_depend_on_the_clock(tmp_path, shift):
     assert train(tmp_path / "run", watcher=ask).status == "stopped"
 
 
-def test_a_request_to_a_sitting_that_was_killed_is_not_heard_whatever_its_time(tmp_path):
+def test_a_request_to_a_session_that_was_killed_is_ignored_whatever_its_time(tmp_path):
     train(tmp_path / "run", watcher=asking_in(2, tmp_path / "run"))
-    (tmp_path / "run" / "stop").write_text("word of a sitting that is gone\n")
+    (tmp_path / "run" / "stop").write_text("word of a session that is gone\n")
     ahead = (tmp_path / "run" / "lock").stat().st_mtime + 3600
     os.utime(tmp_path / "run" / "stop", (ahead, ahead))
     assert train(tmp_path / "run", resume=True).status == "finished"

@@ -17,7 +17,7 @@ from fedalloy.engines.loop import Loop
 from fedalloy.experiment.config import RunConfig
 from fedalloy.experiment.fit import fit
 from fedalloy.experiment.records.store import MemoryStore
-from fedalloy.experiment.round import Federation, Stopwatch, play
+from fedalloy.experiment.round import Federation, Stopwatch, run_round
 from fedalloy.experiment.sampling import Listed
 from fedalloy.experiment.starting import begin
 from fedalloy.tasks.devices import DeviceProfile
@@ -92,8 +92,8 @@ def test_a_client_that_did_not_count_has_nothing_and_is_sent_everything_again():
     whole, shared = sizes(("output",))
     devices = DeviceProfile(seconds_per_step=1.0, deadline=2.0)
     fed, store = federation(algorithms.named("fedper", names=HEAD, **LOCAL), devices=devices), MemoryStore()
-    first = play(fed, begin(fed), store, 1, Stopwatch())
-    second = play(fed, first.step.state, store, 2, Stopwatch())
+    first = run_round(fed, begin(fed), store, 1, Stopwatch())
+    second = run_round(fed, first.step.state, store, 2, Stopwatch())
     assert first.row["late"] == [2, 3]
     assert (first.row["bytes_down"], second.row["bytes_down"]) == (5 * whole, 3 * shared + 2 * whole)
 
@@ -102,7 +102,7 @@ def test_a_client_that_did_not_count_has_nothing_and_is_sent_everything_again():
 def test_fedevg_receives_samples_and_labels(engine):
     algorithm = algorithms.fedevg(per_class=2, batch_size=3, start=1.0)
     found = rows(algorithm, engine, rounds=2)
-    state = algorithm.fitted(TASK).init(TASK.objective.init(Key.of(0))[0], 5)["shared"]
+    state = algorithm.bind(TASK).init(TASK.objective.init(Key.of(0))[0], 5)["shared"]
     down = tree.nbytes(state["samples"]) + tree.nbytes(state["labels"])
     up = tree.nbytes(state["samples"]) + tree.nbytes(state["factors"])
     assert columns(found, "bytes_down", "bytes_up") == [[5 * down] * 2, [5 * up] * 2]
@@ -122,7 +122,7 @@ def test_no_solver_looks_at_what_it_does_not_receive(name, model):
     """Whatever the server has besides, the clients of a round do the same: here in the second, when all are known."""
     task = small_task(model)
     more = {"names": HEAD} if name == "fedper" else {}
-    algorithm = algorithms.named(name, **more, batch_size=3).fitted(task)
+    algorithm = algorithms.named(name, **more, batch_size=3).bind(task)
     seen: list[Any] = []
 
     def engine(algorithm, task, shared, states, work, ctx):
@@ -135,8 +135,8 @@ def test_no_solver_looks_at_what_it_does_not_receive(name, model):
         return found[0]
 
     fed, store = Federation(algorithm, task, Loop(), RunConfig(engine="loop"), Key.of(0)), MemoryStore()
-    first = play(fed, begin(fed), store, 1, Stopwatch())
-    play(replace(fed, engine=Called(engine)), first.step.state, store, 2, Stopwatch())
+    first = run_round(fed, begin(fed), store, 1, Stopwatch())
+    run_round(replace(fed, engine=Called(engine)), first.step.state, store, 2, Stopwatch())
     assert list(differences(*seen)) == []
 
 
@@ -161,6 +161,6 @@ def test_the_simulated_clock_follows_the_bytes():
         (algorithms.fedcams("topk", ratio=0.1, **LOCAL), (whole // 80) * (8 + 1)),
     ):
         fed = federation(algorithm, devices=devices)
-        row = play(fed, begin(fed), MemoryStore(), 1, Stopwatch()).row
+        row = run_round(fed, begin(fed), MemoryStore(), 1, Stopwatch()).row
         assert row["simulated_seconds"] == pytest.approx(sent / 1e6)
         assert row["bytes_up"] == 5 * sent

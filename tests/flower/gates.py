@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fedalloy.flower.protocol.letters import Letter
 from fedalloy.flower.protocol.orders import ReceivedOrder
+from fedalloy.flower.protocol.tensor_messages import TensorMessage
 
 # The process of a node works in its store.
 GATE, HELD = Path("../gate"), Path("../held")
@@ -22,7 +22,7 @@ def data() -> tuple[Any, Any]:
 
     honest = vars(node)["answer"]
 
-    def held(order: ReceivedOrder, *rest: Any) -> Letter:
+    def held(order: ReceivedOrder, *rest: Any) -> TensorMessage:
         round = getattr(order.head, "round", None) or 0
         while round > _allowed():
             HELD.write_text(str(round))

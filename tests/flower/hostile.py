@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from fedalloy.flower.protocol import letters
-from fedalloy.flower.protocol.letters import Letter
+from fedalloy.flower.protocol import tensor_messages
+from fedalloy.flower.protocol.tensor_messages import TensorMessage
 
 
 def patient_names() -> Any:
@@ -25,10 +25,10 @@ def _tampering(change: Any) -> tuple[Any, Any]:
     """From here on this process changes every contribution before it is sent."""
     from fedalloy.flower.node import answer as node
 
-    honest = letters.pack
+    honest = tensor_messages.pack
 
-    def tampered(letter: Letter) -> Any:
-        return honest(Letter(letter.header, change(letter.parts)) if letter.parts else letter)
+    def tampered(message: TensorMessage) -> Any:
+        return honest(TensorMessage(message.header, change(message.parts)) if message.parts else message)
 
     setattr(node, "as_records", tampered)  # noqa: B010
     return data()

@@ -15,7 +15,7 @@ from flwr.app import RecordDict
 from fedalloy.core.types import Payload
 from fedalloy.flower.config import NodeConfig
 from fedalloy.flower.node.answer import respond
-from fedalloy.flower.protocol.letters import Letter, pack, unpack
+from fedalloy.flower.protocol.tensor_messages import TensorMessage, pack, unpack
 from tests.flower import fake
 
 Example = tuple[dict[str, Any], Payload]
@@ -27,8 +27,8 @@ def _examples() -> dict[str, Example]:
     found: dict[str, Example] = {}
 
     def watched(content: RecordDict, config: dict[str, Any], *rest: Any) -> RecordDict:
-        letter = unpack(content)
-        found.setdefault(letter.header["kind"], (letter.header, letter.parts))
+        message = unpack(content)
+        found.setdefault(message.header["kind"], (message.header, message.parts))
         return respond(content, config, *rest)
 
     with tempfile.TemporaryDirectory() as folder, patch.object(fake, "respond", watched):
@@ -53,7 +53,7 @@ def node_keys(place: Path, data: str = "recipe", client: str = "0", policy: str 
 
 def answered(header: dict[str, Any], parts: Payload, keys: dict[str, Any]) -> tuple[str, str]:
     """Status and reason of a node's answer."""
-    return said(respond(pack(Letter(header, parts)), keys))
+    return said(respond(pack(TensorMessage(header, parts)), keys))
 
 
 def said(content: RecordDict) -> tuple[str, str]:

@@ -23,7 +23,7 @@ from fedalloy.flower.config import ServerConfig
 from fedalloy.flower.flwr_cli import SubmittedRun
 from fedalloy.flower.local import LocalFederation
 from fedalloy.flower.programs import carrying, wait_until
-from fedalloy.flower.scaffold import FederationPlan, write_federation
+from fedalloy.flower.project_templates import FederationPlan, write_federation
 from tests.flower import shares
 from tests.flower.test_federation import simulated
 

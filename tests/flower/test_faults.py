@@ -21,7 +21,7 @@ import fedalloy
 from fedalloy.experiment.records.reading import read_run
 from fedalloy.flower.engine import FederationError
 from fedalloy.flower.prefork.worker import receive_frame, send_frame
-from fedalloy.flower.protocol.letters import Letter, outline, pack, unpack
+from fedalloy.flower.protocol.tensor_messages import TensorMessage, outline, pack, unpack
 from tests.flower.fake import FakeClock, FakeNode, federation, play, recipe_file
 from tests.flower.test_federation import assert_equal, simulated
 
@@ -42,16 +42,16 @@ def changed(**leaves):
     """Other tensors in place of a contribution's own."""
 
     def change(content: RecordDict) -> RecordDict:
-        letter = unpack(content)
-        return pack(Letter(letter.header, {"delta": {**letter.parts["delta"], **leaves}}))
+        message = unpack(content)
+        return pack(TensorMessage(message.header, {"delta": {**message.parts["delta"], **leaves}}))
 
     return only_training(change)
 
 
 def with_header(**entries):
     def change(content: RecordDict) -> RecordDict:
-        letter = unpack(content)
-        return pack(Letter({**letter.header, **entries}, letter.parts))
+        message = unpack(content)
+        return pack(TensorMessage({**message.header, **entries}, message.parts))
 
     return only_training(change)
 
@@ -300,7 +300,7 @@ def test_a_letter_survives_the_journey(numbers):
         "b": {"i": torch.tensor(7), "t": torch.tensor([True, False]), "d": torch.randn(3, dtype=torch.float64)},
         "empty": {},
     }
-    packed = pack(Letter({"kind": "train", "x": [1, None]}, parts))
+    packed = pack(TensorMessage({"kind": "train", "x": [1, None]}, parts))
     assert len(packed.array_records) == (numbers > 3)
     here, there = socket.socketpair()
     with here, there:
@@ -309,13 +309,13 @@ def test_a_letter_survives_the_journey(numbers):
         said, content = receive_frame(there)
         writer.join()
     assert said == {"config": {"a": 1}}
-    letter = unpack(content)
-    assert letter.header == {"kind": "train", "x": [1, None]}
-    assert {part: set(leaves) for part, leaves in letter.parts.items()} == {p: set(v) for p, v in parts.items()}
+    message = unpack(content)
+    assert message.header == {"kind": "train", "x": [1, None]}
+    assert {part: set(leaves) for part, leaves in message.parts.items()} == {p: set(v) for p, v in parts.items()}
     for part, leaves in parts.items():
         for name, leaf in leaves.items():
-            assert torch.equal(letter.parts[part][name], leaf)
-            assert letter.parts[part][name].dtype == leaf.dtype
+            assert torch.equal(message.parts[part][name], leaf)
+            assert message.parts[part][name].dtype == leaf.dtype
     assert outline(packed).parts["a"]["f"].is_meta
 
 

@@ -18,7 +18,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedalloy import algorithms
 from fedalloy.core.errors import AlgorithmError
 from fedalloy.experiment.records.reading import read_run
-from fedalloy.flower.protocol.letters import Letter, outline, pack, unpack
+from fedalloy.flower.protocol.tensor_messages import TensorMessage, outline, pack, unpack
 from fedalloy.flower.strategy import Strategy
 from tests.flower.fake import federation, play, recipe_file
 from tests.flower.grids import Grid
@@ -33,11 +33,15 @@ def saying(*, in_round: int | None = None, **numbers: Any):
     def tamper(content: RecordDict) -> RecordDict:
         if not outline(content).parts:
             return content
-        letter = unpack(content)
+        tensor_message = unpack(content)
         tamper.round += 1  # type: ignore[attr-defined]
         if in_round not in (None, tamper.round):  # type: ignore[attr-defined]
             return content
-        return pack(Letter({**letter.header, "stats": {**letter.header["stats"], **numbers}}, letter.parts))
+        return pack(
+            TensorMessage(
+                {**tensor_message.header, "stats": {**tensor_message.header["stats"], **numbers}}, tensor_message.parts
+            )
+        )
 
     tamper.round = 0  # type: ignore[attr-defined]
     return tamper
@@ -88,11 +92,11 @@ def test_nobody_sets_everybodys_variance_by_a_size_of_its_own(tmp_path):
     def hostile(content: RecordDict) -> RecordDict:
         if not outline(content).parts:
             return content
-        letter = unpack(content)
-        for name, leaf in letter.parts["buffers"].items():
-            letter.parts["buffers"][name] = torch.full_like(leaf, -5 if name.endswith("running_var") else 0)
-        stats = {**letter.header["stats"], "num_examples": 9_999_999}
-        return pack(Letter({**letter.header, "stats": stats}, letter.parts))
+        tensor_message = unpack(content)
+        for name, leaf in tensor_message.parts["buffers"].items():
+            tensor_message.parts["buffers"][name] = torch.full_like(leaf, -5 if name.endswith("running_var") else 0)
+        stats = {**tensor_message.header["stats"], "num_examples": 9_999_999}
+        return pack(TensorMessage({**tensor_message.header, "stats": stats}, tensor_message.parts))
 
     model = "tests.flower.test_numbers:normed"
     policy = tmp_path / "policy.toml"
@@ -112,10 +116,10 @@ def normed() -> torch.nn.Module:
 
 def test_scores_that_no_accuracy_can_be_are_not_taken(tmp_path):
     def boasting(content: RecordDict) -> RecordDict:
-        letter = outline(content)
-        if "cross_score" not in letter.header:
+        tensor_message = outline(content)
+        if "cross_score" not in tensor_message.header:
             return content
-        return pack(Letter({**letter.header, "cross_score": [1e9, 0.5, 0.5]}))
+        return pack(TensorMessage({**tensor_message.header, "cross_score": [1e9, 0.5, 0.5]}))
 
     (row,) = rows_with(tmp_path, boasting, "fedboosting")
     assert "its 'cross_score' is 1000000000; allowed: 0 to 1" in row["unscored"]["1"]
@@ -181,9 +185,9 @@ def test_a_reply_with_an_impossible_number_is_left_out(told, reason):
 @pytest.mark.parametrize(("told", "reason"), [({"step_norm": 1e-9}, "allowed: 0, and 1 to"),
                                               ({"effective_steps": 1e9}, "(max_steps)")])  # fmt: skip
 def test_lengths_that_no_client_can_have_are_left_out(told, reason):
-    usual = {"step_norm": 3.0, "effective_steps": 3.0}
-    apps = {number: app(client, **usual) for client, number in ((0, 900), (2, 345))}
-    (row,), _ = strategy_rows(algorithms.fednova(), apps={**apps, 17: app(1, **{**usual, **told})})
+    defaults = {"step_norm": 3.0, "effective_steps": 3.0}
+    apps = {number: app(client, **defaults) for client, number in ((0, 900), (2, 345))}
+    (row,), _ = strategy_rows(algorithms.fednova(), apps={**apps, 17: app(1, **{**defaults, **told})})
     assert reason in row["dropped"]["1"]
     assert max(row["weights"]) <= 1
 

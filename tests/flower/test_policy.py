@@ -17,7 +17,7 @@ from fedalloy.flower.node.answer import respond
 from fedalloy.flower.node.limits import check_size
 from fedalloy.flower.node.policy import Policy
 from fedalloy.flower.protocol.header import Refused
-from fedalloy.flower.protocol.letters import Letter, pack, unpack
+from fedalloy.flower.protocol.tensor_messages import TensorMessage, pack, unpack
 from fedalloy.tasks.assembly import as_factory
 from tests.flower.orders import Example, answered, example, node_keys
 
@@ -102,7 +102,7 @@ def test_noise_that_a_server_could_take_off_again_is_not_the_noise_required(shap
 def test_required_noise_is_drawn_by_the_node_and_not_by_the_servers_key(tmp_path):
     def sent(policy: str, folder: str) -> torch.Tensor:
         keys = node_keys(tmp_path / folder, policy=policy)
-        reply = unpack(respond(pack(Letter(*order(NOISY))), keys))
+        reply = unpack(respond(pack(TensorMessage(*order(NOISY))), keys))
         return reply.parts["delta"]["output.bias"]
 
     assert torch.equal(sent("", "a"), sent("", "b")), "the same order, the same noise: the server can take it away"

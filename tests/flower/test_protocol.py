@@ -273,10 +273,10 @@ def test_tensors_that_do_not_belong_to_an_order_are_refused(tmp_path):
     assert (status, "which does not belong to it" in reason) == ("refused", True)
 
 
-@pytest.mark.parametrize("room", ["solver", "wire", "model", "dataset", "partition", "metric"])
-def test_every_registered_rule_can_be_named_by_a_server(room):
-    assert registry.names(room)
-    for name in registry.names(room):
+@pytest.mark.parametrize("category", ["solver", "wire", "model", "dataset", "partition", "metric"])
+def test_every_registered_rule_can_be_named_by_a_server(category):
+    assert registry.names(category)
+    for name in registry.names(category):
         assert RuleSpec.model_validate(name).kind == name
 
 

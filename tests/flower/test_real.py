@@ -30,7 +30,7 @@ from fedalloy.flower.pki import make_node_key, public_half
 from fedalloy.flower.prefork.fallback import Fallback
 from fedalloy.flower.prefork.forkserver import Prefork
 from fedalloy.flower.programs import TOKEN, DidNotStart, Program, carrying, end_all, free_port, wait_until
-from fedalloy.flower.scaffold import FederationPlan, write_federation
+from fedalloy.flower.project_templates import FederationPlan, write_federation
 from fedalloy.methods.weightings.aaggff_s import AaggffS
 from fedalloy.methods.weightings.samples import Samples
 from tests.flower.sites import EXAMPLE, HONEST, HOSTILE, LIMIT, Site, changed_lines, end_grace
@@ -128,8 +128,8 @@ def test_after_the_server_app_and_the_superlink_were_killed_the_same_command_goe
         run = site.send("killed")
         site.wait_for("killed", "is still being carried out by process")
     site.finish("killed", run)
-    assert "goes on (sitting 2)" in site.said("killed")
-    assert "goes on (sitting 3)" in site.said("killed")
+    assert "continues (session 2)" in site.said("killed")
+    assert "continues (session 3)" in site.said("killed")
     rows = site.rows("killed")
     assert [row["ids"] for row in rows] == [[0, 1, 2]] * 4
     assert not any(row.get("lagging") for row in rows), "interrupted rounds began again from the state before"
@@ -182,7 +182,7 @@ def _killed_and_taken_up(site: Site) -> tuple[Any, ...]:
     federation.start_server()
     federation.start_node("node-0")
     site.finish(name, site.send(name))
-    assert "goes on (sitting 2)" in site.said(name)
+    assert "continues (session 2)" in site.said(name)
     # Where there are other nodes they are refused, as none of the recipe's clients.
     rows = [{column: value for column, value in row.items() if column != "refused"} for row in site.rows(name)]
     return rows, site.shared(name), site.expected(recipe, 1)[0].state["shared"]

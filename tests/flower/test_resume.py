@@ -13,7 +13,7 @@ from fedalloy.core.errors import CheckpointError
 from fedalloy.experiment.records.reading import read_run
 from fedalloy.flower.node.store import NodeStore
 from fedalloy.flower.protocol.header import Refused
-from fedalloy.flower.protocol.letters import Letter, outline, pack, unpack
+from fedalloy.flower.protocol.tensor_messages import TensorMessage, outline, pack, unpack
 from tests.flower.fake import FakeGrid, federation, play, recipe_file
 from tests.flower.test_federation import assert_equal, simulated
 
@@ -55,7 +55,7 @@ def test_a_killed_run_ends_as_if_nothing_had_happened(algorithm, answered, tmp_p
         play(recipe, tmp_path / "run", dying(federation(tmp_path), answered))
     said: list[str] = []
     ending = play(recipe, tmp_path / "run", federation(tmp_path), say=said.append)
-    assert "goes on (sitting 2)" in said[0]
+    assert "continues (session 2)" in said[0]
     expected, recorder = simulated(recipe)
     for part, leaves in expected.state["shared"].items():
         assert_equal(ending.state["shared"][part], leaves)
@@ -84,8 +84,10 @@ def test_a_client_that_did_not_count_starts_from_where_it_was(tmp_path):
 
 
 def broken(content):
-    letter = unpack(content)
-    return pack(Letter(letter.header, {name: leaves for name, leaves in letter.parts.items() if name != "delta"}))
+    message = unpack(content)
+    return pack(
+        TensorMessage(message.header, {name: leaves for name, leaves in message.parts.items() if name != "delta"})
+    )
 
 
 @pytest.mark.parametrize("on_lag", ["continue", "drop"])

@@ -20,7 +20,7 @@ from fedalloy.flower.layout import ServerPlace
 from fedalloy.flower.node_registry import Node, NodeRegistry, Seat, identity_of
 from fedalloy.flower.pki import make_node_key, public_half
 from fedalloy.flower.programs import SEATS
-from fedalloy.flower.scaffold import FederationPlan, write_federation
+from fedalloy.flower.project_templates import FederationPlan, write_federation
 from tests.flower.fake import FakeNode, federation, play, recipe_file
 
 pytestmark = pytest.mark.flower
@@ -212,5 +212,5 @@ def test_seats_come_from_the_server_and_a_broken_file_lets_nobody_in(tmp_path, m
     (tmp_path / "seats.json").write_text(json.dumps([{"name": "north", "key": "key a"}]))
     assert admission.read_seats() == (Seat("north", "key a"),)
     (tmp_path / "seats.json").write_text("[1]")
-    with pytest.raises(SpecError, match="writes it anew"):
+    with pytest.raises(SpecError, match="writes it again"):
         admission.read_seats()

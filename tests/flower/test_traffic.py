@@ -15,7 +15,7 @@ pytest.importorskip("flwr")
 from flwr.app import RecordDict
 
 from fedalloy.experiment.records.reading import read_run
-from fedalloy.flower.protocol.letters import Letter, pack, unpack
+from fedalloy.flower.protocol.tensor_messages import TensorMessage, pack, unpack
 from tests.flower.fake import FakeNode, play, recipe_file
 from tests.flower.test_federation import assert_equal, simulated
 from tests.flower.watched import per_round, recorded, watched
@@ -52,12 +52,12 @@ def test_leaves_that_stay_are_in_the_first_message_and_in_no_other(tmp_path):
     grid = watched(tmp_path)
     play(recipe_file(tmp_path, "fedper", **{**MLP, "evaluate": {"every": 1}}), tmp_path / "run", grid)
     heads = [
-        (node, letter.header["kind"], letter.header["round"])
-        for node, letter in grid.down
-        if any("output" in name for name in letter.parts.get("shared/params", {}))
+        (node, message.header["kind"], message.header["round"])
+        for node, message in grid.down
+        if any("output" in name for name in message.parts.get("shared/params", {}))
     ]
     assert heads == [(node, "train", 1) for node in (100, 101, 102)]
-    assert all("output.weight" not in letter.parts.get("delta", {}) for _, letter in grid.up)
+    assert all("output.weight" not in message.parts.get("delta", {}) for _, message in grid.up)
     assert recorded(tmp_path / "run") == [(3 * (BODY + HEAD), 3 * BODY), (3 * BODY, 3 * BODY)]
 
 
@@ -105,11 +105,11 @@ def test_a_node_that_loses_its_disk_before_an_evaluation_scores_all_the_same(tmp
 
 def test_packed_updates_that_do_not_fit_are_dropped_and_named(tmp_path):
     def tamper(content: RecordDict) -> RecordDict:
-        letter = unpack(content)
-        if "delta" not in letter.parts:
+        message = unpack(content)
+        if "delta" not in message.parts:
             return content
-        bad = {**letter.parts["delta"], "places": letter.parts["delta"]["places"].flip(0)}
-        return pack(Letter(letter.header, {**letter.parts, "delta": bad}))
+        bad = {**message.parts["delta"], "places": message.parts["delta"]["places"].flip(0)}
+        return pack(TensorMessage(message.header, {**message.parts, "delta": bad}))
 
     grid = watched(tmp_path)
     grid.nodes[101].tamper = tamper
@@ -122,10 +122,12 @@ def test_packed_updates_that_do_not_fit_are_dropped_and_named(tmp_path):
 
 def test_what_a_client_says_about_its_bytes_is_not_believed(tmp_path):
     def tamper(content: RecordDict) -> RecordDict:
-        letter = unpack(content)
-        if "stats" not in letter.header:
+        message = unpack(content)
+        if "stats" not in message.header:
             return content
-        return pack(Letter({**letter.header, "stats": {**letter.header["stats"], "bytes_up": 1e12}}, letter.parts))
+        return pack(
+            TensorMessage({**message.header, "stats": {**message.header["stats"], "bytes_up": 1e12}}, message.parts)
+        )
 
     grid = watched(tmp_path)
     grid.nodes[101].tamper = tamper

@@ -10,7 +10,7 @@ from flwr.app import Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedalloy.flower.protocol.header import signed
-from fedalloy.flower.protocol.letters import Letter
+from fedalloy.flower.protocol.tensor_messages import TensorMessage
 from fedalloy.flower.transport import Answer, NotSent, Transport, attribute, check_sent
 from tests.flower.fake import FakeClock
 from tests.flower.grids import Grid
@@ -43,8 +43,8 @@ def transport(grid: Grid, clock: FakeClock | None = None) -> Transport:
 
 
 def asked(grid: Grid, seconds: float = 5.0) -> dict[int, Answer]:
-    letters = dict.fromkeys(grid.nodes, Letter(signed(kind="hello")))
-    return transport(grid).ask(letters, "query", "hello", seconds)
+    tensor_messages = dict.fromkeys(grid.nodes, TensorMessage(signed(kind="hello")))
+    return transport(grid).ask(tensor_messages, "query", "hello", seconds)
 
 
 def test_every_node_that_was_asked_has_an_answer_or_a_reason():

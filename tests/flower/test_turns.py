@@ -45,7 +45,7 @@ def test_a_run_that_somebody_else_carries_out_is_taken_up_afterwards(tmp_path):
         other.join()
     assert len(list(read_run(folder).rounds())) == 1
     assert "is still being carried out by process" in said[0]
-    assert "(sitting 1)" not in str(said)
+    assert "(session 1)" not in str(said)
     assert sum("begins" in text for text in said) == 1, "it did not begin before its turn"
 
 

@@ -21,8 +21,8 @@ from fedalloy.flower.node.data import LocalTask, local_task, remembering
 from fedalloy.flower.prefork import NotCarriedOut, worker
 from fedalloy.flower.programs import wait_until
 from fedalloy.flower.protocol.header import FORMAT, plain_record, signed
-from fedalloy.flower.protocol.letters import Letter, pack, unpack
 from fedalloy.flower.protocol.orders import check_task
+from fedalloy.flower.protocol.tensor_messages import TensorMessage, pack, unpack
 from tests.flower import shares
 
 pytestmark = pytest.mark.flower
@@ -45,16 +45,16 @@ def config(store: Path) -> dict[str, str]:
 
 
 def test_the_first_order_starts_it_the_next_finds_it_and_a_dead_one_is_replaced(store):
-    letter = unpack(worker.ask(store, config(store), pack(Letter(HELLO, {"part": {"w": torch.ones(3)}}))))
-    assert "a part 'part', which does not belong to it" in letter.header["reason"]
+    message = unpack(worker.ask(store, config(store), pack(TensorMessage(HELLO, {"part": {"w": torch.ones(3)}}))))
+    assert "a part 'part', which does not belong to it" in message.header["reason"]
     (first,) = workers(store)
-    letter = unpack(worker.ask(store, config(store), pack(Letter(HELLO))))
-    assert (letter.header["status"], letter.header["client"]) == ("ok", "north")
+    message = unpack(worker.ask(store, config(store), pack(TensorMessage(HELLO))))
+    assert (message.header["status"], message.header["client"]) == ("ok", "north")
     assert workers(store) == [first]
     assert (store / worker.SOCKET).stat().st_mode & 0o077 == 0, "nobody else may speak to it"
     os.kill(first, signal.SIGKILL)
     wait_until(lambda: not workers(store), "it ended", 60)
-    assert unpack(worker.ask(store, config(store), pack(Letter(HELLO)))).header["status"] == "ok"
+    assert unpack(worker.ask(store, config(store), pack(TensorMessage(HELLO)))).header["status"] == "ok"
     assert len(workers(store)) == 1
 
 
@@ -83,7 +83,7 @@ def test_it_leaves_when_nobody_needs_it(store):
 def test_one_that_cannot_start_is_an_answer_and_no_silence(store, monkeypatch):
     monkeypatch.setattr("sys.executable", "/bin/false")
     with pytest.raises(NotCarriedOut, match=r"did not start; .*node\.log says why"):
-        worker.ask(store, config(store), pack(Letter(HELLO)))
+        worker.ask(store, config(store), pack(TensorMessage(HELLO)))
 
 
 def test_an_answer_without_the_means_of_making_one_is_a_letter_too():

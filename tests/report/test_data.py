@@ -21,7 +21,7 @@ from fedalloy.report import data
 from fedalloy.report.data.personal import reliabilities
 from fedalloy.report.data.pictures import data_uri
 from fedalloy.report.page import page
-from fedalloy.results.stories import gather, tell
+from fedalloy.results.summaries import gather, tell
 
 
 def row(round: int, ids: list[int], weights: Any, **more: Any) -> dict[str, Any]:
@@ -184,12 +184,12 @@ def test_a_long_run_is_no_larger_than_a_screen(run):
 
 def test_rows_that_arrive_later_are_added(tmp_path):
     from fedalloy.experiment.records.reading import read_run
-    from fedalloy.results.stories import Gatherer
+    from fedalloy.results.summaries import Gatherer
 
     folder = write(tmp_path / "a", [row(1, [0], [1.0])], [])
     gatherer = Gatherer(read_run(folder)).read()
     gatherer.history.add(row(2, [1], [1.0], evaluation={"accuracy": summary(0, 0.5, 1)}))
-    story = gatherer.story()
+    story = gatherer.run_summary()
     assert story.history.rounds == [1, 2]
     assert story.outcome.scores["mean"] == 0.5
 

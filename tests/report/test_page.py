@@ -17,7 +17,7 @@ from fedalloy.core.errors import CheckpointError
 from fedalloy.experiment.recipe import parse
 from fedalloy.report.data import result_rows
 from fedalloy.report.page import page, write_page
-from fedalloy.results.stories import gather
+from fedalloy.results.summaries import gather
 from fedalloy.results.table import summarise
 from fedalloy.studies.compare.comparing import compare
 
@@ -104,8 +104,8 @@ def test_what_the_page_tells_is_what_the_records_say(runs):
     assert story.outcome.folder is not None
     rows = [json.loads(line) for line in (story.outcome.folder / "rounds.jsonl").read_text().splitlines()]
     last = json.loads((story.outcome.folder / "clients.jsonl").read_text().splitlines()[-1])
-    assert story.tally.contributions == sum(len(row["ids"]) for row in rows)
-    assert story.tally.absent == sum(len(row["absent"]) for row in rows)
+    assert story.running_sums.contributions == sum(len(row["ids"]) for row in rows)
+    assert story.running_sums.absent == sum(len(row["absent"]) for row in rows)
     assert [client.score for client in story.clients] == last["accuracy"]
     worst = min(story.clients, key=lambda client: client.score)
     assert f'<td class="text">{worst.name}</td>' in page([story])

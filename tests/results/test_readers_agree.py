@@ -32,7 +32,7 @@ from fedalloy.results.lines import STATISTICS
 from fedalloy.results.outcome import read_outcome
 from fedalloy.results.runs import read_outcomes
 from fedalloy.results.statistics import Interval, Spread
-from fedalloy.results.stories import gather
+from fedalloy.results.summaries import gather
 from fedalloy.results.table import summarise
 from fedalloy.studies.compare.comparing import Comparison
 from fedalloy.studies.reproduce.judging import differences, values_of

@@ -59,9 +59,9 @@ def test_the_row_is_the_class(name):
 @pytest.mark.parametrize(
     ("must", "may", "mistake"),
     [
-        ({"init", "losses"}, {"apply", "fitted"}, "there is no losses"),
-        ({"init"}, {"apply", "fitted"}, "apply must be written"),
-        ({"apply"}, {"init"}, "fitted is left out"),
+        ({"init", "losses"}, {"apply", "bind"}, "there is no losses"),
+        ({"init"}, {"apply", "bind"}, "apply must be written"),
+        ({"apply"}, {"init"}, "bind is left out"),
     ],
 )
 def test_a_row_that_is_not_the_class_is_noticed(must, may, mistake):

@@ -33,7 +33,7 @@ def test_published_numbers_of_parameters(norm):
 @pytest.mark.parametrize("shape", [(1, 8, 8), (64,), (1, 28, 28), (3, 13, 16), (1, 40, 64)])
 def test_pictures_of_any_side_come_out_as_they_went_in(kind, shape):
     model = build(kind, shape, 3, width=4, latent=5, bounds=(-2.0, 6.0))
-    made = model(DRAW, torch.tensor([0, 1, 2, 0]), role="generate").detach()
+    made = model(DRAW, torch.tensor([0, 1, 2, 0]), capability="generate").detach()
     assert made.shape == (4, *shape)
     assert float(made.min()) >= -2
     assert float(made.max()) <= 6
@@ -47,8 +47,8 @@ def test_rows_are_unbounded_unless_bounds_are_given(kind):
     free, held = (build(kind, (6,), 2, bounds=bounds) for bounds in (None, (0.0, 1.0)))
     for leaf in free.parameters():
         leaf.data.mul_(3)
-    assert float(free(DRAW, y, role="generate").detach().abs().max()) > 1.5
-    made = held(DRAW, y, role="generate").detach()
+    assert float(free(DRAW, y, capability="generate").detach().abs().max()) > 1.5
+    made = held(DRAW, y, capability="generate").detach()
     assert 0 <= float(made.min()) <= float(made.max()) <= 1
 
 
@@ -56,15 +56,17 @@ def test_rows_are_unbounded_unless_bounds_are_given(kind):
 def test_noise_belongs_to_the_slot_not_to_the_batch(kind):
     model = build(kind, (6,), 3)
     y = torch.tensor([2, 0, 1, 1, 2])
-    assert torch.allclose(model(DRAW, y, role="generate")[:3], model(DRAW, y[:3], role="generate"), atol=1e-6)
-    assert len(model(DRAW, torch.zeros(9, dtype=torch.int64), role="generate").unique(dim=0)) == 9
+    assert torch.allclose(
+        model(DRAW, y, capability="generate")[:3], model(DRAW, y[:3], capability="generate"), atol=1e-6
+    )
+    assert len(model(DRAW, torch.zeros(9, dtype=torch.int64), capability="generate").unique(dim=0)) == 9
 
 
 def test_the_label_enters_the_decoder_only():
     model = build("cvae_rows", (6,), 3)
     x = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
     zeros, ones = torch.zeros(4, dtype=torch.int64), torch.ones(4, dtype=torch.int64)
-    one, other = (model(x, y, DRAW, role="reconstruct") for y in (zeros, ones))
+    one, other = (model(x, y, DRAW, capability="reconstruct") for y in (zeros, ones))
     assert torch.equal(one[2], other[2])
     assert torch.equal(one[3], other[3])
     assert not torch.equal(one[1], other[1])
@@ -100,7 +102,7 @@ def test_bounds_come_from_the_data():
     assert task.bounds == (0.0, 1.0)
     assert isinstance(task.objective, ModuleObjective)
     params, buffers = task.objective.init(Key.of(0))
-    made, _ = task.objective.act("generate", params, buffers, (DRAW, torch.arange(10)))
+    made, _ = task.objective.apply_capability("generate", params, buffers, (DRAW, torch.arange(10)))
     assert 0 <= float(made.min()) <= float(made.max()) <= 1
     standardised = make_task("digits", "acgan_rows", clients=2, standardise="client")
     assert standardised.bounds is None
@@ -112,6 +114,6 @@ def test_what_cannot_be_is_refused():
     with pytest.raises(SpecError, match="two classes or more"):
         build("cvae_rows", (4,), 1)
     with pytest.raises(SpecError, match="cannot 'reconstruct'"):
-        build("acgan_rows", (4,), 2)(torch.zeros(1, 4), role="reconstruct")
+        build("acgan_rows", (4,), 2)(torch.zeros(1, 4), capability="reconstruct")
     with pytest.raises(SpecError, match="norm: 'layer' is not allowed"):
         build("acgan", (1, 8, 8), 3, norm="layer")

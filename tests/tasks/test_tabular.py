@@ -12,7 +12,7 @@ import fedalloy
 from fedalloy.core.errors import DataError, SpecError
 from fedalloy.core.keys import Key
 from fedalloy.tasks.assembly import make_task
-from fedalloy.tasks.datasets.base import Usual, usual_of
+from fedalloy.tasks.datasets.base import DatasetDefaults, defaults_of
 from fedalloy.tasks.datasets.berka import Berka
 from fedalloy.tasks.datasets.heart import Heart
 from tests.tasks.real_data import use_real_data
@@ -134,6 +134,6 @@ class TestBerka:
 
 def test_habits_are_found_by_name_spec_and_value():
     for said in ("heart", {"kind": "heart", "variant": "flamby"}, Heart()):
-        assert usual_of(said) == Heart.usual
+        assert defaults_of(said) == Heart.defaults
     for other in ("digits", "no such data", {"variant": "flamby"}, make_task(clients=2), None):
-        assert usual_of(other) == Usual()
+        assert defaults_of(other) == DatasetDefaults()

@@ -16,7 +16,6 @@ from fedalloy.cli import (
     export,
     flower,
     listing,
-    newcomers,
     plot,
     recipe,
     report,
@@ -26,6 +25,7 @@ from fedalloy.cli import (
     show,
     synth,
     unfold,
+    unseen,
 )
 from fedalloy.cli.console import complain, tell_notes
 from fedalloy.cli.failing import exit_code, sentence
@@ -95,7 +95,8 @@ app.command()(report.report)
 app.command(epilog=EXIT_CODES)(export.export)
 app.command(epilog=EXIT_CODES)(serve.serve)
 app.command(epilog=EXIT_CODES)(plot.plot)
-app.command(epilog=EXIT_CODES)(newcomers.newcomers)
+app.command(epilog=EXIT_CODES)(unseen.unseen)
+app.command("newcomers", hidden=True)(unseen.unseen)  # its name in the last version
 app.add_typer(synth.app, name="synth")
 app.command(epilog=EXIT_CODES)(unfold.unfold)
 app.add_typer(recipe.app, name="recipe")

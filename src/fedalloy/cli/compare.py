@@ -64,7 +64,7 @@ def compare(
     else:
         _present(done, wanted)
     if open_ones := sum(len(row.unfinished) for row in done.rows):
-        raise FedalloyError(f"{open_ones} runs did not finish; the same command goes on with them")
+        raise FedalloyError(f"{open_ones} runs did not finish; the same command continues with them")
     if any(row.failed for row in done.rows):
         raise typer.Exit(1)
 

@@ -56,7 +56,7 @@ def init(
     Nothing that exists is overwritten. Each folder under DIR/nodes goes to the operator of that node;
     DIR/README.md says how.
     """
-    from fedalloy.flower.scaffold import FederationPlan, numbered, write_federation
+    from fedalloy.flower.project_templates import FederationPlan, numbered, write_federation
 
     chosen = tuple(name.strip() for name in names.split(",")) if names else numbered(nodes)
     write_federation(folder, FederationPlan(chosen, host=host, port=port, secure=not insecure, days=days))
@@ -108,7 +108,7 @@ def up(
     except KeyboardInterrupt:
         typer.echo("stopped; the same command goes on after the last finished round")
         raise typer.Exit(130) from None
-    _conclude(ended, folder)
+    _finish(ended, folder)
 
 
 @app.command("run")
@@ -138,12 +138,12 @@ def run_on(
             typer.echo(_tail(run))
     finally:
         cli.close()
-    _conclude(ended, output)
+    _finish(ended, output)
 
 
 @app.command()
 def stop(server: ServerFolder) -> None:
-    """End the runs of a server that are not finished; 'run' goes on with them later."""
+    """End the runs of a server that are not finished; 'run' continues with them later."""
     from fedalloy.flower.flwr_cli import FlwrCli, SubmittedRun
     from fedalloy.flower.operations import found
 
@@ -281,7 +281,7 @@ def _server_json(server: Server | None) -> dict[str, object] | None:
     }
 
 
-def _conclude(ended: str, folder: Path) -> None:
+def _finish(ended: str, folder: Path) -> None:
     from fedalloy.results.outcome import read_outcome
 
     if ended != "finished:completed":

@@ -11,8 +11,8 @@ from fedalloy.cli.console import print_json, print_table
 from fedalloy.cli.run import Json
 
 
-class Room(StrEnum):
-    """Rooms as people say them."""
+class Category(StrEnum):
+    """Categories in the plural, as people say them."""
 
     solvers = "solvers"
     weightings = "weightings"
@@ -28,18 +28,20 @@ class Room(StrEnum):
 
 
 def list_rules(
-    room: Annotated[Room | None, typer.Argument(help="One kind of rule; default: all.")] = None, as_json: Json = False
+    category: Annotated[Category | None, typer.Argument(help="One kind of rule; default: all.")] = None,
+    as_json: Json = False,
 ) -> None:
     """List rules, built in and plugged in, with one line each."""
     from fedalloy.cli.docs import summary
     from fedalloy.core import registry
 
     found = {
-        kind.value: {name: summary(rule) for name, rule in sorted(registry.everything(kind.value[:-1]).items())}
-        for kind in ([room] if room else Room)
+        chosen.value: {name: summary(rule) for name, rule in sorted(registry.everything(chosen.value[:-1]).items())}
+        for chosen in ([category] if category else Category)
     }
     if as_json:
         print_json(found)
         return
-    for kind, rules in found.items():
-        print_table(["name", "what it is"], [[name, line] for name, line in rules.items()], kind)
+    for chosen, rules in found.items():
+        rows = [[", ".join([name, *registry.aliases_of(chosen[:-1], name)]), line] for name, line in rules.items()]
+        print_table(["name", "what it is"], rows, chosen)

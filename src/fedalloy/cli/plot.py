@@ -53,7 +53,7 @@ def plot(
 
     curves: a metric over rounds. clients: every client's score. weights: how much each contribution counted, or
     the table that 'fedalloy unfold' learned.
-    fairness: the share of clients below every score. participation: how often clients were heard. lambda: a metric
+    fairness: the share of clients below every score. participation: how often clients contributed. lambda: a metric
     against the share of the local model, with the spread over clients. reliability: accuracy against confidence. line:
     the loss between federated and local models. plane: the loss around the global model.
 

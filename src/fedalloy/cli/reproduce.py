@@ -41,7 +41,7 @@ def reproduce(
         typer.Option("--gather", metavar="CASE=FOLDER", help="Run nothing: take the runs in a folder as a case's."),
     ] = None,
     pages: Annotated[
-        Path | None, typer.Option(help="Run nothing: write all pages of a folder of results anew.", metavar="FOLDER")
+        Path | None, typer.Option(help="Run nothing: write all pages of a folder of results again.", metavar="FOLDER")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -89,7 +89,7 @@ def _reproduce(name: str, wish: Wish, output: Path | None, runs: Path, jobs: int
     results = measure(experiment, wish, runs, watch, processes=jobs, near=near)
     page = output or _page(experiment, wish, runs)
     _write(experiment, results, page)
-    _conclude(experiment, results, page, as_json)
+    _finish(experiment, results, page, as_json)
 
 
 def _gather(name: str, gathered: list[str], output: Path | None, as_json: bool) -> None:
@@ -105,7 +105,7 @@ def _gather(name: str, gathered: list[str], output: Path | None, as_json: bool) 
     results = gather(experiment, {case: Path(folder) for case, _, folder in pairs})
     page = output or RESULTS / f"{experiment.name}.md"
     _write(experiment, results, page)
-    _conclude(experiment, results, page, as_json)
+    _finish(experiment, results, page, as_json)
 
 
 def _page(experiment: PaperExperiment, wish: Wish, runs: Path) -> Path:
@@ -127,7 +127,7 @@ def _write(experiment: PaperExperiment, results: Results, page: Path) -> None:
         write_pages(page.parent)
 
 
-def _conclude(experiment: PaperExperiment, results: Results, page: Path, as_json: bool) -> None:
+def _finish(experiment: PaperExperiment, results: Results, page: Path, as_json: bool) -> None:
     from fedalloy.studies.reproduce.judging import judge
 
     judged = judge(experiment, results)

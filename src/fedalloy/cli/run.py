@@ -39,10 +39,10 @@ def run(
     profile: Annotated[bool, typer.Option("--profile", help="Say afterwards where the time went.")] = False,
     track: Track = None,
     start_over: Annotated[
-        bool, typer.Option("--start-over", help="With --resume: begin anew and lose what the folder holds.")
+        bool, typer.Option("--start-over", help="With --resume: start over and lose what the folder holds.")
     ] = False,
     allow_engine_change: Annotated[
-        bool, typer.Option("--allow-engine-change", help="With --resume: go on with another engine or device.")
+        bool, typer.Option("--allow-engine-change", help="With --resume: continue with another engine or device.")
     ] = False,
     allow_imports: AllowImports = False,
 ) -> None:
@@ -67,7 +67,7 @@ def run(
             folder, resume=resume, watcher=watcher, track=track or [], caught=caught, start_over=start_over,
             allow_engine_change=allow_engine_change,
         )  # fmt: skip
-    _conclude(folder, profile, as_json)
+    _finish(folder, profile, as_json)
     if ending.status != "finished":
         raise typer.Exit(exit_code(caught) if ending.status == "stopped" else 1)
 
@@ -114,7 +114,7 @@ def _introduce(experiment: Experiment, folder: Path, compared: list[Any], seeds:
         typer.echo(f"(one run; 'fedalloy compare' makes all {max(1, len(compared)) * seeds} of this recipe)")
 
 
-def _conclude(folder: Path, profile: bool, as_json: bool) -> None:
+def _finish(folder: Path, profile: bool, as_json: bool) -> None:
     from fedalloy.results.outcome import read_outcome
 
     outcome = read_outcome(folder)
@@ -143,4 +143,4 @@ def _present(outcome: RunOutcome, folder: Path, profile: bool) -> None:
         out.print(f"failed in round {outcome.round}: {outcome.reason}; records in {folder}", markup=False, style="red")
     else:
         out.print(f"stopped after round {outcome.round}, everything up to there is safe", markup=False)
-        out.print(f"go on with:  fedalloy run {folder} --resume", markup=False)
+        out.print(f"continue with:  fedalloy run {folder} --resume", markup=False)

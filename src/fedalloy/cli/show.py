@@ -101,7 +101,7 @@ def show_rule(name: str, as_json: bool) -> None:
 
 
 def _print_rule(rule: RuleText) -> None:
-    console().print(f"{rule.room} {rule.name}", style="bold", markup=False)
+    console().print(f"{rule.category} {rule.name}", style="bold", markup=False)
     console().print(rule.text, markup=False)
     if rule.arguments:
         rows = [[one.name, one.default, one.kind] for one in rule.arguments]

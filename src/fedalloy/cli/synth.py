@@ -30,7 +30,7 @@ def export(
     run: Run,
     output: Annotated[Path, typer.Option("-o", "--output", help="The folder to write.", metavar="DIR")],
     per_class: PerClass = 10,
-    round: Annotated[int | None, typer.Option(help="A round whose samples were kept; left out: now.")] = None,
+    round: Annotated[int | None, typer.Option(help="A round whose samples were kept; default: now.")] = None,
     allow_imports: AllowImports = False,
 ) -> None:
     """Write a run's synthetic examples: samples.npz (arrays x, y, bounds) and a look at them.

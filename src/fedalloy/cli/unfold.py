@@ -33,7 +33,7 @@ def unfold(
     seed: Annotated[
         list[int] | None, typer.Option(help="Seed of the learning; given several times, the tables are averaged.")
     ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Learn anew what is learned already.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Learn again what has been learned already.")] = False,
     as_json: Json = False,
     allow_imports: AllowImports = False,
 ) -> None:
@@ -87,7 +87,7 @@ def _learn(group: list[Any], again: bool, as_json: bool) -> None:
     place = group[0].output
     if place.exists() and not again:
         load_table(place)  # a file that is no table is not learned, and is not ours to overwrite
-        typer.echo(f"{place} is learned already (--again learns it anew)", err=True)
+        typer.echo(f"{place} is learned already (--again learns it again)", err=True)
         return
     tables = []
     for job in group:

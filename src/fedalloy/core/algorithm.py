@@ -31,7 +31,7 @@ from fedalloy.core.protocols import (
 from fedalloy.core.screening import screen
 from fedalloy.core.statistics import ANY_SIZE, SizeLimits
 from fedalloy.core.traits import Traits
-from fedalloy.core.types import Context, Facts, Info, Part, Payload, State, Tree, Weights
+from fedalloy.core.types import Context, DataSpec, Info, Part, Payload, State, Tree, Weights
 from fedalloy.core.weighting import check_said, check_weights
 from fedalloy.core.wiring import check_buffers, check_wires
 
@@ -69,7 +69,7 @@ class Algorithm(Traits):
                 f"weighting {_name(self.weighting)} looks at the part '{min(unread)}', which solver "
                 f"{_name(self.solver)} does not send; sent: {', '.join(sorted(self.sent))}"
             )
-        if self.stays and "cross_score" in self.requires:
+        if self.local_leaves and "cross_score" in self.requires:
             raise AlgorithmError(
                 f"weighting {_name(self.weighting)} tries every client's model at every other client, but with solver "
                 f"{_name(self.solver)} no client sends a whole model: choose another weighting, such as 'samples'"
@@ -93,7 +93,7 @@ class Algorithm(Traits):
         """Everything a client sends: the solver's parts, and the buffers of a model that has some."""
         if not shared.get("buffers"):
             return dict(self.sent)
-        return {**self.sent, "buffers": Part("samples", like="buffers", without=self.stays)}
+        return {**self.sent, "buffers": Part("samples", like="buffers", without=self.local_leaves)}
 
     def templates(self, shared: Mapping[str, Tree]) -> dict[str, Tree]:
         """Names, shapes and dtypes of everything a client sends."""
@@ -111,22 +111,22 @@ class Algorithm(Traits):
 
     def exchanged(self, shared: Shared) -> Shared:
         """The shared parts without the leaves that stay at the clients: what the wire and the server know of."""
-        if not self.stays:
+        if not self.local_leaves:
             return shared
-        return {part: self.stays.split(leaves)[1] for part, leaves in shared.items()}
+        return {part: self.local_leaves.split(leaves)[1] for part, leaves in shared.items()}
 
     def received(self, shared: Shared) -> Shared:
         """The shared parts that travel to the clients."""
         wanted = self.receives
         return shared if wanted is None else {part: leaves for part, leaves in shared.items() if part in wanted}
 
-    def fitted(self, task: Task, key: Key | None = None) -> Algorithm:
+    def bind(self, task: Task, key: Key | None = None) -> Algorithm:
         """The same algorithm, solver and server knowing the form of the task's data; ``key`` is the root of the run."""
         needed = self.target != "params" or task.objective.needs_full_batches
-        if not needed and not aspects.needs_facts(self.solver):
+        if not needed and not aspects.needs_data_spec(self.solver):
             return self
-        facts = facts_of(task, key or Key.of(0))
-        return replace(self, solver=aspects.fitted(self.solver, facts), server=self.server.fitted(facts))
+        data_spec = data_spec_of(task, key or Key.of(0))
+        return replace(self, solver=aspects.bind(self.solver, data_spec), server=self.server.bind(data_spec))
 
     def init(self, params: Tree, population: int, buffers: Tree | None = None) -> ServerState:
         """The server's state before the first round."""
@@ -141,7 +141,7 @@ class Algorithm(Traits):
 
     def client_key(self, new: Key, client: int, round: int) -> Key:
         """The key of a client's initial state, of those for ``new`` clients: clients that keep nothing share one, or,
-        where they begin with a model of their own, draw it anew in every round."""
+        where they begin with a model of their own, draw it again in every round."""
         if self.needs_fresh and not self.solver.stateful:
             return new.fold("round", round).fold(client)
         return new.fold(client) if self.stateful else new
@@ -190,10 +190,10 @@ class Algorithm(Traits):
             )
 
 
-def facts_of(task: Task, key: Key) -> Facts:
+def data_spec_of(task: Task, key: Key) -> DataSpec:
     """What a solver may know of a task, from the examples of its first clients that have some; a task whose data are
     elsewhere says it itself."""
-    told = task.facts()
+    told = task.data_spec()
     if told is not None:
         return replace(told, seed=key.fold("facts").seed(), alone=_trains_on_one(task.objective, told))
     for client in range(task.population):
@@ -207,12 +207,12 @@ def facts_of(task: Task, key: Key) -> Facts:
     shape, dtype = (tuple(x.shape[1:]), x.dtype) if isinstance(x, Tensor) else ((), next(inputs.leaves(x)).dtype)
     count, zeros = said.shape[-1] if said.dim() > 1 else 1, inputs.each(lambda leaf: torch.zeros_like(leaf.cpu()), one)
     alone = task.objective.trains_on_one(zeros)
-    return Facts(shape, dtype, count, *limits, bounds=task.bounds, seed=key.fold("facts").seed(), alone=alone)
+    return DataSpec(shape, dtype, count, *limits, bounds=task.bounds, seed=key.fold("facts").seed(), alone=alone)
 
 
-def _trains_on_one(objective: Objective, facts: Facts) -> bool:
+def _trains_on_one(objective: Objective, data_spec: DataSpec) -> bool:
     """Whether a batch may have a single example; most objectives allow it."""
-    return objective.trains_on_one(torch.zeros(1, *facts.shape, dtype=facts.dtype))
+    return objective.trains_on_one(torch.zeros(1, *data_spec.shape, dtype=data_spec.dtype))
 
 
 def _beside(x: Inputs, leaves: Tree) -> Tree:

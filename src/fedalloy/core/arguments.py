@@ -28,7 +28,7 @@ Guarded = TypeVar("Guarded", bound=Callable[..., Any])
 Kind = TypeVar("Kind", bound=type)
 Settings = Callable[[], type | None]
 
-ROOM_OF: dict[type, str] = {LocalSolver: "solver", Weighting: "weighting", ServerOptimizer: "server", Wire: "wire"}
+CATEGORY_OF: dict[type, str] = {LocalSolver: "solver", Weighting: "weighting", ServerOptimizer: "server", Wire: "wire"}
 
 
 def checked(where: str) -> Callable[[Kind], Kind]:
@@ -85,8 +85,8 @@ def convert(value: Any, hint: Any, where: str) -> Any:
         return _convert_sequence(value, origin, options, where)
     if origin is dict:
         return _convert_plain(value, dict, where)
-    if isinstance(hint, type) and hint in ROOM_OF:
-        return value if isinstance(value, hint) else _nested(ROOM_OF[hint], value, where)
+    if isinstance(hint, type) and hint in CATEGORY_OF:
+        return value if isinstance(value, hint) else _nested(CATEGORY_OF[hint], value, where)
     return _convert_plain(value, hint, where)
 
 
@@ -134,10 +134,10 @@ def _named(where: str, error: Exception) -> SpecError:
     return error if isinstance(error, SpecError) else SpecError(f"{where}: {error}")
 
 
-def _nested(room: str, value: Any, where: str) -> Any:
+def _nested(category: str, value: Any, where: str) -> Any:
     from fedalloy.core.spec import from_spec  # which builds on this module
 
-    return from_spec(room, value, where)
+    return from_spec(category, value, where)
 
 
 def _convert_union(value: Any, options: tuple[Any, ...], where: str) -> Any:

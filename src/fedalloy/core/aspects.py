@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Self, cast
 import torch
 from torch import Tensor
 
+from fedalloy.core import renamed
 from fedalloy.core.declared import declared
 from fedalloy.core.keys import Key
 from fedalloy.core.names import NO_NAMES, Names
 from fedalloy.core.objective import Objective, Outputs
 from fedalloy.core.statistics import Statistic
-from fedalloy.core.types import Carry, Context, Facts, Shared, State, Stats, Tree
+from fedalloy.core.types import Carry, Context, DataSpec, Shared, State, Stats, Tree
 
 if TYPE_CHECKING:
     from fedalloy.core.solver import LocalSolver
@@ -44,11 +45,11 @@ class PartlyLocal:
     """Some leaves of the model, buffers included, never leave the client; its state holds their values."""
 
     @declared
-    def stays(self) -> Names:
+    def local_leaves(self) -> Names:
         """Those leaves."""
         return NO_NAMES
 
-    def settle(self, mine: State, buffers: Tree) -> State:
+    def keep_local_buffers(self, mine: State, buffers: Tree) -> State:
         """The state with the trained ``buffers`` that stay in it."""
         return mine
 
@@ -59,7 +60,7 @@ class OwnStart:
     @declared
     def needs_fresh(self) -> bool:
         """Whether ``init_client`` needs a model drawn for this client alone: the part ``fresh`` it then receives. For
-        clients that keep nothing it is drawn anew in every round."""
+        clients that keep nothing it is drawn again in every round."""
         return False
 
     def start_model(self, shared: Shared, mine: State) -> Model:
@@ -72,7 +73,7 @@ class Generative:
     """What is learned makes examples."""
 
     @declared
-    def roles(self) -> frozenset[str]:
+    def capabilities(self) -> frozenset[str]:
         """What the model must do besides ``classify``, by name: ``generate``, ``judge``, ``reconstruct``, ..."""
         return frozenset()
 
@@ -91,7 +92,7 @@ class Generative:
         """How many examples of every class it holds already and hands out whoever asks for fewer."""
         return 0
 
-    def conclude(self, carry: Carry, shared: Shared, outputs: Outputs) -> Carry:
+    def post_train(self, carry: Carry, shared: Shared, outputs: Outputs) -> Carry:
         """Work with the trained model that needs no batch, between the last step and ``end``."""
         return carry
 
@@ -127,16 +128,16 @@ class CountsSteps:
         raise NotImplementedError(f"{type(self).__name__} says that it counts its steps and must write 'count_steps'")
 
 
-class FitsData:
+class BindsToData:
     """It must know something of the data."""
 
     @declared
-    def needs_facts(self) -> bool:
+    def needs_data_spec(self) -> bool:
         """Whether it is asked for every model that clients train; if not, only where they train something else, or
         where examples of a batch see each other. Looking at the data costs a pass through the model."""
         return True
 
-    def fitted(self, facts: Facts) -> Self:
+    def bind(self, data_spec: DataSpec) -> Self:
         """The same solver knowing it. Refuses data it cannot work on."""
         return self
 
@@ -159,19 +160,19 @@ class Fusible:
         return None
 
 
-ASPECTS = (Personalised, PartlyLocal, OwnStart, Generative, Describes, CountsSteps, FitsData, Fusible)
+ASPECTS = (Personalised, PartlyLocal, OwnStart, Generative, Describes, CountsSteps, BindsToData, Fusible)
 
 
-def stays(solver: LocalSolver) -> Names:
+def local_leaves(solver: LocalSolver) -> Names:
     """Leaves of the model that never leave the client."""
     found = solver.aspect(PartlyLocal)
-    return NO_NAMES if found is None else found.stays
+    return NO_NAMES if found is None else found.local_leaves
 
 
-def settle(solver: LocalSolver, mine: State, buffers: Tree) -> State:
+def keep_local_buffers(solver: LocalSolver, mine: State, buffers: Tree) -> State:
     """The state with the trained buffers that stay in it."""
     found = solver.aspect(PartlyLocal)
-    return mine if found is None else found.settle(mine, buffers)
+    return mine if found is None else found.keep_local_buffers(mine, buffers)
 
 
 def needs_fresh(solver: LocalSolver) -> bool:
@@ -208,10 +209,10 @@ def is_generative(solver: LocalSolver) -> bool:
     return solver.aspect(Generative) is not None
 
 
-def conclude(solver: LocalSolver, carry: Carry, shared: Shared, outputs: Outputs) -> Carry:
+def post_train(solver: LocalSolver, carry: Carry, shared: Shared, outputs: Outputs) -> Carry:
     """Work with the trained model between the last step and ``end``."""
     found = solver.aspect(Generative)
-    return carry if found is None else found.conclude(carry, shared, outputs)
+    return carry if found is None else found.post_train(carry, shared, outputs)
 
 
 def receives(solver: LocalSolver) -> frozenset[str] | None:
@@ -249,19 +250,23 @@ def planned_steps(solver: LocalSolver, sizes: Tensor, epochs: Tensor) -> Tensor:
     return solver.plan(sizes, epochs, Key.of(0).each(torch.arange(len(sizes)))).steps
 
 
-def needs_facts(solver: LocalSolver) -> bool:
+def needs_data_spec(solver: LocalSolver) -> bool:
     """Whether the data must be looked at for the solver's sake, whatever the model."""
-    found = solver.aspect(FitsData)
-    return found is not None and found.needs_facts
+    found = solver.aspect(BindsToData)
+    return found is not None and found.needs_data_spec
 
 
-def fitted(solver: LocalSolver, facts: Facts) -> LocalSolver:
+def bind(solver: LocalSolver, data_spec: DataSpec) -> LocalSolver:
     """The same solver knowing what it must know of the data."""
-    found = solver.aspect(FitsData)
-    return solver if found is None else cast("LocalSolver", found.fitted(facts))
+    found = solver.aspect(BindsToData)
+    return solver if found is None else cast("LocalSolver", found.bind(data_spec))
 
 
 def fusing(solver: LocalSolver) -> Fusing | None:
     """What the solver's program is made of, if engines may have a kernel for it."""
     found = solver.aspect(Fusible)
     return None if found is None else found.fusing
+
+
+if not TYPE_CHECKING:  # for one version: what has been renamed here
+    __getattr__ = renamed.old_names(__name__, {"FitsData": "BindsToData"})

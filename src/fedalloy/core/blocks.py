@@ -135,10 +135,10 @@ def dropout_draws(plan: Plan, keys: Key) -> Tensor:
     return state
 
 
-def tally(losses: Tensor, seen: Tensor) -> Tensor:
+def summed_losses(losses: Tensor, seen: Tensor) -> Tensor:
     """What a step adds to the clients' sums: its mean loss once per example seen, and once per batch, ``[C, 2]``.
 
-    >>> tally(torch.tensor([0.5, 9.0]), torch.tensor([4, 0]))
+    >>> summed_losses(torch.tensor([0.5, 9.0]), torch.tensor([4, 0]))
     tensor([[2.0000, 0.5000],
             [0.0000, 0.0000]], dtype=torch.float64)
     """

@@ -93,6 +93,6 @@ def batches_of_one(block: Prepared) -> Iterator[tuple[Inputs, Inputs, int]]:
 
 def loss_sums(losses: list[tuple[int, float]]) -> Tensor:
     """Of the losses of a client's batches, with their numbers of examples: the sums over examples and over batches, as
-    ``tally`` counts them, ``[1, 2]``."""
+    ``summed_losses`` counts them, ``[1, 2]``."""
     sums = [sum(count * loss for count, loss in losses), sum(loss for _, loss in losses)]
     return torch.tensor([sums], dtype=torch.float64)

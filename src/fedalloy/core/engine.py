@@ -96,7 +96,7 @@ class Engine(ABC):
         return {}
 
     def restore(self, choice: Mapping[str, Any]) -> None:
-        """Stay with what an earlier sitting of the same run chose."""
+        """Stay with what an earlier session of the same run chose."""
         return
 
     def limit_threads(self, threads: int) -> None:
@@ -152,5 +152,5 @@ def _all_among(ids: Tensor, asked: Tensor) -> bool:
 def _who_asks(algorithm: Algorithm, question: str) -> str:
     """The rule by name: what is stacked is stacked for the solver."""
     by_solver = question == "stack" and question not in algorithm.weighting.asks
-    room, rule = ("solver", algorithm.solver) if by_solver else ("weighting", algorithm.weighting)
-    return f"{room} '{type(rule).__name__}'"
+    category, rule = ("solver", algorithm.solver) if by_solver else ("weighting", algorithm.weighting)
+    return f"{category} '{type(rule).__name__}'"

@@ -11,14 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad
 
+from fedalloy.core import renamed
 from fedalloy.core.declared import declared
 from fedalloy.core.errors import SpecError
 from fedalloy.core.inputs import Inputs
 from fedalloy.core.keys import Key
 from fedalloy.core.types import Tree
 
-Act = Callable[..., Any]
-"""``model(role, *inputs)``: what the model does in one of its roles, in training mode, with its present leaves."""
+ApplyCapability = Callable[..., Any]
+"""``model(capability, *inputs)``: what a capability returns, in training mode, with the model's present leaves."""
 Outputs = Callable[[Tree, Tensor], Tensor]
 """``outputs(params, x)``: what the model says in evaluation mode, with the buffers of this moment."""
 Fresh = Callable[[Key], tuple[Tree, Tree]]
@@ -32,7 +33,7 @@ class GradAt(Protocol):
     ``grad_at(params, of=function)`` that of a function of this mean loss. With ``track`` false (a bool, or a tensor of
     one) the batch statistics met on the way do not enter the buffers. ``grad_at(params, by=loss, fixed=others)`` is for
     models that do more than classify: the gradient of the mean of ``loss(model, x, y)``, one value per example, in
-    ``params`` alone, where ``model(role, *inputs)`` has the leaves of ``fixed`` too.
+    ``params`` alone, where ``model(capability, *inputs)`` has the leaves of ``fixed`` too.
     """
 
     @abstractmethod
@@ -42,7 +43,7 @@ class GradAt(Protocol):
         *,
         track: bool | Tensor = True,
         of: Callable[[Tensor], Tensor] | None = None,
-        by: Callable[[Act, Tensor, Tensor], Tensor] | None = None,
+        by: Callable[[ApplyCapability, Tensor, Tensor], Tensor] | None = None,
         fixed: Tree | None = None,
     ) -> Tree:
         """The gradient."""
@@ -62,14 +63,14 @@ class StepGradient(GradAt):
     buffers: Tree
     draw: Tensor | None
     loss: Tensor | None = None
-    _acts: int = 0
+    _applied: int = 0
 
     def outputs(self, params: Tree, x: Tensor) -> Tensor:
         """What the model says about any ``x``, in evaluation mode."""
         return self.objective.outputs(params, self.buffers, x)
 
     def under(self, objective: Objective | None) -> StepGradient:
-        """The same batch asked anew, under another objective where one is given."""
+        """The same batch asked again, under another objective where one is given."""
         asked = objective or self.objective
         return asked.gradient(asked, self.x, self.y, self.mask, self.buffers, self.draw)
 
@@ -78,7 +79,7 @@ class StepGradient(GradAt):
         params: Tree,
         track: bool | Tensor,
         of: Callable[[Tensor], Tensor] | None,
-        by: Callable[[Act, Tensor, Tensor], Tensor] | None,
+        by: Callable[[ApplyCapability, Tensor, Tensor], Tensor] | None,
         fixed: Tree | None,
     ) -> Tree:
         """The gradient for any question, by the objective's ``loss`` and ``act`` alone."""
@@ -100,18 +101,18 @@ class StepGradient(GradAt):
         self.loss = loss if self.loss is None else self.loss
         return dict(grads)
 
-    def _own_loss(self, leaves: Tree, by: Callable[[Act, Tensor, Tensor], Tensor]) -> tuple[Tensor, Tree]:
+    def _own_loss(self, leaves: Tree, by: Callable[[ApplyCapability, Tensor, Tensor], Tensor]) -> tuple[Tensor, Tree]:
         """The masked mean of a loss that calls the model itself; every call of a step has dropout masks of its own."""
         buffers = self.buffers
 
-        def act(role: str, *inputs: Tensor) -> Any:
+        def apply_capability(capability: str, *inputs: Tensor) -> Any:
             nonlocal buffers
-            draw = None if self.draw is None else torch.as_tensor(Key(self.draw).fold("act", self._acts).state)
-            self._acts += 1
-            result, buffers = self.objective.act(role, leaves, buffers, inputs, draw, training=True)
+            draw = None if self.draw is None else torch.as_tensor(Key(self.draw).fold("act", self._applied).state)
+            self._applied += 1
+            result, buffers = self.objective.apply_capability(capability, leaves, buffers, inputs, draw, training=True)
             return result
 
-        losses, mask = by(act, self.x, self.y), self.mask
+        losses, mask = by(apply_capability, self.x, self.y), self.mask
         if mask is None:
             return losses.mean(), buffers
         return torch.where(mask, losses, torch.zeros_like(losses)).sum() / mask.sum().clamp(min=1), buffers
@@ -127,7 +128,7 @@ class BatchGradient(StepGradient):
         *,
         track: bool | Tensor = True,
         of: Callable[[Tensor], Tensor] | None = None,
-        by: Callable[[Act, Tensor, Tensor], Tensor] | None = None,
+        by: Callable[[ApplyCapability, Tensor, Tensor], Tensor] | None = None,
         fixed: Tree | None = None,
     ) -> Tree:
         return self.answer(params, track, of, by, fixed)
@@ -139,6 +140,11 @@ class Objective(ABC):
 
     gradient: ClassVar[type[StepGradient]] = BatchGradient
     """What steps get as ``grad_at``. One of the objective's own may go a shorter way to the same numbers."""
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        """Refuse a class that answers a question by its old name."""
+        super().__init_subclass__(**given)
+        renamed.refuse_old_members(cls, renamed.OBJECTIVE)
 
     @abstractmethod
     def init(self, key: Key) -> tuple[Tree, Tree]:
@@ -205,21 +211,30 @@ class Objective(ABC):
         return {}
 
     @declared
-    def roles(self) -> frozenset[str]:
+    def capabilities(self) -> frozenset[str]:
         """What the model can do, by name; an ordinary one only classifies."""
         return frozenset({"classify"})
 
     @declared
     def classes(self) -> int:
-        """How many classes a model with roles knows; 0 for an ordinary one, which has outputs instead."""
+        """How many classes a model with capabilities knows; 0 for an ordinary one, which has outputs instead."""
         return 0
 
     def trains_on_one(self, x: Inputs) -> bool:
         """Whether the model can be trained on the one example ``x`` (BatchNorm over vectors cannot)."""
         return True
 
-    def act(
-        self, role: str, params: Tree, buffers: Tree, inputs: tuple[Tensor, ...], draw: Tensor | None, training: bool
+    def apply_capability(
+        self,
+        capability: str,
+        params: Tree,
+        buffers: Tree,
+        inputs: tuple[Tensor, ...],
+        draw: Tensor | None,
+        training: bool,
     ) -> tuple[Any, Tree]:
-        """What the model does in one of its roles, and the buffers after it."""
-        raise SpecError(f"objective {type(self).__name__} has no role '{role}': it can {', '.join(sorted(self.roles))}")
+        """What one of the model's capabilities returns, and the buffers after it."""
+        raise SpecError(
+            f"objective {type(self).__name__} has no capability '{capability}': "
+            f"it can {', '.join(sorted(self.capabilities))}"
+        )

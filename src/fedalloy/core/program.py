@@ -1,4 +1,4 @@
-"""The client's program, written once, for a block of clients: statistics before, begin, steps, conclude, end, wires,
+"""The client's program, written once, for a block of clients: statistics before, begin, steps, post_train, end, wires,
 statistics after. Pure.
 
 Who calls it says two things: the *kernel* that takes the local steps, and how a function of one client is *applied* to
@@ -88,7 +88,7 @@ class BlockTraining:
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What a kernel leaves behind: the carry, the buffers and every client's sums of training losses (``tally``).
+    """What a kernel returns: the carry, the buffers and every client's sums of training losses (``summed_losses``).
 
     A kernel for plain descent may say what is ``sent`` by itself; then nobody asks for its carry.
     """
@@ -186,14 +186,14 @@ def _end(training: BlockTraining, trained: TrainingResult) -> tuple[Payload, Sta
 
     def end(carry: Carry, buffers: Tree, kept: State, steps: Tensor) -> tuple[Payload, State]:
         if generates:
-            training.at.name = "conclude"
-            carry = aspects.conclude(solver, carry, shared, lambda params, x: objective.outputs(params, buffers, x))
+            training.at.name = "post_train"
+            carry = aspects.post_train(solver, carry, shared, lambda params, x: objective.outputs(params, buffers, x))
         training.at.name = "end"
         payload, mine = solver.end(carry, shared, kept, steps, ctx)
         if not shared["buffers"]:
             return payload, mine
-        sent = {**payload, "buffers": aspects.stays(solver).split(buffers)[1]}
-        return sent, aspects.settle(solver, mine, buffers)
+        sent = {**payload, "buffers": aspects.local_leaves(solver).split(buffers)[1]}
+        return sent, aspects.keep_local_buffers(solver, mine, buffers)
 
     generates = training.algorithm.is_generative
     steps = training.apply.split(training.block.taken.double().to(training.device))

@@ -1,4 +1,4 @@
-"""What the rooms promise each other: the four kinds of rule, and the engine, task and store around them.
+"""What the packages promise each other: the four kinds of rule, and the engine, task and store around them.
 
 Rules are frozen dataclasses that hold configuration only. Methods that are not abstract are *hooks*
 whose default does nothing; filling one in is the only kind of overriding there is.
@@ -7,13 +7,15 @@ whose default does nothing; filling one in is the only kind of overriding there 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
+from fedalloy.core import renamed
 from fedalloy.core.declared import declared
 from fedalloy.core.engine import Engine as Engine
 from fedalloy.core.engine import Outcome as Outcome
 from fedalloy.core.keys import Key
 from fedalloy.core.length import AnyLength
-from fedalloy.core.objective import Act as Act
+from fedalloy.core.objective import ApplyCapability as ApplyCapability
 from fedalloy.core.objective import Fresh as Fresh
 from fedalloy.core.objective import GradAt as GradAt
 from fedalloy.core.objective import Objective as Objective
@@ -27,7 +29,7 @@ from fedalloy.core.types import Carry as Carry
 from fedalloy.core.types import (
     Context,
     Contributions,
-    Facts,
+    DataSpec,
     Info,
     Payload,
     State,
@@ -49,7 +51,12 @@ ENGINE_STATS = frozenset(STATISTICS) - {"step_norm", "effective_steps"}
 class ServerOptimizer(AnyLength, ABC):
     """What the server does with the combined update."""
 
-    def fitted(self, facts: Facts) -> ServerOptimizer:
+    def __init_subclass__(cls, **given: Any) -> None:
+        """Refuse a class that answers a question by its old name."""
+        super().__init_subclass__(**given)
+        renamed.refuse_old_members(cls, renamed.SERVER)
+
+    def bind(self, data_spec: DataSpec) -> ServerOptimizer:
         """The same optimizer knowing what it must know of the data, where samples are its target."""
         return self
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from fedalloy.core import renamed
 from fedalloy.core.aspects import ASPECTS
 from fedalloy.core.declared import declared
 from fedalloy.core.keys import Key
@@ -29,6 +30,7 @@ class LocalSolver(AnyLength, ABC):
     def __init_subclass__(cls, **given: Any) -> None:
         """Refuse a class that answers a question which nobody would ask it."""
         super().__init_subclass__(**given)
+        renamed.refuse_old_members(cls, renamed.SOLVER)
         written = _written(cls)
         for kind in ASPECTS:
             said = sorted(name for name in vars(kind) if not name.startswith("_") and name in written)

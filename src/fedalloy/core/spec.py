@@ -16,15 +16,15 @@ from typing import Any, Literal
 
 from fedalloy.core import registry
 from fedalloy.core.algorithm import Algorithm
-from fedalloy.core.arguments import ROOM_OF, build, convert
+from fedalloy.core.arguments import CATEGORY_OF, build, convert
 from fedalloy.core.errors import FedalloyError, SpecError, nearest
 
 Spec = dict[str, Any]
 
 
-def to_spec(room: str, rule: Any) -> Spec:
+def to_spec(category: str, rule: Any) -> Spec:
     """The JSON form of a rule: its kind and every field that differs from its default."""
-    spec: Spec = {"kind": registry.name_of(room, type(rule))}
+    spec: Spec = {"kind": registry.name_of(category, type(rule))}
     for field in dataclasses.fields(rule):
         value = getattr(rule, field.name)
         if value != _default(field):
@@ -32,15 +32,15 @@ def to_spec(room: str, rule: Any) -> Spec:
     return spec
 
 
-def from_spec(room: str, spec: Mapping[str, Any] | str, where: str = "") -> Any:
+def from_spec(category: str, spec: Mapping[str, Any] | str, where: str = "") -> Any:
     """The rule a spec describes; a bare string means a rule with its defaults."""
-    where = where or room
+    where = where or category
     if isinstance(spec, str):
         spec = {"kind": spec}
     if not isinstance(spec, Mapping) or not isinstance(spec.get("kind"), str):
-        raise SpecError(f"{where}: needs a 'kind'; {nearest('', registry.names(room))}")
+        raise SpecError(f"{where}: needs a 'kind'; {nearest('', registry.names(category))}")
     try:
-        rule = registry.find(room, spec["kind"])
+        rule = registry.find(category, spec["kind"])
     except FedalloyError as error:
         raise SpecError(f"{where}.kind: {error}") from None
     arguments = {name: value for name, value in spec.items() if name != "kind"}
@@ -88,9 +88,9 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 def _plain(value: Any) -> Any:
     """Tuples become lists and nested rules their specs, so that the result is plain JSON."""
-    for kind, room in ROOM_OF.items():
+    for kind, category in CATEGORY_OF.items():
         if isinstance(value, kind):
-            return to_spec(room, value)
+            return to_spec(category, value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, (list, tuple)):

@@ -83,7 +83,7 @@ ANY_NUMBER = Statistic("a number of the solver's own")
 class SizeLimits:
     """What a client may say about its number of examples: at most ``most``, and the same in every round.
 
-    ``known`` has one number per client of the cohort, NaN for one that was not heard before. Runs want ``whole``
+    ``known`` has one number per client of the cohort, NaN for one that has not contributed before. Runs want ``whole``
     numbers; others may call any weights sizes.
     """
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
+from fedalloy.core import renamed
 from fedalloy.core.declared import declared
 from fedalloy.core.errors import SpecError
 from fedalloy.core.objective import Objective
-from fedalloy.core.types import Block, DataPart, Examples, Facts
+from fedalloy.core.types import Block, DataPart, DataSpec, Examples
 
 
 class Recordable(Protocol):
@@ -26,6 +27,11 @@ class Recordable(Protocol):
 class Task(ABC):
     """A model, its loss and the clients' data. A new task inherits from this class, says ``objective`` and
     ``population`` (as attributes, fields or properties) and writes ``data``; everything else has a default."""
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        """Refuse a class that answers a question by its old name."""
+        super().__init_subclass__(**given)
+        renamed.refuse_old_members(cls, renamed.TASK)
 
     @declared
     def objective(self) -> Objective:
@@ -43,8 +49,8 @@ class Task(ABC):
 
     @declared
     def pools(self) -> Mapping[DataPart, Block]:
-        """All examples by part, newcomers' included, where they are in memory; empty where they are made when asked
-        for."""
+        """All examples by part, those of unseen clients too, where they are in memory; empty where they are made on
+        demand."""
         return {}
 
     @declared
@@ -73,7 +79,7 @@ class Task(ABC):
         return None
 
     @declared
-    def newcomer_ids(self) -> Tensor:
+    def unseen_ids(self) -> Tensor:
         """Clients that never take part; ``data`` knows them by their ids."""
         return torch.zeros(0, dtype=torch.int64)
 
@@ -87,7 +93,7 @@ class Task(ABC):
         """The model that learns from synthetic samples, where it is another than ``objective``."""
         return None
 
-    def facts(self) -> Facts | None:
+    def data_spec(self) -> DataSpec | None:
         """The form of the data, for methods that make samples, where the data cannot be looked at; None: look."""
         return None
 
@@ -101,7 +107,7 @@ class Task(ABC):
 
 
 @dataclass(frozen=True, eq=False)
-class TaskAround(Task):
+class TaskWrapper(Task):
     """A task with other examples, or other clients, than ``task``: what is known of the federation passes through. Not
     ``pools``, ``fingerprint`` and ``to``: they speak of the examples themselves."""
 
@@ -143,9 +149,9 @@ class TaskAround(Task):
         return self.task.manifest
 
     @property
-    def newcomer_ids(self) -> Tensor:
+    def unseen_ids(self) -> Tensor:
         """The task's own."""
-        return self.task.newcomer_ids
+        return self.task.unseen_ids
 
     @property
     def global_test(self) -> Examples | None:
@@ -157,9 +163,9 @@ class TaskAround(Task):
         """The task's own."""
         return self.task.classifier
 
-    def facts(self) -> Facts | None:
+    def data_spec(self) -> DataSpec | None:
         """The task's own."""
-        return self.task.facts()
+        return self.task.data_spec()
 
 
 def check_task(task: object, where: str) -> None:
@@ -182,3 +188,7 @@ def _inherit(what: str, found: object, kind: type) -> str:
 
 def _lacks(task: Task, name: str) -> SpecError:
     return SpecError(f"task {type(task).__name__} does not say its '{name}': give it such an attribute or property")
+
+
+if not TYPE_CHECKING:  # for one version: what has been renamed here
+    __getattr__ = renamed.old_names(__name__, {"TaskAround": "TaskWrapper"})

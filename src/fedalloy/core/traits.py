@@ -17,7 +17,7 @@ OF_A_RECEIVED_MODEL = frozenset({"loss_before", "cross_score"})
 
 
 class Traits:
-    """Of a solver, a weighting, a server and wires: what whoever plays a round asks again and again."""
+    """Of a solver, a weighting, a server and wires: what is asked again in every round."""
 
     solver: LocalSolver
     weighting: Weighting
@@ -90,9 +90,9 @@ class Traits:
         return packings_of(self.wire)
 
     @cached_property
-    def stays(self) -> Names:
+    def local_leaves(self) -> Names:
         """Leaves of the model that never leave the client."""
-        return aspects.stays(self.solver)
+        return aspects.local_leaves(self.solver)
 
     @cached_property
     def receives(self) -> frozenset[str] | None:

@@ -1,15 +1,15 @@
-"""The values that travel between the rooms: parts, plans, work, data blocks, contributions, cohorts."""
+"""The values that travel between the packages: parts, plans, work, data blocks, contributions, cohorts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from torch import Tensor
 
-from fedalloy.core import inputs, tree
+from fedalloy.core import inputs, renamed, tree
 from fedalloy.core.contributions import Contributions, Notes, Payload, Stats
 from fedalloy.core.inputs import Inputs
 from fedalloy.core.keys import Key
@@ -26,8 +26,25 @@ DataPart = Literal["train", "valid", "test"]
 Info = dict[str, Tensor]
 
 __all__ = [
-    "Block", "Carry", "Cohort", "Context", "Contribution", "Contributions", "DataPart", "Examples", "Facts",
-    "Info", "Part", "Payload", "Plan", "Shared", "State", "Stats", "Tree", "Weights", "Work",
+    "Block",
+    "Carry",
+    "Cohort",
+    "Context",
+    "Contribution",
+    "Contributions",
+    "DataPart",
+    "DataSpec",
+    "Examples",
+    "Info",
+    "Part",
+    "Payload",
+    "Plan",
+    "Shared",
+    "State",
+    "Stats",
+    "Tree",
+    "Weights",
+    "Work",
 ]  # fmt: skip
 
 
@@ -36,7 +53,7 @@ class Part:
     """One thing a client sends and how the server reduces it over clients.
 
     ``reduce``: ``weighted`` by the weighting rule, plain ``mean``, by ``samples``, or kept as a ``stack``; a ``sum`` is
-    for whoever plays the round (``ServerStep.sums``) and does not enter the server's state.
+    for whoever runs the round (``ServerStep.sums``) and does not enter the server's state.
     ``like``: the shared part whose names and shapes it copies (used to check what arrives), except for the leaves
     in ``without``, which stay at the client. ``neutral`` is the number that says nothing: it stands in for what a
     client failed to deliver (an update of 0, a factor of 1).
@@ -112,7 +129,7 @@ class Examples:
 
 
 @dataclass(frozen=True)
-class Facts:
+class DataSpec:
     """What a solver may know of a task before the first round: the form of one example, how many outputs the model
     has, between which values the first clients' features lie, the ``bounds`` that are declared for the data (None:
     there are none), a seed of the run for what the server draws, and whether the model can be trained on one example
@@ -276,3 +293,7 @@ class Cohort(Contributions):
             {name: torch.tensor([c.stats[name] for c in chosen], dtype=torch.float64) for name in stats},
             noted=Notes.join(notes) if notes and len(notes) == len(chosen) else None,
         )
+
+
+if not TYPE_CHECKING:  # for one version: what has been renamed here
+    __getattr__ = renamed.old_names(__name__, {"Facts": "DataSpec"})

@@ -18,9 +18,9 @@ from fedalloy.core.errors import SpecError, nearest
 from fedalloy.core.protocols import Engine, Outcome, Shared, Task
 from fedalloy.core.registry import register
 from fedalloy.core.types import Context, State, Work
-from fedalloy.engines import fused_mixture
+from fedalloy.engines import fused_interpolated
 from fedalloy.engines.batched import Batched, dense_of
-from fedalloy.engines.kinds import descent_of, pair_descent_of
+from fedalloy.engines.kinds import interpolated_sgd_of, plain_sgd_of
 from fedalloy.engines.loop import Loop
 from fedalloy.engines.workers import Workers
 
@@ -81,12 +81,12 @@ class Auto(Engine):
             if not self.choice:
                 return self._pick(algorithm, task, shared, states, work, ctx)
             kept = Candidate(self.choice["engine"], self.choice["threads"], self._threads)
-            self._settle(kept, kept.make())
+            self._choose(kept, kept.make())
         assert self._engine is not None
         return self._engine(algorithm, task, shared, states, work, ctx)
 
     def restore(self, choice: Mapping[str, Any]) -> None:
-        """Stay with what an earlier sitting of the same run picked."""
+        """Stay with what an earlier session of the same run picked."""
         self.close()
         self.choice, self._engine = dict(choice), None
 
@@ -98,7 +98,7 @@ class Auto(Engine):
         """Let the engine's processes go."""
         _close(self._engine)
 
-    def _settle(self, candidate: Candidate, engine: Engine) -> None:
+    def _choose(self, candidate: Candidate, engine: Engine) -> None:
         torch.set_num_threads(candidate.threads)
         self._engine = engine
 
@@ -114,7 +114,7 @@ class Auto(Engine):
                 torch.set_num_threads(run.candidate.threads)
                 run.outcome, run.seconds = _timed(run.engine, algorithm, task, shared, states, work, ctx)
                 best = run if run.seconds * MUCH_FASTER < best.seconds else best
-            self._settle(best.candidate, best.engine)
+            self._choose(best.candidate, best.engine)
         finally:
             for run in runs:
                 if run.engine is not self._engine:
@@ -131,13 +131,13 @@ def expected(algorithm: Algorithm, task: Task, shared: Shared, clients: int, cor
     if _device(shared) != "cpu":
         return [Candidate("batched", torch.get_num_threads())]
     threads = cores if size * clients > THREADS_PAY_BYTES else 1
-    if descent_of(algorithm) is not None and dense_of(task.objective, shared) is not None:
+    if plain_sgd_of(algorithm) is not None and dense_of(task.objective, shared) is not None:
         # Threads that wait for each other lose on a machine that is busy otherwise: one alone is always a rival.
         alone = [Candidate("batched", 1)] if threads > 1 else []
         large = size * min(clients, 10) > CACHE_BYTES and cores > 1
         return [Candidate("batched", threads), *alone, *([Candidate("workers", 1, cores)] if large else [])]
-    mixes = pair_descent_of(algorithm) is not None and dense_of(task.objective, shared) is not None
-    if mixes and cores > 1 and fused_mixture.clients_in_cache(shared["params"]) < clients:
+    mixes = interpolated_sgd_of(algorithm) is not None and dense_of(task.objective, shared) is not None
+    if mixes and cores > 1 and fused_interpolated.clients_in_cache(shared["params"]) < clients:
         return [Candidate("workers", 1, cores), Candidate("batched", 1)]
     small = size * clients <= CACHE_BYTES and not _convolutional(shared)
     if cores == 1 or clients == 1:

@@ -23,11 +23,11 @@ from fedalloy.core.program import Finished, Kernel, run_block
 from fedalloy.core.protocols import Engine, Objective, Outcome, Shared, Task
 from fedalloy.core.registry import register
 from fedalloy.core.types import Block, Cohort, Context, State, Work
-from fedalloy.engines import fused, fused_mixture, mapped
-from fedalloy.engines.chain import chain_of
+from fedalloy.engines import fused, fused_interpolated, vmap_kernel
+from fedalloy.engines.cuda_graphs import CudaGraphs, Precision
 from fedalloy.engines.fused_graph import FusedGraphs
-from fedalloy.engines.graphs import Graphs, Precision
-from fedalloy.engines.kinds import descent_of, is_fusible, pair_descent_of
+from fedalloy.engines.kinds import interpolated_sgd_of, is_fusible, plain_sgd_of
+from fedalloy.engines.layer_chain import chain_of
 from fedalloy.engines.loop import Loop
 from fedalloy.engines.profile import phase
 
@@ -49,7 +49,7 @@ class Batched(Engine):
     precision: Precision = "float32"
     compiled: bool = False
     _unbatchable: str = field(default="", repr=False)
-    _graphs: Graphs | None = field(default=None, repr=False)
+    _cuda_graphs: CudaGraphs | None = field(default=None, init=False, repr=False)
     _fused_graphs: FusedGraphs | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -85,8 +85,8 @@ class Batched(Engine):
 
     def _most(self, algorithm: Algorithm, objective: Objective, shared: Shared, states: Mapping[int, State]) -> int:
         """How many clients fit: a model, what the client keeps, their gradients and what the step keeps of them."""
-        if pair_descent_of(algorithm) is not None and self._fused(algorithm, objective, shared) is not None:
-            return fused_mixture.clients_in_cache(shared["params"])
+        if interpolated_sgd_of(algorithm) is not None and self._fused(algorithm, objective, shared) is not None:
+            return fused_interpolated.clients_in_cache(shared["params"])
         kept = tree_leaves(next(iter(states.values()), {}))
         own = sum(leaf.numel() * leaf.element_size() for leaf in kept if isinstance(leaf, Tensor))
         one = 4 * (sum(tree.nbytes(leaves) for leaves in shared.values()) + own)
@@ -96,7 +96,7 @@ class Batched(Engine):
     def _give_up(self, error: Exception) -> None:
         self._unbatchable = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         warnings.warn(
-            f"this algorithm or model cannot be batched, going on with the loop engine: {self._unbatchable}",
+            f"this algorithm or model cannot be batched, continuing with the loop engine: {self._unbatchable}",
             RuntimeWarning,
             stacklevel=3,
         )
@@ -122,17 +122,17 @@ class Batched(Engine):
         elsewhere and where batches must not be padded."""
         on_gpu = _on_gpu(shared)
         layers = self._fused(algorithm, objective, shared) if isinstance(data.x, Tensor) else None
-        if layers is not None and descent_of(algorithm) is None:
-            return partial(fused_mixture.train, layers)
+        if layers is not None and plain_sgd_of(algorithm) is None:
+            return partial(fused_interpolated.train, layers)
         if layers is not None and not on_gpu:
             return partial(fused.train, layers)
         if layers is not None:
             self._fused_graphs = self._fused_graphs or FusedGraphs()
             return partial(self._fused_graphs.train, layers)
         if not on_gpu or objective.needs_full_batches:
-            return mapped.train
-        self._graphs = self._graphs or Graphs(self.precision, self.compiled)
-        return self._graphs.train
+            return vmap_kernel.train
+        self._cuda_graphs = self._cuda_graphs or CudaGraphs(self.precision, self.compiled)
+        return self._cuda_graphs.train
 
     def _fused(self, algorithm: Algorithm, objective: Objective, shared: Shared) -> tuple[fused.Dense, ...] | None:
         """The dense layers of the model when the whole local program can be fused."""

@@ -17,8 +17,8 @@ from fedalloy.core.blocks import Prepared
 from fedalloy.core.program import BlockTraining, TrainingResult
 from fedalloy.core.types import Context, Tree
 from fedalloy.engines.batches import batches
-from fedalloy.engines.chain import Chain
-from fedalloy.engines.kinds import Descent, descent_of
+from fedalloy.engines.kinds import PlainSgd, plain_sgd_of
+from fedalloy.engines.layer_chain import Chain
 
 DIFFERENTIABLE = False
 LOSSES = ("cross_entropy", "binary")
@@ -71,25 +71,25 @@ def train(layers: tuple[Dense, ...], training: BlockTraining) -> TrainingResult:
     return TrainingResult({}, {}, loss_sum, sent={"delta": deltas})
 
 
-def setting(layers: tuple[Dense, ...], training: BlockTraining) -> tuple[tuple[Dense, ...], str, Descent]:
+def setting(layers: tuple[Dense, ...], training: BlockTraining) -> tuple[tuple[Dense, ...], str, PlainSgd]:
     """What is the same in all rounds: the layers, the name of the loss and what the descent is made of."""
-    descent = descent_of(training.algorithm)
-    assert descent is not None
-    return layers, training.objective.loss_name or "", descent
+    sgd = plain_sgd_of(training.algorithm)
+    assert sgd is not None
+    return layers, training.objective.loss_name or "", sgd
 
 
 def descend(
-    layers: tuple[Dense, ...], loss: str, descent: Descent, params: Tree, block: Prepared, ctx: Context
+    layers: tuple[Dense, ...], loss: str, sgd: PlainSgd, params: Tree, block: Prepared, ctx: Context
 ) -> tuple[Tree, Tensor]:
-    """Every step of a block: the clients' deltas and the sums of their training losses (as ``tally`` counts them)."""
+    """Every step of a block: the clients' deltas and the sums of their training losses (see ``summed_losses``)."""
     clients = len(block)
-    memory = _allocate(params, clients, momentum=descent.momentum > 0)
+    memory = _allocate(params, clients, momentum=sgd.momentum > 0)
     deltas, now, passes = memory.model, memory, Passes(layers, loss, block)
     for step, (x, y) in enumerate(batches(block)):
         if block.running[step] < clients:
             now = memory.first(block.running[step])
-        values, slope, scale = passes.forward(now.model, step, x, y)
-        _backward(layers, now, descent, values, slope, scale, ctx.local_lr)
+        values, out_grad, scale = passes.forward(now.model, step, x, y)
+        _backward(layers, now, sgd, values, out_grad, scale, ctx.local_lr)
     for name, leaf in deltas.items():
         leaf.sub_(params[name])
     return deltas, passes.totals()
@@ -104,17 +104,17 @@ class Passes:
         self.summed = torch.zeros(self.seen.shape, dtype=torch.float64, device=self.seen.device)
 
     def forward(self, model: Tree, step: int, x: Tensor, y: Tensor) -> tuple[list[Tensor], Tensor, float]:
-        """The inputs of all layers, the slope of the running clients' losses by the output, and what is still to be
+        """The inputs of all layers, the gradient of the running clients' losses by the output, and what is still to be
         multiplied to it to make it that of a mean."""
         running, scale = self.block.running[step], 1.0 / x.shape[1]
         values = _forward(self.layers, model, x.flatten(2))
-        slope, losses = _slope(self.loss, values.pop(), y.unsqueeze(1))
+        out_grad, losses = _output_gradient(self.loss, values.pop(), y.unsqueeze(1))
         if not self.block.full[step]:
             mask, scale = self.block.mask[step, :running], 1.0
             losses.masked_fill_(~mask, 0.0)
-            slope *= (mask.to(slope.dtype) / self.seen[step, :running].unsqueeze(1)).unsqueeze(1)
+            out_grad *= (mask.to(out_grad.dtype) / self.seen[step, :running].unsqueeze(1)).unsqueeze(1)
         torch.sum(losses, 1, dtype=torch.float64, out=self.summed[step, :running])
-        return values, slope, scale
+        return values, out_grad, scale
 
     def totals(self) -> Tensor:
         """The sums of the losses over examples and over batches, ``[C, 2]``."""
@@ -157,7 +157,7 @@ def _activate(out: Tensor, activation: str | None) -> Tensor:
     return out.sigmoid_() if activation == "sigmoid" else out
 
 
-def _slope(loss: str, out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def _output_gradient(loss: str, out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Derivative of every example's loss by the output ``[c, classes, B]``, and the losses ``[c, B]``."""
     if loss == "binary":
         target = y.to(out.dtype).reshape(out.shape)
@@ -171,62 +171,62 @@ def _slope(loss: str, out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 def _backward(
     layers: tuple[Dense, ...],
     memory: Memory,
-    descent: Descent,
+    sgd: PlainSgd,
     inputs: list[Tensor],
-    slope: Tensor,
+    out_grad: Tensor,
     scale: float,
     lr: float,
 ) -> None:
-    """From the last layer to the first: pass the slope on, then move the layer. Slopes are ``[c, features, B]``."""
+    """From the last layer to the first: pass the gradient on, update the layer. Gradients are ``[c, features, B]``."""
     for depth in reversed(range(len(layers))):
         layer, before = layers[depth], inputs[depth]
-        onward = torch.bmm(slope.transpose(1, 2), memory.model[layer.weight]) if depth else slope
-        _move_weight(memory, layer.weight, descent, slope, before, scale, lr)
+        onward = torch.bmm(out_grad.transpose(1, 2), memory.model[layer.weight]) if depth else out_grad
+        _move_weight(memory, layer.weight, sgd, out_grad, before, scale, lr)
         if layer.bias is not None:
-            _move_bias(memory, layer.bias, descent, slope, scale, lr)
+            _move_bias(memory, layer.bias, sgd, out_grad, scale, lr)
         if depth:
-            slope = through(onward, before, layers[depth - 1].activation).transpose(1, 2)
+            out_grad = through(onward, before, layers[depth - 1].activation).transpose(1, 2)
 
 
-def through(slope: Tensor, value: Tensor, activation: str | None) -> Tensor:
-    """The slope before an activation whose output was ``value``."""
+def through(out_grad: Tensor, value: Tensor, activation: str | None) -> Tensor:
+    """The gradient before an activation whose output was ``value``."""
     if activation == "relu":
-        result: Tensor = torch.ops.aten.threshold_backward(slope, value, 0)
+        result: Tensor = torch.ops.aten.threshold_backward(out_grad, value, 0)
         return result
     if activation == "tanh":
-        return slope.mul_(1 - value * value)
-    return slope.mul_(value * (1 - value)) if activation == "sigmoid" else slope
+        return out_grad.mul_(1 - value * value)
+    return out_grad.mul_(value * (1 - value)) if activation == "sigmoid" else out_grad
 
 
 def _move_weight(
-    memory: Memory, leaf: str, descent: Descent, slope: Tensor, before: Tensor, scale: float, lr: float
+    memory: Memory, leaf: str, sgd: PlainSgd, out_grad: Tensor, before: Tensor, scale: float, lr: float
 ) -> None:
-    """``w <- w - lr (slope before + wd w + pull (w - received))``: without momentum the gradient never exists."""
+    """``w <- w - lr (out_grad before + wd w + pull (w - received))``: without momentum the gradient never exists."""
     weight = memory.model[leaf]
-    if descent.momentum:
-        _momentum(memory, leaf, descent, torch.bmm(slope, before).mul_(scale), lr)
+    if sgd.momentum:
+        _momentum(memory, leaf, sgd, torch.bmm(out_grad, before).mul_(scale), lr)
         return
-    weight.baddbmm_(slope, before, beta=1.0 - lr * (descent.weight_decay + descent.pull), alpha=-lr * scale)
-    if descent.pull:
-        weight.add_(memory.received[leaf], alpha=lr * descent.pull)
+    weight.baddbmm_(out_grad, before, beta=1.0 - lr * (sgd.weight_decay + sgd.pull), alpha=-lr * scale)
+    if sgd.pull:
+        weight.add_(memory.received[leaf], alpha=lr * sgd.pull)
 
 
-def _move_bias(memory: Memory, leaf: str, descent: Descent, slope: Tensor, scale: float, lr: float) -> None:
-    bias, grad = memory.model[leaf], slope.sum(2)
-    if descent.momentum:
-        _momentum(memory, leaf, descent, grad.mul_(scale), lr)
+def _move_bias(memory: Memory, leaf: str, sgd: PlainSgd, out_grad: Tensor, scale: float, lr: float) -> None:
+    bias, grad = memory.model[leaf], out_grad.sum(2)
+    if sgd.momentum:
+        _momentum(memory, leaf, sgd, grad.mul_(scale), lr)
         return
-    if descent.weight_decay or descent.pull:
-        bias.mul_(1.0 - lr * (descent.weight_decay + descent.pull))
-        bias.add_(memory.received[leaf], alpha=lr * descent.pull)
+    if sgd.weight_decay or sgd.pull:
+        bias.mul_(1.0 - lr * (sgd.weight_decay + sgd.pull))
+        bias.add_(memory.received[leaf], alpha=lr * sgd.pull)
     bias.sub_(grad, alpha=lr * scale)
 
 
-def _momentum(memory: Memory, leaf: str, descent: Descent, grad: Tensor, lr: float) -> None:
+def _momentum(memory: Memory, leaf: str, sgd: PlainSgd, grad: Tensor, lr: float) -> None:
     """The step with a velocity; ``grad`` is this kernel's to overwrite."""
     value, velocity = memory.model[leaf], memory.velocity[leaf]
-    if descent.weight_decay or descent.pull:
-        grad.add_(value, alpha=descent.weight_decay + descent.pull)
-        grad.sub_(memory.received[leaf], alpha=descent.pull)
-    velocity.mul_(descent.momentum).add_(grad)
-    value.sub_(grad.add_(velocity, alpha=descent.momentum) if descent.nesterov else velocity, alpha=lr)
+    if sgd.weight_decay or sgd.pull:
+        grad.add_(value, alpha=sgd.weight_decay + sgd.pull)
+        grad.sub_(memory.received[leaf], alpha=sgd.pull)
+    velocity.mul_(sgd.momentum).add_(grad)
+    value.sub_(grad.add_(velocity, alpha=sgd.momentum) if sgd.nesterov else velocity, alpha=lr)

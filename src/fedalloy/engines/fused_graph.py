@@ -14,13 +14,13 @@ from fedalloy.core.program import BlockTraining, TrainingResult
 from fedalloy.core.types import Context, Tree
 from fedalloy.engines import fused
 from fedalloy.engines.fused import Dense
-from fedalloy.engines.kinds import Descent
+from fedalloy.engines.kinds import PlainSgd
 
 DIFFERENTIABLE = False
 _CLOSE = 1e-3
 """How far a first replay may be from the kernel itself, relative to the largest update."""
 Result = tuple[Tree, Tensor]
-Kernel = tuple[tuple[Dense, ...], str, Descent]
+Kernel = tuple[tuple[Dense, ...], str, PlainSgd]
 
 
 @dataclass(frozen=True)

@@ -54,19 +54,19 @@ class Convolve(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Columns are made anew on the way back: they are nine times larger than the images."""
+        """Columns are made again on the way back: they are nine times larger than the images."""
         x, weight, ctx.stride, ctx.padding = inputs
         ctx.save_for_backward(x, weight)
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: Any, out_grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         """Gradients by the images and by the weights, each where it is asked for."""
         x, weight = ctx.saved_tensors
         by_weight = by_input = None
         if ctx.needs_input_grad[1]:  # not in Langevin steps, which differentiate by the images alone
-            by_weight = ByWeight.apply(slope, x, weight.shape[-2:], ctx.stride, ctx.padding)  # type: ignore[no-untyped-call]
+            by_weight = ByWeight.apply(out_grad, x, weight.shape[-2:], ctx.stride, ctx.padding)  # type: ignore[no-untyped-call]
         if ctx.needs_input_grad[0]:
-            by_input = ByInput.apply(slope, weight, x.shape[-2:], ctx.stride, ctx.padding)  # type: ignore[no-untyped-call]
+            by_input = ByInput.apply(out_grad, weight, x.shape[-2:], ctx.stride, ctx.padding)  # type: ignore[no-untyped-call]
         return by_input, by_weight, None, None
 
     @staticmethod
@@ -79,36 +79,36 @@ class ByWeight(torch.autograd.Function):
     """The gradient of a convolution by its weights."""
 
     @staticmethod
-    def forward(slope: Tensor, x: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
+    def forward(out_grad: Tensor, x: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
         """One client: a stack of one."""
-        return _by_weight(slope.unsqueeze(0), x.unsqueeze(0), kernel, stride, padding).squeeze(0)
+        return _by_weight(out_grad.unsqueeze(0), x.unsqueeze(0), kernel, stride, padding).squeeze(0)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         """Nothing is kept: there are no second derivatives here."""
 
     @staticmethod
-    def vmap(info: Any, dims: tuple[Any, ...], slope: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, int]:
+    def vmap(info: Any, dims: tuple[Any, ...], out_grad: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, int]:
         """All clients at once."""
-        return _by_weight(_front(slope, dims[0], info), _front(x, dims[1], info), *rest), 0
+        return _by_weight(_front(out_grad, dims[0], info), _front(x, dims[1], info), *rest), 0
 
 
 class ByInput(torch.autograd.Function):
     """The gradient of a convolution by its input."""
 
     @staticmethod
-    def forward(slope: Tensor, weight: Tensor, size: Pair, stride: Pair, padding: Pair) -> Tensor:
+    def forward(out_grad: Tensor, weight: Tensor, size: Pair, stride: Pair, padding: Pair) -> Tensor:
         """One client: a stack of one."""
-        return _by_input(slope.unsqueeze(0), weight.unsqueeze(0), size, stride, padding).squeeze(0)
+        return _by_input(out_grad.unsqueeze(0), weight.unsqueeze(0), size, stride, padding).squeeze(0)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         """Nothing is kept: there are no second derivatives here."""
 
     @staticmethod
-    def vmap(info: Any, dims: tuple[Any, ...], slope: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, int]:
+    def vmap(info: Any, dims: tuple[Any, ...], out_grad: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, int]:
         """All clients at once."""
-        return _by_input(_front(slope, dims[0], info), _front(weight, dims[1], info), *rest), 0
+        return _by_input(_front(out_grad, dims[0], info), _front(weight, dims[1], info), *rest), 0
 
 
 def _forward(x: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> Tensor:
@@ -121,25 +121,25 @@ def _forward(x: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> Tensor:
     return out.reshape(clients, outputs, batch, *size).transpose(1, 2).contiguous()
 
 
-def _by_weight(slope: Tensor, x: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
+def _by_weight(out_grad: Tensor, x: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
     clients, inputs = x.shape[0], x.shape[2]
     if x.is_cuda and inputs >= FEW_CHANNELS and stride == (1, 1):
-        weight = x.new_empty(clients * slope.shape[2], inputs, *kernel)
-        grad = _grouped_backward(slope, x, weight, stride, padding, by_weight=True)
+        weight = x.new_empty(clients * out_grad.shape[2], inputs, *kernel)
+        grad = _grouped_backward(out_grad, x, weight, stride, padding, by_weight=True)
         return grad.reshape(clients, -1, inputs, *kernel)
     columns, _ = _columns(x, kernel, stride, padding)
-    product = torch.bmm(_rows(slope), columns.transpose(1, 2))
-    return product.reshape(clients, slope.shape[2], inputs, *kernel)
+    product = torch.bmm(_rows(out_grad), columns.transpose(1, 2))
+    return product.reshape(clients, out_grad.shape[2], inputs, *kernel)
 
 
-def _by_input(slope: Tensor, weight: Tensor, size: Pair, stride: Pair, padding: Pair) -> Tensor:
-    clients, batch, _, height, width = slope.shape
+def _by_input(out_grad: Tensor, weight: Tensor, size: Pair, stride: Pair, padding: Pair) -> Tensor:
+    clients, batch, _, height, width = out_grad.shape
     inputs, kernel = weight.shape[2], weight.shape[-2:]
-    if slope.is_cuda and inputs >= FEW_CHANNELS and stride == (1, 1):
-        x = slope.new_empty(clients, batch, inputs, *size)
-        image = _grouped_backward(slope, x, weight.flatten(0, 1), stride, padding, by_weight=False)
+    if out_grad.is_cuda and inputs >= FEW_CHANNELS and stride == (1, 1):
+        x = out_grad.new_empty(clients, batch, inputs, *size)
+        image = _grouped_backward(out_grad, x, weight.flatten(0, 1), stride, padding, by_weight=False)
         return image.reshape(batch, clients, inputs, *size).transpose(0, 1)
-    columns = torch.bmm(weight.flatten(2).transpose(1, 2), _rows(slope))
+    columns = torch.bmm(weight.flatten(2).transpose(1, 2), _rows(out_grad))
     columns = columns.reshape(clients, inputs, *kernel, batch, height, width)
     return _scatter(columns, size, stride, padding).transpose(1, 2)
 
@@ -157,12 +157,12 @@ def _scatter(columns: Tensor, size: Pair, stride: Pair, padding: Pair) -> Tensor
 
 
 def _grouped_backward(
-    slope: Tensor, x: Tensor, weight: Tensor, stride: Pair, padding: Pair, *, by_weight: bool
+    out_grad: Tensor, x: Tensor, weight: Tensor, stride: Pair, padding: Pair, *, by_weight: bool
 ) -> Tensor:
     """The library's own backward with a group per client, by the weights or by the images; the other of the two is
-    only looked at for its shape. Under autocast the slope has fewer bits than the rest, which it then shares."""
+    only looked at for its shape. Under autocast the gradient has fewer bits than the rest, which it then shares."""
     grads: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.convolution_backward(
-        _grouped(slope), _grouped(x.to(slope.dtype)), weight.to(slope.dtype),
+        _grouped(out_grad), _grouped(x.to(out_grad.dtype)), weight.to(out_grad.dtype),
         None, stride, padding, (1, 1), False, (0, 0), x.shape[0], (not by_weight, by_weight, False),
     )  # fmt: skip
     return (grads[1] if by_weight else grads[0]).to(x.dtype)
@@ -183,9 +183,9 @@ def _columns(x: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> tuple[Tens
     return columns.reshape(clients, inputs * kernel[0] * kernel[1], batch * height * width), (height, width)
 
 
-def _rows(slope: Tensor) -> Tensor:
+def _rows(out_grad: Tensor) -> Tensor:
     """``[C, B, out, H', W']`` as ``[C, out, B H' W']``."""
-    return slope.transpose(1, 2).flatten(2)
+    return out_grad.transpose(1, 2).flatten(2)
 
 
 def _front(value: Tensor, dim: int | None, info: Any) -> Tensor:

@@ -10,7 +10,7 @@ from fedalloy.core.aspects import Fusing
 
 
 @dataclass(frozen=True)
-class Descent:
+class PlainSgd:
     """Kind ``descent``: nothing but gradient descent on the received model, with momentum, weight decay and a pull
     towards the received model. The solver starts from ``params``, keeps no state and sends ``delta`` alone.
     """
@@ -22,7 +22,7 @@ class Descent:
 
 
 @dataclass(frozen=True)
-class PairDescent:
+class InterpolatedSgd:
     """Kind ``pair_descent``: nothing but gradient descent on a federated model f and a local model l at once, by the
     loss at ``(1 - share) f + share l`` plus ``pull/2 |f - received|^2 + angle cos^2(f, l)``, with momentum and weight
     decay in both. The solver's carry begins with f as ``params`` and l as ``local`` (without l the share is 0 and
@@ -36,16 +36,16 @@ class PairDescent:
     angle: float = 0.0
 
 
-def descent_of(algorithm: Algorithm) -> Descent | None:
+def plain_sgd_of(algorithm: Algorithm) -> PlainSgd | None:
     """The clients' program as plain descent, if it is nothing else."""
     hint = algorithm.fusing
-    return Descent(**_numbers(hint)) if hint is not None and hint.kind == "descent" else None
+    return PlainSgd(**_numbers(hint)) if hint is not None and hint.kind == "descent" else None
 
 
-def pair_descent_of(algorithm: Algorithm) -> PairDescent | None:
+def interpolated_sgd_of(algorithm: Algorithm) -> InterpolatedSgd | None:
     """The clients' program as descent on two models at once, if it is nothing else."""
     hint = algorithm.fusing
-    return PairDescent(**_numbers(hint)) if hint is not None and hint.kind == "pair_descent" else None
+    return InterpolatedSgd(**_numbers(hint)) if hint is not None and hint.kind == "pair_descent" else None
 
 
 def is_fusible(algorithm: Algorithm) -> bool:

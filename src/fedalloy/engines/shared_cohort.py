@@ -19,7 +19,7 @@ from fedalloy.core.contributions import Notes
 from fedalloy.core.errors import FedalloyError
 from fedalloy.core.tree import Chunk
 from fedalloy.core.types import Cohort, Payload, Tree, Weights
-from fedalloy.engines.exchange import Layout, leaf_in
+from fedalloy.engines.shared_memory import Layout, leaf_in
 
 SHARED_FROM = 1 << 22
 """Numbers of a leaf, all clients together, from which telling others to sum it is worth while."""

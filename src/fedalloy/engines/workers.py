@@ -34,15 +34,15 @@ from fedalloy.core.protocols import Engine, Outcome, Shared, Task
 from fedalloy.core.registry import register
 from fedalloy.core.screening import unlike
 from fedalloy.core.types import Block, Cohort, Context, Contribution, Payload, State, Tree, Work
-from fedalloy.engines import fused_mixture, inplace
+from fedalloy.engines import fused_interpolated, inplace_sgd
 from fedalloy.engines.batched import dense_of
-from fedalloy.engines.exchange import Layout, shared_rows
-from fedalloy.engines.kinds import descent_of, pair_descent_of
+from fedalloy.engines.kinds import interpolated_sgd_of, plain_sgd_of
 from fedalloy.engines.loop import Loop, planned, run_one
 from fedalloy.engines.profile import phase
 from fedalloy.engines.shared_cohort import Columns, SharedCohort, plain_notes, read_notes, sum_columns
+from fedalloy.engines.shared_memory import Layout, shared_rows
 
-Told = tuple[dict[str, float], tuple[Any, ...]]
+WorkerReply = tuple[dict[str, float], tuple[Any, ...]]
 """A client's statistics, and what was noted of what it sends."""
 TRIES = 2
 _PARENT_CHECK_SECONDS = 2.0
@@ -75,7 +75,7 @@ class Workers(Engine):
         try:
             with phase("compute"):
                 crew = self._hire(algorithm, task, shared, states, len(work))
-                return crew.play(shared, states, work, ctx, self.on_crash)
+                return crew.run_round(shared, states, work, ctx, self.on_crash)
         except BaseException:
             self.close()  # some are still at work on this round: nobody could tell their answers from later ones
             raise
@@ -118,7 +118,7 @@ class Crew:
         self, algorithm: Algorithm, task: Task, shared: Shared, state: State, slots: int, processes: int
     ) -> None:
         self.algorithm, self.task, self.slots = algorithm, task, slots
-        mixes = pair_descent_of(algorithm) is not None and not shared["buffers"]
+        mixes = interpolated_sgd_of(algorithm) is not None and not shared["buffers"]
         self.layers = dense_of(task.objective, shared) if mixes else None
         payload = Layout.of(algorithm.templates(shared))
         self.layouts = {"shared": Layout.of(shared), "payload": payload, "state": Layout.of(state)}
@@ -132,7 +132,9 @@ class Crew:
         self.members = [self._start() for _ in range(min(processes, slots))]
         self._end = weakref.finalize(self, _dismiss, self.members)
 
-    def play(self, shared: Shared, states: Mapping[int, State], work: Work, ctx: Context, on_crash: str) -> Outcome:
+    def run_round(
+        self, shared: Shared, states: Mapping[int, State], work: Work, ctx: Context, on_crash: str
+    ) -> Outcome:
         """One round: the longest work first, whoever is free takes the next client."""
         self.calls += 1
         ids = work.ids.tolist()
@@ -277,7 +279,7 @@ class Crew:
         row = self.states[slot].clone() if copy else self.states[slot]
         return self.layouts["state"].read(row)
 
-    def run(self, slot: int, work: Work, ctx: Context) -> Told | str:
+    def run(self, slot: int, work: Work, ctx: Context) -> WorkerReply | str:
         """In the worker: one client's program, its results put into its rows."""
         shared, state = self._shared(), self._state(slot, copy=True)
         found = self._contribution(shared, state, work, ctx)
@@ -299,8 +301,8 @@ class Crew:
         """What takes the local steps, and on trees of which form: in place where they are plain descent, fused where
         they are that on two models; None: the plain kernel."""
         if self.layers is not None and isinstance(data.x, Tensor):
-            return partial(fused_mixture.train, self.layers), vmapped
-        return inplace.train if descent_of(self.algorithm) is not None else None, plain
+            return partial(fused_interpolated.train, self.layers), vmapped
+        return inplace_sgd.train if plain_sgd_of(self.algorithm) is not None else None, plain
 
 
 def _serve(crew: Crew, pipe: Connection, parents_end: Connection) -> None:
@@ -316,7 +318,7 @@ def _serve(crew: Crew, pipe: Connection, parents_end: Connection) -> None:
                 pipe.send(_done(crew, pipe.recv()))
 
 
-def _done(crew: Crew, order: tuple[Any, ...]) -> Told | str | ClientError | None:
+def _done(crew: Crew, order: tuple[Any, ...]) -> WorkerReply | str | ClientError | None:
     """What a worker is told to do: to run a client, or to sum some columns of what all clients sent."""
     if isinstance(order[0], int):
         return _answer(crew, *order)
@@ -325,7 +327,9 @@ def _done(crew: Crew, order: tuple[Any, ...]) -> Told | str | ClientError | None
     return None
 
 
-def _answer(crew: Crew, slot: int, client: int, epochs: int, active: bool, ctx: Context) -> Told | str | ClientError:
+def _answer(
+    crew: Crew, slot: int, client: int, epochs: int, active: bool, ctx: Context
+) -> WorkerReply | str | ClientError:
     work = Work(torch.tensor([client]), torch.tensor([epochs]), torch.tensor([active]))
     try:
         return crew.run(slot, work, ctx)

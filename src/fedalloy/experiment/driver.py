@@ -27,7 +27,7 @@ from fedalloy.experiment.placement import on_device
 from fedalloy.experiment.recorder import FolderRecorder, MemoryRecorder, Recorder, Row
 from fedalloy.experiment.records.folder import RunFolder, RunState
 from fedalloy.experiment.records.store import open_store
-from fedalloy.experiment.round import Federation, Played, Stopwatch, known_sizes, play
+from fedalloy.experiment.round import Federation, RoundResult, Stopwatch, known_sizes, run_round
 from fedalloy.experiment.sizes import KnownSizes
 from fedalloy.experiment.starting import assemble, begin
 from fedalloy.experiment.tracking import Tracker, TrackingRecorder, make_trackers
@@ -57,7 +57,7 @@ class RunProgress:
 
 @dataclass(frozen=True)
 class RoundEvent:
-    """Told to whoever watches the run, after every round."""
+    """What a watcher of the run gets after every round."""
 
     row: Row
     progress: RunProgress
@@ -79,7 +79,7 @@ class Ending:
 
 @dataclass
 class Session:
-    """One sitting of a run: what it works on, where it writes, what it has reached."""
+    """One session of a run: what it works on, where it writes, what it has reached."""
 
     fed: Federation
     state: ServerState
@@ -111,7 +111,7 @@ def run(
 
     A folder is only resumed with the experiment that it holds (:mod:`fedalloy.experiment.identity`); it may be asked
     for more rounds, and with ``allow_engine_change`` for another engine or device, which its folder then tells.
-    ``start_over`` begins anew where no checkpoint can be used, and loses what was done.
+    ``start_over`` starts over where no checkpoint can be used, and loses what was done.
     ``track`` names trackers that hear of every round (:mod:`fedalloy.results.track`). Signals that arrive meanwhile
     are put into ``caught`` and are the caller's to act on (:func:`fedalloy.experiment.interrupt.put_off`).
     """
@@ -126,15 +126,15 @@ def run(
         opened = open_folder(folder, resume, claim, fed.task, config, fed.notices)
     with Threads(config), opened.lock() if opened else nullcontext():
         recorder: Recorder = FolderRecorder(opened) if opened else MemoryRecorder()
-        heard = TrackingRecorder(recorder, trackers, opened.path, recipe or {}) if opened and trackers else recorder
-        session = Session(fed, state, make_store(fed, state, opened), heard, known_sizes(fed), watcher=watcher)
+        recording = TrackingRecorder(recorder, trackers, opened.path, recipe or {}) if opened and trackers else recorder
+        session = Session(fed, state, make_store(fed, state, opened), recording, known_sizes(fed), watcher=watcher)
         if opened and claim:
             agreed = agree(opened, claim, Consent(start_over, allow_engine_change))
             _restore(session, opened, agreed, start_over)
         place = opened.path if opened else None
         with stop_when_asked(place, caught) as flag, closing(fed.engine), profiled(config) as profile:
             session.profile = profile
-            return _play_on(session, flag), recorder
+            return _run_rounds(session, flag), recorder
 
 
 def _claim(
@@ -153,16 +153,16 @@ def make_store(fed: Federation, state: ServerState, folder: RunFolder | None) ->
     return open_store(one, fed.task.population, config.client_memory_mb, place, config.device)
 
 
-def _restore(session: Session, folder: RunFolder, agreed: Agreement, anew: bool) -> None:
+def _restore(session: Session, folder: RunFolder, agreed: Agreement, start_over: bool) -> None:
     """Go back to the last safe round and cut the records to it; everything is checked before anything is changed."""
     config, solver, store = session.fed.config, session.fed.algorithm.solver, session.store
-    saved = None if anew else folder.latest(accept=lambda found: store.check(found.clients))
+    saved = None if start_over else folder.latest(accept=lambda found: store.check(found.clients))
     if saved is not None:
         check_last(folder.path, saved, config, solver, agreed.there)
     longer = saved is not None and LAST in saved.extra and config.rounds > saved.round
     if saved is not None and not longer:  # which may find its last round cut off half-way
         folder.check_records(saved)
-    agreed.settle(folder, saved.round if saved else 0)
+    agreed.record_agreement(folder, saved.round if saved else 0)
     if saved is not None and longer:
         progress = reopen_last(folder, saved)
     else:
@@ -182,7 +182,7 @@ def _restore(session: Session, folder: RunFolder, agreed: Agreement, anew: bool)
         _save(session)
 
 
-def _play_on(session: Session, flag: StopFlag) -> Ending:
+def _run_rounds(session: Session, flag: StopFlag) -> Ending:
     """Rounds until an end is in sight; whatever the end, what was done is safe afterwards."""
     config, saved_at = session.fed.config, time.monotonic()
     session.recorder.status("running", session.progress.round)
@@ -215,38 +215,38 @@ def _one_healthy_round(session: Session) -> None:
 def _one_round(session: Session) -> None:
     progress, fed, watch = session.progress, session.fed, Stopwatch()
     round, solver = progress.round + 1, fed.algorithm.solver
-    played = play(fed, session.state, session.store, round, watch, session.sizes)
-    session.state = played.step.state
+    result = run_round(fed, session.state, session.store, round, watch, session.sizes)
+    session.state = result.step.state
     now, otherwise = (due(fed.config, solver, round, last) for last in (round == fed.config.rounds, False))
     notes = fed.engine.notes() if now != otherwise else {}
     with watch.time("evaluate"):
         seen = observe(Trained(fed, session.state, session.store, round), now, notes)
     if now != otherwise:
-        session.last = _unless_last(session, played, seen.limited(otherwise, notes))
-    played.row.update(seen.row)
-    _advance(progress, fed.config, played, seen.evaluation)
+        session.last = _unless_last(session, result, seen.limited(otherwise, notes))
+    result.row.update(seen.row)
+    _advance(progress, fed.config, result, seen.evaluation)
     with watch.time("record"):
         for one in seen.clients:
             session.recorder.append("clients", {"round": round, **one})
         if now.snapshot:
             keep_snapshot(fed, session.state, session.recorder, round)
-        session.recorder.append("rounds", played.row)
+        session.recorder.append("rounds", result.row)
     session.recorder.append("timings", {"round": round, **watch.seconds, **peak_memory(), **_engine_notes(session)})
     if session.watcher:
-        session.watcher(RoundEvent(played.row, progress, fed.config.rounds, seen.evaluation, watch.seconds))
-    check_health(played, seen.evaluation, progress.barren, solver.target)
+        session.watcher(RoundEvent(result.row, progress, fed.config.rounds, seen.evaluation, watch.seconds))
+    check_health(result, seen.evaluation, progress.barren, solver.target)
 
 
-def _unless_last(session: Session, played: Played, seen: Seen) -> State:
+def _unless_last(session: Session, result: RoundResult, seen: Seen) -> State:
     """The last round as it would have been if others followed."""
     progress, config = replace(session.progress), session.fed.config
-    _advance(progress, config, played, seen.evaluation)
+    _advance(progress, config, result, seen.evaluation)
     try:
-        check_health(played, seen.evaluation, progress.barren, session.fed.algorithm.solver.target)
+        check_health(result, seen.evaluation, progress.barren, session.fed.algorithm.solver.target)
     except Diverged as error:
         progress.failed = str(error)
     clients = [{"round": progress.round, **one} for one in seen.clients]
-    return kept(asdict(progress), {**played.row, **seen.row}, clients)
+    return kept(asdict(progress), {**result.row, **seen.row}, clients)
 
 
 def _engine_notes(session: Session) -> dict[str, Any]:
@@ -260,8 +260,8 @@ def _engine_notes(session: Session) -> dict[str, Any]:
     return notes
 
 
-def _advance(progress: RunProgress, config: RunConfig, played: Played, evaluation: Evaluation | None) -> None:
-    row = played.row
+def _advance(progress: RunProgress, config: RunConfig, result: RoundResult, evaluation: Evaluation | None) -> None:
+    row = result.row
     progress.round = row["round"]
     progress.simulated_seconds += row["simulated_seconds"]
     progress.bytes_up += row["bytes_up"]

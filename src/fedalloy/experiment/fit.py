@@ -57,7 +57,7 @@ class RunResult:
 
     @property
     def trained(self) -> Trained:
-        """The run as it ended, for newcomers and for every client's own model."""
+        """The run as it ended, for unseen clients and for every client's own model."""
         return self.ending.trained
 
     @property
@@ -123,7 +123,7 @@ def fit(
     is safe the signal has its own effect, or goes to the handler that the caller has set for it; then the result is
     returned.
     A folder is resumed only with the run that it holds, possibly with more ``rounds``; ``allow_engine_change`` allows
-    another engine or device, ``start_over`` begins anew where no checkpoint can be used.
+    another engine or device, ``start_over`` starts over where no checkpoint can be used.
     """
     _check_order(algorithm, task)
     if folder is not None and (not isinstance(folder, str | Path) or not str(folder)):
@@ -164,8 +164,8 @@ def _settings(settings: dict[str, Any], cohort: int | float | None, task: Task) 
             raise SpecError(f"fit: unknown setting '{name}'; {nearest(name, allowed | {'cohort'})}")
     if cohort is not None and "sampling" in settings:
         raise SpecError("fit: 'cohort' and 'sampling' both say who takes part; give one of them")
-    usual = task.metrics if "metrics" not in settings else ()
-    scores = {"metrics": usual, "target_metric": usual[0]} if usual else {}
+    defaults = task.metrics if "metrics" not in settings else ()
+    scores = {"metrics": defaults, "target_metric": defaults[0]} if defaults else {}
     return {"sampling": UniformSampling(cohort), **scores, **settings}
 
 

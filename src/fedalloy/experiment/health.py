@@ -13,10 +13,10 @@ from fedalloy.core.protocols import Task
 from fedalloy.core.types import Tree
 from fedalloy.experiment.config import RunConfig
 from fedalloy.experiment.evaluate import Evaluation
-from fedalloy.experiment.round import Played
+from fedalloy.experiment.round import RoundResult
 
 _NAMES = {"params": "model", "samples": "synthetic set", "buffers": "model's running statistics (a buffer)"}
-BARREN_LIMIT = 3
+EMPTY_LIMIT = 3
 """Rounds in a row without a valid contribution after which a run counts as diverged."""
 
 
@@ -31,18 +31,18 @@ def check_able(algorithm: Algorithm, task: Task, config: RunConfig) -> None:
     algorithm.check_able(int((steps > 0).sum()), task.population)
 
 
-def check_health(played: Played, evaluation: Evaluation | None, barren: int, target: str) -> None:
+def check_health(result: RoundResult, evaluation: Evaluation | None, barren: int, target: str) -> None:
     """A model that is not finite, or a federation that sends nothing usable, has diverged."""
-    round = played.row["round"]
-    shared: dict[str, Tree] = played.step.state["shared"]
+    round = result.row["round"]
+    shared: dict[str, Tree] = result.step.state["shared"]
     for part in (target, "buffers"):
         if not _finite(shared[part]):
             what = _NAMES.get(part, part)
             raise Diverged(f"the {what} is not finite after round {round}; try a smaller step size")
-    if barren >= BARREN_LIMIT and played.row["dropped"] and not played.row["refusal"]:
+    if barren >= EMPTY_LIMIT and result.row["dropped"] and not result.row["refusal"]:
         raise Diverged(
             f"no valid contribution for {barren} rounds, up to round {round} "
-            f"({next(iter(played.row['dropped'].values()))}); try a smaller step size"
+            f"({next(iter(result.row['dropped'].values()))}); try a smaller step size"
         )
     losses = evaluation.overall if evaluation else {}
     if not math.isfinite(losses.get("loss", 0.0)):

@@ -89,7 +89,7 @@ def _sampling(task: Task, config: RunConfig, defaults: bool) -> Plain:
 
 
 def _engine(config: RunConfig) -> Plain:
-    """Which engine runs it where; patience with nodes that are somewhere else may change from sitting to sitting."""
+    """Which engine runs it where; patience with nodes that are somewhere else may change from session to session."""
     engine = config.engine
     kind = engine if isinstance(engine, str) else _registered(engine)
     fixed = (cast(type[Engine], registry.find("engine", kind)) if isinstance(engine, str) else engine).fixed_options

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from fedalloy.experiment.records.lock import sitting
+from fedalloy.experiment.records.lock import session_id
 from fedalloy.experiment.records.stop import REQUESTED, is_asked, withdraw
 
 Caught = list[signal.Signals]
@@ -51,12 +51,12 @@ class StopFlag:
     def __init__(self, folder: Path | None = None) -> None:
         self.reason: str | None = None
         self._folder = folder
-        self._sitting = sitting(folder / "lock") if folder else ""
+        self._session_id = session_id(folder / "lock") if folder else ""
         if folder:
-            withdraw(folder, unless=self._sitting)  # what lies there was meant for an earlier sitting
+            withdraw(folder, unless=self._session_id)  # what lies there was meant for an earlier session
 
     def __bool__(self) -> bool:
-        if self.reason is None and self._folder and is_asked(self._folder, self._sitting):
+        if self.reason is None and self._folder and is_asked(self._folder, self._session_id):
             self.reason = REQUESTED
         return self.reason is not None
 
@@ -76,7 +76,7 @@ def stop_when_asked(folder: Path | None = None, caught: Caught | None = None) ->
 def stop_on_signal(folder: Path | None = None, caught: Caught | None = None) -> Iterator[StopFlag]:
     """A flag that signals raise; handlers are restored afterwards, and what came is in ``caught``. Outside the main
     thread no signal raises it."""
-    flag, heard = StopFlag(folder), [] if caught is None else caught
+    flag, caught_signals = StopFlag(folder), [] if caught is None else caught
     if threading.current_thread() is not threading.main_thread():
         yield flag
         return
@@ -84,7 +84,7 @@ def stop_on_signal(folder: Path | None = None, caught: Caught | None = None) -> 
     def ask(number: int, frame: FrameType | None) -> None:
         if flag and number == signal.SIGINT:
             raise KeyboardInterrupt
-        heard.append(signal.Signals(number))
+        caught_signals.append(signal.Signals(number))
         flag.reason = f"stopped by {signal.Signals(number).name}"
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}

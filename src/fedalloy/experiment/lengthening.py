@@ -71,7 +71,7 @@ def check_length(path: Path, algorithm: Algorithm, there: int, here: int) -> Non
     if why:
         raise CheckpointError(
             f"{path} is a run of {there} rounds and cannot be made one of {here}, as its rounds depend on how many "
-            f"there are ({why}): start a new run in another folder"
+            f"there are ({why}): run again elsewhere"
         )
 
 
@@ -85,7 +85,7 @@ def check_last(path: Path, saved: Checkpoint, config: RunConfig, solver: LocalSo
     if was_last and due(config, solver, there, last=True) != due(config, solver, there, last=False):
         raise CheckpointError(
             f"{path} cannot be made longer: it was written by an earlier version, which did not keep what its last "
-            "round would have been without the evaluation at the end; start a new run in another folder"
+            "round would have been without the evaluation at the end; run again elsewhere"
         )
 
 

@@ -19,7 +19,7 @@ from fedalloy.experiment.records.environment import describe
 from fedalloy.experiment.records.folder import RunFolder
 
 CHANGES = "engine_changes"
-"""Where a folder says after which round it went on with another engine."""
+"""Where a folder says after which round it continued with another engine."""
 Recipe = Mapping[str, Any]
 
 
@@ -35,7 +35,7 @@ class ClaimedRun:
 
 @dataclass(frozen=True)
 class Consent:
-    """What is allowed when a run is taken up again: to lose what was done, to go on with another engine or device."""
+    """What is allowed when a run is resumed: to lose what was done, to continue with another engine or device."""
 
     start_over: bool = False
     engine_change: bool = False
@@ -51,7 +51,7 @@ class Agreement:
     renewed: bool
     before: Plain | None = None
 
-    def settle(self, folder: RunFolder, round: int) -> None:
+    def record_agreement(self, folder: RunFolder, round: int) -> None:
         """Write what has changed, after the checks of everything else; another engine is told with its round."""
         identity = self.identity
         if self.before is not None:
@@ -109,7 +109,7 @@ def _refusal(path: Path, stored: Recipe, found: Plain | None, claim: ClaimedRun,
     said = f"{path} holds another experiment ({', '.join(different)}); "
     if not _different(stored, found, claim, engine=True):
         return said + (
-            "to go on with another engine or device all the same, say so (allow_engine_change=True in Python, "
+            "to continue with another engine or device all the same, say so (allow_engine_change=True in Python, "
             "--allow-engine-change): what it computes may differ in the last digits, and the folder will tell"
         )
     known = f" ('fedalloy run {path} --resume')" if "task" in stored else ""  # which runs begun in Python do not tell

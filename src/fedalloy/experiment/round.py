@@ -65,21 +65,21 @@ class Federation:
 
 
 @dataclass(frozen=True)
-class Played:
+class RoundResult:
     """What a round did: the server's step, and the row that describes it."""
 
     step: ServerStep
     row: dict[str, Any]
 
 
-def play(
+def run_round(
     fed: Federation,
     state: ServerState,
     store: ClientStore,
     round: int,
     watch: Stopwatch,
     sizes: KnownSizes | None = None,
-) -> Played:
+) -> RoundResult:
     """One round; client states are put into the store and new sizes are kept, everything else is returned."""
     key, sizes = fed.root.fold("round", round), sizes or known_sizes(fed)
     with watch.time("plan"):
@@ -97,12 +97,12 @@ def play(
         outcome = _run(fed, state, states, work, ctx)
     with watch.time("server"):
         cohort = recounted(fed.algorithm, outcome.cohort, work, ctx, sizes.limits(outcome.cohort.ids))
-        cohort, late, seconds = _punctual(fed, cohort, state["shared"])
+        cohort, late, seconds = _without_stragglers(fed, cohort, state["shared"])
         absent = sorted({*absent, *outcome.failures, *(() if fed.resends else late)})
         down = _sent_down(fed, state["shared"], work, known, outcome, cohort)
         cohort = _cross(fed, state["shared"], cohort)
-        heard, limits = replace(ctx, absent=tuple(absent)), sizes.limits(cohort.ids)
-        step = server_step(fed.algorithm, state, cohort, heard, fed.config.max_norm, limits)
+        seen, limits = replace(ctx, absent=tuple(absent)), sizes.limits(cohort.ids)
+        step = server_step(fed.algorithm, state, cohort, seen, fed.config.max_norm, limits)
         sizes.learn(cohort)
     if fed.algorithm.stateful:
         with watch.time("store"):
@@ -111,7 +111,7 @@ def play(
     resent = sorted({*_silent(work), *(late if fed.resends else ())})
     row |= {"simulated_seconds": seconds, "absent": absent, "late": late, "resent": resent}
     row |= {"idle": list(step.idle), "refusal": step.refusal}
-    return Played(step, row)
+    return RoundResult(step, row)
 
 
 def known_sizes(fed: Federation) -> KnownSizes:
@@ -120,7 +120,7 @@ def known_sizes(fed: Federation) -> KnownSizes:
 
 
 def _assign(fed: Federation, round: int, key: Key) -> tuple[Work, list[int]]:
-    """The cohort's work, and who was asked but cannot be heard."""
+    """The cohort's work, and who was asked but cannot answer."""
     devices = fed.config.devices
     ids = fed.config.sampling.choose(
         fed.task, round, key.fold("sample"), lambda some: devices.available(some, key.fold("available"))
@@ -185,7 +185,9 @@ def _sent_down(
     return orders + cross_bytes(fed.algorithm, shared, cohort)
 
 
-def _punctual(fed: Federation, cohort: Contributions, shared: Shared) -> tuple[Contributions, list[int], float]:
+def _without_stragglers(
+    fed: Federation, cohort: Contributions, shared: Shared
+) -> tuple[Contributions, list[int], float]:
     """The cohort without those who missed the deadline (or with their updates zeroed), and the simulated seconds."""
     devices = fed.config.devices
     if len(cohort) == 0:

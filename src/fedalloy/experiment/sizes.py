@@ -15,7 +15,7 @@ from fedalloy.core.types import Contributions
 
 @dataclass
 class KnownSizes:
-    """One number per client of the population, NaN for those who were not heard yet; part of every checkpoint.
+    """One number per client of the population, NaN for those that have not contributed yet; part of every checkpoint.
 
     >>> from fedalloy.core.types import Cohort
     >>> sizes = KnownSizes(3)
@@ -53,7 +53,7 @@ class KnownSizes:
         self._known[cohort.ids[new]] = told[new]
 
     def to_state(self) -> dict[str, Tensor]:
-        """What a checkpoint holds: the clients that were heard, and their sizes."""
+        """What a checkpoint holds: the clients that contributed, and their sizes."""
         ids = (~self._known.isnan()).nonzero().flatten()
         return {"ids": ids, "num_examples": self._known[ids]}
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from fedalloy.core.algorithm import Algorithm, ServerState
+from fedalloy.core.capabilities import check_capabilities
 from fedalloy.core.cross import check_validation
 from fedalloy.core.engine import check_answers
 from fedalloy.core.errors import SpecError, nearest
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Task
-from fedalloy.core.roles import check_roles
 from fedalloy.core.types import Tree
 from fedalloy.experiment.config import RunConfig
 from fedalloy.experiment.health import check_able
@@ -31,8 +31,8 @@ def assemble(algorithm: Algorithm, task: Task, config: RunConfig) -> Federation:
     algorithm.check_able(config.sampling.smallest(task.population), task.population)
     engine = make_engine(config)
     task = looked_at(task, engine)
-    algorithm = algorithm.fitted(task, Key.of(config.seed))
-    check_roles(algorithm, task)
+    algorithm = algorithm.bind(task, Key.of(config.seed))
+    check_capabilities(algorithm, task)
     check_answers(engine, algorithm)
     there = at_work(task, engine, config.device)
     fed = Federation(algorithm, there, engine, config, Key.of(config.seed), told(task, algorithm))

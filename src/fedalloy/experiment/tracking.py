@@ -34,7 +34,7 @@ class TrackedRun:
     round: int = 0
 
     def recall(self, tracker: str) -> str | None:
-        """The id under which a tracker knows this run from an earlier sitting."""
+        """The id under which a tracker knows this run from an earlier session."""
         return self._known().get(tracker)
 
     def remember(self, tracker: str, run: str) -> None:

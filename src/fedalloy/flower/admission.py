@@ -40,14 +40,14 @@ def admit(place: ServerPlace, cli: FlwrCli) -> dict[str, str]:
     """Let in exactly the nodes whose public keys lie in the server's folder; the number of each by name."""
     wanted = keys(place)
     found = entries(place)
-    stays = {one.name: one.number for one in found if one.status != _GONE and wanted.get(one.name) == one.key}
+    kept = {one.name: one.number for one in found if one.status != _GONE and wanted.get(one.name) == one.key}
     for one in found:
-        if one.status != _GONE and stays.get(one.name) != one.number:
+        if one.status != _GONE and kept.get(one.name) != one.number:
             cli.ask("supernode", "unregister", one.number, CONNECTION)
     _write_seats(place, wanted)
     for left in (place.folder / "nodes").glob("*.id"):  # of earlier versions, which believed them
         left.unlink()
-    return {name: stays.get(name) or _register(place, cli, name, key) for name, key in wanted.items()}
+    return {name: kept.get(name) or _register(place, cli, name, key) for name, key in wanted.items()}
 
 
 def keys(place: ServerPlace) -> dict[str, bytes]:
@@ -95,7 +95,7 @@ def read_seats(file: Path | None = None) -> Sequence[Seat] | None:
         found = json.loads(named.read_text(encoding="utf-8"))
         return tuple(Seat(str(one["name"]), str(one["key"])) for one in found)
     except (ValueError, KeyError, TypeError) as error:
-        raise SpecError(f"{named} cannot be read ({error}); 'fedalloy flower admit' writes it anew") from None
+        raise SpecError(f"{named} cannot be read ({error}); 'fedalloy flower admit' writes it again") from None
 
 
 def _write_seats(place: ServerPlace, wanted: Mapping[str, bytes]) -> None:

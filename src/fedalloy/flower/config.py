@@ -8,9 +8,9 @@ A node's keys stand in the ``--node-config`` of its SuperNode (or in a ``.toml``
 | ``fedalloy-data`` | its data: a folder, or a function ``package.module:function``; ``recipe`` (for trials): what the
   recipe's own data give this client |
 | ``fedalloy-store`` | a folder of its own, for what it keeps between rounds and a list of all it has sent |
-| ``fedalloy-policy`` | a file that says what is never sent (:mod:`fedalloy.flower.node.policy`); left out: nothing |
-| ``fedalloy-device`` | a torch device; left out: ``cpu`` |
-| ``fedalloy-threads`` | threads of torch; left out: torch's choice |
+| ``fedalloy-policy`` | a file that says what is never sent (:mod:`fedalloy.flower.node.policy`); default: nothing |
+| ``fedalloy-device`` | a torch device; default: ``cpu`` |
+| ``fedalloy-threads`` | threads of torch; default: torch's choice |
 
 A run's keys stand in the bundle with their defaults (:data:`RUN_DEFAULTS`) and are set by ``flwr run -c``; the files
 they name are on the server's machine. Everything else about a run is in its recipe: ``[engine] kind = "flower"`` holds

@@ -13,8 +13,8 @@ from typing import Any
 from fedalloy.core.types import Payload
 from fedalloy.flower.node_registry import Node, NodeRegistry, connected
 from fedalloy.flower.protocol.header import LeavesLost, Malformed, Refused, Unwell, signed
-from fedalloy.flower.protocol.letters import Letter, sizes
 from fedalloy.flower.protocol.replies import Reply, read_reply
+from fedalloy.flower.protocol.tensor_messages import TensorMessage, sizes
 from fedalloy.flower.transport import Answer, Transport
 
 
@@ -35,7 +35,7 @@ class Connection:
     sent: int = 0
 
     def ask(
-        self, orders: Mapping[int, Letter], message_type: str, group: str, problems: dict[int, str],
+        self, orders: Mapping[int, TensorMessage], message_type: str, group: str, problems: dict[int, str],
         full: Payload | None = None,
     ) -> dict[int, Answer]:  # fmt: skip
         """The answers of those clients whose nodes gave one; all others are in ``problems``. A node that has lost the
@@ -44,7 +44,7 @@ class Connection:
         lost = [client for client, answer in answers.items() if full is not None and self._lost_leaves(answer)]
         if full is None or not lost:
             return answers
-        again = {client: Letter(orders[client].header, full) for client in lost}
+        again = {client: TensorMessage(orders[client].header, full) for client in lost}
         kept = {client: answer for client, answer in answers.items() if client not in again}
         return kept | self._ask(again, message_type, group, problems)
 
@@ -54,22 +54,22 @@ class Connection:
         return read_reply(answer.content, self.max_bytes, full=full)
 
     def _ask(
-        self, orders: Mapping[int, Letter], message_type: str, group: str, problems: dict[int, str]
+        self, orders: Mapping[int, TensorMessage], message_type: str, group: str, problems: dict[int, str]
     ) -> dict[int, Answer]:
         there = self._present()
         problems |= {client: self.registry.absence(client) for client in orders if client not in there}
         clients = {there[client].number: client for client in orders if client in there}
-        letters = {node: self._addressed(client, orders[client]) for node, client in clients.items()}
-        self.sent += sum(sum(sizes(letter.parts).values()) for letter in letters.values())
-        found = self.transport.ask(letters, message_type, group, self.deadline) if letters else {}
+        messages = {node: self._addressed(client, orders[client]) for node, client in clients.items()}
+        self.sent += sum(sum(sizes(message.parts).values()) for message in messages.values())
+        found = self.transport.ask(messages, message_type, group, self.deadline) if messages else {}
         problems |= {clients[node]: answer.problem for node, answer in found.items() if answer.content is None}
         return {clients[node]: answer for node, answer in found.items() if answer.content is not None}
 
-    def _addressed(self, client: int, order: Letter) -> Letter:
+    def _addressed(self, client: int, order: TensorMessage) -> TensorMessage:
         """An order with everything that nodes want to know of it."""
         self.serial += 1
         who = {"serial": self.serial, "client": self.registry.names[client], "id": client}
-        return Letter({**self.header, **who, **order.header}, order.parts)
+        return TensorMessage({**self.header, **who, **order.header}, order.parts)
 
     def _lost_leaves(self, answer: Answer) -> bool:
         try:
@@ -85,8 +85,8 @@ class Connection:
         self.registry.refresh()
         nodes = connected(self.transport.grid)
         strangers = {node.number: node for node in self.registry.strangers(nodes)}
-        letters = dict.fromkeys(strangers, Letter(signed(kind="hello")))
-        answers = self.transport.ask(letters, "query", "hello", self.deadline) if letters else {}
+        messages = dict.fromkeys(strangers, TensorMessage(signed(kind="hello")))
+        answers = self.transport.ask(messages, "query", "hello", self.deadline) if messages else {}
         for number, answer in answers.items():
             self._introduce(strangers[number], answer)
         return self.registry.present(nodes)

@@ -1,7 +1,7 @@
 """The engine of real federations: a client's round is an order to its node, which runs the same ``run_client``.
 
 Nodes keep their data and their states. The server holds the round in which the state that counts was made; the node
-keeps the states before and after its last round, so that a round that is played again starts from the former.
+keeps the states before and after its last round, so that a round that is run again starts from the former.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from fedalloy.flower.payloads import (
     unpacked,
 )
 from fedalloy.flower.protocol.header import Malformed, Refused
-from fedalloy.flower.protocol.letters import Letter, sizes
 from fedalloy.flower.protocol.replies import Reply
+from fedalloy.flower.protocol.tensor_messages import TensorMessage, sizes
 from fedalloy.flower.remote_task import RemoteTask, remote_task
 from fedalloy.flower.transport import Answer
 
@@ -62,7 +62,7 @@ class Flower(Engine):
 
     data_at_hand: ClassVar[bool] = False
     clients_keep_states: ClassVar[bool] = True
-    fixed_options: ClassVar[bool] = False  # patience with nodes may change from sitting to sitting
+    fixed_options: ClassVar[bool] = False  # patience with nodes may change from session to session
     deadline: float = 600.0
     minimum: int = 1
     wait: float = 3600.0
@@ -115,7 +115,7 @@ class Flower(Engine):
         """Everybody's model to everybody who contributed; NaN where a node does not answer."""
         clients = cohort.ids.tolist()
         head, parts = {"kind": "cross", "algorithm": told_algorithm(algorithm)}, tried(algorithm, shared, cohort)
-        orders = {client: Letter(head, parts) for client in clients}
+        orders = {client: TensorMessage(head, parts) for client in clients}
         problems: dict[int, str] = {}
         cross = torch.full((len(clients), len(clients)), torch.nan, dtype=torch.float64)
         for client, answer in self._connected.ask(orders, "evaluate", "cross", problems).items():
@@ -142,7 +142,7 @@ class Flower(Engine):
         head |= {"models": list(models), "on_lag": "continue"}
         full, rest = (scored(algorithm, shared, models, known=known) for known in (False, True))
         rounds = {client: _round_of(states[client]) for client in ids.tolist()}
-        orders = {client: Letter({**head, "state": at}, rest if at else full) for client, at in rounds.items()}
+        orders = {client: TensorMessage({**head, "state": at}, rest if at else full) for client, at in rounds.items()}
         found = torch.full((len(models), len(metrics), len(ids)), torch.nan, dtype=torch.float64)
         problems: dict[int, str] = {}
         for client, answer in self._connected.ask(orders, "evaluate", "evaluate", problems, full).items():
@@ -169,14 +169,16 @@ class Flower(Engine):
             )
         return self._connection
 
-    def _order(self, algorithm: Algorithm, state: State, work: Work, ctx: Context, row: int, shared: Shared) -> Letter:
+    def _order(
+        self, algorithm: Algorithm, state: State, work: Work, ctx: Context, row: int, shared: Shared
+    ) -> TensorMessage:
         """One client's share of a round."""
         head = {
             "kind": "train", "algorithm": told_algorithm(algorithm), "state": _round_of(state),
             "on_lag": self.on_lag, "epochs": int(work.epochs[row]), "active": bool(work.active[row]),
             "round": ctx.round, "rounds": ctx.rounds, "key": int(ctx.key.state), "local_lr": ctx.local_lr,
         }  # fmt: skip
-        return Letter(head, trained_on(algorithm, shared, known=_round_of(state) > 0))
+        return TensorMessage(head, trained_on(algorithm, shared, known=_round_of(state) > 0))
 
     def _contribution(
         self, client: int, answer: Answer, algorithm: Algorithm, shared: Shared, needed: frozenset[str], ctx: Context
@@ -184,10 +186,10 @@ class Flower(Engine):
         """A node's answer as a contribution, checked before a tensor is made; norms are noted here, not by the node."""
         sketch = self._connected.opened(answer)
         check_sketch(sketch.parts, algorithm, shared)
-        stats, letter = _stats(sketch.head.stats, needed), self._connected.opened(answer, full=True)
-        payload = unpacked(letter.parts, algorithm, shared)
-        stats["bytes_up"] = float(sum(sizes(letter.parts).values()))
-        self._note_sent(client, letter, dict.fromkeys(sketch.head.stats or (), 1))
+        stats, message = _stats(sketch.head.stats, needed), self._connected.opened(answer, full=True)
+        payload = unpacked(message.parts, algorithm, shared)
+        stats["bytes_up"] = float(sum(sizes(message.parts).values()))
+        self._note_sent(client, message, dict.fromkeys(sketch.head.stats or (), 1))
         if sketch.head.lag:
             self._note("lagging", {client: f"{sketch.head.lag:.300}"})
         return Contribution(payload, stats, {}, Notes.alone(payload, exact=algorithm.exact_norms))

@@ -126,7 +126,7 @@ class SubmittedRun:
 
 
 def write_connection(place: ServerPlace) -> None:
-    """Tell ``flwr`` where the server is; written anew each time, since a port may have changed."""
+    """Tell ``flwr`` where the server is; written again each time, since a port may have changed."""
     lines = ["[superlink]", f'default = "{CONNECTION}"', f"[superlink.{CONNECTION}]"]
     lines += [f'address = "{place.local_address}"']
     lines += [f'root-certificates = "{place.files.ca_certificate}"'] if place.secure else ["insecure = true"]
@@ -136,7 +136,7 @@ def write_connection(place: ServerPlace) -> None:
 
 def _last_object(text: str) -> dict[str, Any]:
     """The JSON object at the end of what a command wrote."""
-    for position in (index for index, letter in enumerate(text) if letter == "{"):
+    for position in (index for index, message in enumerate(text) if message == "{"):
         with contextlib.suppress(ValueError):
             found = json.loads(text[position:])
             return found if isinstance(found, dict) else {}

@@ -54,7 +54,7 @@ def check_usable(algorithm: Algorithm) -> None:
     solver, name = algorithm.solver, type(algorithm.solver).__name__
     reasons = {
         f"solver '{name}' exchanges {', '.join(sorted(solver.parts))}": set(solver.parts) != {"delta"},
-        f"solver '{name}' keeps something at the clients": solver.stateful or bool(aspects.stays(solver)),
+        f"solver '{name}' keeps something at the clients": solver.stateful or bool(aspects.local_leaves(solver)),
         "its wire works at the clients": bool(algorithm.wire),
         "it tries the clients' models on each other": "cross_score" in algorithm.weighting.requires,
     }

@@ -107,7 +107,7 @@ class LocalFederation:
         self.node_ids = admit(self.server, self.cli)
 
     def start_node(self, name: str) -> None:
-        """Start one node, and return when the server has heard of it. After a kill the server believes for up to a
+        """Start one node, and return when the server knows it. After a kill the server believes for up to a
         minute that the old one is still there, and refuses a second one with the same key: that is waited for."""
         if self.server.secure:
             noticed = f"the silence of {name} was noticed"
@@ -127,7 +127,7 @@ class LocalFederation:
         self._stop_server()
 
     def wait_online(self, *names: str) -> None:
-        """Return when the server has heard of these nodes."""
+        """Return when the server knows these nodes."""
         needed = [self.programs[name] for name in ("server", *names)]
         wait_until(lambda: self._online(names), f"{', '.join(names)} went online", self.startup, needed, ASK)
 
@@ -153,7 +153,7 @@ class LocalFederation:
         return self.server.folder / RUNNING
 
     def _sweep(self) -> None:
-        """Begin with nothing left over: neither programs of a sitting that was killed, nor its server's memory, which
+        """Begin with nothing left over: neither programs of a session that was killed, nor its server's memory, which
         would take those programs for present. Who a node is does not depend on it."""
         if self.running_file.exists():
             known = json.loads(self.running_file.read_text(encoding="utf-8"))

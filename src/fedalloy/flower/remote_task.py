@@ -10,19 +10,19 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from fedalloy.core.algorithm import facts_of
+from fedalloy.core.algorithm import data_spec_of
 from fedalloy.core.errors import DataError, SpecError
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import DataPart, Objective, Task
 from fedalloy.core.spec import from_spec
-from fedalloy.core.types import Block, Facts
+from fedalloy.core.types import Block, DataSpec
 from fedalloy.experiment.recipe import Recipe
 from fedalloy.experiment.recipe.resolving import task_of
 from fedalloy.flower.node.data import check_nameable
 from fedalloy.flower.protocol.header import Refused
 from fedalloy.flower.protocol.orders import RuleSpec, check_task
 from fedalloy.tasks.assembly import make_objective
-from fedalloy.tasks.datasets.base import usual_of
+from fedalloy.tasks.datasets.base import defaults_of
 from fedalloy.tasks.datasets.nodes import OnNodes
 
 
@@ -33,7 +33,7 @@ class RemoteTask(Task):
     objective: Objective
     names: tuple[str, ...]
     spec: dict[str, Any]
-    known: Facts
+    known: DataSpec
 
     @property
     def population(self) -> int:
@@ -51,7 +51,7 @@ class RemoteTask(Task):
         """What tells this task from another, as far as the server knows."""
         return {"names": list(self.names), "spec": self.spec}
 
-    def facts(self) -> Facts:
+    def data_spec(self) -> DataSpec:
         """The form of the data, for methods that make samples."""
         return self.known
 
@@ -78,9 +78,9 @@ def remote_task(recipe: Recipe) -> RemoteTask:
     return RemoteTask(objective, names, spec, _declared(loader, objective.dtype))
 
 
-def _declared(loader: OnNodes, dtype: torch.dtype) -> Facts:
+def _declared(loader: OnNodes, dtype: torch.dtype) -> DataSpec:
     """What the recipe says about the data; between which values they lie is known to their nodes alone."""
-    return Facts(loader.shape, dtype, max(1, loader.classes), math.inf, -math.inf, bounds=loader.bounds)
+    return DataSpec(loader.shape, dtype, max(1, loader.classes), math.inf, -math.inf, bounds=loader.bounds)
 
 
 def _nodes(recipe: Recipe) -> OnNodes | None:
@@ -97,7 +97,7 @@ def _trial(recipe: Recipe) -> RemoteTask:
     shape = tuple(task.train.x.shape[1:])
     names = task.names or tuple(str(number) for number in range(task.population))
     classes = int(task.manifest.class_counts.shape[1])
-    known = facts_of(task, Key.of(0))
+    known = data_spec_of(task, Key.of(0))
     spec = _spec(recipe, shape, classes, task.bounds, _trial_spec(recipe))
     return RemoteTask(task.objective, names[: task.population], spec, known)
 
@@ -123,22 +123,22 @@ def _spec(
 ) -> dict[str, Any]:
     """What nodes need to know to make the same model and to split their data in the same way; what they would not
     understand is refused here, before anything is sent."""
-    table, usual = recipe.task, usual_of(recipe.task.dataset)
+    table, defaults = recipe.task, defaults_of(recipe.task.dataset)
     if table.synthetic is not None:
         raise SpecError(
             "task.synthetic is a file on this machine, and nodes take no files from a server: leave it out, or put the "
             "samples into the data of the nodes"
         )
-    model = usual.model if table.model is None else table.model
+    model = defaults.model if table.model is None else table.model
     spec = {
         "shape": list(shape),
         "classes": classes,
         "bounds": None if bounds is None else list(bounds),
         "model": model,
-        "loss": table.loss or usual.loss,
+        "loss": table.loss or defaults.loss,
         "dtype": table.dtype,
         "trainable": list(table.trainable),
-        "standardise": table.standardise or usual.standardise,
+        "standardise": table.standardise or defaults.standardise,
         "test_fraction": table.test_fraction,
         "valid_fraction": table.valid_fraction,
         "seed": recipe.run.seeds[0],

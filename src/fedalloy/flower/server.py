@@ -55,18 +55,18 @@ def run_federation(
 
 
 def _sit(config: ServerConfig, transport: Transport, tell: Say, seats: Callable[[], Sequence[Seat]] | None) -> Ending:
-    """One sitting of a run."""
+    """One session of a run."""
     experiment = _experiment(config)
     task = remote_task(parse(experiment.resolved))
-    sitting = Sitting.open(config.folder)
+    session = ServerSession.open(config.folder)
     engine: Flower = build(Flower, experiment.config.engine_options, "engine 'flower'")
     keeper = Bindings(config.bindings or config.folder / "bindings.json")
     registry = NodeRegistry(task.names, keeper.read(), keeper.write, seats=seats)
-    engine.attach(Connection(transport, registry, _header(experiment, task, sitting), tell))
+    engine.attach(Connection(transport, registry, _header(experiment, task, session), tell))
     # A node keeps the states before and after its last round: the server must never fall back further than that.
     settings = replace(experiment.config, engine=engine, engine_options={}, checkpoint_every=0.0)
-    verb = "begins" if sitting.number == 1 else f"goes on (sitting {sitting.number})"
-    tell(f"run {sitting.run} {verb} in {config.folder.resolve()} with the clients {', '.join(task.names)}")
+    verb = "begins" if session.number == 1 else f"continues (session {session.number})"
+    tell(f"run {session.run} {verb} in {config.folder.resolve()} with the clients {', '.join(task.names)}")
     ending, _ = run(
         experiment.algorithm,
         task,
@@ -81,23 +81,23 @@ def _sit(config: ServerConfig, transport: Transport, tell: Say, seats: Callable[
 
 
 @dataclass(frozen=True)
-class Sitting:
-    """How often a run was taken up: nodes refuse what an earlier sitting may still have under way."""
+class ServerSession:
+    """How often a run was taken up: nodes refuse what an earlier session may still have under way."""
 
     run: str
     number: int
 
     @staticmethod
-    def open(folder: Path) -> Sitting:
-        """The next sitting of the run in a folder."""
+    def open(folder: Path) -> ServerSession:
+        """The next session of the run in a folder."""
         file = folder / "federation.json"
         folder.mkdir(parents=True, exist_ok=True)
         known: dict[str, Any] = {"run": uuid.uuid4().hex, "sitting": 0}
         if file.exists():
             known = json.loads(file.read_text(encoding="utf-8"))
-        sitting = Sitting(known["run"], known["sitting"] + 1)
-        atomic.write_text(file, json.dumps({"run": sitting.run, "sitting": sitting.number}) + "\n")
-        return sitting
+        session = ServerSession(known["run"], known["sitting"] + 1)
+        atomic.write_text(file, json.dumps({"run": session.run, "sitting": session.number}) + "\n")
+        return session
 
 
 @dataclass(frozen=True)
@@ -134,11 +134,11 @@ def _with_engine(recipe: Recipe) -> Recipe:
     return parse({**recipe.model_dump(exclude_none=True), "engine": engine})
 
 
-def _header(experiment: Experiment, task: RemoteTask, sitting: Sitting) -> dict[str, Any]:
+def _header(experiment: Experiment, task: RemoteTask, session: ServerSession) -> dict[str, Any]:
     """What every order of a run says."""
     return signed(
-        run=sitting.run,
-        sitting=sitting.number,
+        run=session.run,
+        sitting=session.number,
         seed=experiment.config.seed,
         population=task.population,
         task=task.spec,

@@ -112,7 +112,7 @@ class Strategy(flwr.serverapp.strategy.Strategy):
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """One row per round of this sitting: who counted, with which weight, who was left out and why."""
+        """One row per round of this session: who counted, with which weight, who was left out and why."""
         return self._ledger.rows
 
     def summary(self) -> None:
@@ -202,7 +202,7 @@ class Strategy(flwr.serverapp.strategy.Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Evaluate | None = None,
     ) -> Result:
-        """All rounds, as Flower's own ``start`` plays them; with a folder, from the first that is not finished yet."""
+        """All rounds, as Flower's own ``start`` runs them; with a folder, from the first that is not finished yet."""
         self.summary()
         with self._opened() as (self._ledger, saved):
             result, arrays, done = self._restore(saved, initial_arrays)
@@ -211,13 +211,13 @@ class Strategy(flwr.serverapp.strategy.Strategy):
             for round in range(done + 1, num_rounds + 1):
                 begun = time.monotonic()
                 configs = (train_config or ConfigRecord(), evaluate_config or ConfigRecord())
-                arrays = self._play(grid, round, arrays, configs, timeout, result, evaluate_fn)
+                arrays = self._run_round(grid, round, arrays, configs, timeout, result, evaluate_fn)
                 _log.info("[ROUND %d/%d] %.2f s", round, num_rounds, time.monotonic() - begun)
             self._ledger.close("finished", max(done, num_rounds))
         result.arrays = arrays
         return result
 
-    def _play(
+    def _run_round(
         self, grid: Grid, round: int, arrays: ArrayRecord, configs: tuple[ConfigRecord, ConfigRecord], timeout: float,
         result: Result, evaluate_fn: Evaluate | None,
     ) -> ArrayRecord:  # fmt: skip

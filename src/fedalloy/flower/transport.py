@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedalloy.core.errors import FedalloyError
-from fedalloy.flower.protocol.letters import Letter, pack
+from fedalloy.flower.protocol.tensor_messages import TensorMessage, pack
 
 if TYPE_CHECKING:
     from flwr.app import Message, RecordDict
@@ -55,14 +55,16 @@ class Transport:
     sleep: Callable[[float], None] = time.sleep
     gaps: tuple[float, float] = (0.15, 0.5)
 
-    def ask(self, letters: Mapping[int, Letter], message_type: str, group: str, seconds: float) -> dict[int, Answer]:
-        """One letter to each node; an answer from each within so many seconds, or the reason why not."""
+    def ask(
+        self, tensor_messages: Mapping[int, TensorMessage], message_type: str, group: str, seconds: float
+    ) -> dict[int, Answer]:
+        """One message to each node; an answer from each within so many seconds, or the reason why not."""
         from flwr.app import Message
 
         # A message does not outlive its deadline by much.
         messages = [
-            Message(pack(letter), node, message_type, ttl=seconds + _CLOCKS_DIFFER, group_id=group)
-            for node, letter in letters.items()
+            Message(pack(tensor_message), node, message_type, ttl=seconds + _CLOCKS_DIFFER, group_id=group)
+            for node, tensor_message in tensor_messages.items()
         ]
         return attribute(messages, self.exchange(messages, seconds), f"no answer within {seconds:g} s")
 
@@ -91,7 +93,7 @@ class Transport:
         return sent, [_failed(message, _UNSENT) for message in lost]
 
 
-def attribute(sent: Sequence[Message], replies: Iterable[Message], silence: str) -> dict[int, Answer]:
+def attribute(sent: Sequence[Message], replies: Iterable[Message], unanswered: str) -> dict[int, Answer]:
     """The answer of every node that was asked; ``silence`` is said of those that gave none.
 
     By the message that a reply answers: the sender that it names is not to be trusted, and an error may come from the
@@ -103,7 +105,7 @@ def attribute(sent: Sequence[Message], replies: Iterable[Message], silence: str)
         node = asked.get(reply.metadata.reply_to_message_id)
         if node is not None:
             answers.setdefault(node, _answer(reply))
-    return {node: answers.get(node, Answer(None, silence)) for node in asked.values()}
+    return {node: answers.get(node, Answer(None, unanswered)) for node in asked.values()}
 
 
 def check_sent(replies: Sequence[Message]) -> None:

@@ -14,7 +14,7 @@ from fedalloy.flower.bundle import write_bundle
 from fedalloy.flower.config import ServerConfig
 from fedalloy.flower.flwr_cli import FlwrCli, SubmittedRun
 from fedalloy.flower.local import LocalFederation
-from fedalloy.flower.scaffold import FederationPlan, numbered, write_federation
+from fedalloy.flower.project_templates import FederationPlan, numbered, write_federation
 
 Say = Callable[[str], None]
 MOST_NODES = 32

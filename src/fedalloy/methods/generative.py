@@ -35,10 +35,10 @@ def fedevg(
     """Labelled synthetic samples from energies and their gradients (Hahn's thesis). They lie in ``[low, high]``, or in
     the bounds declared for the data. ``start``, ``end`` and ``noise`` are the server's steps and noise, ``local_step``
     and ``local_noise`` those of the clients' chains."""
-    usual = {"optimizer": "adam", "lr": 1e-3, "betas": (0.5, 0.999), "weight_decay": 1e-4, "batch_size": 64}
+    defaults = {"optimizer": "adam", "lr": 1e-3, "betas": (0.5, 0.999), "weight_decay": 1e-4, "batch_size": 64}
     solver = Energy(
         per_class, synthetic, langevin, local_step, local_noise, bound, low, high, iterations,
-        **{**usual, "decay": 0.9, "decay_every": 50, **local},
+        **{**defaults, "decay": 0.9, "decay_every": 50, **local},
     )  # fmt: skip
     return Algorithm(solver, Energies(), Langevin(start, end, noise, schedule, low, high))
 

@@ -35,17 +35,17 @@ from fedalloy.methods.weightings import mirror
 from fedalloy.methods.weightings.aaggff_d import AaggffD
 from fedalloy.methods.weightings.aaggff_s import AaggffS
 from fedalloy.methods.weightings.afl import Afl
-from fedalloy.methods.weightings.angles import Angles
 from fedalloy.methods.weightings.boosting import Boosting
 from fedalloy.methods.weightings.cdf import Cdf, CdfName
-from fedalloy.methods.weightings.information import Information
+from fedalloy.methods.weightings.ewwa import Ewwa
+from fedalloy.methods.weightings.fedadp import Angles
+from fedalloy.methods.weightings.fedfa import Information
 from fedalloy.methods.weightings.krum import Krum, MultiKrum
 from fedalloy.methods.weightings.mgda import FedMgda
-from fedalloy.methods.weightings.middle import Median, TrimmedMean
 from fedalloy.methods.weightings.mirror import Prior
-from fedalloy.methods.weightings.moments import Ewwa
 from fedalloy.methods.weightings.nova import Nova
 from fedalloy.methods.weightings.qfedavg import QFedAvg
+from fedalloy.methods.weightings.robust import Median, TrimmedMean
 from fedalloy.methods.weightings.samples import Samples
 from fedalloy.methods.weightings.uniform import Uniform
 from fedalloy.methods.wires.scaled_sign import ScaledSign

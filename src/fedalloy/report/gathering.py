@@ -1,16 +1,16 @@
-"""The old place of :mod:`fedalloy.results.stories`; goes with the next version."""
+"""The old place of :mod:`fedalloy.results.summaries`; goes with the next version."""
 
 from __future__ import annotations
 
 import warnings
 from typing import Any
 
-from fedalloy.results import stories
+from fedalloy.results import summaries
 
 
 def __getattr__(name: str) -> Any:
-    if name.startswith("_") or not hasattr(stories, name):
+    if name.startswith("_") or not hasattr(summaries, name):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    said = f"fedalloy.report.gathering is now fedalloy.results.stories: import {name} from there"
+    said = f"fedalloy.report.gathering is now fedalloy.results.summaries: import {name} from there"
     warnings.warn(said, DeprecationWarning, stacklevel=2)
-    return getattr(stories, name)
+    return getattr(summaries, name)

@@ -11,12 +11,12 @@ from typing import Any
 
 from fedalloy.experiment.records import atomic
 from fedalloy.report import assets, data, sections, words
-from fedalloy.report.folio import Folio
+from fedalloy.report.context import ReportContext
 from fedalloy.report.markup import plain_json
-from fedalloy.results.stories import Story, gather, tunings
+from fedalloy.results.summaries import RunSummary, gather, tunings
 from fedalloy.tasks.metrics.direction import best
 
-PARTS: dict[str, Callable[[Folio], str]] = {
+PARTS: dict[str, Callable[[ReportContext], str]] = {
     "Run": sections.what,
     "Results": sections.results,
     "Curves": sections.curves,
@@ -67,20 +67,20 @@ _PLACE = re.compile(r'<section id="([\w-]+)"')
 
 def write_page(places: Sequence[Path], output: Path) -> int:
     """Write the page about the runs in some folders; returns how many there were."""
-    stories = gather(places)
+    summaries = gather(places)
     output.parent.mkdir(parents=True, exist_ok=True)
-    atomic.write_text(output, page(stories, tunings(places)))
-    return len(stories)
+    atomic.write_text(output, page(summaries, tunings(places)))
+    return len(summaries)
 
 
-def page(stories: Sequence[Story], tried: Sequence[dict[str, Any]] = ()) -> str:
+def page(summaries: Sequence[RunSummary], tried: Sequence[dict[str, Any]] = ()) -> str:
     """The page as text."""
-    folio = Folio(stories, tried)
-    parts = {short: made for short, section in PARTS.items() if (made := section(folio))}
+    context = ReportContext(summaries, tried)
+    parts = {short: made for short, section in PARTS.items() if (made := section(context))}
     links = "".join(_link(short, made) for short, made in parts.items())
     return PAGE.substitute(
-        policy=POLICY, title=escape(words.title(stories)), style=assets.style(), links=links, facts=_facts(folio),
-        body="\n".join(parts.values()), data=plain_json(folio.to_json()), script=assets.script(),
+        policy=POLICY, title=escape(words.title(summaries)), style=assets.style(), links=links, facts=_facts(context),
+        body="\n".join(parts.values()), data=plain_json(context.to_json()), script=assets.script(),
     )  # fmt: skip
 
 
@@ -89,18 +89,18 @@ def _link(short: str, section: str) -> str:
     return f'<a href="#{found[1]}">{short}</a>' if found else ""
 
 
-def _facts(folio: Folio) -> str:
+def _facts(context: ReportContext) -> str:
     """The few numbers that people look for first."""
-    rows, outcome = data.result_rows(folio.stories), folio.stories[0].outcome
+    rows, outcome = data.result_rows(context.summaries), context.summaries[0].outcome
     higher = outcome.higher_is_better
-    done = sum(story.outcome.finished for story in folio.stories)
+    done = sum(summary.outcome.finished for summary in context.summaries)
     facts = [
         _leader(f"Best mean {outcome.metric}", rows, "mean", higher),
         _leader("Best for the worst 10\u00a0%", rows, "worst_served", higher),
         _leader(f"Fewest rounds to {outcome.target:g}", rows, "rounds_to_target", False, 1)
         if outcome.target is not None
         else "",
-        _fact("Runs", f"{done} of {len(folio.stories)}", "finished"),
+        _fact("Runs", f"{done} of {len(context.summaries)}", "finished"),
     ]
     return f'<dl class="facts">{"".join(facts)}</dl>'
 

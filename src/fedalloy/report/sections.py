@@ -1,4 +1,4 @@
-"""The sections of a report, each a pure function from a folio (stories and charts) to HTML: what came out, and how."""
+"""The sections of a report: pure functions from a report context (run summaries and charts) to HTML."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from fedalloy.report import data, words
-from fedalloy.report.folio import Folio
+from fedalloy.report.context import ReportContext
 from fedalloy.report.markup import (
     Cell,
     code,
@@ -30,7 +30,8 @@ from fedalloy.tasks.metrics.direction import better
 
 PARTICIPATION = {
     "contributions": "contributions", "per_client": "per client", "fewest": "fewest", "most": "most",
-    "never": "never heard", "absent": "absent", "late": "late", "refused": "refused", "empty_rounds": "empty rounds",
+    "never": "never took part", "absent": "absent", "late": "late", "refused": "refused",
+    "empty_rounds": "empty rounds",
 }  # fmt: skip
 COST = {"megabytes_up": "MB up", "megabytes_down": "MB down", "simulated_seconds": "simulated s",
         "wall_seconds": "real s", "seconds_per_round": "s per round", "memory": "peak MB",
@@ -39,63 +40,63 @@ VERSIONS = ("fedalloy", "python", "torch", "numpy", "safetensors", "system", "ma
             "threads", "device", "device_name")  # fmt: skip
 
 
-def what(folio: Folio) -> str:
+def what(context: ReportContext) -> str:
     """Plain words, then the recipe."""
-    said = "".join(paragraph(sentence, "lead" if place == 0 else "") for place, sentence in enumerate(folio.words))
-    paths, rows = words.differences(folio.stories)
+    said = "".join(paragraph(sentence, "lead" if place == 0 else "") for place, sentence in enumerate(context.words))
+    paths, rows = words.differences(context.summaries)
     if paths and len(rows) > 1:
         head = ["algorithm", *(".".join(path).removeprefix("algorithm.") for path in paths)]
-        body = [[named(name, folio.styles), *(text(value) for value in values)] for name, values in rows]
+        body = [[named(name, context.styles), *(text(value) for value in values)] for name, values in rows]
         said += paragraph("What differs between them:", "soft") + table("Settings that differ", head, body)
-    return section("what", "What was run", said, details("The recipe they share", code(folio.recipe)))
+    return section("what", "What was run", said, details("The recipe they share", code(context.recipe)))
 
 
-def results(folio: Folio) -> str:
+def results(context: ReportContext) -> str:
     """Mean and spread over seeds, and the paired difference to the first algorithm."""
-    rows, first = data.result_rows(folio.stories), folio.stories[0].outcome
+    rows, first = data.result_rows(context.summaries), context.summaries[0].outcome
     head = ["algorithm", f"mean {first.metric}", "worst 10 %", "Gini"]
     head += [f"rounds to {first.target:g}"] if first.target is not None else []
     head += [f"difference to {rows[0]['name']}"] if len(rows) > 1 else []
-    leaders = _leaders(folio)
-    body = [_result(row, folio, leaders) for row in rows]
+    leaders = _leaders(context)
+    body = [_result(row, context, leaders) for row in rows]
     note = "Mean ± standard deviation over seeds; the best of each column is bold."
     if len(rows) > 1:
         note += f" Differences are paired: each seed's run against the same seed's run of {rows[0]['name']}; coloured "
         note += "where the mean is further from zero than one deviation."
     made = table("Results", [*head, "seeds"], body)
-    return section("results", "Results", made, paragraph(note, "soft"), _trouble(folio))
+    return section("results", "Results", made, paragraph(note, "soft"), _trouble(context))
 
 
-def curves(folio: Folio) -> str:
+def curves(context: ReportContext) -> str:
     """Metrics against rounds, bytes or simulated time."""
     title = "Over time"
-    if "curves" not in folio.charts:
+    if "curves" not in context.charts:
         nothing = "Nothing was evaluated yet. Runs evaluate every evaluate.every rounds and at the end."
         return section("curves", title, empty(nothing))
-    metrics = folio.charts["curves"]["metrics"]
+    metrics = context.charts["curves"]["metrics"]
     starts = [{"metric": metrics[0], "statistic": "mean"}]
-    if folio.stories[0].direction(metrics[0]) is not None:
+    if context.summaries[0].direction(metrics[0]) is not None:
         starts += [{"metric": metrics[0], "statistic": "worst_served"}]
     starts += [{"metric": metrics[1], "statistic": "mean"}] if len(metrics) > 1 else []
     figures = [figure("curves", start) for start in starts]
-    figures += [figure("train-loss")] if "train-loss" in folio.charts else []
+    figures += [figure("train-loss")] if "train-loss" in context.charts else []
     note = (
         "Lines are means over seeds, bands span the seeds. Choose the metric, the clients and the axis above a chart."
     )
-    if "seconds" not in folio.charts["curves"]["axes"]:
+    if "seconds" not in context.charts["curves"]["axes"]:
         note += " Simulated time needs devices.seconds_per_step or devices.seconds_per_megabyte in the recipe."
     return section("curves", title, paragraph(note, "soft"), pair(figures))
 
 
-def clients(folio: Folio) -> str:
+def clients(context: ReportContext) -> str:
     """Everyone as a dot, the worst by name."""
     title = "Who is served how"
-    if "distribution" not in folio.charts:
+    if "distribution" not in context.charts:
         return section("clients", title, empty("No client was scored yet; all of them show here after an evaluation."))
-    rows, metric = data.worst_clients(folio.stories, 3), folio.stories[0].metric
+    rows, metric = data.worst_clients(context.summaries, 3), context.summaries[0].metric
     head = ["algorithm", "worst served", "seed", metric, "examples", "commonest class", "counted in rounds"]
     body = [
-        [named(row["name"], folio.styles), text(row["client"]), count(row["seed"]), _score(row),
+        [named(row["name"], context.styles), text(row["client"]), count(row["seed"]), _score(row),
          count(row["examples"]), _common(row), count(row["rounds"])]
         for row in rows
     ]  # fmt: skip
@@ -105,93 +106,93 @@ def clients(folio: Folio) -> str:
     return section("clients", title, figure("distribution"), "<h3>Served worst, over all seeds</h3>", named_ones)
 
 
-def fairness(folio: Folio) -> str:
+def fairness(context: ReportContext) -> str:
     """How unequal it is."""
-    metric = folio.stories[0].metric
+    metric = context.summaries[0].metric
     head = ["algorithm", f"mean {metric}", "worst 10 %", "best 10 %", "parity gap", "variance (%²)", "Gini"]
     body = [
-        [named(row["name"], folio.styles), spread(row["mean"]), spread(row["worst_served"]), spread(row["best_served"]),
-         spread(row["parity_gap"]), spread(row["variance"], 1), spread(row["gini"])]
-        for row in data.fairness_rows(folio.stories)
+        [named(row["name"], context.styles), spread(row["mean"]), spread(row["worst_served"]),
+         spread(row["best_served"]), spread(row["parity_gap"]), spread(row["variance"], 1), spread(row["gini"])]
+        for row in data.fairness_rows(context.summaries)
     ]  # fmt: skip
     note = "Over clients at the end, then mean ± standard deviation over seeds. Parity gap: how far the best 10 % are "
     note += "from the worst 10 %. Gini: 0 when all are served alike."
     return section("fairness", "Fairness", table("Fairness", head, body), paragraph(note, "soft"))
 
 
-def weights(folio: Folio) -> str:
+def weights(context: ReportContext) -> str:
     """Rounds x clients."""
-    keys = folio.group("weights")
+    keys = context.group("weights")
     if not keys:
         return section("weights", "Weights", empty("No contribution has counted yet, so there are no weights to show."))
     said = "How much each contribution counted. A strong column is a round that hung on few clients, a strong row a "
     said += "client that decides much. First seed of each algorithm."
-    return section("weights", "Weights", paragraph(said, "soft"), *switched(folio, "weights", keys))
+    return section("weights", "Weights", paragraph(said, "soft"), *switched(context, "weights", keys))
 
 
-def info(folio: Folio) -> str:
+def info(context: ReportContext) -> str:
     """What rules computed."""
-    title, keys = "What the rules computed", folio.group("info")
+    title, keys = "What the rules computed", context.group("info")
     if not keys:
         nothing = "These rules computed nothing on the way. Rules that do: fedadp (angles), aaggff_s and aaggff_d "
         return section("info", title, empty(nothing + "(responses, regret), fednova (effective steps), and others."))
-    lines = [figure(key) for key in keys if folio.charts[key]["kind"] == "line"]
-    panels = {key: len(folio.charts[key]["panels"]) for key in keys if folio.charts[key]["kind"] == "heat"}
+    lines = [figure(key) for key in keys if context.charts[key]["kind"] == "line"]
+    panels = {key: len(context.charts[key]["panels"]) for key in keys if context.charts[key]["kind"] == "heat"}
     narrow = [figure(key) for key, count in panels.items() if count == 1]
     broad = [figure(key) for key, count in panels.items() if count > 1]
-    more = sorted({name for story in folio.stories for name in story.history.info_left_out})
+    more = sorted({name for summary in context.summaries for name in summary.history.info_left_out})
     rest = paragraph(f"Recorded but not drawn: {', '.join(more)}.", "soft") if more else ""
     return section("info", title, pair(lines + narrow), *broad, rest)
 
 
-def personal(folio: Folio) -> str:
+def personal(context: ReportContext) -> str:
     """The lambda curve and reliability."""
-    if not any(story.personal for story in folio.stories):
+    if not any(summary.personal for summary in context.summaries):
         return ""
     no_mix = "These methods keep a model per client but do not mix it with the federated one: there is no λ to vary."
-    curve = figure("lambda") if "lambda" in folio.charts else empty(no_mix)
-    diagrams = [figure(key) for key in folio.group("reliability")]
-    missing = "".join(empty(f"No reliability diagram for {why}") for why in folio.missing)
+    curve = figure("lambda") if "lambda" in context.charts else empty(no_mix)
+    diagrams = [figure(key) for key in context.group("reliability")]
+    missing = "".join(empty(f"No reliability diagram for {why}") for why in context.missing)
     heading = "<h3>How sure, how right</h3>" if diagrams else ""
     return section("personal", "Personal models", curve, heading, pair(diagrams), missing)
 
 
-def pictures(folio: Folio) -> str:
+def pictures(context: ReportContext) -> str:
     """Synthetic examples."""
-    keys = folio.group("pictures")
-    return section("pictures", "Synthetic examples", *switched(folio, "pictures", keys)) if keys else ""
+    keys = context.group("pictures")
+    return section("pictures", "Synthetic examples", *switched(context, "pictures", keys)) if keys else ""
 
 
-def participation(folio: Folio) -> str:
+def participation(context: ReportContext) -> str:
     """Who took part, who failed."""
-    rows = data.participation_rows(folio.stories)
+    rows = data.participation_rows(context.summaries)
     body = [
-        [named(row["name"], folio.styles), count(row["seed"]), *(count(row[key]) for key in PARTICIPATION)]
+        [named(row["name"], context.styles), count(row["seed"]), *(count(row[key]) for key in PARTICIPATION)]
         for row in rows
     ]
     made = table("Participation", ["algorithm", "seed", *PARTICIPATION.values()], body, kind="low")
-    figures = pair([figure(key) for key in folio.group("participation")])
+    figures = pair([figure(key) for key in context.group("participation")])
     listed = details(f"Every run ({len(rows)})", made)
     return section("participation", "Participation and failures", _failures(rows), figures, listed, _refusals(rows))
 
 
-def heterogeneity(folio: Folio) -> str:
+def heterogeneity(context: ReportContext) -> str:
     """Client x class."""
-    if "heterogeneity" not in folio.charts:
+    if "heterogeneity" not in context.charts:
         nothing = "These runs left no counts of classes: there is no manifest, or the labels are not classes."
         return section("data", "Data", empty(nothing))
     said = "Who holds what. Skewed labels show as rows with few strong cells, skewed amounts as rows that are strong "
     return section("data", "Data", paragraph(said + "altogether.", "soft"), figure("heterogeneity"))
 
 
-def cost(folio: Folio) -> str:
+def cost(context: ReportContext) -> str:
     """Bytes, seconds, memory."""
-    rows = data.cost_rows(folio.stories)
+    rows = data.cost_rows(context.summaries)
     columns = [key for key in COST if any(row[key] for row in rows)]
     phases = list(dict.fromkeys(name for row in rows for name in row["phases"]))
     head = ["algorithm", *(COST[key] for key in columns), "engine", *(f"{name} s" for name in phases)]
     body = [
-        [named(row["name"], folio.styles), *(count(row[key]) for key in columns), text(row["engine"]),
+        [named(row["name"], context.styles), *(count(row[key]) for key in columns), text(row["engine"]),
          *(count(row["phases"].get(name)) for name in phases)]
         for row in rows
     ]  # fmt: skip
@@ -199,55 +200,58 @@ def cost(folio: Folio) -> str:
         "Whole run, mean over seeds; peak memory is that of the process, the largest over seeds. Real seconds depend "
     )
     note += "on the machine and on what else it did; the last columns say where they went."
-    figures = pair([figure(key) for key in folio.group("cost")])
+    figures = pair([figure(key) for key in context.group("cost")])
     return section("cost", "Cost", figures, table("Cost", head, body), paragraph(note, "soft"))
 
 
-def tuning(folio: Folio) -> str:
+def tuning(context: ReportContext) -> str:
     """What a grid tried and chose."""
-    if not folio.tunings:
+    if not context.tunings:
         return ""
     body = [
-        [named(entry["name"], folio.styles), text(_settings(one["settings"])),
+        [named(entry["name"], context.styles), text(_settings(one["settings"])),
          count(one["score"], 3) if one["score"] is not None else Cell("failed", None),
          text("chosen" if one["settings"] == entry["best"] else "")]
-        for entry in folio.tunings for one in entry["tried"]
+        for entry in context.tunings for one in entry["tried"]
     ]  # fmt: skip
     note = paragraph("On tuning seeds, which are none of those reported above.", "soft")
     made = table("Tuning", ["algorithm", "setting", "mean", "verdict"], body, kind="low")
     return section("tuning", "Tuning", note, made)
 
 
-def reproduce(folio: Folio) -> str:
+def reproduce(context: ReportContext) -> str:
     """Commands, versions, seeds."""
-    groups, seeds = by_name(folio.stories), sorted({story.seed for story in folio.stories})
+    groups, seeds = by_name(context.summaries), sorted({summary.seed for summary in context.summaries})
     say = "Every run folder holds its resolved recipe.toml; below is that of each algorithm's first seed. Run "
     say += (
         "it again, with any of the seeds, and the numbers are the same, bit for bit on the same versions and the same "
     )
     say += "kind of processor:"
     command = f"fedalloy run recipe.toml --set run.seeds=[{seeds[0]}] -o again"
-    on = folio.stories[0].environment
+    on = context.summaries[0].environment
     facts = [[text(name.replace("_", " ")), text(on[name])] for name in VERSIONS if name in on]
     facts.append([text("seeds"), text(", ".join(map(str, seeds)))])
     versions = table("Versions", ["what", "value"], facts, sortable=False, kind="narrow")
-    recipes = [details(f"Recipe: {name}", code(folio.recipe_of(runs[0]))) for name, runs in groups.items()]
+    recipes = [details(f"Recipe: {name}", code(context.recipe_of(runs[0]))) for name, runs in groups.items()]
     return section("reproduce", "How to reproduce", paragraph(say), code(command), *recipes, versions)
 
 
-def switched(folio: Folio, group: str, keys: Sequence[str]) -> list[str]:
+def switched(context: ReportContext, group: str, keys: Sequence[str]) -> list[str]:
     """One chart at a time, chosen by name, when there are several."""
     if len(keys) == 1:
         return [figure(keys[0])]
-    titles = [escape(folio.charts[key]["title"]) for key in keys]
+    titles = [escape(context.charts[key]["title"]) for key in keys]
     options = "".join(f'<option value="{place}">{title}</option>' for place, title in enumerate(titles))
     chooser = f'<label class="choose">Show <select data-shows="{group}">{options}</select></label>'
     return [chooser, *(figure(key, group=group, member=str(place)) for place, key in enumerate(keys))]
 
 
-def _leaders(folio: Folio) -> dict[str, float | None]:
+def _leaders(context: ReportContext) -> dict[str, float | None]:
     """The best value of each column."""
-    rows, higher = summarise([story.outcome for story in folio.stories]), folio.stories[0].outcome.higher_is_better
+    rows, higher = (
+        summarise([summary.outcome for summary in context.summaries]),
+        context.summaries[0].outcome.higher_is_better,
+    )
     return {
         "mean": leading([row.mean for row in rows], higher),
         "worst_served": leading([row.worst_served for row in rows], higher),
@@ -256,17 +260,17 @@ def _leaders(folio: Folio) -> dict[str, float | None]:
     }
 
 
-def _result(row: dict[str, Any], folio: Folio, leaders: Mapping[str, float | None]) -> list[Cell]:
+def _result(row: dict[str, Any], context: ReportContext, leaders: Mapping[str, float | None]) -> list[Cell]:
     def cell(key: str, digits: int = 3) -> Cell:
         leads = row[key] is not None and leaders[key] is not None and row[key]["mean"] == leaders[key]
         return spread(row[key], digits, kind="best" if leads else "")
 
-    cells = [named(row["name"], folio.styles), cell("mean"), cell("worst_served"), cell("gini")]
-    if folio.stories[0].outcome.target is not None:
+    cells = [named(row["name"], context.styles), cell("mean"), cell("worst_served"), cell("gini")]
+    if context.summaries[0].outcome.target is not None:
         cells.append(_to_target(row, cell("rounds_to_target", 1)))
-    if len(folio.styles) > 1:
+    if len(context.styles) > 1:
         apart = row["difference"]
-        cells.append(spread(apart, signed=True, kind=_sign(apart, folio.stories[0].outcome.higher_is_better)))
+        cells.append(spread(apart, signed=True, kind=_sign(apart, context.summaries[0].outcome.higher_is_better)))
     return [*cells, Cell(row["coverage"], row["seeds"])]
 
 
@@ -290,9 +294,9 @@ def _sign(apart: dict[str, Any] | None, higher: bool | None) -> str:
     return "up" if better(apart["mean"], 0.0, higher) else "down"
 
 
-def _trouble(folio: Folio) -> str:
+def _trouble(context: ReportContext) -> str:
     """The runs that do not count, and why."""
-    lost = [story.outcome for story in folio.stories if not story.outcome.finished]
+    lost = [summary.outcome for summary in context.summaries if not summary.outcome.finished]
     return "".join(
         paragraph(f"{run.name}, seed {run.seed}: {run.state} in round {run.round} of {run.rounds}. {run.reason}", "bad")
         for run in lost

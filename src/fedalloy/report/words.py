@@ -7,34 +7,34 @@ from typing import Any
 
 from fedalloy.experiment.records import toml
 from fedalloy.results.runs import by_name
-from fedalloy.results.stories import Story
+from fedalloy.results.summaries import RunSummary
 
 
-def title(stories: Sequence[Story]) -> str:
+def title(summaries: Sequence[RunSummary]) -> str:
     """The headline."""
-    names = list(by_name(stories))
-    data = _kind(stories[0].recipe.get("task", {}).get("dataset", ""))
+    names = list(by_name(summaries))
+    data = _kind(summaries[0].recipe.get("task", {}).get("dataset", ""))
     on = f" on {data}" if data else ""
     return f"{names[0]}{on}" if len(names) == 1 else f"{len(names)} algorithms{on}"
 
 
-def summary(stories: Sequence[Story]) -> list[str]:
+def summary(summaries: Sequence[RunSummary]) -> list[str]:
     """A few sentences: the algorithms, the data, the clients, the schedule."""
-    recipe = stories[0].recipe
+    recipe = summaries[0].recipe
     said = [str(recipe["description"])] if recipe.get("description") else []
-    return [*said, _who(stories), _data(stories[0]), _round(stories[0]), _how_long(stories)]
+    return [*said, _who(summaries), _data(summaries[0]), _round(summaries[0]), _how_long(summaries)]
 
 
-def common_recipe(stories: Sequence[Story]) -> str:
+def common_recipe(summaries: Sequence[RunSummary]) -> str:
     """What all runs share, as a recipe."""
-    flats = [dict(_flatten(story.recipe)) for story in stories]
+    flats = [dict(_flatten(run_summary.recipe)) for run_summary in summaries]
     shared = {path: value for path, value in flats[0].items() if all(flat.get(path) == value for flat in flats)}
     return toml.dumps(_nest(shared))
 
 
-def differences(stories: Sequence[Story]) -> tuple[list[tuple[str, ...]], list[tuple[str, list[str]]]]:
+def differences(summaries: Sequence[RunSummary]) -> tuple[list[tuple[str, ...]], list[tuple[str, list[str]]]]:
     """The settings in which algorithms differ, and every algorithm's values; seeds do not count."""
-    firsts = {name: dict(_flatten(runs[0].recipe)) for name, runs in by_name(stories).items()}
+    firsts = {name: dict(_flatten(runs[0].recipe)) for name, runs in by_name(summaries).items()}
     paths = dict.fromkeys(path for flat in firsts.values() for path in flat)
     skipped = {("name",), ("description",), ("run", "seeds"), ("run", "seed")}
     if all(flat.get(("algorithm", "name"), name) == name for name, flat in firsts.items()):
@@ -46,24 +46,24 @@ def differences(stories: Sequence[Story]) -> tuple[list[tuple[str, ...]], list[t
     ]
 
 
-def _who(stories: Sequence[Story]) -> str:
-    names, seeds = list(by_name(stories)), sorted({story.seed for story in stories})
-    runs = f"{len(stories)} runs" if len(stories) > 1 else "one run"
+def _who(summaries: Sequence[RunSummary]) -> str:
+    names, seeds = list(by_name(summaries)), sorted({run_summary.seed for run_summary in summaries})
+    runs = f"{len(summaries)} runs" if len(summaries) > 1 else "one run"
     over = f"seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else f"seed {seeds[0]}"
     return f"{_list(names)}: {runs}, {over}."
 
 
-def _data(story: Story) -> str:
-    task, dealt = story.recipe.get("task", {}), story.recipe.get("partition", {})
-    sizes = story.manifest.get("sizes") or []
+def _data(run_summary: RunSummary) -> str:
+    task, dealt = run_summary.recipe.get("task", {}), run_summary.recipe.get("partition", {})
+    sizes = run_summary.manifest.get("sizes") or []
     model = f" with the model {_rule(task['model'])}" if "model" in task else ""
-    said = f"Data: {_kind(task.get('dataset', 'unknown'))}{model}, spread over {story.population} clients"
+    said = f"Data: {_kind(task.get('dataset', 'unknown'))}{model}, spread over {run_summary.population} clients"
     said += f" by {_rule(dealt)}" if "kind" in dealt else ""
     return said + (f"; they hold {min(sizes):,} to {max(sizes):,} examples each." if sizes else ".")
 
 
-def _round(story: Story) -> str:
-    devices, sampling = story.recipe.get("devices", {}), story.recipe.get("sampling", {})
+def _round(run_summary: RunSummary) -> str:
+    devices, sampling = run_summary.recipe.get("devices", {}), run_summary.recipe.get("sampling", {})
     cohort = sampling.get("cohort")
     said = f"Each round asks {cohort} clients" if cohort else "Each round asks every client"
     said += f", who train for {_epochs(devices['epochs'])}" if "epochs" in devices else ""
@@ -73,10 +73,10 @@ def _round(story: Story) -> str:
     return said + (f"; whoever needs more than {deadline} simulated seconds is too late." if deadline else ".")
 
 
-def _how_long(stories: Sequence[Story]) -> str:
-    outcome, every = stories[0].outcome, stories[0].recipe.get("evaluate", {}).get("every", 1)
+def _how_long(summaries: Sequence[RunSummary]) -> str:
+    outcome, every = summaries[0].outcome, summaries[0].recipe.get("evaluate", {}).get("every", 1)
     scored = "every round" if every == 1 else f"every {every} rounds"
-    own = ", by its own model where it has one" if any(story.personal for story in stories) else ""
+    own = ", by its own model where it has one" if any(run_summary.personal for run_summary in summaries) else ""
     return f"{outcome.rounds} rounds; every client is scored {scored} on its own test examples{own}."
 
 

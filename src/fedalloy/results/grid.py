@@ -38,7 +38,7 @@ class Grid:
         self.rounds = max(self.rounds, round)
         ids, numbers = ids[known], numbers[known]
         self.clients = max(self.clients, int(ids.max(initial=-1)) + 1)
-        self._make_room()
+        self._make_space()
         row, places = (round - 1) // self.rounds_per_bin, ids // self.clients_per_bin
         width = self._sum.shape[1]
         self._sum[row] += np.bincount(places, numbers, width)
@@ -77,7 +77,7 @@ class Grid:
             setattr(grid, name, value if np.ndim(value) else int(value))
         return grid
 
-    def _make_room(self) -> None:
+    def _make_space(self) -> None:
         while -(-self.rounds // self.rounds_per_bin) > self.most:
             self._join(0)
         while -(-self.clients // self.clients_per_bin) > self.most:

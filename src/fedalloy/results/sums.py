@@ -25,7 +25,7 @@ COLUMNS = ("counted", "absent", "late", "refused", "bytes_up", "bytes_down", "se
 
 
 @dataclass
-class Tally:
+class RunningSums:
     """Who took part and what it cost, over all rounds; ``counts[k]`` is how often client k's contribution counted."""
 
     counts: Counts = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
@@ -50,7 +50,7 @@ class Tally:
         self.bytes_down += row.get("bytes_down") or 0
         self.seconds += row.get("simulated_seconds") or 0.0
 
-    def heard(self, population: int) -> Counts:
+    def contributed(self, population: int) -> Counts:
         """How often each of so many clients counted, those included who never did; nobody who counted is left out."""
         return _longer(self.counts, population)
 
@@ -72,7 +72,7 @@ class Tally:
 
     def load(self, data: bytes) -> None:
         """Go on from what was dumped; from nothing when ``data`` is empty."""
-        kept = vars(Tally())
+        kept = vars(RunningSums())
         if data:
             with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
                 kept = json.loads(str(arrays["rest"])) | {"counts": arrays["counts"]}
@@ -93,22 +93,22 @@ class History:
     info_grids: dict[str, Grid] = field(default_factory=dict)
     layers_left_out: set[str] = field(default_factory=set)
     info_left_out: set[str] = field(default_factory=set)
-    tally: Tally = field(default_factory=Tally)
+    running_sums: RunningSums = field(default_factory=RunningSums)
 
     def add(self, row: Mapping[str, Any]) -> None:
         """One row of ``rounds.jsonl``."""
-        self.tally.add(row)
+        self.running_sums.add(row)
         self.rounds.append(int(row["round"]))
         self.train_loss.append(number(row.get("train_loss")))
         counts = [len(row.get(name, ())) for name in ("ids", "absent", "late", "dropped")]
-        cost = (self.tally.bytes_up, self.tally.bytes_down, self.tally.seconds)
+        cost = (self.running_sums.bytes_up, self.running_sums.bytes_down, self.running_sums.seconds)
         for name, value in zip(COLUMNS, (*counts, *cost), strict=True):
             self.columns[name].append(float(value))
         self._add_weights(row)
         for name, value in _flat(row.get("info", {})):
             self._add_info(row, name, value)
         if row.get("evaluation"):
-            self.evaluations.append(_evaluation(row, self.tally))
+            self.evaluations.append(_evaluation(row, self.running_sums))
 
     def _add_weights(self, row: Mapping[str, Any]) -> None:
         weights, ids = row.get("weights", ()), row.get("ids", ())
@@ -172,11 +172,11 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float)
 
 
-def _evaluation(row: Mapping[str, Any], tally: Tally) -> dict[str, Any]:
+def _evaluation(row: Mapping[str, Any], running_sums: RunningSums) -> dict[str, Any]:
     kept = {name: row[name] for name in ("round", "evaluation", "evaluation_global", "global") if name in row}
     if "evaluation_mix" in row:
         kept["evaluation_mix"] = row["evaluation_mix"]
-    return kept | {"bytes": tally.bytes_up + tally.bytes_down, "seconds": tally.seconds}
+    return kept | {"bytes": running_sums.bytes_up + running_sums.bytes_down, "seconds": running_sums.seconds}
 
 
 def weights_by_layer(weights: Any, clients: int) -> dict[str, list[float]]:

@@ -19,7 +19,7 @@ from fedalloy.core.inputs import shape_of
 from fedalloy.core.keys import Key
 from fedalloy.core.spec import from_spec
 from fedalloy.tasks.computing import check_device
-from fedalloy.tasks.datasets.base import Dataset, DatasetLoader, Standardise, usual_of
+from fedalloy.tasks.datasets.base import Dataset, DatasetLoader, Standardise, defaults_of
 from fedalloy.tasks.federation import FederatedTask, federate
 from fedalloy.tasks.losses import PerExample
 from fedalloy.tasks.models.build import build, resolve
@@ -66,18 +66,18 @@ def make_task(
     5
     """
     check_device(device)
-    key, usual = Key.of(seed).fold("task"), usual_of(dataset)
-    data, scaling = as_dataset(dataset, key.fold("dataset")), _scaling(standardise or usual.standardise)
+    key, defaults = Key.of(seed).fold("task"), defaults_of(dataset)
+    data, scaling = as_dataset(dataset, key.fold("dataset")), _scaling(standardise or defaults.standardise)
     bounds = data.bounds if scaling == "none" else None
-    learn = partial(_objective_on, data, device, loss=loss or usual.loss, dtype=dtype)
-    objective = learn(usual.model if model is None else model, trainable=trainable, bounds=bounds)
+    learn = partial(_objective_on, data, device, loss=loss or defaults.loss, dtype=dtype)
+    objective = learn(defaults.model if model is None else model, trainable=trainable, bounds=bounds)
     made = federate(
         data, *_dealing(partition, clients, data), objective, test_fraction=test_fraction, newcomers=newcomers,
         valid_fraction=valid_fraction, standardise=scaling, noise=as_noise(noise), key=key.fold("federation"),
     )  # fmt: skip
     other = None if classifier is None else learn(classifier)
     made = made if synthetic is None else mixed_in(made, *as_part(synthetic).load())
-    return replace(made, classifier=other, metrics=usual.metrics, bounds=bounds).to(device, _precision(dtype))
+    return replace(made, classifier=other, metrics=defaults.metrics, bounds=bounds).to(device, _precision(dtype))
 
 
 def _objective_on(
@@ -152,7 +152,9 @@ def as_factory(
     if model is None:
         model = "cnn" if len(input_shape) == 3 and min(input_shape[1:]) >= _SMALLEST_IMAGE else "logistic"
     if isinstance(model, nn.Module):
-        raise SpecError("model is a built nn.Module: give the function that builds it, so that every seed starts anew")
+        raise SpecError(
+            "model is a built nn.Module: give the function that builds it, so that each seed has its own start"
+        )
     if callable(model):
         return _filled(model, input_shape, outputs, bounds)
     spec = {"kind": model} if isinstance(model, str) else dict(model)

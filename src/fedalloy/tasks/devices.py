@@ -1,6 +1,6 @@
 """What the clients' devices can do: how much work, how reliably, how fast.
 
-Everything is a function of a key and the client id and costs O(cohort). Methods that draw anew in every
+Everything is a function of a key and the client id and costs O(cohort). Methods that draw again in every
 round take the key of the round; what belongs to a device for good (being slow) takes the key of the run.
 """
 
@@ -24,7 +24,7 @@ SOLVER_DEFAULT = -1
 @checked("devices.epochs")
 @dataclass(frozen=True)
 class EpochRange:
-    """Local epochs drawn anew per client and round, uniformly from ``low`` to ``high`` (both included)."""
+    """Local epochs drawn per client and round, uniformly from ``low`` to ``high`` (both included)."""
 
     low: int
     high: int

@@ -19,7 +19,7 @@ from fedalloy.core.errors import DataError, FedalloyError, SpecError
 from fedalloy.core.inputs import Inputs
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import DataPart, LocalSolver, Objective, Task
-from fedalloy.core.task import TaskAround
+from fedalloy.core.task import TaskWrapper
 from fedalloy.core.types import Block
 
 _NAMED = 3
@@ -70,7 +70,7 @@ def examined(task: Task) -> Task:
 def label_limit(objective: Objective, x: Inputs, y: Inputs) -> int | None:
     """How many classes a model and its loss tell apart, None where that cannot be known; tried on two examples, so that
     a model that does not fit the data is found before round 1."""
-    if not inputs.length(x) or "classify" not in objective.roles:
+    if not inputs.length(x) or "classify" not in objective.capabilities:
         return None
     device = inputs.device_of(x)
     params, buffers = ({name: leaf.to(device) for name, leaf in made.items()} for made in objective.init(Key.of(0)))
@@ -90,7 +90,7 @@ def label_limit(objective: Objective, x: Inputs, y: Inputs) -> int | None:
 
 
 @dataclass(frozen=True, eq=False)
-class ExaminedTask(TaskAround):
+class ExaminedTask(TaskWrapper):
     """A task whose clients' examples are looked at when they are loaded for the first time."""
 
     seen: dict[str, dict[int, bytearray]] = field(default_factory=dict)

@@ -95,7 +95,7 @@ class FederatedTask(Task):
         return {"train": self.train.everyone(), "valid": self.valid.everyone(), "test": self.test.everyone()}
 
     @property
-    def newcomer_ids(self) -> Tensor:
+    def unseen_ids(self) -> Tensor:
         """The clients that never take part."""
         return torch.arange(self.population, len(self.train.size))
 
@@ -141,7 +141,7 @@ def federate(
     seen = dataset.y if noise is None else noise.apply(dataset.y, dataset.classes, key.fold("noise"))
     dataset = replace(dataset, y=seen) if noise and noise.first else dataset
     assignment = _assignment(dataset, partition, clients, key.fold("partition"))
-    assignment = _newcomers_last(assignment, newcomers, key.fold("newcomers"))
+    assignment = _unseen_last(assignment, newcomers, key.fold("newcomers"))
     fractions = {"test_fraction": test_fraction, "valid_fraction": valid_fraction}
     parts = split(assignment, dataset.y, key, **fractions, held_out=dataset.held_out)
     labels = {"train": seen, "valid": seen, "test": seen if noise and noise.test == "noisy" else dataset.y}
@@ -216,8 +216,8 @@ def _assignment(dataset: Dataset, partition: Partition, clients: int | None, key
     return assignment
 
 
-def _newcomers_last(assignment: list[Tensor], newcomers: int, key: Key) -> list[Tensor]:
-    """The same clients, those drawn as newcomers behind all others, which keep their order."""
+def _unseen_last(assignment: list[Tensor], newcomers: int, key: Key) -> list[Tensor]:
+    """The same clients, those drawn as unseen behind all others, which keep their order."""
     if not 0 <= newcomers < len(assignment):
         raise SpecError(
             f"newcomers = {newcomers} of {len(assignment)} clients: allowed are 0 to {len(assignment) - 1}, "

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
 
+from fedalloy.core import renamed
 from fedalloy.core.errors import SpecError
 from fedalloy.core.inputs import Inputs, device_of, each
 from fedalloy.core.inputs import leaves as leaves_of
 from fedalloy.core.keys import Key
-from fedalloy.core.objective import Act, Objective, StepGradient
+from fedalloy.core.objective import ApplyCapability, Objective, StepGradient
 from fedalloy.core.types import Tree
 from fedalloy.tasks.dropout import Dropout
 from fedalloy.tasks.losses import LOSSES, Loss, PerExample, choose
@@ -36,7 +37,7 @@ class ModuleGradient(StepGradient):
         *,
         track: bool | Tensor = True,
         of: Callable[[Tensor], Tensor] | None = None,
-        by: Callable[[Act, Tensor, Tensor], Tensor] | None = None,
+        by: Callable[[ApplyCapability, Tensor, Tensor], Tensor] | None = None,
         fixed: Tree | None = None,
     ) -> Tree:
         if track is not True or of or by or fixed:
@@ -80,6 +81,7 @@ class ModuleObjective(Objective):
         module = self._build(Key.of(0).fold("skeleton"))
         _refuse_foreign_dropout(module)
         self._selection: Selection = select(module, trainable)
+        renamed.refuse_old_members(type(module), renamed.MODEL)
         self._training = _skeleton(module).train()
         self._evaluation = _skeleton(module).eval()
         for name in self._selection.frozen_modules:
@@ -194,32 +196,32 @@ class ModuleObjective(Objective):
         return self._called(self._evaluation, {**self._others(x, None), **params, **buffers}, x)
 
     @property
-    def roles(self) -> frozenset[str]:
+    def capabilities(self) -> frozenset[str]:
         """What the model can do, by name; an ordinary one only classifies."""
-        known: frozenset[str] = getattr(self._training, "roles", frozenset({"classify"}))
+        known: frozenset[str] = getattr(self._training, "capabilities", frozenset({"classify"}))
         return known
 
     @property
     def classes(self) -> int:
-        """How many classes a model with roles knows; 0 for an ordinary one, which has outputs instead."""
+        """How many classes a model with capabilities knows; 0 for an ordinary one, which has outputs instead."""
         return int(getattr(self._training, "classes", 0))
 
-    def act(
+    def apply_capability(
         self,
-        role: str,
+        capability: str,
         params: Tree,
         buffers: Tree,
         inputs: tuple[Tensor, ...],
         draw: Tensor | None = None,
         training: bool = False,
     ) -> tuple[Any, Tree]:
-        """What the model does in one of its roles (:class:`fedalloy.tasks.models.roles.Versatile`), and the buffers
-        after it. ``draw`` is the key of the dropout masks, as in ``loss``."""
+        """What one of the model's capabilities returns (:class:`fedalloy.tasks.models.capabilities.CapabilityModule`),
+        and the buffers after it. ``draw`` is the key of the dropout masks, as in ``loss``."""
         given = tuple(self._input(value) for value in inputs)
         new = _own(buffers, given[0], params) if training and buffers else buffers
         leaves = {**self._others(given[0], draw if training else None), **params, **new}
         module = self._training if training else self._evaluation
-        named = {"role": role} if hasattr(module, "roles") else {}
+        named = {"capability": capability} if hasattr(module, "capabilities") else {}
         return functional_call(module, leaves, given, named), new
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:

@@ -68,7 +68,7 @@ FAILING = (
 
 
 def engine_cases() -> tuple[EngineCase, ...]:
-    """All cases, built anew."""
+    """All cases, rebuilt."""
     return (*_published(), *_local_optimizers(), *_hard_rules(), *_models(), *_personal(), *_generative(), *_devices())
 
 

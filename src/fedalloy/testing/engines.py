@@ -1,4 +1,4 @@
-"""Does an engine do what the loop does? Both play the same rounds; cohorts and states are laid side by side."""
+"""Does an engine do what the loop does? Both run the same rounds; cohorts and states are laid side by side."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def check_engine(
     >>> check_engine(Loop(), [plain_case()])
     []
     """
-    return [problem for case in cases or engine_cases() for problem in _play(engine, case, tolerance)]
+    return [problem for case in cases or engine_cases() for problem in _run_rounds(engine, case, tolerance)]
 
 
 @dataclass
@@ -62,13 +62,13 @@ class _Track:
     cross: Tensor | None = None
 
     def __post_init__(self) -> None:
-        self.case = replace(self.case, algorithm=self.case.algorithm.fitted(self.case.task))
+        self.case = replace(self.case, algorithm=self.case.algorithm.bind(self.case.task))
         params, buffers = self.case.task.objective.init(Key.of(1))
         self.state = self.case.algorithm.init(params, self.case.task.population, buffers)
         self.first = self.state["shared"]
 
     def inputs(self, work: Work) -> dict[int, State]:
-        """The states of those who work; a newcomer gets its initial one."""
+        """The states of those who work; a new one gets its initial one."""
         fresh = Key.of(2)
         return {
             client: self.clients[client]
@@ -99,7 +99,7 @@ class _Track:
         self.state = server_step(algorithm, self.state, cohort, ctx).state
 
 
-def _play(engine: Engine, case: EngineCase, tolerance: float) -> Iterator[Problem]:
+def _run_rounds(engine: Engine, case: EngineCase, tolerance: float) -> Iterator[Problem]:
     truth, tried = _Track(case, Loop()), _Track(case, engine)
     for round, work in enumerate(case.rounds, start=1):
         found = list(_one_round(truth, tried, round, work, tolerance))
@@ -115,7 +115,7 @@ def _one_round(truth: _Track, tried: _Track, round: int, work: Work, tolerance: 
         if round == 1:
             yield from _twice(tried, work, ctx)
         outcome = tried.call(work, ctx)
-        yield from _still_kept(tried)
+        yield from _unchanged(tried)
         told = _told(outcome, tried)
         tried.advance(outcome, ctx)
     except Exception as error:
@@ -126,7 +126,7 @@ def _one_round(truth: _Track, tried: _Track, round: int, work: Work, tolerance: 
     yield from differences(_visible(told, tried), _visible(wanted, truth), tolerance)
 
 
-def _still_kept(track: _Track) -> Iterator[str]:
+def _unchanged(track: _Track) -> Iterator[str]:
     """What was kept of the round before is not changed by this one."""
     if track.kept is not None:
         kept, before = track.kept

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from fedalloy.core import tree
 from fedalloy.core.algorithm import Algorithm
-from fedalloy.core.around import SolverAround
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Carry, DataPart, Engine, GradAt, Outcome, Shared, Task
-from fedalloy.core.task import TaskAround
+from fedalloy.core.task import TaskWrapper
 from fedalloy.core.types import Block, Cohort, Context, Payload, State, Work
+from fedalloy.core.wrappers import SolverWrapper
 from fedalloy.testing.handles import Change, WrongAnswer
 
 Fault = Callable[[Engine], Engine]
@@ -220,7 +220,7 @@ def _cohort(outcome: Outcome) -> Cohort:
 
 
 @dataclass(frozen=True)
-class _Relabelled(TaskAround):
+class _Relabelled(TaskWrapper):
     """A task whose client ``i`` is really client ``ids[i]``."""
 
     ids: Tensor
@@ -230,7 +230,7 @@ class _Relabelled(TaskAround):
 
 
 @dataclass(frozen=True)
-class _Padded(SolverAround):
+class _Padded(SolverWrapper):
     """A solver that ends every client's program with steps of zero gradient, up to ``longest`` in all."""
 
     longest: int

@@ -16,7 +16,7 @@ from fedalloy.core.types import Payload, Stats, Tree, Weights
 
 
 @dataclass(frozen=True)
-class HandleAround(Contributions):
+class HandleWrapper(Contributions):
     """``inner``, with whatever a subclass answers otherwise."""
 
     inner: Contributions
@@ -80,7 +80,7 @@ class HandleAround(Contributions):
 
 
 @dataclass(frozen=True)
-class SumsOnly(HandleAround):
+class SumsOnly(HandleWrapper):
     """Weighted sums over clients and nothing else, as behind secure aggregation; asking for more raises."""
 
     answers: ClassVar[frozenset[str]] = frozenset({"combine"})
@@ -125,7 +125,7 @@ Change = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class WrongAnswer(HandleAround):
+class WrongAnswer(HandleWrapper):
     """The rows behind one ``question`` are changed, so that this answer alone is false."""
 
     question: str

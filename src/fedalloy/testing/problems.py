@@ -70,15 +70,15 @@ def small_objective(model: Model = "mlp") -> ModuleObjective:
 
 
 def model_for(solver: LocalSolver, ordinary: Model = "mlp") -> Model:
-    """The ordinary model, unless the solver asks for one that plays other roles too.
+    """The ordinary model, unless the solver asks for one with other capabilities too.
 
     >>> from fedalloy.methods.solvers.cvae import Cvae
     >>> model_for(Cvae())
     'cvae'
     """
     asked = solver.aspect(Generative)
-    roles = asked.roles if asked is not None else frozenset()
-    return next((model for model in _GENERATIVE if roles and roles <= _ROLES[model]), ordinary)
+    capabilities = asked.capabilities if asked is not None else frozenset()
+    return next((model for model in _GENERATIVE if capabilities and capabilities <= _CAPABILITIES[model]), ordinary)
 
 
 def _linear() -> nn.Module:
@@ -100,4 +100,4 @@ _BUILDERS = {
     "cvae": lambda: cvae_rows((INPUTS,), CLASSES, width=HIDDEN, latent=2),
 }
 _GENERATIVE: tuple[Model, ...] = ("acgan", "cvae")
-_ROLES: dict[Model, frozenset[str]] = {"acgan": Acgan.roles, "cvae": ConditionalVae.roles}
+_CAPABILITIES: dict[Model, frozenset[str]] = {"acgan": Acgan.capabilities, "cvae": ConditionalVae.capabilities}

@@ -24,32 +24,32 @@ Check = Callable[[Any], Iterable[str]]
 class Row(NamedTuple):
     """One rule held to one promise."""
 
-    room: str
+    category: str
     name: str
     check: str
 
 
 def conformance_table() -> Iterator[Row]:
-    """All rows: every registered rule of every room that has checks, so a new file appears by itself. Engines whose
+    """All rows: every registered rule of every category that has checks, so a new file appears by itself. Engines whose
     clients are elsewhere are left out: they run in a federation alone.
 
     >>> Row("weighting", "samples", "order of clients") in set(conformance_table())
     True
     """
-    for room in ROOMS:
-        for name in registry.names(room):
-            if room == "engine" and not cast(type[Engine], registry.find(room, name)).data_at_hand:
+    for category in CATEGORIES:
+        for name in registry.names(category):
+            if category == "engine" and not cast(type[Engine], registry.find(category, name)).data_at_hand:
                 continue
-            yield from (Row(room, name, check) for check in _checks(room))
+            yield from (Row(category, name, check) for check in _checks(category))
 
 
 def run_row(row: Row) -> list[str]:
     """What is wrong with a rule in one respect; empty when nothing is."""
-    return _run(_checks(row.room)[row.check], specimen(row.room, row.name))
+    return _run(_checks(row.category)[row.check], specimen(row.category, row.name))
 
 
-def check_rule(room: str, rule: Any) -> list[str]:
-    """Hold a rule (a value, registered or not) to everything its room promises; empty when it keeps all of it.
+def check_rule(category: str, rule: Any) -> list[str]:
+    """Hold a rule (a value, registered or not) to everything its category promises; empty when it keeps all of it.
 
     The spec is left out for a rule that is not registered: it has no name yet.
 
@@ -57,15 +57,15 @@ def check_rule(room: str, rule: Any) -> list[str]:
     >>> check_rule("weighting", Samples())
     []
     """
-    checks = dict(_checks(room))
-    if type(rule) not in registry.everything(room).values() and not isinstance(rule, Algorithm):
+    checks = dict(_checks(category))
+    if type(rule) not in registry.everything(category).values() and not isinstance(rule, Algorithm):
         checks.pop("spec", None)
     return [f"{name}: {problem}" for name, check in checks.items() for problem in _run(check, rule)]
 
 
-def specimen(room: str, name: str) -> Any:
+def specimen(category: str, name: str) -> Any:
     """A rule to try: built without arguments, or by the static method ``example`` of a rule that needs some."""
-    found = registry.find(room, name)
+    found = registry.find(category, name)
     return getattr(found, "example", found)()
 
 
@@ -77,12 +77,12 @@ def _run(check: Check, rule: Any) -> list[str]:
         return [f"{type(error).__name__}: {error}"]
 
 
-def _spec(room: str, rule: Any) -> Iterator[str]:
+def _spec(category: str, rule: Any) -> Iterator[str]:
     """The spec survives JSON and gives the same rule back."""
     if "kind" in {field.name for field in fields(rule)}:
         yield "has a field 'kind', the key under which a spec holds the rule's name: call the field something else"
         return
-    again = from_spec(room, json.loads(json.dumps(to_spec(room, rule))))
+    again = from_spec(category, json.loads(json.dumps(to_spec(category, rule))))
     if again != rule:
         yield f"comes back from its spec as {again}"
 
@@ -94,7 +94,7 @@ def _algorithm_spec(algorithm: Algorithm) -> Iterator[str]:
         yield f"comes back from its spec as {again}"
 
 
-def _plays(algorithm: Algorithm) -> Iterator[str]:
+def _runs_a_round(algorithm: Algorithm) -> Iterator[str]:
     """Three rounds on the loop go through, with finite numbers, on a model that has layers of every kind."""
     task = small_task(model_for(algorithm.solver, "batchnorm"))
     rounds = (work(*range(task.population)),) * 3 if algorithm.weighting.needs_everyone else CHANGING
@@ -107,12 +107,12 @@ def _like_the_loop(engine: Any) -> Iterator[str]:
     yield from map(str, check_engine(engine))
 
 
-ROOMS: dict[str, dict[str, Check]] = {
+CATEGORIES: dict[str, dict[str, Check]] = {
     "solver": dict(solver_checks.CHECKS),
     "weighting": dict(weighting_checks.CHECKS),
     "server": dict(server_checks.CHECKS),
     "wire": dict(wire_checks.CHECKS),
-    "algorithm": {"spec": _algorithm_spec, "plays": _plays},
+    "algorithm": {"spec": _algorithm_spec, "plays": _runs_a_round},
     "engine": {"like the loop": _like_the_loop},
 }
 """Rooms whose rules are checked, with their own checks; rules of the four kinds also have a spec."""
@@ -122,9 +122,9 @@ ON_REQUEST: dict[str, dict[str, Check]] = {"dataset": dict(dataset_checks.CHECKS
 """Checked by ``check_rule`` alone: many data sets need files that are not there, so the table leaves them out."""
 
 
-def _checks(room: str) -> dict[str, Check]:
-    known = {**ROOMS, **ON_REQUEST}
-    if room not in known:
-        raise SpecError(f"there are no checks for the room '{room}': {nearest(room, known)}")
-    own = known[room]
-    return own if room in ("algorithm", "engine") else {"spec": partial(_spec, room), **own}
+def _checks(category: str) -> dict[str, Check]:
+    known = {**CATEGORIES, **ON_REQUEST}
+    if category not in known:
+        raise SpecError(f"there are no checks for the category '{category}': {nearest(category, known)}")
+    own = known[category]
+    return own if category in ("algorithm", "engine") else {"spec": partial(_spec, category), **own}

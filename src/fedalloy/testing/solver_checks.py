@@ -18,7 +18,7 @@ from fedalloy.core.program import Finished, Kernel, run_block
 from fedalloy.core.protocols import LocalSolver, Shared
 from fedalloy.core.screening import misfit
 from fedalloy.core.types import Cohort, Context, Contribution, Plan, State, Work
-from fedalloy.engines import mapped
+from fedalloy.engines import vmap_kernel
 from fedalloy.methods.servers.sgd import ServerSgd
 from fedalloy.methods.weightings.uniform import Uniform
 from fedalloy.testing.comparing import broken, copied, differences
@@ -32,7 +32,7 @@ class Bench:
     """A solver with everything around it that a client needs."""
 
     def __init__(self, solver: LocalSolver, task: SmallTask) -> None:
-        self.algorithm = Algorithm(solver, Uniform(), ServerSgd()).fitted(task)
+        self.algorithm = Algorithm(solver, Uniform(), ServerSgd()).bind(task)
         self.solver, self.task = self.algorithm.solver, task
         params, buffers = task.objective.init(Key.of(1))
         self.server = self.algorithm.init(params, task.population, buffers)
@@ -141,7 +141,7 @@ def vectorised(solver: LocalSolver) -> Iterator[str]:
     states = {client: bench.run(client, bench.fresh(client)).state for client in clients}
     apart = [bench.block([client], states, train, plain) for client in clients]
     try:
-        together = bench.block(clients, states, mapped.train, vmapped)
+        together = bench.block(clients, states, vmap_kernel.train, vmapped)
     except Exception as error:
         yield f"fails under vmap: {error}"
         return

@@ -54,7 +54,7 @@ def finite(rule: Weighting) -> Iterator[str]:
 
 def nobody_moved(rule: Weighting) -> Iterator[str]:
     """From a fresh state updates of zero combine to zero."""
-    cohort = _still(sample(rule))
+    cohort = _fixed(sample(rule))
     weights, _, _ = rule.weigh(cohort, rule.init(_population(rule)), context(rule))
     moved = tree.combine(cohort.payload[_update(cohort)], weights)
     yield from differences(moved, tree.zeros_like(moved))
@@ -104,9 +104,9 @@ def sample(rule: Weighting, clients: int = CLIENTS) -> Cohort:
 
 def _samples(clients: int, key: Key) -> Payload:
     """What clients send about synthetic samples: a gradient and a factor for each."""
-    slopes = key.fold("slopes").normal(clients, SAMPLES, 2, dtype=torch.float64)
+    gradients = key.fold("slopes").normal(clients, SAMPLES, 2, dtype=torch.float64)
     factors = key.fold("factors").normal(clients, SAMPLES, dtype=torch.float64).sign().exp()
-    return {"energy_grad": {"x": slopes}, "factors": {"x": factors}}
+    return {"energy_grad": {"x": gradients}, "factors": {"x": factors}}
 
 
 def _update(cohort: Cohort) -> str:
@@ -142,22 +142,22 @@ def _hard_cohorts(rule: Weighting) -> dict[str, Cohort]:
         "extreme accuracies": cohort.with_stats(scores),
         "zeros": cohort.with_stats({name: torch.zeros_like(values) for name, values in cohort.stats.items()}),
         "equal clients": equal,
-        "clients that did not move": _still(cohort),
-        "one client that moved": _still(cohort, but=2),
+        "clients that did not move": _fixed(cohort),
+        "one client that moved": _fixed(cohort, but=2),
     }
     return hard if rule.needs_everyone else {**hard, "one client": cohort.take(one)}
 
 
-def _still(cohort: Cohort, but: int | None = None) -> Cohort:
+def _fixed(cohort: Cohort, but: int | None = None) -> Cohort:
     moving = torch.zeros(len(cohort), dtype=torch.bool)
     if but is not None:
         moving[but] = True
     update = _update(cohort)
-    still = {
+    unmoved = {
         name: torch.where(moving.reshape(-1, *[1] * (leaf.dim() - 1)), leaf, 0.0)
         for name, leaf in cohort.payload[update].items()
     }
-    return cohort.with_payload({**cohort.payload, update: still})
+    return cohort.with_payload({**cohort.payload, update: unmoved})
 
 
 def _weigh(rule: Weighting, cohort: Cohort, state: dict[str, Any]) -> dict[str, Any]:

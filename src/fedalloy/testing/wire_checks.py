@@ -42,9 +42,9 @@ def nobody_moved(wire: Wire) -> Iterator[str]:
     draws = _draws(wire, 0)
     if draws:
         return
-    mine, still = wire.init_client(_shared(), Key.of(2)), {"delta": tree.zeros_like(_payload(0)["delta"])}
-    sent, kept = wire.encode(still, mine, draws)
-    yield from differences({"sent": sent, "kept": kept}, {"sent": still, "kept": mine})
+    mine, unmoved = wire.init_client(_shared(), Key.of(2)), {"delta": tree.zeros_like(_payload(0)["delta"])}
+    sent, kept = wire.encode(unmoved, mine, draws)
+    yield from differences({"sent": sent, "kept": kept}, {"sent": unmoved, "kept": mine})
 
 
 def vectorised(wire: Wire) -> Iterator[str]:

@@ -172,12 +172,12 @@ def test_records_reach_the_disk_before_the_checkpoint_that_counts_them(
 
 
 def test_writing_needs_the_lock(folder: RunFolder) -> None:
-    for act in (
+    for apply_capability in (
         lambda: folder.append("rounds", {}), lambda: folder.checkpoint(1, {}, {}), lambda: folder.rewind(None),
         lambda: folder.set_status("failed", 1), folder.flush,
     ):  # fmt: skip
         with pytest.raises(CheckpointError, match=r"folder\.lock"):
-            act()
+            apply_capability()
 
 
 def test_a_second_writer_in_the_same_process_is_refused_too(folder: RunFolder) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.func import vmap
 
-from fedalloy.core.algorithm import Algorithm, facts_of
+from fedalloy.core.algorithm import Algorithm, data_spec_of
 from fedalloy.core.applying import vmapped
 from fedalloy.core.blocks import prepare
 from fedalloy.core.client import Assignment, run_client
@@ -16,14 +16,14 @@ from fedalloy.core.errors import AlgorithmError
 from fedalloy.core.keys import Key
 from fedalloy.core.program import BlockTraining
 from fedalloy.core.types import Context, Work
-from fedalloy.engines import mapped
+from fedalloy.engines import vmap_kernel
 from fedalloy.engines.im2col import ConvolutionsAsProducts
 from fedalloy.methods.servers.langevin import Langevin
 from fedalloy.methods.servers.sgd import ServerSgd
 from fedalloy.methods.solvers import energy
 from fedalloy.methods.solvers.energy import Energy, chosen_logits, contrast, energy_gradient, factors
-from fedalloy.methods.weightings.angles import Angles
 from fedalloy.methods.weightings.energies import Energies
+from fedalloy.methods.weightings.fedadp import Angles
 from fedalloy.methods.weightings.qfedavg import QFedAvg
 from fedalloy.methods.weightings.samples import Samples
 from fedalloy.tasks.assembly import make_task
@@ -35,16 +35,16 @@ TASK = small_task("mlp", sizes=(24, 18))
 
 def energies_apart(solver: Energy) -> float:
     """How much more likely a trained model finds its real data than the samples it was given."""
-    algorithm, task, ids = Algorithm(solver, Energies(), Langevin()).fitted(TASK), TASK, torch.tensor([0])
+    algorithm, task, ids = Algorithm(solver, Energies(), Langevin()).bind(TASK), TASK, torch.tensor([0])
     params, buffers = task.objective.init(Key.of(0))
     shared = algorithm.init(params, task.population, buffers)["shared"]
     state = algorithm.init_client(shared, Key.of(1), task.objective.init)
     kept = {}
 
     class Watching(Energy):
-        def conclude(self, carry, shared, outputs):
+        def post_train(self, carry, shared, outputs):
             kept["params"] = carry["params"]
-            return super().conclude(carry, shared, outputs)
+            return super().post_train(carry, shared, outputs)
 
     watching = Watching(**vars(algorithm.solver))
     examples = task.data("train", ids).client(0)
@@ -110,7 +110,7 @@ def test_factors_know_only_the_sign():
 
 
 def test_only_what_is_known_of_the_samples_is_sent_and_only_they_are_received():
-    algorithm = Algorithm(Energy(per_class=2), Energies(), Langevin()).fitted(TASK)
+    algorithm = Algorithm(Energy(per_class=2), Energies(), Langevin()).bind(TASK)
     shared = algorithm.init(*TASK.objective.init(Key.of(0))[:1], 2)["shared"]
     assert shared["samples"]["x"].shape == (6, 4)
     assert shared["labels"]["y"].tolist() == [0, 0, 1, 1, 2, 2]
@@ -127,18 +127,18 @@ def test_iterations_limit_the_local_steps():
 
 
 def test_data_outside_the_limits_and_single_outputs_are_refused():
-    facts = facts_of(TASK, Key.of(0))
+    data_spec = data_spec_of(TASK, Key.of(0))
     with pytest.raises(ValueError, match=r"\[0.0, 1.0\], but the data reach from"):
-        Energy().fitted(replace(facts, bounds=(0.0, 1.0)))
+        Energy().bind(replace(data_spec, bounds=(0.0, 1.0)))
     with pytest.raises(ValueError, match="one output per class"):
-        Energy().fitted(replace(facts, outputs=1))
+        Energy().bind(replace(data_spec, outputs=1))
     with pytest.raises(ValueError, match="does not know its data yet"):
         Energy().init_shared({})
-    assert Energy().fitted(facts).low is None
-    inside = Energy().fitted(replace(facts, low=0.0, high=1.0, bounds=(0.0, 1.0)))
+    assert Energy().bind(data_spec).low is None
+    inside = Energy().bind(replace(data_spec, low=0.0, high=1.0, bounds=(0.0, 1.0)))
     assert (inside.shape, inside.low, inside.high) == ((4,), 0.0, 1.0)
-    assert Energy(low=-9.0, high=9.0).fitted(replace(facts, bounds=(0.0, 1.0))).high == 9.0
-    assert Langevin(low=-2.0).fitted(replace(facts, bounds=(0.0, 1.0))) == Langevin(low=-2.0, high=1.0)
+    assert Energy(low=-9.0, high=9.0).bind(replace(data_spec, bounds=(0.0, 1.0))).high == 9.0
+    assert Langevin(low=-2.0).bind(replace(data_spec, bounds=(0.0, 1.0))) == Langevin(low=-2.0, high=1.0)
 
 
 def test_rules_that_need_a_model_are_refused_and_client_weights_are_not():
@@ -168,7 +168,7 @@ def test_convolutions_as_products_take_the_same_steps():
     """On a GPU convolutions of many clients become products: gradients by weights and by images alone must stay."""
     model = {"kind": "energy_cnn", "width": 4}
     task = make_task({"kind": "digits", "flat": False}, model, clients=2, dtype="float64")
-    algorithm = Algorithm(Energy(per_class=1, batch_size=8, iterations=2), Energies(), Langevin()).fitted(task)
+    algorithm = Algorithm(Energy(per_class=1, batch_size=8, iterations=2), Energies(), Langevin()).bind(task)
     params, buffers = task.objective.init(Key.of(0))
     shared, work = algorithm.init(params, 2, buffers)["shared"], Work.of(torch.arange(2))
     states = [algorithm.init_client(shared, Key.of(seed), task.objective.init) for seed in range(2)]
@@ -176,8 +176,8 @@ def test_convolutions_as_products_take_the_same_steps():
     with torch.no_grad():
         block = prepare(algorithm, work, task.data("train", work.ids), shared, ctx)
         training = BlockTraining(algorithm, task.objective, shared, mine, block, ctx, vmapped)
-        plain = mapped.train(training)
+        plain = vmap_kernel.train(training)
         with ConvolutionsAsProducts():
-            products = mapped.train(training)
+            products = vmap_kernel.train(training)
     assert list(differences(products.carry, plain.carry, 1e-9)) == []
     assert list(differences(plain.carry["params"], mine["fresh"], 1e-9)) != []

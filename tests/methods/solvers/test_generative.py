@@ -39,9 +39,9 @@ class Scripted:
     def __init__(self, **answers):
         self.answers, self.asked = answers, []
 
-    def __call__(self, role, *inputs):
-        self.asked.append((role, inputs))
-        return self.answers[role]
+    def __call__(self, capability, *inputs):
+        self.asked.append((capability, inputs))
+        return self.answers[capability]
 
 
 def bce(logit, target):
@@ -152,15 +152,18 @@ def test_two_gan_steps_are_those_of_torch():
     makes = torch.optim.Adam(module.generator.parameters(), 0.05, betas=(0.5, 0.999))
     for draw, rows in zip(noise, order, strict=True):
         x, y = X[rows], Y[rows]
-        fake = module(draw, y, role="generate").detach()
-        (real_logit, real_class), (fake_logit, fake_class) = module(x, role="judge"), module(fake, role="judge")
+        fake = module(draw, y, capability="generate").detach()
+        (real_logit, real_class), (fake_logit, fake_class) = (
+            module(x, capability="judge"),
+            module(fake, capability="judge"),
+        )
         with_logits = functional.binary_cross_entropy_with_logits
         loss = with_logits(real_logit, torch.ones_like(real_logit)) + with_logits(fake_logit, torch.zeros(3).double())
         loss = loss + functional.cross_entropy(real_class, y) + functional.cross_entropy(fake_class, y)
         judges.zero_grad()
         loss.backward()
         judges.step()
-        logit, named = module(module(draw, y, role="generate"), role="judge")
+        logit, named = module(module(draw, y, capability="generate"), capability="judge")
         makes.zero_grad()
         (with_logits(logit, torch.ones_like(logit)) + functional.cross_entropy(named, y)).backward()
         makes.step()
@@ -175,7 +178,7 @@ def test_two_vae_steps_are_those_of_torch():
     module = filled(objective, params)
     optimizer = torch.optim.Adam(module.parameters(), 0.05)
     for draw, rows in zip(noise, order, strict=True):
-        target, made, mean, spread = module(X[rows], Y[rows], draw, role="reconstruct")
+        target, made, mean, spread = module(X[rows], Y[rows], draw, capability="reconstruct")
         kl = torch.distributions.kl_divergence(
             torch.distributions.Normal(mean, spread), torch.distributions.Normal(0.0, 1.0)
         )
@@ -211,9 +214,9 @@ def test_padding_changes_neither_noise_nor_gradients(solver):
 def test_dropout_masks_differ_between_the_calls_of_a_step():
     """One mask for both losses would tie the generator to the features that the discriminator was just shown."""
     from fedalloy.tasks.dropout import Dropout
-    from fedalloy.tasks.models.roles import Versatile
+    from fedalloy.tasks.models.capabilities import CapabilityModule
 
-    class Drops(Versatile):
+    class Drops(CapabilityModule):
         def __init__(self):
             super().__init__()
             self.scale, self.drop = nn.Parameter(torch.ones(1)), Dropout(0.5)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fedalloy import algorithms
-from fedalloy.core.algorithm import facts_of
+from fedalloy.core.algorithm import data_spec_of
 from fedalloy.core.errors import FedalloyError, SpecError
 from fedalloy.core.keys import Key
 from fedalloy.core.spec import algorithm_from_spec, algorithm_to_spec
@@ -104,15 +104,15 @@ def test_models_that_can_be_trained_on_one_example_keep_their_plans():
     rows = small_task("batchnorm").objective
     assert not rows.trains_on_one(torch.zeros(1, 4))
     for model in ("mlp", "linear", "dropout"):
-        assert named().fitted(small_task(model)) == named()
+        assert named().bind(small_task(model)) == named()
 
 
 def test_what_was_decided_travels_to_nodes():
     """Nodes get the algorithm as the server fitted it, so both count the same steps."""
-    fitted = named().fitted(small_task("batchnorm"))
-    assert algorithm_from_spec(algorithm_to_spec(fitted)).solver.leftover == "merge"  # type: ignore[attr-defined]
+    bind = named().bind(small_task("batchnorm"))
+    assert algorithm_from_spec(algorithm_to_spec(bind)).solver.leftover == "merge"  # type: ignore[attr-defined]
     assert "leftover" not in algorithm_to_spec(named())["solver"]
-    assert not facts_of(small_task("batchnorm"), Key.of(0)).alone
+    assert not data_spec_of(small_task("batchnorm"), Key.of(0)).alone
 
 
 def test_the_argument_is_checked():

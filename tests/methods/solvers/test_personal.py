@@ -215,7 +215,7 @@ def test_models_in_parts_cannot_be_tried_at_other_clients():
 
 def test_the_published_methods_are_compositions():
     names = ("fedper", "lgfedavg", "fedrep", "fedbn", "local_only")
-    kept = {name: aspects.stays(algorithms.named(name).solver) for name in names}
+    kept = {name: aspects.local_leaves(algorithms.named(name).solver) for name in names}
     assert kept["fedper"] == kept["fedrep"] == Names(HEAD)
     assert kept["lgfedavg"] == Names(HEAD, others=True)
     assert "features.1.bn.running_mean" in kept["fedbn"]

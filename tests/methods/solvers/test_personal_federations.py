@@ -24,8 +24,8 @@ from fedalloy.methods.solvers.prox import Prox
 from fedalloy.methods.solvers.sgd import Sgd
 from fedalloy.methods.solvers.superfed import SuPerFed
 from fedalloy.methods.weightings.aaggff_d import AaggffD
-from fedalloy.methods.weightings.angles import Angles
-from fedalloy.methods.weightings.moments import Ewwa
+from fedalloy.methods.weightings.ewwa import Ewwa
+from fedalloy.methods.weightings.fedadp import Angles
 from fedalloy.methods.weightings.samples import Samples
 from fedalloy.testing import EngineCase, HalfWithMemory, Jitter, Lopsided, check_engine, small_task
 from fedalloy.testing.cases import CHANGING, FAILING, UNEVEN

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedalloy.core.keys import Key
 from fedalloy.core.types import Cohort, Context, State
-from fedalloy.methods.weightings.angles import Angles, angles_to_mean
+from fedalloy.methods.weightings.fedadp import Angles, angles_to_mean
 
 CTX = Context(1, 9, Key.of(0))
 

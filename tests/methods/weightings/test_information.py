@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedalloy.core.keys import Key
 from fedalloy.core.types import Cohort, Context, State
-from fedalloy.methods.weightings.information import Information
+from fedalloy.methods.weightings.fedfa import Information
 
 CTX = Context(1, 9, Key.of(0))
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fedalloy.core import tree
 from fedalloy.core.keys import Key
 from fedalloy.core.types import Cohort, Context
-from fedalloy.methods.weightings.middle import Median, TrimmedMean, middle
+from fedalloy.methods.weightings.robust import Median, TrimmedMean, middle
 
 CTX = Context(1, 50, Key.of(0))
 

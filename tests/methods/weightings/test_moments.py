@@ -18,7 +18,7 @@ from fedalloy.core.types import Cohort, Context
 from fedalloy.experiment.records.checkpoint import load, save
 from fedalloy.methods.servers.sgd import ServerSgd
 from fedalloy.methods.solvers.sgd import Sgd
-from fedalloy.methods.weightings.moments import Ewwa
+from fedalloy.methods.weightings.ewwa import Ewwa
 from fedalloy.testing import check_rule
 from fedalloy.testing.comparing import copied, differences
 

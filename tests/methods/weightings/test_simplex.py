@@ -54,10 +54,10 @@ def programme(size: int, rank: int, seed: int) -> tuple[torch.Tensor, torch.Tens
 
 @given(st.integers(1, 12), st.integers(1, 12), st.integers(0, 1000), st.floats(0.001, 1.0))
 @settings(max_examples=40)
-def test_the_programme_is_solved_to_rounding(size, rank, seed, room):
+def test_the_programme_is_solved_to_rounding(size, rank, seed, category):
     P, q = programme(size, rank, seed)
     start = Key.of(seed).fold("start").uniform(size, dtype=torch.float64).softmax(0)
-    low, high = (start - room).clamp(min=0), (start + room).clamp(max=1)
+    low, high = (start - category).clamp(min=0), (start + category).clamp(max=1)
     x = minimise(P, q, low, high)
     assert bool((x >= low - 1e-12).all() & (x <= high + 1e-12).all())
     assert float(x.sum()) == pytest.approx(1, abs=1e-12)

@@ -127,7 +127,7 @@ def test_what_cannot_be_tracked_is_told_before_anything_is_made(tmp_path, monkey
 
 def test_trackers_are_registered_and_found_by_name(tmp_path, monkeypatch):
     assert registry.names("tracker") == ["mlflow", "tensorboard", "wandb"]
-    monkeypatch.setattr(registry, "_rules", {room: dict(rules) for room, rules in registry._rules.items()})
+    monkeypatch.setattr(registry, "_rules", {category: dict(rules) for category, rules in registry._rules.items()})
     made: list[Listener] = []
 
     @registry.register("tracker", "listener")

@@ -92,7 +92,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-class Told:
+class WorkerReply:
     """Remembers what the runs said."""
 
     def __init__(self) -> None:
@@ -107,8 +107,8 @@ class Told:
         yield tell
 
 
-def run(place: Path, wish: Wish | None = None) -> tuple[Results, Told]:
-    told = Told()
+def run(place: Path, wish: Wish | None = None) -> tuple[Results, WorkerReply]:
+    told = WorkerReply()
     experiment = load_experiment(str(place / "mine.toml"))
     made = measure(experiment, wish or Wish(), place / "runs", told, processes=1, near=place)
     return made, told

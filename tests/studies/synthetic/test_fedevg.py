@@ -13,7 +13,7 @@ from fedalloy.core.errors import DataError, SpecError
 from fedalloy.core.keys import Key
 from fedalloy.engines.loop import Loop
 from fedalloy.experiment.fit import RunResult
-from fedalloy.experiment.newcomers import evaluate_newcomers
+from fedalloy.experiment.unseen import evaluate_unseen
 from fedalloy.methods.classifier import ClassifierTraining, classifier_of, train_classifier
 from fedalloy.tasks.assembly import make_task
 from fedalloy.tasks.datasets.base import Dataset
@@ -34,8 +34,8 @@ def digits(classes: int = 3, **settings: Any) -> FederatedTask:
     whole = fedalloy.task("digits").train
     kept = whole.y < classes
     data = Dataset(whole.x[kept], whole.y[kept], classes, bounds=(0.0, 1.0))
-    usual: dict[str, Any] = {"model": {"kind": "energy_cnn", "width": 8}, "seed": 1, "clients": 3}
-    return make_task(data, partition={"kind": "dirichlet", "alpha": 0.5}, **{**usual, **settings})
+    defaults: dict[str, Any] = {"model": {"kind": "energy_cnn", "width": 8}, "seed": 1, "clients": 3}
+    return make_task(data, partition={"kind": "dirichlet", "alpha": 0.5}, **{**defaults, **settings})
 
 
 def rows(seed: int = 0) -> FederatedTask:
@@ -120,7 +120,7 @@ def test_seeds_draw_other_noise_and_other_local_models():
 
 def test_there_is_no_shared_model_for_newcomers_and_no_samples_of_fedavg():
     with pytest.raises(SpecError, match="exchanges samples"):
-        evaluate_newcomers(fit(rows(), 1, **ROWS).trained, torch.tensor([0]))
+        evaluate_unseen(fit(rows(), 1, **ROWS).trained, torch.tensor([0]))
     plain = fedalloy.fit("fedavg", rows(), rounds=1)
     with pytest.raises(SpecError, match="makes no synthetic samples"):
         plain.synthetic()

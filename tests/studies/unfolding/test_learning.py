@@ -22,10 +22,10 @@ from fedalloy.engines.workers import Workers
 from fedalloy.experiment.weight_files import load_table
 from fedalloy.methods.weightings.weight_table import WeightTable, average
 from fedalloy.studies.unfolding.call import Stopped, progress_file
-from fedalloy.studies.unfolding.course import Course
-from fedalloy.studies.unfolding.learning import Learner, Standing, adam, course_of, learn, sizes_of
+from fedalloy.studies.unfolding.learning import Learner, Standing, adam, learn, sampled, sizes_of
 from fedalloy.studies.unfolding.settings import Learning
 from fedalloy.studies.unfolding.shares import first_theta, roughness, shares_of, theta_of
+from fedalloy.studies.unfolding.unrolled import UnrolledProblem
 from fedalloy.tasks.devices import DeviceProfile
 from fedalloy.testing import small_task
 
@@ -91,14 +91,14 @@ def test_an_interrupted_learning_goes_on_as_if_it_had_not_been(tmp_path):
 
 
 def test_early_stop_keeps_the_table_of_the_best_validation_loss():
-    course = Course(FEDAVG, small_task("linear"), 3, learning=Learning(40, lr=5.0, patience=3, check_every=1))
+    problem = UnrolledProblem(FEDAVG, small_task("linear"), 3, learning=Learning(40, lr=5.0, patience=3, check_every=1))
     values: list[float] = []
 
     def watch(event: Any) -> None:
         assert event.valid_loss is not None
         values.append(event.valid_loss)
 
-    standing, _ = learn(Learner(course, watcher=watch))
+    standing, _ = learn(Learner(problem, watcher=watch))
     assert standing.iteration < 40
     assert standing.stale == 3
     best = values.index(min(values))
@@ -121,19 +121,19 @@ def test_smoothness_makes_rows_alike():
 
 
 def test_the_initial_model_is_that_of_a_run_or_a_fresh_one():
-    fixed = Learner(Course(FEDAVG, small_task(), 2), seed=3)
+    fixed = Learner(UnrolledProblem(FEDAVG, small_task(), 2), seed=3)
     run = fedalloy.fit(FEDAVG, small_task(), rounds=1, seed=3, initial=None)
     assert run.status == "finished"
     first = small_task().objective.init(Key.of(3).fold("model"))[0]
     torch.testing.assert_close(fixed.model(0)[0], first)
     torch.testing.assert_close(fixed.model(7)[0], first)
-    fresh = replace(fixed, course=replace(fixed.course, learning=Learning(initial="fresh")))
+    fresh = replace(fixed, problem=replace(fixed.problem, learning=Learning(initial="fresh")))
     assert not torch.equal(fresh.model(0)[0]["output.weight"], fresh.model(1)[0]["output.weight"])
 
 
 def test_a_fraction_of_every_clients_examples_is_used():
-    course = Course(FEDAVG, small_task(), 2, learning=Learning(fraction=0.5))
-    part, whole = course_of(course, 0).task, small_task()
+    problem = UnrolledProblem(FEDAVG, small_task(), 2, learning=Learning(fraction=0.5))
+    part, whole = sampled(problem, 0).task, small_task()
     assert sizes_of(part).tolist() == [1, 2, 4, 6, 2]
     for client in range(5):
         mine, theirs = (task.data("train", torch.tensor([client])).client(0).x for task in (part, whole))
@@ -190,11 +190,11 @@ def test_a_rehearsal_is_what_then_runs():
     """The losses that the learning sums are those that a run with the table meets, round by round."""
     from fedalloy.studies.unfolding.gradient import outer_gradient
 
-    course = Course(FEDAVG, small_task(), 3, DeviceProfile(epochs=(2, 1, 1, 1, 3)))
-    theta = first_theta(sizes_of(course.task), 3, "square")
+    problem = UnrolledProblem(FEDAVG, small_task(), 3, DeviceProfile(epochs=(2, 1, 1, 1, 3)))
+    theta = first_theta(sizes_of(problem.task), 3, "square")
     root = Key.of(4)
-    found = outer_gradient(course, theta, *course.task.objective.init(root.fold("model")), root)
-    run = fedalloy.fit(FEDAVG, small_task(), rounds=3, seed=4, devices=course.devices)
+    found = outer_gradient(problem, theta, *problem.task.objective.init(root.fold("model")), root)
+    run = fedalloy.fit(FEDAVG, small_task(), rounds=3, seed=4, devices=problem.devices)
     torch.testing.assert_close(found.params, run.model, rtol=1e-9, atol=1e-11)
 
 

@@ -58,7 +58,7 @@ def test_rounds_that_are_not_stored_are_played(tmp_path):
     params, init = dict(stored.case.params), dict(stored.case.init)
     assert problems(replayed(tmp_path, "aaggff_s", params, init, [(inputs, expected)])) == []
     backwards = [({**inputs, "round": round}, expected) for round in (3, 2)]
-    with pytest.raises(SpecError, match="round is 2, but 3 rounds were played"):
+    with pytest.raises(SpecError, match="round is 2, but 3 rounds were run"):
         replayed(tmp_path, "aaggff_s", params, init, backwards)
 
 

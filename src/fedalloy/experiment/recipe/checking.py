@@ -15,11 +15,11 @@ import torch
 
 from fedalloy.core import registry
 from fedalloy.core.algorithm import Algorithm
+from fedalloy.core.capabilities import check_capabilities
 from fedalloy.core.cross import check_validation
 from fedalloy.core.errors import SpecError
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Task
-from fedalloy.core.roles import check_roles
 from fedalloy.core.spec import from_spec
 from fedalloy.experiment.config import RunConfig
 from fedalloy.experiment.health import check_able
@@ -90,9 +90,13 @@ def _check_names(recipe: Recipe, config: RunConfig) -> None:
 
 def _foreign_rules(recipe: Recipe, found: Findings) -> bool:
     """Whether the algorithm has rules that may be in the modules which the recipe imports."""
-    named = [(room, getattr(recipe, room).kind) for room in ("solver", "weighting", "server") if getattr(recipe, room)]
+    named = [
+        (category, getattr(recipe, category).kind)
+        for category in ("solver", "weighting", "server")
+        if getattr(recipe, category)
+    ]
     named += [("wire", one.kind) for one in recipe.wire or ()] + [("algorithm", recipe.algorithm.name or "fedavg")]
-    unknown = [kind for room, kind in named if kind not in registry.names(room)]
+    unknown = [kind for category, kind in named if not registry.knows(category, kind)]
     if recipe.imports:
         found.skip(f"what the modules in imports do ({', '.join(recipe.imports)})")
     if unknown and recipe.imports:
@@ -147,13 +151,13 @@ def _check_clients(config: RunConfig, population: int, algorithm: Algorithm | No
 
 def _check_together(algorithm: Algorithm, task: Task, config: RunConfig) -> None:
     """Whether model, data and method fit."""
-    fitted = algorithm.fitted(task, Key.of(config.seed))
-    check_roles(fitted, task)
-    check_validation(fitted, task)
-    check_able(fitted, task, config)
+    bind = algorithm.bind(task, Key.of(config.seed))
+    check_capabilities(bind, task)
+    check_validation(bind, task)
+    check_able(bind, task, config)
     with torch.no_grad():
         params, buffers = task.objective.init(Key.of(0))
-        fitted.init(params, task.population, buffers)
+        bind.init(params, task.population, buffers)
 
 
 def _kind(spec: str | Mapping[str, Any] | None) -> str:

@@ -28,7 +28,7 @@ def load(path: str | Path, changes: list[str] | None = None) -> Recipe:
     found = read(path)
     if Path(path).is_dir() and "task" not in found and "seed" in found.get("run", {}):
         raise SpecError(
-            f"{path} is a run that was begun in Python, and its data and model are not in its folder: go on with it "
+            f"{path} is a run that was begun in Python, and its data and model are not in its folder: continue with it "
             "there, by the call of fedalloy.fit that began it and resume=True"
         )
     return parse(assign(found, changes or []), str(path))

@@ -17,7 +17,7 @@ from fedalloy.experiment.trained import Trained
 
 
 def reopen(folder: str | Path) -> Trained:
-    """The run in a folder at its last checkpoint; its data are made anew from its recipe, and nothing is changed.
+    """The run in a folder at its last checkpoint; its data are made again from its recipe, and nothing is changed.
 
     Only for runs of a recipe: one that was started from Python has no data in its folder, but
     ``RunResult.trained``.
@@ -34,6 +34,6 @@ def reopen(folder: str | Path) -> Trained:
             "only the rounds in which these were made"
         )
     task, root = placed(experiment.task(), config.device), Key.of(config.seed)
-    fed = Federation(experiment.algorithm.fitted(task, root), task, Loop(), config, root)
+    fed = Federation(experiment.algorithm.bind(task, root), task, Loop(), config, root)
     store = read_store(saved.clients, opened.clients, config.device)
     return Trained(fed, on_device(saved.server, config.device), store, saved.round)

@@ -24,7 +24,7 @@ from fedalloy.experiment.recorder import Recorder
 from fedalloy.experiment.sampling import BySize, Listed, Sampling, UniformSampling
 from fedalloy.methods.classifier import ClassifierTraining
 from fedalloy.tasks.assembly import make_task
-from fedalloy.tasks.datasets.base import usual_of
+from fedalloy.tasks.datasets.base import defaults_of
 from fedalloy.tasks.devices import DeviceProfile
 from fedalloy.tasks.federation import FederatedTask
 
@@ -54,7 +54,7 @@ class Experiment:
     ) -> tuple[Ending, Recorder]:
         """Make the task and run to the end. A signal that stops the run has its own effect afterwards; a list given as
         ``caught`` takes it instead."""
-        with put_off() if caught is None else nullcontext(caught) as heard:
+        with put_off() if caught is None else nullcontext(caught) as caught_signals:
             return run(
                 self.algorithm,
                 self.task(),
@@ -64,7 +64,7 @@ class Experiment:
                 recipe=self.resolved,
                 watcher=watcher,
                 track=track,
-                caught=heard,
+                caught=caught_signals,
                 start_over=start_over,
                 allow_engine_change=allow_engine_change,
             )
@@ -116,7 +116,9 @@ def algorithm_of(recipe: Recipe) -> Algorithm:
     check_names("algorithm.name", "algorithm", [name])
     base = named(name, **table.arguments)
     parts: dict[str, Any] = {
-        room: from_spec(room, getattr(recipe, room).model_dump()) for room in _PARTS if getattr(recipe, room)
+        category: from_spec(category, getattr(recipe, category).model_dump())
+        for category in _PARTS
+        if getattr(recipe, category)
     }
     if recipe.wire is not None:
         parts["wire"] = tuple(from_spec("wire", one.model_dump(), f"wire[{i}]") for i, one in enumerate(recipe.wire))
@@ -153,9 +155,9 @@ def task_of(recipe: Recipe) -> FederatedTask:
 
 def scored(recipe: Recipe) -> Recipe:
     """The recipe with its metrics and its target metric said: what it leaves out is as usual for its data."""
-    usual = usual_of(recipe.task.dataset).metrics
-    metrics = recipe.evaluate.metrics or list(usual)
-    target = recipe.run.target_metric or (usual[0] if usual[0] in metrics else metrics[0])
+    defaults = defaults_of(recipe.task.dataset).metrics
+    metrics = recipe.evaluate.metrics or list(defaults)
+    target = recipe.run.target_metric or (defaults[0] if defaults[0] in metrics else metrics[0])
     evaluate = recipe.evaluate.model_copy(update={"metrics": metrics})
     run_table = recipe.run.model_copy(update={"target_metric": target})
     return recipe.model_copy(update={"evaluate": evaluate, "run": run_table})
@@ -204,11 +206,11 @@ def sampling_of(table: SamplingTable) -> Sampling:
     return UniformSampling(table.cohort) if table.kind == "uniform" else BySize(table.cohort)
 
 
-def check_names(field: str, room: str, names: list[str]) -> None:
+def check_names(field: str, category: str, names: list[str]) -> None:
     """Refuse names that nobody registered, and say which field holds them."""
     for name in names:
         try:
-            registry.find(room, name)
+            registry.find(category, name)
         except RegistryError as error:
             raise SpecError(f"{field}: {error}") from None
 

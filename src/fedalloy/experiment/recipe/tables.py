@@ -49,7 +49,7 @@ class SyntheticTable(Closed):
     path: str
     """An `.npz` file with the arrays `x` and `y`, as `fedalloy synth export` writes it."""
     per_class: Count | None = None
-    """How many of every class; left out: all."""
+    """How many of every class; default: all."""
 
 
 class TaskTable(Closed):
@@ -58,11 +58,11 @@ class TaskTable(Closed):
     dataset: str | Table = "digits"
     """A dataset's name, or a table of its `kind` and arguments."""
     model: str | Table | None = None
-    """A model's name, `package.module:function`, or a table of `kind` and arguments; left out: chosen by the data."""
+    """A model's name, `package.module:function`, or a table of `kind` and arguments; default: chosen by the data."""
     loss: Literal["cross_entropy", "binary", "mse"] | None = None
-    """Left out: the data's usual one, else cross-entropy for classes and squared error for numbers."""
+    """Default: the data's usual one, else cross-entropy for classes and squared error for numbers."""
     standardise: Literal["none", "client"] | None = None
-    """`client`: scale every client's features by its own training part; left out: as is usual for the data."""
+    """`client`: scale every client's features by its own training part; default: as is usual for the data."""
     trainable: list[str] = ["*"]
     """Patterns of the parameter names that are trained and exchanged."""
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2
@@ -72,7 +72,7 @@ class TaskTable(Closed):
     dtype: Literal["float32", "float64"] = "float32"
     """Precision of the model and the features."""
     classifier: str | Table | None = None
-    """The model that the server trains on synthetic samples; left out: the task's own."""
+    """The model that the server trains on synthetic samples; default: the task's own."""
     synthetic: str | SyntheticTable | None = None
     """A file of synthetic samples that every client trains on besides its own examples."""
 
@@ -81,11 +81,11 @@ class PartitionTable(Open):
     """How examples are dealt to clients."""
 
     kind: str | None = None
-    """Name of the partition rule; left out: the data's own clients, or iid."""
+    """Name of the partition rule; default: the data's own clients, or iid."""
     clients: Count | None = None
     """Number of clients; rules that make their own number need none."""
     newcomers: Annotated[int, Field(ge=0)] = 0
-    """How many of these clients, drawn once, never take part; `fedalloy newcomers` scores them."""
+    """How many of these clients, drawn once, never take part; `fedalloy unseen` scores them."""
 
 
 class NoiseTable(Closed):
@@ -123,7 +123,7 @@ class DevicesTable(Closed):
     """What the clients' devices can do."""
 
     epochs: Annotated[int, Field(ge=0)] | list[int] | EpochsTable | None = None
-    """Local epochs: one number, one per client, or `{ low, high }` drawn anew; left out: what the solver says."""
+    """Local epochs: one number, one per client, or `{ low, high }` drawn again; default: what the solver says."""
     success: Probability | list[float] = 1.0
     """Probability that a client's link works in a round; one number or one per client."""
     availability: Probability | list[float] = 1.0
@@ -146,7 +146,7 @@ class SamplingTable(Closed):
     kind: Literal["uniform", "by_size", "list"] = "uniform"
     """Everyone alike, in proportion to examples, or given cohorts."""
     cohort: int | float | None = None
-    """Clients per round: a number, or a fraction up to 1.0; left out: everyone."""
+    """Clients per round: a number, or a fraction up to 1.0; default: everyone."""
     cohorts: list[list[int]] | None = None
     """For `list`: the cohorts, used in turn."""
 
@@ -172,7 +172,7 @@ class RunTable(Closed):
     target: float | None = None
     """Value of the target metric whose first round is reported: at least this, or at most where lower is better."""
     target_metric: str | None = None
-    """The metric that the target, patience and tuning look at, in its own direction; left out: the data's usual one
+    """The metric that the target, patience and tuning look at, in its own direction; default: the data's usual one
     (accuracy)."""
     target_on: Literal["clients", "global"] | None = None
     """What the target, patience and tables look at: the mean over clients (the default), or the global test set."""
@@ -213,13 +213,13 @@ class EvaluateTable(Closed):
     every: Count = 1
     """Rounds between evaluations; the last round always is one."""
     metrics: Annotated[list[str], Field(min_length=1)] | None = None
-    """Names of metrics; `fedalloy list metrics` shows all; left out: the data's usual ones (accuracy, loss)."""
+    """Names of metrics; `fedalloy list metrics` shows all; default: the data's usual ones (accuracy, loss)."""
     clients: Count | None = None
-    """Score only this many clients, drawn once; left out: everyone."""
+    """Score only this many clients, drawn once; default: everyone."""
     mix_every: Count | None = None
-    """Rounds between readings at lambda = 0, 0.1, ..., 1, for methods that mix two models; left out: at the end."""
+    """Rounds between readings at lambda = 0, 0.1, ..., 1, for methods that mix two models; default: at the end."""
     snapshots: Count | None = None
-    """Rounds between sets of synthetic samples kept in the run folder, for methods that make some; left out: none."""
+    """Rounds between sets of synthetic samples kept in the run folder, for methods that make some; default: none."""
     classifier: ClassifierTable = ClassifierTable()
     """The classifier that scores synthetic samples."""
 
@@ -232,7 +232,7 @@ class EngineTable(Open):
     device: str = "cpu"
     """A torch device."""
     threads: Count | None = None
-    """Threads of torch; left out: torch's choice in a run, one in a comparison."""
+    """Threads of torch; default: torch's choice in a run, one in a comparison."""
 
 
 class UnfoldTable(Closed):
@@ -321,8 +321,8 @@ def schema() -> dict[str, Any]:
     """JSON schema (draft 2020-12) of a recipe."""
     made = Recipe.model_json_schema()
     made["$schema"] = "https://json-schema.org/draft/2020-12/schema"
-    for (table, field), room in _NAMES.items():
-        made["$defs"][table]["properties"][field]["examples"] = registry.names(room)
-    for room in ("solver", "weighting", "server"):
-        made["properties"][room]["examples"] = [{"kind": name} for name in registry.names(room)]
+    for (table, field), category in _NAMES.items():
+        made["$defs"][table]["properties"][field]["examples"] = registry.names(category)
+    for category in ("solver", "weighting", "server"):
+        made["properties"][category]["examples"] = [{"kind": name} for name in registry.names(category)]
     return made

@@ -206,7 +206,7 @@ def _each_unshared(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]
 
 
 def _bytes_of(leaf: Tensor) -> Tensor:
-    """The bytes of a contiguous tensor; strides are said anew, as those of a single number may be anything."""
+    """The bytes of a contiguous tensor; strides are given again, as those of a single number may be anything."""
     return leaf.as_strided((leaf.numel(),), (1,)).view(torch.uint8)
 
 

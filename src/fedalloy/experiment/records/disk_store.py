@@ -58,7 +58,7 @@ class DiskStore:
         return len(self._current)
 
     def get(self, ids: Sequence[int]) -> dict[int, State]:
-        """The states that are known, read anew every time."""
+        """The states that are known, read again every time."""
         known = [(client, self._current[client]) for client in ids if client in self._current]
         return {generation[0]: self._read(generation) for generation in known}
 

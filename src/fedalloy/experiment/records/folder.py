@@ -12,7 +12,7 @@
 | ``checkpoints/round-000123.safetensors`` | the last two (:mod:`fedalloy.experiment.records.checkpoint`) |
 | ``clients/0000007-000123.safetensors`` | large states of clients, by id and round (:mod:`.disk_store`) |
 | ``synthetic/round-000050.safetensors`` | synthetic samples of a round (:mod:`fedalloy.experiment.records.snapshots`) |
-| ``lock`` | held by the writer, names its process id and its sitting (:mod:`.lock`) |
+| ``lock`` | held by the writer, names its process id and its session (:mod:`.lock`) |
 | ``stop`` | asks the writer to end after its round (:mod:`.stop`); gone afterwards |
 | ``index.sqlite`` | what the live page has read so far (:mod:`.index`); may be deleted at any time |
 
@@ -288,7 +288,7 @@ class RunFolder:
         if length > size:
             raise CheckpointError(
                 f"{path} has {size} bytes, the checkpoint of round {to.round} expects {length}: the file was "
-                "changed from outside. Restore it, or start the run anew in another folder"
+                "changed from outside. Restore it, or start a new run in another folder"
             )
         return length
 

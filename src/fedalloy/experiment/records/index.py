@@ -4,7 +4,7 @@
 evaluation of clients where its row begins, the seconds of every round, the newest drops, and whatever an
 :class:`Accumulator` gathers. It is brought up to date by reading only what the run has added; each step is one
 transaction. It is a cache: where it does not match the records (a run that resumed from an earlier round) it is made
-anew, where it is damaged it is deleted, and where it cannot be written, or another process has it, it lives in memory.
+again, where it is damaged it is deleted, and where it cannot be written, or another process has it, it lives in memory.
 The records themselves are only ever read.
 """
 
@@ -22,7 +22,7 @@ import numpy as np
 
 from fedalloy.core.errors import CheckpointError
 from fedalloy.experiment.records.index_tables import FILE, Floats, open_tables
-from fedalloy.experiment.records.lines import LineBlock, read_block, still_there
+from fedalloy.experiment.records.lines import LineBlock, is_unchanged, read_block
 from fedalloy.experiment.records.scalars import scalars, seconds_of
 from fedalloy.experiment.records.shapes import is_row
 from fedalloy.experiment.records.stream import decode
@@ -166,7 +166,7 @@ class Index:
         add = {"rounds": self._add_rounds, "clients": self._add_clients, "timings": self._add_timings}[stream]
         try:
             with self._tables:
-                if not still_there(path, done, mark):
+                if not is_unchanged(path, done, mark):
                     self._forget(stream)
                     done = 0
                 block = read_block(path, done, AT_ONCE)

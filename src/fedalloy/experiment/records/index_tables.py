@@ -1,4 +1,4 @@
-"""The tables of an index: checked, made anew where damaged, kept in memory where they cannot be written."""
+"""The tables of an index: checked, made again where damaged, kept in memory where they cannot be written."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _usable(path: Path) -> Connection:
     tables = sqlite3.connect(path, timeout=0.2, check_same_thread=False)
     try:
         # One writer: what is gathered in its memory must match the file. And no waiting for the disk: after a power
-        # failure the check below finds a damaged file, and it is made anew.
+        # failure the check below finds a damaged file, and it is made again.
         tables.execute("PRAGMA locking_mode = EXCLUSIVE")
         tables.execute("PRAGMA synchronous = OFF")
         if tables.execute("PRAGMA quick_check").fetchone() != ("ok",):

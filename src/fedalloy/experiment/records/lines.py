@@ -44,7 +44,7 @@ def read_block(path: Path, begin: int, most: int) -> LineBlock:
         )
 
 
-def still_there(path: Path, end: int, mark: bytes) -> bool:
+def is_unchanged(path: Path, end: int, mark: bytes) -> bool:
     """Whether a file still begins with what was read up to ``end``, judged by its length and two samples."""
     return end == 0 or (path.exists() and path.stat().st_size >= end and _mark(path, end) == mark)
 

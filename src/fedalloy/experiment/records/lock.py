@@ -1,11 +1,11 @@
 """One writer per run folder: a file lock that the operating system lets go of when its holder dies.
 
-The file says who holds it in two lines, the process id and a word that is new for every sitting. Both are for people
+The file says who holds it in two lines, the process id and a word that is new for every session. Both are for people
 and for requests; whether somebody holds the lock is asked of the lock itself, since a process id may have been given
 to another process meanwhile.
 
 What takes a run up again waits for whatever still carries it out: a ServerApp, say, outlives its SuperLink for a
-while and goes on with its round, and whoever gives the same command to a new SuperLink need not know that.
+while and continues with its round, and whoever gives the same command to a new SuperLink need not know that.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def holder(path: Path) -> int | None:
         return int(pid) if pid.isdecimal() else 0
 
 
-def sitting(path: Path) -> str:
-    """The word of the sitting that holds, or last held, a lock file; empty where there was none."""
+def session_id(path: Path) -> str:
+    """The word of the session that holds, or last held, a lock file; empty where there was none."""
     with _looking(path) as file:
         return "" if file is None else _lines(file)[1]
 

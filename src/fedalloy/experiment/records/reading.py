@@ -64,7 +64,7 @@ _KNOWN = {"status.json": STATUS, "manifest.json": MANIFEST}
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run as its folder tells it; the rows are read anew at every call, so a running run shows its progress."""
+    """One run as its folder tells it; the rows are read again at every call, so a running run shows its progress."""
 
     path: Path
     recipe: dict[str, Any]
@@ -204,12 +204,12 @@ def read_json(path: Path) -> dict[str, Any] | None:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is damaged: no JSON ({error}); restore it, or run anew elsewhere") from None
+        raise CheckpointError(f"{path} is damaged: no JSON ({error}); restore it, or run again elsewhere") from None
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path} is damaged: no JSON object; restore it, or run anew elsewhere")
+        raise CheckpointError(f"{path} is damaged: no JSON object; restore it, or run again elsewhere")
     wrong = fault(value, _KNOWN.get(path.name, {}))
     if wrong:
-        raise CheckpointError(f"{path} is damaged: {wrong} cannot be so; restore it, or run anew elsewhere")
+        raise CheckpointError(f"{path} is damaged: {wrong} cannot be so; restore it, or run again elsewhere")
     return value
 
 
@@ -218,7 +218,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
     try:
         return shape.checked_recipe(tomllib.loads(path.read_text(encoding="utf-8")), path)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is damaged: no TOML ({error}); restore it, or run anew elsewhere") from None
+        raise CheckpointError(f"{path} is damaged: no TOML ({error}); restore it, or run again elsewhere") from None
 
 
 QUICK = " (quick)"

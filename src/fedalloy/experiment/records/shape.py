@@ -73,7 +73,7 @@ def _plain(row: dict[str, Any], where: str) -> dict[str, Any]:
     wrong = row_fault(row)
     if wrong:
         raise CheckpointError(
-            f"{where} is damaged: {wrong} holds what no run writes; restore it, or run anew elsewhere"
+            f"{where} is damaged: {wrong} holds what no run writes; restore it, or run again elsewhere"
         )
     return row
 
@@ -84,7 +84,7 @@ def _check(found: Mapping[str, Any], shape: Mapping[str, Types], where: str, nee
         place = found.get(table, {}) if table else found
         if inner not in place:
             if name in needed:
-                raise CheckpointError(f"{where} is damaged: it has no '{name}'; restore it, or run anew elsewhere")
+                raise CheckpointError(f"{where} is damaged: it has no '{name}'; restore it, or run again elsewhere")
             continue
         value = place[inner]
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
@@ -94,4 +94,4 @@ def _check(found: Mapping[str, Any], shape: Mapping[str, Types], where: str, nee
 def _damaged(where: str, name: str, value: object) -> CheckpointError:
     shown = repr(value)
     shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
-    return CheckpointError(f"{where} is damaged: '{name}' cannot be {shown}; restore the file, or run anew elsewhere")
+    return CheckpointError(f"{where} is damaged: '{name}' cannot be {shown}; restore the file, or run again elsewhere")

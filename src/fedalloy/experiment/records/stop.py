@@ -1,7 +1,7 @@
 """Asking a run to end from outside: a file in its folder, which the driver looks for after every round.
 
 A file and not a signal: it reaches a run on every engine and in any thread (signals reach the main thread alone),
-and it cannot hit another process that was given the same number. The file names the sitting it is meant for, so that
+and it cannot hit another process that was given the same number. The file names the session it is meant for, so that
 no clock decides whether a request is still of use; an empty one, made by hand, is meant for whoever is running.
 """
 
@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 from fedalloy.core.errors import CheckpointError
-from fedalloy.experiment.records.lock import holder, sitting
+from fedalloy.experiment.records.lock import holder, session_id
 
 REQUESTED = "stopped on request"
 """The reason that a run's status gives afterwards."""
@@ -26,12 +26,12 @@ def ask_to_stop(folder: Path) -> None:
     # A link in its place is not followed: nothing outside the run is touched.
     how = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
     file = os.open(folder / _FILE, how, 0o666)
-    os.write(file, f"{sitting(folder / 'lock')}\n".encode())
+    os.write(file, f"{session_id(folder / 'lock')}\n".encode())
     os.close(file)
 
 
 def is_asked(folder: Path, of: str) -> bool:
-    """Whether somebody asked the sitting ``of``, or whoever is running."""
+    """Whether somebody asked the session ``of``, or whoever is running."""
     try:
         file = os.open(folder / _FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -45,7 +45,7 @@ def is_asked(folder: Path, of: str) -> bool:
 
 
 def withdraw(folder: Path, unless: str | None = None) -> None:
-    """Forget a request; ``unless`` keeps one that names this sitting."""
+    """Forget a request; ``unless`` keeps one that names this session."""
     file = folder / _FILE
     if unless is None or file.is_symlink() or _named(file) != unless:
         file.unlink(missing_ok=True)

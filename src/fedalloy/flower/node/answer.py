@@ -36,8 +36,6 @@ from fedalloy.flower.node.policy import Policy
 from fedalloy.flower.node.store import NodeStore, Start, Ticket
 from fedalloy.flower.payloads import ALWAYS
 from fedalloy.flower.protocol.header import LeavesLost, Malformed, Refused, plain_record, signed
-from fedalloy.flower.protocol.letters import Letter, sizes
-from fedalloy.flower.protocol.letters import pack as as_records
 from fedalloy.flower.protocol.orders import (
     AlgorithmSpec,
     Cross,
@@ -48,6 +46,8 @@ from fedalloy.flower.protocol.orders import (
     Work,
     read_order,
 )
+from fedalloy.flower.protocol.tensor_messages import TensorMessage, sizes
+from fedalloy.flower.protocol.tensor_messages import pack as as_records
 from fedalloy.methods.servers.sgd import ServerSgd
 from fedalloy.tasks.evaluation import evaluate_models
 from fedalloy.tasks.metrics.metric import choose
@@ -144,7 +144,7 @@ def respond(content: RecordDict, node_config: Mapping[str, Any], make_task: Make
     try:
         order = read_order(content, policy.max_megabytes * 1e6, policy.models)
     except Malformed as error:
-        return _refusal(f"the server's letter cannot be read: {error}")
+        return _refusal(f"the server's message cannot be read: {error}")
     except FedalloyError as error:
         log.warning("refused: %s", error)
         return _refusal(str(error))
@@ -158,29 +158,33 @@ def _refusal(reason: str) -> RecordDict:
     return plain_record(signed(status="refused", reason=reason))
 
 
-def answer(received: ReceivedOrder, config: NodeConfig, policy: Policy, make_task: MakeTask = local_task) -> Letter:
+def answer(
+    received: ReceivedOrder, config: NodeConfig, policy: Policy, make_task: MakeTask = local_task
+) -> TensorMessage:
     """Carry out an order; whatever happens there is an answer. ``make_task`` reads the node's data."""
     head = signed(client=config.client)
     if isinstance(received.head, Hello):
-        return Letter({**head, "status": "ok"})
+        return TensorMessage({**head, "status": "ok"})
     try:
         with torch.no_grad(), bounded_memory(policy.max_memory_megabytes, config.device):
             done = _carry_out(received.head, received, config, policy, make_task)
-        return Letter({**head, "status": "ok", **done.header}, done.parts)
+        return TensorMessage({**head, "status": "ok", **done.header}, done.parts)
     except LeavesLost as error:
-        return Letter({**head, "status": "incomplete", "reason": str(error)})
+        return TensorMessage({**head, "status": "incomplete", "reason": str(error)})
     except Refused as error:
         log.warning("refused: %s", error)
-        return Letter({**head, "status": "refused", "reason": str(error)})
+        return TensorMessage({**head, "status": "refused", "reason": str(error)})
     except Exception as error:
         log.exception("an order of the server failed")
         if is_memory_error(error):
             reason = "the order needs more memory than the policy of this node allows (max_memory_megabytes)"
-            return Letter({**head, "status": "refused", "reason": reason})
-        return Letter({**head, "status": "failed", "reason": _in_short(error)})
+            return TensorMessage({**head, "status": "refused", "reason": reason})
+        return TensorMessage({**head, "status": "failed", "reason": _in_short(error)})
 
 
-def _carry_out(head: Work, received: ReceivedOrder, config: NodeConfig, policy: Policy, make_task: MakeTask) -> Letter:
+def _carry_out(
+    head: Work, received: ReceivedOrder, config: NodeConfig, policy: Policy, make_task: MakeTask
+) -> TensorMessage:
     if head.client != config.client:
         raise Refused(f"the order is for '{head.client:.80}', this node is '{config.client}'")
     store = NodeStore.of(config.store, head.run, config.client)
@@ -211,7 +215,7 @@ def _checked(
     return Order(head, received, config, policy, store, algorithm, task)
 
 
-def _train(order: Order[Train]) -> Letter:
+def _train(order: Order[Train]) -> TensorMessage:
     head, algorithm, examples = order.head, order.algorithm, order.task.examples("train")
     order.store.accept(order.ticket)
     start = order.store.start(head.state, head.on_lag) if algorithm.stateful else Start(0, None)
@@ -230,12 +234,12 @@ def _train(order: Order[Train]) -> Letter:
     wanted = {*ALWAYS, *algorithm.weighting.requires}
     stats = {name: value for name, value in order.policy.allowed(made.stats).items() if name in wanted}
     lag = {"lag": start.lag} if start.lag else {}
-    return Letter(
+    return TensorMessage(
         {"stats": {name: _json(value) for name, value in stats.items()}, **lag}, pack(made.payload, algorithm.packings)
     )
 
 
-def _evaluate(order: Order[Evaluate]) -> Letter:
+def _evaluate(order: Order[Evaluate]) -> TensorMessage:
     """This client's scores, model by model and metric by metric; a forbidden metric is null."""
     head, shared, examples = order.head, order.shared, order.task.examples("test")
     metrics, solver = head.metrics, order.algorithm.solver
@@ -254,7 +258,7 @@ def _evaluate(order: Order[Evaluate]) -> Letter:
         allowed = tuple(metric for metric in metrics if metric not in order.policy.forbid)
         found = evaluate_models(order.task.objective, [model], block, allowed) if allowed else {}
         scores += [_json(float(found[metric][0])) if metric in found else None for metric in metrics]
-    return Letter({"scores": scores})
+    return TensorMessage({"scores": scores})
 
 
 def _kept(order: Order[Evaluate], shared: Shared) -> State:
@@ -264,7 +268,7 @@ def _kept(order: Order[Evaluate], shared: Shared) -> State:
     return kept
 
 
-def _cross(order: Order[Cross]) -> Letter:
+def _cross(order: Order[Cross]) -> TensorMessage:
     """The accuracy of every client's model on this client's validation part."""
     order.policy.check_needs({"accuracy"}, "trying the models of others")
     shared, examples, payload = order.shared, order.task.examples("valid"), order.parts("cohort/")
@@ -272,10 +276,10 @@ def _cross(order: Order[Cross]) -> Letter:
     block = Block.of(examples)
     cohort = Cohort(torch.arange(count), payload)
     cross = cross_scores(order.task.objective, shared, cohort, block, order.algorithm.solver.update)[:, 0]
-    return Letter({"cross_score": [_json(value) for value in cross.tolist()]})
+    return TensorMessage({"cross_score": [_json(value) for value in cross.tolist()]})
 
 
-_KINDS: dict[str, Callable[[Order[Any]], Letter]] = {"train": _train, "evaluate": _evaluate, "cross": _cross}
+_KINDS: dict[str, Callable[[Order[Any]], TensorMessage]] = {"train": _train, "evaluate": _evaluate, "cross": _cross}
 
 
 def _context(head: Train) -> Context:
@@ -296,10 +300,10 @@ def _on(state: Any, device: str) -> State:
     return cast(State, state.to(device) if isinstance(state, torch.Tensor) else state)
 
 
-def _contents(letter: Letter) -> dict[str, Any]:
-    """What a letter gives away: parts by bytes, numbers by name."""
-    told = {name: value for name, value in letter.header.items() if name in ("stats", "scores", "cross_score")}
-    return {"bytes": sizes(letter.parts), **told}
+def _contents(message: TensorMessage) -> dict[str, Any]:
+    """What a message gives away: parts by bytes, numbers by name."""
+    told = {name: value for name, value in message.header.items() if name in ("stats", "scores", "cross_score")}
+    return {"bytes": sizes(message.parts), **told}
 
 
 def _json(value: float) -> float | None:

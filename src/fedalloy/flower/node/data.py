@@ -158,7 +158,7 @@ def _trial_data(spec: TaskSpec, trial: TrialSpec, policy: Policy) -> Dataset:
 
 
 def _check_numbers(arguments: Mapping[str, Any], most: int) -> None:
-    """Refuse data that would take for ever to make: a client, a letter or an edge too many is an example too many."""
+    """Refuse data that would take too long to make: a client, a character or an edge too many counts as an example."""
     for name, value in arguments.items():
         if isinstance(value, int) and value > most:
             raise Refused(f"the recipe's data have {name} = {value}, the policy of this node allows {most} examples")

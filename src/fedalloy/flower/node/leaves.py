@@ -18,13 +18,13 @@ from fedalloy.flower.protocol.header import LeavesLost, Refused
 
 def whole(received: Shared, algorithm: Algorithm, objective: Objective, store: NodeStore, device: str) -> Shared:
     """All parts that a client's program looks at. Leaves that stay at the clients come once and are kept here."""
-    shared = _with_own(received, algorithm, store, device) if aspects.stays(algorithm.solver) else received
+    shared = _with_own(received, algorithm, store, device) if aspects.local_leaves(algorithm.solver) else received
     return _with_forms(shared, objective, device) if aspects.receives(algorithm.solver) is not None else shared
 
 
 def _with_own(received: Shared, algorithm: Algorithm, store: NodeStore, device: str) -> Shared:
     """What arrived with the leaves of this node's own in between, in the order in which they first came."""
-    own = {part: aspects.stays(algorithm.solver).split(leaves)[0] for part, leaves in received.items()}
+    own = {part: aspects.local_leaves(algorithm.solver).split(leaves)[0] for part, leaves in received.items()}
     if any(own.values()):
         store.keep_own(own, {part: list(leaves) for part, leaves in received.items()})
         return received

@@ -2,7 +2,7 @@
 
     forbid = ["accuracy_after", "loss"]      # statistics and metrics that are never sent
     models = ["hospital.models:net"]         # own models that a server may name; built-in ones are always allowed
-    max_megabytes = 2000                     # a larger letter is not read
+    max_megabytes = 2000                     # a larger message is not read
     max_parameters = 1000000000              # a larger model is not built
     max_steps = 1000000                      # more local steps in one round are not taken
     max_memory_megabytes = 16000             # more memory is not used for one order

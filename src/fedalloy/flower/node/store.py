@@ -10,7 +10,7 @@
 | ``lock`` | held while an order is carried out |
 
 The server says which state counts. It is the one after the last round if that contribution was counted, and the one
-before it if not: because the round is played again after an interruption, or because the answer came too late or was
+before it if not: because the round is run again after an interruption, or because the answer came too late or was
 dropped. A node that has neither (an older disk was restored, the server forgot rounds) *lags*. Then it continues from
 the newest state it has that is not newer, from the initial one if there is none, and says so; or it refuses,
 when the run was set up with ``on_lag = "drop"``.
@@ -34,7 +34,7 @@ from fedalloy.experiment.records import atomic, checkpoint
 from fedalloy.flower.protocol.header import Refused
 
 Ticket = tuple[int, int]
-"""Which sitting of the server, and which letter of it: later orders have higher tickets."""
+"""Which session of the server, and which message of it: later orders have higher tickets."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from flwr.app import RecordDict
 
 FORMAT = 3
-"""Of letters; raised when an older reader could misunderstand a newer writer."""
+"""Of messages; raised when an older reader could misunderstand a newer writer."""
 RECORD, HEADER, PARTS = "fedalloy", "header", "parts"
 """Flower's record that holds the header, the header in it, and the list of parts in the header."""
 _MOST_HEADER = 4 << 20

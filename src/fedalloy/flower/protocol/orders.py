@@ -1,7 +1,7 @@
 """What a server may say to a node: a strict schema, and the one way in.
 
 :func:`read_order` turns the records that Flower brought into a frozen :class:`ReceivedOrder`, or raises a
-:class:`FedalloyError` that says why not. It reads no file, imports nothing and builds nothing; of a letter that is not
+:class:`FedalloyError` that says why not. It reads no file, imports nothing and builds nothing; of a message that is not
 understood not even the tensors are made. Nothing else of a message is ever used. What comes from a server is data:
 registered names and plain arguments. Dotted paths, imports and files come from the node's own configuration alone; a
 model of the node's own is meant when the server's word for it stands in the node's policy.
@@ -33,8 +33,8 @@ from pydantic import (
 import fedalloy
 from fedalloy.core.types import Payload
 from fedalloy.flower.protocol.header import FORMAT, Refused
-from fedalloy.flower.protocol.letters import outline, unpack
 from fedalloy.flower.protocol.plain_values import plain_arguments, thawed
+from fedalloy.flower.protocol.tensor_messages import outline, unpack
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
@@ -238,17 +238,17 @@ class ReceivedOrder:
 def read_order(content: RecordDict, max_bytes: float = math.inf, models: Collection[str] = ()) -> ReceivedOrder:
     """The order that Flower brought; ``models`` are those of the node's own that a server may name.
 
-    :class:`~fedalloy.flower.protocol.header.Malformed` where it is no letter, :class:`Refused` where it is one that
+    :class:`~fedalloy.flower.protocol.header.Malformed` where it is no message, :class:`Refused` where it is one that
     this node does not take.
     """
     header = outline(content, max_bytes).header
     check_version(header)
     head = check_header(header, models)
-    letter = unpack(content, max_bytes)
-    for part in letter.parts:
+    tensor_message = unpack(content, max_bytes)
+    for part in tensor_message.parts:
         if not part.startswith(_PARTS[head.kind]):
             raise Refused(f"the order has a part '{part:.80}', which does not belong to it")
-    return ReceivedOrder(head, letter.parts)
+    return ReceivedOrder(head, tensor_message.parts)
 
 
 def check_version(header: Mapping[str, Any]) -> None:
@@ -256,7 +256,7 @@ def check_version(header: Mapping[str, Any]) -> None:
     theirs, ours = header.get("fedalloy"), fedalloy.__version__
     if theirs != ours or header.get("format") != FORMAT:
         raise Refused(
-            f"the server runs fedalloy {theirs!s:.40} (letters of format {header.get('format')!s:.10}), this node "
+            f"the server runs fedalloy {theirs!s:.40} (messages of format {header.get('format')!s:.10}), this node "
             f"fedalloy {ours} (format {FORMAT}): install the same version on both"
         )
 

@@ -15,10 +15,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from fedalloy.core.types import Payload
 from fedalloy.flower.protocol.header import LeavesLost, Malformed, Refused, Unwell
-from fedalloy.flower.protocol.letters import Letter, outline, unpack
+from fedalloy.flower.protocol.tensor_messages import TensorMessage, outline, unpack
 
 if TYPE_CHECKING:
-    from fedalloy.flower.protocol.letters import RecordDict
+    from fedalloy.flower.protocol.tensor_messages import RecordDict
 
 _MOST_STATISTICS, _MOST_SCORES, _MOST_TEXT, _SHOWN = 64, 1_000_000, 100_000, 500
 
@@ -71,20 +71,20 @@ class Reply:
 def read_reply(content: RecordDict, max_bytes: float = math.inf, *, full: bool = False) -> Reply:
     """A node's answer; :class:`Refused` where it said no, :class:`Unwell` where it failed, :class:`Malformed` where it
     is no answer at all. Tensors are read only in ``full``; otherwise they have names, shapes and dtypes alone."""
-    letter = unpack(content, max_bytes) if full else outline(content, max_bytes)
-    head = _checked(letter)
+    tensor_message = unpack(content, max_bytes) if full else outline(content, max_bytes)
+    head = _checked(tensor_message)
     if head.status == "refused":
         raise Refused(f"refused: {head.reason:.{_SHOWN}}")
     if head.status == "incomplete":
         raise LeavesLost(f"incomplete: {head.reason:.{_SHOWN}}")
     if head.status != "ok":
         raise Unwell(f"failed: {head.reason:.{_SHOWN}}")
-    return Reply(head, letter.parts)
+    return Reply(head, tensor_message.parts)
 
 
-def _checked(letter: Letter) -> ReplyHead:
+def _checked(tensor_message: TensorMessage) -> ReplyHead:
     try:
-        return ReplyHead.model_validate(letter.header)
+        return ReplyHead.model_validate(tensor_message.header)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         where = str(first["loc"][-1]) if first["loc"] else "header"

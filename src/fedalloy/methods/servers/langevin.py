@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedalloy.core.protocols import ServerOptimizer
 from fedalloy.core.registry import register
-from fedalloy.core.types import Context, Facts, Info, State, Tree
+from fedalloy.core.types import Context, DataSpec, Info, State, Tree
 
 Schedule = Literal["diffusion", "half_cosine", "constant"]
 _OFFSET = 0.008
@@ -44,8 +44,8 @@ class Langevin(ServerOptimizer):
     def uses_length(self) -> str:
         return "" if self.schedule == "constant" else f"schedule '{self.schedule}' spreads its steps over the whole run"
 
-    def fitted(self, facts: Facts) -> Langevin:
-        low, high = facts.bounds or (None, None)
+    def bind(self, data_spec: DataSpec) -> Langevin:
+        low, high = data_spec.bounds or (None, None)
         return replace(self, low=low if self.low is None else self.low, high=high if self.high is None else self.high)
 
     def apply(self, update: Tree, state: State, target: Tree, ctx: Context) -> tuple[Tree, State, Info]:

@@ -57,8 +57,8 @@ class Apfl(LocalTraining, Personalised):
         grads = grad_at(w)
         mixed = grad_at(mixture(w, v, alpha), track=False)
         params, memory = descend(self, w, grads, carry["memory"], ctx.local_lr)
-        slope = tree.map_leaves(lambda leaf: alpha * leaf, mixed)
-        personal, own_memory = descend(self, v, slope, carry["personal_memory"], ctx.local_lr)
+        gradient = tree.map_leaves(lambda leaf: alpha * leaf, mixed)
+        personal, own_memory = descend(self, v, gradient, carry["personal_memory"], ctx.local_lr)
         if self.adaptive:
             alpha = (alpha - ctx.local_lr * tree.dot(tree.subtract(v, w), mixed)).clamp(0, 1).to(alpha.dtype)
         return {

@@ -14,13 +14,13 @@ from fedalloy.core import tree
 from fedalloy.core.aspects import Generative
 from fedalloy.core.keys import Key
 from fedalloy.core.names import Names
-from fedalloy.core.protocols import Act, Carry, GradAt, Objective, Shared
+from fedalloy.core.protocols import ApplyCapability, Carry, GradAt, Objective, Shared
 from fedalloy.core.registry import register
 from fedalloy.core.types import Context, Payload, Plan, State, Tree
 from fedalloy.methods.solvers.generating import generated, noise_keys
 from fedalloy.methods.solvers.training import LocalTraining, descend, descend_start
 
-Loss = Callable[[Act, Tensor, Tensor], Tensor]
+Loss = Callable[[ApplyCapability, Tensor, Tensor], Tensor]
 
 
 @register("solver", "cgan")
@@ -31,12 +31,12 @@ class Cgan(LocalTraining, Generative):
     D descends on ``BCE(real, 1) + BCE(fake, 0) + CE(real, y) + CE(fake, y)``, G on ``BCE(fake, 1) + CE(fake, y)``;
     fakes are made of the batch's own labels y. ``official`` gives D's classifier labels drawn at random for the fakes,
     as the published code does: it then learns noise from them. ``train_loss`` is D's. Needs a model with the
-    roles ``generate`` and ``judge`` (acgan, acgan_rows); leaves matching ``generator`` are G's, all others D's.
+    capabilities ``generate`` and ``judge`` (acgan, acgan_rows); leaves matching ``generator`` are G's, all others D's.
     When to use it: sharp pictures are wanted and clients have enough examples; averaging GANs under strong label skew
     is unstable.
     """
 
-    roles: ClassVar[frozenset[str]] = frozenset({"generate", "judge"})
+    capabilities: ClassVar[frozenset[str]] = frozenset({"generate", "judge"})
     provides: ClassVar[frozenset[str]] = frozenset()
     """Two alternating descents have no common length."""
     models: ClassVar[tuple[str, ...]] = ("acgan", "acgan_rows")
@@ -71,7 +71,7 @@ class Cgan(LocalTraining, Generative):
 def discriminator_loss(noise: Tensor, official: bool = False) -> Loss:
     """``BCE(real, 1) + BCE(fake, 0) + CE(real, y) + CE(fake, y)`` of every example and the fake of its label."""
 
-    def loss(model: Act, x: Tensor, y: Tensor) -> Tensor:
+    def loss(model: ApplyCapability, x: Tensor, y: Tensor) -> Tensor:
         fake = model("generate", noise, y)
         # Real and fake side by side in one batch: both enter the same statistics, and padding stays at the end.
         both = torch.stack([x.to(fake.dtype), fake], dim=1).flatten(0, 1)
@@ -87,7 +87,7 @@ def discriminator_loss(noise: Tensor, official: bool = False) -> Loss:
 def generator_loss(noise: Tensor) -> Loss:
     """``BCE(fake, 1) + CE(fake, y)`` of the fake of every example's label."""
 
-    def loss(model: Act, x: Tensor, y: Tensor) -> Tensor:
+    def loss(model: ApplyCapability, x: Tensor, y: Tensor) -> Tensor:
         real_logit, classes = model("judge", model("generate", noise, y))
         return functional.softplus(-real_logit) + functional.cross_entropy(classes, y, reduction="none")
 

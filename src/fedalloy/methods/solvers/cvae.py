@@ -11,7 +11,7 @@ from torch import Tensor
 from fedalloy.core import tree
 from fedalloy.core.aspects import Generative
 from fedalloy.core.keys import Key
-from fedalloy.core.protocols import Act, Carry, GradAt, Objective, Shared
+from fedalloy.core.protocols import ApplyCapability, Carry, GradAt, Objective, Shared
 from fedalloy.core.registry import register
 from fedalloy.core.types import Context, Payload, Plan, State, Tree
 from fedalloy.methods.solvers.generating import generated, noise_keys
@@ -21,15 +21,15 @@ from fedalloy.methods.solvers.training import LocalTraining, descend, descend_st
 @register("solver", "cvae")
 @dataclass(frozen=True)
 class Cvae(LocalTraining, Generative):
-    """Descent on ``sum_d (x_d - x'_d)^2 + KL(N(mean, spread^2) || N(0, I))`` with the code drawn once per example.
+    """Minimises ``sum_d (x_d - x'_d)^2 + KL(N(mean, spread^2) || N(0, I))`` with the code drawn once per example.
 
     The squared error is summed over features, so that both terms speak of one example; ``official`` takes its mean, as
     the published code does: then KL outweighs it by the number of pixels and pictures blur. The label enters the
-    decoder only. Needs a model with the roles ``reconstruct`` and ``generate`` (cvae, cvae_rows).
+    decoder only. Needs a model with the capabilities ``reconstruct`` and ``generate`` (cvae, cvae_rows).
     When to use it: stable training on few examples matters more than sharp pictures.
     """
 
-    roles: ClassVar[frozenset[str]] = frozenset({"generate", "reconstruct"})
+    capabilities: ClassVar[frozenset[str]] = frozenset({"generate", "reconstruct"})
     models: ClassVar[tuple[str, ...]] = ("cvae", "cvae_rows")
 
     official: bool = False
@@ -52,10 +52,10 @@ class Cvae(LocalTraining, Generative):
         return generated(shared, key, per_class, objective)
 
 
-def evidence_loss(noise: Tensor, official: bool = False) -> Callable[[Act, Tensor, Tensor], Tensor]:
+def evidence_loss(noise: Tensor, official: bool = False) -> Callable[[ApplyCapability, Tensor, Tensor], Tensor]:
     """Squared error (summed, or with ``official`` averaged over features) plus KL, of every example."""
 
-    def loss(model: Act, x: Tensor, y: Tensor) -> Tensor:
+    def loss(model: ApplyCapability, x: Tensor, y: Tensor) -> Tensor:
         target, made, mean, spread = model("reconstruct", x, y, noise)
         squares: Tensor = (made - target).square()
         return (squares.mean(1) if official else squares.sum(1)) + divergence(mean, spread)

@@ -17,12 +17,12 @@ from torch.nn import functional
 from fedalloy.core.aspects import Generative, OwnStart
 from fedalloy.core.errors import SpecError
 from fedalloy.core.keys import Key
-from fedalloy.core.protocols import Act, Carry, GradAt, Objective, Outputs, Shared
+from fedalloy.core.protocols import ApplyCapability, Carry, GradAt, Objective, Outputs, Shared
 from fedalloy.core.registry import register
-from fedalloy.core.types import Context, Facts, Part, Payload, Plan, State, Tree
+from fedalloy.core.types import Context, DataSpec, Part, Payload, Plan, State, Tree
 from fedalloy.methods.solvers.training import LocalTraining, descend, descend_start, steps_per_epoch
 
-_ROOM = 1e-6
+_TOLERANCE = 1e-6
 _RECEIVED = frozenset({"samples", "labels", "buffers"})
 
 
@@ -36,7 +36,7 @@ class Energy(LocalTraining, OwnStart, Generative):
     samples and lives for a round; before it is used ``batch_size`` of it take ``langevin`` steps ``x <- x - step_size
     grad E + noise z``. Sent: ``grad E`` at the received samples and the factor ``exp(sign f(x_j)[y_j])``; the model
     itself neither travels nor stays. Gradients of the energy are cut to ``[-bound, bound]`` and samples to ``[low,
-    high]`` (left out: the limits declared for the data, if any). ``per_class`` samples of every class start as normal
+    high]`` (default: the limits declared for the data, if any). ``per_class`` samples of every class start as normal
     noise. ``iterations`` limits the local steps. ``shape``, ``classes`` and ``seed`` come from the run.
     When to use it: models too large to send, or clients whose models differ; classifiers with one output per class,
     better with GroupNorm than with BatchNorm.
@@ -91,24 +91,32 @@ class Energy(LocalTraining, OwnStart, Generative):
     def holds_per_class(self) -> int:
         return self.per_class
 
-    def fitted(self, facts: Facts) -> Energy:
-        if facts.outputs < 2:
+    def bind(self, data_spec: DataSpec) -> Energy:
+        if data_spec.outputs < 2:
             raise ValueError(
                 "solver 'energy' needs a model with one output per class, and this one has a single output: "
                 'set loss = "cross_entropy" for the task'
             )
-        if not facts.shape:
+        if not data_spec.shape:
             raise SpecError("solver 'energy' makes examples of one tensor with at least one axis, and these are others")
-        low, high = facts.bounds or (None, None)
+        low, high = data_spec.bounds or (None, None)
         low, high = low if self.low is None else self.low, high if self.high is None else self.high
-        below, above = low is not None and facts.low < low - _ROOM, high is not None and facts.high > high + _ROOM
+        below, above = (
+            low is not None and data_spec.low < low - _TOLERANCE,
+            high is not None and data_spec.high > high + _TOLERANCE,
+        )
         if below or above:
             raise ValueError(
-                f"solver 'energy' keeps its samples in [{low}, {high}], but the data reach from {facts.low:g} to "
-                f"{facts.high:g}: scale the data, or set low and high (-inf and inf: no limit)"
+                f"solver 'energy' keeps its samples in [{low}, {high}], but the data reach from {data_spec.low:g} to "
+                f"{data_spec.high:g}: scale the data, or set low and high (-inf and inf: no limit)"
             )
         return replace(
-            super().fitted(facts), low=low, high=high, shape=facts.shape, classes=facts.outputs, seed=facts.seed
+            super().bind(data_spec),
+            low=low,
+            high=high,
+            shape=data_spec.shape,
+            classes=data_spec.outputs,
+            seed=data_spec.seed,
         )
 
     def plan(self, sizes: Tensor, epochs: Tensor, keys: Key) -> Plan:
@@ -128,7 +136,7 @@ class Energy(LocalTraining, OwnStart, Generative):
 
     def init_shared(self, params: Tree) -> Shared:
         if self.shape is None or self.classes is None:
-            raise ValueError("solver 'energy' does not know its data yet: call algorithm.fitted(task) first")
+            raise ValueError("solver 'energy' does not know its data yet: call algorithm.bind(task) first")
         some = next(iter(params.values()))
         y = torch.arange(self.classes, device=some.device).repeat_interleave(self.per_class)
         x = Key.of(self.seed).fold("samples").normal(len(y), *self.shape, dtype=some.dtype).to(some.device)
@@ -151,36 +159,36 @@ class Energy(LocalTraining, OwnStart, Generative):
         fake = self.walk(carry["chain"][chosen], y, params, grad_at.outputs, Key(draws["noise"]))
         received = carry["received"]["x"][chosen]
 
-        def loss(model: Act, x: Tensor, labels: Tensor) -> Tensor:
+        def loss(model: ApplyCapability, x: Tensor, labels: Tensor) -> Tensor:
             said = model("classify", torch.cat([x, fake, received]))
             real, made, known = said.split([len(x), len(fake), len(received)])
             crossed = functional.cross_entropy(known, y)
             return contrast(real, labels, made, y) + _crossed(real, labels) + self.synthetic * crossed
 
-        slope = grad_at(params, by=loss)
-        params, memory = descend(self, params, slope, carry["memory"], ctx.local_lr)
+        gradient = grad_at(params, by=loss)
+        params, memory = descend(self, params, gradient, carry["memory"], ctx.local_lr)
         chain = carry["chain"].index_copy(0, chosen, fake)
         return {**carry, "params": params, "memory": memory, "chain": chain}
 
     def walk(self, x: Tensor, y: Tensor, params: Tree, outputs: Outputs, key: Key) -> Tensor:
         """Langevin steps down the energy."""
         for number in range(self.langevin):
-            slope, _ = energy_gradient(lambda z: outputs(params, z), x, y, self.bound)
-            moved = x - self.step_size * slope
+            gradient, _ = energy_gradient(lambda z: outputs(params, z), x, y, self.bound)
+            moved = x - self.step_size * gradient
             if self.noise:
                 moved = moved + self.noise * key.fold(number).normal(*x.shape, dtype=x.dtype, device=x.device)
             x = moved if self.low is None and self.high is None else moved.clamp(self.low, self.high)
         return x
 
-    def conclude(self, carry: Carry, shared: Shared, outputs: Outputs) -> Carry:
+    def post_train(self, carry: Carry, shared: Shared, outputs: Outputs) -> Carry:
         x, y, params = carry["received"]["x"], carry["received"]["y"], carry["params"]
-        slope, logits = energy_gradient(lambda z: outputs(params, z), x, y, self.bound)
-        return {**carry, "slope": slope, "factors": factors(logits)}
+        gradient, logits = energy_gradient(lambda z: outputs(params, z), x, y, self.bound)
+        return {**carry, "slope": gradient, "factors": factors(logits)}
 
     def end(self, carry: Carry, shared: Shared, mine: State, steps: Tensor, ctx: Context) -> tuple[Payload, State]:
         trained = steps.to(carry["slope"].device) > 0
-        slope = torch.where(trained, carry["slope"], 0.0)
-        return {"energy_grad": {"x": slope}, "factors": {"x": torch.where(trained, carry["factors"], 1.0)}}, mine
+        gradient = torch.where(trained, carry["slope"], 0.0)
+        return {"energy_grad": {"x": gradient}, "factors": {"x": torch.where(trained, carry["factors"], 1.0)}}, mine
 
     def synthesise(self, shared: Shared, key: Key, per_class: int, objective: Objective) -> tuple[Tensor, Tensor]:
         """The samples themselves: at most those there are."""
@@ -225,8 +233,8 @@ def energy_gradient(
         logits = chosen_logits(model(z), y)
         return -logits.sum(), logits
 
-    slope, logits = grad(energy, has_aux=True)(x)
-    return (slope if bound is None else slope.clamp(-bound, bound)), logits
+    gradient, logits = grad(energy, has_aux=True)(x)
+    return (gradient if bound is None else gradient.clamp(-bound, bound)), logits
 
 
 def _crossed(logits: Tensor, y: Tensor) -> Tensor:

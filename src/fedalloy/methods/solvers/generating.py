@@ -22,12 +22,12 @@ def noise_keys(plan: Plan, keys: Key) -> Tree:
 
 @torch.no_grad()
 def generated(shared: Shared, key: Key, per_class: int, objective: Objective) -> tuple[Tensor, Tensor]:
-    """``per_class`` examples of every class by the shared model in its role ``generate``, sorted by class."""
+    """``per_class`` examples of every class by the shared model's capability ``generate``, sorted by class."""
     params, buffers = shared["params"], shared["buffers"]
     device = next(iter(params.values())).device
     y = torch.arange(objective.classes, device=device).repeat_interleave(per_class)
     parts = []
     for number, labels in enumerate(y.split(_AT_ONCE)):
         draw = torch.as_tensor(key.fold("generate").each(torch.tensor(number)).state).to(device)
-        parts.append(objective.act("generate", params, buffers, (draw, labels), None, training=False)[0])
+        parts.append(objective.apply_capability("generate", params, buffers, (draw, labels), None, training=False)[0])
     return torch.cat(parts), y

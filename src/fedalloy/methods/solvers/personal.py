@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from fedalloy.core import aspects
-from fedalloy.core.around import Wrapping
 from fedalloy.core.aspects import CountsSteps, Describes, OwnStart, PartlyLocal, Personalised
 from fedalloy.core.errors import SpecError
 from fedalloy.core.keys import Key
@@ -23,7 +22,8 @@ from fedalloy.core.names import Names
 from fedalloy.core.protocols import Carry, GradAt, LocalSolver, Shared
 from fedalloy.core.registry import register
 from fedalloy.core.statistics import Statistic
-from fedalloy.core.types import Context, Facts, Part, Payload, Plan, State, Stats, Tree
+from fedalloy.core.types import Context, DataSpec, Part, Payload, Plan, State, Stats, Tree
+from fedalloy.core.wrappers import WrapperBase
 from fedalloy.methods.solvers.phases import in_phases
 from fedalloy.methods.solvers.sgd import Sgd
 from fedalloy.methods.solvers.training import LocalTraining
@@ -36,7 +36,7 @@ NORM = ("*norm*", "*bn*")
 
 @register("solver", "personal")
 @dataclass(frozen=True)
-class Personal(Wrapping, Personalised, PartlyLocal, OwnStart, Describes, CountsSteps):
+class Personal(WrapperBase, Personalised, PartlyLocal, OwnStart, Describes, CountsSteps):
     """Any plain solver on a model of which some leaves, with their buffers, never leave the client.
 
     ``keep`` = ``named`` keeps the leaves that match ``names`` (patterns such as ``classifier.*``), ``others`` all the
@@ -70,12 +70,12 @@ class Personal(Wrapping, Personalised, PartlyLocal, OwnStart, Describes, CountsS
         return self.solver
 
     @property
-    def stays(self) -> Names:
+    def local_leaves(self) -> Names:
         return Names(self.names, others=self.keep == "others")
 
     @property
     def parts(self) -> Mapping[str, Part]:
-        return {name: replace(part, without=self.stays) for name, part in self.solver.parts.items()}
+        return {name: replace(part, without=self.local_leaves) for name, part in self.solver.parts.items()}
 
     @property
     def provides(self) -> frozenset[str]:
@@ -89,8 +89,8 @@ class Personal(Wrapping, Personalised, PartlyLocal, OwnStart, Describes, CountsS
     def describe(self, steps: Tensor, ctx: Context) -> Stats:
         return aspects.describe(self.solver, steps, ctx)
 
-    def fitted(self, facts: Facts) -> Self:
-        return replace(self, solver=aspects.fitted(self.solver, facts))
+    def bind(self, data_spec: DataSpec) -> Self:
+        return replace(self, solver=aspects.bind(self.solver, data_spec))
 
     def plan(self, sizes: Tensor, epochs: Tensor, keys: Key) -> Plan:
         if self.shared_epochs is None or not isinstance(self.solver, LocalTraining):
@@ -103,13 +103,13 @@ class Personal(Wrapping, Personalised, PartlyLocal, OwnStart, Describes, CountsS
             return aspects.count_steps(self.solver, sizes, epochs)
         return aspects.count_steps(self.solver, sizes, self._epochs(self.solver.epochs, epochs)[1])
 
-    def _epochs(self, usual: int, epochs: Tensor) -> tuple[Tensor, Tensor]:
+    def _epochs(self, defaults: int, epochs: Tensor) -> tuple[Tensor, Tensor]:
         """The epochs of the leaves that stay, and those of both phases."""
-        first = torch.where(epochs < 0, torch.full_like(epochs, usual), epochs)
+        first = torch.where(epochs < 0, torch.full_like(epochs, defaults), epochs)
         return first, torch.where(first > 0, first + (self.shared_epochs or 0), first)
 
     def init_shared(self, params: Tree) -> Shared:
-        if not self.stays.split(params)[0]:
+        if not self.local_leaves.split(params)[0]:
             meant = f"keep = '{self.keep}' with names = {', '.join(self.names) or '(none)'}"
             raise SpecError(
                 f"no parameter stays at home: {meant} means none of {', '.join(params)}; patterns look like 'head.*'"
@@ -118,8 +118,8 @@ class Personal(Wrapping, Personalised, PartlyLocal, OwnStart, Describes, CountsS
 
     def init_client(self, shared: Shared, key: Key) -> State:
         return {
-            "params": self.stays.split(shared["params"])[0],
-            "buffers": self.stays.split(shared["buffers"])[0],
+            "params": self.local_leaves.split(shared["params"])[0],
+            "buffers": self.local_leaves.split(shared["buffers"])[0],
             "solver": self.solver.init_client(shared, key),
         }
 
@@ -138,12 +138,12 @@ class Personal(Wrapping, Personalised, PartlyLocal, OwnStart, Describes, CountsS
 
     def end(self, carry: Carry, shared: Shared, mine: State, steps: Tensor, ctx: Context) -> tuple[Payload, State]:
         payload, kept = self.solver.end(carry, self._whole(shared, mine), mine["solver"], steps, ctx)
-        sent = {part: self.stays.split(leaves)[1] for part, leaves in payload.items()}
-        own = self.stays.split(carry["params"])[0]
+        sent = {part: self.local_leaves.split(leaves)[1] for part, leaves in payload.items()}
+        own = self.local_leaves.split(carry["params"])[0]
         return sent, {"params": own, "buffers": mine["buffers"], "solver": kept}
 
-    def settle(self, mine: State, buffers: Tree) -> State:
-        return {**mine, "buffers": self.stays.split(buffers)[0]}
+    def keep_local_buffers(self, mine: State, buffers: Tree) -> State:
+        return {**mine, "buffers": self.local_leaves.split(buffers)[0]}
 
     def _whole(self, shared: Shared, mine: State) -> Shared:
         """What was received, with the client's own leaves in place."""
@@ -155,6 +155,6 @@ class Personal(Wrapping, Personalised, PartlyLocal, OwnStart, Describes, CountsS
         return {
             name: self._thawed(value, old[name], own_turn)
             if isinstance(value, Mapping)
-            else torch.where((own_turn if name in self.stays else ~own_turn).to(value.device), value, old[name])
+            else torch.where((own_turn if name in self.local_leaves else ~own_turn).to(value.device), value, old[name])
             for name, value in new.items()
         }

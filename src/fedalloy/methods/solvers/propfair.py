@@ -20,7 +20,7 @@ class PropFair(LocalTraining):
     """``y <- y - lr grad phi(l)`` for the batch loss ``l``, with ``phi(l) = -log(1 - l / M)``.
 
     Where ``M - l < gap`` the code takes ``phi(l) = l / M`` instead (a "huberised" logarithm).
-    The gradient is that of the loss divided by ``M - l``, or by ``M`` once the loss comes near ``M``: there the slope
+    The gradient is that of the loss divided by ``M - l``, or by ``M`` once the loss comes near ``M``: there the factor
     drops from ``1 / gap`` to ``1 / M``, so a client with large losses counts less than one just below. Weights that do
     the same at the server, with a floor instead of a jump, are the weighting ``propfair`` (Zhang et al. 2022).
     When to use it: to reproduce published numbers of PropFair, with FedAvg's weights.

@@ -11,7 +11,7 @@ from fedalloy.core.aspects import Fusible, Fusing
 from fedalloy.core.protocols import Carry, GradAt, Shared
 from fedalloy.core.registry import register
 from fedalloy.core.types import Context, Payload, State, Stats, Tree
-from fedalloy.methods.solvers.training import LocalTraining, descend, descend_start, plain_descent, update_length
+from fedalloy.methods.solvers.training import LocalTraining, descend, descend_start, plain_sgd_hint, update_length
 
 
 @register("solver", "prox")
@@ -33,7 +33,7 @@ class Prox(LocalTraining, Fusible):
 
     @property
     def fusing(self) -> Fusing | None:
-        return plain_descent(self, pull=self.mu) if type(self) is Prox else None  # see Sgd
+        return plain_sgd_hint(self, pull=self.mu) if type(self) is Prox else None  # see Sgd
 
     def begin(self, shared: Shared, mine: State, ctx: Context) -> Carry:
         return {"params": shared["params"], "anchor": shared["params"], "memory": descend_start(self, shared["params"])}

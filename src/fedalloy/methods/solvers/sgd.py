@@ -10,7 +10,7 @@ from fedalloy.core.aspects import Fusible, Fusing
 from fedalloy.core.protocols import Carry, GradAt, Shared
 from fedalloy.core.registry import register
 from fedalloy.core.types import Context, Payload, State, Tree
-from fedalloy.methods.solvers.training import LocalTraining, descend, descend_start, plain_descent
+from fedalloy.methods.solvers.training import LocalTraining, descend, descend_start, plain_sgd_hint
 
 
 @register("solver", "sgd")
@@ -24,7 +24,7 @@ class Sgd(LocalTraining, Fusible):
     @property
     def fusing(self) -> Fusing | None:
         # A subclass changes something, or it would not be one: it must say again that it is plain descent.
-        return plain_descent(self) if type(self) is Sgd else None
+        return plain_sgd_hint(self) if type(self) is Sgd else None
 
     def begin(self, shared: Shared, mine: State, ctx: Context) -> Carry:
         return {"params": shared["params"], "memory": descend_start(self, shared["params"])}

@@ -100,8 +100,8 @@ class SuPerFed(LocalTraining, Personalised, OwnStart, Fusible):
             params, memory = descend(self, carry["params"], grads, carry["memory"], ctx.local_lr)
             return {**carry, "params": params, "memory": memory}
         shares = self.shares(carry["params"], draws["mix"])
-        slope = grad_at(mixture(carry["params"], carry["local"], shares))
-        grads, own = self.gradients(carry["params"], carry["local"], carry["anchor"], slope, shares)
+        gradient = grad_at(mixture(carry["params"], carry["local"], shares))
+        grads, own = self.gradients(carry["params"], carry["local"], carry["anchor"], gradient, shares)
         params, memory = descend(self, carry["params"], grads, carry["memory"], ctx.local_lr)
         local, local_memory = descend(self, carry["local"], own, carry["local_memory"], ctx.local_lr)
         return {**carry, "params": params, "memory": memory, "local": local, "local_memory": local_memory}
@@ -120,10 +120,12 @@ class SuPerFed(LocalTraining, Personalised, OwnStart, Fusible):
         layers = enumerate(tree.layers(params).values())
         return {name: mix[position].to(params[name]) for position, names in layers for name in names}
 
-    def gradients(self, federated: Tree, local: Tree, received: Tree, slope: Tree, shares: Tree) -> tuple[Tree, Tree]:
-        """Of the whole loss by f and by l, from the ``slope`` of the batch loss at the mixture.
+    def gradients(
+        self, federated: Tree, local: Tree, received: Tree, gradient: Tree, shares: Tree
+    ) -> tuple[Tree, Tree]:
+        """Of the whole loss by f and by l, from the ``gradient`` of the batch loss at the interpolated model.
 
-        ``(1 - lam) slope + mu (f - g) + 2 nu c dc/df`` and ``lam slope + 2 nu c dc/dl`` with
+        ``(1 - lam) gradient + mu (f - g) + 2 nu c dc/df`` and ``lam gradient + 2 nu c dc/dl`` with
         ``dc/df = l / (|f| |l|) - c f / |f|^2``.
         """
         cosine, ff, ll = angle(federated, local)
@@ -138,8 +140,8 @@ class SuPerFed(LocalTraining, Personalised, OwnStart, Fusible):
             return torch.addcmul(torch.addcmul(share * dl, f, cross), own, -along / ll)
 
         return (
-            tree.map_leaves(by_federated, federated, local, received, slope, shares),
-            tree.map_leaves(by_local, federated, local, slope, shares),
+            tree.map_leaves(by_federated, federated, local, received, gradient, shares),
+            tree.map_leaves(by_local, federated, local, gradient, shares),
         )
 
     def penalty(self, federated: Tree, local: Tree, received: Tree) -> Tensor:

@@ -14,20 +14,20 @@ import torch
 from torch import Tensor
 
 from fedalloy.core import tree
-from fedalloy.core.aspects import CountsSteps, Describes, FitsData, Fusing, planned_steps
+from fedalloy.core.aspects import BindsToData, CountsSteps, Describes, Fusing, planned_steps
 from fedalloy.core.errors import SpecError
 from fedalloy.core.fraction import fraction_of
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Carry, LocalSolver
-from fedalloy.core.types import Context, Facts, Plan, Stats, Tree
+from fedalloy.core.types import Context, DataSpec, Plan, Stats, Tree
 from fedalloy.methods.solvers.phases import in_phases
 
 Leftover = Literal["auto", "keep", "merge", "drop"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalTraining(LocalSolver, Describes, CountsSteps, FitsData):
-    """Local training by minibatches: shuffled each epoch, last partial batch kept, optimizer state anew each round.
+class LocalTraining(LocalSolver, Describes, CountsSteps, BindsToData):
+    """Local training by minibatches: shuffled each epoch, last partial batch kept, optimizer state reset each round.
 
     ``decay`` multiplies the step every ``decay_every`` rounds; ``milestones`` are fractions of the run at
     which the step is divided by ten. ``batch_size = None`` uses all examples in every step.
@@ -78,13 +78,13 @@ class LocalTraining(LocalSolver, Describes, CountsSteps, FitsData):
         return float(self.lr * self.decay ** ((round - 1) // self.decay_every) * 0.1**passed)
 
     @property
-    def needs_facts(self) -> bool:
+    def needs_data_spec(self) -> bool:
         """Batches alone are chosen by the data, and only BatchNorm minds their size."""
-        return type(self).fitted is not LocalTraining.fitted
+        return type(self).bind is not LocalTraining.bind
 
-    def fitted(self, facts: Facts) -> Self:
+    def bind(self, data_spec: DataSpec) -> Self:
         """The same solver, its batches of a size that the model can be trained on."""
-        if facts.alone or self.leftover == "keep":
+        if data_spec.alone or self.leftover == "keep":
             return self
         if self.batch_size == 1:
             raise SpecError(
@@ -190,7 +190,7 @@ def _heavy_ball(
     return tree.add(params, direction, -lr), {"velocity": velocity}
 
 
-def plain_descent(training: LocalTraining, pull: float = 0.0) -> Fusing | None:
+def plain_sgd_hint(training: LocalTraining, pull: float = 0.0) -> Fusing | None:
     """The description that lets an engine fuse the local step; Adam has none."""
     if training.optimizer != "sgd":
         return None
@@ -220,9 +220,9 @@ def _lengths(wanted: list[float], momentum: float, nesterov: bool, pull: float) 
     step, steady = 0, False
     for steps in wanted:
         while step < steps and not steady:
-            slope = 1.0 - pull * length
-            velocity = momentum * velocity + slope
-            before, gained = gained, slope + momentum * velocity if nesterov else velocity
+            gradient = 1.0 - pull * length
+            velocity = momentum * velocity + gradient
+            before, gained = gained, gradient + momentum * velocity if nesterov else velocity
             length, step, steady = length + gained, step + 1, gained == before
             steady &= not pull or length + gained == length
         yield length if pull else length + (steps - step) * gained * steady

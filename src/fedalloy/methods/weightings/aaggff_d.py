@@ -89,8 +89,8 @@ class AaggffD(Weighting):
         surplus = p[ids] @ apart
         absent = -mean / (1 + earned) + mean * surplus / (1 + earned) ** 2
         G = (state["G"] + absent).index_add_(0, ids, -apart / (1 + earned))
-        slope = (high + 2 * (high - self.C1) / C) / (1 + self.C1)
-        new = torch.softmax(G * (-math.sqrt(math.log(K)) / (slope * math.sqrt(ctx.round + 1))), 0)
+        gradient = (high + 2 * (high - self.C1) / C) / (1 + self.C1)
+        new = torch.softmax(G * (-math.sqrt(math.log(K)) / (gradient * math.sqrt(ctx.round + 1))), 0)
         loss = -torch.log((1 + earned + surplus).clamp(min=1e-12))
         info: Info = {"responses": r, "decision_loss": loss, "objective": state["objective"] + loss}
         if K <= RECORDED:

@@ -73,10 +73,10 @@ class AaggffS(Weighting):
         info = {"responses": r, "gradient": g, "decision_loss": loss, "p": new["p"], "objective": new["objective"]}
         return among(new["p"], cohort.ids), new, {**info, **imputed(cohort.ids, K)}
 
-    def _decide(self, state: State, g: Tensor, slope: float) -> State:
-        """The state after one more gradient, which is at most ``slope`` in every entry."""
+    def _decide(self, state: State, g: Tensor, gradient: float) -> State:
+        """The state after one more gradient, which is at most ``gradient`` in every entry."""
         K, official = len(g), self.mode == "official"
-        alpha, beta = 4 * K * slope, 1 / (4 * slope)
+        alpha, beta = 4 * K * gradient, 1 / (4 * gradient)
         linear = state["linear"] + (g if official else g * (1 - beta * (g @ state["p"])))
         gram = state["gram"] + torch.outer(g, g)
         ridge = alpha * (1 + beta) if official else alpha

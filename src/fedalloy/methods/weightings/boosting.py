@@ -14,7 +14,7 @@ from fedalloy.core.registry import register
 from fedalloy.core.types import Context, Contributions, Info, State, Weights
 
 
-@register("weighting", "boosting")
+@register("weighting", "boosting", aliases=("fedboosting",))
 @dataclass(frozen=True)
 class Boosting(Weighting):
     """``p = softmax_i(softmax(T)_i sum_{j != i} V_ij)``: T is training accuracy, ``V_ij`` that of model i at client j.

@@ -15,7 +15,7 @@ from fedalloy.core.registry import register
 from fedalloy.core.types import Context, Contributions, Info, State, Weights
 
 
-@register("weighting", "energies")
+@register("weighting", "energies", aliases=("fedevg",))
 @dataclass(frozen=True)
 class Energies(Weighting):
     """``n_k e_kj / sum_k n_k e_kj``: by data size and by how sure client k is of sample j, ``e_kj = exp(sign f)``.

@@ -16,7 +16,7 @@ from fedalloy.methods.weightings.pairs import gram
 from fedalloy.methods.weightings.simplex import minimise, require_solver
 
 # Below this length an update is no direction; above it, one over the length is still a float32.
-_STILL = 1e-30
+_SMALLEST = 1e-30
 # Among equally good lambdas (clients that move alike) one near the prior is meant: each pass may leave the point it
 # starts from at this price, and the passes together leave nothing of the price where lambda is determined.
 _PRICE = 1e-9
@@ -64,12 +64,12 @@ class FedMgda(Weighting):
 
     def weigh(self, cohort: Contributions, state: State, ctx: Context) -> tuple[Weights, State, Info]:
         norms = cohort.norms("delta")
-        moved = (norms > _STILL).nonzero().flatten()
+        moved = (norms > _SMALLEST).nonzero().flatten()
         chosen = torch.zeros_like(norms)
         if len(moved):
             cosines = gram(cohort)[moved][:, moved] / norms[moved] / norms[moved].unsqueeze(1)
             chosen[moved] = self._mix(cosines, self._start(cohort, moved))
-        return chosen / norms.clamp(min=_STILL), state, {"lambda": chosen, "norms": norms}
+        return chosen / norms.clamp(min=_SMALLEST), state, {"lambda": chosen, "norms": norms}
 
     def _start(self, cohort: Contributions, moved: Tensor) -> Tensor:
         """Lambda before the programme, over those who moved; equal shares when they have no examples."""

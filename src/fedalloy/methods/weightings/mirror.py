@@ -94,7 +94,7 @@ def qffl(q: float = 1.0) -> Mirror:
     return _power_of_loss(q, "loss_before")
 
 
-@register("weighting", "dr")
+@register("weighting", "dr", aliases=("drfedavg",))
 def dr(q: float = 1.0, official: bool = False) -> Mirror:
     """``p_k`` proportional to ``n_k F_k^(q+1)``: DR-FedAvg, as compared with by deep-unfolded weights (q = 1).
 

@@ -12,7 +12,7 @@ from fedalloy.core.registry import register
 from fedalloy.core.types import Context, Contributions, Info, State, Weights
 
 
-@register("weighting", "nova")
+@register("weighting", "nova", aliases=("fednova",))
 @dataclass(frozen=True)
 class Nova(Weighting):
     """``weight_k = tau_eff p_k / |a_k|_1`` with ``tau_eff = sum_k p_k tau_k``; weights need not sum to one.

@@ -58,10 +58,10 @@ class QFedAvg(Weighting):
 
     def weigh(self, cohort: Contributions, state: State, ctx: Context) -> tuple[Weights, State, Info]:
         losses = usable(cohort.stats["loss_before"]).clamp(min=_LEAST_LOSS)
-        slopes = (cohort.norms("delta") / ctx.local_lr).square()
+        gradients = (cohort.norms("delta") / ctx.local_lr).square()
         shares = prior_of(cohort, self.weights)
         # Powers of losses relative to the largest cannot overflow; the factor cancels.
         powers = shares * (losses / losses.max()) ** self.q
-        bound = (powers * (self.q * ctx.local_lr * slopes / losses + 1)).sum()
-        h = self.q * losses ** (self.q - 1) * slopes + losses**self.q / ctx.local_lr
+        bound = (powers * (self.q * ctx.local_lr * gradients / losses + 1)).sum()
+        h = self.q * losses ** (self.q - 1) * gradients + losses**self.q / ctx.local_lr
         return powers / bound.clamp(min=torch.finfo(torch.float64).tiny), state, {"h": h}

@@ -31,7 +31,7 @@ def decision_losses(responses: Tensor, decisions: Tensor) -> Tensor:
 def best_fixed(responses: Tensor, tolerance: float = 1e-10, most: int = 100) -> Tensor:
     """The p of the simplex that maximises ``sum_t log(1 + <p, r_t>)``, to ``tolerance`` in that sum.
 
-    Newton steps over the simplex with a line search. The largest slope bounds what is left to gain, so the answer
+    Newton steps over the simplex with a line search. The largest gradient bounds what is left to gain, so the answer
     is certified; ``most`` limits the steps where rounding stops progress first.
 
     >>> best_fixed(torch.tensor([[0.1, 0.3], [0.3, 0.1]]))
@@ -50,17 +50,17 @@ def best_fixed(responses: Tensor, tolerance: float = 1e-10, most: int = 100) -> 
 
 def _left_to_gain(r: Tensor, p: Tensor) -> float:
     """No p gains more than this, because the sum is concave."""
-    slopes = (r / (1 + r @ p).unsqueeze(1)).sum(0)
-    return float(slopes.max() - slopes @ p)
+    gradients = (r / (1 + r @ p).unsqueeze(1)).sum(0)
+    return float(gradients.max() - gradients @ p)
 
 
 def _newton(r: Tensor, p: Tensor) -> Tensor:
     """The maximum over the simplex of the second-order model around p."""
-    slopes = r / (1 + r @ p).unsqueeze(1)
-    curvature = slopes.T @ slopes
+    gradients = r / (1 + r @ p).unsqueeze(1)
+    curvature = gradients.T @ gradients
     ridge = 1e-10 * curvature.diagonal().mean().clamp(min=1e-300)
     steady = curvature + ridge * torch.eye(len(p), dtype=p.dtype)
-    return minimise(steady, -slopes.sum(0) - steady @ p)
+    return minimise(steady, -gradients.sum(0) - steady @ p)
 
 
 def _climb(r: Tensor, p: Tensor, direction: Tensor, left: float) -> Tensor | None:

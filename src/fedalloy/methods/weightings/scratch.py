@@ -1,4 +1,4 @@
-"""Room for state that may outgrow memory: tensors over unnamed files that vanish with the tensor."""
+"""Storage for state that may outgrow memory: tensors over unnamed files that vanish with the tensor."""
 
 from __future__ import annotations
 

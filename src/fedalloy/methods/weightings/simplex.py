@@ -91,7 +91,7 @@ def _interior(P: Tensor, q: Tensor, low: Tensor, high: Tensor) -> Tensor:
 
 
 def _on_face(P: Tensor, q: Tensor, low: Tensor, high: Tensor, start: Tensor) -> Tensor | None:
-    """The minimum by active sets from a good guess; None when the guess was not good enough to settle."""
+    """The minimum by active sets from a good guess; None when the guess was not good enough."""
     at_low, at_high = start - low < _NEAR, high - start < _NEAR
     at_high &= ~at_low
     for _ in range(2 * len(q) + 10):
@@ -102,8 +102,8 @@ def _on_face(P: Tensor, q: Tensor, low: Tensor, high: Tensor, start: Tensor) -> 
                 return x if abs(float(x.sum()) - 1) < 1e-12 else None
             at_low, at_high = _opened(P @ x + q, at_low, at_high)
             continue
-        x[free], slope = _equalised(P, q, torch.where(free, 0.0, x), free)
-        pull = P @ x + q - slope
+        x[free], grad = _equalised(P, q, torch.where(free, 0.0, x), free)
+        pull = P @ x + q - grad
         below, above = free & (x < low), free & (x > high)
         wrong = (at_low & (pull < -1e-13)) | (at_high & (pull > 1e-13))
         if not bool((below | above | wrong).any()):
@@ -129,7 +129,7 @@ def _opened(gradient: Tensor, at_low: Tensor, at_high: Tensor) -> tuple[Tensor, 
 
 
 def _equalised(P: Tensor, q: Tensor, fixed: Tensor, free: Tensor) -> tuple[Tensor, Tensor]:
-    """Values of the free entries that make all their slopes equal, and that slope."""
+    """Values of the free entries that make all their gradients equal, and that gradient."""
     n = int(free.sum())
     system = P.new_zeros(n + 1, n + 1)
     system[:n, :n] = P[free][:, free]

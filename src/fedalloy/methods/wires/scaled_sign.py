@@ -83,9 +83,9 @@ def _bytes_of(bits: int) -> int:
 
 def _to_bits(flags: Tensor) -> Tensor:
     """Eight flags to a byte, the first one lowest."""
-    room = torch.zeros(8 * _bytes_of(len(flags)), dtype=torch.uint8, device=flags.device)
-    room[: len(flags)] = flags
-    return (room.reshape(-1, 8) << torch.arange(8, dtype=torch.uint8, device=flags.device)).sum(1, dtype=torch.uint8)
+    padded = torch.zeros(8 * _bytes_of(len(flags)), dtype=torch.uint8, device=flags.device)
+    padded[: len(flags)] = flags
+    return (padded.reshape(-1, 8) << torch.arange(8, dtype=torch.uint8, device=flags.device)).sum(1, dtype=torch.uint8)
 
 
 def _from_bits(packed: Tensor, count: int) -> Tensor:

@@ -12,34 +12,34 @@ import numpy as np
 from fedalloy.report.data.plain import Chart, digits, many, pick, spans
 from fedalloy.results.clients import Client, client_name, drawable, worst_first
 from fedalloy.results.runs import by_name
-from fedalloy.results.stories import Story
+from fedalloy.results.summaries import RunSummary
 from fedalloy.tasks.metrics.direction import rank
 
 MOST_DOTS = 400
 NAMED = 3
 
 
-def distribution(stories: Sequence[Story]) -> Chart | None:
+def distribution(summaries: Sequence[RunSummary]) -> Chart | None:
     """One strip per algorithm: every client of its first seed, or as many as a strip can show."""
-    shown = [one for one in _first_seeds(stories) if _drawn(one)]
+    shown = [one for one in _first_seeds(summaries) if _drawn(one)]
     if not shown:
         return None
-    groups = [{"name": story.name, **strip(_drawn(story), story.higher_is_better)} for story in shown]
+    groups = [{"name": summary.name, **strip(_drawn(summary), summary.higher_is_better)} for summary in shown]
     note = "A dot is a client at the last evaluation, the line the median"
     note += "; the worst served are named." if any(group["named"] for group in groups) else "."
-    lost = sum(math.isinf(client.score) for story in shown for client in story.clients)
+    lost = sum(math.isinf(client.score) for summary in shown for client in summary.clients)
     note += f" {lost} whose value is not finite cannot be drawn: they are served worst." if lost else ""
-    seeds = {story.seed for story in shown}
+    seeds = {summary.seed for summary in shown}
     which = f" Seed {min(seeds)}." if len(seeds) == 1 else " First seed of each."
     return {"id": "distribution", "kind": "strip", "title": f"{shown[0].metric} of every client",
             "x": shown[0].metric, "groups": groups, "note": note + which}  # fmt: skip
 
 
-def worst_clients(stories: Sequence[Story], count: int = 5) -> list[dict[str, Any]]:
+def worst_clients(summaries: Sequence[RunSummary], count: int = 5) -> list[dict[str, Any]]:
     """The worst served clients of every algorithm, over all seeds: who they are and how often they took part. A metric
     without a direction serves nobody worst."""
     found = []
-    for name, runs in by_name(stories).items():
+    for name, runs in by_name(summaries).items():
         ranked = sorted(
             (
                 (rank(client.score, run.higher_is_better), run, client)
@@ -53,12 +53,12 @@ def worst_clients(stories: Sequence[Story], count: int = 5) -> list[dict[str, An
     return found
 
 
-def _first_seeds(stories: Sequence[Story]) -> list[Story]:
-    return [runs[0] for runs in by_name(stories).values()]
+def _first_seeds(summaries: Sequence[RunSummary]) -> list[RunSummary]:
+    return [runs[0] for runs in by_name(summaries).values()]
 
 
-def _drawn(story: Story) -> list[Client]:
-    return drawable(worst_first(story.clients, story.higher_is_better))
+def _drawn(summary: RunSummary) -> list[Client]:
+    return drawable(worst_first(summary.clients, summary.higher_is_better))
 
 
 def strip(drawn: Sequence[Client], higher: bool | None) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def strip(drawn: Sequence[Client], higher: bool | None) -> dict[str, Any]:
     }
 
 
-def _describe(story: Story, client: Client) -> dict[str, Any]:
+def _describe(summary: RunSummary, client: Client) -> dict[str, Any]:
     common = client.classes.index(max(client.classes)) if client.classes else None
     share = max(client.classes) / max(1, sum(client.classes)) if client.classes else None
     return {
@@ -85,26 +85,26 @@ def _describe(story: Story, client: Client) -> dict[str, Any]:
         "examples": client.examples,
         "common_class": common,
         "common_share": digits(share, 3),
-        "rounds": story.tally.times(client.id),
+        "rounds": summary.running_sums.times(client.id),
     }
 
 
 MOST_CLIENTS, MOST_CLASSES = 200, 100
 
 
-def heterogeneity(stories: Sequence[Story]) -> Chart | None:
+def heterogeneity(summaries: Sequence[RunSummary]) -> Chart | None:
     """Counts of the first federation: skewed labels show along a row, skewed amounts down the page."""
-    story = next((story for story in stories if story.manifest.get("class_counts")), None)
-    if story is None:
+    summary = next((summary for summary in summaries if summary.manifest.get("class_counts")), None)
+    if summary is None:
         return None
-    counts = np.array(story.manifest["class_counts"], dtype=np.int64)
+    counts = np.array(summary.manifest["class_counts"], dtype=np.int64)
     tall, wide = (-(-size // most) for size, most in zip(counts.shape, (MOST_CLIENTS, MOST_CLASSES), strict=True))
     joined = np.add.reduceat(
         np.add.reduceat(counts, range(0, len(counts), tall), 0), range(0, counts.shape[1], wide), 1
     )
     clients = range(len(counts))
-    names = [client_name(story.manifest, client) for client in clients] if tall == 1 else None
-    unused = story.manifest.get("unused", 0)
+    names = [client_name(summary.manifest, client) for client in clients] if tall == 1 else None
+    unused = summary.manifest.get("unused", 0)
     rest = f" {unused} examples unused." if unused else ""
     joining = "" if tall == wide == 1 else f" A cell adds up {tall} clients and {wide} classes."
     return {
@@ -116,6 +116,6 @@ def heterogeneity(stories: Sequence[Story]) -> Chart | None:
         "columns": {"title": "class", "labels": spans(counts.shape[1], wide)},
         "rows": {"title": "client", "labels": names or [f"clients {span}" for span in spans(len(counts), tall)]},
         "panels": [{"title": "", "values": joined.tolist()}],
-        "note": f"Seed {story.seed}; {int(counts.sum())} examples.{rest} Shades grow with the root of the "
+        "note": f"Seed {summary.seed}; {int(counts.sum())} examples.{rest} Shades grow with the root of the "
         f"count, so that small ones stay visible.{joining}",
     }

@@ -8,19 +8,19 @@ from typing import Any
 from fedalloy.report.data.plain import Chart, digits
 from fedalloy.results.runs import by_name
 from fedalloy.results.statistics import mean
-from fedalloy.results.stories import Story
+from fedalloy.results.summaries import RunSummary
 
 MEGA = 1e6
 
 
-def cost_rows(stories: Sequence[Story]) -> list[dict[str, Any]]:
+def cost_rows(summaries: Sequence[RunSummary]) -> list[dict[str, Any]]:
     """One row per algorithm, means over its seeds."""
-    return [{"name": name, **_row(runs)} for name, runs in by_name(stories).items()]
+    return [{"name": name, **_row(runs)} for name, runs in by_name(summaries).items()]
 
 
-def cost_bars(stories: Sequence[Story]) -> list[Chart]:
+def cost_bars(summaries: Sequence[RunSummary]) -> list[Chart]:
     """Bytes and seconds as bars."""
-    rows = cost_rows(stories)
+    rows = cost_rows(summaries)
     wanted = {
         "megabytes": ("Bytes", "megabytes sent and received"),
         "simulated_seconds": ("Simulated time", "seconds on the simulated devices"),
@@ -35,16 +35,16 @@ def cost_bars(stories: Sequence[Story]) -> list[Chart]:
     return charts
 
 
-def _row(runs: Sequence[Story]) -> dict[str, Any]:
-    up = mean([run.tally.bytes_up / MEGA for run in runs])
-    down = mean([run.tally.bytes_down / MEGA for run in runs])
+def _row(runs: Sequence[RunSummary]) -> dict[str, Any]:
+    up = mean([run.running_sums.bytes_up / MEGA for run in runs])
+    down = mean([run.running_sums.bytes_down / MEGA for run in runs])
     rounds = [run.outcome.round for run in runs if run.outcome.round]
     wall = mean([_seconds(run) for run in runs])
     return {
         "megabytes_up": digits(up, 4),
         "megabytes_down": digits(down, 4),
         "megabytes": digits(up + down, 4),
-        "simulated_seconds": digits(mean([run.tally.seconds for run in runs]), 4),
+        "simulated_seconds": digits(mean([run.running_sums.seconds for run in runs]), 4),
         "wall_seconds": digits(wall, 4),
         "seconds_per_round": digits(wall / mean(rounds) if rounds else None, 3),
         "phases": _phases(runs),
@@ -54,14 +54,14 @@ def _row(runs: Sequence[Story]) -> dict[str, Any]:
     }
 
 
-def _phases(runs: Sequence[Story]) -> dict[str, float | None]:
+def _phases(runs: Sequence[RunSummary]) -> dict[str, float | None]:
     names = dict.fromkeys(name for run in runs for name in run.clock.seconds)
     return {name: digits(mean([float(run.clock.seconds[name]) for run in runs]), 3) for name in names}
 
 
-def _seconds(run: Story) -> float:
+def _seconds(run: RunSummary) -> float:
     return float(sum(run.clock.seconds.values()))
 
 
-def _engine(run: Story) -> str:
+def _engine(run: RunSummary) -> str:
     return run.clock.engine or str(run.recipe.get("engine", {}).get("kind", ""))

@@ -10,20 +10,20 @@ from fedalloy.report.data.plain import Chart, many, pick
 from fedalloy.results.lines import STATISTICS, by_round, statistic_of
 from fedalloy.results.runs import by_name
 from fedalloy.results.statistics import Band, mean
-from fedalloy.results.stories import Story
+from fedalloy.results.summaries import RunSummary
 
 AXES = {"round": "round", "megabytes": "megabytes sent and received so far", "seconds": "simulated seconds so far"}
 
 
-def curves(stories: Sequence[Story]) -> Chart | None:
+def curves(summaries: Sequence[RunSummary]) -> Chart | None:
     """Everything that was evaluated: ``series[i].values[metric][statistic]`` has ``y``, ``low`` and ``high``."""
-    metrics = list(dict.fromkeys(name for story in stories for name in story.metrics))
+    metrics = list(dict.fromkeys(name for summary in summaries for name in summary.metrics))
     if not metrics:
         return None
-    series = [_series(name, runs, metrics) for name, runs in by_name(stories).items()]
+    series = [_series(name, runs, metrics) for name, runs in by_name(summaries).items()]
     series = [one for one in series if one["round"]]
     known = {key for one in series for of in one["values"].values() for key in of}
-    outcome = stories[0].outcome
+    outcome = summaries[0].outcome
     return {
         "id": "curves",
         "kind": "curves",
@@ -37,10 +37,10 @@ def curves(stories: Sequence[Story]) -> Chart | None:
     }
 
 
-def losses(stories: Sequence[Story]) -> Chart | None:
+def losses(summaries: Sequence[RunSummary]) -> Chart | None:
     """The mean training loss of the clients that took part."""
     series = []
-    for name, runs in by_name(stories).items():
+    for name, runs in by_name(summaries).items():
         found = by_round(dict(zip(run.history.rounds, run.history.train_loss, strict=True)) for run in runs)
         rounds = [list(found)[place] for place in pick(len(found))]
         values = [found[round] for round in rounds]
@@ -53,7 +53,7 @@ def losses(stories: Sequence[Story]) -> Chart | None:
             "series": series, "note": note}  # fmt: skip
 
 
-def _series(name: str, runs: Sequence[Story], metrics: Sequence[str]) -> dict[str, Any]:
+def _series(name: str, runs: Sequence[RunSummary], metrics: Sequence[str]) -> dict[str, Any]:
     """One algorithm, at every round that some seed evaluated (or a selection of them)."""
     found = by_round({one["round"]: one for one in run.history.evaluations} for run in runs)
     rounds = [list(found)[place] for place in pick(len(found))]

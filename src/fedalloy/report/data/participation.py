@@ -10,44 +10,44 @@ from fedalloy.report.data.plain import Chart, digits, many, pick
 from fedalloy.results.clients import client_name
 from fedalloy.results.runs import by_name
 from fedalloy.results.statistics import mean
-from fedalloy.results.stories import Story
+from fedalloy.results.summaries import RunSummary
 
 MOST_DOTS = 400
 
 
-def participation(stories: Sequence[Story]) -> list[Chart]:
+def participation(summaries: Sequence[RunSummary]) -> list[Chart]:
     """How often each client counted, and how many counted in each round."""
-    firsts = [runs[0] for runs in by_name(stories).values() if runs[0].history.rounds]
+    firsts = [runs[0] for runs in by_name(summaries).values() if runs[0].history.rounds]
     if not firsts:
         return []
-    groups = _merged([_often(story) for story in firsts], "values")
+    groups = _merged([_often(summary) for summary in firsts], "values")
     often = {"id": "participation-clients", "kind": "strip", "title": "How often each client counted",
              "x": "rounds in which a client's contribution counted", "groups": groups,
              "note": "A dot is a client; first seed of each algorithm."}  # fmt: skip
-    return [often, _over_rounds(stories)]
+    return [often, _over_rounds(summaries)]
 
 
-def participation_rows(stories: Sequence[Story]) -> list[dict[str, Any]]:
+def participation_rows(summaries: Sequence[RunSummary]) -> list[dict[str, Any]]:
     """One row per run."""
-    return [_row(story) for story in stories]
+    return [_row(summary) for summary in summaries]
 
 
-def _often(story: Story) -> dict[str, Any]:
-    counts = sorted((count, client) for client, count in enumerate(story.heard))
+def _often(summary: RunSummary) -> dict[str, Any]:
+    counts = sorted((count, client) for client, count in enumerate(summary.contributed))
     kept = [counts[place] for place in pick(len(counts), MOST_DOTS)]
     return {
-        "name": story.name,
-        "labels": [client_name(story.manifest, client) for _, client in kept],
+        "name": summary.name,
+        "labels": [client_name(summary.manifest, client) for _, client in kept],
         "values": [count for count, _ in kept],
-        "median": median(story.heard) if counts else 0,
+        "median": median(summary.contributed) if counts else 0,
         "named": 0,
         "clients": len(counts),
     }
 
 
-def _over_rounds(stories: Sequence[Story]) -> Chart:
+def _over_rounds(summaries: Sequence[RunSummary]) -> Chart:
     series = []
-    for name, runs in by_name(stories).items():
+    for name, runs in by_name(summaries).items():
         rounds = max((run.history.rounds for run in runs), key=len)
         bins = pick(len(rounds), 120)
         # Bins, not samples: a mean over the rounds between two points hides no bad round.
@@ -66,22 +66,22 @@ def _merged(groups: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
     return groups
 
 
-def _row(story: Story) -> dict[str, Any]:
-    tally, counts = story.tally, story.heard
+def _row(summary: RunSummary) -> dict[str, Any]:
+    sums, counts = summary.running_sums, summary.contributed
     return {
-        "name": story.name,
-        "seed": story.seed,
-        "contributions": tally.contributions,
+        "name": summary.name,
+        "seed": summary.seed,
+        "contributions": sums.contributions,
         "per_client": digits(mean([float(count) for count in counts]), 3),
         "fewest": min(counts, default=0),
         "most": max(counts, default=0),
         "never": sum(count == 0 for count in counts),
-        "absent": tally.absent,
-        "late": tally.late,
-        "refused": tally.dropped.total(),
-        "empty_rounds": tally.barren,
-        "reasons": [{"why": why, "count": count} for why, count in tally.dropped.most_common(5)],
-        "state": story.outcome.state,
-        "reason": story.outcome.reason,
-        "round": story.outcome.round,
+        "absent": sums.absent,
+        "late": sums.late,
+        "refused": sums.dropped.total(),
+        "empty_rounds": sums.barren,
+        "reasons": [{"why": why, "count": count} for why, count in sums.dropped.most_common(5)],
+        "state": summary.outcome.state,
+        "reason": summary.outcome.reason,
+        "round": summary.outcome.round,
     }

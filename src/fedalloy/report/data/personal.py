@@ -9,13 +9,13 @@ from fedalloy.report.data.plain import Chart, digits, many
 from fedalloy.results.runs import by_name
 from fedalloy.results.served import client_values
 from fedalloy.results.statistics import moments
-from fedalloy.results.stories import Story
+from fedalloy.results.summaries import RunSummary
 
 
-def mixture(stories: Sequence[Story]) -> Chart | None:
+def mixture(summaries: Sequence[RunSummary]) -> Chart | None:
     """The metric against lambda, the share of the local model: the mean over clients, a band of one deviation."""
     series = []
-    for name, runs in by_name(stories).items():
+    for name, runs in by_name(summaries).items():
         rows = [row for row in runs[0].last if row.get("model") == "mixed" and runs[0].metric in row]
         if rows:
             scores = [client_values(row, runs[0].metric, runs[0].higher_is_better) for row in rows]
@@ -26,27 +26,27 @@ def mixture(stories: Sequence[Story]) -> Chart | None:
             series.append({"name": name, "x": at, "y": many(means), "low": low, "high": high, "dots": True})
     if not series:
         return None
-    metric = stories[0].metric
+    metric = summaries[0].metric
     return {"id": "lambda", "kind": "line", "title": f"{metric} between the federated and the local model",
             "x": "λ (0: federated model, 1: local model)", "y": metric, "series": series,
             "note": "Mean over clients ± one standard deviation over clients; first seed of each. Choosing λ here "
                     "would be choosing on the test parts."}  # fmt: skip
 
 
-def reliability(story: Story) -> Chart | None:
-    """Accuracy against confidence over all clients' test examples; builds the task anew and loads the models."""
-    if story.outcome.folder is None:
+def reliability(summary: RunSummary) -> Chart | None:
+    """Accuracy against confidence over all clients' test examples; builds the task again and loads the models."""
+    if summary.outcome.folder is None:
         return None
     from fedalloy.experiment.recipe import reopen
     from fedalloy.report.plots.reliability import BINS, bins, confidences
 
-    said, right, inside = bins(*confidences(reopen(story.outcome.folder)))
+    said, right, inside = bins(*confidences(reopen(summary.outcome.folder)))
     gap = ((said - right).abs().nan_to_num(0.0) * inside).sum() / inside.sum()
     return {
-        "id": f"reliability-{story.name}",
+        "id": f"reliability-{summary.name}",
         "kind": "calibration",
-        "title": f"{story.name}, seed {story.seed}",
-        "name": story.name,
+        "title": f"{summary.name}, seed {summary.seed}",
+        "name": summary.name,
         "bins": BINS,
         "confidence": many(said.tolist()),
         "accuracy": many(right.tolist()),
@@ -57,10 +57,10 @@ def reliability(story: Story) -> Chart | None:
     }
 
 
-def reliabilities(stories: Sequence[Story]) -> tuple[list[Chart], list[str]]:
+def reliabilities(summaries: Sequence[RunSummary]) -> tuple[list[Chart], list[str]]:
     """The diagrams of the first seed of every personal algorithm, and why some are missing."""
     charts, missing = [], []
-    for name, runs in by_name(stories).items():
+    for name, runs in by_name(summaries).items():
         if not runs[0].personal:
             continue
         try:

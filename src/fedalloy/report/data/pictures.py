@@ -16,17 +16,17 @@ import numpy as np
 
 from fedalloy.experiment.records import snapshots
 from fedalloy.report.data.plain import Chart, pick
-from fedalloy.results.stories import Story
+from fedalloy.results.summaries import RunSummary
 
 Array = np.ndarray[Any, Any]
 MOST_ROUNDS, MOST_CLASSES, PER_CELL = 6, 12, 4
 
 
-def pictures(story: Story) -> Chart | None:
+def pictures(summary: RunSummary) -> Chart | None:
     """The picture grid of one run, read from its folder."""
-    if story.outcome.folder is None:
+    if summary.outcome.folder is None:
         return None
-    folder = story.outcome.folder
+    folder = summary.outcome.folder
     kept = snapshots.rounds(folder)
     found = {}
     for round in (kept[place] for place in pick(len(kept), MOST_ROUNDS)):
@@ -34,7 +34,10 @@ def pictures(story: Story) -> Chart | None:
         found[round] = (x.float().numpy(), y.numpy())
     if not found:
         return None
-    return grid(found) | {"id": f"pictures-{story.name}-{story.seed}", "title": f"{story.name}, seed {story.seed}"}
+    return grid(found) | {
+        "id": f"pictures-{summary.name}-{summary.seed}",
+        "title": f"{summary.name}, seed {summary.seed}",
+    }
 
 
 def grid(by_round: Mapping[int, tuple[Array, Array]]) -> Chart:

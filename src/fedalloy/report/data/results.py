@@ -10,20 +10,20 @@ from fedalloy.report.data.plain import digits
 from fedalloy.report.palette import assign
 from fedalloy.results.runs import by_name
 from fedalloy.results.statistics import Spread
-from fedalloy.results.stories import Story
+from fedalloy.results.summaries import RunSummary
 from fedalloy.results.table import spreads, summarise
 
 FAIRNESS = ("mean", "worst_served", "best_served", "parity_gap", "variance", "gini")
 
 
-def styles(stories: Sequence[Story]) -> dict[str, Any]:
+def styles(summaries: Sequence[RunSummary]) -> dict[str, Any]:
     """Colour and dashes by algorithm."""
-    return {name: style.to_json() for name, style in assign(story.name for story in stories).items()}
+    return {name: style.to_json() for name, style in assign(summary.name for summary in summaries).items()}
 
 
-def result_rows(stories: Sequence[Story]) -> list[dict[str, Any]]:
+def result_rows(summaries: Sequence[RunSummary]) -> list[dict[str, Any]]:
     """One row per algorithm: mean and deviation over seeds, and the paired difference to the first."""
-    rows = summarise([story.outcome for story in stories])
+    rows = summarise([summary.outcome for summary in summaries])
     return [
         {
             "name": row.name,
@@ -42,9 +42,9 @@ def result_rows(stories: Sequence[Story]) -> list[dict[str, Any]]:
     ]
 
 
-def fairness_rows(stories: Sequence[Story]) -> list[dict[str, Any]]:
+def fairness_rows(summaries: Sequence[RunSummary]) -> list[dict[str, Any]]:
     """How unequally the clients are served at the end, by algorithm: mean and deviation over finished seeds."""
-    groups = by_name([story.outcome for story in stories])
+    groups = by_name([summary.outcome for summary in summaries])
     return [
         {"name": name, **{key: _spread(one) for key, one in spreads(runs, FAIRNESS).items()}}
         for name, runs in groups.items()

@@ -8,29 +8,29 @@ from typing import Any
 from fedalloy.report.data.plain import MOST_CELLS, Chart, heat_panel, spans
 from fedalloy.results.clients import client_name
 from fedalloy.results.grid import Grid
-from fedalloy.results.stories import Story
+from fedalloy.results.summaries import RunSummary
 from fedalloy.results.sums import WHOLE
 
 SIDE = 200
 
 
-def weights(story: Story) -> Chart | None:
+def weights(summary: RunSummary) -> Chart | None:
     """The weights of one run as a heat map."""
-    grids = story.history.weights
+    grids = summary.history.weights
     if not grids:
         return None
-    chart = heat(story, {"" if layer == WHOLE else layer: grid for layer, grid in grids.items()})
-    more = len(story.history.layers_left_out)
+    chart = heat(summary, {"" if layer == WHOLE else layer: grid for layer, grid in grids.items()})
+    more = len(summary.history.layers_left_out)
     left_out = f" {more} more layers are not shown." if more else ""
     return chart | {
-        "id": f"weights-{story.name}-{story.seed}",
-        "title": f"{story.name}, seed {story.seed}",
+        "id": f"weights-{summary.name}-{summary.seed}",
+        "title": f"{summary.name}, seed {summary.seed}",
         "value": "weight",
         "note": chart["note"] + left_out,
     }
 
 
-def heat(story: Story, grids: dict[str, Grid]) -> dict[str, Any]:
+def heat(summary: RunSummary, grids: dict[str, Grid]) -> dict[str, Any]:
     """Panels over the same rounds and clients, small enough together."""
     side = max(16, min(SIDE, int(math.sqrt(MOST_CELLS / len(grids)))))
     made = [heat_panel(title, grid, side, side) for title, grid in grids.items()]
@@ -38,15 +38,15 @@ def heat(story: Story, grids: dict[str, Grid]) -> dict[str, Any]:
     return {
         "kind": "heat",
         "columns": {"title": "round", "labels": spans(small.rounds, small.rounds_per_bin, first=1)},
-        "rows": {"title": "client", "labels": _clients(story, small)},
+        "rows": {"title": "client", "labels": _clients(summary, small)},
         "panels": [panel for panel, _ in made],
         "note": _note([panel for panel, _ in made], small),
     }
 
 
-def _clients(story: Story, grid: Grid) -> list[str]:
+def _clients(summary: RunSummary, grid: Grid) -> list[str]:
     if grid.clients_per_bin == 1:
-        return [client_name(story.manifest, client) for client in range(grid.clients)]
+        return [client_name(summary.manifest, client) for client in range(grid.clients)]
     return [f"clients {span}" for span in spans(grid.clients, grid.clients_per_bin)]
 
 

@@ -19,7 +19,7 @@ from fedalloy.report.live.gathered import Weights, participation
 from fedalloy.report.live.runs import RunStore
 from fedalloy.results.clients import Client, clients_at, drawable, worst_first
 from fedalloy.results.served import client_values, noted_direction, tails
-from fedalloy.results.sums import Tally
+from fedalloy.results.sums import RunningSums
 
 MOST_POINTS = 600
 """Points of a line: more than a screen has room for."""
@@ -50,11 +50,11 @@ def details(store: RunStore, run: str, index: Index) -> dict[str, Any]:
 
 def gathered(store: RunStore, run: str, index: Index) -> dict[str, Any]:
     """What is shown as pictures over clients."""
-    weights, tally = cast(Weights, index.gathered["weights"]), cast(Tally, index.gathered["tally"])
+    weights, running_sums = cast(Weights, index.gathered["weights"]), cast(RunningSums, index.gathered["sums"])
     spent, population = index.seconds(), manifest_of(store.folder(run)).get("clients") or 0
     return {
         "weights": weights.to_json(),
-        "participation": participation(tally, population),
+        "participation": participation(running_sums, population),
         "clients": clients(store, run, index),
         "seconds": {"total": sum(spent), "mean": sum(spent) / len(spent) if spent else None},
     }
@@ -151,7 +151,7 @@ def _merged(line: Mapping[str, Any] | None, values: Mapping[int, float]) -> dict
 
 
 def additions(index: Index, rows: int) -> dict[str, Any] | None:
-    """What came after the first ``rows`` rows; None when the run has fewer by now, and must be read anew."""
+    """What came after the first ``rows`` rows; None when the run has fewer by now, and must be read again."""
     if len(index) < rows:
         return None
     table = index.table(after=rows)

@@ -14,7 +14,7 @@ from fedalloy.report.live.watch import Watch
 
 MOST_SHOWN = 40
 """Runs whose additions one page may ask for."""
-STILL_HERE = 15.0
+HEARTBEAT = 15.0
 """Seconds of silence after which a comment is sent: whoever has gone is noticed, and nothing in between hangs up."""
 
 
@@ -37,7 +37,7 @@ class Events:
             while not self._watch.ended:
                 self._seen = latest
                 yield "".join(self._news(changed)) or ": still here\n\n"
-                latest = self._watch.wait(self._seen, STILL_HERE)
+                latest = self._watch.wait(self._seen, HEARTBEAT)
                 changed = self._changed()
 
     def _changed(self) -> set[str]:
@@ -62,7 +62,7 @@ class Events:
             found = additions(index, self._rows[run])
             if found is None:
                 self._rows[run] = 0
-                yield _event("anew", {"run": run})
+                yield _event("reload", {"run": run})
                 return
             if found["rows"] > self._rows[run]:
                 self._rows[run] = found["rows"]

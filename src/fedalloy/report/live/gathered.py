@@ -11,12 +11,12 @@ import numpy as np
 from fedalloy.experiment.records.index import Accumulator
 from fedalloy.report.data.plain import heat_panel, spans
 from fedalloy.results.grid import Grid
-from fedalloy.results.sums import Tally, mean_of_columns, weights_by_layer
+from fedalloy.results.sums import RunningSums, mean_of_columns, weights_by_layer
 
 MOST_BINS = 128
 """Cells of the live heat map along each side."""
 RARELY = 5
-"""Clients that are named because they were heard least."""
+"""Clients that are named because they contributed least."""
 
 
 class Weights:
@@ -54,19 +54,23 @@ class Weights:
         }  # fmt: skip
 
 
-def participation(tally: Tally, population: int) -> dict[str, Any]:
-    """How evenly clients were heard, and how often one was awaited in vain or refused."""
-    counts = tally.heard(population)
+def participation(running_sums: RunningSums, population: int) -> dict[str, Any]:
+    """How evenly clients contributed, and how often one did not answer or was refused."""
+    counts = running_sums.contributed(population)
     spread = {"least": counts.min(), "median": np.median(counts), "most": counts.max()} if len(counts) else {}
     rarely = np.argsort(counts, kind="stable")[:RARELY].tolist()
-    totals = {"counted": tally.contributions, "absent": tally.absent, "dropped": tally.dropped.total()}
+    totals = {
+        "counted": running_sums.contributions,
+        "absent": running_sums.absent,
+        "dropped": running_sums.dropped.total(),
+    }
     told = {**totals, **{name: float(one) for name, one in spread.items()}}
     return told | {"rarely": [[client, int(counts[client])] for client in rarely]}
 
 
 def gathered() -> dict[str, Accumulator]:
     """Fresh ones, for the index of a run."""
-    return {"weights": Weights(), "tally": Tally()}
+    return {"weights": Weights(), "sums": RunningSums()}
 
 
 def _packed(values: Mapping[str, Any]) -> bytes:

@@ -25,7 +25,7 @@ STYLE: Any = {
 
 @dataclass(frozen=True)
 class Options:
-    """``metric``: what is shown; ``points``: how finely; ``clients``: of how many, where models are scored anew;
+    """``metric``: what is shown; ``points``: how finely; ``clients``: of how many, where models are scored again;
     ``width``: of the picture."""
 
     metric: str | None = None

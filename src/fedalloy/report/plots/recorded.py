@@ -16,26 +16,26 @@ from fedalloy.report.plots.canvas import Options, whole_numbers
 from fedalloy.results.lines import by_round
 from fedalloy.results.runs import by_name
 from fedalloy.results.statistics import Band
-from fedalloy.results.stories import Story, gather
+from fedalloy.results.summaries import RunSummary, gather
 
 
 def draw_curves(axes: Any, runs: Sequence[Path], options: Options) -> None:
     """A metric over rounds: one line per algorithm, the mean over its seeds with a band from the lowest to the highest
     of them; the tenth of its clients that is served worst dotted, where the metric has a direction."""
-    stories = gather(runs, options.metric)
-    seeds = by_name(stories)
+    summaries = gather(runs, options.metric)
+    seeds = by_name(summaries)
     styles = assign(seeds)
     for name, told in seeds.items():
         _draw_line(axes, name, told, styles[name])
-    bands = " (bands: all seeds)" if len(stories) > len(seeds) else ""
-    dotted = " (dotted: worst 10 %)" if stories[0].higher_is_better is not None else ""
-    axes.set(xlabel=f"round{bands}", ylabel=f"{options.metric or stories[0].metric}{dotted}")
+    bands = " (bands: all seeds)" if len(summaries) > len(seeds) else ""
+    dotted = " (dotted: worst 10 %)" if summaries[0].higher_is_better is not None else ""
+    axes.set(xlabel=f"round{bands}", ylabel=f"{options.metric or summaries[0].metric}{dotted}")
     whole_numbers(axes.xaxis)
     axes.legend()
 
 
-def _draw_line(axes: Any, name: str, seeds: Sequence[Story], style: Style) -> None:
-    found = by_round({round: values for round, *values in story.curve} for story in seeds)
+def _draw_line(axes: Any, name: str, seeds: Sequence[RunSummary], style: Style) -> None:
+    found = by_round({round: values for round, *values in summary.curve} for summary in seeds)
     means, worst = ([Band.of(values[place] for values in some) for some in found.values()] for place in (0, 1))
     dash = (0, tuple(length / 2 for length in style.dash)) if style.dash else "solid"
     axes.plot(list(found), [one.mean for one in means], label=name, color=style.light, linestyle=dash)
@@ -51,10 +51,10 @@ SPREAD = 0.28
 
 def draw_clients(axes: Any, runs: Sequence[Path], options: Options) -> None:
     """Every client as a dot, and the median: one strip per algorithm, all its seeds together."""
-    stories = gather(runs, options.metric)
+    summaries = gather(runs, options.metric)
     groups = {
         name: [client.score for run in some for client in run.clients if math.isfinite(client.score)]
-        for name, some in by_name(stories).items()
+        for name, some in by_name(summaries).items()
     }
     groups = {name: scores for name, scores in groups.items() if scores}
     if not groups:
@@ -68,14 +68,14 @@ def draw_clients(axes: Any, runs: Sequence[Path], options: Options) -> None:
     axes.set_yticks(range(len(groups)), list(groups))
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel(f"{options.metric or stories[0].metric} of a client (line: median)")
+    axes.set_xlabel(f"{options.metric or summaries[0].metric} of a client (line: median)")
 
 
 def draw_fairness(axes: Any, runs: Sequence[Path], options: Options) -> None:
     """The share of clients up to every score, all seeds of an algorithm together: upright means alike."""
-    stories = gather(runs, options.metric)
-    styles, drawn = assign(story.name for story in stories), 0
-    for name, some in by_name(stories).items():
+    summaries = gather(runs, options.metric)
+    styles, drawn = assign(summary.name for summary in summaries), 0
+    for name, some in by_name(summaries).items():
         known = [client.score for run in some for client in run.clients if not math.isnan(client.score)]
         scores = sorted(filter(math.isfinite, known))
         if scores:
@@ -85,21 +85,21 @@ def draw_fairness(axes: Any, runs: Sequence[Path], options: Options) -> None:
             drawn += 1
     if not drawn:
         raise SpecError("no client of these runs was scored by this metric; evaluate it first (evaluate.metrics)")
-    axes.set(xlabel=options.metric or stories[0].metric, ylabel="share of clients up to here", ylim=(0, 1))
+    axes.set(xlabel=options.metric or summaries[0].metric, ylabel="share of clients up to here", ylim=(0, 1))
     axes.legend()
 
 
 def draw_participation(axes: Any, runs: Sequence[Path], options: Options) -> None:
-    """In how many rounds clients counted: one line per algorithm (its first seed), from the least heard client on."""
-    stories = gather(runs)
-    styles = assign(story.name for story in stories)
+    """In how many rounds clients counted: one line per algorithm (its first seed), fewest contributions first."""
+    summaries = gather(runs)
+    styles = assign(summary.name for summary in summaries)
     alike: dict[tuple[int, ...], list[str]] = {}
-    for name, (story, *_) in by_name(stories).items():
-        counts = tuple(sorted(story.heard))
+    for name, (summary, *_) in by_name(summaries).items():
+        counts = tuple(sorted(summary.contributed))
         alike.setdefault(counts, []).append(name)
     for counts, names in alike.items():  # one seed draws the same clients for every algorithm: one line for all of them
         axes.step(range(1, len(counts) + 1), counts, where="mid", label=", ".join(names), color=styles[names[0]].light)
-    axes.set(xlabel="clients, least heard first", ylabel="rounds that counted")
+    axes.set(xlabel="clients, fewest contributions first", ylabel="rounds that counted")
     axes.set_ylim(bottom=0)
     whole_numbers(axes.xaxis, axes.yaxis)
     axes.legend()
@@ -108,14 +108,14 @@ def draw_participation(axes: Any, runs: Sequence[Path], options: Options) -> Non
 def draw_contributions(axes: Any, runs: Sequence[Path], options: Options) -> None:
     """How much each contribution counted, as a heat map: empty where a client did not take part. Of weights by layer
     the last layer is shown."""
-    (story,) = gather(runs)[:1]
-    if not story.history.weights:
+    (summary,) = gather(runs)[:1]
+    if not summary.history.weights:
         raise SpecError(f"{runs[0]} has no weights yet: nobody's contribution has counted")
-    layer, grid = list(story.history.weights.items())[-1]
+    layer, grid = list(summary.history.weights.items())[-1]
     means = grid.means()
     reach = (0.5, grid.rounds_per_bin * len(means) + 0.5, grid.clients_per_bin * means.shape[1] - 0.5, -0.5)
     drawn = axes.imshow(means.T, aspect="auto", interpolation="nearest", cmap="Blues", vmin=0, extent=reach)
     axes.figure.colorbar(drawn, ax=axes, label="weight")
     axes.grid(visible=False)
     whole_numbers(axes.xaxis, axes.yaxis)
-    axes.set(xlabel="round", ylabel="client", title=f"{story.name}{f', layer {layer}' if layer else ''}")
+    axes.set(xlabel="round", ylabel="client", title=f"{summary.name}{f', layer {layer}' if layer else ''}")

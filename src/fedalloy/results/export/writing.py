@@ -14,7 +14,7 @@ from fedalloy.experiment.records import atomic
 from fedalloy.results.export.tables import Row
 
 Rows = Callable[[], Iterator[Row]]
-"""Begins a table anew each time it is called."""
+"""Begins a new table each time it is called."""
 AT_ONCE = 50_000
 """Rows of Parquet that are held in memory."""
 
@@ -49,10 +49,10 @@ def write_parquet(path: Path, rows: Rows) -> int:
         nonlocal count
         with pq.ParquetWriter(place, schema) as writer:
             for some in _batches(rows(), AT_ONCE):
-                fitted = [
-                    {name: _fitted(row.get(name), schema.field(name).type, pa) for name in schema.names} for row in some
+                bind = [
+                    {name: _cast(row.get(name), schema.field(name).type, pa) for name in schema.names} for row in some
                 ]
-                writer.write_table(pa.Table.from_pylist(fitted, schema=schema))
+                writer.write_table(pa.Table.from_pylist(bind, schema=schema))
                 count += len(some)
 
     atomic.write_atomically(path, fill)
@@ -80,7 +80,7 @@ def _type(pa: Any, kinds: set[type]) -> Any:
     return pa.float64() if not kinds or kinds <= {int, float} else pa.string()
 
 
-def _fitted(value: Any, kind: Any, pa: Any) -> Any:
+def _cast(value: Any, kind: Any, pa: Any) -> Any:
     return str(value) if value is not None and kind == pa.string() else value
 
 

@@ -29,7 +29,7 @@ class MLflow:
         self._run, self._waiting, self._sent = "", list[Any](), 0.0
 
     def begin(self, run: TrackedRun) -> None:
-        """Go on with the run that is known from an earlier sitting, or make one."""
+        """Continue with the run that is known from an earlier session, or make one."""
         beside = f"sqlite:///{run.folder.resolve().parent / 'mlflow.db'}"
         self._client = self._mlflow.MlflowClient(tracking_uri=os.environ.get("MLFLOW_TRACKING_URI") or beside)
         known = run.recall("mlflow")

@@ -21,7 +21,7 @@ class WeightsAndBiases:
         self._round, self._values = 0, dict[str, float]()
 
     def begin(self, run: TrackedRun) -> None:
-        """Begin, or go on with the run that is known from an earlier sitting."""
+        """Begin, or continue with the run that is known from an earlier session."""
         known = run.recall("wandb")
         mode = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
         self._run = self._wandb.init(

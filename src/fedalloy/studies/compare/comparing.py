@@ -75,7 +75,7 @@ def compare(
     ``recipe`` may be a file or its tables. Runs that are finished are kept, interrupted ones are resumed. In a script,
     call this under ``if __name__ == "__main__":``, as the ``processes`` (default: one per core) import the script.
     Where there is a grid, each entry first tries every setting on the tuning seeds (in ``folder/tuning``) and
-    goes on with the one whose target metric is best at the end, on average over these seeds. ``track`` names tools
+    continues with the one whose target metric is best at the end, on average over these seeds. ``track`` names tools
     that hear of the runs which count (:mod:`fedalloy.results.track`).
     """
     leave_if_starting()

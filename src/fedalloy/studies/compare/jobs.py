@@ -40,7 +40,7 @@ class Job:
 
 @dataclass(frozen=True)
 class JobNews:
-    """Something happened to a job: it was found ready, a round was played, it ended, or it broke (see ``state``)."""
+    """Something happened to a job: it was found ready, a round was run, it ended, or it broke (see ``state``)."""
 
     job: Job
     kind: Literal["reused", "round", "ended", "broken"]

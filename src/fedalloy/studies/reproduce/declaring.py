@@ -33,7 +33,7 @@ class Case(DeclaredTable):
     set: dict[str, Any] = {}
     """What differs from the recipe: `{ "partition.classes" = 1 }`; a table replaces the whole table."""
     methods: list[str] | None = None
-    """Entries of the recipe's comparison; left out: all."""
+    """Entries of the recipe's comparison; default: all."""
     seconds_per_round: float | None = None
     """Measured on one core: the mean over the rounds of the methods that were run."""
 
@@ -60,7 +60,7 @@ class Claim(DeclaredTable):
     tolerance: float | None = None
     """How far from the value is still near."""
     source: str | None = None
-    """Where it is said; left out: the experiment's source."""
+    """Where it is said; default: the experiment's source."""
     note: str = ""
     """What must be known to read the verdict."""
 
@@ -87,7 +87,7 @@ class PaperExperiment(DeclaredTable):
     reading: str = ""
     """What the measured numbers say, in Markdown; written by hand after looking twice."""
     reference: str | None = None
-    """The method to which differences are told; left out: the first."""
+    """The method to which differences are told; default: the first."""
     also: list[str] = []
     """Further scores that the page shows."""
     cases: list[Case] = []

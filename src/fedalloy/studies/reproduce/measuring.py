@@ -94,7 +94,7 @@ def measure(
         open_ones += [f"{case.name}, {run.name}, seed {run.seed}: {run.reason}" for run in left]
     if open_ones:
         raise FedalloyError(
-            f"{len(open_ones)} runs did not finish ({open_ones[0]}); the same command goes on with them, and writes "
+            f"{len(open_ones)} runs did not finish ({open_ones[0]}); the same command continues with them, and writes "
             "the page when all are there"
         )
     return collect(experiment, wish, runs, near)

@@ -101,7 +101,7 @@ def _case(experiment: PaperExperiment, results: Results, case: str) -> list[str]
     """A heading and one table: every score as published and as measured."""
     runs = [run for run in results.runs if run.case == case]
     rounds = sorted({run.round for run in runs if run.finished})
-    played = f"{rounds[0]} rounds" if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]} rounds" if rounds else ""
+    result = f"{rounds[0]} rounds" if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]} rounds" if rounds else ""
     scores = [score for score in experiment.scores if any(score in run.scores for run in runs)]
     published = experiment.published.cases.get(case, {})
     methods = [*results.methods(case), *(name for name in published if name not in results.methods(case))]
@@ -120,7 +120,7 @@ def _case(experiment: PaperExperiment, results: Results, case: str) -> list[str]
             cells += [_published(experiment, case, method, score)] if score in said else []
             cells.append(_measured(mine, score))
         rows.append([*cells, _paired(mine, results.of(case, reference), main, method == reference), _seeds(mine)])
-    return [f"### {case}" + (f" ({played})" if played else ""), table(columns, rows)]
+    return [f"### {case}" + (f" ({result})" if result else ""), table(columns, rows)]
 
 
 def label(score: str) -> str:

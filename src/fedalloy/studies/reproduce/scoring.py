@@ -9,7 +9,7 @@ A score is a statistic of the target metric over clients at the last evaluation,
 | ``worst``, ``best``, ``gap`` | the client served worst (of a loss, the one with the largest) and best, and how far apart they are |
 | ``worst10``, ``best20``, ``gap10``, ... | the same for the mean over that many percent of the clients |
 | ``global``, ``best_global`` | on the global test set, at the end and at its best round |
-| ``rounds`` | the round that reached the target; one more than were played where none did |
+| ``rounds`` | the round that reached the target; one more than were run where none did |
 | ``mix_fixed``, ``mix_best_mean``, ``mix_oracle`` | mixtures of two models (:mod:`fedalloy.experiment.mixing`) |
 | ``objective`` | the sum of AAggFF's decision losses |
 | ``regret``, ``regret_half`` | per round, against the best fixed decision in hindsight: all rounds, the first half |

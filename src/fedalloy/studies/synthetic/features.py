@@ -18,8 +18,8 @@ from fedalloy.core.types import Examples
 from fedalloy.engines.loop import Loop
 from fedalloy.methods.classifier import ClassifierTraining, train_classifier
 from fedalloy.studies.synthetic.pictures import Bounds, is_picture
+from fedalloy.tasks.models.capabilities import CapabilityModule
 from fedalloy.tasks.models.convolutional import image_shape
-from fedalloy.tasks.models.roles import Versatile
 from fedalloy.tasks.objective import ModuleObjective
 
 WIDTH = 64
@@ -38,10 +38,10 @@ class Features:
     accuracy: float | None = None
 
 
-class FeatureClassifier(Versatile):
+class FeatureClassifier(CapabilityModule):
     """Two strided convolutions (pictures) or one dense layer (rows), then 64 features and a linear head."""
 
-    roles = frozenset({"classify", "features"})
+    capabilities = frozenset({"classify", "features"})
 
     def __init__(self, input_shape: tuple[int, ...], classes: int, picture: bool) -> None:
         super().__init__()
@@ -69,14 +69,14 @@ def features_of_real(train: Examples, test: Examples, classes: int, bounds: Boun
     settings = ClassifierTraining(epochs=epochs, batch_size=_BATCH)
     params, buffers = train_classifier(objective, train.x, train.y, key, Loop(), settings)
 
-    def act(role: str, x: Tensor) -> Tensor:
+    def apply_capability(capability: str, x: Tensor) -> Tensor:
         parts = x.to(train.x.device).split(_CHUNK)
-        return torch.cat([objective.act(role, params, buffers, (part,))[0] for part in parts])
+        return torch.cat([objective.apply_capability(capability, params, buffers, (part,))[0] for part in parts])
 
     with torch.no_grad():
-        hits = float((act("classify", test.x).argmax(1) == test.y).double().mean()) if len(test) else None
+        hits = float((apply_capability("classify", test.x).argmax(1) == test.y).double().mean()) if len(test) else None
     name = f"a classifier trained here on real data ({WIDTH} features, {epochs} epochs)"
-    return Features(name, torch.no_grad()(lambda x: act("features", x)), hits)
+    return Features(name, torch.no_grad()(lambda x: apply_capability("features", x)), hits)
 
 
 def features_of_file(path: str | Path, bounds: Bounds | None) -> Features:

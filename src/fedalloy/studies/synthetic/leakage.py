@@ -82,8 +82,8 @@ def leakage(synthetic: Tensor, train: Examples, held_out: Examples, key: Key) ->
 
 def copies(synthetic: Tensor, train: Tensor, held_out: Tensor) -> int:
     """Synthetic rows nearer to a training row than all but 1 % of the held-out rows are to any."""
-    usual = nearest(held_out, train).quantile(_CLOSE)
-    return int((nearest(synthetic, train) < usual).sum())
+    defaults = nearest(held_out, train).quantile(_CLOSE)
+    return int((nearest(synthetic, train) < defaults).sum())
 
 
 def nearest(rows: Tensor, among: Tensor) -> Tensor:

@@ -114,7 +114,7 @@ def real_data(trained: Trained) -> FederatedTask:
 
 
 def of_population(task: FederatedTask, part: DataPart) -> Examples:
-    """One part of all clients that may take part, side by side: newcomers, whom nobody learned from, come last."""
+    """One part of all clients that may take part, side by side; unseen clients come last and are cut off."""
     block = task.everyone(part)
     end = int(block.size.sum())
     return Examples(block.x[:end], block.y[:end])

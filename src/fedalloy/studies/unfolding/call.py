@@ -21,9 +21,9 @@ from fedalloy.experiment.interrupt import Caught, put_off
 from fedalloy.experiment.placement import placed
 from fedalloy.experiment.weight_files import save_table
 from fedalloy.methods.weightings.weight_table import WeightTable
-from fedalloy.studies.unfolding.course import Course, layer_names
-from fedalloy.studies.unfolding.learning import Learner, OuterEvent, Standing, course_of, learn, shares, sizes_of
+from fedalloy.studies.unfolding.learning import Learner, OuterEvent, Standing, learn, sampled, shares, sizes_of
 from fedalloy.studies.unfolding.settings import Learning
+from fedalloy.studies.unfolding.unrolled import UnrolledProblem, layer_names
 from fedalloy.tasks.devices import DeviceProfile
 
 
@@ -62,14 +62,14 @@ def unfold(
     check_task(task, "unfold: the second argument (the order is unfold(algorithm, task))")
     if engine is not None:
         check_engine_kind(engine, "unfold: engine")
-    course = _course(as_algorithm(algorithm), placed(task, device), rounds, seed, devices, _learning(settings))
-    learned = _settings(course, seed, sizes_of(course.task).tolist())
+    problem = _problem(as_algorithm(algorithm), placed(task, device), rounds, seed, devices, _learning(settings))
+    learned = _settings(problem, seed, sizes_of(problem.task).tolist())
     path = Path(output) if output is not None else None
     progress = _progress(path, resume) if path else None
-    learner = Learner(course_of(course, seed), seed, device, progress, watcher=watcher, identity=learned, engine=engine)
+    learner = Learner(sampled(problem, seed), seed, device, progress, watcher=watcher, identity=learned, engine=engine)
     standing = _learn(learner, resume, caught)
     table = WeightTable(
-        shares(standing, course.learning), course.layers, tuple(learned["sizes"]), course.normalise,
+        shares(standing, problem.learning), problem.layers, tuple(learned["sizes"]), problem.normalise,
         tuple(standing.losses), learned,
     )  # fmt: skip
     if path and progress:
@@ -78,12 +78,14 @@ def unfold(
     return table
 
 
-def _course(
+def _problem(
     algorithm: Algorithm, task: Task, rounds: int, seed: int, devices: DeviceProfile | None, learning: Learning
-) -> Course:
+) -> UnrolledProblem:
     """What is rehearsed: the algorithm as it fits the task, over so many rounds."""
     layers = layer_names(task) if learning.level == "layer" else ()
-    return Course(algorithm.fitted(task, Key.of(seed)), task, rounds, devices or DeviceProfile(), learning, layers)
+    return UnrolledProblem(
+        algorithm.bind(task, Key.of(seed)), task, rounds, devices or DeviceProfile(), learning, layers
+    )
 
 
 def _progress(output: Path, resume: bool) -> Path:
@@ -96,8 +98,8 @@ def _progress(output: Path, resume: bool) -> Path:
 
 def _learn(learner: Learner, resume: bool, caught: Caught | None) -> Standing:
     """Learn to the end, or say what is kept when a signal ends it."""
-    with put_off() if caught is None else nullcontext(caught) as heard:
-        standing, stopped = learn(learner, resume, heard)
+    with put_off() if caught is None else nullcontext(caught) as caught_signals:
+        standing, stopped = learn(learner, resume, caught_signals)
         if stopped:
             raise Stopped(_farewell(standing, learner.progress, stopped))
     return standing
@@ -117,19 +119,19 @@ def _learning(settings: dict[str, Any]) -> Learning:
     return made
 
 
-def _settings(course: Course, seed: int, sizes: list[int]) -> dict[str, Any]:
+def _settings(problem: UnrolledProblem, seed: int, sizes: list[int]) -> dict[str, Any]:
     """What was learned, as data: enough to tell two learnings apart."""
-    chosen = asdict(course.learning)
-    chosen["betas"] = list(course.learning.betas)
-    spec = algorithm_to_spec(course.algorithm)
+    chosen = asdict(problem.learning)
+    chosen["betas"] = list(problem.learning.betas)
+    spec = algorithm_to_spec(problem.algorithm)
     return {
         "algorithm": {name: part for name, part in spec.items() if name != "weighting"},
-        "normalise": course.normalise,
-        "rounds": course.rounds,
+        "normalise": problem.normalise,
+        "rounds": problem.rounds,
         "seed": seed,
         "sizes": sizes,
         "settings": {name: value for name, value in chosen.items() if value is not None},
-        "devices": repr(course.devices),
+        "devices": repr(problem.devices),
     }
 
 

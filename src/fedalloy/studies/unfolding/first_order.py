@@ -2,10 +2,10 @@
 
 What a client does is a constant to it, so with ``w(t+1) = server(w(t), sum_k Theta[t, k] delta_k(t))``
 
-    lambda(T) = slope(T),   lambda(t) = slope(t) + (d w(t+1) / d w(t))' lambda(t+1),
+    lambda(T) = g(T),   lambda(t) = g(t) + (d w(t+1) / d w(t))' lambda(t+1),
     d L / d Theta[t, k] = <d w(t+1) / d update' lambda(t+1), delta_k(t)>
 
-where ``slope(t)`` is the sum of all gradients met in round t. Kept are the clients' updates and one slope per round,
+where ``g(t)`` is the sum of all gradients met in round t. Kept are the clients' updates and one such sum per round,
 ``O(T K d)``; the only graph is that of one step of an adaptive server.
 """
 
@@ -24,9 +24,9 @@ from fedalloy.core.protocols import Engine, Shared
 from fedalloy.core.types import Context, Contributions, State, Tree, Weights, Work
 from fedalloy.methods.servers.sgd import ServerSgd
 from fedalloy.methods.weightings.unfolded import nova_factor
-from fedalloy.studies.unfolding.course import Course, known
-from fedalloy.studies.unfolding.still import Fixed, still_slope
-from fedalloy.studies.unfolding.vjp import no_slope, pull_server
+from fedalloy.studies.unfolding.fixed_model import Fixed, fixed_model_gradient
+from fedalloy.studies.unfolding.unrolled import UnrolledProblem, known
+from fedalloy.studies.unfolding.vjp import no_gradient, pull_server
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Found:
     """The summed losses, their gradient by the shares (``[T, K]`` or ``[T, K, layers]``), and the final model."""
 
     loss: float
-    slope: Tensor
+    gradient: Tensor
     params: Tree
     buffers: Tree
 
@@ -45,44 +45,46 @@ class Kept:
 
     cohort: Contributions
     weights: Weights
-    slope: Tree
+    gradient: Tree
     target: Tree
     server: State
     ctx: Context
 
 
 @torch.no_grad()
-def first_order(course: Course, shares: Tensor, params: Tree, buffers: Tree, key: Key, engine: Engine) -> Found:
+def first_order(
+    problem: UnrolledProblem, shares: Tensor, params: Tree, buffers: Tree, key: Key, engine: Engine
+) -> Found:
     """Unroll the rounds once and walk back; ``key`` is that of the outer iteration."""
-    state, clients = course.begin(course.clients, params, buffers, key)
+    state, clients = problem.begin(problem.clients, params, buffers, key)
     total, kept = torch.zeros((), dtype=torch.float64), []
-    for round in range(1, course.rounds + 1):
-        algorithm, ctx = course.at(shares[round - 1], recorded=not course.plain), course.context(round, key)
-        work = course.work(ctx)
-        outcome = engine(course.clients, course.task, state["shared"], clients, work, ctx)
+    for round in range(1, problem.rounds + 1):
+        algorithm, ctx = problem.at(shares[round - 1], recorded=not problem.plain), problem.context(round, key)
+        work = problem.work(ctx)
+        outcome = engine(problem.clients, problem.task, state["shared"], clients, work, ctx)
         step = server_step(algorithm, state, outcome.cohort, ctx)
-        loss, slope = _met(course, outcome.cohort, step, work, state["shared"], ctx)
+        loss, gradient = _met(problem, outcome.cohort, step, work, state["shared"], ctx)
         check_finite(step.dropped, loss, round)
         sent = outcome.cohort.alone("delta", "delta").keep()
-        kept.append(Kept(sent, step.weights, slope, state["shared"]["params"], state["server"], ctx))
+        kept.append(Kept(sent, step.weights, gradient, state["shared"]["params"], state["server"], ctx))
         state, clients, total = step.state, known(clients, outcome.states, work), total + loss.cpu()
     last, last_buffers = state["shared"]["params"], state["shared"]["buffers"]
     back = tree.zeros_like(last)
-    if course.learning.final:
-        loss, back = final_slope(course, last, last_buffers, key)
+    if problem.learning.final:
+        loss, back = final_gradient(problem, last, last_buffers, key)
         total = total + loss.cpu()
-    return Found(float(total), _walk_back(course, shares, kept, back, state["server"]), last, last_buffers)
+    return Found(float(total), _walk_back(problem, shares, kept, back, state["server"]), last, last_buffers)
 
 
-def final_slope(course: Course, params: Tree, buffers: Tree, key: Key) -> tuple[Tensor, Tree]:
+def final_gradient(problem: UnrolledProblem, params: Tree, buffers: Tree, key: Key) -> tuple[Tensor, Tree]:
     """The loss of the model after the last round on one more round's batches, nobody moving, and its gradient."""
-    return still_slope(course, final_point(course, params, buffers, key))
+    return fixed_model_gradient(problem, final_point(problem, params, buffers, key))
 
 
-def final_point(course: Course, params: Tree, buffers: Tree, key: Key) -> Fixed:
+def final_point(problem: UnrolledProblem, params: Tree, buffers: Tree, key: Key) -> Fixed:
     """Everyone's batches of the round after the last."""
-    ctx = course.context(course.rounds + 1, key)
-    return Fixed(params, buffers, course.ids, course.work(ctx).epochs, ctx)
+    ctx = problem.context(problem.rounds + 1, key)
+    return Fixed(params, buffers, problem.ids, problem.work(ctx).epochs, ctx)
 
 
 def silent_point(params: Tree, buffers: Tree, work: Work, ctx: Context) -> Fixed:
@@ -98,29 +100,29 @@ def check_finite(dropped: dict[int, str], loss: Tensor, round: int) -> None:
 
 
 def _met(
-    course: Course, cohort: Contributions, step: ServerStep, work: Work, shared: Shared, ctx: Context
+    problem: UnrolledProblem, cohort: Contributions, step: ServerStep, work: Work, shared: Shared, ctx: Context
 ) -> tuple[Tensor, Tree]:
     """The losses and gradients of a round, of those who trained and of those who could not send."""
-    if course.plain:
+    if problem.plain:
         loss = cohort.stats["running_loss"].nan_to_num(0.0).sum()
-        slope = cohort.combine("delta", torch.full((len(cohort),), -1.0 / ctx.local_lr, dtype=torch.float64))
+        gradient = cohort.combine("delta", torch.full((len(cohort),), -1.0 / ctx.local_lr, dtype=torch.float64))
     else:
-        loss, slope = cohort.stack("tally")["loss"].sum(dtype=torch.float64), step.sums.get("slope", {})
+        loss, gradient = cohort.stack("tally")["loss"].sum(dtype=torch.float64), step.sums.get("slope", {})
     if bool(work.active.all()):
-        return loss, slope
-    still, more = still_slope(course, silent_point(shared["params"], shared["buffers"], work, ctx))
-    return loss.to(still) + still, tree.add(slope, more)
+        return loss, gradient
+    unmoved, more = fixed_model_gradient(problem, silent_point(shared["params"], shared["buffers"], work, ctx))
+    return loss.to(unmoved) + unmoved, tree.add(gradient, more)
 
 
-def _walk_back(course: Course, shares: Tensor, kept: list[Kept], back: Tree, server: State) -> Tensor:
+def _walk_back(problem: UnrolledProblem, shares: Tensor, kept: list[Kept], back: Tree, server: State) -> Tensor:
     """From the last round to the first; ``back`` is the gradient by the model after each."""
     found = torch.zeros_like(shares)
-    memory = no_slope(server)
-    for round in reversed(range(course.rounds)):
+    memory = no_gradient(server)
+    for round in reversed(range(problem.rounds)):
         here = kept[round]
-        by_update, memory, by_model = _through_server(course.algorithm, here, back, memory)
-        found[round] = _by_shares(course, here.cohort, by_update).to(found)
-        back = tree.add(by_model, here.slope)
+        by_update, memory, by_model = _through_server(problem.algorithm, here, back, memory)
+        found[round] = _by_shares(problem, here.cohort, by_update).to(found)
+        back = tree.add(by_model, here.gradient)
     return found
 
 
@@ -132,17 +134,17 @@ def _through_server(algorithm: Algorithm, here: Kept, back: Tree, memory: Tree) 
 
 
 def _combined(here: Kept) -> Tree:
-    """The update that the server got, combined anew instead of kept."""
+    """The update that the server got, combined again instead of kept."""
     return here.cohort.combine("delta", here.weights)
 
 
-def _by_shares(course: Course, cohort: Contributions, by_update: Tree) -> Tensor:
+def _by_shares(problem: UnrolledProblem, cohort: Contributions, by_update: Tree) -> Tensor:
     """Inner products of every client's update with the gradient by the combined one."""
     by_leaf = cohort.dots("delta", by_update)
-    groups = tree.groups(by_update, "layer" if course.layers else "client")
+    groups = tree.groups(by_update, "layer" if problem.layers else "client")
     scores = {group: torch.stack([by_leaf[name] for name in leaves]).sum(0) for group, leaves in groups.items()}
-    products = torch.stack([scores[layer] for layer in course.layers], dim=1) if course.layers else scores[""]
-    if course.normalise:
+    products = torch.stack([scores[layer] for layer in problem.layers], dim=1) if problem.layers else scores[""]
+    if problem.normalise:
         factor = nova_factor(cohort.stats)
         products = products * (factor.unsqueeze(1) if products.dim() > 1 else factor)
     return products

@@ -12,17 +12,17 @@ from fedalloy.core.protocols import Engine
 from fedalloy.core.types import Tree
 from fedalloy.engines.batched import Batched, dense_of
 from fedalloy.engines.kinds import is_fusible
-from fedalloy.studies.unfolding.course import Course
 from fedalloy.studies.unfolding.exact import exact
 from fedalloy.studies.unfolding.first_order import first_order
 from fedalloy.studies.unfolding.shares import pull_back, roughness, shares_of
+from fedalloy.studies.unfolding.unrolled import UnrolledProblem
 
 # Models that are in cache together are trained side by side, which saves calls; larger ones in smaller groups.
 _CACHE = 4 << 20
 
 
 @dataclass(frozen=True)
-class Slope:
+class OuterGradient:
     """``loss`` is the sum of all losses met, with the roughness of the table where that counts; ``by_theta`` its
     gradient, and ``params`` and ``buffers`` the model after the last round."""
 
@@ -33,27 +33,27 @@ class Slope:
 
 
 def outer_gradient(
-    course: Course, theta: Tensor, params: Tree, buffers: Tree, key: Key, engine: Engine | None = None
-) -> Slope:
+    problem: UnrolledProblem, theta: Tensor, params: Tree, buffers: Tree, key: Key, engine: Engine | None = None
+) -> OuterGradient:
     """The gradient that an outer step descends on; ``key`` is that of the iteration."""
-    learning = course.learning
+    learning = problem.learning
     shares = shares_of(theta, learning.parametrisation)
     if learning.gradient == "exact":
-        found = exact(course, shares, params, buffers, key)
+        found = exact(problem, shares, params, buffers, key)
     else:
-        found = first_order(course, shares, params, buffers, key, engine or make_engine(course, params, buffers))
-    loss, slope = found.loss, found.slope
+        found = first_order(problem, shares, params, buffers, key, engine or make_engine(problem, params, buffers))
+    loss, grad = found.loss, found.gradient
     if learning.smoothness:
         rough, by_shares = roughness(shares)
-        loss, slope = loss + learning.smoothness * float(rough), slope + learning.smoothness * by_shares
-    return Slope(loss, pull_back(theta, learning.parametrisation, slope), found.params, found.buffers)
+        loss, grad = loss + learning.smoothness * float(rough), grad + learning.smoothness * by_shares
+    return OuterGradient(loss, pull_back(theta, learning.parametrisation, grad), found.params, found.buffers)
 
 
-def make_engine(course: Course, params: Tree, buffers: Tree) -> Engine:
+def make_engine(problem: UnrolledProblem, params: Tree, buffers: Tree) -> Engine:
     """The batched engine: fused where clients do nothing but descend on a chain of linear layers, on a GPU too."""
     first = next(iter(params.values()))
     shared = {"params": params, "buffers": buffers}
-    fused = course.plain and is_fusible(course.algorithm) and not buffers
-    kernel = "fused" if fused and dense_of(course.task.objective, shared) is not None else "best"
+    fused = problem.plain and is_fusible(problem.algorithm) and not buffers
+    kernel = "fused" if fused and dense_of(problem.task.objective, shared) is not None else "best"
     block = None if first.is_cuda else max(1, _CACHE // max(1, tree.nbytes(params)))
     return Batched(block=block, kernel=kernel)  # type: ignore[arg-type]

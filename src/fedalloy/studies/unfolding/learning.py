@@ -20,10 +20,10 @@ from fedalloy.core.types import Tree
 from fedalloy.experiment.interrupt import Caught, StopFlag, stop_on_signal
 from fedalloy.experiment.placement import on_device
 from fedalloy.experiment.records import atomic, checkpoint
-from fedalloy.studies.unfolding.course import Course, Portion
-from fedalloy.studies.unfolding.gradient import Slope, make_engine, outer_gradient
+from fedalloy.studies.unfolding.gradient import OuterGradient, make_engine, outer_gradient
 from fedalloy.studies.unfolding.settings import Learning
 from fedalloy.studies.unfolding.shares import first_theta, shares_of
+from fedalloy.studies.unfolding.unrolled import Subsample, UnrolledProblem
 
 _EPS = 1e-8
 
@@ -44,7 +44,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class OuterEvent:
-    """Told to whoever watches, after every outer iteration."""
+    """What a watcher gets after every outer iteration."""
 
     iteration: int
     iterations: int
@@ -55,9 +55,9 @@ class OuterEvent:
 
 @dataclass(frozen=True)
 class Learner:
-    """One learning: the course, the seed, where its progress is kept and whom it tells."""
+    """One learning: the unrolled problem, the seed, where its progress is kept and whom it tells."""
 
-    course: Course
+    problem: UnrolledProblem
     seed: int = 0
     device: str = "cpu"
     progress: Path | None = None
@@ -73,18 +73,18 @@ class Learner:
 
     def model(self, iteration: int) -> tuple[Tree, Tree]:
         """The model that an iteration begins with."""
-        fixed = self.course.learning.initial == "fixed"
+        fixed = self.problem.learning.initial == "fixed"
         key = self.root.fold("model") if fixed else self.root.fold("unfold", iteration, "model")
-        params, buffers = self.course.task.objective.init(key)
+        params, buffers = self.problem.task.objective.init(key)
         return on_device(params, self.device), on_device(buffers, self.device)
 
 
 def learn(learner: Learner, resume: bool = False, caught: Caught | None = None) -> tuple[Standing, str | None]:
     """Outer iterations to the end, or until somebody stops them; the second value then says who."""
-    learning = learner.course.learning
+    learning = learner.problem.learning
     standing = _restored(learner) if resume else None
     standing = standing or _beginning(learner)
-    engine = learner.engine or make_engine(learner.course, *learner.model(0))
+    engine = learner.engine or make_engine(learner.problem, *learner.model(0))
     saved = time.monotonic()
     with stop_on_signal(caught=caught) as flag:
         while standing.iteration < learning.iterations and not _stale(standing, learning) and not flag:
@@ -102,12 +102,12 @@ def chosen_theta(standing: Standing) -> Tensor:
     return standing.theta if standing.best_theta is None else standing.best_theta
 
 
-def course_of(course: Course, seed: int) -> Course:
-    """The course on the stated fraction of every client's examples."""
-    if course.learning.fraction == 1.0:
-        return course
+def sampled(problem: UnrolledProblem, seed: int) -> UnrolledProblem:
+    """The problem on the stated fraction of every client's examples."""
+    if problem.learning.fraction == 1.0:
+        return problem
     key = Key.of(seed).fold("unfold", "fraction")
-    return replace(course, task=Portion(course.task, course.learning.fraction, key))
+    return replace(problem, task=Subsample(problem.task, problem.learning.fraction, key))
 
 
 def sizes_of(task: Task) -> Tensor:
@@ -115,38 +115,38 @@ def sizes_of(task: Task) -> Tensor:
     return task.data("train", torch.arange(task.population)).size.cpu()
 
 
-def adam(standing: Standing, slope: Tensor, learning: Learning) -> None:
+def adam(standing: Standing, grad: Tensor, learning: Learning) -> None:
     """One step of Adam with bias correction."""
     beta1, beta2 = learning.betas
     count = standing.iteration + 1
-    standing.first = beta1 * standing.first + (1 - beta1) * slope
-    standing.second = beta2 * standing.second + (1 - beta2) * slope * slope
+    standing.first = beta1 * standing.first + (1 - beta1) * grad
+    standing.second = beta2 * standing.second + (1 - beta2) * grad * grad
     rate, root = learning.lr / (1 - beta1**count), math.sqrt(1 - beta2**count)
     standing.theta = standing.theta - rate * standing.first / (standing.second.sqrt() / root + _EPS)
 
 
 def _iterate(learner: Learner, standing: Standing, engine: Engine) -> None:
-    begun, course, number = time.perf_counter(), learner.course, standing.iteration
+    begun, problem, number = time.perf_counter(), learner.problem, standing.iteration
     params, buffers = learner.model(number)
     key = learner.root.fold("unfold", number)
-    found = outer_gradient(course, standing.theta, params, buffers, key, engine)
+    found = outer_gradient(problem, standing.theta, params, buffers, key, engine)
     valid = _validate(learner, standing, found)
-    adam(standing, found.by_theta.to(standing.theta), course.learning)
+    adam(standing, found.by_theta.to(standing.theta), problem.learning)
     standing.iteration += 1
     standing.losses.append(found.loss)
     if learner.watcher:
         spent = time.perf_counter() - begun
-        learner.watcher(OuterEvent(standing.iteration, course.learning.iterations, found.loss, valid, spent))
+        learner.watcher(OuterEvent(standing.iteration, problem.learning.iterations, found.loss, valid, spent))
 
 
-def _validate(learner: Learner, standing: Standing, found: Slope) -> float | None:
+def _validate(learner: Learner, standing: Standing, found: OuterGradient) -> float | None:
     """The final model's loss on the validation parts, where early stopping looks at it; it is that of the theta which
     the iteration began with."""
-    learning = learner.course.learning
+    learning = learner.problem.learning
     due = standing.iteration % learning.check_every == 0 or standing.iteration + 1 == learning.iterations
     if learning.patience is None or not due:
         return None
-    value = valid_loss(learner.course, found.params, found.buffers)
+    value = valid_loss(learner.problem, found.params, found.buffers)
     if value < standing.best:
         standing.best, standing.best_theta, standing.stale = value, standing.theta, 0
     else:
@@ -155,12 +155,12 @@ def _validate(learner: Learner, standing: Standing, found: Slope) -> float | Non
 
 
 @torch.no_grad()
-def valid_loss(course: Course, params: Tree, buffers: Tree) -> float:
+def valid_loss(problem: UnrolledProblem, params: Tree, buffers: Tree) -> float:
     """Mean loss of a model over the validation examples of all clients."""
-    block = course.task.data("valid", course.ids)
+    block = problem.task.data("valid", problem.ids)
     if int(block.size.sum()) == 0:
         raise SpecError("unfold.patience looks at the validation part: set task.valid_fraction above 0")
-    outer, device, total = course.outer, next(iter(params.values())).device, 0.0
+    outer, device, total = problem.outer, next(iter(params.values())).device, 0.0
     for row in range(len(block.size)):
         own = block.client(row)
         for some in inputs.pieces(len(own), 4096):
@@ -174,9 +174,9 @@ def _stale(standing: Standing, learning: Learning) -> bool:
 
 
 def _beginning(learner: Learner) -> Standing:
-    course = learner.course
-    sizes = sizes_of(course.task.task if isinstance(course.task, Portion) else course.task)
-    theta = first_theta(sizes, course.rounds, course.learning.parametrisation, len(course.layers))
+    problem = learner.problem
+    sizes = sizes_of(problem.task.task if isinstance(problem.task, Subsample) else problem.task)
+    theta = first_theta(sizes, problem.rounds, problem.learning.parametrisation, len(problem.layers))
     return Standing(theta, torch.zeros_like(theta), torch.zeros_like(theta))
 
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedalloy.core import tree
-from fedalloy.core.around import SolverAround
 from fedalloy.core.errors import SpecError
-from fedalloy.core.objective import Act, StepGradient
+from fedalloy.core.objective import ApplyCapability, StepGradient
 from fedalloy.core.protocols import Carry, GradAt, Objective, Shared
 from fedalloy.core.types import Context, Part, Payload, State, Tree
+from fedalloy.core.wrappers import SolverWrapper
 
 _NOTED = "noted"
 """Where the sums lie in the carry, beside what the inner solver has there."""
@@ -27,7 +27,7 @@ class Noted:
     def __init__(self, grad_at: GradAt, outer: Objective | None) -> None:
         self._grad_at, self._outer = grad_at, outer
         self.loss: Tensor | None = None
-        self.slope: Tree = {}
+        self.gradient: Tree = {}
 
     def __call__(
         self,
@@ -35,7 +35,7 @@ class Noted:
         *,
         track: bool | Tensor = True,
         of: Callable[[Tensor], Tensor] | None = None,
-        by: Callable[[Act, Tensor, Tensor], Tensor] | None = None,
+        by: Callable[[ApplyCapability, Tensor, Tensor], Tensor] | None = None,
         fixed: Tree | None = None,
     ) -> Tree:
         if by is not None or fixed is not None:
@@ -53,15 +53,15 @@ class Noted:
         base = self._grad_at
         assert isinstance(base, StepGradient)
         if self._outer is None and grads is not None:
-            self.loss, self.slope = base.loss, grads
+            self.loss, self.gradient = base.loss, grads
             return
         asked = base.under(self._outer)
-        self.slope = asked(params, track=False)
+        self.gradient = asked(params, track=False)
         self.loss = asked.loss
 
 
 @dataclass(frozen=True)
-class Recording(SolverAround):
+class Recording(SolverWrapper):
     """The inner solver, and beside its update the parts ``slope`` (the sum of the gradients met) and ``tally`` (the sum
     of the losses met); ``outer`` is another objective to take them from."""
 
@@ -84,7 +84,7 @@ class Recording(SolverAround):
         moved = self.inner.step(_without(carry), noted, draws, phase, ctx)
         if noted.loss is not None:
             loss: Tensor = sums["tally"]["loss"] + noted.loss
-            sums = {"slope": tree.add(sums["slope"], noted.slope), "tally": {"loss": loss}}
+            sums = {"slope": tree.add(sums["slope"], noted.gradient), "tally": {"loss": loss}}
         return {**moved, _NOTED: sums}
 
     def end(self, carry: Carry, shared: Shared, mine: State, steps: Tensor, ctx: Context) -> tuple[Payload, State]:

@@ -38,11 +38,11 @@ def first_theta(sizes: Tensor, rounds: int, how: Parametrisation, layers: int = 
     return theta_of(rows, how).contiguous()
 
 
-def pull_back(theta: Tensor, how: Parametrisation, slope: Tensor) -> Tensor:
+def pull_back(theta: Tensor, how: Parametrisation, share_gradient: Tensor) -> Tensor:
     """The gradient by theta, given that by the shares."""
     with torch.enable_grad():
         leaf = theta.detach().requires_grad_()
-        (gradient,) = torch.autograd.grad(shares_of(leaf, how), leaf, slope)
+        (gradient,) = torch.autograd.grad(shares_of(leaf, how), leaf, share_gradient)
     return gradient
 
 
@@ -53,7 +53,7 @@ def roughness(shares: Tensor) -> tuple[Tensor, Tensor]:
     [2.0, [[2.0, -2.0], [-2.0, 2.0]]]
     """
     steps = shares[1:] - shares[:-1]
-    slope = torch.zeros_like(shares)
-    slope[1:] += 2 * steps
-    slope[:-1] -= 2 * steps
-    return (steps * steps).sum(), slope
+    share_gradient = torch.zeros_like(shares)
+    share_gradient[1:] += 2 * steps
+    share_gradient[:-1] -= 2 * steps
+    return (steps * steps).sum(), share_gradient

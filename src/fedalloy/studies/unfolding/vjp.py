@@ -48,9 +48,9 @@ def pull(function: Callable[[Tree], Tree], inputs: Tree, by_outputs: Tree) -> Tr
         leaves = {name: leaf.detach().requires_grad_() for name, leaf in inputs.items()}
         outputs = function(leaves)
         joined = [(value, by_outputs[name]) for name, value in outputs.items() if value.requires_grad]
-        values, slopes = [one for one, _ in joined], [other.to(one) for one, other in joined]
+        values, gradients = [one for one, _ in joined], [other.to(one) for one, other in joined]
         found: Any = (
-            torch.autograd.grad(values, list(leaves.values()), slopes, allow_unused=True)
+            torch.autograd.grad(values, list(leaves.values()), gradients, allow_unused=True)
             if values
             else [None] * len(leaves)
         )
@@ -75,7 +75,7 @@ def pull_server(
     return _named(found, "update:"), _named(found, "state:"), _named(found, "model:")
 
 
-def no_slope(state: Mapping[str, Any]) -> Tree:
+def no_gradient(state: Mapping[str, Any]) -> Tree:
     """Nothing depends on a state yet."""
     return tree.zeros_like(floats(state))
 

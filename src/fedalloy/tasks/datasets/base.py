@@ -5,13 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedalloy.core import inputs, registry
+from fedalloy.core import inputs, registry, renamed
 from fedalloy.core.errors import DataError
 from fedalloy.core.inputs import Inputs
 from fedalloy.core.keys import Key
@@ -70,7 +70,7 @@ Standardise = Literal["none", "client"]
 
 
 @dataclass(frozen=True)
-class Usual:
+class DatasetDefaults:
     """How a dataset is usually learned and scored: what a task takes unless it is told otherwise.
 
     ``standardise = "client"`` scales every client's features by the mean and spread of its own training part.
@@ -83,7 +83,7 @@ class Usual:
     standardise: Standardise = "none"
 
 
-TWO_CLASSES = Usual(loss="binary", metrics=("auroc", "accuracy", "loss"))
+TWO_CLASSES = DatasetDefaults(loss="binary", metrics=("auroc", "accuracy", "loss"))
 """One logit, binary cross-entropy, scored by AUROC."""
 
 
@@ -96,23 +96,28 @@ class DatasetLoader(ABC):
     """The files it reads, with their SHA-256."""
     hint: ClassVar[str] = ""
     """How to get these files."""
-    usual: ClassVar[Usual] = Usual()
-    """How it is learned and scored unless somebody says otherwise."""
+    defaults: ClassVar[DatasetDefaults] = DatasetDefaults()
+    """How it is learned and scored by default."""
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        """Refuse a class that names its defaults by their old name."""
+        super().__init_subclass__(**given)
+        renamed.refuse_old_members(cls, renamed.DATASET)
 
     @abstractmethod
     def load(self, key: Key) -> Dataset:
         """The examples; ``key`` matters only to data that are drawn."""
 
 
-def usual_of(dataset: object) -> Usual:
-    """The habits of a loader, of a loader's name or spec; plain habits for everything else.
+def defaults_of(dataset: object) -> DatasetDefaults:
+    """The defaults of a loader, of a loader's name or spec; plain ones for everything else.
 
-    >>> usual_of("digits").metrics
+    >>> defaults_of("digits").metrics
     ('accuracy', 'loss')
     """
     kind = dataset.get("kind") if isinstance(dataset, Mapping) else dataset
     loader = registry.everything("dataset").get(kind) if isinstance(kind, str) else kind
-    found: Usual = getattr(loader, "usual", Usual())
+    found: DatasetDefaults = getattr(loader, "defaults", DatasetDefaults())
     return found
 
 
@@ -242,3 +247,7 @@ def _check_alike(pairs: Sequence[tuple[Tensor, Tensor]], labels: Sequence[str]) 
             )
         if other_y.dtype != y.dtype:
             raise DataError(f"{label}: labels are {other_y.dtype}, those of {labels[0]} {y.dtype}; use one kind")
+
+
+if not TYPE_CHECKING:  # for one version: what has been renamed here
+    __getattr__ = renamed.old_names(__name__, {"Usual": "DatasetDefaults", "usual_of": "defaults_of"})

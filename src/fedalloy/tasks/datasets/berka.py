@@ -11,7 +11,7 @@ from torch import Tensor
 from fedalloy.core.errors import SpecError, nearest
 from fedalloy.core.keys import Key
 from fedalloy.core.registry import register
-from fedalloy.tasks.datasets.base import TWO_CLASSES, Dataset, DatasetLoader, Usual
+from fedalloy.tasks.datasets.base import TWO_CLASSES, Dataset, DatasetDefaults, DatasetLoader
 from fedalloy.tasks.datasets.reading import read_csv
 
 Years = Literal["96", "mean"]
@@ -48,7 +48,7 @@ class Berka(DatasetLoader):
         "join the loan, account, district and order tables of the PKDD'99 financial data to one row per loan "
         f"(columns {', '.join(_COLUMNS)}, unemployment_95/96, crimes_95/96)"
     )
-    usual: ClassVar[Usual] = replace(TWO_CLASSES, standardise="client")
+    defaults: ClassVar[DatasetDefaults] = replace(TWO_CLASSES, standardise="client")
 
     def __post_init__(self) -> None:
         if self.years not in get_args(Years):

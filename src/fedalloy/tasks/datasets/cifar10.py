@@ -13,7 +13,7 @@ from fedalloy.core.errors import SpecError, nearest
 from fedalloy.core.keys import Key
 from fedalloy.core.registry import register
 from fedalloy.core.types import Examples
-from fedalloy.tasks.datasets.base import Dataset, DatasetLoader, Usual
+from fedalloy.tasks.datasets.base import Dataset, DatasetDefaults, DatasetLoader
 from fedalloy.tasks.datasets.reading import read_npz
 
 Scale = Literal["unit", "standard", "symmetric"]
@@ -51,7 +51,7 @@ class Cifar10(DatasetLoader):
         "make them from CIFAR-10: of every class the first 2000 training images (rows in their order, halved into a "
         "and b) and the first 400 test images; arrays x: uint8 [N, 3, 32, 32], y: int64 [N]"
     )
-    usual: ClassVar[Usual] = Usual(metrics=("accuracy", "top5", "loss"))
+    defaults: ClassVar[DatasetDefaults] = DatasetDefaults(metrics=("accuracy", "top5", "loss"))
 
     def __post_init__(self) -> None:
         if self.scale not in get_args(Scale):

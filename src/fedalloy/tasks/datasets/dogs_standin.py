@@ -14,7 +14,7 @@ from fedalloy.core.errors import SpecError
 from fedalloy.core.keys import Key
 from fedalloy.core.registry import register
 from fedalloy.core.types import Examples
-from fedalloy.tasks.datasets.base import Dataset, DatasetLoader, Usual
+from fedalloy.tasks.datasets.base import Dataset, DatasetDefaults, DatasetLoader
 from fedalloy.tasks.datasets.cifar10 import Cifar10
 from fedalloy.tasks.datasets.duw_mnist import with_common_test
 from fedalloy.tasks.partitions.dirichlet import Dirichlet
@@ -42,7 +42,7 @@ class DogsStandIn(DatasetLoader):
     )
     files: ClassVar[dict[str, str]] = dict(Cifar10.files)
     hint: ClassVar[str] = Cifar10.hint
-    usual: ClassVar[Usual] = Usual(model="logistic")
+    defaults: ClassVar[DatasetDefaults] = DatasetDefaults(model="logistic")
 
     def __post_init__(self) -> None:
         if self.clients < 1:

@@ -12,7 +12,7 @@ from fedalloy.core.errors import SpecError, nearest
 from fedalloy.core.keys import Key
 from fedalloy.core.registry import register
 from fedalloy.core.types import Examples
-from fedalloy.tasks.datasets.base import Dataset, DatasetLoader, Usual
+from fedalloy.tasks.datasets.base import Dataset, DatasetDefaults, DatasetLoader
 from fedalloy.tasks.datasets.reading import read_npz
 
 Environment = Literal["two", "one_client_large", "rare_labels", "alike"]
@@ -53,7 +53,7 @@ class DuwMnist(DatasetLoader):
         "make them from the arrays of the published experiment: x uint8 [N, 28, 28] (its values u with "
         "(u/255 - 0.5)/0.5), y int64 [N], client int64 [N]; mnist_test.npz as for the dataset 'mnist'"
     )
-    usual: ClassVar[Usual] = Usual(model="duw_mlp")
+    defaults: ClassVar[DatasetDefaults] = DatasetDefaults(model="duw_mlp")
 
     def __post_init__(self) -> None:
         for name, kind in (("environment", Environment), ("test_scale", Scale)):

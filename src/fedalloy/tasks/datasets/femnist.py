@@ -13,7 +13,7 @@ from torch import Tensor
 from fedalloy.core.errors import SpecError, nearest
 from fedalloy.core.keys import Key
 from fedalloy.core.registry import register
-from fedalloy.tasks.datasets.base import Dataset, DatasetLoader, Usual
+from fedalloy.tasks.datasets.base import Dataset, DatasetDefaults, DatasetLoader
 from fedalloy.tasks.datasets.reading import read_npz
 
 Polarity = Literal["leaf", "mnist"]
@@ -56,7 +56,7 @@ class Femnist(Characters):
         "make it from LEAF's femnist (non-iid, train share 0.9, repeated images dropped): x_train and x_test uint8 "
         "[N, 28, 28], y_train and y_test int64 (0-61), client_train and client_test (0-299), writer (names)"
     )
-    usual: ClassVar[Usual] = Usual(metrics=("accuracy", "top5", "loss"))
+    defaults: ClassVar[DatasetDefaults] = DatasetDefaults(metrics=("accuracy", "top5", "loss"))
 
     def load(self, key: Key) -> Dataset:
         """The training images, then those for testing; nothing is drawn."""

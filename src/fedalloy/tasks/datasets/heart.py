@@ -10,7 +10,7 @@ import torch
 from fedalloy.core.errors import SpecError, nearest
 from fedalloy.core.keys import Key
 from fedalloy.core.registry import register
-from fedalloy.tasks.datasets.base import TWO_CLASSES, Dataset, DatasetLoader, Usual
+from fedalloy.tasks.datasets.base import TWO_CLASSES, Dataset, DatasetDefaults, DatasetLoader
 from fedalloy.tasks.datasets.reading import read_npz
 
 Variant = Literal["aaggff", "flamby"]
@@ -40,7 +40,7 @@ class Heart(DatasetLoader):
         "make it from the four processed.*.data files of the UCI heart disease data (arrays x: float32 [N, features], "
         "y: int64 [N], client: 0..3 for Cleveland, Hungary, Switzerland, VA; flamby also is_train: bool [N])"
     )
-    usual: ClassVar[Usual] = replace(TWO_CLASSES, standardise="client")
+    defaults: ClassVar[DatasetDefaults] = replace(TWO_CLASSES, standardise="client")
 
     def __post_init__(self) -> None:
         if self.variant not in get_args(Variant):

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedalloy.core.errors import SpecError
 from fedalloy.core.keys import Key
 from fedalloy.core.registry import register
-from fedalloy.tasks.datasets.base import TWO_CLASSES, Dataset, DatasetLoader, Usual
+from fedalloy.tasks.datasets.base import TWO_CLASSES, Dataset, DatasetDefaults, DatasetLoader
 from fedalloy.tasks.datasets.reading import read_csv
 from fedalloy.tasks.datasets.words import tokens
 
@@ -41,7 +41,7 @@ class MedicalQuestionPairs(DatasetLoader):
         "take mqp.csv of the public medical question pair data as it is "
         "(no header; doctor 1..11, question, question, label)"
     )
-    usual: ClassVar[Usual] = replace(TWO_CLASSES, model="text_pair")
+    defaults: ClassVar[DatasetDefaults] = replace(TWO_CLASSES, model="text_pair")
 
     def __post_init__(self) -> None:
         if self.length < 1 or self.vocabulary < 2:

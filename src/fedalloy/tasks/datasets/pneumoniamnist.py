@@ -12,7 +12,7 @@ from fedalloy.core.errors import DataError, SpecError, nearest
 from fedalloy.core.keys import Key
 from fedalloy.core.registry import register
 from fedalloy.core.types import Examples
-from fedalloy.tasks.datasets.base import Dataset, DatasetLoader, Usual
+from fedalloy.tasks.datasets.base import Dataset, DatasetDefaults, DatasetLoader
 from fedalloy.tasks.datasets.mnist import grey_images
 from fedalloy.tasks.datasets.reading import read_npz
 
@@ -43,7 +43,7 @@ class PneumoniaMnist(DatasetLoader):
         "`python -m medmnist download --flag=pneumoniamnist`, or take the file of that name from MedMNIST's Zenodo "
         "record (a checksum other than ours only means that the arrays are in another order)"
     )
-    usual: ClassVar[Usual] = Usual(metrics=("accuracy", "auroc", "loss"))
+    defaults: ClassVar[DatasetDefaults] = DatasetDefaults(metrics=("accuracy", "auroc", "loss"))
 
     def __post_init__(self) -> None:
         if self.scale not in get_args(Scale):

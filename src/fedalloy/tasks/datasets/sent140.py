@@ -11,7 +11,7 @@ import torch
 from fedalloy.core.errors import DataError, SpecError
 from fedalloy.core.keys import Key
 from fedalloy.core.registry import register
-from fedalloy.tasks.datasets.base import Dataset, DatasetLoader, Usual
+from fedalloy.tasks.datasets.base import Dataset, DatasetDefaults, DatasetLoader
 from fedalloy.tasks.datasets.reading import read_csv
 from fedalloy.tasks.datasets.words import tokens
 
@@ -40,7 +40,7 @@ class Sent140(DatasetLoader):
         "make it from the test part of LEAF's sent140 (non-iid, users with at least 30 tweets): a gzipped csv with the "
         "columns client (users numbered in the order of their sorted names), label (0 or 1), text (mentions as @user)"
     )
-    usual: ClassVar[Usual] = Usual(model="sent140_lstm", loss="binary")
+    defaults: ClassVar[DatasetDefaults] = DatasetDefaults(model="sent140_lstm", loss="binary")
 
     def __post_init__(self) -> None:
         if self.min_tweets < 1 or self.length < 1 or self.vocabulary < 2:

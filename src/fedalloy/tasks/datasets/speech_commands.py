@@ -11,7 +11,7 @@ from torch import Tensor
 from fedalloy.core.errors import DataError, SpecError, nearest
 from fedalloy.core.keys import Key
 from fedalloy.core.registry import register
-from fedalloy.tasks.datasets.base import Dataset, DatasetLoader, Usual
+from fedalloy.tasks.datasets.base import Dataset, DatasetDefaults, DatasetLoader
 from fedalloy.tasks.datasets.reading import read_npz
 
 Silence = Literal["nobody", "dealt"]
@@ -43,7 +43,7 @@ class SpeechCommands(DatasetLoader):
         "30 ms Hann window, 20 ms hop, 512-point FFT), quantised to x: uint8 [N, 49, 40] over scale = [-14, 10]; "
         "y, client (-1: silence), speaker"
     )
-    usual: ClassVar[Usual] = Usual(model="keyword_cnn", metrics=("accuracy", "top5", "loss"))
+    defaults: ClassVar[DatasetDefaults] = DatasetDefaults(model="keyword_cnn", metrics=("accuracy", "top5", "loss"))
 
     def __post_init__(self) -> None:
         if self.min_clips < 1:

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedalloy.core.errors import DataError, SpecError
 from fedalloy.core.keys import Key
 from fedalloy.core.registry import register
-from fedalloy.tasks.datasets.base import Dataset, DatasetLoader, Usual
+from fedalloy.tasks.datasets.base import Dataset, DatasetDefaults, DatasetLoader
 from fedalloy.tasks.datasets.reading import read_npz
 
 VOCABULARY = len(string.printable)
@@ -44,7 +44,7 @@ class TinyShakespeare(DatasetLoader):
         "role, speeches joined by newlines, roles of 400 characters or more; text: uint8 codes, offset: int64 "
         "[roles + 1], role: names"
     )
-    usual: ClassVar[Usual] = Usual(model="char_lstm", metrics=("accuracy", "top5", "loss"))
+    defaults: ClassVar[DatasetDefaults] = DatasetDefaults(model="char_lstm", metrics=("accuracy", "top5", "loss"))
 
     def __post_init__(self) -> None:
         if self.window < 1 or self.stride < 1 or not 0 <= self.test_text < 1:

@@ -25,7 +25,7 @@ def higher_is_better(metric: str) -> bool | None:
     >>> higher_is_better("accuracy"), higher_is_better("loss"), higher_is_better("top7")
     (True, False, True)
     """
-    with _asking:  # the live page asks from many threads, and a room must not be seen half loaded
+    with _asking:  # the live page asks from many threads, and a category must not be seen half loaded
         known = registry.everything("metric")
         generic = metric not in known and top_k(metric) is not None
         return registry.direction("top_k" if generic else metric)

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from fedalloy.core.keys import Key
 from fedalloy.core.registry import register
 from fedalloy.tasks.dropout import Dropout
+from fedalloy.tasks.models.capabilities import Between, Bounds, CapabilityModule, check_classes, declared, one_hot
 from fedalloy.tasks.models.convolutional import image_shape
 from fedalloy.tasks.models.norms import Norm, norm_layer
-from fedalloy.tasks.models.roles import Between, Bounds, Versatile, check_classes, declared, one_hot
 from fedalloy.tasks.models.sides import Frame
 
 _SLOPE = 0.2
@@ -23,7 +23,7 @@ _GENERATOR = {8: (2,), 16: (2, 1), 32: (4, 2, 1), 64: (4, 2, 2, 1)}
 _DISCRIMINATOR = {8: (2,), 16: (1, 2), 32: (1, 2, 4), 64: (1, 2, 4, 4)}
 
 
-class Acgan(Versatile):
+class Acgan(CapabilityModule):
     """A generator and a discriminator: ``generate(draw, y)``, ``judge(x)`` and ``classify(x)``.
 
     ``draw`` is the state of a key, from which the noise U(-1, 1) is made: example slot i has the numbers
@@ -31,7 +31,7 @@ class Acgan(Versatile):
     and those of the classes ``[N, classes]``. Inside, values lie in [-1, 1].
     """
 
-    roles = frozenset({"classify", "generate", "judge"})
+    capabilities = frozenset({"classify", "generate", "judge"})
 
     def __init__(
         self,

@@ -11,9 +11,9 @@ from torch.nn import functional
 
 from fedalloy.core.keys import Key
 from fedalloy.core.registry import register
+from fedalloy.tasks.models.capabilities import Between, Bounds, CapabilityModule, check_classes, declared, one_hot
 from fedalloy.tasks.models.convolutional import image_shape
 from fedalloy.tasks.models.norms import Norm, norm_layer
-from fedalloy.tasks.models.roles import Between, Bounds, Versatile, check_classes, declared, one_hot
 from fedalloy.tasks.models.sides import Frame
 
 _SMALLEST_SPREAD = 1e-8
@@ -21,7 +21,7 @@ _SMALLEST_SPREAD = 1e-8
 _ENCODER = {8: (2, 4), 16: (1, 2, 4), 32: (1, 1, 2, 4), 64: (1, 1, 2, 4)}
 
 
-class ConditionalVae(Versatile):
+class ConditionalVae(CapabilityModule):
     """An encoder and a decoder: ``reconstruct(x, y, draw)``, ``generate(draw, y)`` and ``classify(x)``.
 
     Inside, values lie in [0, 1]. ``reconstruct`` gives target and reconstruction ``[N, d]`` as the network sees them,
@@ -29,7 +29,7 @@ class ConditionalVae(Versatile):
     logits are minus the squared errors of decoding the mean code, one decoding per class.
     """
 
-    roles = frozenset({"classify", "generate", "reconstruct"})
+    capabilities = frozenset({"classify", "generate", "reconstruct"})
 
     def __init__(
         self,

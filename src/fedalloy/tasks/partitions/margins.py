@@ -39,13 +39,13 @@ def fit(seed: Tensor, rows: Tensor, columns: Tensor, *, cover: bool) -> Tensor:
     return table
 
 
-def fill(counts: Tensor, table: Tensor, needs: Tensor, room: Tensor) -> Tensor:
-    """Raise whole ``counts`` towards ``table`` until row sums are ``needs``, while column sums stay within ``room``.
+def fill(counts: Tensor, table: Tensor, needs: Tensor, capacity: Tensor) -> Tensor:
+    """Raise whole ``counts`` towards ``table`` until row sums are ``needs``, with column sums within ``capacity``.
 
     A row takes only where ``table`` is positive: first one each by what it lacks most, then by weight.
     """
     given = counts.tolist()
-    left = (room - counts.sum(0)).clamp(min=0).tolist()
+    left = (capacity - counts.sum(0)).clamp(min=0).tolist()
     missing = (needs - counts.sum(1)).tolist()
     for row in (row for row, count in enumerate(missing) if count > 0):
         _fill_row(given[row], table[row], missing[row], left)
@@ -62,11 +62,11 @@ def _fill_row(given: list[int], weights: Tensor, missing: int, left: list[int]) 
             missing -= taken
 
 
-def floored(table: Tensor, least: Tensor, room: Tensor) -> Tensor:
-    """``table`` rounded down but at least ``least``; what exceeds a column's ``room`` is taken from its largest."""
+def floored(table: Tensor, least: Tensor, capacity: Tensor) -> Tensor:
+    """``table`` rounded down but at least ``least``; what exceeds a column's ``capacity`` is taken from its largest."""
     counts = torch.maximum(table.floor().to(torch.int64), least)
-    for column in (counts.sum(0) > room).nonzero().flatten().tolist():
-        for _ in range(int(counts[:, column].sum() - room[column])):
+    for column in (counts.sum(0) > capacity).nonzero().flatten().tolist():
+        for _ in range(int(counts[:, column].sum() - capacity[column])):
             counts[int((counts - least)[:, column].argmax()), column] -= 1
     return counts
 

@@ -23,7 +23,7 @@ def aaggff_s(case: VectorCase) -> Iterator[Fields]:
     for inputs in case.rounds:
         arrived = _heard(case, inputs)
         for number in _until(inputs, played):
-            step = _play(algorithm, state, case, arrived, number)
+            step = _run_rounds(algorithm, state, case, arrived, number)
             played, state = number, step.state
         yield {
             "r": arrived.to_file(step.info["responses"]),
@@ -40,7 +40,7 @@ def aaggff_d(case: VectorCase) -> Iterator[Fields]:
     state = None
     for number, inputs in enumerate(case.rounds, 1):
         arrived = _heard(case, inputs)
-        step = _play(algorithm, state, case, arrived, number)
+        step = _run_rounds(algorithm, state, case, arrived, number)
         state = step.state
         yield {
             "r": arrived.to_file(step.info["responses"]),
@@ -52,10 +52,10 @@ def aaggff_d(case: VectorCase) -> Iterator[Fields]:
 
 
 def _until(inputs: Values, played: int) -> range:
-    """The rounds to play next: one, or all up to the ``round`` that the file names."""
+    """The rounds to run next: one, or all up to the ``round`` that the file names."""
     last = int(inputs.get("round", played + 1))
     if last <= played:
-        raise SpecError(f"{inputs.where}.round is {last}, but {played} rounds were played before it")
+        raise SpecError(f"{inputs.where}.round is {last}, but {played} rounds were run before it")
     return range(played + 1, last + 1)
 
 
@@ -66,11 +66,11 @@ def _algorithm(case: VectorCase, kind: str, **names: str) -> Algorithm:
 
 def _heard(case: VectorCase, inputs: Values) -> Arrived:
     """The losses of a round as a cohort; the model has one parameter, which nobody moves."""
-    still = {"w": [0.0], "W": [[0.0]] * len(inputs.tensor("losses", 1))}
-    return arrive(case, Values({**inputs, **still}, inputs.where), loss_before="losses")
+    unmoved = {"w": [0.0], "W": [[0.0]] * len(inputs.tensor("losses", 1))}
+    return arrive(case, Values({**inputs, **unmoved}, inputs.where), loss_before="losses")
 
 
-def _play(
+def _run_rounds(
     algorithm: Algorithm, state: ServerState | None, case: VectorCase, arrived: Arrived, round: int
 ) -> ServerStep:
     ctx = context(case, round)

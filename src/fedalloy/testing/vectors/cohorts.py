@@ -18,9 +18,9 @@ from fedalloy.engines.loop import Loop
 from fedalloy.testing.vectors.files import Values, VectorCase
 
 
-def built(room: str, kind: str) -> bool:
+def built(category: str, kind: str) -> bool:
     """Whether a rule exists: fields of rules that do not (yet) are left out and so come out as not built."""
-    return kind in registry.everything(room)
+    return kind in registry.everything(category)
 
 
 def split(vector: Tensor, layers: Sequence[int] | None = None) -> Tree:

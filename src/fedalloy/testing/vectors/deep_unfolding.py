@@ -17,10 +17,10 @@ from fedalloy.testing.vectors.replay import Fields
 def deep_unfolding(case: VectorCase) -> Iterator[Fields]:
     """One outer iteration per round of the file; its theta is what the file's own descent made of the one before."""
     from fedalloy.methods.published import named
-    from fedalloy.studies.unfolding.course import Course
     from fedalloy.studies.unfolding.gradient import outer_gradient
     from fedalloy.studies.unfolding.settings import Learning
     from fedalloy.studies.unfolding.shares import shares_of
+    from fedalloy.studies.unfolding.unrolled import UnrolledProblem
     from fedalloy.tasks.devices import DeviceProfile
 
     params = case.params
@@ -34,8 +34,8 @@ def deep_unfolding(case: VectorCase) -> Iterator[Fields]:
     theta, w = case.init.tensor("theta", 2), split(case.init.tensor("w", 1))
     for inputs in case.rounds:
         theta = inputs.tensor("theta", 2) if "theta" in inputs else theta
-        course = Course(algorithm, task, len(theta), DeviceProfile(epochs=steps), learning)
-        found = outer_gradient(course, theta, w, {}, Key.of(0))
+        problem = UnrolledProblem(algorithm, task, len(theta), DeviceProfile(epochs=steps), learning)
+        found = outer_gradient(problem, theta, w, {}, Key.of(0))
         yield {
             "weights": shares_of(theta, learning.parametrisation),
             "loss": torch.tensor(found.loss, dtype=torch.float64),

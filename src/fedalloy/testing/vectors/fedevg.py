@@ -23,7 +23,7 @@ from fedalloy.testing.vectors.replay import Fields
 
 @register("conform", "fedevg")
 def fedevg(case: VectorCase) -> Iterator[Fields]:
-    """Cases with client sizes play rounds, those with a number of rounds ask for schedules, others for a divergence."""
+    """Cases with client sizes run rounds, those with a number of rounds ask for schedules, others for a divergence."""
     if "n" in case.params:
         return rounds(case)
     return schedules(case) if "T" in case.params else divergences(case)
@@ -42,10 +42,10 @@ def _round(case: VectorCase, inputs: Values, x: Tensor, number: int) -> dict[str
     steps, (low, high) = case.params.tensor("beta", 1), case.params.tensor("clip", 1).tolist()
     server = Langevin(start=float(steps[number - 1]), schedule="constant", low=low, high=high)
     algorithm = Algorithm(Energy(), Energies(), server)
-    logits, slopes = inputs.tensor("logits", 2), inputs.tensor("energy_grads", 3)
+    logits, gradients = inputs.tensor("logits", 2), inputs.tensor("energy_grads", 3)
     # The server draws its own noise, the file brings one: added to the samples beforehand it ends in the same sum.
     shaken = x + case.params["delta"] * inputs.tensor("noise", 2)
-    sent = {"energy_grad": {"x": slopes}, "factors": {"x": factors(logits)}}
+    sent = {"energy_grad": {"x": gradients}, "factors": {"x": factors(logits)}}
     cohort = Cohort(torch.arange(len(logits)), sent, {"num_examples": case.params.tensor("n", 1)})
     shared = {"params": {}, "buffers": {}, "samples": {"x": shaken}, "factors": {"x": torch.ones(len(x))}}
     ctx = Context(number, len(logits), Key.of(0).fold("round", number), rounds=len(steps))

@@ -69,11 +69,11 @@ def local_solvers(case: VectorCase) -> Iterator[Fields]:
         for name, method in methods(case.params).items()
         if built("solver", method.solver["kind"]) and any(field.startswith(f"{name}_") for field in case.wanted)
     }
-    for fields in zip(*(play(case, name, method) for name, method in asked.items()), strict=True):
+    for fields in zip(*(run_case(case, name, method) for name, method in asked.items()), strict=True):
         yield {name: value for part in fields for name, value in part.items()}
 
 
-def play(case: VectorCase, name: str, method: Method) -> Iterator[Fields]:
+def run_case(case: VectorCase, name: str, method: Method) -> Iterator[Fields]:
     """The rounds of one solver from the models the file gives it."""
     server = from_spec("server", {"kind": "sgd", **case.params.settings(lr=method.server_lr)})
     algorithm = Algorithm(from_spec("solver", method.solver), Uniform(), server)

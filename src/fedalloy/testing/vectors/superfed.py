@@ -76,7 +76,7 @@ def _average(case: VectorCase, inputs: Values, solver: Personal, w: Tensor, ctx:
     trained = inputs.tensor("W", 2)
     if trained.shape != (ctx.population, len(head)):
         raise SpecError(f"{inputs.where}.W is {list(trained.shape)}, expected {[ctx.population, len(head)]}")
-    sent = solver.stays.split(_parts(trained - w, head))[1]
+    sent = solver.local_leaves.split(_parts(trained - w, head))[1]
     cohort = Cohort(torch.arange(ctx.population), {"delta": sent}, {"num_examples": case.params.tensor("n", 1)})
     shared = server_step(algorithm, algorithm.init(_parts(w, head), ctx.population), cohort, ctx).state["shared"]
     moved = torch.empty_like(w)

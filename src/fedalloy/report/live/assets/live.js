@@ -173,7 +173,7 @@
   function heardText(heard) {
     if (!heard || heard.most === undefined) return "";
     const number = charts.number;
-    return `clients were heard ${number(heard.least)} to ${number(heard.most)} times (median ${number(heard.median)}); awaited in vain ${number(heard.absent)} times, refused ${number(heard.dropped)}`;
+    return `clients contributed ${number(heard.least)} to ${number(heard.most)} times (median ${number(heard.median)}); did not answer ${number(heard.absent)} times, refused ${number(heard.dropped)}`;
   }
 
   // Charts ----------------------------------------------------------------------------------------------------------------
@@ -232,7 +232,7 @@
   function events(some) {
     const all = some.flatMap((data) => [
       ...data.events.map((event) => ({ run: label(data.id), ...event })),
-      ...barren(data).map((round) => ({ run: label(data.id), round, client: "", text: "nobody's contribution counted in this round" })),
+      ...emptyRounds(data).map((round) => ({ run: label(data.id), round, client: "", text: "nobody's contribution counted in this round" })),
     ]).sort((a, b) => b.round - a.round).slice(0, MOST_LINES);
     byId("log").hidden = some.length === 0;
     byId("events").replaceChildren(...all.map((event) => {
@@ -243,7 +243,7 @@
     const total = some.flatMap((data) => Object.entries(data.reasons)).map(([why, times]) => `${times} × ${why}`);
     byId("reasons").textContent = total.length ? `Refused contributions: ${total.join("; ")}` : all.length ? "" : "Nothing was dropped.";
   }
-  function barren(data) {
+  function emptyRounds(data) {
     const line = data.points.counted;
     return line ? line.x.filter((_, i) => line.y[i] === 0) : [];
   }
@@ -267,7 +267,7 @@
     source.onerror = () => connection("not connected: is fedalloy serve still running?", true);
     source.addEventListener("runs", (event) => { JSON.parse(event.data).forEach(changed); plan(); });
     source.addEventListener("added", (event) => { added(JSON.parse(event.data)); plan(); });
-    source.addEventListener("anew", async (event) => { await load(JSON.parse(event.data).run); show(); listen(); });
+    source.addEventListener("reload", async (event) => { await load(JSON.parse(event.data).run); show(); listen(); });
     source.addEventListener("trouble", (event) => { const { run, text } = JSON.parse(event.data); if (state.data.has(run)) state.data.get(run).trouble = text; plan(); });
   }
   function connection(text, bad) {

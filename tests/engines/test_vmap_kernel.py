@@ -19,7 +19,7 @@ from fedalloy.core.errors import ClientError
 from fedalloy.core.keys import Key
 from fedalloy.core.program import run_block
 from fedalloy.core.types import Tree
-from fedalloy.engines import mapped
+from fedalloy.engines import vmap_kernel
 from fedalloy.engines.batched import Batched
 from fedalloy.engines.loop import Loop
 from fedalloy.methods.servers.sgd import ServerSgd
@@ -115,7 +115,7 @@ def meta_loss(params: Tree, algorithm: Algorithm, task, now) -> torch.Tensor:
     ctx = context(algorithm, task)
     block = prepare(algorithm, now, task.data("train", now.ids), shared, ctx)
     states = {client: algorithm.init_client(shared, Key.of(2)) for client in now.ids.tolist()}
-    payload = run_block(algorithm, task.objective, shared, states, block, ctx, mapped.train, vmapped).payload
+    payload = run_block(algorithm, task.objective, shared, states, block, ctx, vmap_kernel.train, vmapped).payload
     weights = torch.linspace(0.5, 1.5, len(now), dtype=torch.float64)
     moved = [leaf.flatten(1).square().sum(1) @ weights for leaf in payload["delta"].values()]
     return torch.stack(moved).sum() + sum((params[name] ** 3).sum() for name in params)
@@ -163,7 +163,7 @@ class Branches(Sgd):
 def test_what_cannot_be_batched_runs_in_the_loop_after_one_warning():
     task = task_of(lambda: nn.Linear(4, 3))
     algorithm, engine = Algorithm(Branches(batch_size=2), Uniform(), ServerSgd()), Batched()
-    with pytest.warns(RuntimeWarning, match="cannot be batched, going on with the loop engine: ") as heard:
+    with pytest.warns(RuntimeWarning, match="cannot be batched, continuing with the loop engine: ") as heard:
         first = play(engine, algorithm, task)
     assert len(heard) == 1
     with warnings.catch_warnings():

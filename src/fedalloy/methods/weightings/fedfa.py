@@ -13,7 +13,7 @@ from fedalloy.core.registry import register
 from fedalloy.core.types import Context, Contributions, Info, State, Weights
 
 
-@register("weighting", "information")
+@register("weighting", "information", aliases=("fedfa",))
 @dataclass(frozen=True)
 class Information(Weighting):
     """``p_k = alpha I_k + beta J_k``: ``I_k`` is ``-log2(a_k)`` and ``J_k`` is ``-log2(1 - u_k)``, each as a share.

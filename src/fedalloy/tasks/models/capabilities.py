@@ -1,32 +1,33 @@
-"""Models that do more than classify: several roles behind one ``forward``, so that every engine can run each."""
+"""Models that do more than classify: several capabilities behind one ``forward``, so that every engine can run each."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from fedalloy.core import renamed
 from fedalloy.core.errors import SpecError, nearest
 
 Bounds = tuple[float, float]
 
 
-class Versatile(nn.Module):
-    """A module whose ``forward(*inputs, role=...)`` plays one of its ``roles``; without a role it classifies.
+class CapabilityModule(nn.Module):
+    """A module whose ``forward(*inputs, capability=...)`` runs one of its ``capabilities``; by default it classifies.
 
-    A role is a method of that name. A generative model written by somebody else needs nothing but this class and
-    the roles its solver names.
+    A capability is a method of that name. A generative model of your own needs only this class and the
+    capabilities that its solver names.
     """
 
-    roles: frozenset[str] = frozenset({"classify"})
+    capabilities: frozenset[str] = frozenset({"classify"})
 
-    def forward(self, *inputs: Tensor, role: str = "classify") -> Any:
-        """Play a role."""
-        if role not in self.roles:
-            raise SpecError(f"{type(self).__name__} cannot '{role}': {nearest(role, self.roles)}")
-        part: Callable[..., Any] = getattr(self, role)
+    def forward(self, *inputs: Tensor, capability: str = "classify") -> Any:
+        """Run one capability."""
+        if capability not in self.capabilities:
+            raise SpecError(f"{type(self).__name__} cannot '{capability}': {nearest(capability, self.capabilities)}")
+        part: Callable[..., Any] = getattr(self, capability)
         return part(*inputs)
 
 
@@ -83,3 +84,7 @@ def declared(model: str, bounds: Bounds | None) -> Bounds:
             f"for other data write model = {{ kind = '{model}', bounds = [0.0, 1.0] }}"
         )
     return bounds
+
+
+if not TYPE_CHECKING:  # for one version: what has been renamed here
+    __getattr__ = renamed.old_names(__name__, {"Versatile": "CapabilityModule"})

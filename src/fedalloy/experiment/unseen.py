@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from fedalloy.core import aspects, tree
+from fedalloy.core import aspects, renamed, tree
 from fedalloy.core.applying import plain
 from fedalloy.core.blocks import client_keys, prepare
 from fedalloy.core.client import train
@@ -25,16 +25,18 @@ from fedalloy.tasks.evaluation import evaluate_models
 
 
 @dataclass(frozen=True)
-class Newcomers:
-    """Values by metric for every newcomer, after each number of local steps."""
+class UnseenClients:
+    """Values by metric for every unseen client, after each number of local steps."""
 
     ids: Tensor
     scores: dict[int, Values]
 
     def summary(self, steps: int) -> Summary:
-        """Mean, spread and tails over the newcomers."""
+        """Mean, spread and tails over the unseen clients."""
         if steps not in self.scores:
-            raise SpecError(f"newcomers were not scored after {steps} steps; after: {', '.join(map(str, self.scores))}")
+            raise SpecError(
+                f"unseen clients were not scored after {steps} steps; after: {', '.join(map(str, self.scores))}"
+            )
         return summaries(self.scores[steps])
 
     def to_json(self) -> dict[str, Any]:
@@ -44,27 +46,27 @@ class Newcomers:
 
 
 @torch.no_grad()
-def evaluate_newcomers(
+def evaluate_unseen(
     trained: Trained,
     ids: Tensor | None = None,
     steps: Sequence[int] = (0, 1, 5, 10),
     metrics: tuple[str, ...] | None = None,
-) -> Newcomers:
+) -> UnseenClients:
     """Score clients on their own test parts after ``steps`` steps of the algorithm's local training.
 
     ``steps = 0`` is the global model as it is. A method that trains in phases (FedRep, Ditto) takes so many steps in
     each. After that a client uses what the algorithm would give it: the model
     it has trained, mixed with or replaced by its own where the method has one, starting from its initial private
-    state. Without ``ids`` they are the task's newcomers. Nothing of this changes the run.
+    state. Without ``ids`` they are the clients that the task sets aside. Nothing of this changes the run.
     """
     if trained.fed.algorithm.solver.target != "params":
-        raise SpecError("newcomers: this method exchanges samples, so there is no shared model to go on from")
-    ids = _newcomers(trained) if ids is None else ids
+        raise SpecError("unseen clients: this method exchanges samples, so there is no shared model to start from")
+    ids = _unseen(trained) if ids is None else ids
     if any(count < 0 for count in steps):
-        raise SpecError(f"newcomers: steps are {list(steps)}; allowed are whole numbers from 0")
+        raise SpecError(f"unseen clients: steps are {list(steps)}; allowed are whole numbers from 0")
     metrics = metrics or trained.fed.config.metrics
     scores = {count: _scores(trained, ids, count, metrics) for count in steps}
-    return Newcomers(ids, scores)
+    return UnseenClients(ids, scores)
 
 
 def adapt(trained: Trained, client: int, steps: int) -> tuple[Tree, Tree]:
@@ -107,17 +109,19 @@ def _scores(trained: Trained, ids: Tensor, steps: int, metrics: tuple[str, ...])
     return {name: torch.cat([part[name] for part in parts]) for name in metrics}
 
 
-def _newcomers(trained: Trained) -> Tensor:
-    ids = trained.fed.task.newcomer_ids
+def _unseen(trained: Trained) -> Tensor:
+    ids = trained.fed.task.unseen_ids
     if len(ids) == 0:
-        raise SpecError(
-            "this run has no newcomers: give ids, or set aside some clients with newcomers = 5 in [partition]"
-        )
+        raise SpecError("this run has no unseen clients: give ids, or set some aside with newcomers = 5 in [partition]")
     return ids
 
 
 def _context(trained: Trained) -> Context:
-    """The newcomers' steps are those of the run's last round."""
+    """The unseen clients' steps are those of the run's last round."""
     fed, round = trained.fed, max(1, trained.round)
     lr = fed.algorithm.solver.lr_at(round, fed.config.rounds)
     return Context(round, fed.task.population, fed.root.fold("newcomers"), lr, fed.config.rounds)
+
+
+if not TYPE_CHECKING:  # for one version: what has been renamed here
+    __getattr__ = renamed.old_names(__name__, {"evaluate_newcomers": "evaluate_unseen", "Newcomers": "UnseenClients"})

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from torch import Tensor
 
-from fedalloy.core import aspects
-from fedalloy.core.aspects import CountsSteps, FitsData, Fusible
+from fedalloy.core import aspects, renamed
+from fedalloy.core.aspects import BindsToData, CountsSteps, Fusible
 from fedalloy.core.declared import declared
 from fedalloy.core.keys import Key
 from fedalloy.core.objective import GradAt
 from fedalloy.core.solver import Kind, LocalSolver
-from fedalloy.core.types import Carry, Context, Contributions, Facts, Part, Payload, Plan, Shared, State, Tree
+from fedalloy.core.types import Carry, Context, Contributions, DataSpec, Part, Payload, Plan, Shared, State, Tree
 
 
-class Wrapping(LocalSolver, FitsData):
+class WrapperBase(LocalSolver, BindsToData):
     """What every solver around an ``inner`` one shares. What the inner one is passes too, except that it is fusible: a
     program that the wrapper may have changed."""
 
@@ -29,13 +29,13 @@ class Wrapping(LocalSolver, FitsData):
     def aspect(self, kind: type[Kind]) -> Kind | None:
         if isinstance(self, kind):
             return self
-        if issubclass(kind, CountsSteps) and type(self).plan is not Wrapping.plan:  # another plan, another count
+        if issubclass(kind, CountsSteps) and type(self).plan is not WrapperBase.plan:  # another plan, another count
             return None
         return None if issubclass(kind, Fusible) else self.inner.aspect(kind)
 
     @property
-    def needs_facts(self) -> bool:
-        return aspects.needs_facts(self.inner)
+    def needs_data_spec(self) -> bool:
+        return aspects.needs_data_spec(self.inner)
 
     @property
     def parts(self) -> Mapping[str, Part]:
@@ -86,10 +86,14 @@ class Wrapping(LocalSolver, FitsData):
 
 
 @dataclass(frozen=True)
-class SolverAround(Wrapping):
+class SolverWrapper(WrapperBase):
     """``inner``, with whatever a subclass does otherwise."""
 
     inner: LocalSolver
 
-    def fitted(self, facts: Facts) -> Self:
-        return replace(self, inner=aspects.fitted(self.inner, facts))
+    def bind(self, data_spec: DataSpec) -> Self:
+        return replace(self, inner=aspects.bind(self.inner, data_spec))
+
+
+if not TYPE_CHECKING:  # for one version: what has been renamed here
+    __getattr__ = renamed.old_names(__name__, {"SolverAround": "SolverWrapper", "Wrapping": "WrapperBase"})

@@ -1,4 +1,4 @@
-"""Descent on a federated and a local model at once, on a chain of linear layers: in place. Not differentiable.
+"""SGD on a federated and a local model at once, on a chain of linear layers: in place. Not differentiable.
 
 All leaves of a client's model lie in one row of a ``[C, d]`` buffer that this kernel owns. A step is one forward and
 backward pass at the mixture and then a handful of sums of multiples, each one pass over rows that stay in the
@@ -18,7 +18,7 @@ from fedalloy.core.program import BlockTraining, TrainingResult
 from fedalloy.core.types import Tree
 from fedalloy.engines.batches import batches
 from fedalloy.engines.fused import Dense, Passes, through
-from fedalloy.engines.kinds import PairDescent, pair_descent_of
+from fedalloy.engines.kinds import InterpolatedSgd, interpolated_sgd_of
 
 DIFFERENTIABLE = False
 CACHE_BYTES = 8 << 20
@@ -29,9 +29,9 @@ Span = tuple[slice, int]
 
 
 @dataclass(frozen=True)
-class MixtureMemory:
-    """One row per client: both models, their velocities, the mixture and the slope of the loss there. ``local`` and
-    ``mixed`` are the federated model while there is no local one. ``received`` is the same for everybody."""
+class InterpolationMemory:
+    """One row per client: both models, their velocities, the interpolated model and the gradient of the loss there.
+    ``local`` and ``mixed`` are the federated model while there is no local one. ``received`` is the same for all."""
 
     received: Tensor
     federated: Tensor
@@ -39,23 +39,25 @@ class MixtureMemory:
     velocity: Tensor
     local_velocity: Tensor
     mixed: Tensor
-    slope: Tensor
+    out_grad: Tensor
     mixed_leaves: Tree
-    slope_leaves: Tree
+    gradient_leaves: Tree
 
     @property
     def mixes(self) -> bool:
         """Whether there is a local model."""
         return self.local is not self.federated
 
-    def first(self, clients: int) -> MixtureMemory:
+    def first(self, clients: int) -> InterpolationMemory:
         """The rows of the first clients, as views."""
         federated, local, mixed = (rows[:clients] for rows in (self.federated, self.local, self.mixed))
         if not self.mixes:
             local = mixed = federated
         velocities = self.velocity[:clients], self.local_velocity[:clients]
-        leaves = ({n: leaf[:clients] for n, leaf in kept.items()} for kept in (self.mixed_leaves, self.slope_leaves))
-        return MixtureMemory(self.received, federated, local, *velocities, mixed, self.slope[:clients], *leaves)
+        leaves = ({n: leaf[:clients] for n, leaf in kept.items()} for kept in (self.mixed_leaves, self.gradient_leaves))
+        return InterpolationMemory(
+            self.received, federated, local, *velocities, mixed, self.out_grad[:clients], *leaves
+        )
 
 
 def clients_in_cache(params: Tree) -> int:
@@ -65,8 +67,8 @@ def clients_in_cache(params: Tree) -> int:
 
 def train(layers: tuple[Dense, ...], training: BlockTraining) -> TrainingResult:
     """Every step of a block."""
-    mixture, params = pair_descent_of(training.algorithm), training.shared["params"]
-    assert mixture is not None
+    interpolated, params = interpolated_sgd_of(training.algorithm), training.shared["params"]
+    assert interpolated is not None
     block, carry = training.block, training.carry
     memory = _allocate(params, carry.get("local"), len(block))
     passes, now = Passes(layers, training.objective.loss_name or "", block), memory
@@ -78,26 +80,26 @@ def train(layers: tuple[Dense, ...], training: BlockTraining) -> TrainingResult:
             now = memory.first(running)
         share = shares[:running, step]
         _mix(now, share, spans)
-        values, slope, scale = passes.forward(now.mixed_leaves, step, x, y)
-        _backward(layers, now, values, slope)
-        _move(now, mixture, share, spans, scale, training.ctx.local_lr)
+        values, out_grad, scale = passes.forward(now.mixed_leaves, step, x, y)
+        _backward(layers, now, values, out_grad)
+        _move(now, interpolated, share, spans, scale, training.ctx.local_lr)
     # Copies: rows of one buffer would keep all of it alive in the clients' states.
     kept = {"params": memory.federated, **({"local": memory.local} if memory.mixes else {})}
     models = {name: {n: leaf.clone() for n, leaf in _leaves(flat, params).items()} for name, flat in kept.items()}
     return TrainingResult({**carry, **models}, {}, passes.totals())
 
 
-def _allocate(params: Tree, local: Tree | None, clients: int) -> MixtureMemory:
+def _allocate(params: Tree, local: Tree | None, clients: int) -> InterpolationMemory:
     received = torch.cat([leaf.reshape(-1) for leaf in params.values()])
     federated = received.repeat(clients, 1)
-    velocity, slope = torch.zeros_like(federated), torch.empty_like(federated)
+    velocity, out_grad = torch.zeros_like(federated), torch.empty_like(federated)
     if local is None:
         own = mixed = federated
     else:
         own, mixed = torch.cat([local[name].flatten(1) for name in params], dim=1), torch.empty_like(federated)
     other = velocity if local is None else torch.zeros_like(federated)
-    leaves = _leaves(mixed, params), _leaves(slope, params)
-    return MixtureMemory(received, federated, own, velocity, other, mixed, slope, *leaves)
+    leaves = _leaves(mixed, params), _leaves(out_grad, params)
+    return InterpolationMemory(received, federated, own, velocity, other, mixed, out_grad, *leaves)
 
 
 def _slices(params: Tree) -> list[slice]:
@@ -120,52 +122,62 @@ def _shares(mix: Tensor, params: Tree) -> tuple[Tensor, list[Span]]:
     return mix.to(dtype), [(span, places[name]) for name, span in zip(params, slices, strict=True)]
 
 
-def _mix(memory: MixtureMemory, share: Tensor, spans: list[Span]) -> None:
+def _mix(memory: InterpolationMemory, share: Tensor, spans: list[Span]) -> None:
     if memory.mixes:
         for span, place in spans:
             weight = share[:, place : place + 1]
             torch.lerp(memory.federated[:, span], memory.local[:, span], weight, out=memory.mixed[:, span])
 
 
-def _backward(layers: tuple[Dense, ...], memory: MixtureMemory, inputs: list[Tensor], slope: Tensor) -> None:
-    """From the last layer to the first: the slopes of the summed loss by the leaves of the mixture."""
+def _backward(layers: tuple[Dense, ...], memory: InterpolationMemory, inputs: list[Tensor], out_grad: Tensor) -> None:
+    """From the last layer to the first: the gradients of the summed loss by the leaves of the interpolated model."""
     for depth in reversed(range(len(layers))):
         layer, before = layers[depth], inputs[depth]
-        torch.bmm(slope, before, out=memory.slope_leaves[layer.weight])
+        torch.bmm(out_grad, before, out=memory.gradient_leaves[layer.weight])
         if layer.bias is not None:
-            torch.sum(slope, 2, out=memory.slope_leaves[layer.bias])
+            torch.sum(out_grad, 2, out=memory.gradient_leaves[layer.bias])
         if depth:
-            onward = torch.bmm(slope.transpose(1, 2), memory.mixed_leaves[layer.weight])
-            slope = through(onward, before, layers[depth - 1].activation).transpose(1, 2)
+            onward = torch.bmm(out_grad.transpose(1, 2), memory.mixed_leaves[layer.weight])
+            out_grad = through(onward, before, layers[depth - 1].activation).transpose(1, 2)
 
 
 def _move(
-    memory: MixtureMemory, mixture: PairDescent, share: Tensor, spans: list[Span], scale: float, lr: float
+    memory: InterpolationMemory,
+    interpolated: InterpolatedSgd,
+    share: Tensor,
+    spans: list[Span],
+    scale: float,
+    lr: float,
 ) -> None:
-    """Both models at once: each one's slope is made of the slope at the mixture and of multiples of the models."""
-    f, own, both = memory.federated, memory.local, memory.mixes and mixture.angle > 0
-    cross, along_f, along_own = _angle(f, own, mixture.angle) if both else (None, 0.0, 0.0)
-    _gather(memory.velocity, mixture, f, mixture.weight_decay + mixture.pull - along_f, own, cross)
-    if mixture.pull:
-        memory.velocity.sub_(memory.received, alpha=mixture.pull)
+    """Both models at once; each one's gradient is that at the interpolated model plus multiples of the models."""
+    f, own, both = memory.federated, memory.local, memory.mixes and interpolated.angle > 0
+    cross, along_f, along_own = _angle(f, own, interpolated.angle) if both else (None, 0.0, 0.0)
+    _gather(memory.velocity, interpolated, f, interpolated.weight_decay + interpolated.pull - along_f, own, cross)
+    if interpolated.pull:
+        memory.velocity.sub_(memory.received, alpha=interpolated.pull)
     if not memory.mixes:
-        f.sub_(memory.velocity.add_(memory.slope, alpha=scale), alpha=lr)
+        f.sub_(memory.velocity.add_(memory.out_grad, alpha=scale), alpha=lr)
         return
-    _gather(memory.local_velocity, mixture, own, mixture.weight_decay - along_own, f, cross)
+    _gather(memory.local_velocity, interpolated, own, interpolated.weight_decay - along_own, f, cross)
     for span, place in spans:
         weight = share[:, place : place + 1]
-        memory.velocity[:, span].addcmul_(memory.slope[:, span], (1 - weight) * scale)
-        memory.local_velocity[:, span].addcmul_(memory.slope[:, span], weight * scale)
+        memory.velocity[:, span].addcmul_(memory.out_grad[:, span], (1 - weight) * scale)
+        memory.local_velocity[:, span].addcmul_(memory.out_grad[:, span], weight * scale)
     f.sub_(memory.velocity, alpha=lr)
     own.sub_(memory.local_velocity, alpha=lr)
 
 
 def _gather(
-    velocity: Tensor, mixture: PairDescent, one: Tensor, along: float | Tensor, other: Tensor, cross: Tensor | None
+    velocity: Tensor,
+    interpolated: InterpolatedSgd,
+    one: Tensor,
+    along: float | Tensor,
+    other: Tensor,
+    cross: Tensor | None,
 ) -> None:
     """``velocity <- momentum velocity + along one + cross other``."""
-    if mixture.momentum:
-        velocity.mul_(mixture.momentum)
+    if interpolated.momentum:
+        velocity.mul_(interpolated.momentum)
         velocity.addcmul_(one, torch.as_tensor(along, dtype=one.dtype))
     else:
         torch.mul(one, along, out=velocity)
@@ -174,7 +186,7 @@ def _gather(
 
 
 def _angle(f: Tensor, own: Tensor, nu: float) -> tuple[Tensor, Tensor, Tensor]:
-    """The slopes of ``nu cos^2(f, l)`` are ``cross l - along_f f`` and ``cross f - along_l l``; all ``[C, 1]``."""
+    """The gradients of ``nu cos^2(f, l)`` are ``cross l - along_f f`` and ``cross f - along_l l``; all ``[C, 1]``."""
     tiny = torch.finfo(f.dtype).tiny
     ff, ll = (_inner(model, model).clamp_(min=tiny) for model in (f, own))
     lengths = ff.sqrt() * ll.sqrt()

@@ -16,9 +16,9 @@ from fedalloy.core.errors import AlgorithmError
 from fedalloy.core.fraction import fractions_of
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import DataPart, Objective, Task, Weighting
-from fedalloy.core.task import TaskAround
+from fedalloy.core.task import TaskWrapper
 from fedalloy.core.types import Block, Context, Contributions, Info, State, Tree, Weights, Work
-from fedalloy.engines.kinds import Descent, descent_of
+from fedalloy.engines.kinds import PlainSgd, plain_sgd_of
 from fedalloy.methods.weightings.nova import Nova
 from fedalloy.methods.weightings.samples import Samples
 from fedalloy.methods.weightings.unfolded import Unfolded, requirements, weights_of
@@ -46,7 +46,7 @@ class Given(Weighting):
 
 
 @dataclass(frozen=True, eq=False)
-class Course:
+class UnrolledProblem:
     """The rounds of one outer iteration, apart from the table.
 
     ``layers`` are the names of the table's last axis, if it has one.
@@ -84,7 +84,7 @@ class Course:
     def plain(self) -> bool:
         """Whether clients do nothing but descend on the summed losses: then ``-delta / lr`` is the sum of their
         gradients and nothing further has to be noted."""
-        return descent_of(self.algorithm) == Descent() and self.learning.loss == "task"
+        return plain_sgd_of(self.algorithm) == PlainSgd() and self.learning.loss == "task"
 
     @cached_property
     def clients(self) -> Algorithm:
@@ -138,7 +138,7 @@ def check_algorithm(algorithm: Algorithm) -> None:
             f"unfold: '{type(algorithm.wire[0]).__name__}' changes what is sent, which cannot be differentiated: learn "
             "the table without [[wire]] and run it with"
         )
-    if aspects.stays(solver) or solver.target != "params" or aspects.is_personalised(solver):
+    if aspects.local_leaves(solver) or solver.target != "params" or aspects.is_personalised(solver):
         raise AlgorithmError(
             f"unfold: solver '{type(solver).__name__}' leaves a model at its clients; allowed are solvers whose whole "
             "model is shared, such as sgd, prox and scaffold"
@@ -194,7 +194,7 @@ class OneHotError(Objective):
 
 
 @dataclass(frozen=True, eq=False)
-class Portion(TaskAround):
+class Subsample(TaskWrapper):
     """The task with ``fraction`` of every client's training examples, at least one, drawn once by key."""
 
     fraction: float

@@ -10,7 +10,7 @@ from benchmarks.fuzz.mutating import Case
 HEADER, TENSORS, FORM = "header.json", "tensors", "form"
 
 
-def case_of_letter(content: Any) -> Case:
+def case_of_message(content: Any) -> Case:
     """The case of a message."""
     record = content.config_records["fedalloy"]
     data, form = record.get("tensors", b""), b"bytes"

@@ -1,4 +1,4 @@
-"""``fedalloy newcomers``: how a run's model serves clients that never took part."""
+"""``fedalloy unseen``: how a run's model serves clients that never took part."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedalloy.cli.importing import AllowImports
 from fedalloy.cli.run import Json
 
 
-def newcomers(
+def unseen(
     run: Annotated[Path, typer.Argument(help="A run folder.", metavar="RUN")],
     steps: Annotated[str, typer.Option(help="Numbers of local steps.", metavar="N,N,...")] = "0,1,5,10",
     clients: Annotated[
@@ -27,12 +27,12 @@ def newcomers(
     """
     import torch
 
-    from fedalloy.experiment.newcomers import evaluate_newcomers
     from fedalloy.experiment.recipe import reopen
+    from fedalloy.experiment.unseen import evaluate_unseen
 
     trained = reopen(run)
     ids = torch.tensor(_numbers(clients, "--clients")) if clients else None
-    found = evaluate_newcomers(trained, ids, _numbers(steps, "--steps"))
+    found = evaluate_unseen(trained, ids, _numbers(steps, "--steps"))
     if as_json:
         print_json(found.to_json())
         return
@@ -42,7 +42,7 @@ def newcomers(
         [str(count), *(number(one.get(name)) for name in ("mean", "worst_served", "best_served"))]
         for count, one in summaries.items()
     ]
-    title = f"{len(found.ids)} newcomers after round {trained.round}"
+    title = f"{len(found.ids)} unseen clients after round {trained.round}"
     print_table(["local steps", f"{metric} (mean)", "worst 10 %", "best 10 %"], rows, title, range(4))
 
 

@@ -15,7 +15,7 @@ from fedalloy.core.client import batches_of_one, loss_sums
 from fedalloy.core.objective import Objective
 from fedalloy.core.program import BlockTraining, TrainingResult
 from fedalloy.core.types import Tree
-from fedalloy.engines.kinds import Descent, descent_of
+from fedalloy.engines.kinds import PlainSgd, plain_sgd_of
 
 DIFFERENTIABLE = False
 
@@ -23,11 +23,11 @@ DIFFERENTIABLE = False
 class InplaceModel:
     """One client's parameters, moved in place by their gradients."""
 
-    def __init__(self, received: Tree, descent: Descent) -> None:
+    def __init__(self, received: Tree, sgd: PlainSgd) -> None:
         self.names, self.received = list(received), list(received.values())
         self.leaves = [leaf.clone().requires_grad_() for leaf in self.received]
-        self.velocity = [torch.zeros_like(leaf) for leaf in self.received] if descent.momentum else []
-        self.descent = descent
+        self.velocity = [torch.zeros_like(leaf) for leaf in self.received] if sgd.momentum else []
+        self.sgd = sgd
 
     @property
     def tree(self) -> Tree:
@@ -41,7 +41,7 @@ class InplaceModel:
     def descend(self, loss: Tensor, lr: float) -> None:
         """One step down this loss."""
         grads = list(torch.autograd.grad(loss, self.leaves))
-        how, leaves = self.descent, [leaf.detach() for leaf in self.leaves]
+        how, leaves = self.sgd, [leaf.detach() for leaf in self.leaves]
         if how.weight_decay or how.pull:
             torch._foreach_add_(grads, leaves, alpha=how.weight_decay + how.pull)
             torch._foreach_sub_(grads, self.received, alpha=how.pull)
@@ -55,10 +55,10 @@ class InplaceModel:
 
 def train(training: BlockTraining) -> TrainingResult:
     """What ``core.client.train`` does, for a solver that says it is plain descent."""
-    descent, block, objective = descent_of(training.algorithm), training.block, training.objective
-    assert descent is not None
+    sgd, block, objective = plain_sgd_of(training.algorithm), training.block, training.objective
+    assert sgd is not None
     carry, buffers = training.carry, training.buffers
-    model, dropout, pools = InplaceModel(carry["params"], descent), block.dropout_keys()[0], _pools(objective)
+    model, dropout, pools = InplaceModel(carry["params"], sgd), block.dropout_keys()[0], _pools(objective)
     losses: list[tuple[int, float]] = []
     for step, (x, y, count) in enumerate(batches_of_one(block)):
         training.at.name = f"step {step + 1} of {len(block.running)}"

@@ -8,10 +8,10 @@ from fedalloy.core.errors import SpecError
 from fedalloy.core.protocols import Task
 
 
-def check_roles(algorithm: Algorithm, task: Task) -> None:
-    """Refuse, before the first round, a model that cannot play what the solver asks of it."""
-    known, asked = task.objective.roles, algorithm.solver.aspect(Generative)
-    missing = asked.roles - known if asked is not None else frozenset()
+def check_capabilities(algorithm: Algorithm, task: Task) -> None:
+    """Refuse, before the first round, a model that lacks a capability which the solver needs."""
+    known, asked = task.objective.capabilities, algorithm.solver.aspect(Generative)
+    missing = asked.capabilities - known if asked is not None else frozenset()
     if asked is not None and missing:
         named = f" ({' or '.join(asked.models)})" if asked.models else ""
         raise SpecError(

@@ -17,7 +17,7 @@ from fedalloy.core.types import Context, Contributions, Info, State, Weights
 from fedalloy.methods.weightings.mirror import tilted
 
 
-@register("weighting", "angles")
+@register("weighting", "angles", aliases=("fedadp", "fedlayerwise"))
 @dataclass(frozen=True)
 class Angles(Weighting):
     """``p_k`` proportional to ``n_k exp(f(theta_k))``, ``f(theta) = alpha (1 - exp(-exp(-alpha (theta - 1))))``.

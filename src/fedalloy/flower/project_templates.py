@@ -65,7 +65,7 @@ class FederationPlan:
 
 def __getattr__(name: str) -> Any:
     if name == "Plan":  # as the guide called it
-        warnings.warn("fedalloy.flower.scaffold.Plan is now FederationPlan", DeprecationWarning, stacklevel=2)
+        warnings.warn("fedalloy.flower.project_templates.Plan is now FederationPlan", DeprecationWarning, stacklevel=2)
         return FederationPlan
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

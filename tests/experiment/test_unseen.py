@@ -11,8 +11,8 @@ from torch.func import grad
 from fedalloy import algorithms
 from fedalloy.core.errors import SpecError
 from fedalloy.experiment.fit import fit
-from fedalloy.experiment.newcomers import adapt, evaluate_newcomers
 from fedalloy.experiment.recipe import parse, reopen, resolve
+from fedalloy.experiment.unseen import adapt, evaluate_unseen
 from fedalloy.tasks.assembly import make_task
 from fedalloy.tasks.evaluation import evaluate_clients
 from fedalloy.testing import small_task
@@ -30,7 +30,7 @@ def run(name="fedavg", newcomers=3, rounds=2, task=None, **local):
 def test_newcomers_are_drawn_from_all_clients_and_come_last():
     everyone = make_task("digits", "logistic", PARTITION, 10)
     aside = make_task("digits", "logistic", PARTITION, 10, newcomers=4)
-    assert (aside.population, aside.newcomer_ids.tolist()) == (6, [6, 7, 8, 9])
+    assert (aside.population, aside.unseen_ids.tolist()) == (6, [6, 7, 8, 9])
     before, after = (task.manifest.to_json()["class_counts"] for task in (everyone, aside))
     assert sorted(map(tuple, before)) == sorted(map(tuple, after))
     places = [before.index(counts) for counts in after]
@@ -38,7 +38,7 @@ def test_newcomers_are_drawn_from_all_clients_and_come_last():
     assert places[6:] != [6, 7, 8, 9], "the last clients of a partition are not like the others: some are drawn"
     assert aside.global_test is not None
     assert len(aside.global_test) == int(aside.test.size[:6].sum())
-    assert aside.data("test", aside.newcomer_ids).size.tolist() == aside.test.size[6:].tolist()
+    assert aside.data("test", aside.unseen_ids).size.tolist() == aside.test.size[6:].tolist()
     with pytest.raises(SpecError, match="somebody takes part"):
         make_task("digits", "logistic", PARTITION, 4, newcomers=4)
 
@@ -52,7 +52,7 @@ def test_newcomers_are_neither_sampled_nor_scored_in_a_run():
 
 def test_without_steps_it_is_the_global_model():
     result, task = run()
-    found = evaluate_newcomers(result.trained, steps=(0,), metrics=("accuracy", "loss"))
+    found = evaluate_unseen(result.trained, steps=(0,), metrics=("accuracy", "loss"))
     expected = evaluate_clients(task.objective, result.model, {}, task.data("test", found.ids), ("accuracy", "loss"))
     assert found.ids.tolist() == [7, 8, 9]
     for name, values in expected.items():
@@ -80,23 +80,23 @@ def test_local_steps_help_and_leave_the_run_as_it_was(name):
     result, _ = run(name)
     before = {part: dict(leaves) for part, leaves in result.trained.shared.items()}
     known = dict(result.trained.store.get(range(10)))
-    found = evaluate_newcomers(result.trained, steps=(0, 1, 60), metrics=("accuracy", "loss"))
+    found = evaluate_unseen(result.trained, steps=(0, 1, 60), metrics=("accuracy", "loss"))
     assert found.summary(60)["accuracy"]["mean"] > found.summary(0)["accuracy"]["mean"] + 0.1
     with pytest.raises(SpecError, match="not scored after 7 steps; after: 0"):
         found.summary(7)
     assert list(differences(before, result.trained.shared)) == []
     assert sorted(result.trained.store.get(range(10))) == sorted(known)
-    again = evaluate_newcomers(result.trained, steps=(60,), metrics=("accuracy", "loss"))
+    again = evaluate_unseen(result.trained, steps=(60,), metrics=("accuracy", "loss"))
     assert torch.equal(again.scores[60]["loss"], found.scores[60]["loss"])
 
 
 def test_wrong_questions_are_refused():
     result, _ = run(newcomers=0)
-    with pytest.raises(SpecError, match="no newcomers: give ids"):
-        evaluate_newcomers(result.trained)
+    with pytest.raises(SpecError, match="no unseen clients: give ids"):
+        evaluate_unseen(result.trained)
     with pytest.raises(SpecError, match="whole numbers from 0"):
-        evaluate_newcomers(result.trained, torch.tensor([1]), (-1,))
-    assert evaluate_newcomers(result.trained, torch.tensor([1]), (0,)).ids.tolist() == [1]
+        evaluate_unseen(result.trained, torch.tensor([1]), (-1,))
+    assert evaluate_unseen(result.trained, torch.tensor([1]), (0,)).ids.tolist() == [1]
 
 
 RECIPE = {
@@ -113,6 +113,6 @@ def test_a_run_folder_is_enough(tmp_path):
     trained = reopen(tmp_path / "run")
     assert trained.round == 2
     assert list(differences(trained.shared, ending.state["shared"])) == []
-    found, expected = (evaluate_newcomers(one, steps=(0, 3)) for one in (trained, ending.trained))
+    found, expected = (evaluate_unseen(one, steps=(0, 3)) for one in (trained, ending.trained))
     assert json.dumps(found.to_json()) == json.dumps(expected.to_json())
     assert sorted(path.name for path in (tmp_path / "run" / "clients").iterdir()) == files

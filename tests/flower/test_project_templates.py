@@ -35,7 +35,7 @@ from fedalloy.flower.node.policy import Policy
 from fedalloy.flower.pki import expires, make_node_key, make_server_certificate, public_half, write_private
 from fedalloy.flower.prefork import launcher
 from fedalloy.flower.programs import TOKEN, DidNotStart, Program, carrying, end_all, free_port, wait_until
-from fedalloy.flower.scaffold import FederationPlan, numbered, write_federation
+from fedalloy.flower.project_templates import FederationPlan, numbered, write_federation
 from fedalloy.flower.status import look
 from fedalloy.flower.trial import NewLines, Trial, trial_of
 
@@ -114,7 +114,7 @@ def test_a_federation_that_cannot_be_finished_leaves_nothing(tmp_path, monkeypat
     def fail(*_):
         raise OSError("disk full")
 
-    monkeypatch.setattr("fedalloy.flower.scaffold.make_node_key", fail)
+    monkeypatch.setattr("fedalloy.flower.project_templates.make_node_key", fail)
     with pytest.raises(OSError, match="disk full"):
         write_federation(tmp_path / "fed", FederationPlan(numbered(2)))
     assert list(tmp_path.iterdir()) == []
@@ -148,9 +148,9 @@ def test_every_folder_says_how_to_start_and_the_commands_are_quiet_and_encrypted
     assert Policy.read(place.config.policy) == Policy()
     for unit in tmp_path.glob("fed/**/*.service"):
         assert "$" not in unit.read_text()
-    letter = (tmp_path / "fed/nodes/north/README.md").read_text()
-    assert "fed.example.org:4444" in letter
-    assert "NOT encrypted" not in letter
+    message = (tmp_path / "fed/nodes/north/README.md").read_text()
+    assert "fed.example.org:4444" in message
+    assert "NOT encrypted" not in message
 
 
 def test_plain_text_needs_to_be_asked_for_and_says_so(tmp_path):

@@ -19,11 +19,11 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from fedalloy.core import inputs
 from fedalloy.core.algorithm import Algorithm
-from fedalloy.core.blocks import tally
+from fedalloy.core.blocks import summed_losses
 from fedalloy.core.program import BlockTraining, TrainingResult
 from fedalloy.core.protocols import Objective
 from fedalloy.core.types import Context
-from fedalloy.engines import mapped
+from fedalloy.engines import vmap_kernel
 from fedalloy.engines.batches import dropout_keys, padded_batches
 from fedalloy.engines.im2col import ConvolutionsAsProducts
 
@@ -35,7 +35,7 @@ DIFFERENTIABLE = False
 
 
 class StepContext(Context):
-    """What a step may read while it is captured; a graph would go on with this round's values in every later one."""
+    """What a step may read while it is captured; a graph would continue with this round's values in every later one."""
 
     def __getattribute__(self, name: str) -> Any:
         """Refuse what changes from round to round; the step size is a tensor of the graph."""
@@ -56,7 +56,7 @@ class CapturedStep:
 
 
 @dataclass
-class Graphs:
+class CudaGraphs:
     """Captured steps by shape; ``train`` is the kernel ``mapped.train`` for models on a GPU."""
 
     precision: Precision = "float32"
@@ -86,7 +86,7 @@ class Graphs:
             graph.lr.fill_(ctx.local_lr)
             graph.graph.replay()
             carry, buffers = graph.values["carry"], graph.values["buffers"]
-            loss_sum += tally(graph.loss, mask[step].sum(1))
+            loss_sum += summed_losses(graph.loss, mask[step].sum(1))
         own = tree_map(torch.clone, (carry, buffers))
         return TrainingResult(own[0], own[1], loss_sum)
 
@@ -126,7 +126,7 @@ class Graphs:
         self, algorithm: Algorithm, objective: Objective, ctx: Context, whole: bool, clients: int
     ) -> Callable[..., Any]:
         """The step of a whole block: in streams for few clients, mapped for many."""
-        one = mapped.step_of(algorithm, objective, ctx)
+        one = vmap_kernel.step_of(algorithm, objective, ctx)
         if clients <= FEW:
             return _in_streams(one, whole, clients)
         in_dims = (0, 0, 0, 0, None if whole else 0, 0, 0, 0)

@@ -1,6 +1,6 @@
 """What travels between server and nodes: a JSON header and trees of tensors as plain bytes. No pickle.
 
-All tensors of a letter are one array: Flower carries every array in requests of its own, several for each, which for a
+All tensors of a message are one array: Flower carries every array in requests of its own, several for each, which for a
 model of many small tensors is most of the time that a message takes. Few bytes stand beside the header, which costs no
 request at all. The header says where each tensor lies.
 Whatever arrives is checked by its stated types, shapes and sizes before a single tensor is made of it.
@@ -41,23 +41,23 @@ Described = tuple[torch.dtype, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Letter:
+class TensorMessage:
     """A header of plain values, and parts: trees by name."""
 
     header: dict[str, Any]
     parts: Payload = field(default_factory=dict)
 
 
-def pack(letter: Letter) -> RecordDict:
-    """A letter as the records that Flower carries."""
+def pack(message: TensorMessage) -> RecordDict:
+    """A message as the records that Flower carries."""
     from flwr.app import Array, ArrayRecord
 
     listed = {
         part: [[name, _dtype_name(leaf), list(leaf.shape)] for name, leaf in leaves.items()]
-        for part, leaves in letter.parts.items()
+        for part, leaves in message.parts.items()
     }
-    header = {**letter.header, PARTS: listed}
-    data = b"".join(piece for leaves in letter.parts.values() for leaf in leaves.values() for piece in _pieces(leaf))
+    header = {**message.header, PARTS: listed}
+    data = b"".join(piece for leaves in message.parts.values() for leaf in leaves.values() for piece in _pieces(leaf))
     if len(data) <= _FEW:
         return plain_record(header, {_TENSORS: data} if data else None)
     content = plain_record(header)
@@ -65,8 +65,8 @@ def pack(letter: Letter) -> RecordDict:
     return content
 
 
-def unpack(content: RecordDict, max_bytes: float = math.inf) -> Letter:
-    """The letter that Flower brought; :class:`Malformed` says what is wrong with it."""
+def unpack(content: RecordDict, max_bytes: float = math.inf) -> TensorMessage:
+    """The message that Flower delivered; :class:`Malformed` says what is wrong with it."""
     sketch = outline(content, max_bytes)
     data, start = bytearray(_data(content)), 0
     parts: dict[str, Tree] = {}
@@ -74,12 +74,12 @@ def unpack(content: RecordDict, max_bytes: float = math.inf) -> Letter:
         parts[part] = {}
         for name, leaf in leaves.items():
             parts[part][name] = _read(data, start, leaf)
-            start += _room(leaf)
-    return Letter(sketch.header, parts)
+            start += _aligned_size(leaf)
+    return TensorMessage(sketch.header, parts)
 
 
-def outline(content: RecordDict, max_bytes: float = math.inf) -> Letter:
-    """A letter whose tensors have names, shapes and dtypes but no content: all that can be known before it is read."""
+def outline(content: RecordDict, max_bytes: float = math.inf) -> TensorMessage:
+    """A message whose tensors have names, shapes and dtypes but no content: all that can be known before it is read."""
     size = len(_beside(content))
     size += sum(len(array.data) for record in content.array_records.values() for array in record.values())
     if size > max_bytes:
@@ -90,7 +90,7 @@ def outline(content: RecordDict, max_bytes: float = math.inf) -> Letter:
     if there != needed:
         raise Malformed(f"its tensors have {there} bytes, their shapes and dtypes need {needed:.10g}")
     parts = {part: {name: _sketch(*one) for name, one in entries.items()} for part, entries in listed.items()}
-    return Letter(header, parts)
+    return TensorMessage(header, parts)
 
 
 def sizes(parts: Payload) -> dict[str, int]:
@@ -164,7 +164,7 @@ def _is_shape(value: Any) -> bool:
 
 
 def _bytes(dtype: torch.dtype, shape: tuple[int, ...]) -> int:
-    """The room that a tensor needs, in numbers without limits."""
+    """The bytes that a tensor takes, padded; as a Python integer, which cannot overflow."""
     return -(-math.prod(shape) * dtype.itemsize // _ALIGNED) * _ALIGNED
 
 
@@ -172,7 +172,7 @@ def _sketch(dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def _room(leaf: Tensor) -> int:
+def _aligned_size(leaf: Tensor) -> int:
     """The bytes that a tensor takes up, with what is left free behind it."""
     return _bytes(leaf.dtype, tuple(leaf.shape))
 
@@ -181,7 +181,7 @@ def _pieces(leaf: Tensor) -> Iterator[bytes]:
     plain = leaf.detach().cpu().contiguous()
     if plain.numel():
         yield plain.reshape(-1).view(torch.uint8).numpy().tobytes()
-        yield bytes(_room(plain) - plain.numel() * plain.element_size())
+        yield bytes(_aligned_size(plain) - plain.numel() * plain.element_size())
 
 
 def _dtype_name(leaf: Tensor) -> str:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedalloy.core.algorithm import Algorithm
-from fedalloy.engines import inplace, loop
+from fedalloy.engines import inplace_sgd, loop
 from fedalloy.engines.loop import Loop, run_one
 from fedalloy.engines.workers import Workers
 from fedalloy.methods.servers.sgd import ServerSgd
@@ -41,7 +41,7 @@ def pictures() -> nn.Module:
 @pytest.fixture
 def kernel(monkeypatch):
     """The loop with this kernel in place of its own training, in this process."""
-    monkeypatch.setattr(loop, "run_one", partial(run_one, kernel=inplace.train))
+    monkeypatch.setattr(loop, "run_one", partial(run_one, kernel=inplace_sgd.train))
     return Loop()
 
 
@@ -65,7 +65,7 @@ def test_images_lie_channels_last_where_maxima_are_taken_of_them(monkeypatch):
     def strides(pool: nn.Module) -> set[tuple[int, ...]]:
         seen.clear()
         task = task_of(lambda: nn.Sequential(Looks(), pool, nn.Flatten(), nn.Linear(4, 3)), (2,), (1, 4, 4))
-        monkeypatch.setattr(loop, "run_one", partial(run_one, kernel=inplace.train))
+        monkeypatch.setattr(loop, "run_one", partial(run_one, kernel=inplace_sgd.train))
         play(Loop(), Algorithm(Sgd(batch_size=None), Lopsided(), ServerSgd()), task)
         return set(seen)
 
@@ -79,7 +79,7 @@ def test_processes_use_it_for_convolutions():
     try:
         assert gaps(play(engine, algorithm, task), play(Loop(), algorithm, task)) == []
         assert engine._crew is not None
-        assert engine._crew.kernel(task.block)[0] is inplace.train
+        assert engine._crew.kernel(task.block)[0] is inplace_sgd.train
     finally:
         engine.close()
 

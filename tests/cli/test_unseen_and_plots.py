@@ -23,7 +23,7 @@ def test_newcomers_are_scored_and_pictures_drawn(cli, finished, tmp_path):
     assert [row["steps"] for row in said["rows"]] == [0, 2]
     assert [row["ids"] for row in said["rows"]] == [[4, 5]] * 2
     table = cli.run("newcomers", finished, "--steps", "0,2")
-    assert "2 newcomers after round 2" in table.out
+    assert "2 unseen clients after round 2" in table.out
     assert f"{said['summary']['2']['accuracy']['mean']:.3f}" in table.out
     other = cli.run("newcomers", finished, "--clients", "1", "--steps", "0", "--json")
     assert json.loads(other.out)["rows"][0]["ids"] == [1]

@@ -1,4 +1,4 @@
-"""What a report is made of: the stories, their charts, their words."""
+"""What a report is made of: the run summaries, their charts, their words."""
 
 from __future__ import annotations
 
@@ -11,53 +11,53 @@ from fedalloy.report import data, words
 from fedalloy.report.data.personal import reliabilities
 from fedalloy.report.data.plain import Chart
 from fedalloy.results.runs import by_name
-from fedalloy.results.stories import Story
+from fedalloy.results.summaries import RunSummary
 
 MOST_SWITCHED = 12
 """Algorithms whose weights a report holds; each is a heat map of up to 40,000 cells."""
 
 
 @dataclass
-class Folio:
+class ReportContext:
     """``charts`` by key: a section asks for 'weights-0' and the page's script finds it under that name."""
 
-    stories: Sequence[Story]
+    summaries: Sequence[RunSummary]
     tunings: Sequence[dict[str, Any]] = ()
     charts: dict[str, Chart] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.styles = data.styles(self.stories)
-        self.words = words.summary(self.stories)
-        self.recipe = words.common_recipe(self.stories)
+        self.styles = data.styles(self.summaries)
+        self.words = words.summary(self.summaries)
+        self.recipe = words.common_recipe(self.summaries)
         self._collect()
 
     def group(self, name: str) -> list[str]:
         """The keys of a numbered group of charts."""
         return [key for key in self.charts if key.rpartition("-")[0] == name]
 
-    def recipe_of(self, story: Story) -> str:
+    def recipe_of(self, run_summary: RunSummary) -> str:
         """One run's own recipe."""
-        return toml.dumps(story.recipe)
+        return toml.dumps(run_summary.recipe)
 
     def to_json(self) -> dict[str, Any]:
         """What the page's script reads."""
         return {"styles": self.styles, "charts": self.charts}
 
     def _collect(self) -> None:
-        stories = self.stories
-        single = {"curves": data.curves(stories), "train-loss": data.losses(stories),
-                  "distribution": data.distribution(stories), "heterogeneity": data.heterogeneity(stories),
-                  "lambda": data.mixture(stories)}  # fmt: skip
+        summaries = self.summaries
+        single = {"curves": data.curves(summaries), "train-loss": data.losses(summaries),
+                  "distribution": data.distribution(summaries), "heterogeneity": data.heterogeneity(summaries),
+                  "lambda": data.mixture(summaries)}  # fmt: skip
         self.charts |= {key: chart for key, chart in single.items() if chart}
-        firsts = [runs[0] for runs in by_name(stories).values()]
-        reliable, self.missing = reliabilities(stories)
-        self._number("weights", [data.weights(story) for story in firsts[:MOST_SWITCHED]])
-        self._number("info", data.info_charts(stories))
-        self._number("participation", data.participation(stories))
-        self._number("cost", data.cost_bars(stories))
+        firsts = [runs[0] for runs in by_name(summaries).values()]
+        reliable, self.missing = reliabilities(summaries)
+        self._number("weights", [data.weights(run_summary) for run_summary in firsts[:MOST_SWITCHED]])
+        self._number("info", data.info_charts(summaries))
+        self._number("participation", data.participation(summaries))
+        self._number("cost", data.cost_bars(summaries))
         self._number("reliability", reliable)
-        self._number("pictures", [data.pictures(story) for story in firsts[:MOST_SWITCHED]])
+        self._number("pictures", [data.pictures(run_summary) for run_summary in firsts[:MOST_SWITCHED]])
 
     def _number(self, group: str, charts: Sequence[Chart | None]) -> None:
         self.charts |= {f"{group}-{place}": chart for place, chart in enumerate(filter(None, charts))}

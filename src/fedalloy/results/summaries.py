@@ -15,11 +15,11 @@ from fedalloy.results.lines import statistic_of
 from fedalloy.results.outcome import RunOutcome, outcome_of
 from fedalloy.results.runs import order_of, place_in, runs_in, told_apart
 from fedalloy.results.served import client_values, completed, direction, noted_direction, scored
-from fedalloy.results.sums import Clock, History, Tally
+from fedalloy.results.sums import Clock, History, RunningSums
 
 
 @dataclass(frozen=True)
-class Story:
+class RunSummary:
     """One run: how it ended, how it went, who was served how.
 
     ``curve`` holds ``(round, mean, worst_served)`` of the metric that is ``shown`` (the run's own unless somebody asked
@@ -63,19 +63,19 @@ class Story:
         return noted_direction(self.environment, metric)
 
     @property
-    def tally(self) -> Tally:
+    def running_sums(self) -> RunningSums:
         """Who took part, over all rounds."""
-        return self.history.tally
+        return self.history.running_sums
 
     @property
     def population(self) -> int:
         """How many clients there are, as far as the records tell."""
-        return int(self.manifest.get("clients") or max(len(self.clients), len(self.tally.counts)))
+        return int(self.manifest.get("clients") or max(len(self.clients), len(self.running_sums.counts)))
 
     @property
-    def heard(self) -> list[int]:
+    def contributed(self) -> list[int]:
         """In how many rounds each client's contribution counted."""
-        found: list[int] = self.tally.heard(self.population).tolist()
+        found: list[int] = self.running_sums.contributed(self.population).tolist()
         return found
 
     @property
@@ -106,7 +106,7 @@ class Gatherer:
             self.clock.add(row)
         return self
 
-    def story(self, metric: str | None = None) -> Story:
+    def run_summary(self, metric: str | None = None) -> RunSummary:
         """What is known by now."""
         record, history = self.record, self.history
         outcome = outcome_of(record, history.evaluations)
@@ -118,27 +118,27 @@ class Gatherer:
         row = scored(last)
         clients = clients_at(row, client_values(row, shown, higher, summary), manifest)
         curve = _curve(history, shown, higher)
-        return Story(
+        return RunSummary(
             outcome, record.recipe, record.environment, manifest, curve, tuple(clients), history, self.clock, last,
             shown,
         )  # fmt: skip
 
 
-def gather(places: Sequence[Path], metric: str | None = None) -> list[Story]:
+def gather(places: Sequence[Path], metric: str | None = None) -> list[RunSummary]:
     """The runs in some folders and below, in the order of the comparison they belong to; tuning runs are left out.
 
     ``metric`` is what curves and clients show instead of the run's own.
     """
-    stories = [tell(folder, metric) for folder in runs_in(places)]
-    names = told_apart([story.outcome for story in stories])
-    stories = [replace(story, outcome=outcome) for story, outcome in zip(stories, names, strict=True)]
-    if metric is not None and not any(story.curve or story.clients for story in stories):
-        known = {name for story in stories for name in _scored_by(story.recipe)}
+    summaries = [tell(folder, metric) for folder in runs_in(places)]
+    names = told_apart([run_summary.outcome for run_summary in summaries])
+    summaries = [replace(run_summary, outcome=outcome) for run_summary, outcome in zip(summaries, names, strict=True)]
+    if metric is not None and not any(run_summary.curve or run_summary.clients for run_summary in summaries):
+        known = {name for run_summary in summaries for name in _scored_by(run_summary.recipe)}
         raise SpecError(
             f"no run here was scored by '{metric}': {nearest(metric, known)}; evaluate it first (evaluate.metrics)"
         )
     order = order_of(places)
-    return sorted(stories, key=lambda story: place_in(order, story.outcome))
+    return sorted(summaries, key=lambda run_summary: place_in(order, run_summary.outcome))
 
 
 def _scored_by(recipe: Mapping[str, Any]) -> Sequence[str]:
@@ -152,9 +152,9 @@ def tunings(places: Sequence[Path]) -> list[dict[str, Any]]:
     return [entry for file in files if file.is_file() for entry in json.loads(file.read_text(encoding="utf-8"))]
 
 
-def tell(folder: Path, metric: str | None = None) -> Story:
+def tell(folder: Path, metric: str | None = None) -> RunSummary:
     """Read one run."""
-    return Gatherer(read_run(folder)).read().story(metric)
+    return Gatherer(read_run(folder)).read().run_summary(metric)
 
 
 def _curve(history: History, metric: str, higher: bool | None) -> tuple[tuple[int, float, float], ...]:

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map
 
 from fedalloy.core import inputs
 from fedalloy.core.algorithm import Algorithm
-from fedalloy.core.blocks import Prepared, tally
+from fedalloy.core.blocks import Prepared, summed_losses
 from fedalloy.core.program import BlockTraining, TrainingResult
 from fedalloy.core.protocols import Carry, Objective
 from fedalloy.core.types import Context, Tree
@@ -43,7 +43,7 @@ def train(training: BlockTraining) -> TrainingResult:
             )  # fmt: skip
             seen = take(mask_of[step]).sum(1)
             carry, buffers = _put(carry, new, rows, count), _put(buffers, fresh, rows, count)
-            loss_sum = _put(loss_sum, take(loss_sum) + tally(loss, seen), rows, count)
+            loss_sum = _put(loss_sum, take(loss_sum) + summed_losses(loss, seen), rows, count)
     return TrainingResult(carry, buffers, loss_sum)
 
 

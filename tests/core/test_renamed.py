@@ -1,0 +1,120 @@
+"""Rules that still use names of the last version: they are told, never ignored."""
+
+from __future__ import annotations
+
+import tomllib
+
+import pytest
+from torch import nn
+
+from fedalloy import read_run
+from fedalloy.core import registry
+from fedalloy.core.aspects import ASPECTS
+from fedalloy.core.errors import RegistryError
+from fedalloy.core.objective import Objective
+from fedalloy.core.protocols import ServerOptimizer
+from fedalloy.core.renamed import DATASET, MODEL, OBJECTIVE, SERVER, SOLVER, TASK
+from fedalloy.core.solver import LocalSolver
+from fedalloy.core.task import Task
+from fedalloy.experiment.recipe import parse, resolve
+from fedalloy.tasks.datasets.base import DatasetLoader
+from fedalloy.tasks.objective import ModuleObjective
+
+MEMBERS = {LocalSolver: SOLVER, ServerOptimizer: SERVER, DatasetLoader: DATASET, Objective: OBJECTIVE, Task: TASK}
+
+
+@pytest.mark.parametrize(
+    ("base", "old"), [(base, old) for base, names in MEMBERS.items() for old in names], ids=lambda one: str(one)
+)
+def test_an_old_member_is_refused(base, old):
+    with pytest.raises(TypeError, match=f"Mine writes '{old}', which is called '{MEMBERS[base][old]}' now"):
+        type("Mine", (base,), {old: None})
+
+
+@pytest.mark.parametrize(("base", "new"), [(base, new) for base, names in MEMBERS.items() for new in names.values()])
+def test_the_new_member_is_what_the_base_class_has(base, new):
+    assert any(new in vars(kind) for kind in (*base.__mro__, *(ASPECTS if base is LocalSolver else ())))
+
+
+class Old(nn.Linear):
+    roles = frozenset({"classify"})
+
+
+def test_a_model_with_an_old_member_is_refused():
+    with pytest.raises(TypeError, match=f"Old writes 'roles', which is called '{MODEL['roles']}' now"):
+        ModuleObjective(lambda: Old(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("module", "old", "new"),
+    [
+        ("fedalloy.core.types", "Facts", "DataSpec"),
+        ("fedalloy.core.aspects", "FitsData", "BindsToData"),
+        ("fedalloy.core.wrappers", "SolverAround", "SolverWrapper"),
+        ("fedalloy.core.task", "TaskAround", "TaskWrapper"),
+        ("fedalloy.tasks.datasets.base", "Usual", "DatasetDefaults"),
+        ("fedalloy.tasks.models.capabilities", "Versatile", "CapabilityModule"),
+        ("fedalloy.experiment.unseen", "evaluate_newcomers", "evaluate_unseen"),
+    ],
+)
+def test_an_old_name_works_and_says_the_new_one(module, old, new):
+    found = registry.load(module)
+    with pytest.warns(DeprecationWarning, match=f"{old} is now {new}"):
+        assert getattr(found, old) is getattr(found, new)
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        found.Nothing  # noqa: B018
+
+
+ALIASES = {
+    "drfedavg": "dr", "fedadp": "angles", "fedboosting": "boosting", "fedevg": "energies", "fedfa": "information",
+    "fedlayerwise": "angles", "fednova": "nova",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("alias", ALIASES)
+def test_an_alias_finds_the_rule_under_its_name(alias):
+    name = ALIASES[alias]
+    assert registry.find("weighting", alias) is registry.find("weighting", name)
+    assert registry.canonical("weighting", alias) == name
+    assert alias in registry.aliases_of("weighting", name)
+    assert alias not in registry.names("weighting")
+    assert registry.knows("weighting", alias)
+
+
+def test_an_alias_is_not_given_twice():
+    with pytest.raises(RegistryError, match="'fednova' is taken"):
+        registry.register("weighting", "mine", aliases=("fednova",))(lambda: None)
+    with pytest.raises(RegistryError, match="taken"):
+        registry.register("weighting", "fednova")(lambda: None)
+    assert not registry.knows("weighting", "mine")
+
+
+RECIPE = """
+[partition]
+kind = "iid"
+clients = 3
+
+[solver]
+kind = "sgd"
+
+[weighting]
+kind = "KIND"
+
+[server]
+kind = "sgd"
+
+[run]
+rounds = ROUNDS
+"""
+
+
+def test_a_run_is_resumed_by_the_other_name_of_its_rule(tmp_path):
+    """Recipes are compared by what they mean: a name and its alias are one."""
+
+    def run(kind: str, rounds: int, folder: str, resume: bool = False) -> list[float]:
+        recipe = parse(tomllib.loads(RECIPE.replace("KIND", kind).replace("ROUNDS", str(rounds))))
+        resolve(recipe).run(tmp_path / folder, resume=resume)
+        return [row["train_loss"] for row in read_run(tmp_path / folder).rounds()]
+
+    run("information", 1, "resumed")
+    assert run("fedfa", 2, "resumed", resume=True) == run("information", 2, "whole")
