@@ -179,5 +179,5 @@ def test_what_is_no_tensor_is_refused_in_words(x):
 def test_energies_of_several_inputs_are_refused_before_the_first_round():
     x, y = examples(40, torch.float32)
     task = make_task(Dataset(x, y, classes=3), model=TwoInputs, clients=2)
-    with pytest.raises(SpecError, match="makes examples of one tensor"):
+    with pytest.raises(SpecError, match="needs examples that are one tensor"):
         fit(algorithms.named("fedevg"), task, rounds=1)

@@ -17,7 +17,7 @@ _KINDS = ("solver", "weighting", "server", "wire")
 def __getattr__(name: str) -> Any:
     if name == "__all__":
         return sorted(_by_class_name())
-    if not name[:1].isupper():  # a module of this package, which Python goes on to look for
+    if not name[:1].isupper():  # maybe a submodule: Python's import looks for it after this error
         raise AttributeError(f"module 'fedalloy.methods' has no attribute '{name}'")
     rules = _by_class_name()
     if name not in rules:

@@ -1,4 +1,4 @@
-"""The server's classifier: trained on synthetic samples, to be tried on real ones."""
+"""The server's classifier: trained on synthetic samples, evaluated on real ones."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from fedalloy.methods.weightings.uniform import Uniform
 @checked("classifier")
 @dataclass(frozen=True)
 class ClassifierTraining:
-    """How the server's classifier is trained: Adam from a new model, ``epochs`` passes over the synthetic set, which is
-    long enough to fit it. ``per_class`` is how many samples a generator is asked for; a method whose samples are the
-    result uses all it has."""
+    """Training settings of the server's classifier: Adam from a new model, ``epochs`` passes over the synthetic set.
+    The default is long enough to fit it. A generator makes ``per_class`` samples of every class; a method whose result
+    is the samples themselves uses all it has if they are more."""
 
     epochs: int = 200
     batch_size: int = 64
@@ -53,7 +53,7 @@ class OneClient(Task):
     population: int = 1
 
     def data(self, part: DataPart, ids: Tensor) -> Block:
-        """All of them, in every part."""
+        """All examples, whichever part is asked for."""
         return Block(self.x, self.y, torch.zeros(1, dtype=torch.int64), torch.tensor([len(self.y)]))
 
 
@@ -68,7 +68,7 @@ def synthetic_set(
 
 
 def classifier_of(task: Task) -> Objective:
-    """The model that is trained on synthetic samples: the task's ``classifier`` where it names one, else its own."""
+    """The model that is trained on synthetic samples: the task's ``classifier`` if set, else the task's model."""
     return task.classifier or task.objective
 
 
@@ -80,8 +80,8 @@ def train_classifier(
     engine: Engine,
     settings: ClassifierTraining | None = None,
 ) -> tuple[Tree, Tree]:
-    """Parameters and buffers of a new model after training on ``x`` and ``y``: one client's local training on an
-    engine."""
+    """Parameters and buffers of a new model after training on ``x`` and ``y``, run on ``engine`` as one client's local
+    training."""
     algorithm, ids = _trainer(settings or ClassifierTraining()), torch.zeros(1, dtype=torch.int64)
     params, buffers = ({name: leaf.to(x.device) for name, leaf in made.items()} for made in objective.init(key))
     shared = algorithm.init(params, 1, buffers)["shared"]
@@ -95,7 +95,7 @@ def train_classifier(
 
 @lru_cache(maxsize=16)
 def _trainer(settings: ClassifierTraining) -> Algorithm:
-    """The same value every time: an engine that has captured its steps finds them again."""
+    """Cached, because an engine looks up its captured steps by this object."""
     solver = Sgd(
         lr=settings.lr,
         epochs=settings.epochs,

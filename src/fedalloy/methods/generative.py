@@ -1,4 +1,4 @@
-"""Published methods whose result is data: the lines of ``fedalloy.methods.published`` that make labelled samples."""
+"""Published methods that make labelled samples; ``fedalloy.methods.published`` lists them with the others."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def fedevg(
     iterations: int | None = None,
     **local: Any,
 ) -> Algorithm:
-    """Labelled synthetic samples from energies and their gradients (Hahn's thesis). They lie in ``[low, high]``, or in
-    the bounds declared for the data. ``start``, ``end`` and ``noise`` are the server's steps and noise, ``local_step``
-    and ``local_noise`` those of the clients' chains."""
+    """Labelled synthetic samples from energies and their gradients (Hahn's thesis). Samples are clipped to
+    ``[low, high]``; the default is the bounds declared for the data. ``start``, ``end`` and ``noise`` set the server's
+    step sizes and noise, ``local_step`` and ``local_noise`` those of the clients' chains."""
     defaults = {"optimizer": "adam", "lr": 1e-3, "betas": (0.5, 0.999), "weight_decay": 1e-4, "batch_size": 64}
     solver = Energy(
         per_class, synthetic, langevin, local_step, local_noise, bound, low, high, iterations,
@@ -45,16 +45,16 @@ def fedevg(
 
 @register("algorithm", "fedcgan")
 def fedcgan(official: bool = False, server_lr: float = 1.0, **local: Any) -> Algorithm:
-    """Averaged conditional GANs: a model that makes labelled data (AC-GAN, Odena et al. 2017); local Adam."""
+    """FedAvg of conditional GANs, which generate labelled data (AC-GAN, Odena et al. 2017); local Adam."""
     return Algorithm(Cgan(official=official, **_generative(local)), Samples(), ServerSgd(server_lr))
 
 
 @register("algorithm", "fedcvae")
 def fedcvae(official: bool = False, server_lr: float = 1.0, **local: Any) -> Algorithm:
-    """Averaged conditional VAEs: a model that makes labelled data (Kingma & Welling 2014); local Adam."""
+    """FedAvg of conditional VAEs, which generate labelled data (Kingma & Welling 2014); local Adam."""
     return Algorithm(Cvae(official=official, **_generative(local)), Samples(), ServerSgd(server_lr))
 
 
 def _generative(local: dict[str, Any]) -> dict[str, Any]:
-    """Adam as generative models are trained with it, where nothing else is said."""
+    """Local settings with the usual defaults for generative models."""
     return {"optimizer": "adam", "lr": 1e-3, "betas": (0.5, 0.999), "batch_size": 64, **local}

@@ -66,7 +66,7 @@ def fedprox(mu: float = 0.01, server_lr: float = 1.0, **local: Any) -> Algorithm
 
 @register("algorithm", "fednova")
 def fednova(mu: float = 0.0, server_lr: float = 1.0, **local: Any) -> Algorithm:
-    """Updates normalised by the clients' own numbers of steps (Wang et al. 2020); ``mu`` adds a proximal term."""
+    """Updates normalised by each client's number of steps (Wang et al. 2020); ``mu`` adds a proximal term."""
     solver = Prox(mu, **local) if mu else Sgd(**local)
     return Algorithm(solver, Nova(), ServerSgd(server_lr))
 
@@ -150,7 +150,7 @@ def fedcams(
     bias_correction: bool = False,
     **local: Any,
 ) -> Algorithm:
-    """FedAMS on compressed updates with error feedback (Wang et al. 2022); ``ratio`` is that of top-k."""
+    """FedAMS on compressed updates with error feedback (Wang et al. 2022); ``ratio`` is used by top-k only."""
     server = AmsGrad(server_lr, beta1, beta2, eps, option, vhat0, bias_correction)
     wire = TopK(ratio) if compressor == "topk" else ScaledSign()
     return Algorithm(Sgd(**local), Uniform(), server, (wire,))
@@ -175,19 +175,19 @@ def ewwa(
 
 @register("algorithm", "drfedavg")
 def drfedavg(q: float = 1.0, official: bool = False, server_lr: float = 1.0, **local: Any) -> Algorithm:
-    """Sizes times losses to the power ``q + 1`` (DR-FedAvg); ``official`` sums the losses met while training."""
+    """Data sizes times losses to the power ``q + 1`` (DR-FedAvg); ``official`` sums the losses of all minibatches."""
     return Algorithm(Sgd(**local), mirror.dr(q, official), ServerSgd(server_lr))
 
 
 @register("algorithm", "qffl")
 def qffl(q: float = 1.0, server_lr: float = 1.0, **local: Any) -> Algorithm:
-    """Sizes times losses to the power ``q``: the coefficients of q-FFL without its step control (Li et al. 2020)."""
+    """Data sizes times losses to the power ``q``: q-FFL's coefficients without its step control (Li et al. 2020)."""
     return Algorithm(Sgd(**local), mirror.qffl(q), ServerSgd(server_lr))
 
 
 @register("algorithm", "qfedavg")
 def qfedavg(q: float = 1.0, weights: Prior = "uniform", server_lr: float = 1.0, **local: Any) -> Algorithm:
-    """q-FFL with the step control that goes with it (Li et al. 2020)."""
+    """q-FFL with its step control (Li et al. 2020)."""
     return Algorithm(Sgd(**local), QFedAvg(q, weights), ServerSgd(server_lr))
 
 
@@ -209,19 +209,19 @@ def propfair(
 
 @register("algorithm", "fedboosting")
 def fedboosting(server_lr: float = 1.0, **local: Any) -> Algorithm:
-    """Models are tried on each other's validation parts (Ren et al. 2020)."""
+    """Weights from validating every client's model on the other clients' validation parts (Ren et al. 2020)."""
     return Algorithm(Sgd(**local), Boosting(), ServerSgd(server_lr))
 
 
 @register("algorithm", "fedadp")
 def fedadp(alpha: float = 5.0, server_lr: float = 1.0, **local: Any) -> Algorithm:
-    """Clients whose updates point away from the common one count less (Wu and Wang 2021)."""
+    """Clients whose updates point away from the average update count less (Wu and Wang 2021)."""
     return Algorithm(Sgd(**local), Angles("client", alpha), ServerSgd(server_lr))
 
 
 @register("algorithm", "fedlayerwise")
 def fedlayerwise(alpha: float = 5.0, server_lr: float = 1.0, **local: Any) -> Algorithm:
-    """FedAdp with angles and weights of their own for every layer."""
+    """FedAdp with separate angles and weights for every layer."""
     return Algorithm(Sgd(**local), Angles("layer", alpha), ServerSgd(server_lr))
 
 
@@ -235,7 +235,7 @@ def fedfa(
     server_lr: float = 1.0,
     **local: Any,
 ) -> Algorithm:
-    """Low accuracy and frequent participation count more; momentum at both sides (Huang et al. 2020)."""
+    """Low accuracy and frequent participation count more; momentum at clients and server (Huang et al. 2020)."""
     solver = Sgd(**{"momentum": 0.5, **local})
     return Algorithm(solver, Information(alpha, beta, c), PeriodMomentum(server_lr, gamma, period))
 
@@ -248,13 +248,13 @@ def fedfa_mo(gamma: float = 0.5, period: int = 1, server_lr: float = 1.0, **loca
 
 @register("algorithm", "afl")
 def afl(step: float = 0.01, server_lr: float = 1.0, **local: Any) -> Algorithm:
-    """Weights climb the losses, for the worst-served client (Mohri et al. 2019); needs everyone in every round."""
+    """Gradient ascent on the weights, for the worst-served client (Mohri et al. 2019); needs full participation."""
     return Algorithm(Sgd(**local), Afl(step), ServerSgd(server_lr))
 
 
 @register("algorithm", "fedmgda")
 def fedmgda(epsilon: float = 0.5, prior: Prior = "uniform", server_lr: float = 1.0, **local: Any) -> Algorithm:
-    """FedMGDA+: the shortest mix of unit updates, a direction that suits all (Hu et al. 2020)."""
+    """FedMGDA+: the shortest convex combination of unit updates, a common descent direction (Hu et al. 2020)."""
     return Algorithm(Sgd(**local), FedMgda(epsilon, prior), ServerSgd(server_lr))
 
 
@@ -267,7 +267,7 @@ def aaggff_s(
     server_lr: float = 1.0,
     **local: Any,
 ) -> Algorithm:
-    """Weights learned online over a few clients that are all there (Hahn et al. 2024)."""
+    """Weights learned online over a few clients that all take part in every round (Hahn et al. 2024)."""
     return Algorithm(Sgd(**local), AaggffS(cdf, C1, C2, mode), ServerSgd(server_lr))
 
 
@@ -281,31 +281,31 @@ def aaggff_d(
     server_lr: float = 1.0,
     **local: Any,
 ) -> Algorithm:
-    """Weights learned online over many clients of whom a few are sampled (Hahn et al. 2024)."""
+    """Weights learned online over many clients, a few of which are sampled per round (Hahn et al. 2024)."""
     return Algorithm(Sgd(**local), AaggffD(cdf, C1, C2, C, mode), ServerSgd(server_lr))
 
 
 @register("algorithm", "median")
 def median(server_lr: float = 1.0, **local: Any) -> Algorithm:
-    """The middle value of every parameter (Yin et al. 2018)."""
+    """The coordinate-wise median of the updates (Yin et al. 2018)."""
     return Algorithm(Sgd(**local), Median(), ServerSgd(server_lr))
 
 
 @register("algorithm", "trimmed_mean")
 def trimmed_mean(trim: float = 0.1, server_lr: float = 1.0, **local: Any) -> Algorithm:
-    """The mean of every parameter without the extremes (Yin et al. 2018)."""
+    """The coordinate-wise mean of the updates without the extreme values (Yin et al. 2018)."""
     return Algorithm(Sgd(**local), TrimmedMean(trim), ServerSgd(server_lr))
 
 
 @register("algorithm", "krum")
 def krum(byzantine: int = 0, server_lr: float = 1.0, **local: Any) -> Algorithm:
-    """The one update with the closest company (Blanchard et al. 2017)."""
+    """The one update that is closest to its nearest neighbours (Blanchard et al. 2017)."""
     return Algorithm(Sgd(**local), Krum(byzantine), ServerSgd(server_lr))
 
 
 @register("algorithm", "multi_krum")
 def multi_krum(byzantine: int = 0, keep: int | None = None, server_lr: float = 1.0, **local: Any) -> Algorithm:
-    """The mean of the updates with the closest company (Blanchard et al. 2017)."""
+    """The mean of the updates that are closest to their nearest neighbours (Blanchard et al. 2017)."""
     return Algorithm(Sgd(**local), MultiKrum(byzantine, keep), ServerSgd(server_lr))
 
 
@@ -351,30 +351,30 @@ def fedbn(names: tuple[str, ...] = NORM, server_lr: float = 1.0, **local: Any) -
 
 @register("algorithm", "apfl")
 def apfl(alpha: float = 0.25, adaptive: bool = False, server_lr: float = 1.0, **local: Any) -> Algorithm:
-    """A mixture of the shared and an own model (Deng et al. 2020), ``alpha`` of it local; ``adaptive`` learns alpha."""
+    """A mixture of shared and local model (Deng et al. 2020), ``alpha`` of it local; ``adaptive`` learns alpha."""
     return Algorithm(Apfl(alpha, adaptive, **local), Samples(), ServerSgd(server_lr))
 
 
 @register("algorithm", "pfedme")
 def pfedme(lam: float = 15.0, inner: int = 5, inner_lr: float = 0.09, beta: float = 1.0, **local: Any) -> Algorithm:
-    """Personal models by a Moreau envelope (Dinh et al. 2020); ``beta`` is how far the server goes to the average."""
+    """Personal models by a Moreau envelope (Dinh et al. 2020); ``beta`` is the server's step towards the average."""
     return Algorithm(PFedMe(lam, inner, inner_lr, **local), Samples(), ServerSgd(beta))
 
 
 @register("algorithm", "ditto")
 def ditto(lam: float = 1.0, personal_epochs: int = 5, server_lr: float = 1.0, **local: Any) -> Algorithm:
-    """FedAvg, and beside it a model at every client that is held near it (Li et al. 2021)."""
+    """FedAvg plus a personal model at every client, pulled towards the shared one (Li et al. 2021)."""
     return Algorithm(Ditto(lam, personal_epochs, **local), Samples(), ServerSgd(server_lr))
 
 
 @register("algorithm", "local_only")
 def local_only(**local: Any) -> Algorithm:
-    """Every client trains alone and nothing is sent: the control of every personal method."""
+    """Every client trains alone and sends nothing: the baseline of the personalised methods."""
     return Algorithm(Personal(Sgd(**local), ("*",)), Uniform(), ServerSgd())
 
 
 def named(name: str, **settings: Any) -> Algorithm:
-    """A published method by name; settings its function does not name go to local training.
+    """A published method by name; settings that its function does not list go to local training.
 
     >>> named("fedprox", mu=0.1, lr=0.05).solver
     Prox(lr=0.05, epochs=1, batch_size=32, ..., mu=0.1)

@@ -132,7 +132,7 @@ def test_data_outside_the_limits_and_single_outputs_are_refused():
         Energy().bind(replace(data_spec, bounds=(0.0, 1.0)))
     with pytest.raises(ValueError, match="one output per class"):
         Energy().bind(replace(data_spec, outputs=1))
-    with pytest.raises(ValueError, match="does not know its data yet"):
+    with pytest.raises(ValueError, match="is not bound to data yet"):
         Energy().init_shared({})
     assert Energy().bind(data_spec).low is None
     inside = Energy().bind(replace(data_spec, low=0.0, high=1.0, bounds=(0.0, 1.0)))

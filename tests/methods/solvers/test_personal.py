@@ -1,4 +1,4 @@
-"""Leaves that stay at home: what travels, what is kept, and the published methods as compositions."""
+"""Leaves that stay at the client: what is sent, what is kept, and the published methods as compositions."""
 
 from __future__ import annotations
 
@@ -191,15 +191,15 @@ def test_a_client_that_never_took_part_uses_the_first_head():
 
 
 def test_names_that_mean_nothing_are_refused_before_the_first_round():
-    with pytest.raises(SpecError, match=r"names = haed\.\* means none of hidden\.weight, hidden\.bias"):
+    with pytest.raises(SpecError, match=r"names = haed\.\* matches none of hidden\.weight, hidden\.bias"):
         OneClient(Personal(Sgd(), ("haed.*",)))
-    with pytest.raises(SpecError, match="no parameter stays at home"):
+    with pytest.raises(SpecError, match="no parameter stays local"):
         OneClient(Personal(Sgd(), ("*",), keep="others"))
 
 
 @pytest.mark.parametrize("inner", [Scaffold(), Ditto(), Personal()])
 def test_solvers_with_a_model_or_controls_of_their_own_are_refused(inner):
-    with pytest.raises(ValueError, match="cannot leave parts of its model at home"):
+    with pytest.raises(ValueError, match="cannot keep parts of its model at the client"):
         Personal(inner)
 
 

@@ -47,6 +47,6 @@ def test_a_full_disk_is_an_error_with_a_way_out(monkeypatch, tmp_path):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
-    with pytest.raises(OSError, match=r"no room for 80 MB .*No space left.*'scratch'.*'in_memory_mb'"):
+    with pytest.raises(OSError, match=r"no space for 80 MB .*No space left.*'scratch'.*'in_memory_mb'"):
         Scratch(mapped=True, folder=str(tmp_path)).empty((10, 1_000_000), torch.float64)
     assert list(tmp_path.iterdir()) == []

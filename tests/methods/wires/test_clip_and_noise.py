@@ -140,5 +140,5 @@ def test_settings_out_of_range_are_refused(make):
 def test_noise_gives_every_entry_a_number_of_its_own(shape):
     wire = Noise(std=0.5, like="form")
     draws = wire.draws({"form": {"b": torch.zeros(shape)}}, Key.of(0))
-    with pytest.raises(ValueError, match="'form' has not the shapes of 'delta'"):
+    with pytest.raises(ValueError, match="'form' and 'delta' have different shapes"):
         wire.encode({"delta": {"b": torch.zeros(3)}}, {}, draws)

@@ -19,8 +19,8 @@ from fedalloy.core.types import Context, Info, State, Tree
 class Adaptive(ServerOptimizer):
     """``m <- beta1 m + (1 - beta1) u``, ``v`` by its kind, ``w <- w + lr m / (sqrt(v) + tau)`` for an update ``u``.
 
-    ``v`` starts at ``tau^2`` and nothing is corrected for the start, as first published. ``bias_correction`` multiplies
-    the step by ``sqrt(1 - beta2^t) / (1 - beta1^t)`` in the server's t-th step, for all three kinds.
+    ``v`` starts at ``tau^2`` without bias correction, as first published. ``bias_correction`` multiplies the step by
+    ``sqrt(1 - beta2^t) / (1 - beta1^t)`` in the server's t-th step, for all three kinds.
     """
 
     lr: float = 0.01
@@ -35,7 +35,7 @@ class Adaptive(ServerOptimizer):
     @property
     @abstractmethod
     def kind(self) -> Kind:
-        """How the second moment grows."""
+        """How the second moment is updated."""
 
     def init(self, target: Tree) -> State:
         start = tree.map_leaves(lambda leaf: torch.full_like(leaf, self.tau**2), target)
@@ -73,10 +73,10 @@ class Adam(Adaptive):
 @register("server", "adagrad")
 @dataclass(frozen=True)
 class Adagrad(Adaptive):
-    """FedAdagrad: ``v <- v + u^2``, without a first moment unless asked (see ``Adaptive``; Reddi et al. 2021).
+    """FedAdagrad: ``v <- v + u^2``; no first moment by default, ``beta1`` is 0 (see ``Adaptive``; Reddi et al. 2021).
 
-    ``beta2`` enters only where ``bias_correction`` is asked for.
-    When to use it: convex problems and sparse updates; its step only ever shrinks.
+    ``beta2`` is used by ``bias_correction`` only.
+    When to use it: convex problems and sparse updates; its step size never grows.
     """
 
     kind: ClassVar[Kind] = "adagrad"
@@ -89,8 +89,9 @@ class Adagrad(Adaptive):
 class Yogi(Adaptive):
     """FedYogi: ``v <- v - (1 - beta2) u^2 sign(v - u^2)`` (see ``Adaptive``; Reddi et al. 2021).
 
-    Corrected: some later papers print ``beta2 v + (1 - beta2) u^2 sign(v - u^2)``, which is wrong twice.
-    When to use it: as Adam, where rounds without news must not make the next step jump.
+    Correction: some later papers print ``beta2 v + (1 - beta2) u^2 sign(v - u^2)``; both the factor ``beta2`` and the
+    sign are wrong.
+    When to use it: like Adam, when small updates over some rounds must not make the next steps much larger.
     """
 
     kind: ClassVar[Kind] = "yogi"

@@ -1,4 +1,4 @@
-"""Adaptive steps that never grow back: FedAMS (Wang et al. 2022, arXiv:2205.02719)."""
+"""AMSGrad at the server: FedAMS (Wang et al. 2022, arXiv:2205.02719)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class AmsGrad(ServerOptimizer):
     ``option="plus"``: ``vhat <- max(vhat, v)``, ``w <- w + lr m / (sqrt(vhat) + eps)``; with ``vhat0=1e-3`` and
     ``bias_correction`` (``m / (1 - beta1^t)`` and ``vhat / (1 - beta2^t)`` in the server's t-th step) this is what
     the public code of EWWA-FL compares against.
-    When to use it: as Adam, where rare large updates must not be forgotten; with compressed updates (FedCAMS).
+    When to use it: like Adam, when rare large updates must not be forgotten; with compressed updates (FedCAMS).
 
     >>> from fedalloy.core.keys import Key
     >>> rule, w = AmsGrad(lr=1.0, beta1=0.0, beta2=0.0), {"w": torch.tensor([0.0])}

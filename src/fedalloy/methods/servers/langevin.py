@@ -1,4 +1,4 @@
-"""Langevin dynamics at the server (Welling and Teh 2011): samples go down the combined energy gradient."""
+"""Langevin dynamics at the server (Welling and Teh 2011): samples descend the combined energy gradient."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _OFFSET = 0.008
 @register("server", "langevin")
 @dataclass(frozen=True)
 class Langevin(ServerOptimizer):
-    """``x <- x - step_t G + noise z``, then cut to ``[low, high]``: the one server that subtracts, because what
-    arrives is the gradient of an energy.
+    """``x <- x - step_t G + noise z``, then clipped to ``[low, high]``. It subtracts, unlike the other servers, because
+    clients send the gradient of an energy.
 
-    ``step_t`` goes from ``start`` to ``end``: by ``diffusion`` with the noise schedule of diffusion models (it stays
-    near the start almost to the end), by ``half_cosine`` smoothly, or stays ``constant`` at the start. Limits that are
-    not given are those declared for the data, if there are any.
+    ``step_t`` goes from ``start`` to ``end``: ``diffusion`` uses the noise schedule of diffusion models, which stays
+    near ``start`` for most of the run; ``half_cosine`` changes smoothly; ``constant`` keeps ``start``. The default of
+    ``low`` and ``high`` is the bounds declared for the data, if any.
     When to use it: with solver ``energy``, whose clients send gradients of an energy.
     """
 
@@ -54,11 +54,11 @@ class Langevin(ServerOptimizer):
         return moved, state, {"step": torch.tensor(step, dtype=torch.float64)}
 
     def step_at(self, round: int, rounds: int | None) -> float:
-        """The step in a round, counted from 1."""
+        """The step size in a round; rounds count from 1."""
         if self.schedule == "constant":
             return self.start
         if rounds is None:
-            raise ValueError(f"schedule '{self.schedule}' needs the number of rounds: give it, or take 'constant'")
+            raise ValueError(f"schedule '{self.schedule}' needs the number of rounds: give it, or use 'constant'")
         passed = diffusion(round, rounds) if self.schedule == "diffusion" else half_cosine(round, rounds)
         return self.start + (self.end - self.start) * passed
 

@@ -13,7 +13,7 @@ from fedalloy.core.types import Context, Info, State, Tree
 @register("server", "momentum")
 @dataclass(frozen=True)
 class Momentum(ServerOptimizer):
-    """``v <- beta v + update``, ``w <- w + lr v``; the velocity lives as long as the run.
+    """``v <- beta v + update``, ``w <- w + lr v``; the velocity is kept for the whole run.
 
     When to use it: small cohorts whose updates point in changing directions.
     """

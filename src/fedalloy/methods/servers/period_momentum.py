@@ -1,4 +1,4 @@
-"""Momentum that the model follows every few rounds: FedFa's server (Huang et al. 2020, arXiv:2012.10069)."""
+"""Momentum that is applied every few rounds: FedFa's server (Huang et al. 2020, arXiv:2012.10069)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from fedalloy.core.types import Context, Info, State, Tree
 class PeriodMomentum(ServerOptimizer):
     """``m <- gamma m + lr (w - average)`` in every round; ``w <- w - m`` when ``t mod period = 0``, else the average.
 
-    Corrections: as printed, ``m`` grows with ``average - w`` and the model walks away from the average; and the printed
-    step is the clients' own, which would freeze the model, so that ``lr`` here is a step of the server. With
+    Corrections: as printed, ``m`` grows with ``average - w``, which moves the model away from the average; and the
+    printed step size is the clients', which would barely move the model, so ``lr`` is the server's here. With
     ``gamma = 0`` and ``lr = 1`` the model is the average. The other half of FedFa's double momentum is that of the
-    clients (``momentum`` of the solver). The state keeps ``-m``, which is added.
-    When to use it: with FedFa's weights; ``period`` above 1 follows the momentum now and then only.
+    clients (``momentum`` of the solver). The state holds ``-m``, which is added.
+    When to use it: with FedFa's weights; ``period`` above 1 applies the momentum only every ``period`` rounds.
 
     >>> server, w = PeriodMomentum(gamma=0.5), {"w": torch.zeros(1)}
     >>> from fedalloy.core.keys import Key

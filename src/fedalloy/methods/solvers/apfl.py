@@ -1,4 +1,4 @@
-"""A personal mixture of the shared and an own model: APFL (Deng et al. 2020, arXiv:2003.13461)."""
+"""A mixture of the shared model and a local one: APFL (Deng et al. 2020, arXiv:2003.13461)."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from fedalloy.methods.solvers.training import LocalTraining, descend, descend_st
 class Apfl(LocalTraining, Personalised):
     """``w <- w - lr grad F(w)`` and ``v <- v - lr alpha grad F(m)`` at the mixture ``m = alpha v + (1 - alpha) w``.
 
-    Parameters are mixed, not outputs. ``adaptive`` also learns each client's own weight on its local model,
-    ``alpha <- clip(alpha - lr <v - w, grad F(m)>, 0, 1)``; otherwise alpha stays what it is. All three moves start
-    from the same w, v and alpha. A client begins with v = w as it first receives it. Batch statistics are those of w.
-    When to use it: clients that differ by degrees, some near the crowd and some far from it.
+    Parameters are mixed, not outputs. ``adaptive`` also learns each client's weight on its local model,
+    ``alpha <- clip(alpha - lr <v - w, grad F(m)>, 0, 1)``; otherwise alpha is constant. All three updates start from
+    the same w, v and alpha. A client starts with v = w, the first model it receives. Batch statistics are those of w.
+    When to use it: some clients are close to the average client and others far from it.
     """
 
     stateful: ClassVar[bool] = True

@@ -26,19 +26,19 @@ Loss = Callable[[ApplyCapability, Tensor, Tensor], Tensor]
 @register("solver", "cgan")
 @dataclass(frozen=True)
 class Cgan(LocalTraining, Generative):
-    """Per batch one step of the discriminator D, then one of the generator G, each with an optimizer of its own.
+    """Per batch one step of the discriminator D, then one of the generator G, each with its own optimizer state.
 
     D descends on ``BCE(real, 1) + BCE(fake, 0) + CE(real, y) + CE(fake, y)``, G on ``BCE(fake, 1) + CE(fake, y)``;
-    fakes are made of the batch's own labels y. ``official`` gives D's classifier labels drawn at random for the fakes,
-    as the published code does: it then learns noise from them. ``train_loss`` is D's. Needs a model with the
-    capabilities ``generate`` and ``judge`` (acgan, acgan_rows); leaves matching ``generator`` are G's, all others D's.
-    When to use it: sharp pictures are wanted and clients have enough examples; averaging GANs under strong label skew
-    is unstable.
+    fakes are generated from the batch's labels y. ``official`` gives D's classifier random labels for the fakes, as the
+    published code does; it then learns noise from them. ``train_loss`` is D's. Needs a model with the capabilities
+    ``generate`` and ``judge`` (acgan, acgan_rows); leaves matching ``generator`` belong to G, all others to D.
+    When to use it: you need sharp images and clients have enough examples; averaging GANs under strong label skew is
+    unstable.
     """
 
     capabilities: ClassVar[frozenset[str]] = frozenset({"generate", "judge"})
     provides: ClassVar[frozenset[str]] = frozenset()
-    """Two alternating descents have no common length."""
+    """Empty: two alternating optimizers have no common update length."""
     models: ClassVar[tuple[str, ...]] = ("acgan", "acgan_rows")
 
     official: bool = False
@@ -69,11 +69,11 @@ class Cgan(LocalTraining, Generative):
 
 
 def discriminator_loss(noise: Tensor, official: bool = False) -> Loss:
-    """``BCE(real, 1) + BCE(fake, 0) + CE(real, y) + CE(fake, y)`` of every example and the fake of its label."""
+    """``BCE(real, 1) + BCE(fake, 0) + CE(real, y) + CE(fake, y)`` per example, with one fake of the same label."""
 
     def loss(model: ApplyCapability, x: Tensor, y: Tensor) -> Tensor:
         fake = model("generate", noise, y)
-        # Real and fake side by side in one batch: both enter the same statistics, and padding stays at the end.
+        # Interleave real and fake in one batch: both enter the same batch statistics, and padding stays at the end.
         both = torch.stack([x.to(fake.dtype), fake], dim=1).flatten(0, 1)
         real_logit, classes = model("judge", both)
         named = torch.stack([y, _random_labels(noise, y, classes.shape[1]) if official else y], dim=1).flatten()
@@ -85,7 +85,7 @@ def discriminator_loss(noise: Tensor, official: bool = False) -> Loss:
 
 
 def generator_loss(noise: Tensor) -> Loss:
-    """``BCE(fake, 1) + CE(fake, y)`` of the fake of every example's label."""
+    """``BCE(fake, 1) + CE(fake, y)`` per example, for a fake of its label."""
 
     def loss(model: ApplyCapability, x: Tensor, y: Tensor) -> Tensor:
         real_logit, classes = model("judge", model("generate", noise, y))

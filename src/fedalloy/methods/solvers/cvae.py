@@ -23,10 +23,10 @@ from fedalloy.methods.solvers.training import LocalTraining, descend, descend_st
 class Cvae(LocalTraining, Generative):
     """Minimises ``sum_d (x_d - x'_d)^2 + KL(N(mean, spread^2) || N(0, I))`` with the code drawn once per example.
 
-    The squared error is summed over features, so that both terms speak of one example; ``official`` takes its mean, as
-    the published code does: then KL outweighs it by the number of pixels and pictures blur. The label enters the
-    decoder only. Needs a model with the capabilities ``reconstruct`` and ``generate`` (cvae, cvae_rows).
-    When to use it: stable training on few examples matters more than sharp pictures.
+    The squared error is summed over features, so that both terms are per example; ``official`` takes its mean, as the
+    published code does: KL then has too much weight, by a factor of the number of pixels, and images blur. Only the
+    decoder sees the label. Needs a model with the capabilities ``reconstruct`` and ``generate`` (cvae, cvae_rows).
+    When to use it: stable training on few examples matters more than sharp images.
     """
 
     capabilities: ClassVar[frozenset[str]] = frozenset({"generate", "reconstruct"})
@@ -53,7 +53,7 @@ class Cvae(LocalTraining, Generative):
 
 
 def evidence_loss(noise: Tensor, official: bool = False) -> Callable[[ApplyCapability, Tensor, Tensor], Tensor]:
-    """Squared error (summed, or with ``official`` averaged over features) plus KL, of every example."""
+    """Squared error (summed over features, or averaged with ``official``) plus KL, per example."""
 
     def loss(model: ApplyCapability, x: Tensor, y: Tensor) -> Tensor:
         target, made, mean, spread = model("reconstruct", x, y, noise)

@@ -1,4 +1,4 @@
-"""A second model that stays at home, held near the shared one: Ditto (Li et al. 2021, arXiv:2012.04221)."""
+"""A personal model that is pulled towards the shared one: Ditto (Li et al. 2021, arXiv:2012.04221)."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from fedalloy.methods.solvers.training import LocalTraining, descend, descend_st
 @register("solver", "ditto")
 @dataclass(frozen=True)
 class Ditto(LocalTraining, Personalised):
-    """``w`` as in FedAvg; then ``v <- v - lr (grad F(v) + lam (v - w))`` for ``personal_epochs``, w as received.
+    """``w`` as in FedAvg; then ``v <- v - lr (grad F(v) + lam (v - w))`` for ``personal_epochs``, with w as received.
 
-    The penalty is the squared norm over the whole model, ``lam/2 |v - w|^2``. Both models take the local optimizer's
-    settings. A client begins with v = w as it first receives it. Batch statistics are those of w.
-    When to use it: clients that want a model of their own without giving up a fair shared one.
+    The penalty is the squared norm over the whole model, ``lam/2 |v - w|^2``. Both models use the local optimizer's
+    settings. A client starts with v = w, the first model it receives. Batch statistics are those of w.
+    When to use it: every client needs a personal model and the shared model must stay useful.
     """
 
     stateful: ClassVar[bool] = True
     linear: ClassVar[bool] = False
-    """Steps of the second phase move nothing that is sent."""
+    """False: steps of the second phase do not change what is sent."""
 
     lam: float = 1.0
     personal_epochs: int = 5

@@ -1,6 +1,6 @@
 """Local classifiers as energy models: what a client of FedEvg does (Hahn's thesis, chapter IV).
 
-That a classifier is an energy model is from Grathwohl et al. 2020, arXiv:1912.03263.
+The view of a classifier as an energy model is due to Grathwohl et al. 2020, arXiv:1912.03263.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _RECEIVED = frozenset({"samples", "labels", "buffers"})
 @register("solver", "energy")
 @dataclass(frozen=True)
 class Energy(LocalTraining, OwnStart, Generative):
-    """What a classifier f, trained here from scratch, says about the federation's synthetic samples ``(x_j, y_j)``.
+    """Energy gradients of the federation's synthetic samples ``(x_j, y_j)`` under a classifier f trained from scratch.
 
-    With the energy ``E(x, y) = -f(x)[y]`` a local step descends on ``mean E(real) - mean E(fake) + CE(real) + synthetic
-    CE(received)``: it makes real data likely and the chain's samples unlikely. The chain begins with the received
-    samples and lives for a round; before it is used ``batch_size`` of it take ``langevin`` steps ``x <- x - step_size
-    grad E + noise z``. Sent: ``grad E`` at the received samples and the factor ``exp(sign f(x_j)[y_j])``; the model
-    itself neither travels nor stays. Gradients of the energy are cut to ``[-bound, bound]`` and samples to ``[low,
-    high]`` (default: the limits declared for the data, if any). ``per_class`` samples of every class start as normal
-    noise. ``iterations`` limits the local steps. ``shape``, ``classes`` and ``seed`` come from the run.
-    When to use it: models too large to send, or clients whose models differ; classifiers with one output per class,
+    With the energy ``E(x, y) = -f(x)[y]`` a local step minimises ``mean E(real) - mean E(fake) + CE(real) + synthetic
+    CE(received)``: it makes real data likely and the chain's samples unlikely. The chain starts every round from the
+    received samples; in each local step ``batch_size`` of them first take ``langevin`` steps ``x <- x - step_size
+    grad E + noise z``. A client sends ``grad E`` at the received samples and the factor ``exp(sign f(x_j)[y_j])``; the
+    model itself is neither sent nor kept. Energy gradients are clipped to ``[-bound, bound]`` and samples to
+    ``[low, high]`` (default: the limits declared for the data, if any). ``per_class`` samples of every class start as
+    normal noise. ``iterations`` limits the local steps. ``shape``, ``classes`` and ``seed`` are set by the run.
+    When to use it: models too large to send, or clients with different models; classifiers with one output per class,
     better with GroupNorm than with BatchNorm.
     """
 
@@ -84,7 +84,7 @@ class Energy(LocalTraining, OwnStart, Generative):
 
     @staticmethod
     def example() -> Energy:
-        """For the checks that every solver goes through."""
+        """An instance for the conformance tests."""
         return Energy(per_class=2, batch_size=3, lr=0.01)
 
     @property
@@ -98,7 +98,7 @@ class Energy(LocalTraining, OwnStart, Generative):
                 'set loss = "cross_entropy" for the task'
             )
         if not data_spec.shape:
-            raise SpecError("solver 'energy' makes examples of one tensor with at least one axis, and these are others")
+            raise SpecError("solver 'energy' needs examples that are one tensor with at least one axis")
         low, high = data_spec.bounds or (None, None)
         low, high = low if self.low is None else self.low, high if self.high is None else self.high
         below, above = (
@@ -136,7 +136,7 @@ class Energy(LocalTraining, OwnStart, Generative):
 
     def init_shared(self, params: Tree) -> Shared:
         if self.shape is None or self.classes is None:
-            raise ValueError("solver 'energy' does not know its data yet: call algorithm.bind(task) first")
+            raise ValueError("solver 'energy' is not bound to data yet: call algorithm.bind(task) first")
         some = next(iter(params.values()))
         y = torch.arange(self.classes, device=some.device).repeat_interleave(self.per_class)
         x = Key.of(self.seed).fold("samples").normal(len(y), *self.shape, dtype=some.dtype).to(some.device)
@@ -191,10 +191,10 @@ class Energy(LocalTraining, OwnStart, Generative):
         return {"energy_grad": {"x": gradient}, "factors": {"x": torch.where(trained, carry["factors"], 1.0)}}, mine
 
     def synthesise(self, shared: Shared, key: Key, per_class: int, objective: Objective) -> tuple[Tensor, Tensor]:
-        """The samples themselves: at most those there are."""
+        """The samples themselves, at most as many as exist."""
         x, y = shared["samples"]["x"], shared["labels"]["y"]
         if self.low is not None or self.high is not None:
-            x = x.clamp(self.low, self.high)  # the first ones are noise that no step has brought into the limits
+            x = x.clamp(self.low, self.high)  # before the first server step they are unclipped noise
         kept = torch.arange(len(y), device=y.device) % self.per_class < per_class
         return x[kept], y[kept]
 
@@ -216,7 +216,7 @@ def chosen_logits(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def factors(logits: Tensor) -> Tensor:
-    """``exp(sign f(x)[y])``: e, 1 or 1/e, so that no client's energy scale drowns another's.
+    """``exp(sign f(x)[y])``: e, 1 or 1/e, so that the scale of a client's energy does not affect its weight.
 
     >>> factors(torch.tensor([3.0, 0.0, -0.1]))
     tensor([2.7183, 1.0000, 0.3679])
@@ -227,7 +227,7 @@ def factors(logits: Tensor) -> Tensor:
 def energy_gradient(
     model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, bound: float | None
 ) -> tuple[Tensor, Tensor]:
-    """``grad_x E(x, y)`` of every example, each number cut to ``[-bound, bound]``; and ``f(x)[y] = -E``."""
+    """``grad_x E(x, y)`` of every example, clipped elementwise to ``[-bound, bound]``; and ``f(x)[y] = -E``."""
 
     def energy(z: Tensor) -> tuple[Tensor, Tensor]:
         logits = chosen_logits(model(z), y)

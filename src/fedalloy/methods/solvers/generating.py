@@ -1,4 +1,4 @@
-"""What the solvers of generative models share: keys for their noise, and handing out what the model makes."""
+"""Shared by the solvers of generative models: keys for their noise, and sampling from the shared model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _AT_ONCE = 256
 
 
 def noise_keys(plan: Plan, keys: Key) -> Tree:
-    """One 64-bit key per client and step, from which the model makes its noise, ``[C, S]``."""
+    """One 64-bit key per client and step, from which the model draws its noise, ``[C, S]``."""
     state = keys.fold("noise").each(torch.arange(plan.index.shape[1])).state
     assert isinstance(state, Tensor)
     return {"noise": state}
@@ -22,7 +22,7 @@ def noise_keys(plan: Plan, keys: Key) -> Tree:
 
 @torch.no_grad()
 def generated(shared: Shared, key: Key, per_class: int, objective: Objective) -> tuple[Tensor, Tensor]:
-    """``per_class`` examples of every class by the shared model's capability ``generate``, sorted by class."""
+    """``per_class`` examples of every class from the shared model's capability ``generate``, sorted by class."""
     params, buffers = shared["params"], shared["buffers"]
     device = next(iter(params.values())).device
     y = torch.arange(objective.classes, device=device).repeat_interleave(per_class)

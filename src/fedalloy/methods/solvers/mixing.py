@@ -11,7 +11,7 @@ from fedalloy.core.tree import Tree
 
 
 def mixture(federated: Tree, local: Tree, share: float | Tensor | Mapping[str, Tensor]) -> Tree:
-    """``(1 - share) federated + share local``; one share for all leaves, or one for each by name.
+    """``(1 - share) federated + share local``; one share for all leaves, or one per leaf name.
 
     >>> mixture({"w": torch.tensor([0.0, 4.0])}, {"w": torch.tensor([1.0, 0.0])}, 0.25)
     {'w': tensor([0.2500, 3.0000])}

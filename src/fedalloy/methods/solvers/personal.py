@@ -1,6 +1,6 @@
-"""Parts of the model that stay at home: FedPer, LG-FedAvg, FedRep, FedBN and local training as one wrapper.
+"""Parts of the model that stay at the client: FedPer, LG-FedAvg, FedRep, FedBN and local training as one wrapper.
 
-What stays is a choice of leaves by name. FedPer keeps the head (Arivazhagan et al. 2019, arXiv:1912.00818), LG-FedAvg
+Leaves are selected by name. FedPer keeps the head (Arivazhagan et al. 2019, arXiv:1912.00818), LG-FedAvg
 the body (Liang et al. 2020, arXiv:2001.01523), FedRep the head with a phase for each (Collins et al. 2021,
 arXiv:2102.07078), FedBN the normalisation (Li et al. 2021, arXiv:2102.07623); keeping everything is local training.
 """
@@ -29,20 +29,20 @@ from fedalloy.methods.solvers.sgd import Sgd
 from fedalloy.methods.solvers.training import LocalTraining
 
 HEAD = ("classifier.*", "head.*", "output.*", "fc.*")
-"""What the last block of a model is called, in the house and in most others."""
+"""Names of a model's last block, in fedalloy's models and most others."""
 NORM = ("*norm*", "*bn*")
-"""What normalisation layers are called."""
+"""Names of normalisation layers."""
 
 
 @register("solver", "personal")
 @dataclass(frozen=True)
 class Personal(WrapperBase, Personalised, PartlyLocal, OwnStart, Describes, CountsSteps):
-    """Any plain solver on a model of which some leaves, with their buffers, never leave the client.
+    """A plain solver with some leaves of the model, and their buffers, kept at the client.
 
     ``keep`` = ``named`` keeps the leaves that match ``names`` (patterns such as ``classifier.*``), ``others`` all the
-    rest. They are not sent, not averaged and not moved by the server, where they stay as they were initialised; a
-    client that never took part uses them so. With ``shared_epochs`` the two are trained apart: first the solver's own
-    epochs on what is kept, then so many on what is shared.
+    rest. Kept leaves are not sent, averaged or changed by the server: its copies keep their initial values, which a
+    client that never took part uses. ``shared_epochs`` trains the two parts one after the other: first the solver's
+    ``epochs`` on the kept leaves, then ``shared_epochs`` on the shared ones.
     When to use it: clients that agree on features and differ in labels (keep the head), or the other way round.
     """
 
@@ -57,8 +57,8 @@ class Personal(WrapperBase, Personalised, PartlyLocal, OwnStart, Describes, Coun
         inner = self.solver
         if inner.aspect(Personalised) is not None or len(inner.parts) > 1:
             raise ValueError(
-                f"'{type(inner).__name__}' cannot leave parts of its model at home: allowed are solvers that send one "
-                "update and keep no model of their own, such as 'sgd' and 'prox'"
+                f"'{type(inner).__name__}' cannot keep parts of its model at the client: allowed are solvers that send "
+                "one update and keep no personal model, such as 'sgd' and 'prox'"
             )
         if self.shared_epochs is not None and self.shared_epochs < 0:
             raise ValueError(f"shared_epochs must be 0 or more, got {self.shared_epochs}")
@@ -79,7 +79,7 @@ class Personal(WrapperBase, Personalised, PartlyLocal, OwnStart, Describes, Coun
 
     @property
     def provides(self) -> frozenset[str]:
-        """In two phases only some of the steps move what is sent."""
+        """Empty with two phases, where only some of the steps change what is sent."""
         return aspects.provides(self.solver) if self.shared_epochs is None else frozenset()
 
     @property
@@ -104,7 +104,7 @@ class Personal(WrapperBase, Personalised, PartlyLocal, OwnStart, Describes, Coun
         return aspects.count_steps(self.solver, sizes, self._epochs(self.solver.epochs, epochs)[1])
 
     def _epochs(self, defaults: int, epochs: Tensor) -> tuple[Tensor, Tensor]:
-        """The epochs of the leaves that stay, and those of both phases."""
+        """The epochs on the kept leaves, and those of both phases together."""
         first = torch.where(epochs < 0, torch.full_like(epochs, defaults), epochs)
         return first, torch.where(first > 0, first + (self.shared_epochs or 0), first)
 
@@ -112,7 +112,7 @@ class Personal(WrapperBase, Personalised, PartlyLocal, OwnStart, Describes, Coun
         if not self.local_leaves.split(params)[0]:
             meant = f"keep = '{self.keep}' with names = {', '.join(self.names) or '(none)'}"
             raise SpecError(
-                f"no parameter stays at home: {meant} means none of {', '.join(params)}; patterns look like 'head.*'"
+                f"no parameter stays local: {meant} matches none of {', '.join(params)}; patterns look like 'head.*'"
             )
         return self.solver.init_shared(params)
 
@@ -146,12 +146,12 @@ class Personal(WrapperBase, Personalised, PartlyLocal, OwnStart, Describes, Coun
         return {**mine, "buffers": self.local_leaves.split(buffers)[0]}
 
     def _whole(self, shared: Shared, mine: State) -> Shared:
-        """What was received, with the client's own leaves in place."""
+        """The received parts, with the client's kept leaves put in."""
         params, buffers = self.start_model(shared, mine)
         return {**shared, "params": params, "buffers": buffers}
 
     def _thawed(self, new: Mapping[str, Any], old: Mapping[str, Any], own_turn: Tensor) -> dict[str, Any]:
-        """Everything by the name of a leaf (models, momenta) moves only in its own phase."""
+        """Keep values named after a leaf (parameters, momenta) unchanged outside the phase of that leaf."""
         return {
             name: self._thawed(value, old[name], own_turn)
             if isinstance(value, Mapping)

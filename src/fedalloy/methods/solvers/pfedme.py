@@ -22,9 +22,9 @@ from fedalloy.methods.solvers.training import LocalTraining, descend, descend_st
 class PFedMe(LocalTraining, Personalised):
     """Per batch: ``inner`` steps of ``theta`` on ``F + lam/2 |theta - w|^2``, then ``w <- w - lr lam (w - theta)``.
 
-    ``theta`` begins every round at the received w and goes on from batch to batch; ``inner_lr`` decays with ``lr``.
-    The local optimizer's settings are those of theta; w takes plain steps. The server's mixing ``beta`` is the step
-    of the server ``sgd``. A client that never took part uses the shared model.
+    ``theta`` starts every round at the received w and is carried from batch to batch; ``inner_lr`` decays with ``lr``.
+    The local optimizer's settings apply to theta; w takes plain steps. The paper's server mixing ``beta`` is ``lr`` of
+    the server ``sgd``. A client that never took part uses the shared model.
     When to use it: personal models with a pull strong enough to keep them near each other.
     """
 

@@ -1,4 +1,4 @@
-"""Local work in two phases: so many epochs of one thing, then so many of another."""
+"""Local work in two phases, each with its own number of epochs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def in_phases(plan: Plan, first: Tensor, whole: Tensor) -> Plan:
 
 
 def chosen(flag: Tensor, one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Of two nested values the one if ``flag``, else the other, leaf by leaf: a branch that works under ``vmap``.
+    """``one`` if ``flag``, else ``other``, leaf by leaf over nested mappings: a branch that works under ``vmap``.
 
     >>> chosen(torch.tensor(False), {"w": {"a": torch.tensor(1)}}, {"w": {"a": torch.tensor(2)}})
     {'w': {'a': tensor(2)}}

@@ -1,4 +1,4 @@
-"""Clients that train on the logarithm of what they gain: PropFair as its public code has it (arXiv:2202.01666)."""
+"""Clients that minimise ``-log(1 - loss / M)``: PropFair as in its public code (arXiv:2202.01666)."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class PropFair(LocalTraining):
     """``y <- y - lr grad phi(l)`` for the batch loss ``l``, with ``phi(l) = -log(1 - l / M)``.
 
     Where ``M - l < gap`` the code takes ``phi(l) = l / M`` instead (a "huberised" logarithm).
-    The gradient is that of the loss divided by ``M - l``, or by ``M`` once the loss comes near ``M``: there the factor
-    drops from ``1 / gap`` to ``1 / M``, so a client with large losses counts less than one just below. Weights that do
-    the same at the server, with a floor instead of a jump, are the weighting ``propfair`` (Zhang et al. 2022).
+    The gradient is that of the loss divided by ``M - l``, or by ``M`` where ``M - l < gap``. There the factor drops
+    from ``1 / gap`` to ``1 / M``, so a client with a larger loss counts less than one just below that limit. The
+    weighting ``propfair`` does the same at the server, with a floor instead of the jump (Zhang et al. 2022).
     When to use it: to reproduce published numbers of PropFair, with FedAvg's weights.
     """
 
@@ -51,6 +51,6 @@ class PropFair(LocalTraining):
         >>> PropFair(M=2.0).welfare(torch.tensor([1.0, 5.0]))
         tensor([0.6931, 2.5000])
         """
-        # The branch that is not taken must stay finite, or its gradient would spoil the other's.
+        # The branch not taken must stay finite: torch.where would turn its infinite gradient into NaN.
         left = (self.M - loss).clamp(min=self.gap)
         return torch.where(self.M - loss < self.gap, loss / self.M, -(left / self.M).log())

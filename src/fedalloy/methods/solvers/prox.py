@@ -19,8 +19,8 @@ from fedalloy.methods.solvers.training import LocalTraining, descend, descend_st
 class Prox(LocalTraining, Fusible):
     """``y <- y - lr (grad F_k(y) + mu (y - w))``: the gradient of ``F_k + mu/2 |y - w|^2``.
 
-    The norm is squared and taken over the whole model; public copies that leave the square out pull with
-    constant force whatever the distance.
+    The norm is squared and taken over the whole model; public implementations without the square pull with the same
+    force at any distance.
     When to use it: clients that take very different numbers of local steps.
     """
 
@@ -48,6 +48,6 @@ class Prox(LocalTraining, Fusible):
         return {"delta": tree.subtract(carry["params"], shared["params"])}, mine
 
     def describe(self, steps: Tensor, ctx: Context) -> Stats:
-        """With a proximal term FedNova's effective number of steps is the plain count."""
+        """As usual, but with a proximal term FedNova's effective number of steps is the plain count."""
         length = update_length(steps, self.momentum, self.nesterov, pull=ctx.local_lr * self.mu)
         return {"step_norm": length, "effective_steps": steps if self.mu else length}

@@ -22,9 +22,9 @@ class Scaffold(LocalTraining):
     """``y <- y - lr (grad - c_k + c)``, then ``c_k+ = c_k - c + (w - y) / (steps lr)``.
 
     The server adds ``(1/K) sum_S (c_k+ - c_k)`` to ``c``. The denominator counts steps, not epochs; with momentum it is
-    how far unit gradients carry a client (FedNova's ``|a|_1``), because momentum stretches the distance and a
-    control variate must stay a mean gradient. A client that took no step keeps its control variate and does not count:
-    the mean over clients is one of gradients.
+    the length of the update for unit gradients (FedNova's ``|a|_1``): momentum makes updates longer, and a control
+    variate must stay a mean gradient. A client that took no step keeps its control variate and does not count, because
+    it has no gradient to add to the mean.
     When to use it: strong label skew with full or frequent participation; clients must keep state.
     """
 
@@ -62,7 +62,7 @@ class Scaffold(LocalTraining):
         return {"delta": delta, "control": change}, kept
 
     def _length(self, steps: Tensor) -> Tensor:
-        """``|a|_1`` in closed form, because here the number of steps is a mapped tensor."""
+        """``|a|_1`` in closed form, because under ``vmap`` the number of steps has no value to loop over."""
         rho = self.momentum
         return (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho) if rho else steps
 

@@ -18,12 +18,12 @@ from fedalloy.methods.solvers.training import LocalTraining, descend, descend_st
 class Sgd(LocalTraining, Fusible):
     """``y <- y - lr grad F_k(y)`` over the local batches, with momentum, Nesterov, weight decay or Adam.
 
-    When to use it: always first; every other solver is this one plus an idea.
+    When to use it: as the first choice and as the baseline; the other solvers extend it.
     """
 
     @property
     def fusing(self) -> Fusing | None:
-        # A subclass changes something, or it would not be one: it must say again that it is plain descent.
+        # A subclass may change the step, so it must declare by itself that it is still plain SGD.
         return plain_sgd_hint(self) if type(self) is Sgd else None
 
     def begin(self, shared: Shared, mine: State, ctx: Context) -> Carry:

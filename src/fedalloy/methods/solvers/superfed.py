@@ -19,7 +19,7 @@ from fedalloy.methods.solvers.phases import chosen
 from fedalloy.methods.solvers.training import LocalTraining, descend, descend_start
 
 EVALUATED_AT = 0.5
-"""The mixing coefficient of a client's own model when nobody asks for another."""
+"""The default mixing coefficient when a client's model is evaluated."""
 
 
 @register("solver", "superfed")
@@ -27,12 +27,12 @@ EVALUATED_AT = 0.5
 class SuPerFed(LocalTraining, Personalised, OwnStart, Fusible):
     """``L((1 - lam) f + lam l) + mu/2 |f - g|^2 + nu cos^2(f, l)`` over a federated f and a local l, from a received g.
 
-    ``lam`` is uniform on (0, 1) and new in every step: one for the whole model (``mixing = "model"``) or one per layer
-    (``"layer"``; weight and bias of a module go together). Norm and cosine are those of the whole model. Before round
-    ``start`` there is no local model: lam = 0, l rests, the cosine is not asked about. ``start`` below 1 is a share of
-    the run, ``round > start * rounds``; from 1 on it is the round itself. Every client begins with an l of its own,
-    drawn as the task draws a model. A client evaluates at 0.5, or at 0 while its l has never been trained.
-    When to use it: strongly skewed labels, noisy labels, and clients that want calibrated models.
+    ``lam`` is drawn uniformly from (0, 1) in every step: one for the model (``mixing = "model"``) or one per layer
+    (``"layer"``; weight and bias of a module share it). Norm and cosine are those of the whole model. Before round
+    ``start`` only f is trained: lam = 0, l does not change and the cosine term is off. ``start`` below 1 is a share of
+    the run, ``round > start * rounds``; from 1 on it is a round number. Every client starts with its own l, initialised
+    like any model of the task. Models are evaluated at lam = 0.5, or at 0 while l has never been trained.
+    When to use it: strongly skewed labels, noisy labels, or when calibrated models are needed.
     """
 
     stateful: ClassVar[bool] = True
@@ -70,7 +70,7 @@ class SuPerFed(LocalTraining, Personalised, OwnStart, Fusible):
             return True
         if ctx.rounds is None:
             raise ValueError(f"start = {self.start} is a share of a run of unknown length: give a round (1, 2, ...)")
-        # The tolerance is for shares that floating point puts just below a whole round (0.29 * 100).
+        # The tolerance is for products that floating point puts just below a whole round (0.29 * 100).
         return ctx.round > int(self.start * ctx.rounds + 1e-9)
 
     def draws(self, plan: Plan, keys: Key, shared: Shared) -> Tree:
@@ -89,8 +89,8 @@ class SuPerFed(LocalTraining, Personalised, OwnStart, Fusible):
     def begin(self, shared: Shared, mine: State, ctx: Context) -> Carry:
         memory = descend_start(self, shared["params"])
         carry = {"params": shared["params"], "anchor": shared["params"], "memory": memory}
-        # Which of the two programs runs is seen in the carry, not in the round: an engine may record a step once and
-        # replay it in later rounds with a carry of the same form.
+        # ``step`` chooses between the two phases by the carry's form, not by the round: an engine may capture a step
+        # once and replay it in later rounds with a carry of the same form.
         return {**carry, "local": mine["local"], "local_memory": memory} if self.started(ctx) else carry
 
     def step(self, carry: Carry, grad_at: GradAt, draws: Tree, phase: Tensor, ctx: Context) -> Carry:
@@ -114,7 +114,7 @@ class SuPerFed(LocalTraining, Personalised, OwnStart, Fusible):
         return delta, {"local": carry["local"], **chosen(steps > 0, ready, {"ready": mine["ready"]})}
 
     def shares(self, params: Tree, mix: Tensor) -> Tree:
-        """The mixing coefficient of every leaf, in its precision."""
+        """The mixing coefficient of every leaf, in the leaf's dtype."""
         if self.mixing == "model":
             return {name: mix.to(leaf) for name, leaf in params.items()}
         layers = enumerate(tree.layers(params).values())
@@ -123,7 +123,7 @@ class SuPerFed(LocalTraining, Personalised, OwnStart, Fusible):
     def gradients(
         self, federated: Tree, local: Tree, received: Tree, gradient: Tree, shares: Tree
     ) -> tuple[Tree, Tree]:
-        """Of the whole loss by f and by l, from the ``gradient`` of the batch loss at the interpolated model.
+        """Gradients of the whole loss by f and by l, from the batch loss's ``gradient`` at the interpolated model.
 
         ``(1 - lam) gradient + mu (f - g) + 2 nu c dc/df`` and ``lam gradient + 2 nu c dc/dl`` with
         ``dc/df = l / (|f| |l|) - c f / |f|^2``.
@@ -131,7 +131,7 @@ class SuPerFed(LocalTraining, Personalised, OwnStart, Fusible):
         cosine, ff, ll = angle(federated, local)
         cross, along = 2 * self.nu * cosine / (ff.sqrt() * ll.sqrt()), 2 * self.nu * cosine**2
 
-        # Sums of multiples, one pass over memory for each: this is most of what a step of a small model costs.
+        # Fused multiply-adds, one pass over memory each: this is most of the cost of a small model's step.
         def by_federated(f: Tensor, own: Tensor, g: Tensor, dl: Tensor, share: Tensor) -> Tensor:
             pulled = torch.addcmul((1 - share) * dl, f, self.mu - along / ff)
             return torch.addcmul(pulled, own, cross).sub(g, alpha=self.mu)
@@ -163,5 +163,5 @@ def angle(one: Tree, other: Tree) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _squared_length(model: Tree) -> Tensor:
-    """In the model's own precision: it is taken in every step, and only sets the size of a pull."""
+    """In the model's own dtype: it is computed in every step, and float64 is not needed for a penalty."""
     return torch.stack([torch.linalg.vector_norm(leaf) for leaf in model.values()]).square().sum()

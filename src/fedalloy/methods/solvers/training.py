@@ -1,7 +1,6 @@
-"""What all model-training solvers share: the schedule of batches, the step size and the local optimizer.
+"""Shared by all solvers that train a model: the schedule of batches, the step size and the local optimizer.
 
-``LocalTraining`` carries the settings and three final methods; a solver adds its own idea by writing
-``begin``, ``step`` and ``end`` with ``descend``.
+``LocalTraining`` has the settings and the plan; a solver implements ``begin``, ``step`` and ``end`` with ``descend``.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ Leftover = Literal["auto", "keep", "merge", "drop"]
 class LocalTraining(LocalSolver, Describes, CountsSteps, BindsToData):
     """Local training by minibatches: shuffled each epoch, last partial batch kept, optimizer state reset each round.
 
-    ``decay`` multiplies the step every ``decay_every`` rounds; ``milestones`` are fractions of the run at
-    which the step is divided by ten. ``batch_size = None`` uses all examples in every step.
+    ``decay`` multiplies the step size every ``decay_every`` rounds; ``milestones`` are fractions of the run at
+    which the step size is divided by ten. ``batch_size = None`` uses all examples in every step.
 
-    ``leftover`` says what becomes of a last batch with a single example: ``keep`` it, ``merge`` it with the batch
-    before, or ``drop`` it; ``auto`` merges it where the model cannot be trained on one example (BatchNorm over vectors)
-    and keeps it elsewhere. A client whose only example would be such a batch takes no step, unless it is kept.
+    ``leftover`` decides about a last batch with a single example: ``keep`` it, ``merge`` it with the batch before, or
+    ``drop`` it; ``auto`` merges it if the model cannot be trained on one example (BatchNorm over vectors) and keeps it
+    otherwise. A client with one example takes no step unless such batches are kept.
     """
 
     linear: ClassVar[bool] = True
-    """Whether every step adds its gradient to what is sent, as plain descent does."""
+    """Whether the update is linear in the gradients of the steps, as in plain SGD."""
 
     lr: float = 0.1
     epochs: int = 1
@@ -71,7 +70,7 @@ class LocalTraining(LocalSolver, Describes, CountsSteps, BindsToData):
 
     @property
     def uses_length(self) -> str:
-        return "milestones are shares of the run, at which the step becomes smaller" if self.milestones else ""
+        return "milestones are shares of the run at which the step size decreases" if self.milestones else ""
 
     def lr_at(self, round: int, rounds: int | None = None) -> float:
         passed = sum(round > fraction_of(rounds, fraction) for fraction in self.milestones) if rounds else 0
@@ -79,11 +78,11 @@ class LocalTraining(LocalSolver, Describes, CountsSteps, BindsToData):
 
     @property
     def needs_data_spec(self) -> bool:
-        """Batches alone are chosen by the data, and only BatchNorm minds their size."""
+        """False unless a subclass overrides ``bind``: the base method only adapts batch sizes, for BatchNorm."""
         return type(self).bind is not LocalTraining.bind
 
     def bind(self, data_spec: DataSpec) -> Self:
-        """The same solver, its batches of a size that the model can be trained on."""
+        """The same solver, without batches of one example if the model cannot be trained on them."""
         if data_spec.alone or self.leftover == "keep":
             return self
         if self.batch_size == 1:
@@ -99,14 +98,14 @@ class LocalTraining(LocalSolver, Describes, CountsSteps, BindsToData):
         return in_phases(plan, first, whole) if self.second_epochs else plan
 
     def count_steps(self, sizes: Tensor, epochs: Tensor) -> Tensor:
-        if type(self).plan is not LocalTraining.plan:  # another plan, another count
+        if type(self).plan is not LocalTraining.plan:  # a subclass has its own plan: count its steps
             return planned_steps(self, sizes, epochs)
         return steps_per_epoch(sizes, self.batch_size, self.leftover) * self.all_epochs(epochs)[1]
 
     def all_epochs(self, epochs: Tensor) -> tuple[Tensor, Tensor]:
-        """The epochs of the first phase and of both; -1 is what the solver says."""
+        """The epochs of the first phase and of both; -1 means the solver's ``epochs``."""
         first = torch.where(epochs < 0, torch.full_like(epochs, self.epochs), epochs)
-        # What a device says about its epochs is about the first phase; one without time takes no step at all.
+        # A device's epochs are those of the first phase; with 0 of them it takes no step at all.
         return first, torch.where(first > 0, first + self.second_epochs, first)
 
     def describe(self, steps: Tensor, ctx: Context) -> Stats:
@@ -115,7 +114,7 @@ class LocalTraining(LocalSolver, Describes, CountsSteps, BindsToData):
 
 
 def epoch_plan(sizes: Tensor, epochs: Tensor, batch_size: int | None, keys: Key | None, leftover: str = "keep") -> Plan:
-    """Batches for a block of clients; step ``s`` of a client is the same whoever shares its block.
+    """Batches for a block of clients; a client's batches do not depend on the other clients of the block.
 
     >>> plan = epoch_plan(torch.tensor([3, 1]), torch.tensor([1, 2]), 2, None)
     >>> plan.steps.tolist(), plan.index[0].tolist()
@@ -133,7 +132,7 @@ def epoch_plan(sizes: Tensor, epochs: Tensor, batch_size: int | None, keys: Key 
     place = turn.unsqueeze(2) * width + torch.arange(width + merged)
     used = sizes if single is None else torch.where(per_epoch > 0, sizes - single * (leftover == "drop"), 0)
     taken = (epoch < epochs.unsqueeze(1)).unsqueeze(2) & (place < used.reshape(-1, 1, 1))
-    if merged:  # the slot beyond the width is for the example that joins the last batch
+    if merged:  # the extra slot holds the example that is merged into the last batch
         taken[:, :, width] &= turn == per_epoch.unsqueeze(1) - 1
     index = place if keys is None else _shuffled(place, epoch, sizes, max(1, int(epochs.max())), longest, keys)
     return Plan(torch.where(taken, index, 0), taken, torch.zeros_like(epoch))
@@ -151,7 +150,7 @@ def steps_per_epoch(sizes: Tensor, batch_size: int | None, leftover: str = "keep
 
 
 def _single(sizes: Tensor, batch_size: int | None, leftover: str) -> Tensor | None:
-    """Whose last batch has a single example that is not to be kept, as 0 and 1; None where nobody's has."""
+    """1 for clients whose last batch has a single example that is not kept, else 0; None if there is no such client."""
     if leftover in ("keep", "auto") or batch_size == 1:
         return None
     found = sizes == 1 if batch_size is None else sizes % batch_size == 1
@@ -159,7 +158,7 @@ def _single(sizes: Tensor, batch_size: int | None, leftover: str) -> Tensor | No
 
 
 def descend_start(training: LocalTraining, params: Tree) -> Carry:
-    """The local optimizer's memory at the start of a round."""
+    """The local optimizer's state at the start of a round."""
     if training.optimizer == "adam":
         first = next(iter(params.values()))
         zero = torch.zeros((), dtype=first.dtype, device=first.device)
@@ -177,7 +176,7 @@ def descend(
         return _adam(training, params, grads, memory, lr)
     if training.momentum:
         return _heavy_ball(training, params, grads, memory["velocity"], lr)
-    if isinstance(lr, Tensor):  # the step of a CUDA graph: reading it on the CPU would end the capture
+    if isinstance(lr, Tensor):  # inside a CUDA graph: reading it on the CPU would break the capture
         return tree.add(params, grads, -lr), memory
     return {name: torch.add(leaf, grads[name], alpha=-lr) for name, leaf in params.items()}, memory
 
@@ -199,7 +198,7 @@ def plain_sgd_hint(training: LocalTraining, pull: float = 0.0) -> Fusing | None:
 
 
 def update_length(steps: Tensor, momentum: float = 0.0, nesterov: bool = False, pull: float = 0.0) -> Tensor:
-    """FedNova's ``|a|_1``: how far unit gradients carry a client in ``steps`` steps, in units of the step size.
+    """FedNova's ``|a|_1``: the length of an update of ``steps`` unit gradients, in units of the step size.
 
     ``pull`` is ``lr * mu`` of a proximal term. The recursion reproduces the closed forms (``tau`` for plain
     SGD; ``[tau - rho (1 - rho^tau) / (1 - rho)] / (1 - rho)`` with momentum; ``(1 - (1 - lr mu)^tau) / (lr mu)``
@@ -214,8 +213,8 @@ def update_length(steps: Tensor, momentum: float = 0.0, nesterov: bool = False, 
 
 
 def _lengths(wanted: list[float], momentum: float, nesterov: bool, pull: float) -> Iterator[float]:
-    """The length after each number of steps, ascending. Once a step is as long as the one before, or a pull has brought
-    everything to rest, no more steps need to be taken."""
+    """The length after each number of steps, in ascending order. The loop ends early once a step is as long as the one
+    before, or once a proximal term has stopped all movement."""
     length = velocity = gained = 0.0
     step, steady = 0, False
     for steps in wanted:
@@ -229,7 +228,7 @@ def _lengths(wanted: list[float], momentum: float, nesterov: bool, pull: float) 
 
 
 def _shuffled(place: Tensor, epoch: Tensor, sizes: Tensor, epochs: int, longest: int, keys: Key) -> Tensor:
-    """The example at each place of each epoch's own permutation; padding steps of small clients need none."""
+    """The example at each place of each epoch's permutation; padding steps of small clients get any example."""
     valid = sizes.unsqueeze(1).expand(-1, epochs)
     order = keys.each(torch.arange(epochs)).permutation(longest, valid=valid)
     address = epoch.clamp(max=epochs - 1).unsqueeze(2) * longest + place.clamp(max=longest - 1)
@@ -237,7 +236,7 @@ def _shuffled(place: Tensor, epoch: Tensor, sizes: Tensor, epochs: int, longest:
 
 
 def _adam(training: LocalTraining, params: Tree, grads: Tree, memory: Carry, lr: float | Tensor) -> tuple[Tree, Carry]:
-    """Adam with bias correction, as it is used for local training."""
+    """Adam with bias correction."""
     beta1, beta2 = training.betas
     count = memory["count"] + 1
     first = tree.map_leaves(lambda m, g: beta1 * m + (1 - beta1) * g, memory["first"], grads)
@@ -267,12 +266,12 @@ def _check(training: LocalTraining) -> None:
 
 
 def _check_optimizer(training: LocalTraining) -> None:
-    """What the chosen optimizer would not look at is refused, not ignored."""
+    """Refuse settings that the chosen optimizer would ignore."""
     if training.optimizer == "adam" and training.momentum:
-        raise ValueError(f"momentum = {training.momentum} is for optimizer 'sgd'; that of 'adam' is the first of betas")
+        raise ValueError(f"momentum = {training.momentum} is for optimizer 'sgd'; for 'adam' set the first of betas")
     unused = training.betas != LocalTraining.betas or training.eps != LocalTraining.eps
     if training.optimizer == "sgd" and unused:
-        raise ValueError("betas and eps are for optimizer 'adam'; that of 'sgd' is called momentum")
+        raise ValueError("betas and eps are for optimizer 'adam'; for 'sgd' set momentum")
 
 
 def _check_schedule(training: LocalTraining) -> None:

@@ -1,4 +1,4 @@
-"""Weights learned online over many clients of whom few are seen: AAggFF-D (Hahn et al. 2024, arXiv:2405.20821)."""
+"""Weights learned online when few of many clients take part: AAggFF-D (Hahn et al. 2024, arXiv:2405.20821)."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from fedalloy.methods.weightings.aaggff_s import check_responses
 from fedalloy.methods.weightings.attendance import among, usable
 from fedalloy.methods.weightings.cdf import Cdf, CdfName, respond
 
-# Up to this many clients the whole vectors are recorded, above it the participants' entries.
+# Up to this many clients the whole vectors are recorded, above it only the participants' entries.
 RECORDED = 2000
 
 
 @register("weighting", "aaggff_d")
 @dataclass(frozen=True)
 class AaggffD(Weighting):
-    """Follow the regularised leader on doubly robust, linearised gradients; O(K) a round, in a few passes.
+    """Follow the regularised leader on doubly robust, linearised gradients; a round takes O(K).
 
     With ``C = m / K`` and responses ``r_i = C1 + (C2 - C1) CDF(F_i / mean_S F)`` of the m participants, ``rbar`` their
     mean: ``dr_i = rbar`` for absent clients, ``rbar + (r_i - rbar) / C`` for present ones,
     ``g = -dr / (1 + rbar) + rbar <p, dr - rbar> / (1 + rbar)^2``, ``G += g``, and
     ``p = softmax(-sqrt(log K) G / (L sqrt(t + 1)))`` with ``L = C2/(1+C1) + 2 (C2-C1) / (C (1+C1))``.
-    Participants are weighed by p renormalised over them. ``C2 = None`` means C, and ``C = None`` means m / K exactly
+    Participants are weighted by p, renormalised over them. ``C2 = None`` means C, and ``C = None`` means m / K exactly
     (published values are rounded).
 
-    ``mode = "official"`` is the public code: ``dr_i = (r_i - rbar) / C`` for present clients, which pushes them
-    *down* against absent ones each time they take part, and a first p of C for everyone, so it needs C.
-    A client that took no step still has a loss, by which it counts; its share then stays on the received model.
-    The estimate is not quite unbiased: rbar depends on who is there, which shrinks it by about 1 / m.
-    When to use it: many clients, a few a round, served unequally.
+    ``mode = "official"`` is the public code: ``dr_i = (r_i - rbar) / C`` for present clients, which *lowers* their
+    weight against absent ones each time they take part; p starts at C for every client, so it needs C.
+    A client that took no step still has a loss and counts by it; its share stays on the received model.
+    The estimate is slightly biased: rbar depends on the participants, which shrinks it by about 1 / m.
+    When to use it: many clients, a few per round, with unequal losses.
 
     >>> from fedalloy.core.types import Cohort
     >>> from fedalloy.core.keys import Key
@@ -66,7 +66,7 @@ class AaggffD(Weighting):
             )
 
     def least_clients(self, population: int) -> int:
-        """Responses need ``C1 < C2``, which is the share of clients in the round where nothing else is said."""
+        """Responses need ``C1 < C2``, and C2 defaults to the share of clients in the round."""
         return 1 if self.C is not None or self.C2 is not None else math.floor(self.C1 * population) + 1
 
     def init(self, population: int) -> State:
@@ -83,9 +83,9 @@ class AaggffD(Weighting):
         high = C if self.C2 is None else self.C2
         r = respond(usable(cohort.stats["loss_before"]), self.cdf, self.C1, high)
         mean = r.mean()
-        # What sets a participant's estimate apart from the mean, which stands for everybody else.
+        # The difference of a participant's estimate from the mean, which is the estimate of absent clients.
         apart = (r - mean) / C - (mean if self.mode == "official" else 0.0)
-        earned = mean * p.sum() if self.mode == "official" else mean  # p sums to one, but for the code's first p
+        earned = mean * p.sum() if self.mode == "official" else mean  # p sums to 1, except the official first p
         surplus = p[ids] @ apart
         absent = -mean / (1 + earned) + mean * surplus / (1 + earned) ** 2
         G = (state["G"] + absent).index_add_(0, ids, -apart / (1 + earned))
@@ -105,5 +105,5 @@ class AaggffD(Weighting):
 
 
 def _spread(mean: Tensor, apart: Tensor, ids: Tensor, population: int) -> Tensor:
-    """``dr``: the mean for everyone, and what sets the participants apart."""
+    """``dr``: the mean for every client, plus the participants' differences from it."""
     return mean.expand(population).clone().index_add_(0, ids, apart)

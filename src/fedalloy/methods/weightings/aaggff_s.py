@@ -27,11 +27,11 @@ class AaggffS(Weighting):
 
     ``mode = "official"`` is the public code: no ``p_t`` in the quadratic term, the ridge a second time inside beta,
     and a first p of all ones. Its normal CDF is ``cdf = Cdf("normal", variant="affine_erfc")``, which gives *less*
-    weight to larger losses. Under lasting differences p becomes one-hot (five clients: 0.8 on the worst after twenty
+    weight to larger losses. If losses keep differing, p becomes one-hot (five clients: 0.8 on the worst after twenty
     rounds); the code's ridge makes that slower by ``1 + beta``.
-    A client that took no step still has a loss, by which it counts; its share then stays on the received model.
-    A client that drops out responds with the mean of those present, and the weights are renormalised over them.
-    When to use it: a few clients that are always there, served unequally; fairness without a temperature to tune.
+    A client that took no step still has a loss and counts by it; its share stays on the received model.
+    A client that drops out gets the mean response of those present, and the weights are renormalised over the latter.
+    When to use it: a few clients that always take part, with unequal losses; fairness without a temperature to tune.
 
     >>> from fedalloy.core.types import Cohort
     >>> from fedalloy.core.keys import Key

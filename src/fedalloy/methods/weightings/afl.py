@@ -1,4 +1,4 @@
-"""Weights that climb the losses: AFL (Mohri, Sivek and Suresh 2019, arXiv:1902.00146)."""
+"""Gradient ascent on the weights: AFL (Mohri, Sivek and Suresh 2019, arXiv:1902.00146)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from fedalloy.methods.weightings.simplex import project
 @register("weighting", "afl")
 @dataclass(frozen=True)
 class Afl(Weighting):
-    """``lambda <- Proj_simplex(lambda + step F)``, starting at ``1 / K``; the *new* lambda weighs the updates.
+    """``lambda <- Proj_simplex(lambda + step F)``, starting at ``1 / K``; the *new* lambda weights the updates.
 
-    ``F_k`` is the loss of the received model on client k. Mohri et al. move the model with the old lambda; here
-    the round's own losses decide, as in every other rule. AFL is the limit q -> infinity of q-FFL, not q -> 0.
-    A client that took no step still has a loss, by which it counts; its share then stays on the received model.
-    A client that drops out counts with the mean loss of those present, and the weights are renormalised over them.
-    When to use it: a few clients that are always there, and the worst-served one is what matters.
+    ``F_k`` is the loss of the received model on client k. Mohri et al. update the model with the old lambda; here the
+    losses of the same round are used, as in every other rule. AFL is the limit q -> infinity of q-FFL, not q -> 0.
+    A client that took no step still has a loss and counts by it; its share stays on the received model.
+    A client that drops out gets the mean loss of those present, and the weights are renormalised over the latter.
+    When to use it: a few clients that always take part, and the worst-served one matters most.
 
     >>> from fedalloy.core.types import Cohort
     >>> from fedalloy.core.keys import Key

@@ -1,4 +1,4 @@
-"""Who is there: rules that keep one number per client of the population, in rounds that some clients miss."""
+"""Helpers of rules that keep one number per client of the population, for rounds that some clients miss."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from fedalloy.core.types import Info
 
 
 def usable(losses: Tensor) -> Tensor:
-    """Losses in float64; one that is not a finite number counts as the largest that is (0 when there is none).
+    """Losses in float64; a loss that is not finite is replaced by the largest finite one (0 if there is none).
 
-    A client whose loss overflowed is badly served, and a single NaN must not reach everybody's weights.
+    A client whose loss overflowed is badly served, and one NaN must not make all weights NaN.
 
     >>> usable(torch.tensor([1.0, torch.nan, 3.0]))
     tensor([1., 3., 3.], dtype=torch.float64)
@@ -34,7 +34,7 @@ def everyone(values: Tensor, ids: Tensor, population: int) -> Tensor:
 
 
 def among(p: Tensor, ids: Tensor) -> Tensor:
-    """The population's weights renormalised over those present; equal weights when they have none between them.
+    """The population's weights renormalised over the participants; equal weights if theirs sum to zero.
 
     >>> among(torch.tensor([0.5, 0.25, 0.25]), torch.tensor([0, 2]))
     tensor([0.6667, 0.3333])
@@ -45,7 +45,7 @@ def among(p: Tensor, ids: Tensor) -> Tensor:
 
 
 def imputed(ids: Tensor, population: int) -> Info:
-    """What the record says about clients whose values had to be made up: their ids, or nothing."""
+    """Info for the record: the ids of clients whose values were imputed; empty if there are none."""
     if len(ids) == population:
         return {}
     missing = torch.ones(population, dtype=torch.bool)

@@ -17,7 +17,7 @@ from fedalloy.core.errors import RoundRefused
 CdfName = Literal["weibull", "frechet", "gumbel", "exponential", "logistic", "normal"]
 Variant = Literal["exact", "affine_erfc", "erfc"]
 
-# What each family can be told, and what it assumes: every one of them puts the mean loss (1) near its middle.
+# The parameters of each family with their defaults, which put the mean loss (1) near the middle of the curve.
 _ASSUMED: Mapping[CdfName, Mapping[str, float]] = {
     "weibull": {"scale": 1.0, "shape": 2.0},
     "frechet": {"scale": 1.0, "shape": 1.0},
@@ -39,10 +39,10 @@ _STANDARD: Mapping[CdfName, Callable[[Tensor], Tensor]] = {
 @checked("cdf")
 @dataclass(frozen=True)
 class Cdf:
-    """One of six distribution functions, of a loss divided by the mean loss.
+    """One of six cumulative distribution functions, applied to a loss divided by the mean loss.
 
     ==============  ================================================  =========================
-    kind            formula                                           assumed
+    kind            formula                                           default
     ==============  ================================================  =========================
     weibull         ``1 - exp(-(x / scale)^shape)``                   scale 1, shape 2
     frechet         ``exp(-(x / scale)^-shape)``                      scale 1, shape 1
@@ -52,9 +52,8 @@ class Cdf:
     normal          ``(1 + erf((x - location) / scale / sqrt 2)) / 2``  location 1, scale 1
     ==============  ================================================  =========================
 
-    ``variant`` is for comparisons with published numbers: the public code of AAggFF has erfc in the place of erf,
-    which *decreases* with the loss and runs from 1.5 to 0.5 (``affine_erfc``), or from 2 to 0 (``erfc``, its
-    plug-in versions).
+    ``variant`` is for comparisons with published numbers: the public code of AAggFF uses erfc instead of erf, which
+    *decreases* with the loss, from 1.5 to 0.5 (``affine_erfc``) or from 2 to 0 (``erfc``, its plug-in versions).
 
     >>> Cdf("logistic")(torch.tensor([1.0]))
     tensor([0.5000])
@@ -74,7 +73,7 @@ class Cdf:
             raise ValueError(f"variant '{self.variant}' belongs to the normal cdf, not to '{self.kind}'")
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The value at ``x``, elementwise."""
+        """The function's value at ``x``, elementwise."""
         given = {name: getattr(self, name) for name in ("location", "scale", "shape")}
         known = {name: value if given[name] is None else given[name] for name, value in _ASSUMED[self.kind].items()}
         if "location" in known:
@@ -88,7 +87,7 @@ class Cdf:
 
 
 def respond(losses: Tensor, cdf: CdfName | Cdf, low: float, high: float) -> Tensor:
-    """``r_k = C1 + (C2 - C1) CDF(F_k / mean F)``, in float64; losses that are all zero count as equal.
+    """``r_k = C1 + (C2 - C1) CDF(F_k / mean F)``, in float64; if all losses are zero, the ratio is 1.
 
     >>> respond(torch.tensor([1.0, 1.0, 4.0]), "exponential", 0.0, 0.5)
     tensor([0.1967, 0.1967, 0.4323], dtype=torch.float64)

@@ -18,10 +18,10 @@ from fedalloy.core.types import Context, Contributions, Info, State, Weights
 @register("weighting", "energies", aliases=("fedevg",))
 @dataclass(frozen=True)
 class Energies(Weighting):
-    """``n_k e_kj / sum_k n_k e_kj``: by data size and by how sure client k is of sample j, ``e_kj = exp(sign f)``.
+    """``n_k e_kj / sum_k n_k e_kj``: data size times the factor of client k for sample j, ``e_kj = exp(sign f)``.
 
     A factor is e, 1 or 1/e, so a client that finds a sample likely counts at most e^2 times as much per example as one
-    that does not. A client that took no step counts for its examples, with a gradient of zero and factors of 1.
+    that does not. A client that took no step counts by its examples, with a gradient of zero and factors of 1.
     When to use it: with solver ``energy``, whose clients send these factors.
 
     >>> from fedalloy.core.types import Cohort

@@ -16,9 +16,9 @@ from fedalloy.core.tree import Chunk
 from fedalloy.core.types import Context, Contributions, Info, State
 from fedalloy.methods.weightings.scratch import Scratch
 
-# The public code's own guard against a client with no share at all.
+# The public code adds this so that no client's share is zero.
 _LEAST_SHARE = 1e-8
-# The name under which the public code's only pair of moments is kept.
+# The state's name for the one pair of moments of mode "official".
 _EVERYONE = "everyone"
 
 
@@ -30,16 +30,16 @@ class Ewwa(ElementWeighting):
     ``m`` and ``v`` are moments of ``g = w - w_k``, zero at first: ``m <- beta1 m + (1 - beta1) g``, ``v`` by the
     ``optimizer``. Scores are signed, as published: a large positive element counts for more than a large negative one.
 
-    Corrected: the printed algorithms make ``v`` from the last ``m`` (here: from the last ``v``) and have the signs of
-    Yogi wrong; moments carry no client index there, here every client has its own, kept while it is absent, and
-    ``r`` counts how often it took part. ``mode="official"`` does what the public code does: one pair of moments
-    for everyone, updated client after client in the order of their ids, and shares proportional to
-    ``log(s - min s + 1) + 1e-8``, the minimum over all clients and elements.
+    Corrections: the printed algorithms compute ``v`` from the last ``m`` (here: from the last ``v``) and have the signs
+    of Yogi wrong; they give moments no client index, here every client has its own, kept while it is absent, and ``r``
+    counts how often it took part. ``mode="official"`` does what the public code does: one pair of moments for all
+    clients, updated client after client in the order of their ids, and shares proportional to
+    ``log(s - min s + 1) + 1e-8``, with the minimum over all clients and elements.
 
-    A client that took no step is left out: a softmax counts clients, and its moments are of updates it made.
-    Moments of a round that take more than ``in_memory_mb`` are mapped to unnamed files in the folder ``scratch`` (the
-    system's temporary folder by default).
-    When to use it: few clients, always the same, whose parameters matter to each of them in different places.
+    A client that took no step is left out: the softmax would give it a share, and it has no update for its moments.
+    If the moments of a round take more than ``in_memory_mb``, they are mapped to unnamed files in the folder
+    ``scratch`` (default: the system's temporary folder).
+    When to use it: a few clients that always take part and for which different parameters matter.
 
     >>> from fedalloy.core.types import Cohort
     >>> from fedalloy.core.keys import Key
@@ -74,16 +74,16 @@ class Ewwa(ElementWeighting):
         return _OwnMoments(self, cohort, state) if self.mode == "paper" else _OnePair(self, cohort, state)
 
     def step(self, m: Tensor, v: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-        """Both moments after one more update."""
+        """Both moments after the update ``g``."""
         return self.beta1 * m + (1 - self.beta1) * g, second_moment(self.optimizer, v, g, self.beta2)
 
     def scale(self, count: int) -> float:
-        """What the moments' ratio is multiplied by when they were updated ``count`` times."""
+        """The factor on the moments' ratio after ``count`` updates: step size and bias correction."""
         return self.lr * sqrt(1 - self.beta2**count) / (1 - self.beta1**count)
 
 
 class _Moments:
-    """The pairs of moments a round reads, and the new ones it writes; a pair is ``[2, d]``, leaves in order of name."""
+    """The pairs of moments a round reads, and the new ones it writes; a pair is ``[2, d]``, leaves sorted by name."""
 
     def __init__(self, rule: Ewwa, owners: list[str], updates: dict[str, Tensor], state: State) -> None:
         self._state, self.owners = state, owners
@@ -99,7 +99,7 @@ class _Moments:
         self.counts = {owner: state["counts"].get(owner, 0) + 1 for owner in owners}
 
     def read(self, chunk: Chunk, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Both moments before the round, a row per owner; zero for those who never took part."""
+        """Both moments before the round, a row per owner; zero for owners without any yet."""
         place = self._place(chunk)
         pair = like.new_zeros(2, len(self._old), place.stop - place.start)
         for row, kept in enumerate(self._old):
@@ -108,14 +108,14 @@ class _Moments:
         return pair[0], pair[1]
 
     def write(self, chunk: Chunk, m: Tensor, v: Tensor) -> None:
-        """Both moments after the round."""
+        """Store both moments after the round."""
         place = self._place(chunk)
         for row, pair in enumerate(self._new):
             pair[0, place].copy_(m[row])
             pair[1, place].copy_(v[row])
 
     def kept(self) -> State:
-        """The state with the new pairs in it; the pairs of those who are absent are the ones that were there."""
+        """The state with the new pairs; absent clients keep their old ones."""
         moments = {**self._state["moments"], **dict(zip(self.owners, self._new, strict=True))}
         return {"moments": moments, "counts": {**self._state["counts"], **self.counts}}
 
@@ -125,7 +125,7 @@ class _Moments:
 
 
 class _OwnMoments(ElementRound):
-    """The paper, corrected: every client's own moments, a softmax over clients."""
+    """The paper, corrected: moments per client, a softmax over clients."""
 
     def __init__(self, rule: Ewwa, cohort: Contributions, state: State) -> None:
         self._rule = rule
@@ -144,9 +144,9 @@ class _OwnMoments(ElementRound):
 
 
 class _OnePair(ElementRound):
-    """The public code: one pair of moments that every client updates in turn, shares of a logarithm.
+    """The public code: one pair of moments that every client updates in turn, shares proportional to a logarithm.
 
-    The smallest score of all must be known before the first weight, so the updates are read twice.
+    The smallest score must be known before the first weight, so the updates are read twice.
     """
 
     def __init__(self, rule: Ewwa, cohort: Contributions, state: State) -> None:
@@ -169,7 +169,7 @@ class _OnePair(ElementRound):
         return float(scores.min())
 
     def _scores(self, updates: Tensor, chunk: Chunk) -> tuple[Tensor, Tensor, Tensor]:
-        """The score of every client, and the moments after the last of them."""
+        """The score of every client, and the moments after the last client."""
         m, v = self._moments.read(chunk, updates)
         scores = []
         for update in updates:

@@ -1,4 +1,4 @@
-"""Weights from the angle between a client's update and everybody's: FedAdp and FedLayerWise are one rule."""
+"""Weights from the angle between a client's update and the average one: FedAdp and FedLayerWise as one rule."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class Angles(Weighting):
 
     ``theta_k`` is the angle in radians between the update of client k and the average by data size, as a running mean
     over the rounds in which the client took part: ``theta_k <- ((c_k - 1) theta_k + angle) / c_k`` with its own count
-    ``c_k``. At ``level = "client"`` this is FedAdp (Wu and Wang 2021, arXiv:2012.00661); at ``"layer"`` every module
-    (weight and bias together) has angles and weights of its own, as in FedLayerWise; at ``"leaf"`` every tensor has.
+    ``c_k``. ``level = "client"`` is FedAdp (Wu and Wang 2021, arXiv:2012.00661); with ``"layer"`` every module (weight
+    and bias together) has its own angles and weights, as in FedLayerWise; with ``"leaf"`` every tensor has.
 
-    Corrections: the papers divide by the round number, which under partial participation shrinks the angles of those
-    who were away; the printed layer-wise cosine has norms of the loss for norms of gradients, and its average takes
-    the models before training. Cosines are clipped to [-1, 1]; an update of length zero stands at right angles.
+    Corrections: the papers divide by the round number, which under partial participation shrinks the angles of absent
+    clients; the printed layer-wise cosine uses norms of the loss instead of norms of gradients, and its average uses
+    the models before training. Cosines are clipped to [-1, 1]; an update of length zero gets a right angle.
     A client that took no step is left out: it has no direction, and a right angle would stay in its running mean.
     When to use it: skewed labels, where a few clients pull across the common direction. ``f`` is flat below about half
-    a radian, so weights differ from FedAvg's only where angles are wide.
+    a radian, so weights differ from FedAvg's only for larger angles.
 
     >>> from fedalloy.core.types import Cohort
     >>> delta = {"w": torch.tensor([[1.0, 0.0], [1.0, 0.0], [-1.0, 0.0]])}
@@ -55,7 +55,7 @@ class Angles(Weighting):
             raise ValueError(f"alpha must be above 0, got {self.alpha}")
 
     def init(self, population: int) -> State:
-        """Angles enter under the name of their layer (the whole model: ``""``) when it is first met."""
+        """Angles are added under the name of their layer (the whole model: ``""``) in the first round."""
         return {"count": torch.zeros(population, dtype=torch.float64), "angle": {}}
 
     def weigh(self, cohort: Contributions, state: State, ctx: Context) -> tuple[Weights, State, Info]:
@@ -77,7 +77,7 @@ class Angles(Weighting):
 def angles_to_mean(
     cohort: Contributions, shares: Tensor, groups: Mapping[str, Sequence[str]], part: str = "delta"
 ) -> dict[str, Tensor]:
-    """The angle of every client's leaves to their average by ``shares``, ``[C]`` in radians, for every group of leaves.
+    """The angles ``[C]`` in radians between every client's leaves and their average by ``shares``, per group of leaves.
 
     >>> from fedalloy.core.types import Cohort
     >>> cohort = Cohort(torch.arange(2), {"delta": {"w": torch.tensor([[1.0, 0.0], [0.0, 0.0]])}})

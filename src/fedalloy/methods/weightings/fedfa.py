@@ -1,4 +1,4 @@
-"""Weights from what a client's accuracy and participation tell: FedFa (Huang et al. 2020, arXiv:2012.10069)."""
+"""Weights from the information in accuracy and participation: FedFa (Huang et al. 2020, arXiv:2012.10069)."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from fedalloy.core.types import Context, Contributions, Info, State, Weights
 @register("weighting", "information", aliases=("fedfa",))
 @dataclass(frozen=True)
 class Information(Weighting):
-    """``p_k = alpha I_k + beta J_k``: ``I_k`` is ``-log2(a_k)`` and ``J_k`` is ``-log2(1 - u_k)``, each as a share.
+    """``p_k = alpha I_k + beta J_k``: shares proportional to ``-log2(a_k)`` (I) and to ``-log2(1 - u_k)`` (J).
 
     ``a_k`` is the client's share of all training accuracies (of the trained models), ``u_k`` its share of all
-    participations, counting this round; both over the participants. So a low accuracy counts more, and so does
-    frequent participation. ``c`` is put into a logarithm whose argument is 0; a single participant has weight 1;
-    accuracies that are all 0 are all alike. Data sizes do not enter, so a client that took no step is left out.
-    When to use it: clients of unequal difficulty that show up unequally often.
+    participations, counting this round; both over the participants. So clients with a low accuracy or frequent
+    participation count more. ``c`` replaces an argument of 0 in a logarithm; a single participant has weight 1; if all
+    accuracies are 0, they count as equal. Data sizes are not used, so a client that took no step is left out.
+    When to use it: clients of unequal difficulty that take part unequally often.
 
     >>> from fedalloy.core.types import Cohort
     >>> cohort = Cohort(torch.arange(2), {}, {"accuracy_after": torch.tensor([0.25, 0.75])})
@@ -58,7 +58,7 @@ class Information(Weighting):
 
 
 def _informative(chances: Tensor, c: float) -> Tensor:
-    """``-log2`` of every chance, as shares; one client alone has all of it."""
+    """Shares proportional to ``-log2`` of every chance; a single client gets 1."""
     return _shares(-torch.where(chances > 0, chances, c).log2())
 
 

@@ -1,4 +1,4 @@
-"""The update with the closest company: Krum and multi-Krum (Blanchard et al. 2017, arXiv:1703.02757)."""
+"""The update closest to its nearest neighbours: Krum and multi-Krum (Blanchard et al. 2017, arXiv:1703.02757)."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from fedalloy.methods.weightings.pairs import squared_distances
 @register("weighting", "krum")
 @dataclass(frozen=True)
 class Krum(Weighting):
-    """Weight 1 for one client, 0 for all others: the one whose ``m - f - 2`` nearest updates are nearest.
+    """Weight 1 for the client that is closest to its ``m - f - 2`` nearest neighbours, 0 for all others.
 
-    ``score_i = sum |delta_i - delta_j|^2`` over those neighbours; the smallest score wins, the smaller id among equals.
+    ``score_i = sum |delta_i - delta_j|^2`` over those neighbours; the smallest score wins, and the smaller id in a tie.
     ``f`` is ``byzantine``, how many of the m clients of a round may send anything; the guarantee needs
-    ``m >= 2 f + 3``: where f is not 0 a smaller cohort is refused before the first round, and a round in which fewer
-    contributions count has no effect. Buffers, and whatever else is averaged, are the chosen client's. A client that
-    took no step is left out: between updates that pull apart, standing still would be the closest company.
-    When to use it: a known number of hostile clients, and clients alike enough that one of them can stand for all.
+    ``m >= 2 f + 3``. If f is not 0, a smaller cohort is refused before the first round, and a round with fewer usable
+    contributions has no effect. Buffers, and everything else that is averaged, are the chosen client's. A client that
+    took no step is left out: its zero update would lie between updates that pull apart, and win.
+    When to use it: a known number of hostile clients, and clients so similar that one can represent all.
 
     >>> from fedalloy.core.types import Cohort
     >>> from fedalloy.core.keys import Key
@@ -59,9 +59,9 @@ class Krum(Weighting):
 class MultiKrum(Weighting):
     """Weight ``1 / keep`` for the ``keep`` clients with the smallest Krum scores, 0 for all others.
 
-    ``keep = None`` keeps all but the ``byzantine`` ones (m - f); a round with fewer clients than ``keep`` keeps all of
-    them. Scores, their guarantee, refusals and who is left out are Krum's. Data sizes do not count; buffers, and
-    whatever else is averaged, are means over the chosen clients.
+    ``keep = None`` keeps m - f clients (f is ``byzantine``); a round with fewer clients than ``keep`` keeps all of
+    them. Scores, their guarantee, refusals and clients left out are as in ``krum``. Data sizes do not count; buffers,
+    and everything else that is averaged, are means over the chosen clients.
     When to use it: a known number of hostile clients, and the honest ones should be averaged.
 
     >>> from fedalloy.core.types import Cohort
@@ -96,17 +96,17 @@ class MultiKrum(Weighting):
 
 
 def least_for(byzantine: int) -> int:
-    """The fewest clients among which so many hostile ones can be told."""
+    """The fewest clients among which Krum tolerates this many hostile ones."""
     return 2 * byzantine + 3 if byzantine else 1
 
 
 def krum_scores(cohort: Contributions, byzantine: int) -> Tensor:
-    """Every client's sum of squared distances to its ``m - f - 2`` nearest others, at least one where there is one."""
+    """Every client's sum of squared distances to its ``m - f - 2`` nearest others, but to at least one."""
     clients = len(cohort)
     least = least_for(byzantine)
     if clients < least:
         raise RoundRefused(
-            f"Krum withstands {byzantine} hostile clients only among at least {least}, but the round has {clients}: "
+            f"Krum tolerates {byzantine} hostile clients only among at least {least}, but the round has {clients}: "
             "sample more clients or lower 'byzantine'"
         )
     distances = squared_distances(cohort)

@@ -15,10 +15,11 @@ from fedalloy.methods.weightings.mirror import Prior, prior_of
 from fedalloy.methods.weightings.pairs import gram
 from fedalloy.methods.weightings.simplex import minimise, require_solver
 
-# Below this length an update is no direction; above it, one over the length is still a float32.
+# Updates shorter than this have no meaningful direction. Above it, 1 / length still fits into float32.
 _SMALLEST = 1e-30
-# Among equally good lambdas (clients that move alike) one near the prior is meant: each pass may leave the point it
-# starts from at this price, and the passes together leave nothing of the price where lambda is determined.
+# If several lambdas are optimal (clients with parallel updates), the one near the prior is wanted. Each pass minimises
+# the norm plus a small penalty on the distance to the pass before (a proximal point method): where lambda is unique,
+# three passes leave no trace of the penalty.
 _PRICE = 1e-9
 _PASSES = 3
 
@@ -28,12 +29,12 @@ _PASSES = 3
 class FedMgda(Weighting):
     """``weight_k = lambda_k / |g_k|`` with ``lambda = argmin |sum_k lambda_k g_k / |g_k||^2``.
 
-    Over the simplex, at most ``epsilon`` away from ``lambda0``: ``uniform`` (as in public code) or ``samples``
-    (as in the paper's experiments). ``epsilon = 0`` averages unit updates, ``epsilon = 1`` leaves the simplex whole.
-    The weights include the normalisation, so they need not sum to one, and the step is at most the server's rate
-    however small the local one was: choose the server's rate with care. The programme is solved to rounding (public
-    code stops at 2e-5). A client that did not move has no direction: it gets weight 0, and the others share lambda; one
-    that took no step is left out altogether.
+    The minimum is over the simplex, each entry at most ``epsilon`` away from the ``prior``: ``uniform`` (as in public
+    code) or ``samples`` (as in the paper's experiments). ``epsilon = 0`` averages unit updates, ``epsilon = 1`` allows
+    the whole simplex. The weights include the normalisation, so they need not sum to one, and the update's length is at
+    most the server's ``lr`` however small the local one was: choose the server's ``lr`` with care. The quadratic
+    programme is solved to rounding error (public code stops at 2e-5). A client that did not move has no direction: it
+    gets weight 0, and the others share lambda; one that took no step is left out altogether.
     When to use it: no client's loss should rise, and none may count more by sending a longer update.
 
     >>> from fedalloy.core.types import Cohort
@@ -72,7 +73,7 @@ class FedMgda(Weighting):
         return chosen / norms.clamp(min=_SMALLEST), state, {"lambda": chosen, "norms": norms}
 
     def _start(self, cohort: Contributions, moved: Tensor) -> Tensor:
-        """Lambda before the programme, over those who moved; equal shares when they have no examples."""
+        """The prior over the clients that moved; equal shares if they have no examples."""
         sizes = prior_of(cohort, self.prior)[moved]
         sizes = sizes if bool(sizes.any()) else torch.ones_like(sizes)
         return sizes / sizes.sum()

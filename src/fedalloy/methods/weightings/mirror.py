@@ -31,11 +31,11 @@ class Mirror(Weighting):
     | ``log_gap`` | ``-log max(M - F_k, gap)`` | 1 | PropFair |
 
     ``F_k`` is the mean loss of the received model on all training examples of the client (``loss_before``), or the
-    sum of the minibatch losses met while training (``running_loss``), as some public code has it. A loss that is not
-    finite counts as the largest that is, so that its client is served worst and still does not decide alone; where no
-    response tells clients apart, the prior decides. A client that took no step counts for its examples, and not where
-    the prior is uniform. A negative zeta prefers small responses. Source: the unification of fair aggregation as online
-    mirror descent (Hahn et al. 2024, arXiv:2405.20821), where a step size belongs to every response.
+    sum of the minibatch losses of local training (``running_loss``), as in some public code. A loss that is not finite
+    counts as the largest finite one, so that its client counts as badly served but does not take all the weight; if no
+    response is usable, the weights are the prior. A client that took no step counts by its examples; with a uniform
+    prior it is left out. A negative zeta prefers small responses. Source: the unification of fair aggregation as online
+    mirror descent (Hahn et al. 2024, arXiv:2405.20821), where every response has its own step size.
     When to use it: to try a response or a temperature that no published method has.
 
     >>> from fedalloy.core.types import Cohort
@@ -84,9 +84,9 @@ class Mirror(Weighting):
 def qffl(q: float = 1.0) -> Mirror:
     """``p_k`` proportional to ``n_k F_k^q``: the coefficients of q-FFL (Li et al. 2020, arXiv:1905.10497).
 
-    These are the coefficients alone, as surveys list them; the published solver also controls the length of the
-    step, see ``qfedavg``. ``q = 0`` is FedAvg, ``q`` to infinity serves only the worst client.
-    When to use it: more even losses over clients, with one knob.
+    These are the coefficients alone, as surveys list them; the published solver also controls the step length, see
+    ``qfedavg``. ``q = 0`` is FedAvg; as ``q`` goes to infinity, only the worst client counts.
+    When to use it: more even losses over clients, with one parameter to tune.
 
     >>> qffl(2.0).zeta
     0.5
@@ -96,13 +96,13 @@ def qffl(q: float = 1.0) -> Mirror:
 
 @register("weighting", "dr", aliases=("drfedavg",))
 def dr(q: float = 1.0, official: bool = False) -> Mirror:
-    """``p_k`` proportional to ``n_k F_k^(q+1)``: DR-FedAvg, as compared with by deep-unfolded weights (q = 1).
+    """``p_k`` proportional to ``n_k F_k^(q+1)``: DR-FedAvg, a baseline of the paper on deep-unfolded weights (q = 1).
 
-    Source of that comparison: Nakai-Kasai and Wadayama 2022, arXiv:2212.12191.
-    ``official`` takes the sum of the minibatch losses met during local training, as the public code does: it grows
-    with the number of batches, so that ``n_k`` enters about ``q + 2`` times. Both agree with one batch per round.
-    A client whose link failed has met no batch and weighs nothing there. Correction: the mean loss of the received
-    model, whatever the number of batches.
+    That paper is Nakai-Kasai and Wadayama 2022, arXiv:2212.12191.
+    ``official`` takes the sum of the minibatch losses of local training, as the public code does: it grows with the
+    number of batches, so the weight grows about like ``n_k^(q+2)``. Both agree with one batch per round. A client whose
+    link failed has no batch and weight 0 there. Correction: by default ``F_k`` is the mean loss of the received model,
+    which does not depend on the number of batches.
     When to use it: a few clients are served much worse than the others.
 
     >>> dr(q=1.0) == Mirror("log_loss", zeta=0.5)
@@ -117,8 +117,8 @@ def dr(q: float = 1.0, official: bool = False) -> Mirror:
 def term(tilt: float = 0.1, prior: Prior = "samples") -> Mirror:
     """``p_k`` proportional to ``n_k exp(tilt F_k)``: TERM (Li et al. 2021, arXiv:2007.01162) over clients.
 
-    Public code leaves out ``n_k``: ``prior = "uniform"`` does, too. A negative tilt trusts clients with small losses.
-    When to use it: losses of comparable scale, where the worst clients should count more (or, tilted down, less).
+    Public code leaves out ``n_k``, as does ``prior = "uniform"``. A negative tilt prefers clients with small losses.
+    When to use it: losses of comparable scale, and the worst clients should count more (or less, with negative tilt).
 
     >>> term(tilt=10.0) == Mirror("loss", zeta=0.1)
     True
@@ -130,9 +130,9 @@ def term(tilt: float = 0.1, prior: Prior = "samples") -> Mirror:
 def propfair(M: float = 3.0, gap: float = 0.2) -> Mirror:
     """``p_k`` proportional to ``n_k / max(M - F_k, gap)``: PropFair (Zhang et al. 2022, arXiv:2202.01666).
 
-    ``M`` is a loss nobody should reach; the floor ``gap`` stands for the paper's huberised logarithm. Public code
+    ``M`` is a loss that no client should reach; the floor ``gap`` replaces the paper's huberised logarithm. Public code
     changes the clients' loss instead: that is the solver ``propfair``. With all losses above ``M`` this is FedAvg.
-    When to use it: improving a badly served client by some percent is worth worsening another by as many.
+    When to use it: improving a badly served client by some percent is worth worsening another by the same percentage.
 
     >>> propfair(M=2.0).response
     'log_gap'
@@ -141,7 +141,7 @@ def propfair(M: float = 3.0, gap: float = 0.2) -> Mirror:
 
 
 def tilted(prior: Tensor, logits: Tensor) -> Tensor:
-    """``prior_k exp(logit_k)``, normalised over clients in float64; safe for any logits.
+    """``prior_k exp(logit_k)``, normalised over clients in float64; no logits overflow.
 
     >>> tilted(torch.tensor([1.0, 3.0]), torch.tensor([1e9, 1e9])).tolist()
     [0.25, 0.75]
@@ -154,14 +154,14 @@ def tilted(prior: Tensor, logits: Tensor) -> Tensor:
 
 
 def prior_of(cohort: Contributions, prior: Prior) -> Tensor:
-    """What clients count before anything else is known about them: their examples, or one each."""
+    """The prior weights, unnormalised: the numbers of examples, or ones."""
     if prior == "samples":
         return cohort.stats["num_examples"].double()
     return torch.ones(len(cohort), dtype=torch.float64)
 
 
 def check_gap(M: float, gap: float) -> None:
-    """Refuse settings of PropFair that make no sense."""
+    """Refuse a gap outside (0, M]."""
     if not 0 < gap <= M:
         raise ValueError(f"gap must lie in (0, M], got gap = {gap} with M = {M}")
 

@@ -1,4 +1,4 @@
-"""Updates normalised by how far each client could walk: FedNova (Wang et al. 2020, arXiv:2007.07481)."""
+"""Updates normalised by the length of each client's local steps: FedNova (Wang et al. 2020, arXiv:2007.07481)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fedalloy.core.types import Context, Contributions, Info, State, Weights
 class Nova(Weighting):
     """``weight_k = tau_eff p_k / |a_k|_1`` with ``tau_eff = sum_k p_k tau_k``; weights need not sum to one.
 
-    ``|a_k|_1`` is the length a client's local steps give to unit gradients; ``tau_k`` is the same length, or
-    the plain number of steps with a proximal term. Normalisation happens after plain local training.
-    A client without a single step keeps its share but contributes nothing, to the update or to ``tau_eff``.
+    ``|a_k|_1`` is the length of the client's update for unit gradients; ``tau_k`` is the same length, or the plain
+    number of steps with a proximal term. Normalisation happens after plain local training. A client that took no step
+    keeps its share ``p_k`` but adds nothing to the update or to ``tau_eff``.
     When to use it: clients that take different numbers of local steps.
     """
 

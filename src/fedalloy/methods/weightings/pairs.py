@@ -1,4 +1,4 @@
-"""Every pair of clients' updates compared, a chunk of columns at a time: inner products and distances."""
+"""Inner products and distances of all pairs of clients' updates, computed a chunk of columns at a time."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def gram(cohort: Contributions, part: str = "delta") -> Tensor:
 def squared_distances(cohort: Contributions, part: str = "delta") -> Tensor:
     """Squared distances of all pairs, ``[C, C]`` in float64 on the CPU.
 
-    Differences are taken before they are squared: inner products would lose the distances of close clients as soon
-    as one client sends something huge.
+    Differences are squared directly: computed from inner products, the distances between close clients would drown in
+    rounding errors when their updates are large.
 
     >>> from fedalloy.core.types import Cohort
     >>> squared_distances(Cohort(torch.arange(2), {"delta": {"w": torch.tensor([[1.0, 0.0], [2.0, 2.0]])}}))
@@ -42,7 +42,7 @@ def squared_distances(cohort: Contributions, part: str = "delta") -> Tensor:
 
 
 def _added(terms: Iterator[Tensor]) -> Tensor:
-    """One after the other, so that memory does not grow with the model."""
+    """Sum one term at a time, so that memory does not grow with the model."""
     total = next(terms)
     for term in terms:
         total = total + term

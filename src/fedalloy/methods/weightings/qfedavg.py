@@ -1,4 +1,4 @@
-"""Fairer losses with a step length that needs no tuning: q-FedAvg (Li et al. 2020, arXiv:1905.10497)."""
+"""More even losses with a step length that needs no tuning: q-FedAvg (Li et al. 2020, arXiv:1905.10497)."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from fedalloy.core.types import Context, Contributions, Info, State, Weights
 from fedalloy.methods.weightings.attendance import usable
 from fedalloy.methods.weightings.mirror import Prior, prior_of
 
-# Below any loss a model reaches: a loss of 0 has no power below 0.
+# Smaller than the losses of real models; a loss of 0 to a negative power would be infinite.
 _LEAST_LOSS = 1e-10
 
 
 @register("weighting", "qfedavg")
 @dataclass(frozen=True)
 class QFedAvg(Weighting):
-    """``w <- w - sum_k c_k F_k^q D_k / sum_k c_k h_k``: losses to the power ``q``, with a step that knows its length.
+    """``w <- w - sum_k c_k F_k^q D_k / sum_k c_k h_k``: losses to the power ``q``, with a controlled step length.
 
     ``D_k = (w - w_k) / lr`` and ``h_k = q F_k^(q-1) |D_k|^2 + F_k^q / lr``, which bounds the curvature of
     ``F_k^(q+1)``: the step shrinks where losses are steep, and weights sum to at most one. ``q = 0`` is the unweighted
-    mean. ``c_k`` is 1, as in both public codes, or ``n_k / n`` with ``weights = "samples"``. A client that took no step
-    counts by its examples, and not where all count the same. A loss that is not finite counts as the largest that is.
-    Corrections: tables that list ``n_k F_k^q`` leave the step control out; ``lr`` is the local step in force in the
-    round, where one public code keeps the first after it has decayed.
-    When to use it: more even accuracies over clients where one ``q`` must work with any local step.
+    mean. ``c_k`` is 1, as in both public codes, or ``n_k / n`` with ``weights = "samples"``: then a client that took no
+    step counts by its examples, otherwise it is left out. A loss that is not finite counts as the largest finite one.
+    Corrections: tables that list ``n_k F_k^q`` leave the step control out; ``lr`` is the local step size of the round,
+    whereas one public code keeps using the initial one after it has decayed.
+    When to use it: more even accuracies over clients, with a ``q`` that works for any local step size.
 
     >>> from fedalloy.core.types import Cohort
     >>> from fedalloy.core.keys import Key

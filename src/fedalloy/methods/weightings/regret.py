@@ -1,7 +1,7 @@
-"""Regret of a sequence of decisions against the best fixed one in hindsight, from what a run recorded.
+"""Regret of a sequence of decisions against the best fixed one in hindsight, from a run's records.
 
-``responses`` is ``[T, K]``: a row of a round's ``info["responses"]`` (AAggFF-S) or ``info["estimate"]`` (AAggFF-D up to
-2000 clients); ``losses`` are the rounds' ``info["decision_loss"]``. Computed on demand: rounds do not pay for it.
+``responses`` is ``[T, K]``: per round a row ``info["responses"]`` (AAggFF-S) or ``info["estimate"]`` (AAggFF-D up to
+2000 clients); ``losses`` are the rounds' ``info["decision_loss"]``. Computed on demand, not during the run.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def decision_losses(responses: Tensor, decisions: Tensor) -> Tensor:
 def best_fixed(responses: Tensor, tolerance: float = 1e-10, most: int = 100) -> Tensor:
     """The p of the simplex that maximises ``sum_t log(1 + <p, r_t>)``, to ``tolerance`` in that sum.
 
-    Newton steps over the simplex with a line search. The largest gradient bounds what is left to gain, so the answer
-    is certified; ``most`` limits the steps where rounding stops progress first.
+    Newton steps over the simplex with a line search. The largest gradient bounds what is left to gain, so the result is
+    certified; ``most`` limits the steps in case rounding stops progress earlier.
 
     >>> best_fixed(torch.tensor([[0.1, 0.3], [0.3, 0.1]]))
     tensor([0.5000, 0.5000], dtype=torch.float64)
@@ -49,7 +49,7 @@ def best_fixed(responses: Tensor, tolerance: float = 1e-10, most: int = 100) -> 
 
 
 def _left_to_gain(r: Tensor, p: Tensor) -> float:
-    """No p gains more than this, because the sum is concave."""
+    """An upper bound on what any other p gains, because the sum is concave."""
     gradients = (r / (1 + r @ p).unsqueeze(1)).sum(0)
     return float(gradients.max() - gradients @ p)
 
@@ -64,7 +64,7 @@ def _newton(r: Tensor, p: Tensor) -> Tensor:
 
 
 def _climb(r: Tensor, p: Tensor, direction: Tensor, left: float) -> Tensor | None:
-    """The first halving of the step that improves: the sum or, where rounding hides that, what is left to gain."""
+    """Halve the step until the sum improves or, where rounding hides that, until the bound on the gain halves."""
     before = torch.log1p(r @ p).sum()
     for halvings in range(40):
         tried = p + direction * 0.5**halvings

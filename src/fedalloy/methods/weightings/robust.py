@@ -1,5 +1,4 @@
-"""Weights of single elements that leave the extremes out: coordinate-wise median and trimmed mean
-(Yin et al. 2018, arXiv:1803.01498)."""
+"""Coordinate-wise median and trimmed mean (Yin et al. 2018, arXiv:1803.01498), as weights of single elements."""
 
 from __future__ import annotations
 
@@ -22,10 +21,11 @@ from fedalloy.core.types import Context, Contributions, Info, State
 class Median(ElementWeighting):
     """``update = median_k delta_k``, element by element: weight 1 on the middle value, or 1/2 on each of two.
 
-    Clients that sent the same value share its weight, so the order of clients never matters. Data sizes do not count.
-    Up to half the clients may send anything: each element stays between values that others sent. Buffers, and whatever
-    else is averaged, are medians of their own. A client that took no step is left out: its zeros are no opinion.
-    When to use it: some clients may send wrong or hostile updates, and you cannot say how many.
+    Clients that sent the same value share its weight, so the order of clients does not matter. Data sizes do not count.
+    Fewer than half of the clients may send anything: each element stays between values that the others sent. Buffers,
+    and everything else that is averaged, get their own medians. A client that took no step is left out: its zeros are
+    not an update.
+    When to use it: some clients may send wrong or hostile updates, and you do not know how many.
 
     >>> from fedalloy.core.types import Cohort
     >>> from fedalloy.core.keys import Key
@@ -50,10 +50,10 @@ class Median(ElementWeighting):
 class TrimmedMean(ElementWeighting):
     """Every element's mean without its ``b`` smallest and ``b`` largest values, ``b = ceil(trim m)`` of m clients.
 
-    ``weight = 1 / (m - 2 b)`` for what is kept; clients that sent the same value share its weight. At least one value
-    is always kept, and ``trim = 0`` is the plain mean. ``trim`` should be at least the share of clients that may be
-    wrong. Data sizes do not count; buffers, and whatever else is averaged, are trimmed by themselves. A client that
-    took no step is left out.
+    ``weight = 1 / (m - 2 b)`` for the kept values; clients that sent the same value share its weight. At least one
+    value is kept, and ``trim = 0`` is the plain mean. ``trim`` should be at least the share of clients that may be
+    wrong. Data sizes do not count; buffers, and everything else that is averaged, are trimmed separately. A client
+    that took no step is left out.
     When to use it: a known share of clients may send wrong or hostile updates, and the rest should all count.
 
     >>> from fedalloy.core.types import Cohort
@@ -75,12 +75,12 @@ class TrimmedMean(ElementWeighting):
             raise ValueError(f"trim, the share left out at each end, must lie in [0, 0.5), got {self.trim}")
 
     def open(self, cohort: Contributions, state: State, ctx: Context) -> ElementRound:
-        # 0.1 of 30 clients is 3, though the product is a little more.
+        # The tolerance is for products that floating point puts just above a whole number (0.1 * 30).
         return _Cutting(min(math.ceil(self.trim * len(cohort) - 1e-9), (len(cohort) - 1) // 2))
 
 
 class _Cutting(ElementRound):
-    """Both rules differ only in how many values are left out at each end."""
+    """Leaves ``cut`` values out at each end; the two rules differ only in that number."""
 
     def __init__(self, cut: int) -> None:
         self._cut = cut
@@ -111,9 +111,9 @@ def middle(values: Tensor, cut: int) -> Tensor:
 
 
 def _shared(values: Tensor, low: Tensor, high: Tensor, cut: int) -> Tensor:
-    """The same where more values than are kept lie between two order statistics, because some equal one of them.
+    """The same for columns with ties at ``low`` or ``high``, where more values than the kept number lie between them.
 
-    These are kept in part: they share what of their number is kept.
+    Tied values share the weight of those of them that are kept.
     """
     at_low, at_high = values == low, (values == high) & (low != high)
     between = ((values > low) & (values < high)).to(values.dtype)
@@ -123,12 +123,12 @@ def _shared(values: Tensor, low: Tensor, high: Tensor, cut: int) -> Tensor:
 
 
 def _kept_share(outside: Tensor, ties: Tensor, cut: int, clients: int) -> Tensor:
-    """Which part of the values tied at an end is kept, when ``outside`` values lie beyond them."""
+    """The share that is kept of the values tied at an end, if ``outside`` values lie beyond them."""
     return ((outside + ties).clamp(max=clients - cut) - cut).double() / ties.clamp(min=1)
 
 
 def _sorted(values: Tensor) -> Tensor:
-    """Columns in ascending order; on a CPU numpy does it ten times as fast."""
+    """Sort each column in ascending order; on a CPU numpy is ten times as fast."""
     if values.device.type == "cpu" and values.dtype in (torch.float32, torch.float64):
         return torch.from_numpy(np.sort(values.numpy(), axis=0))
     return values.sort(dim=0).values

@@ -9,7 +9,7 @@ from fedalloy.core.protocols import Weighting
 from fedalloy.core.registry import register
 from fedalloy.core.types import Context, Contributions, Info, State, Weights
 
-# Below any size there is: a cohort without a single example gets weights 0 instead of 0 / 0.
+# Smaller than any number of examples: a cohort without examples gets weights 0 instead of 0 / 0.
 _TINY = 1e-12
 
 
@@ -18,8 +18,8 @@ _TINY = 1e-12
 class Samples(Weighting):
     """``p_k = n_k / sum_S n``, over the participants of the round.
 
-    A client that took no step counts for its examples: the average example of the cohort did not all move.
-    When to use it: the objective is the average example, whoever owns it.
+    A client that took no step counts by its examples, because the average is over all examples of the cohort.
+    When to use it: the objective is the loss of the average example.
     """
 
     weight_bound: ClassVar[float | None] = 1.0

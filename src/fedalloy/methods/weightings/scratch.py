@@ -14,18 +14,17 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Scratch:
-    """Where new tensors lie: in memory, or mapped to files in ``folder`` (the system's own when None).
+    """Where new tensors are stored: in memory, or mapped to files in ``folder`` (None: the system's temporary folder).
 
-    A mapped tensor is an ordinary tensor: it can be read, copied and checkpointed like any other. Its file is
-    unlinked as soon as it is mapped, so its space is free again when the last view of the tensor goes, even if the
-    process is killed.
+    A mapped tensor can be read, copied and checkpointed like any other. Its file is unlinked as soon as it is mapped,
+    so the space is freed with the last view of the tensor, even if the process is killed.
     """
 
     mapped: bool
     folder: str | None = None
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A tensor whose numbers are still to be written.
+        """An uninitialised tensor.
 
         >>> Scratch(mapped=True).empty((2, 3), torch.float32).fill_(1.0).sum()
         tensor(6.)
@@ -40,7 +39,7 @@ class Scratch:
 
 
 def _reserve(file: Path, size: int) -> None:
-    """Take the space now: a full disk is an error here, and would be the end of the process while writing."""
+    """Allocate the space now: a full disk is an error here, but would kill the process when the mapping is written."""
     with file.open("wb") as opened:
         try:
             if hasattr(os, "posix_fallocate"):
@@ -49,6 +48,6 @@ def _reserve(file: Path, size: int) -> None:
                 opened.truncate(size)
         except OSError as error:
             raise OSError(
-                f"no room for {size / 1e6:.0f} MB of moments in {file.parent.parent}: {error.strerror}; "
+                f"no space for {size / 1e6:.0f} MB of moments in {file.parent.parent}: {error.strerror}; "
                 "name a folder on a larger disk with 'scratch', or raise 'in_memory_mb' to keep them in memory"
             ) from error

@@ -11,17 +11,17 @@ from torch import Tensor
 
 from fedalloy.core.errors import AlgorithmError, RoundRefused
 
-# The interior-point solution is this close to the bounds that hold at the minimum; the exact minimum on that
-# face is then found by linear algebra.
+# Entries of the interior-point solution closer than this to a bound are taken to lie on it; linear algebra then finds
+# the exact minimum on that face.
 _NEAR = 1e-6
-# How exactly clarabel is asked; a programme at the edge of rounding may need a humbler question.
+# Tolerances for clarabel, tried in turn: it can fail on ill-conditioned programmes unless the tolerance is larger.
 _TOLERANCES = (1e-12, 1e-8, 1e-5)
 
 
 def project(point: Tensor) -> Tensor:
     """The point of the simplex nearest to ``point``, exactly, by sorting.
 
-    Only differences matter, so the largest entry is taken away first: entries of any size keep their digits.
+    Only differences matter, so the largest entry is subtracted first, which keeps precision for entries of any size.
 
     >>> project(torch.tensor([0.5, 0.5, 1.5]))
     tensor([0., 0., 1.])
@@ -35,10 +35,10 @@ def project(point: Tensor) -> Tensor:
 
 
 def minimise(P: Tensor, q: Tensor, lower: Tensor | None = None, upper: Tensor | None = None) -> Tensor:
-    """``argmin 1/2 x'Px + q'x`` over ``sum x = 1``, ``lower <= x <= upper`` (``x >= 0`` unless said otherwise).
+    """``argmin 1/2 x'Px + q'x`` over ``sum x = 1``, ``lower <= x <= upper`` (default: 0 and 1).
 
-    ``P`` is symmetric and positive definite. Clarabel finds which bounds hold, and the linear system of the others
-    gives their values to rounding.
+    ``P`` is symmetric and positive definite. Clarabel finds which bounds are active; a linear system then gives the
+    other entries to rounding error.
 
     >>> minimise(torch.eye(2), torch.tensor([0.0, 0.5]))
     tensor([0.7500, 0.2500], dtype=torch.float64)
@@ -59,7 +59,7 @@ def minimise(P: Tensor, q: Tensor, lower: Tensor | None = None, upper: Tensor | 
 
 
 def require_solver() -> Any:
-    """The packages behind ``minimise``, loaded on first use; an error that says what to do when one is missing."""
+    """The packages that ``minimise`` needs, imported on first use; a missing one raises an error with the fix."""
     try:
         import clarabel  # noqa: F401
         import qpsolvers
@@ -76,22 +76,22 @@ def _interior(P: Tensor, q: Tensor, low: Tensor, high: Tensor) -> Tensor:
 
     if not float(low.sum()) <= 1 + 1e-12 or not float(high.sum()) >= 1 - 1e-12:
         sums = f"{float(low.sum()):g} to {float(high.sum()):g}"
-        raise ValueError(f"the bounds allow sums from {sums}, and a point of the simplex has the sum 1")
+        raise ValueError(f"the bounds allow sums from {sums}, but a point of the simplex has the sum 1")
     solve, one = require_solver().solve_qp, np.ones(1)
     quadratic, sums_up = csc_matrix(P.numpy()), csc_matrix(np.ones((1, len(q))))
     bounds = {"lb": low.numpy(), "ub": high.numpy()}
     for tolerance in _TOLERANCES:
         asked = dict.fromkeys(("tol_gap_abs", "tol_gap_rel", "tol_feas"), tolerance)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what clarabel gave up on is asked again
+            warnings.simplefilter("ignore")  # a failure is retried with a larger tolerance
             found = solve(quadratic, q.numpy(), A=sums_up, b=one, solver="clarabel", **bounds, **asked)
         if found is not None:
             return torch.from_numpy(found)
-    raise RoundRefused("clarabel found no solution of a quadratic programme over the simplex: are its numbers finite?")
+    raise RoundRefused("clarabel found no solution of a quadratic programme over the simplex: are all numbers finite?")
 
 
 def _on_face(P: Tensor, q: Tensor, low: Tensor, high: Tensor, start: Tensor) -> Tensor | None:
-    """The minimum by active sets from a good guess; None when the guess was not good enough."""
+    """The minimum by an active-set method, starting from the bounds that are active at ``start``; None if it fails."""
     at_low, at_high = start - low < _NEAR, high - start < _NEAR
     at_high &= ~at_low
     for _ in range(2 * len(q) + 10):
@@ -113,14 +113,14 @@ def _on_face(P: Tensor, q: Tensor, low: Tensor, high: Tensor, start: Tensor) -> 
 
 
 def _corner(gradient: Tensor, at_low: Tensor, at_high: Tensor) -> bool:
-    """Whether nothing is gained by moving weight from the entries at their upper bound to those at their lower."""
+    """Whether moving weight from entries at their upper bound to entries at their lower one gains nothing."""
     if not bool(at_high.any()) or not bool(at_low.any()):
         return True
     return bool(gradient[at_high].max() <= gradient[at_low].min() + 1e-13)
 
 
 def _opened(gradient: Tensor, at_low: Tensor, at_high: Tensor) -> tuple[Tensor, Tensor]:
-    """The two entries between which moving weight gains most are set free."""
+    """Free the two entries between which moving weight gains most."""
     giver = torch.where(at_high, gradient, -torch.inf).argmax()
     taker = torch.where(at_low, gradient, torch.inf).argmin()
     at_low, at_high = at_low.clone(), at_high.clone()
@@ -129,7 +129,7 @@ def _opened(gradient: Tensor, at_low: Tensor, at_high: Tensor) -> tuple[Tensor, 
 
 
 def _equalised(P: Tensor, q: Tensor, fixed: Tensor, free: Tensor) -> tuple[Tensor, Tensor]:
-    """Values of the free entries that make all their gradients equal, and that gradient."""
+    """The values of the free entries at which all their gradients are equal, and that gradient."""
     n = int(free.sum())
     system = P.new_zeros(n + 1, n + 1)
     system[:n, :n] = P[free][:, free]

@@ -25,13 +25,13 @@ class Unfolded(Weighting):
     """``weight_k = Theta[t, k]`` in round t, from a table of rounds x clients (x layers) that was learned in advance.
 
     Weights are never renormalised over those present: the share of an absent client stays on the received model,
-    as if it had re-sent it. After the last row clients count by their sizes. ``normalise`` is DUW-FedNova:
+    as if it had re-sent it. After the last row clients count by their data sizes. ``normalise`` is DUW-FedNova:
     ``weight_k = tau_eff Theta[t, k] / |a_k|_1`` with ``tau_eff = sum_k p_k tau_k`` (see ``nova``). ``layers`` names
     the last axis of a table with a weight for every layer. ``sizes`` are the clients' numbers of examples when the
-    table was learned: other clients are refused, and a round to which one comes with another number has no effect; an
-    empty list takes any. A client that took no step keeps its share, which stays on the received model. A ``table``
-    that is still the name of a file has not been learned yet (arXiv:2212.12191).
-    When to use it: the same clients train together again and again, and a rehearsal of all rounds is affordable.
+    table was learned: a federation with other sizes is refused, and a round in which a client has another size has no
+    effect; an empty list allows any. A client that took no step keeps its share, which stays on the received model. A
+    ``table`` that is still the name of a file has not been learned yet (arXiv:2212.12191).
+    When to use it: the same clients train together repeatedly, and you can afford to unroll a whole run in advance.
 
     >>> from fedalloy.core.types import Cohort
     >>> cohort = Cohort(torch.tensor([0, 2]), {}, {"num_examples": torch.tensor([10.0, 30.0])})
@@ -68,7 +68,7 @@ class Unfolded(Weighting):
         return largest
 
     def init(self, population: int) -> State:
-        """Refuse a federation of other clients."""
+        """Refuse a missing table and one for another number of clients."""
         if isinstance(self.table, str):
             raise AlgorithmError(f"unfolded: there is no table '{self.table}' yet: {_LEARN} and -o {self.table}")
         learned_for = len(self.table[0]) if self.table else population
@@ -79,7 +79,7 @@ class Unfolded(Weighting):
         return {}
 
     def unsuited(self, task: Task) -> str | None:
-        if len(self.sizes) != task.population:  # none were said, or init refuses the table itself
+        if len(self.sizes) != task.population:  # no sizes are given, or init refuses the table itself
             return None
         everyone = torch.arange(len(self.sizes))
         return self._other_size(everyone.tolist(), task.data("train", everyone).size.tolist())
@@ -105,7 +105,7 @@ class Unfolded(Weighting):
             if size != self.sizes[client]:
                 return (
                     f"unfolded: client {client} has {size:g} examples, the table was learned with one of "
-                    f"{self.sizes[client]}: these are other clients; {_LEARN}, or set sizes = [] to use it all the same"
+                    f"{self.sizes[client]}: these are other clients; {_LEARN}, or set sizes = [] to use it anyway"
                 )
         return None
 

@@ -17,8 +17,8 @@ from fedalloy.core.types import Context, Contributions, Info, State, Weights
 class Uniform(Weighting):
     """``p_k = 1 / m`` for the ``m`` participants of the round.
 
-    A client that took no step is no participant: it would take a share of the step and give nothing.
-    When to use it: the objective is the average client, however little data it has.
+    A client that took no step is left out: it would take a share of the step and add nothing to it.
+    When to use it: the objective is the loss of the average client, however little data it has.
     """
 
     requires: ClassVar[frozenset[str]] = frozenset()

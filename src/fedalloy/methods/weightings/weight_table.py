@@ -17,10 +17,10 @@ FORMAT = "fedalloy weights 1"
 
 @dataclass(frozen=True, eq=False)
 class WeightTable:
-    """Weights of rounds x clients (x layers), whose clients they are of, and how they were learned.
+    """Weights of rounds x clients (x layers), the clients' data sizes, and how the weights were learned.
 
-    ``losses`` holds the summed loss of every outer iteration, ``learned`` the settings; ``runs`` is of how many
-    learned tables this one is the mean.
+    ``losses`` holds the summed loss of every outer iteration, ``learned`` the settings; ``runs`` is the number of
+    learned tables whose mean this is.
 
     >>> WeightTable(torch.tensor([[0.5, 0.5], [0.25, 0.75]])).variance
     0.015625
@@ -47,20 +47,20 @@ class WeightTable:
     @property
     def variance(self) -> float:
         """How much the weights change from round to round: their variance over rounds, averaged over clients (and
-        layers). The analysis of the method asks that it stays below the order of ``1 / sqrt(T)``."""
+        layers). The method's analysis requires it to stay below the order of ``1 / sqrt(T)``."""
         return float(self.weights.double().var(0, correction=0).mean())
 
     def weighting(self) -> Unfolded:
-        """The rule that runs with this table."""
+        """The weighting that uses this table."""
         return Unfolded(_tuples(self.weights.tolist()), self.layers, self.sizes, self.normalise)
 
     def arguments(self) -> dict[str, Any]:
-        """The arguments of that rule as plain lists, for recipes."""
+        """The arguments of that weighting as plain lists, for recipes."""
         found = {"table": self.weights.tolist(), "layers": list(self.layers), "sizes": list(self.sizes)}
         return {name: value for name, value in found.items() if value}
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, with the shape said in words first."""
+        """All fields as JSON values, format and shape first."""
         return {
             "format": FORMAT, "rounds": self.rounds, "clients": self.clients, "layers": list(self.layers),
             "sizes": list(self.sizes), "normalise": self.normalise, "runs": self.runs, "variance": self.variance,
@@ -69,7 +69,7 @@ class WeightTable:
 
     @staticmethod
     def from_json(found: Mapping[str, Any]) -> WeightTable:
-        """A table from what ``to_json`` gave."""
+        """A table from the result of ``to_json``."""
         return WeightTable(
             torch.tensor(found["weights"], dtype=torch.float64), tuple(found["layers"]), tuple(found["sizes"]),
             bool(found["normalise"]), tuple(found["losses"]), found["learned"], int(found["runs"]),
@@ -77,7 +77,7 @@ class WeightTable:
 
 
 def average(tables: Sequence[WeightTable]) -> WeightTable:
-    """The mean of tables that were learned for the same clients, every learned run counting alike.
+    """The mean of tables that were learned for the same clients; every learned run has the same weight.
 
     >>> tables = [WeightTable(torch.tensor([[1.0, 0.0]])), WeightTable(torch.tensor([[0.5, 0.5]]))]
     >>> average(tables).weights

@@ -1,1 +1,1 @@
-"""What happens to a contribution on its way."""
+"""What happens to a contribution between client and server."""

@@ -1,4 +1,4 @@
-"""Updates no longer than a limit: clipping by the Euclidean norm (McMahan et al. 2018, arXiv:1710.06963)."""
+"""Clipping of updates by their Euclidean norm (McMahan et al. 2018, arXiv:1710.06963)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Clip(Wire):
         return frozenset({self.part})
 
     def packings(self, before: Packings) -> Packings:
-        """One factor for all entries: what was zero or of one size stays so."""
+        """Unchanged: one factor for all entries keeps zeros zero and equal magnitudes equal."""
         return before
 
     def encode(self, payload: Payload, mine: State, draws: Tree) -> tuple[Payload, State]:

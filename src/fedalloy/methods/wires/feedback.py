@@ -1,4 +1,4 @@
-"""Compression that forgets nothing: error feedback (Karimireddy et al. 2019, arXiv:1901.09847)."""
+"""Compression with error feedback (Karimireddy et al. 2019, arXiv:1901.09847)."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from fedalloy.core.types import Payload, State, Tree
 class ErrorFeedback(Wire, Packing):
     """Send ``C(x + e)`` instead of ``x`` and keep ``e <- x + e - C(x + e)`` for the client's next round.
 
-    The whole ``part`` is compressed as one flat vector; other parts, the buffers among them, travel as they are.
-    ``like`` names the shared part whose shapes it has. Says how the vector is compressed and how it is packed.
-    Behind another compressor on the same part, it is this one's form that travels.
+    The whole ``part`` is compressed as one flat vector; other parts, such as buffers, are sent unchanged. ``like``
+    names the shared part that has the same shapes. Subclasses define the compression and the packed form. After another
+    compressor on the same part, this one's packed form is sent.
     """
 
     stateful: ClassVar[bool] = True
@@ -52,12 +52,12 @@ class ErrorFeedback(Wire, Packing):
 
 
 def flatten(leaves: Tree) -> Tensor:
-    """All numbers as one vector, in the dtype that holds them all."""
+    """All numbers as one vector, in the common promoted dtype."""
     return torch.cat([leaf.reshape(-1) for leaf in leaves.values()])
 
 
 def unflatten(vector: Tensor, like: Tree) -> Tree:
-    """The vector cut into leaves again."""
+    """The vector split into leaves again, with their shapes and dtypes."""
     parts = vector.split([leaf.numel() for leaf in like.values()])
     return {
         name: part.reshape(leaf.shape).to(leaf.dtype) for (name, leaf), part in zip(like.items(), parts, strict=True)
@@ -65,7 +65,7 @@ def unflatten(vector: Tensor, like: Tree) -> Tree:
 
 
 def width(leaves: Tree) -> int:
-    """The bytes of a number in the vector."""
+    """Bytes per number of the flat vector."""
     return reduce(torch.promote_types, (leaf.dtype for leaf in leaves.values())).itemsize
 
 

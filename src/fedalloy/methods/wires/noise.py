@@ -18,13 +18,13 @@ from fedalloy.core.types import Payload, State, Tree
 class Noise(Wire):
     """``x + std z`` with ``z`` standard normal, drawn from the client's key of the round.
 
-    The noise is a function of the run's seed, which the server knows and tells the nodes: whoever knows the seed can
-    take the noise off again (only nodes that require noise draw it from a key of their own). Nothing counts how much
-    has been given away over the rounds. So this shows what noise does to accuracy and gives **no privacy guarantee**.
-    Refused unless every part that is sent has a ``clip`` directly before its noise; so are models with buffers, which
-    would be sent without noise, and weightings that set no bound on what one client counts for.
-    When to use it: to see how a method bears Gaussian noise of a given size on clipped updates (of updates no longer
-    than ``norm``, ``std = multiplier * norm``, as in Geyer et al. 2017, arXiv:1712.07557).
+    The noise is a function of the run's seed, which the server knows and sends to the nodes: anyone who knows the seed
+    can subtract the noise again (only nodes that require noise draw it from their own key). There is no accounting of
+    the privacy loss over rounds. So this shows what noise does to accuracy and gives **no privacy guarantee**.
+    Refused unless every part that is sent has a ``clip`` directly before its noise. Also refused are models with
+    buffers, which would be sent without noise, and weightings that do not bound one client's weight.
+    When to use it: to measure how a method tolerates Gaussian noise of a given size on clipped updates (for updates
+    clipped to ``norm``, ``std = multiplier * norm``, as in Geyer et al. 2017, arXiv:1712.07557).
 
     >>> import torch
     >>> wire, shared = Noise(std=0.5), {"params": {"w": torch.zeros(2)}}
@@ -57,14 +57,15 @@ class Noise(Wire):
     def encode(self, payload: Payload, mine: State, draws: Tree) -> tuple[Payload, State]:
         update = payload[self.part]
         for name, leaf in update.items():
-            # One number for many entries would hide none of their differences, many for one entry not even that entry.
+            # Broadcasting would add one number to many entries, which hides none of their differences, or many numbers
+            # to one entry, which average out.
             if draws[name].shape != leaf.shape:
                 raise ValueError(
-                    f"noise: '{self.like}' has not the shapes of '{self.part}', so that its entries would not get a "
-                    "number each; name the part that it is like"
+                    f"noise: '{self.like}' and '{self.part}' have different shapes, so entries would not get a number "
+                    "each; set 'like' to a part with the same shapes"
                 )
         return {**payload, self.part: tree.add(update, draws, self.std)}, mine
 
     def packings(self, before: Packings) -> Packings:
-        """Noise leaves nothing sparse: what was compressed before is whole again."""
+        """Noise fills in zeros, so a part that was compressed before is sent whole."""
         return {part: packing for part, packing in before.items() if part != self.part}

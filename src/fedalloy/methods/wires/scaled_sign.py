@@ -15,10 +15,10 @@ from fedalloy.methods.wires.feedback import ErrorFeedback, check_packed, flatten
 @register("wire", "scaled_sign")
 @dataclass(frozen=True)
 class ScaledSign(ErrorFeedback):
-    """``sign(x) |x|_1 / d`` over the whole model of d parameters; what the sign misses waits at the client.
+    """``sign(x) |x|_1 / d`` over the whole model of d parameters; the client adds the error to its next update.
 
     On the wire: one number and one bit per parameter. An entry that is exactly zero stays zero, as published, which one
-    bit cannot say: where there are such entries, d more bits say which they are, and the others alone have a sign bit.
+    bit cannot encode: if there are such entries, d more bits mark them, and only the others have a sign bit.
     When to use it: slow uplinks, updates whose entries are of similar size.
 
     >>> import torch
@@ -32,7 +32,7 @@ class ScaledSign(ErrorFeedback):
         return vector.sign() * vector.abs().mean()
 
     def compressed_bytes(self, length: int, width: int, zeros: int = 0) -> int:
-        """What a vector of so many numbers of ``width`` bytes takes on the wire, if so many of them are zero."""
+        """Bytes on the wire of ``length`` numbers of ``width`` bytes, ``zeros`` of which are zero."""
         return _bytes_of(length - zeros) + (_bytes_of(length) if zeros else 0) + width
 
     def pack(self, leaves: Tree) -> Tree:
@@ -65,7 +65,7 @@ class ScaledSign(ErrorFeedback):
 
 
 def _kinds(leaves: Tree) -> list[torch.dtype]:
-    """The dtypes of the leaves. Each has a scale of its own, as it is rounded there; nearly always there is one."""
+    """The dtypes of the leaves, usually one. Each has its own scale, because rounding differs."""
     return list(dict.fromkeys(leaf.dtype for leaf in leaves.values()))
 
 
@@ -82,7 +82,7 @@ def _bytes_of(bits: int) -> int:
 
 
 def _to_bits(flags: Tensor) -> Tensor:
-    """Eight flags to a byte, the first one lowest."""
+    """Eight flags per byte, the first in the lowest bit."""
     padded = torch.zeros(8 * _bytes_of(len(flags)), dtype=torch.uint8, device=flags.device)
     padded[: len(flags)] = flags
     return (padded.reshape(-1, 8) << torch.arange(8, dtype=torch.uint8, device=flags.device)).sum(1, dtype=torch.uint8)

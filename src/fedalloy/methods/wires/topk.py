@@ -1,4 +1,4 @@
-"""Only the largest entries travel: top-k with error feedback (Stich et al. 2018, arXiv:1809.07599)."""
+"""Only the largest entries are sent: top-k with error feedback (Stich et al. 2018, arXiv:1809.07599)."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 @register("wire", "topk")
 @dataclass(frozen=True)
 class TopK(ErrorFeedback):
-    """The ``k = max(floor(ratio d), 1)`` entries of largest magnitude of the whole model; the rest waits at the client.
+    """The ``k = max(floor(ratio d), 1)`` entries of largest magnitude; the client adds the rest to its next update.
 
-    On the wire: k values and k positions, each in the smallest integer of 1, 2, 4 or 8 bytes that can count to d.
-    When to use it: slow uplinks, updates whose mass sits in few entries.
+    On the wire: k values and k positions, each in the smallest integer of 1, 2, 4 or 8 bytes that can index d entries.
+    When to use it: slow uplinks, updates with few large entries.
 
     >>> TopK(ratio=0.5).compress(torch.tensor([1.0, -3.0, 0.5, 2.0]))
     tensor([ 0., -3.,  0.,  2.])
@@ -37,7 +37,7 @@ class TopK(ErrorFeedback):
             raise ValueError(f"ratio must lie in (0, 1], got {self.ratio}")
 
     def kept(self, length: int) -> int:
-        """How many of so many entries travel."""
+        """How many of ``length`` entries are sent."""
         return max(int(fraction_of(length, self.ratio)), 1)
 
     def compress(self, vector: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ class TopK(ErrorFeedback):
         return torch.zeros_like(vector).scatter(0, places, vector.gather(0, places))
 
     def compressed_bytes(self, length: int, width: int) -> int:
-        """What a vector of so many numbers of ``width`` bytes takes on the wire."""
+        """Bytes on the wire of a vector of ``length`` numbers of ``width`` bytes."""
         return self.kept(length) * (width + _place_size(length))
 
     def pack(self, leaves: Tree) -> Tree:
