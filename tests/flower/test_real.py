@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
@@ -151,15 +152,15 @@ def _restart_with_another_key_for(site, name):
     federation.start_node(name)
 
 
-def test_a_run_that_is_killed_ends_the_same_with_and_without_prefork(site, tmp_path):
-    """A federation in which every process is a new one, and the other: in each of them the server and the node are
-    killed when the node has answered and the server has not heard it, and the same command goes on. With one node,
-    since its processes are slow."""
+def test_a_run_that_is_killed_without_prefork_ends_as_one_that_is_not_with_it(site, tmp_path):
+    """In a federation in which every process is a new one, the server app and the node are killed when the node has
+    answered and the app has not read it. With one node, since its processes are slow."""
     with ThreadPoolExecutor(1) as beside, Site(tmp_path / "site", HONEST[:1], launcher=Fallback()).up() as plain:
         assert isinstance(site.federation.launcher, Prefork)
-        other = beside.submit(_killed_and_taken_up, plain)
-        rows, shared, wanted = _killed_and_taken_up(site)
+        other = beside.submit(_one_client, plain, _kill_after_the_first_answer)
+        rows, shared, wanted = _one_client(site)
         assert rows == other.result()[0]
+        assert "continues (session 2)" in plain.said("both-ways")
         assert not list(tmp_path.glob("**/worker.lock")), "there every order is a process"
     assert [row["ids"] for row in rows] == [[0]] * 2
     assert not any(row.get("lagging") for row in rows)
@@ -168,24 +169,28 @@ def test_a_run_that_is_killed_ends_the_same_with_and_without_prefork(site, tmp_p
         assert_equal(shared[part], other.result()[1][part], tolerance=0.0)
 
 
-def _killed_and_taken_up(site: Site) -> tuple[Any, ...]:
-    name, federation = "both-ways", site.federation
+def _one_client(site: Site, interrupt: Callable[[Site, str], None] | None = None) -> tuple[Any, ...]:
+    name = "both-ways"
     recipe = site.recipe(name, 1, algorithm={"name": "scaffold"}, run={"rounds": 2}, engine={"minimum": 1})
+    if interrupt:
+        interrupt(site, name)
+    site.finish(name, site.send(name))
+    # Where there are other nodes they are refused, as none of the recipe's clients.
+    rows = [{column: value for column, value in row.items() if column != "refused"} for row in site.rows(name)]
+    return rows, site.shared(name), site.expected(recipe, 1)[0].state["shared"]
+
+
+def _kill_after_the_first_answer(site: Site, name: str) -> None:
     site.send(name)
     site.wait_for(name, "begins")
     run = json.loads((site.folder(name) / "federation.json").read_text())["run"]
     kept = site.place / "nodes" / "node-0" / "store" / run
     wait_until(lambda: any(kept.glob("*/state-000001.safetensors")), "the node answered", LIMIT)
-    federation.kill_server()
-    federation.kill_node("node-0")
-    end_grace(federation, "node-0")
-    federation.start_server()
-    federation.start_node("node-0")
-    site.finish(name, site.send(name))
-    assert "continues (session 2)" in site.said(name)
-    # Where there are other nodes they are refused, as none of the recipe's clients.
-    rows = [{column: value for column, value in row.items() if column != "refused"} for row in site.rows(name)]
-    return rows, site.shared(name), site.expected(recipe, 1)[0].state["shared"]
+    os.kill(int((site.folder(name) / "lock").read_text().split()[0]), signal.SIGKILL)
+    assert not site.rows(name), "the app was killed too late to show anything"
+    site.federation.kill_node("node-0")
+    end_grace(site.federation, "node-0")
+    site.federation.start_node("node-0")
 
 
 def test_hostile_nodes_are_dropped_and_named_and_impostors_refused(site):
