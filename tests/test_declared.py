@@ -208,9 +208,9 @@ def test_a_task_that_inherits_needs_three_members():
 @pytest.mark.parametrize(
     ("task", "said"),
     [
-        (Foreign(), r"got Foreign: a task of one's own inherits from fedalloy\.core\.task\.Task"),
-        (Elsewhere(Foreign()), r"got Foreign: an objective of one's own inherits from fedalloy\.core\.objective"),
-        (type("Short", (Task,), {"data": Foreign.data})(), "task Short does not say its 'objective'"),
+        (Foreign(), r"got Foreign: a custom task inherits from fedalloy\.core\.task\.Task"),
+        (Elsewhere(Foreign()), r"got Foreign: a custom objective inherits from fedalloy\.core\.objective"),
+        (type("Short", (Task,), {"data": Foreign.data})(), "task Short has no 'objective'"),
     ],
 )
 def test_what_lacks_members_is_refused_at_the_door(task, said):
@@ -238,7 +238,7 @@ def test_an_engine_far_away_must_say_how_clients_are_scored():
         def __call__(self, *given: Any) -> Any:
             return None
 
-    with pytest.raises(SpecError, match="Far says that the clients' data are not at hand"):
+    with pytest.raises(SpecError, match="Far declares that the clients' data are not at hand"):
         Far().scores(algorithms.fedavg(), {}, {}, torch.arange(1), ("loss",), ["global"])
 
 
@@ -259,10 +259,10 @@ def _with_rows(*rows: int) -> Callable[[Outcome], Outcome]:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (_with_rows(0, 1, 2, 3, 4, 4), r"returned the clients \[0, 1, 2, 3, 4, 4\]: allowed are those that were asked"),
-        (_with_rows(1, 0, 2, 3, 4), "each once and in ascending order"),
+        (_with_rows(0, 1, 2, 3, 4, 4), r"returned the clients \[0, 1, 2, 3, 4, 4\]: allowed are those of"),
+        (_with_rows(1, 0, 2, 3, 4), "each at most once and in ascending order"),
         (lambda one: replace(one, cohort=replace(one.cohort, ids=one.cohort.ids + 1)), r"\[1, 2, 3, 4, 5\]: allowed"),
-        (lambda one: replace(one, cohort=replace(one.cohort, stats={})), "returned no 'bytes_up' of its clients"),
+        (lambda one: replace(one, cohort=replace(one.cohort, stats={})), "returned no 'bytes_up' for its clients"),
         (lambda one: one.cohort, r"must return a fedalloy\.core\.engine\.Outcome, got Cohort"),
     ],
 )

@@ -257,7 +257,8 @@ class Says(Weighting):
 @pytest.mark.parametrize("member", ["requires", "reads", "asks"])
 @pytest.mark.parametrize("said", [["num_examples"], "num_examples", lambda: frozenset()])
 def test_names_that_are_no_set_are_refused_when_an_algorithm_is_built(member, said):
-    with pytest.raises(AlgorithmError, match=rf"weighting 'Says' says '{member}' as (list|str|function): it is a set"):
+    wrong = rf"weighting 'Says' declares '{member}' as (list|str|function): it must be a set"
+    with pytest.raises(AlgorithmError, match=wrong):
         Algorithm(Sgd(), Says(**{member: said}), ServerSgd())
 
 

@@ -110,15 +110,15 @@ def test_what_is_known_of_the_data_reaches_the_solver_inside():
     "name", ["provides", "personal", "local_leaves", "synthesise", "count_steps", "fusing", "bind"]
 )
 def test_an_answer_that_nobody_would_ask_for_is_refused(name):
-    with pytest.raises(TypeError, match=rf"solver Silent says '{name}'.*fedalloy\.core\.aspects\.[A-Z]\w+: inherit"):
+    with pytest.raises(TypeError, match=rf"solver Silent defines '{name}'.*fedalloy\.core\.aspects\.[A-Z]\w+: inherit"):
         type("Silent", (Three,), {name: property(lambda self: None)})
 
 
 def test_an_answer_from_a_mixin_or_a_field_is_refused_too():
     mixin = type("Mixin", (), {"personal": lambda self, shared, mine, mix=None: (shared["params"], {})})
-    with pytest.raises(TypeError, match=r"solver Silent says 'personal'"):
+    with pytest.raises(TypeError, match=r"solver Silent defines 'personal'"):
         type("Silent", (mixin, Three), {})
-    with pytest.raises(TypeError, match=r"solver Silent says 'provides'"):
+    with pytest.raises(TypeError, match=r"solver Silent defines 'provides'"):
         type("Silent", (Three,), {"__annotations__": {"provides": frozenset[str]}})
 
 

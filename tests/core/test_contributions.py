@@ -146,7 +146,7 @@ def test_whoever_does_not_read_payloads_needs_sums_only(name):
     ("name", "asked"), [("median", "chunks"), ("qfedavg", "norms"), ("fedboosting", "cross_score")]
 )
 def test_whoever_reads_more_is_refused_before_the_first_round(name, asked):
-    with pytest.raises(SpecError, match=rf"\('{asked}'\), which engine Summing does not give; it answers: combine"):
+    with pytest.raises(SpecError, match=rf"\('{asked}'\), which engine Summing does not provide; it answers: combine"):
         fit(registry.find("algorithm", name)(), small_task(), engine=Summing(), rounds=1)
 
 

@@ -87,7 +87,7 @@ def test_a_metric_says_which_way_is_better(direction):
 
 
 def test_a_metric_that_does_not_say_which_way_is_better_is_refused():
-    with pytest.raises(RegistryError, match=r"metric 'mine' does not say which way is better.*higher_is_better=True"):
+    with pytest.raises(RegistryError, match=r"metric 'mine' does not declare its direction.*higher_is_better=True"):
         registry.register("metric", "mine")
     with pytest.raises(RegistryError, match="higher_is_better is 'no'; allowed are True, False and None"):
         registry.register("metric", "mine", higher_is_better="no")  # type: ignore[arg-type]

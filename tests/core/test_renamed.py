@@ -27,7 +27,7 @@ MEMBERS = {LocalSolver: SOLVER, ServerOptimizer: SERVER, DatasetLoader: DATASET,
     ("base", "old"), [(base, old) for base, names in MEMBERS.items() for old in names], ids=lambda one: str(one)
 )
 def test_an_old_member_is_refused(base, old):
-    with pytest.raises(TypeError, match=f"Mine writes '{old}', which is called '{MEMBERS[base][old]}' now"):
+    with pytest.raises(TypeError, match=f"Mine defines '{old}', which is called '{MEMBERS[base][old]}' now"):
         type("Mine", (base,), {old: None})
 
 
@@ -41,7 +41,7 @@ class Old(nn.Linear):
 
 
 def test_a_model_with_an_old_member_is_refused():
-    with pytest.raises(TypeError, match=f"Old writes 'roles', which is called '{MODEL['roles']}' now"):
+    with pytest.raises(TypeError, match=f"Old defines 'roles', which is called '{MODEL['roles']}' now"):
         ModuleObjective(lambda: Old(2, 2))
 
 

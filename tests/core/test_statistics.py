@@ -104,7 +104,7 @@ def test_a_size_that_changes_is_dropped_with_both_numbers():
     known = SizeLimits(known=torch.tensor([10.0, 19.0, NAN], dtype=torch.float64))
     kept, dropped = screen(cohort(), "delta", sizes=known)
     assert kept.ids.tolist() == [0, 2]
-    assert dropped == {1: "statistic 'num_examples' is 20, and was 19 when it first answered in this run"}
+    assert dropped == {1: "statistic 'num_examples' is 20, but was 19 in its first round of this run"}
 
 
 def test_sizes_have_a_stated_limit_and_runs_want_whole_numbers():

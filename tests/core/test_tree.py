@@ -98,7 +98,7 @@ def test_integer_leaves_keep_their_dtype_and_are_rounded():
 
 
 def test_a_weight_that_fits_no_leaf_is_refused():
-    with pytest.raises(ValueError, match=r"shape \(3, 5\) is no prefix of a leaf of \(3, 4\)"):
+    with pytest.raises(ValueError, match=r"shape \(3, 5\) is not a prefix of the leaf's \(3, 4\)"):
         tree.combine({"w": torch.ones(3, 4)}, torch.ones(3, 5))
 
 

@@ -172,7 +172,7 @@ def test_one_client_of_a_block_is_a_view():
 
 @pytest.mark.parametrize("x", [{}, [torch.zeros(4, 2)], {"a": torch.zeros(4, 2).numpy()}])
 def test_what_is_no_tensor_is_refused_in_words(x):
-    with pytest.raises(DataError, match="examples are a tensor, or a dict of tensors by name, got a"):
+    with pytest.raises(DataError, match="examples must be a tensor or a dict of tensors, got a"):
         Dataset(x, torch.zeros(4, dtype=torch.int64), classes=2)
 
 

@@ -144,7 +144,7 @@ def test_krum_with_too_few_left_is_a_round_without_effect():
     algorithm, store = made(Krum(byzantine=1), Scaffold(**LOCAL)), MemoryStore()
     state, played = first(algorithm, store=store, devices=FEW)
     assert played.step.state is state
-    assert played.row["refusal"] == "weighting 'Krum' needs at least 5 contributions that count, and 4 came"
+    assert played.row["refusal"] == "weighting 'Krum' needs at least 5 contributions that count, got 4"
     assert (played.row["ids"], played.row["weights"], played.row["dropped"]) == ([], [], {})
     assert store.get(range(5)) == {}, "what did not count leaves no trace"
 
@@ -169,7 +169,7 @@ def test_a_refused_round_with_dropped_contributions_is_not_barren_either():
     result = fit(made(Krum(byzantine=1)), TASK, rounds=EMPTY_LIMIT + 2, engine=Called(engine))
     rows = list(result.rounds())
     assert len(rows) == EMPTY_LIMIT + 2
-    assert all(row["dropped"] == {"0": "not finite"} and "4 came" in row["refusal"] for row in rows)
+    assert all(row["dropped"] == {"0": "not finite"} and "got 4" in row["refusal"] for row in rows)
 
 
 @pytest.mark.parametrize(
@@ -181,12 +181,12 @@ def test_a_refused_round_with_dropped_contributions_is_not_barren_either():
     ],
 )
 def test_a_cohort_that_can_never_be_large_enough_is_refused_before_round_one(settings):
-    with pytest.raises(AlgorithmError, match="weighting 'Krum' needs at least 5 clients in a round that count"):
+    with pytest.raises(AlgorithmError, match="weighting 'Krum' needs at least 5 clients that count in a round"):
         fit(made(Krum(byzantine=1)), TASK, rounds=1, engine="loop", **settings)
 
 
 def test_so_are_clients_without_examples():
-    with pytest.raises(AlgorithmError, match="needs at least 5 clients in a round that count, but there can be 4"):
+    with pytest.raises(AlgorithmError, match="needs at least 5 clients that count in a round, but there can be only 4"):
         fit(made(Krum(byzantine=1)), small_task(sizes=(3, 4, 0, 5, 6)), rounds=1, engine="loop")
 
 
@@ -194,7 +194,7 @@ def test_responses_need_enough_clients():
     with pytest.raises(AlgorithmError, match="'AaggffD' needs at least 3 clients"):
         fit(made(AaggffD(C1=0.4)), TASK, rounds=1, cohort=2, engine="loop")
     _, played = first(made(AaggffD(C1=0.7)), devices=DeviceProfile(success=(1.0, 0.0, 1.0, 1.0, 0.0)))
-    assert "needs at least 4 contributions that count, and 3 came" in played.row["refusal"]
+    assert "needs at least 4 contributions that count, got 3" in played.row["refusal"]
 
 
 SIZES = (1, 3, 7, 12, 5)

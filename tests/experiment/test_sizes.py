@@ -49,7 +49,7 @@ def only_in(round: int, client: int, size: float):
 def test_a_client_that_changes_its_size_is_dropped_with_the_reason():
     result = fit(algorithms.fedavg(**LOCAL), TASK, rounds=3, engine=only_in(2, 3, 13.0))
     rows = list(result.rounds())
-    reason = "statistic 'num_examples' is 13, and was 12 when it first answered in this run"
+    reason = "statistic 'num_examples' is 13, but was 12 in its first round of this run"
     assert [row["dropped"] for row in rows] == [{}, {"3": reason}, {}]
 
 
@@ -68,7 +68,7 @@ def test_the_first_answer_counts_also_after_the_run_was_resumed(tmp_path):
     resumed = fit(algorithms.fedavg(**LOCAL), TASK, rounds=4, engine=only_in(4, 2, 8.0), resume=True, **settings)
     rows = list(resumed.rounds())
     assert [list(row["dropped"]) for row in rows] == [[], [], [], ["2"]]
-    assert "and was 7 when it first answered" in rows[-1]["dropped"]["2"]
+    assert "but was 7 in its first round" in rows[-1]["dropped"]["2"]
 
 
 @pytest.mark.parametrize("size", [-1e9, 1e15, float("nan"), 2.5])

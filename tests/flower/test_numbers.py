@@ -75,7 +75,7 @@ def test_a_node_with_an_impossible_size_is_dropped_and_named(number, reason, tmp
 def test_a_node_that_changes_its_size_is_dropped_also_after_a_resume(tmp_path):
     first, second = rows_with(tmp_path, saying(in_round=2, num_examples=5), rounds=2)
     assert (first["dropped"], list(second["dropped"])) == ({}, ["1"])
-    assert "when it first answered in this run" in second["dropped"]["1"]
+    assert "in its first round of this run" in second["dropped"]["1"]
 
 
 def test_fednova_takes_no_lengths_from_nodes(tmp_path):
@@ -200,7 +200,7 @@ def test_sizes_are_pinned_for_the_run_and_survive_a_resume(tmp_path):
     rows, _ = strategy_rows(rounds=2, folder=tmp_path / "run", apps=apps)
     assert [row["dropped"] for row in rows] == [{}, {}]
     (third,), _ = strategy_rows(rounds=3, folder=tmp_path / "run", apps=apps)
-    assert "is 9e+06, and was 10 when it first answered" in third["dropped"]["1"]
+    assert "is 9e+06, but was 10 in its first round" in third["dropped"]["1"]
     assert json.loads((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()[2])["ids"] == [0, 2]
 
 
@@ -220,7 +220,7 @@ def test_an_idle_client_is_named_and_does_not_win():
 def test_a_rule_for_more_clients_than_came_leaves_the_model_and_says_why():
     apps = {5: app(3), 6: app(4, variance=-1.0)}
     (row,), result = strategy_rows(algorithms.krum(byzantine=1), apps=apps)
-    assert "needs at least 5 contributions that count, and 4 came" in row["refusal"]
+    assert "needs at least 5 contributions that count, got 4" in row["refusal"]
     assert result.arrays["w"].numpy().tolist() == [0.0, 0.0]
     with pytest.raises(AlgorithmError, match="needs at least 5 clients"):
         strategy_rows(algorithms.krum(byzantine=1))

@@ -1,1 +1,1 @@
-"""The heart of the house: types, protocols, the algorithm and its two halves. Imports torch and nothing else."""
+"""Types, protocols, and the client and server halves of an algorithm. Imports torch and the standard library only."""

@@ -1,4 +1,4 @@
-"""An algorithm is a frozen value of four parts; the server half is one pure function."""
+"""An algorithm as a frozen value of four parts, and its server half as one pure function."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ ServerState = dict[str, State]
 @checked("algorithm")
 @dataclass(frozen=True)
 class Algorithm(Traits):
-    """A solver, a weighting, a server and what happens on the wire between them.
+    """A solver, a weighting, a server and the wire transforms between clients and server.
 
-    Built only when what the weighting requires is provided by the solver or the engine. ``on_failure``
-    overrides what the devices say about a client whose link failed.
+    Refused if neither solver nor engine provides a statistic that the weighting requires. ``on_failure`` overrides the
+    setting of the devices for clients whose link failed.
     """
 
     solver: LocalSolver
@@ -66,31 +66,31 @@ class Algorithm(Traits):
             raise AlgorithmError(f"solver {_name(self.solver)} declares no part '{self.update}' to update with")
         if unread := self.weighting.reads - self.sent.keys():
             raise AlgorithmError(
-                f"weighting {_name(self.weighting)} looks at the part '{min(unread)}', which solver "
+                f"weighting {_name(self.weighting)} reads the part '{min(unread)}', which solver "
                 f"{_name(self.solver)} does not send; sent: {', '.join(sorted(self.sent))}"
             )
         if self.local_leaves and "cross_score" in self.requires:
             raise AlgorithmError(
-                f"weighting {_name(self.weighting)} tries every client's model at every other client, but with solver "
+                f"weighting {_name(self.weighting)} scores every client's model at every other client, but with solver "
                 f"{_name(self.solver)} no client sends a whole model: choose another weighting, such as 'samples'"
             )
         check_wires(self.wire, self.sent, self.weighting.weight_bound, _name(self.weighting))
 
     def needs(self, shared: Mapping[str, Tree]) -> frozenset[str]:
-        """The statistics that every client must send: for the weighting, and for parts averaged by samples."""
+        """The statistics that every client must send: for the weighting, and for parts averaged by sample count."""
         by_samples = any(part.reduce == "samples" for part in self.parts(shared).values())
         sizes = {"num_examples"} if by_samples and not self.weighting.guards_all_parts else set()
         return self.requires - {"cross_score"} | sizes
 
     @property
     def uses_length(self) -> str:
-        """In what way rounds depend on how many there will be, in words; empty where they do not."""
+        """How the rounds depend on the length of the run, as text; empty if they do not."""
         rules: tuple[LocalSolver | Weighting | ServerOptimizer | Wire, ...]
         rules = (self.solver, self.weighting, self.server, *self.wire)
         return "; ".join(f"{_name(rule)}: {rule.uses_length}" for rule in rules if rule.uses_length)
 
     def parts(self, shared: Mapping[str, Tree]) -> dict[str, Part]:
-        """Everything a client sends: the solver's parts, and the buffers of a model that has some."""
+        """Everything a client sends: the solver's parts, and the model's buffers if it has any."""
         if not shared.get("buffers"):
             return dict(self.sent)
         return {**self.sent, "buffers": Part("samples", like="buffers", without=self.local_leaves)}
@@ -100,8 +100,8 @@ class Algorithm(Traits):
         return {name: part.template(shared) for name, part in self.parts(shared).items()}
 
     def neutral(self, shared: Shared) -> Payload:
-        """What stands in for a client that did not deliver: of every part the number that says nothing, of the buffers
-        those it received."""
+        """The payload of a client that did not deliver: every part filled with its neutral number, and the buffers as
+        received."""
         return {
             name: part.template(shared)
             if name == "buffers"
@@ -110,18 +110,18 @@ class Algorithm(Traits):
         }
 
     def exchanged(self, shared: Shared) -> Shared:
-        """The shared parts without the leaves that stay at the clients: what the wire and the server know of."""
+        """The shared parts without the leaves that stay at the clients, as wires and server see them."""
         if not self.local_leaves:
             return shared
         return {part: self.local_leaves.split(leaves)[1] for part, leaves in shared.items()}
 
     def received(self, shared: Shared) -> Shared:
-        """The shared parts that travel to the clients."""
+        """The shared parts that are sent to the clients."""
         wanted = self.receives
         return shared if wanted is None else {part: leaves for part, leaves in shared.items() if part in wanted}
 
     def bind(self, task: Task, key: Key | None = None) -> Algorithm:
-        """The same algorithm, solver and server knowing the form of the task's data; ``key`` is the root of the run."""
+        """The same algorithm with solver and server bound to the task's data spec; ``key`` is the run's root key."""
         needed = self.target != "params" or task.objective.needs_full_batches
         if not needed and not aspects.needs_data_spec(self.solver):
             return self
@@ -140,15 +140,15 @@ class Algorithm(Traits):
         }
 
     def client_key(self, new: Key, client: int, round: int) -> Key:
-        """The key of a client's initial state, of those for ``new`` clients: clients that keep nothing share one, or,
-        where they begin with a model of their own, draw it again in every round."""
+        """The key of a client's initial state, below the key ``new``. Stateless clients share one key; those that start
+        from their own fresh model get another one in every round."""
         if self.needs_fresh and not self.solver.stateful:
             return new.fold("round", round).fold(client)
         return new.fold(client) if self.stateful else new
 
     def init_client(self, shared: Shared, key: Key, fresh: Fresh | None = None) -> State:
-        """A client's state before its first round; ``fresh`` is the objective's ``init``, for solvers that give every
-        client a start of its own."""
+        """A client's state before its first round; ``fresh`` is the objective's ``init``, for solvers whose clients
+        start from their own fresh model."""
         known = self.exchanged(shared)
         wires = {str(i): wire.init_client(known, key.fold("wire", i)) for i, wire in enumerate(self.wire)}
         if self.needs_fresh:
@@ -159,14 +159,14 @@ class Algorithm(Traits):
         """A new model with the received one's names, dtypes and device."""
         if fresh is None:
             raise AlgorithmError(
-                f"solver {_name(self.solver)} starts every client from a model of its own: give init_client the "
-                "'init' of the task's objective as 'fresh'"
+                f"solver {_name(self.solver)} starts every client from its own fresh model: pass the 'init' of the "
+                "task's objective to init_client as 'fresh'"
             )
         drawn, _ = fresh(key.fold("fresh"))
         return {name: drawn[name].to(leaf) for name, leaf in shared["params"].items()}
 
     def check_cohort(self, cohort: int, population: int) -> None:
-        """Refuse a sampled cohort where the weighting needs everyone, and one that is too small for it."""
+        """Refuse a sampled cohort if the weighting needs every client, and a cohort that is too small for it."""
         if self.weighting.needs_everyone and cohort < population:
             raise AlgorithmError(
                 f"weighting {_name(self.weighting)} needs every client in every round, but the cohort is {cohort} of "
@@ -175,24 +175,24 @@ class Algorithm(Traits):
         self.check_able(cohort, population)
 
     def check_task(self, task: Task) -> None:
-        """Refuse a federation, whose data are at hand, that the weighting was not made for."""
+        """Refuse a task that does not suit the weighting; needs the clients' data in this process."""
         reason = self.weighting.unsuited(task)
         if reason:
             raise AlgorithmError(reason)
 
     def check_able(self, able: int, population: int) -> None:
-        """Refuse a federation in which too few clients can ever count in the same round."""
+        """Refuse a federation in which too few clients can count in the same round."""
         least = self.weighting.least_clients(population)
         if able < least:
             raise AlgorithmError(
-                f"weighting {_name(self.weighting)} needs at least {least} clients in a round that count, but there "
-                f"can be {able}: sample more, give more of them examples and time, or change the rule's settings"
+                f"weighting {_name(self.weighting)} needs at least {least} clients that count in a round, but there "
+                f"can be only {able}: sample more, give more of them examples and time, or change the rule's settings"
             )
 
 
 def data_spec_of(task: Task, key: Key) -> DataSpec:
-    """What a solver may know of a task, from the examples of its first clients that have some; a task whose data are
-    elsewhere says it itself."""
+    """The data spec of a task, from the examples of the first client that has any; a task whose data are elsewhere
+    declares its spec itself."""
     told = task.data_spec()
     if told is not None:
         return replace(told, seed=key.fold("facts").seed(), alone=_trains_on_one(task.objective, told))
@@ -211,7 +211,7 @@ def data_spec_of(task: Task, key: Key) -> DataSpec:
 
 
 def _trains_on_one(objective: Objective, data_spec: DataSpec) -> bool:
-    """Whether a batch may have a single example; most objectives allow it."""
+    """Whether a batch may have a single example."""
     return objective.trains_on_one(torch.zeros(1, *data_spec.shape, dtype=data_spec.dtype))
 
 
@@ -221,10 +221,10 @@ def _beside(x: Inputs, leaves: Tree) -> Tree:
 
 @dataclass(frozen=True)
 class ServerStep:
-    """What a round did at the server; of weights on elements, ``weights`` holds each leaf's mean by client.
+    """The result of a round at the server. For weights per element, ``weights`` holds the mean per client and leaf.
 
-    ``idle`` are the clients that took no step, whether they count or not; ``refusal`` says why a round in which the
-    rule could not be applied to those who came has no effect.
+    ``idle`` are the clients that took no step, whether they count or not; ``refusal`` is the reason if the rule could
+    not be applied to the contributions, in which case the round has no effect.
     """
 
     state: ServerState
@@ -245,10 +245,10 @@ def server_step(
     max_norm: float | None = None,
     sizes: SizeLimits = ANY_SIZE,
 ) -> ServerStep:
-    """Screen, weigh, combine, undo the wire, move the target, absorb: the whole server half, pure.
+    """Screen, weigh, combine, decode the wires, update the target, absorb: the whole server half, as a pure function.
 
-    A cohort without a single valid contribution leaves the state as it was, and so does one that shares nothing and one
-    that the rule is not defined for.
+    The state does not change if no contribution is valid, if the clients send no leaves, or if the rule is not defined
+    for this cohort.
     """
     needed, idle = algorithm.needs(state["shared"]), took_no_step(cohort)
     resting = tuple(cohort.ids[idle].tolist()) if bool(idle.any()) else ()
@@ -271,11 +271,11 @@ def server_step(
 def _moved(
     algorithm: Algorithm, state: ServerState, cohort: Contributions, ctx: Context
 ) -> tuple[ServerState, Weights, Info, Payload]:
-    """The state after the contributions of a cohort in which everyone counts, and the parts that are only summed."""
+    """The state after the contributions of a screened cohort, and the parts that are only summed."""
     least = algorithm.weighting.least_clients(ctx.population)
     if len(cohort) < least:
         rule = _name(algorithm.weighting)
-        raise RoundRefused(f"weighting {rule} needs at least {least} contributions that count, and {len(cohort)} came")
+        raise RoundRefused(f"weighting {rule} needs at least {least} contributions that count, got {len(cohort)}")
     weights, weighted, weighting_state, info = _weigh(algorithm, state, cohort, ctx)
     aggregate = {**_reduce(algorithm, state, cohort, weights, ctx), **weighted}
     for wire in reversed(algorithm.wire):
@@ -308,7 +308,7 @@ def _weigh(
 
 
 def _reduce(algorithm: Algorithm, state: ServerState, cohort: Contributions, weights: Weights, ctx: Context) -> Payload:
-    """The parts that are not the weighting's own, each as declared, unless the rule guards them too."""
+    """The parts that the weighting does not reduce, each as declared, unless the rule guards all parts."""
     reduced, rule = {}, algorithm.weighting
     for name, part in algorithm.parts(state["shared"]).items():
         if part.reduce == "stack":
@@ -321,7 +321,7 @@ def _reduce(algorithm: Algorithm, state: ServerState, cohort: Contributions, wei
 
 
 def _guarded(rule: Weighting, state: State, cohort: Contributions, part: str, weights: Weights, ctx: Context) -> Tree:
-    """A part reduced by the rule's own choice of clients or, element by element, by a round of its own."""
+    """A part reduced by the rule's weights on clients or, for element-wise rules, by a separate round on this part."""
     if not isinstance(rule, ElementWeighting):
         return cohort.combine(part, weights)
     alone = cohort.alone(part, "delta")
@@ -340,8 +340,8 @@ def _by_samples(cohort: Contributions) -> Tensor:
 
 
 def _move(algorithm: Algorithm, state: ServerState, aggregate: Payload, ctx: Context) -> tuple[Shared, State, Info]:
-    """The server optimizer moves the target; buffers are replaced by their average, never optimised. Leaves that
-    stay at the clients stay as they are here."""
+    """Update the target with the server optimizer; buffers are replaced by their average, not optimised. Leaves that
+    stay at the clients do not change here."""
     target, shared = algorithm.target, state["shared"]
     known = algorithm.exchanged(shared)[target]
     moved, server_state, info = algorithm.server.apply(aggregate[algorithm.update], state["server"], known, ctx)

@@ -1,4 +1,4 @@
-"""How a function of one client is applied to a block of clients: to one alone, or to many under vmap."""
+"""How a function of one client is applied to a block of clients: called for a single one, or vmapped over many."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from fedalloy.core.types import Tree
 
 
 class Applied(Protocol):
-    """One way to do it, which says what the trees of a block look like: ``stack`` makes them and ``unstack`` takes them
-    apart."""
+    """One way to apply it. It also defines the form of a block's trees: ``stack`` builds them, ``unstack`` splits
+    them."""
 
     def __call__(self, function: Callable[..., Any], clients: int, *trees: Any) -> Any:
-        """``function`` of every client's part of the trees; the results as such trees."""
+        """Apply ``function`` to every client's part of the trees; the results are such trees again."""
 
     def stack(self, trees: list[Any]) -> Any:
         """The block's tree from one per client."""
@@ -39,7 +39,7 @@ class Applied(Protocol):
 
 @dataclass(frozen=True)
 class Plain:
-    """A block of one client, whose trees are as they are: no leading axis, and leaves that are no tensors too."""
+    """A block of one client, whose trees have no leading axis and may have leaves that are not tensors."""
 
     def __call__(self, function: Callable[..., Any], clients: int, *trees: Any) -> Any:
         return function(*trees)
@@ -69,13 +69,13 @@ class Vmapped:
         def call(_: Tensor, *given: Any) -> Any:
             return function(*given)
 
-        # The first argument tells vmap how many clients there are where the trees have no leaves.
+        # The first argument tells vmap the number of clients if the trees have no leaves.
         return vmap(call)(torch.zeros(clients), *trees)
 
     def stack(self, trees: list[Any]) -> Any:
         """Plain scalars cannot be stacked and are refused."""
         first = trees[0]
-        if not _has_leaves(first):  # costs nothing, which small rounds of clients without a state are glad of
+        if not _has_leaves(first):  # stateless clients: skip tree_map, which matters in small rounds
             return first
         if len(trees) == 1:
             return led(first)
@@ -98,12 +98,12 @@ plain, vmapped = Plain(), Vmapped()
 
 
 def alone(trees: Any) -> Any:
-    """The only client's part of trees with a leading axis; what is no tensor passes as it is."""
+    """The only client's part of trees with a leading axis; other values than tensors are unchanged."""
     return tree_map(lambda leaf: leaf[0] if isinstance(leaf, Tensor) else leaf, trees)
 
 
 def led(trees: Any) -> Any:
-    """One client's trees with a leading axis; what is no tensor passes as it is."""
+    """One client's trees with a leading axis; other values than tensors are unchanged."""
     return tree_map(lambda leaf: leaf.unsqueeze(0) if isinstance(leaf, Tensor) else leaf, trees)
 
 

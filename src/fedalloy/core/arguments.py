@@ -1,7 +1,7 @@
-"""The one check of arguments: what a recipe, a message and a Python call hand to a rule is looked at here alone.
+"""The one place where arguments of rules are checked, whether they come from a recipe, a message or a Python call.
 
 Every registered rule and every class of settings is guarded: names, types, choices and finite numbers are checked
-before its own ``__post_init__`` looks at ranges, and whatever is wrong is one ``SpecError``.
+before its own ``__post_init__`` checks ranges, and every error is a ``SpecError``.
 
 >>> from fedalloy.methods.solvers.sgd import Sgd
 >>> Sgd(learning_rate=0.1)
@@ -32,13 +32,13 @@ CATEGORY_OF: dict[type, str] = {LocalSolver: "solver", Weighting: "weighting", S
 
 
 def checked(where: str) -> Callable[[Kind], Kind]:
-    """Guard a class of settings that is in no registry; ``where`` is what its errors begin with."""
+    """Guard a class of settings that is not registered; its error messages start with ``where``."""
     return lambda kind: guard(kind, where)
 
 
 def guard(rule: Guarded, where: str, extra: Settings = lambda: None) -> Guarded:
-    """The same rule, which now checks what it is called with. A class stays the same object; of other classes than
-    dataclasses nothing is known, so they stay as they are. ``extra`` is as in ``build``, asked for when it is needed.
+    """The same rule with checked arguments. A class stays the same object; classes that are not dataclasses are not
+    guarded, because their arguments are unknown. ``extra`` is as in ``build``, but called lazily.
     """
     if not inspect.isclass(rule):
         return typing.cast(Guarded, _guarded_function(rule, where, extra))
@@ -59,7 +59,7 @@ def build(rule: Any, arguments: Mapping[str, Any], where: str, extra: type | Non
 
 
 def accepted(rule: Any, arguments: Mapping[str, Any], where: str, extra: type | None = None) -> dict[str, Any]:
-    """Named arguments as the types that a rule declares, or an error that says what would be right."""
+    """Named arguments converted to the types that a rule declares, or an error that names what is allowed."""
     hints = {**(_hints(extra) if extra else {}), **_hints(rule)}
     open_ended = extra is None and _takes_anything(rule)
     for name in arguments:
@@ -73,7 +73,7 @@ def accepted(rule: Any, arguments: Mapping[str, Any], where: str, extra: type | 
 
 
 def convert(value: Any, hint: Any, where: str) -> Any:
-    """``value`` as the hinted type, or an error that says what would be right."""
+    """``value`` as the hinted type, or an error that names what is allowed."""
     origin, options = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return _convert_union(value, options, where)
@@ -118,7 +118,7 @@ def _guarded_function(plain: Callable[..., Any], where: str, extra: Settings) ->
 
 
 def _by_name(names: list[str], given: tuple[Any, ...], named: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Arguments given by place, under their names."""
+    """Positional and named arguments, all by name."""
     if len(given) > len(names):
         taken = f"{len(names)} ({', '.join(names)})" if names else "none"
         raise SpecError(f"{where}: {len(given)} arguments are given by place, allowed: {taken}; give the rest by name")
@@ -130,12 +130,12 @@ def _by_name(names: list[str], given: tuple[Any, ...], named: Mapping[str, Any],
 
 
 def _named(where: str, error: Exception) -> SpecError:
-    """What a rule itself refused, with the rule's name in front."""
+    """An error of the rule itself, with the rule's name in front."""
     return error if isinstance(error, SpecError) else SpecError(f"{where}: {error}")
 
 
 def _nested(category: str, value: Any, where: str) -> Any:
-    from fedalloy.core.spec import from_spec  # which builds on this module
+    from fedalloy.core.spec import from_spec  # imports this module
 
     return from_spec(category, value, where)
 
@@ -178,7 +178,7 @@ def _convert_plain(value: Any, hint: Any, where: str) -> Any:
 
 
 def _convert_number(value: Any, hint: type, where: str) -> int | float:
-    """A plain number, also from those of other libraries; true and false are none, nor are infinity and NaN."""
+    """A plain number, also from number types of other libraries; booleans, infinity and NaN are refused."""
     if isinstance(value, bool) or not isinstance(value, Integral if hint is int else Real):
         raise SpecError(f"{where}: expected {_words(hint)}, got {value!r}")
     try:
@@ -192,14 +192,14 @@ def _convert_number(value: Any, hint: type, where: str) -> int | float:
 
 
 def _brief(value: Any) -> str:
-    """A value for an error; a whole number may have thousands of digits, more than Python likes to print."""
+    """A value for an error message; Python refuses to print integers of thousands of digits."""
     return repr(value) if not isinstance(value, int) or value.bit_length() < 256 else "a number of hundreds of digits"
 
 
 def _is_instance(value: Any, hint: type) -> bool:
     try:
         return isinstance(value, hint)
-    except TypeError:  # a protocol that cannot be asked
+    except TypeError:  # a protocol that is not runtime-checkable
         return True
 
 
@@ -234,7 +234,7 @@ def _needed(rule: Any) -> list[str]:
 
 
 def _takes_anything(rule: Any) -> bool:
-    """Whether a function has a ``**`` argument of which nothing is known."""
+    """Whether a function has a ``**`` argument."""
     if inspect.isclass(rule):
         return False
     return any(one.kind is one.VAR_KEYWORD for one in inspect.signature(rule).parameters.values())

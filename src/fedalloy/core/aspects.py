@@ -1,6 +1,6 @@
-"""What only some solvers are: personal, generative, fusible, ... A solver inherits from the classes that fit it.
+"""Optional interfaces of solvers: personalised, generative, fusible, ... A solver inherits from those it implements.
 
-Whoever runs solvers asks through the functions below, whose answers hold for solvers that are none of it too.
+Callers use the functions below, which return the default for solvers without the interface.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Model = tuple[Tree, Tree]
 
 
 class Personalised:
-    """Clients have a model of their own, outside of training: they are scored with it."""
+    """Clients have a personal model, on which they are scored."""
 
     @declared
     def mixable(self) -> bool:
@@ -36,8 +36,8 @@ class Personalised:
         return False
 
     def personal(self, shared: Shared, mine: State, mix: float | None = None) -> Model:
-        """The parameters and buffers a client itself uses. Pure and vmappable. ``mix`` is for ``mixable`` solvers:
-        ``(1 - mix)`` federated plus ``mix`` local; None is the method's own choice."""
+        """The parameters and buffers of a client's personal model. Pure and vmappable. ``mix`` is for ``mixable``
+        solvers: ``(1 - mix)`` federated plus ``mix`` local; None is the method's default."""
         return shared["params"], shared["buffers"]
 
 
@@ -46,72 +46,72 @@ class PartlyLocal:
 
     @declared
     def local_leaves(self) -> Names:
-        """Those leaves."""
+        """The names of those leaves."""
         return NO_NAMES
 
     def keep_local_buffers(self, mine: State, buffers: Tree) -> State:
-        """The state with the trained ``buffers`` that stay in it."""
+        """The state with those of the trained ``buffers`` that stay at the client."""
         return mine
 
 
 class OwnStart:
-    """Clients do not all begin a round with the model that was received."""
+    """Clients may start a round from another model than the received one."""
 
     @declared
     def needs_fresh(self) -> bool:
-        """Whether ``init_client`` needs a model drawn for this client alone: the part ``fresh`` it then receives. For
-        clients that keep nothing it is drawn again in every round."""
+        """Whether ``init_client`` needs a fresh model drawn for this client, which it gets as the part ``fresh``. For
+        stateless clients it is drawn again in every round."""
         return False
 
     def start_model(self, shared: Shared, mine: State) -> Model:
-        """The parameters and buffers a client begins its round with; ``loss_before`` is measured on them. Pure and
-        vmappable."""
+        """The parameters and buffers from which a client starts its round; ``loss_before`` is measured on them. Pure
+        and vmappable."""
         return shared["params"], shared["buffers"]
 
 
 class Generative:
-    """What is learned makes examples."""
+    """The trained model, or the trained samples, can generate examples."""
 
     @declared
     def capabilities(self) -> frozenset[str]:
-        """What the model must do besides ``classify``, by name: ``generate``, ``judge``, ``reconstruct``, ..."""
+        """Capabilities that the model needs besides ``classify``: ``generate``, ``judge``, ``reconstruct``, ..."""
         return frozenset()
 
     @declared
     def models(self) -> tuple[str, ...]:
-        """Models of the house that can do it, for whoever brought another."""
+        """Built-in models with these capabilities, for the error message about a model without them."""
         return ()
 
     @declared
     def receives(self) -> frozenset[str] | None:
-        """The shared parts that travel to the clients; None: all of them."""
+        """The shared parts that are sent to the clients; None: all of them."""
         return None
 
     @declared
     def holds_per_class(self) -> int:
-        """How many examples of every class it holds already and hands out whoever asks for fewer."""
+        """How many examples of every class exist already; callers that ask for fewer still use all of them."""
         return 0
 
     def post_train(self, carry: Carry, shared: Shared, outputs: Outputs) -> Carry:
-        """Work with the trained model that needs no batch, between the last step and ``end``."""
+        """Work with the trained model that needs no batch; called between the last step and ``end``."""
         return carry
 
     def synthesise(self, shared: Shared, key: Key, per_class: int, objective: Objective) -> tuple[Tensor, Tensor]:
-        """Labelled synthetic examples ``(x, y)``, about ``per_class`` of every class, from what everybody knows."""
-        raise NotImplementedError(f"{type(self).__name__} says that it is generative and must write 'synthesise'")
+        """Labelled synthetic examples ``(x, y)``, about ``per_class`` of every class, from the shared parts."""
+        raise NotImplementedError(f"{type(self).__name__} is Generative and must implement 'synthesise'")
 
 
 class Describes:
-    """It adds statistics of its own to those of the engine."""
+    """The solver adds statistics to those of the engine."""
 
     @declared
     def provides(self) -> frozenset[str]:
-        """Their names."""
+        """The names of these statistics."""
         return frozenset()
 
     @declared
     def statistics(self) -> Mapping[str, Statistic]:
-        """What is true of them; one that is not declared is any finite number."""
+        """Their meanings and ranges; a statistic without a declaration may be any finite number."""
         return {}
 
     def describe(self, steps: Tensor, ctx: Context) -> Stats:
@@ -120,43 +120,43 @@ class Describes:
 
 
 class CountsSteps:
-    """It knows a formula for the number of its steps: the server counts them itself, wherever the data are. Worth
-    having, because a client far away may claim any size."""
+    """The solver has a formula for its number of steps. The server recounts the steps of every client, also of remote
+    ones, and without a formula it has to build the plan for whatever size a client claims."""
 
     def count_steps(self, sizes: Tensor, epochs: Tensor) -> Tensor:
         """How many steps ``plan`` makes for each client, ``[C]``."""
-        raise NotImplementedError(f"{type(self).__name__} says that it counts its steps and must write 'count_steps'")
+        raise NotImplementedError(f"{type(self).__name__} is CountsSteps and must implement 'count_steps'")
 
 
 class BindsToData:
-    """It must know something of the data."""
+    """The solver depends on the form of the data."""
 
     @declared
     def needs_data_spec(self) -> bool:
-        """Whether it is asked for every model that clients train; if not, only where they train something else, or
-        where examples of a batch see each other. Looking at the data costs a pass through the model."""
+        """Whether ``bind`` is called for every model. If not, it is called only if the target is not ``params`` or if
+        examples of a batch affect each other (BatchNorm). The data spec costs a forward pass of the model."""
         return True
 
     def bind(self, data_spec: DataSpec) -> Self:
-        """The same solver knowing it. Refuses data it cannot work on."""
+        """The same solver, bound to a data spec. Refuses data that it does not support."""
         return self
 
 
 @dataclass(frozen=True)
 class Fusing:
-    """What a local program is made of, if it is of a ``kind`` that engines may have a kernel for, and its numbers.
-    :mod:`fedalloy.engines.kinds` says which kinds there are and what a solver of each promises."""
+    """The ``kind`` of a local program that engines may have a kernel for, and its numbers.
+    :mod:`fedalloy.engines.kinds` lists the kinds and what a solver of each guarantees."""
 
     kind: str
     numbers: Mapping[str, float] = field(default_factory=dict)
 
 
 class Fusible:
-    """Engines may use a kernel of their own in place of its steps. One around another is never so by its inside."""
+    """Engines may replace the solver's steps by a fused kernel. A wrapper never inherits this from its inner solver."""
 
     @declared
     def fusing(self) -> Fusing | None:
-        """What the program is made of; None where these settings have no kernel."""
+        """The description for the kernel; None if there is no kernel for these settings."""
         return None
 
 
@@ -164,59 +164,59 @@ ASPECTS = (Personalised, PartlyLocal, OwnStart, Generative, Describes, CountsSte
 
 
 def local_leaves(solver: LocalSolver) -> Names:
-    """Leaves of the model that never leave the client."""
+    """The leaves of the model that never leave the client."""
     found = solver.aspect(PartlyLocal)
     return NO_NAMES if found is None else found.local_leaves
 
 
 def keep_local_buffers(solver: LocalSolver, mine: State, buffers: Tree) -> State:
-    """The state with the trained buffers that stay in it."""
+    """The state with those of the trained buffers that stay at the client."""
     found = solver.aspect(PartlyLocal)
     return mine if found is None else found.keep_local_buffers(mine, buffers)
 
 
 def needs_fresh(solver: LocalSolver) -> bool:
-    """Whether a client's first state needs a model drawn for it alone."""
+    """Whether a client's first state needs a fresh model drawn for this client."""
     found = solver.aspect(OwnStart)
     return found is not None and found.needs_fresh
 
 
 def start_model(solver: LocalSolver, shared: Shared, mine: State) -> Model:
-    """The parameters and buffers a client begins its round with."""
+    """The parameters and buffers from which a client starts its round."""
     found = solver.aspect(OwnStart)
     return (shared[solver.target], shared["buffers"]) if found is None else found.start_model(shared, mine)
 
 
 def personal_model(solver: LocalSolver, shared: Shared, mine: State, mix: float | None = None) -> Model:
-    """The parameters and buffers a client itself uses: its own, or the common ones."""
+    """The parameters and buffers on which a client is scored: its personal model, or else the shared one."""
     found = solver.aspect(Personalised)
     return (shared["params"], shared["buffers"]) if found is None else found.personal(shared, mine, mix)
 
 
 def is_personalised(solver: LocalSolver) -> bool:
-    """Whether clients have a model of their own."""
+    """Whether clients have personal models."""
     return solver.aspect(Personalised) is not None
 
 
 def is_mixable(solver: LocalSolver) -> bool:
-    """Whether clients' own models are mixed in a share that can be chosen."""
+    """Whether the mixing coefficient of personal models can be chosen."""
     found = solver.aspect(Personalised)
     return found is not None and found.mixable
 
 
 def is_generative(solver: LocalSolver) -> bool:
-    """Whether what is learned makes examples."""
+    """Whether the solver can generate examples."""
     return solver.aspect(Generative) is not None
 
 
 def post_train(solver: LocalSolver, carry: Carry, shared: Shared, outputs: Outputs) -> Carry:
-    """Work with the trained model between the last step and ``end``."""
+    """The solver's work between the last step and ``end``."""
     found = solver.aspect(Generative)
     return carry if found is None else found.post_train(carry, shared, outputs)
 
 
 def receives(solver: LocalSolver) -> frozenset[str] | None:
-    """The shared parts that travel to the clients; None: all of them."""
+    """The shared parts that are sent to the clients; None: all of them."""
     found = solver.aspect(Generative)
     return None if found is None else found.receives
 
@@ -228,19 +228,19 @@ def provides(solver: LocalSolver) -> frozenset[str]:
 
 
 def statistics(solver: LocalSolver) -> Mapping[str, Statistic]:
-    """What is true of the statistics of the solver's own."""
+    """Meanings and ranges of the solver's statistics."""
     found = solver.aspect(Describes)
     return {} if found is None else found.statistics
 
 
 def describe(solver: LocalSolver, steps: Tensor, ctx: Context) -> Stats:
-    """The statistics of the solver's own, from the planned steps of a block ``[C]``."""
+    """The solver's statistics, from the planned steps of a block ``[C]``."""
     found = solver.aspect(Describes)
     return {} if found is None else found.describe(steps, ctx)
 
 
 def count_steps(solver: LocalSolver, sizes: Tensor, epochs: Tensor) -> Tensor:
-    """How many steps each client takes, ``[C]``: by the solver's formula, or by making its plan."""
+    """How many steps each client takes, ``[C]``: by the solver's formula, or else from its plan."""
     found = solver.aspect(CountsSteps)
     return planned_steps(solver, sizes, epochs) if found is None else found.count_steps(sizes, epochs)
 
@@ -251,22 +251,22 @@ def planned_steps(solver: LocalSolver, sizes: Tensor, epochs: Tensor) -> Tensor:
 
 
 def needs_data_spec(solver: LocalSolver) -> bool:
-    """Whether the data must be looked at for the solver's sake, whatever the model."""
+    """Whether the solver needs a data spec for every model."""
     found = solver.aspect(BindsToData)
     return found is not None and found.needs_data_spec
 
 
 def bind(solver: LocalSolver, data_spec: DataSpec) -> LocalSolver:
-    """The same solver knowing what it must know of the data."""
+    """The same solver, bound to a data spec."""
     found = solver.aspect(BindsToData)
     return solver if found is None else cast("LocalSolver", found.bind(data_spec))
 
 
 def fusing(solver: LocalSolver) -> Fusing | None:
-    """What the solver's program is made of, if engines may have a kernel for it."""
+    """The solver's description for fused kernels, if it has one."""
     found = solver.aspect(Fusible)
     return None if found is None else found.fusing
 
 
-if not TYPE_CHECKING:  # for one version: what has been renamed here
+if not TYPE_CHECKING:  # old names, kept for one version
     __getattr__ = renamed.old_names(__name__, {"FitsData": "BindsToData"})

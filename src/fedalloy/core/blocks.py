@@ -1,8 +1,7 @@
-"""Blocks of clients: who, on which examples, in which steps.
+"""Blocks of clients: their examples and their steps.
 
-In a block clients with similar work are together, those with most steps first. Because a block is sorted, the clients
-that still have a step to take are always its first rows: a kernel works on that prefix and leaves the others alone, so
-no step needs to be masked out.
+A block holds clients with similar work, sorted by number of steps, most first. So the clients that still have a step to
+take are always its first rows: a kernel works on that prefix, and no step needs to be masked out.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from fedalloy.core.types import Block, Context, Plan, Tree, Work
 class Prepared:
     """A block ready to run.
 
-    ``running[s]`` clients (the first ones) take step ``s``; ``full[s]`` says that all their slots are used.
+    ``running[s]`` clients (the first ones) take step ``s``; ``full[s]`` is true if all their slots are used.
     ``rows`` is ``[S, C, B]``, absolute rows of ``data``; ``mask`` likewise. ``dropout`` are the keys of the clients'
-    dropout masks, ``[C, S]``, where somebody has drawn them already.
+    dropout masks, ``[C, S]``, if they are already drawn.
     """
 
     work: Work
@@ -47,7 +46,7 @@ class Prepared:
 
     @property
     def taken(self) -> Tensor:
-        """How many steps every client takes, ``[C]``: none where its link fails."""
+        """How many steps every client takes, ``[C]``; 0 if its link fails."""
         return torch.where(self.work.active, self.planned, 0)
 
     def dropout_keys(self) -> Tensor:
@@ -75,7 +74,7 @@ class Prepared:
 
 
 def blocks(work: Work, data: Block, most: int) -> Iterator[tuple[Work, Block]]:
-    """At most ``most`` clients at a time, sorted by how much they have to do."""
+    """Blocks of at most ``most`` clients, sorted by their amount of work."""
     if len(work.ids) <= most:
         yield work, data
         return
@@ -93,8 +92,8 @@ def prepare(
     keys: Key | None = None,
     plan: Plan | None = None,
 ) -> Prepared:
-    """Plans and draws for a whole block in a few vectorised calls. ``keys`` and ``plan`` take the place of the clients'
-    keys of this round and of the plan that the solver makes."""
+    """Plans and draws for a whole block in a few vectorised calls. ``keys`` and ``plan`` replace the clients' keys of
+    this round and the solver's plan."""
     keys = client_keys(ctx.key, work.ids) if keys is None else keys
     with stage("plan"):
         plan = plan or algorithm.solver.plan(data.size.cpu(), work.epochs, keys.fold("plan"))
@@ -106,7 +105,7 @@ def prepare(
             plan, keys = Plan(plan.index[order], plan.mask[order], plan.phase[order]), keys.pick(order)
         draws = algorithm.solver.draws(plan, keys.fold("draws"), shared)
     steps, device = int(taken[0]) if len(work) else 0, inputs.device_of(data.y)
-    # Unused slots may point anywhere inside the pool: the start of a client without examples need not.
+    # Unused slots must point inside the pool, and the start of a client without examples may lie behind its end.
     last = max(0, inputs.length(data.y) - 1)
     rows = (data.start.cpu().reshape(-1, 1, 1) + plan.index[:, :steps]).clamp_(max=last)
     return Prepared(
@@ -124,19 +123,19 @@ def prepare(
 
 
 def client_keys(round_key: Key, ids: Tensor) -> Key:
-    """One key per client of a round, by the client's id and nothing else, as a batch."""
+    """One key per client of a round, as a batch; a client's key depends on its id only."""
     return round_key.fold("client").each(ids)
 
 
 def dropout_draws(plan: Plan, keys: Key) -> Tensor:
-    """One 64-bit key per client and step, from which dropout modules make their masks, ``[C, S]``."""
+    """One 64-bit key per client and step, from which dropout modules draw their masks, ``[C, S]``."""
     state = keys.fold("dropout").each(torch.arange(plan.index.shape[1])).state
     assert isinstance(state, Tensor)
     return state
 
 
 def summed_losses(losses: Tensor, seen: Tensor) -> Tensor:
-    """What a step adds to the clients' sums: its mean loss once per example seen, and once per batch, ``[C, 2]``.
+    """What a step adds to the clients' sums, ``[C, 2]``: its mean loss once per example, and once per batch.
 
     >>> summed_losses(torch.tensor([0.5, 9.0]), torch.tensor([4, 0]))
     tensor([[2.0000, 0.5000],
@@ -146,7 +145,7 @@ def summed_losses(losses: Tensor, seen: Tensor) -> Tensor:
 
 
 def _full(mask: Tensor, taken: Tensor) -> list[bool]:
-    """Of which steps those who take them use every slot."""
+    """The steps in which all clients that take them use every slot."""
     used = mask.all(2)
     if not bool(used.all()):
         used |= torch.arange(mask.shape[1]) >= taken.unsqueeze(1)
@@ -154,7 +153,7 @@ def _full(mask: Tensor, taken: Tensor) -> list[bool]:
 
 
 def _running(taken: list[int], steps: int) -> list[int]:
-    """How many clients take each step, from how many steps each takes, longest first.
+    """How many clients take each step, from the clients' numbers of steps in descending order.
 
     >>> _running([3, 1, 0], 3)
     [2, 1, 1]

@@ -1,4 +1,4 @@
-"""One client alone: its program as a block of one, and the plain kernel. Pure."""
+"""A single client: its program as a block of one, and the plain kernel. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DIFFERENTIABLE = True
 
 @dataclass(frozen=True)
 class Assignment:
-    """One client's share of a round: its data, how many epochs it has time for, whether its link works."""
+    """One client's work in a round: its data, its number of epochs, and whether its link works."""
 
     examples: Examples
     epochs: int = -1
@@ -42,7 +42,7 @@ def run_client(
 ) -> Contribution:
     """The program of a single client: a block of one, with plain calls. An error names the stage it happened in.
 
-    ``key`` is the client's own key of this round, as a batch of one.
+    ``key`` is the client's key of this round, as a batch of one.
     """
     only = torch.tensor([0])
     work = Work(only, torch.tensor([assignment.epochs]), torch.tensor([assignment.active]))
@@ -60,8 +60,8 @@ def run_alone(
     kernel: Kernel | None = None,
     apply: Applied = plain,
 ) -> Contribution:
-    """The same from a block of one; ``kernel`` takes the steps in place of ``train``, and works on trees of the form
-    that ``apply`` says."""
+    """The same from a block of one; ``kernel`` replaces ``train`` and works on trees of the form that ``apply``
+    defines."""
     states = dict.fromkeys(block.work.ids.tolist(), state)
     done = run_block(algorithm, objective, shared, states, block, ctx, kernel or train, apply)
     stats = {name: float(values[0]) for name, values in done.stats.items()}
@@ -70,7 +70,7 @@ def run_alone(
 
 
 def train(training: BlockTraining) -> TrainingResult:
-    """The plain kernel, for a block of one: every planned step in turn, each a call of the solver's."""
+    """The plain kernel, for a block of one: calls the solver's ``step`` for every planned step."""
     block, objective, solver, ctx = training.block, training.objective, training.algorithm.solver, training.ctx
     carry, buffers, losses = training.carry, training.buffers, []
     dropout, phase = block.dropout_keys()[0], block.plan.phase[0]
@@ -85,14 +85,14 @@ def train(training: BlockTraining) -> TrainingResult:
 
 
 def batches_of_one(block: Prepared) -> Iterator[tuple[Inputs, Inputs, int]]:
-    """``x, y`` of every step of the only client, without padding, and how many examples they are."""
+    """``x, y`` of every step of the only client, without padding, and the number of examples."""
     chosen = [rows[mask] for rows, mask in zip(block.rows[:, 0], block.mask[:, 0], strict=True)]
     x, y = inputs.take_each(block.data.x, chosen), inputs.take_each(block.data.y, chosen)
     return zip(x, y, map(len, chosen), strict=True)
 
 
 def loss_sums(losses: list[tuple[int, float]]) -> Tensor:
-    """Of the losses of a client's batches, with their numbers of examples: the sums over examples and over batches, as
-    ``summed_losses`` counts them, ``[1, 2]``."""
+    """The sums over examples and over batches, ``[1, 2]`` as in ``summed_losses``, from a client's batch sizes and
+    losses."""
     sums = [sum(count * loss for count, loss in losses), sum(loss for _, loss in losses)]
     return torch.tensor([sums], dtype=torch.float64)

@@ -1,7 +1,7 @@
-"""What an engine hands to the server: statistics, and a handle on what the clients sent, wherever that lies.
+"""What an engine returns to the server: statistics, and a handle on what the clients sent, wherever it is stored.
 
-The server asks the handle for what the rule needs and for no more. Norms and finiteness are noted by the engine while
-contributions are made, so that checking them needs no further pass over the updates.
+The server asks the handle only for what the rule needs. The engine notes norms and finiteness while contributions are
+made, so that checking them needs no further pass over the updates.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedalloy.core import tree
 from fedalloy.core.tree import Chunk, Tree, Weights
 
 Payload = dict[str, Tree]
-"""What is sent, by part."""
+"""Everything a client sends, by part."""
 Stats = dict[str, Tensor]
 
 QUESTIONS: Mapping[str, str] = {
@@ -29,20 +29,20 @@ QUESTIONS: Mapping[str, str] = {
     "stack": "a part that is reduced by stacking",
     "cross_score": "every client's model on every client's validation part",
 }
-"""What a rule may ask besides ids, statistics and templates; engines say which of these they answer."""
+"""What a rule may ask for besides ids, statistics and templates; engines declare which of these they answer."""
 EVERYTHING = frozenset(QUESTIONS)
 
 _NEVER_NEGATIVE = frozenset({"running_var", "num_batches_tracked"})
-"""Buffers of norm layers, by the last part of their names."""
+"""Buffers of norm layers that are never negative, by the last part of their names."""
 
 
 @dataclass(frozen=True)
 class Notes:
-    """What is known of every client's leaves without reading them again: one row per leaf, one column per client.
+    """Facts about every client's leaves, noted in one pass: one row per leaf, one column per client.
 
-    ``squares`` are squared lengths, summed in float64 where they are ``exact`` (for rules that ask for norms) and
-    otherwise in the leaf's own precision, which is several times faster and good enough for a limit. ``negative`` marks
-    leaves with a number below 0 that no model can have there (a norm layer's variance and its count of batches).
+    ``squares`` are squared lengths, summed in float64 if ``exact`` (for rules that ask for norms) and otherwise in the
+    leaf's dtype, which is several times faster and precise enough for a limit. ``negative`` marks leaves with negative
+    numbers where a model cannot have any (a norm layer's variance and its count of batches).
     """
 
     leaves: tuple[tuple[str, str], ...]
@@ -51,30 +51,30 @@ class Notes:
     negative: Tensor
 
     def norms(self, part: str, leaves: Sequence[str] | None = None) -> Tensor:
-        """The length of every client's part, or of some of its leaves together, ``[C]``."""
+        """The length of every client's part, or of some of its leaves taken together, ``[C]``."""
         wanted = [row for row, (whose, leaf) in enumerate(self.leaves) if whose == part and _among(leaf, leaves)]
         return self.squares[wanted].sum(0).sqrt()
 
     def take(self, index: Tensor) -> Notes:
         """Some of the clients, by position."""
-        if not self.leaves:  # nothing is sent, so nothing is known of anybody
+        if not self.leaves:  # nothing was sent, so the tensors are empty
             return self
         return Notes(self.leaves, self.squares[:, index], self.finite[:, index], self.negative[:, index])
 
     def alone_as(self, part: str, name: str) -> Notes:
-        """Nothing but one part, called by another name."""
+        """Only one part, under another name."""
         rows = [row for row, (whose, _) in enumerate(self.leaves) if whose == part]
         leaves = tuple((name, self.leaves[row][1]) for row in rows)
         return Notes(leaves, self.squares[rows], self.finite[rows], self.negative[rows])
 
     def replaced(self, late: Tensor, received: Notes) -> Notes:
-        """The notes in which those who are ``late`` have the one column of ``received``."""
+        """The same notes with the one column of ``received`` for clients that are ``late``."""
         received = received.arranged(self.leaves)
         pairs = ((self.squares, received.squares), (self.finite, received.finite), (self.negative, received.negative))
         return Notes(self.leaves, *(torch.where(late, new, old) for old, new in pairs))
 
     def arranged(self, leaves: tuple[tuple[str, str], ...]) -> Notes:
-        """The same notes in the order of ``leaves``: whoever sends may name its leaves in an order of its own."""
+        """The same notes in the order of ``leaves``, because clients may send their leaves in different orders."""
         if self.leaves == leaves:
             return self
         rows = [self.leaves.index(leaf) for leaf in leaves]
@@ -82,7 +82,7 @@ class Notes:
 
     @staticmethod
     def of(payload: Mapping[str, Mapping[str, Tensor]], *, exact: bool = True) -> Notes:
-        """One pass over stacked parts.
+        """Note stacked parts in one pass.
 
         >>> Notes.of({"delta": {"w": torch.tensor([[3.0, 4.0], [0.0, torch.inf]])}}).norms("delta")
         tensor([5., inf], dtype=torch.float64)
@@ -93,7 +93,7 @@ class Notes:
             return Notes((), *(torch.zeros(0, 0, dtype=kind) for kind in (torch.float64, torch.bool, torch.bool)))
         if exact:
             squares = torch.stack([tree.squared_lengths(leaf) for leaf in leaves]).cpu()
-        else:  # float16 is too narrow for a square
+        else:  # squares may overflow in float16
             wide = (leaf if leaf.dtype in (torch.float32, torch.float64) else leaf.double() for leaf in leaves)
             squares = torch.stack([torch.linalg.vector_norm(leaf, dim=1) for leaf in wide]).cpu().double().square()
         return Notes(named, *_finite(squares, leaves), _negative(named, leaves))
@@ -106,7 +106,7 @@ class Notes:
 
     @staticmethod
     def join(blocks: Sequence[Notes]) -> Notes:
-        """The clients of several blocks beside each other."""
+        """The notes of the clients of several blocks, concatenated."""
         if len(blocks) == 1:
             return blocks[0]
         first = blocks[0].leaves
@@ -118,10 +118,10 @@ class Notes:
 
 
 class Contributions(ABC):
-    """The contributions of a round, always sorted by id: small statistics, and answers about what was sent.
+    """The contributions of a round, always sorted by id: small statistics, and access to what was sent.
 
-    Rules see it as ``cohort``. ``answers`` names the ``QUESTIONS`` that a handle answers; asking another raises. A
-    handle is valid until the engine's next call: ``keep`` copies what must outlive it.
+    Rules get it as ``cohort``. ``answers`` names the ``QUESTIONS`` that a handle answers; any other raises. A handle is
+    valid until the engine's next call: ``keep`` makes a copy that outlives it.
     """
 
     answers: ClassVar[frozenset[str]] = EVERYTHING
@@ -129,7 +129,7 @@ class Contributions(ABC):
     stats: Stats
     cross: Tensor | None
     payload: Payload
-    """Everything that was sent, stacked: to touch it is to ask for all rows."""
+    """Everything that was sent, stacked. Reading it asks for all rows."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -142,23 +142,23 @@ class Contributions(ABC):
     @property
     @abstractmethod
     def parts(self) -> tuple[str, ...]:
-        """The names of what was sent."""
+        """The names of the parts that were sent."""
 
     @abstractmethod
     def template(self, part: str) -> Tree:
-        """Names, shapes, dtypes and device of one client's part, without its numbers."""
+        """Names, shapes, dtypes and device of one client's part, without its values."""
 
     @abstractmethod
     def select(self, ids: Tensor) -> Self:
-        """Only these clients; the rows of the others are gone, not weighted with 0."""
+        """Only these clients; the rows of the others are removed, not weighted with 0."""
 
     @abstractmethod
     def resend(self, ids: Tensor, received: Payload) -> Self:
-        """These clients' contributions replaced by ``received``, one client's parts, the notes too."""
+        """Replace these clients' contributions, and their notes, by ``received``, the parts of one client."""
 
     @abstractmethod
     def with_stats(self, stats: Mapping[str, Tensor]) -> Self:
-        """The same contributions, knowing more of the clients."""
+        """The same contributions with further statistics."""
 
     @abstractmethod
     def with_cross(self, cross: Tensor) -> Self:
@@ -166,15 +166,16 @@ class Contributions(ABC):
 
     @abstractmethod
     def alone(self, part: str, name: str) -> Self:
-        """Nothing but one part, called by another name: rules that guard every part weigh each as if it were one."""
+        """Only one part, under another name: rules that guard all parts weigh each as if it were the update."""
 
     @abstractmethod
     def combine(self, part: str, weights: Weights) -> Tree:
-        """Every client's part times its weight, summed over clients in the order of their ids."""
+        """The weighted sum of a part over clients, added in the order of their ids."""
 
     @abstractmethod
     def chunks(self, parts: Sequence[str]) -> Iterator[tuple[Chunk, tuple[Tensor, ...]]]:
-        """``[C, n]`` pieces of the parts, which have the same leaves, in step and in a fixed order."""
+        """``[C, n]`` pieces of the parts, for the same columns of all of them, in a fixed order. The parts must have
+        the same leaves."""
 
     @abstractmethod
     def rows(self, part: str, ids: Tensor) -> Tree:
@@ -189,12 +190,12 @@ class Contributions(ABC):
         """A copy that outlives the engine's next call."""
 
     def norms(self, part: str, leaves: Sequence[str] | None = None) -> Tensor:
-        """The noted length of every client's part (or of some of its leaves together), ``[C]``: to float64's precision
-        for rules that ask for norms or rows."""
+        """The noted length of every client's part (or of some of its leaves together), ``[C]``; summed in float64 for
+        rules that ask for norms or rows."""
         return self.notes.norms(part, leaves)
 
     def dots(self, part: str, other: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Every client's inner product with one tree, leaf by leaf, ``[C]`` each in float64: one pass in chunks."""
+        """Every client's inner product with one tree, per leaf, ``[C]`` each in float64; one pass in chunks."""
         found = {name: torch.zeros(len(self), dtype=torch.float64, device=leaf.device) for name, leaf in other.items()}
         for chunk, (columns,) in self.chunks((part,)):
             flat = other[chunk.leaf].reshape(-1)[chunk.columns]
@@ -207,8 +208,8 @@ def _among(leaf: str, leaves: Sequence[str] | None) -> bool:
 
 
 def _finite(squares: Tensor, leaves: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """The squares, and which leaves are finite. A sum of squares is finite only if every term is; the rare overflow of
-    finite terms is looked at again."""
+    """The squares, and which leaves are finite. A sum of squares is finite only if every term is; finite terms whose
+    sum overflows are rare and checked again."""
     finite = squares.isfinite()
     for row in (~finite).any(1).nonzero().flatten().tolist() if not bool(finite.all()) else ():
         squares[row] = tree.squared_lengths(leaves[row]).cpu()

@@ -16,19 +16,19 @@ _WITNESSES = 1000
 
 
 def check_validation(algorithm: Algorithm, task: Task) -> None:
-    """Refuse, before the first round, a task without validation parts where the weighting needs them."""
+    """Refuse, before the first round, a task without validation parts if the weighting needs them."""
     if "cross_score" not in algorithm.weighting.requires:
         return
     some = torch.arange(min(task.population, _WITNESSES))
     if not bool(task.data("valid", some).size.any()):
         raise DataError(
-            f"weighting '{type(algorithm.weighting).__name__}' scores models on the clients' validation parts, and the "
+            f"weighting '{type(algorithm.weighting).__name__}' scores models on the clients' validation parts, but the "
             "task has none: set its valid_fraction above 0, e.g. 0.1"
         )
 
 
 def exchange_scores(algorithm: Algorithm, task: Task, shared: Shared, cohort: Contributions) -> Contributions:
-    """The cohort with its cross scores where the weighting requires them; otherwise nothing happens."""
+    """The cohort with cross scores if the weighting requires them, else the same cohort."""
     if "cross_score" not in algorithm.weighting.requires or not len(cohort):
         return cohort
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Members that a class declares with a default, for classes whose objects are often dataclasses."""
+"""Members that a class declares with a default, and that dataclasses may override with fields."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ else:
     class declared:  # noqa: N801 - used as a decorator, like property
         """A property that a subclass may replace by a field, a class variable, an attribute or a property.
 
-        An inherited property would be in the way of a dataclass: the property becomes the default of the field of the
-        same name, and a value cannot be set. This one has no value on the class and gives way to that of an object.
+        An inherited property does not work with dataclasses: the property object would become the default of the field
+        of the same name, and the value could not be set. This one has no value on the class, and a value on the object
+        takes precedence.
 
         >>> import dataclasses
         >>> class Named:
@@ -36,5 +37,5 @@ else:
 
         def __get__(self, instance: Any, owner: type | None = None) -> Any:
             if instance is None:
-                raise AttributeError(f"'{self.name}' is said by an object of {owner.__name__}, not by the class")
+                raise AttributeError(f"'{self.name}' is declared for objects of {owner.__name__}, not for the class")
             return self.default(instance)

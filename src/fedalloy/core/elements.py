@@ -1,4 +1,4 @@
-"""Combining by weights on elements, a chunk at a time: what is never whole need not fit in memory."""
+"""Combining by weights on elements, a chunk at a time, so that the weights need not fit in memory."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from fedalloy.core.types import Payload, Tree
 def combine_elements(
     round: ElementRound, cohort: Contributions, update: str, parts: Sequence[str]
 ) -> tuple[Tree, Payload]:
-    """Every client's mean weight in each leaf, and the ``parts`` multiplied by the weights and summed over clients.
+    """Every client's mean weight per leaf, and the ``parts`` multiplied by the weights and summed over clients.
 
-    The weights come from the part ``update``; all parts have its leaves. The error is that of ``tree.combine``, and the
-    memory does not grow with the number of clients.
+    The weights are computed from the part ``update``; all parts must have its leaves. The error bound is that of
+    ``tree.combine``, and memory does not grow with the number of clients.
     """
     templates = {part: cohort.template(part) for part in (update, *parts)}
     _check_leaves(templates[update], {part: templates[part] for part in parts})
@@ -35,12 +35,12 @@ def combine_elements(
 
 
 def _wide(columns: Tensor) -> Tensor:
-    """Counters may be weighed, too: in float64."""
+    """Integer leaves (counters) are weighted in float64."""
     return columns if columns.is_floating_point() else columns.double()
 
 
 def _weighted(columns: Tensor, weights: Tensor) -> Tensor:
-    """One chunk combined; counters are rounded back to whole numbers."""
+    """Combine one chunk; counters are rounded back to whole numbers."""
     wide = _wide(columns)
     total = (wide * weights.to(wide.dtype)).sum(0, dtype=torch.float64).to(wide.dtype)
     return total if columns.is_floating_point() else total.round().to(columns.dtype)

@@ -1,4 +1,4 @@
-"""Engines: they run the client half over a cohort, and answer what the driver must know of where the clients are."""
+"""Engines run the client half over a cohort, and tell the driver where clients and data are."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from fedalloy.core.protocols import Task
 
 ModelName = Literal["global", "personal"] | float
-"""The model that is scored: the common one, a client's own, or so much of the local one mixed in."""
+"""The model that is scored: the shared one, the client's personal one, or a mix with this share of the local one."""
 Scores = list[dict[str, Tensor]]
 """One value per client, by metric, once per model."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an engine returns: the cohort, the clients' new states, and who failed and why. ``bytes_down`` is what
-    really went to the clients, from engines that send something; None: what a round without trouble sends."""
+    """The result of an engine: the cohort, the clients' new states, and the failed clients with reasons. ``bytes_down``
+    is the measured download, from engines that send something; None: that of a round without failures."""
 
     cohort: Contributions
     states: dict[int, State]
@@ -37,29 +37,29 @@ class Outcome:
 
 
 ROUND_STATS = ("bytes_up", "num_steps", "train_loss")
-"""Statistics that a round looks at whatever the weighting; those that the weighting requires come besides."""
+"""Statistics that every round needs, in addition to those that the weighting requires."""
 
 
 class Engine(ABC):
-    """Runs the client half over a cohort; a new engine inherits from this class and writes ``__call__``.
+    """Runs the client half over a cohort; a new engine inherits from this class and implements ``__call__``.
 
-    Everything else answers questions of the driver, for engines in one process with the data. An engine whose clients
-    are somewhere else says so and answers them otherwise.
+    The other members have defaults for engines in the same process as the data. An engine with remote clients overrides
+    them.
     """
 
     data_at_hand: ClassVar[bool] = True
-    """Whether the clients' data can be read here. If not, clients look at their data and score models themselves."""
+    """Whether the clients' data can be read in this process. If not, clients score models themselves."""
     clients_keep_states: ClassVar[bool] = False
-    """Whether the clients' states stay where the clients are. What the server holds of a state is then a mark:
-    ``{"round": r}`` with the round in which the state that counts was made, ``{}`` before the first."""
+    """Whether the clients' states stay with the clients. The server then holds a marker instead of a state:
+    ``{"round": r}`` with the round in which the valid state was made, ``{}`` before the first."""
     answers: ClassVar[frozenset[str]] = EVERYTHING
-    """What its contributions can be asked, of ``core.contributions.QUESTIONS``."""
+    """Which of ``core.contributions.QUESTIONS`` its contributions answer."""
     fixed_options: ClassVar[bool] = True
-    """Whether a run must be resumed with the options it was begun with."""
+    """Whether a run must be resumed with the options it was started with."""
 
     @declared
     def choice(self) -> Mapping[str, Any]:
-        """What an engine that chooses has chosen; kept with the run, and told to ``restore`` when it is resumed."""
+        """The choices of an engine that makes some; stored with the run and passed to ``restore`` on resume."""
         return {}
 
     @abstractmethod
@@ -70,7 +70,7 @@ class Engine(ABC):
 
     def cross_score(self, algorithm: Algorithm, task: Task, shared: Shared, cohort: Contributions) -> Tensor:
         """``[C, C]``: the accuracy of every client's model on every client's validation part, NaN where unknown."""
-        from fedalloy.core.cross import cross_scores  # which builds on algorithms, and those on the protocols
+        from fedalloy.core.cross import cross_scores  # imports algorithms, which import this module
 
         with torch.no_grad():
             valid = task.data("valid", cohort.ids)
@@ -85,51 +85,51 @@ class Engine(ABC):
         metrics: tuple[str, ...],
         models: Sequence[ModelName],
     ) -> Scores:
-        """Every client's metrics on its own test part, ``[K]`` each, once per model; NaN for who does not answer.
-        Asked only where the data are not at hand."""
+        """Every client's metrics on its own test part, ``[K]`` each, once per model; NaN for a client that does not
+        answer. Called only if ``data_at_hand`` is false."""
         raise SpecError(
-            f"engine {type(self).__name__} says that the clients' data are not at hand, so it must write 'scores'"
+            f"engine {type(self).__name__} declares that the clients' data are not at hand: it must implement 'scores'"
         )
 
     def notes(self) -> dict[str, Any]:
-        """What has happened since the last call, for the record of a round."""
+        """Events since the last call, for the record of a round."""
         return {}
 
     def restore(self, choice: Mapping[str, Any]) -> None:
-        """Stay with what an earlier session of the same run chose."""
+        """Keep the choices of an earlier session of the same run."""
         return
 
     def limit_threads(self, threads: int) -> None:
-        """Use no more cores than this."""
+        """Use at most this many threads."""
         return
 
     def close(self) -> None:
-        """Let go of processes and memory; the next call gets new ones."""
+        """Release processes and memory; the next call starts new ones."""
         return
 
 
 def check_answers(engine: Engine, algorithm: Algorithm) -> None:
-    """Refuse, before the first round, an algorithm that asks for what the engine's contributions do not answer."""
+    """Refuse, before the first round, an algorithm that asks for something the engine's contributions do not answer."""
     missing = sorted(algorithm.asks - engine.answers)
     if missing:
         answers = ", ".join(sorted(engine.answers)) or "nothing"
         raise SpecError(
             f"{_who_asks(algorithm, missing[0])} needs {QUESTIONS[missing[0]]} ('{missing[0]}'), which engine "
-            f"{type(engine).__name__} does not give; it answers: {answers}"
+            f"{type(engine).__name__} does not provide; it answers: {answers}"
         )
 
 
 def check_engine_kind(engine: object, where: str) -> None:
-    """Refuse what is no engine before anything is done with it."""
+    """Refuse an object that is not an engine."""
     if not isinstance(engine, Engine):
         raise SpecError(
-            f"{where} must be an engine, got {type(engine).__name__}: an engine of one's own inherits from "
-            f"{Engine.__module__}.{Engine.__name__}, which lists what it must have and gives the rest a default"
+            f"{where} must be an engine, got {type(engine).__name__}: a custom engine inherits from "
+            f"{Engine.__module__}.{Engine.__name__}, which lists its required members and has defaults for the rest"
         )
 
 
 def check_outcome(outcome: object, work: Work, engine: Engine) -> None:
-    """Refuse an answer of an engine in which a client stands twice, out of order or unasked: it would be counted so."""
+    """Refuse an outcome with duplicate, unsorted or unexpected clients, which would be counted wrongly."""
     name = type(engine).__name__
     if not isinstance(outcome, Outcome):
         raise SpecError(f"engine {name} must return a fedalloy.core.engine.Outcome, got {type(outcome).__name__}")
@@ -138,11 +138,11 @@ def check_outcome(outcome: object, work: Work, engine: Engine) -> None:
         return
     if not bool((ids[1:] > ids[:-1]).all()) or (not torch.equal(ids, work.ids) and not _all_among(ids, work.ids)):
         raise SpecError(
-            f"engine {name} returned the clients {ids.tolist()}: allowed are those that were asked, each once and in "
-            f"ascending order, of {work.ids.tolist()}"
+            f"engine {name} returned the clients {ids.tolist()}: allowed are those of {work.ids.tolist()}, each at "
+            "most once and in ascending order"
         )
     if lacking := [stat for stat in ROUND_STATS if stat not in stats]:
-        raise SpecError(f"engine {name} returned no '{lacking[0]}' of its clients; needed: {', '.join(ROUND_STATS)}")
+        raise SpecError(f"engine {name} returned no '{lacking[0]}' for its clients; needed: {', '.join(ROUND_STATS)}")
 
 
 def _all_among(ids: Tensor, asked: Tensor) -> bool:
@@ -150,7 +150,7 @@ def _all_among(ids: Tensor, asked: Tensor) -> bool:
 
 
 def _who_asks(algorithm: Algorithm, question: str) -> str:
-    """The rule by name: what is stacked is stacked for the solver."""
+    """The rule that asks, by category and name; parts are stacked for the solver unless the weighting asks for them."""
     by_solver = question == "stack" and question not in algorithm.weighting.asks
     category, rule = ("solver", algorithm.solver) if by_solver else ("weighting", algorithm.weighting)
     return f"{category} '{type(rule).__name__}'"

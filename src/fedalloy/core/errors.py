@@ -1,4 +1,4 @@
-"""Every error a user can meet: each says what was wrong, what is allowed and what to do."""
+"""All errors that a user can see: each message states what is wrong, what is allowed and what to do."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ class FedalloyError(Exception):
     """Base of all errors raised on purpose by fedalloy."""
 
     passing = False
-    """Whether the same run may well succeed another time, because the fault lies outside of it."""
+    """Whether the same run may succeed later, because the cause lies outside of it."""
 
 
 class SpecError(FedalloyError, ValueError):
-    """A recipe, a spec or an argument does not say something fedalloy understands."""
+    """A recipe, a spec or an argument is invalid."""
 
 
 class RegistryError(FedalloyError):
-    """A rule is unknown, or a name is taken already."""
+    """A rule is unknown, or a name is already taken."""
 
 
 class AlgorithmError(FedalloyError):
@@ -28,11 +28,11 @@ class AlgorithmError(FedalloyError):
 
 
 class RoundRefused(AlgorithmError):
-    """A rule is not defined for those who came in a round: the round has no effect, and the run goes on."""
+    """A rule is not defined for the contributions of a round: the round has no effect, and the run continues."""
 
 
 class DataError(FedalloyError):
-    """A data set, a partition or a client's data cannot be used as asked."""
+    """A data set, a partition or a client's data cannot be used as requested."""
 
 
 class CheckpointError(FedalloyError):
@@ -50,7 +50,7 @@ class Diverged(FedalloyError):
 
 
 class ClientError(FedalloyError):
-    """Something failed inside a client's program; says where, in which round, for whom."""
+    """Something failed inside a client's program; the message names stage, round and client."""
 
     def __init__(self, stage: str, cause: Exception, *, client: int | None = None, round: int | None = None) -> None:
         self.stage, self.cause, self.client, self.round = stage, cause, client, round
@@ -60,7 +60,7 @@ class ClientError(FedalloyError):
         )
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Travels between processes: the message alone could not be turned back into an error."""
+        """For pickling between processes: the default would call the constructor with the message alone."""
         return _client_error, (self.stage, self.cause, self.client, self.round)
 
 
@@ -70,15 +70,15 @@ def _client_error(stage: str, cause: Exception, client: int | None, round: int |
 
 @dataclass
 class Stage:
-    """Where a client's program is: whoever goes on to the next stage writes its name here."""
+    """The current stage of a client's program; the program updates ``name`` as it advances."""
 
     name: str | None
 
 
 @contextmanager
 def stage(name: str | None) -> Iterator[Stage]:
-    """Turn any error inside into one that names the stage of the client's program that has been reached; in a stage
-    without a name it stays as it is."""
+    """Turn any error inside into a ``ClientError`` that names the current stage; in a stage without a name the error is
+    unchanged."""
     at = Stage(name)
     try:
         yield at
@@ -94,8 +94,8 @@ _NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory"
 
 
 def is_passing(error: BaseException) -> bool:
-    """Whether an error came from outside of a run: a signal, a full disk, no memory, other input and output. Such a run
-    is interrupted and may go on; any other error would come again.
+    """Whether an error came from outside of a run: a signal, a full disk, no memory, other I/O. Such a run counts as
+    interrupted and can be resumed; any other error would happen again.
 
     >>> is_passing(OSError(28, "No space left on device")), is_passing(ZeroDivisionError())
     (True, False)
@@ -113,7 +113,7 @@ def _is_outside(error: BaseException) -> bool:
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:
-    """A hint for a misspelt word.
+    """A hint for a misspelt word, with the allowed ones.
 
     >>> nearest("sampels", ["samples", "uniform"])
     "did you mean 'samples'? allowed: samples, uniform"

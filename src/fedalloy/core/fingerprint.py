@@ -1,4 +1,4 @@
-"""What identifies an experiment, as plain values: settings in words, arrays as hashes of what they hold."""
+"""The identity of an experiment as plain values: settings as they are, arrays as hashes of their contents."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 Plain = dict[str, Any]
 VALUES = "sha256"
-"""Where a portrait holds the hash of floating-point values, which another device may compute otherwise."""
+"""The key of a hash of floating-point values, which may differ between devices."""
 _LONG = 64
 _BLOCK = 1 << 24
 _DEEPEST = 12
@@ -40,7 +40,7 @@ def digest(*parts: Tensor | str) -> str:
 
 
 def _hashes(content: Tensor) -> list[bytes]:
-    """The hashes of blocks, several at a time where there are many: a data set is larger than one core likes."""
+    """The hashes of blocks, computed in parallel if there are several, because data sets are large."""
     blocks = content.split(_BLOCK) if len(content) else ()
     if len(blocks) <= 1:
         return [_hash(block) for block in blocks]
@@ -53,9 +53,9 @@ def _hash(block: Tensor) -> bytes:
 
 
 def portrait(value: Any, defaults: bool = True, deep: int = 0) -> Any:
-    """A value as JSON: rules and settings by their kind and fields, tensors and long lists by their hash.
+    """A value as JSON: rules and settings by kind and fields, tensors and long lists by their hash.
 
-    Without ``defaults``, fields that hold their default are left out.
+    Without ``defaults``, fields with their default value are left out.
 
     >>> portrait((1, None, {"a": range(2)}))
     [1, None, {'a': [0, 1]}]
@@ -98,7 +98,7 @@ def _of_object(value: Any, go: Any, defaults: bool) -> Any:
         return {"kind": _name(type(value)), **{
             field.name: go(kept[field.name]) for field in fields if defaults or not _is_default(field, kept[field.name])
         }}  # fmt: skip
-    if hasattr(value, "tolist") and hasattr(value, "dtype"):  # an array, or a number of one
+    if hasattr(value, "tolist") and hasattr(value, "dtype"):  # an array or an array scalar
         return go(value.tolist())
     if callable(value) and hasattr(value, "__qualname__"):
         return _name(value)
@@ -112,11 +112,11 @@ def _is_default(field: dataclasses.Field[Any], value: Any) -> bool:
         default = field.default_factory()
     try:
         return bool(value == default)
-    except (RuntimeError, ValueError, TypeError):  # tensors and arrays are not equal or unequal as a whole
+    except (RuntimeError, ValueError, TypeError):  # comparing tensors and arrays gives no single bool
         return False
 
 
 def _name(thing: Any) -> str:
-    """What a class or a function is called; not in which module, as a script may be run or imported. A class that was
-    renamed keeps in ``known_as`` the name by which the folders of earlier runs know it."""
+    """The name of a class or function, without its module, which differs between running and importing a script. A
+    renamed class keeps in ``known_as`` the name that folders of earlier runs contain."""
     return str(getattr(thing, "__dict__", {}).get("known_as", thing.__qualname__))

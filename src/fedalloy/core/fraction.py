@@ -1,4 +1,4 @@
-"""How many a fraction of so many is, without the rounding errors of binary numbers."""
+"""Fractions of counts, without binary rounding errors."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _EXACT, _NEAR = 1e-15, 1e-9
 
 
 def fraction_of(count: int, fraction: float) -> float:
-    """``fraction * count``, where a product that is a whole or a half number up to rounding errors is that number: what
-    is rounded next then goes the way that decimal numbers say.
+    """``fraction * count``; a product that is a whole or a half number up to rounding errors becomes that number, so
+    that rounding it gives the same result as in decimal arithmetic.
 
     >>> int(0.29 * 100), int(fraction_of(100, 0.29)), 0.58 * 100 < 58, fraction_of(100, 0.58)
     (28, 29, True, 58.0)

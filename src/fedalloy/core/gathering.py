@@ -1,6 +1,6 @@
-"""Where contributions are put as they are made: rows of one tensor per leaf, in the order of ids.
+"""Collects contributions as they are made: rows of one tensor per leaf, in the order of ids.
 
-A row is copied once, to its place, and noted then; it is read next when the server asks for it.
+A row is copied to its place once and noted at that time; it is not read again until the server asks for it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from fedalloy.core.types import Cohort, Contribution, Tree
 
 
 class Gathering:
-    """The contributions of the clients ``ids``, of whom some may never come; ``exact`` is for the notes, and ``like``
-    the templates of what was asked for."""
+    """The contributions of the clients ``ids``, some of which may never arrive. ``exact`` is passed to the notes;
+    ``like`` holds the templates of the expected parts."""
 
     def __init__(self, ids: Tensor, *, exact: bool, like: Mapping[str, Tree]) -> None:
         self._ids, self._exact, self._like = ids.sort().values, exact, like
@@ -29,14 +29,14 @@ class Gathering:
         self._notes: list[Notes] = []
 
     def add(self, ids: Tensor, payload: Payload, stats: Stats) -> str | None:
-        """The contributions of a block, in any order; or why they are none: in names, shapes and dtypes all of a block
-        send the same."""
+        """Add the contributions of a block, in any order. Returns the reason if they do not match the templates; names,
+        shapes and dtypes are the same for the whole block."""
         first = {part: {name: leaf[0] for name, leaf in leaves.items()} for part, leaves in payload.items()}
         if reason := unlike(first, self._like):
             return reason
         places = torch.searchsorted(self._ids, ids)
         if len(ids) == len(self._ids) and bool((places[1:] > places[:-1]).all()):
-            self._payload, self._in_order = payload, True  # everybody, in order: nothing needs to be moved
+            self._payload, self._in_order = payload, True  # all clients in order: no copy is needed
         else:
             self._put(places, payload)
         self._places.append(places)
@@ -45,7 +45,7 @@ class Gathering:
         return None
 
     def add_one(self, client: int, found: Contribution) -> str | None:
-        """The contribution of one client; or why it is none."""
+        """Add the contribution of one client. Returns the reason if it does not match the templates."""
         payload = {
             part: {name: leaf.unsqueeze(0) for name, leaf in leaves.items()} for part, leaves in found.payload.items()
         }
@@ -53,7 +53,7 @@ class Gathering:
         return self.add(torch.tensor([client]), payload, stats)
 
     def cohort(self) -> Cohort:
-        """All that came."""
+        """All contributions that arrived."""
         if self._payload is None:
             return Cohort(self._ids[:0], {})
         if self._in_order:

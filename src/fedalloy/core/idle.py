@@ -1,4 +1,4 @@
-"""Clients that took no step: they have no examples, or their device had no time for one."""
+"""Clients that took no step, because they have no examples or their device had no time."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from fedalloy.core.types import Contributions
 
 
 def took_no_step(cohort: Contributions) -> Tensor:
-    """Who is idle, ``[C]``: by the number of steps or, where nobody knows it, by having no examples.
+    """Which clients are idle, ``[C]``: those with 0 steps or, if the number of steps is unknown, with 0 examples.
 
-    A client whose link failed is not: it planned its steps, and what it re-sends counts as the run says.
+    A client whose link failed is not idle: it planned its steps, and the run's settings decide how its re-sent model
+    counts.
 
     >>> from fedalloy.core.types import Cohort
     >>> took_no_step(Cohort(torch.arange(3), {}, {"num_steps": torch.tensor([2.0, 0.0, 1.0])}))
@@ -23,7 +24,7 @@ def took_no_step(cohort: Contributions) -> Tensor:
 
 
 def left_out(cohort: Contributions, idle: Tensor, needed: frozenset[str], counts: bool) -> Tensor:
-    """Which of the ``idle`` do not count: all, or, where idle clients do count, those who lack a statistic that is
+    """Which ``idle`` clients do not count: all of them or, if idle clients count, those without a statistic that is
     ``needed`` (without examples there is no loss)."""
     if not counts:
         return idle

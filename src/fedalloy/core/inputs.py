@@ -1,5 +1,5 @@
-"""Examples as trees: one tensor with an axis of examples in front, or tensors by name (dicts, nested at will) that
-share that axis. A single tensor is the tree with one leaf and is handled without a look at anything else.
+"""Examples as trees: one tensor whose first axis is the examples, or a dict of such tensors, which may be nested. A
+single tensor is a tree with one leaf and takes a fast path.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 from fedalloy.core.errors import DataError
 
 Inputs = Any
-"""A tensor, or a dict of such. Whoever takes tensors only (most models, the fused kernels) says so in its own types."""
+"""A tensor or a (nested) dict of tensors. Code that takes tensors only is annotated with ``Tensor``."""
 
 
 def each(function: Callable[..., Any], x: Inputs, *others: Inputs) -> Inputs:
@@ -39,7 +39,7 @@ def leaves(x: Inputs) -> Iterator[Tensor]:
 def _named(x: Inputs) -> Mapping[str, Inputs]:
     if not isinstance(x, Mapping) or not x:
         found = "an empty dict" if isinstance(x, Mapping) else f"a {type(x).__name__}"
-        raise DataError(f"examples are a tensor, or a dict of tensors by name, got {found}; torch.as_tensor makes one")
+        raise DataError(f"examples must be a tensor or a dict of tensors, got {found}; use torch.as_tensor")
     return x
 
 
@@ -63,14 +63,14 @@ def take(x: Inputs, rows: Tensor | slice | int) -> Inputs:
 
 
 def take_each(x: Inputs, some: Iterable[Tensor]) -> Iterator[Inputs]:
-    """One set of examples after another, by their indices."""
+    """Several sets of examples, by their indices."""
     if isinstance(x, Tensor):
         return (x[rows] for rows in some)
     return (take(x, rows) for rows in some)
 
 
 def joined(parts: list[Inputs]) -> Inputs:
-    """Several sets of examples, one behind the other."""
+    """Several sets of examples, concatenated."""
     return each(lambda *leaves: torch.cat(leaves), *parts)
 
 
@@ -84,17 +84,17 @@ def shape_of(x: Inputs) -> Any:
 
 
 def to(x: Inputs, device: torch.device | str) -> Inputs:
-    """The same examples elsewhere; no copy where they are there already."""
+    """The same examples on another device; no copy if they are there already."""
     return x.to(device) if isinstance(x, Tensor) else each(lambda leaf: leaf.to(device), x)
 
 
 def one_by_one(x: Inputs) -> Iterator[Inputs]:
-    """What lies along the first axis, in turn."""
+    """Iterate over the first axis."""
     return iter(x) if isinstance(x, Tensor) else (take(x, row) for row in range(length(x)))
 
 
 def pieces(count: int, size: int) -> Iterator[slice]:
-    """So many rows at a time.
+    """Slices of at most ``size`` rows.
 
     >>> list(pieces(5, 2))
     [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
@@ -104,5 +104,5 @@ def pieces(count: int, size: int) -> Iterator[slice]:
 
 
 def bytes_each(x: Inputs) -> int:
-    """What one example takes; 0 where there is none."""
+    """Bytes per example; 0 if there are none."""
     return sum(leaf[0].numel() * leaf.element_size() for leaf in leaves(x)) if length(x) else 0

@@ -1,4 +1,4 @@
-"""Randomness with an address: every draw is a function of a named key, never of call order.
+"""Keyed randomness: every draw is a function of a named key, never of call order.
 
 A key is a path (seed, round, client, stream, ...) hashed to 64 bits. Draws are counter based: number
 ``i`` of a key is a hash of (key, i), so a block of clients is drawn in one vectorised call and a client
@@ -45,7 +45,7 @@ def _shift(value: Tensor, bits: int) -> Tensor:
 
 
 def _mix_tensor(value: Tensor) -> Tensor:
-    """``_mix`` for a batch; every round draws a few, so its own intermediate results are overwritten."""
+    """``_mix`` for a batch, in place on its intermediate results for speed."""
     value = _shift(value, 30).bitwise_xor_(value).mul_(_signed(_FIRST))
     value.bitwise_xor_(_shift(value, 27)).mul_(_signed(_SECOND))
     return value.bitwise_xor_(_shift(value, 31))
@@ -61,7 +61,7 @@ def _label_bits(label: Label) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Key:
-    """An immutable address of randomness, or a whole batch of them.
+    """An immutable random key, or a whole batch of them.
 
     ``state`` is an int for one key, or an int64 tensor of any shape for a batch; draws then get the
     batch's axes in front.
@@ -77,7 +77,8 @@ class Key:
 
     @staticmethod
     def of(seed: int) -> Key:
-        """The root key of an experiment; numbers of more than 64 bits would share their keys with smaller ones."""
+        """The root key of an experiment. Seeds of more than 64 bits are refused: they would share keys with smaller
+        ones."""
         try:
             number = index(seed)
         except TypeError:
@@ -116,7 +117,7 @@ class Key:
         return Key(self.state[index])
 
     def seed(self) -> int:
-        """A 63-bit seed for a generator that lives outside fedalloy (torch, numpy)."""
+        """A 63-bit seed for generators outside fedalloy (torch, numpy)."""
         return int(self.state) & _LAST
 
     def generator(self) -> torch.Generator:

@@ -1,4 +1,4 @@
-"""Whether rounds depend on how many there will be: a run can only be made longer afterwards where they do not."""
+"""Whether rounds depend on the length of the run: only if they do not, can a run be extended afterwards."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from fedalloy.core.declared import declared
 
 
 class AnyLength:
-    """What every rule says about the length of the run; a rule that looks at ``ctx.rounds`` says why."""
+    """Base of all rules; a rule that reads ``ctx.rounds`` overrides ``uses_length``."""
 
     @declared
     def uses_length(self) -> str:
-        """In what way the rule depends on the number of rounds of the run, in words; empty where it does not."""
+        """How the rule depends on the number of rounds of the run, as text; empty if it does not."""
         return ""

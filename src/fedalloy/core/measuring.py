@@ -14,7 +14,7 @@ from fedalloy.core.objective import Objective
 from fedalloy.core.types import Block, Examples, Tree
 
 Score = Callable[[Tensor, Tensor], Tensor]
-"""Of outputs and labels, one value per example: ``Objective.losses`` or ``Objective.hits``."""
+"""One value per example from outputs and labels: ``Objective.losses`` or ``Objective.hits``."""
 _CHUNK = 4096
 _CHUNK_OF_SEVERAL = 512
 
@@ -22,7 +22,7 @@ _CHUNK_OF_SEVERAL = 512
 def own_means(
     objective: Objective, score: Score, models: Tree, buffers: Tree, data: Block, apply: Applied = plain
 ) -> Tensor:
-    """The mean score of every client's own model over its own examples; NaN for a client without any."""
+    """The mean score of every client's model over its own examples; NaN for a client without any."""
     size, start = data.size.cpu(), data.start.cpu()
     total = torch.zeros(len(size), dtype=torch.float64)
     device = next(iter(models.values())).device
@@ -43,7 +43,7 @@ def own_means(
 
 
 def common_means(objective: Objective, score: Score, params: Tree, buffers: Tree, data: Block) -> Tensor:
-    """The same where all clients have one model: one pass over all their examples."""
+    """The same for one model that all clients share: one pass over all their examples."""
     size, start = data.size.cpu(), data.start.cpu()
     owner = torch.repeat_interleave(size)
     rows = start[owner] + torch.arange(len(owner)) - (size.cumsum(0) - size)[owner]
@@ -61,8 +61,8 @@ def mean_loss(objective: Objective, params: Tree, buffers: Tree, examples: Examp
 
 
 def _rows(start: Tensor, size: Tensor, piece: slice) -> tuple[Tensor | slice, Tensor | None]:
-    """Which rows of the pool a piece of every client's examples is, and which of them are there; of a single client a
-    view, so that nothing is copied."""
+    """The pool's rows of a piece of every client's examples, and which of them exist; for a single client a slice, so
+    that nothing is copied."""
     if len(size) == 1:
         begin = int(start[0])
         return slice(begin + piece.start, begin + piece.stop), None

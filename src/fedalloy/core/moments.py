@@ -1,4 +1,4 @@
-"""The second moment of a running update in its published forms; servers and weightings both build on it."""
+"""The running second moment of updates in its published forms; used by servers and weightings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Kind = Literal["adam", "adagrad", "yogi"]
 
 
 def second_moment(kind: Kind, v: Tensor, update: Tensor, beta2: float) -> Tensor:
-    """``v`` after one more update ``u``.
+    """``v`` after the update ``u``.
 
     Adam ``beta2 v + (1 - beta2) u^2`` (Kingma and Ba 2015, arXiv:1412.6980); Adagrad ``v + u^2`` (Duchi et al. 2011);
     Yogi ``v - (1 - beta2) u^2 sign(v - u^2)`` (Zaheer et al. 2018).

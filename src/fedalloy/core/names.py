@@ -1,4 +1,4 @@
-"""Which leaves are meant: name patterns, or everything they do not match."""
+"""Selections of leaves by name patterns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedalloy.core.tree import Tree
 
 @dataclass(frozen=True)
 class Names:
-    """The leaves whose names match a pattern (``head.*``), or with ``others`` all the rest. Empty: none at all.
+    """The leaves whose names match a pattern (``head.*``), or with ``others`` those that match none. Empty: no leaf.
 
     >>> Names(("head.*",)).split({"body.weight": 1, "head.weight": 2})
     ({'head.weight': 2}, {'body.weight': 1})
@@ -31,7 +31,7 @@ class Names:
         return bool(self.patterns) or self.others
 
     def split(self, tree: Mapping[str, Tensor]) -> tuple[Tree, Tree]:
-        """The leaves that are meant, and those that are not."""
+        """The selected leaves, and the others."""
         meant = {name: leaf for name, leaf in tree.items() if name in self}
         return meant, {name: leaf for name, leaf in tree.items() if name not in meant}
 

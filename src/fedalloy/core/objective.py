@@ -1,4 +1,4 @@
-"""A model and its loss as pure functions, and what a local step gets of them."""
+"""A model and its loss as pure functions, and the gradients that a local step gets from them."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from fedalloy.core.keys import Key
 from fedalloy.core.types import Tree
 
 ApplyCapability = Callable[..., Any]
-"""``model(capability, *inputs)``: what a capability returns, in training mode, with the model's present leaves."""
+"""``model(capability, *inputs)``: the result of a capability in training mode, with the model's current leaves."""
 Outputs = Callable[[Tree, Tensor], Tensor]
-"""``outputs(params, x)``: what the model says in evaluation mode, with the buffers of this moment."""
+"""``outputs(params, x)``: the model's outputs in evaluation mode, with the current buffers."""
 Fresh = Callable[[Key], tuple[Tree, Tree]]
 """Draws a new model, parameters and buffers, from a key: ``Objective.init``."""
 
 
 class GradAt(Protocol):
-    """Gradients of this step's batch, and what the model says elsewhere.
+    """Gradients on this step's batch, and the model's outputs on any input.
 
     ``grad_at(params)`` is the gradient of the mean loss of this step's batch at ``params``;
-    ``grad_at(params, of=function)`` that of a function of this mean loss. With ``track`` false (a bool, or a tensor of
-    one) the batch statistics met on the way do not enter the buffers. ``grad_at(params, by=loss, fixed=others)`` is for
-    models that do more than classify: the gradient of the mean of ``loss(model, x, y)``, one value per example, in
-    ``params`` alone, where ``model(capability, *inputs)`` has the leaves of ``fixed`` too.
+    ``grad_at(params, of=function)`` that of a function of this mean loss. If ``track`` is false (a bool, or a tensor of
+    one), the batch statistics of this call do not enter the buffers. ``grad_at(params, by=loss, fixed=others)`` is for
+    models with further capabilities: the gradient of the mean of ``loss(model, x, y)``, one value per example, with
+    respect to ``params`` only, where ``model(capability, *inputs)`` has the leaves of ``fixed`` too.
     """
 
     @abstractmethod
@@ -49,12 +49,12 @@ class GradAt(Protocol):
         """The gradient."""
 
     def outputs(self, params: Tree, x: Tensor) -> Tensor:
-        """What the model says about any ``x``, in evaluation mode: for gradients with respect to inputs."""
+        """The model's outputs for any ``x``, in evaluation mode: for gradients with respect to inputs."""
 
 
 @dataclass(eq=False)
 class StepGradient(GradAt):
-    """``grad_at`` of one step: it remembers the loss, the plain one where it was first asked, and the buffers."""
+    """``grad_at`` of one step: it stores the plain loss of the first call and the current buffers."""
 
     objective: Objective
     x: Inputs
@@ -66,11 +66,11 @@ class StepGradient(GradAt):
     _applied: int = 0
 
     def outputs(self, params: Tree, x: Tensor) -> Tensor:
-        """What the model says about any ``x``, in evaluation mode."""
+        """The model's outputs for any ``x``, in evaluation mode."""
         return self.objective.outputs(params, self.buffers, x)
 
     def under(self, objective: Objective | None) -> StepGradient:
-        """The same batch asked again, under another objective where one is given."""
+        """A new ``grad_at`` for the same batch, with another objective if given."""
         asked = objective or self.objective
         return asked.gradient(asked, self.x, self.y, self.mask, self.buffers, self.draw)
 
@@ -82,7 +82,7 @@ class StepGradient(GradAt):
         by: Callable[[ApplyCapability, Tensor, Tensor], Tensor] | None,
         fixed: Tree | None,
     ) -> Tree:
-        """The gradient for any question, by the objective's ``loss`` and ``act`` alone."""
+        """The gradient for any arguments, by the objective's ``loss`` and ``apply_capability``."""
 
         def loss_of(leaves: Tree) -> tuple[Tensor, tuple[Tensor, Tree]]:
             whole = {**(fixed or {}), **leaves}
@@ -102,7 +102,7 @@ class StepGradient(GradAt):
         return dict(grads)
 
     def _own_loss(self, leaves: Tree, by: Callable[[ApplyCapability, Tensor, Tensor], Tensor]) -> tuple[Tensor, Tree]:
-        """The masked mean of a loss that calls the model itself; every call of a step has dropout masks of its own."""
+        """The masked mean of a loss that calls the model itself; every call within a step has new dropout masks."""
         buffers = self.buffers
 
         def apply_capability(capability: str, *inputs: Tensor) -> Any:
@@ -135,14 +135,14 @@ class BatchGradient(StepGradient):
 
 
 class Objective(ABC):
-    """A model and its loss as pure functions of parameters and buffers. One's own inherits from this class and writes
-    the five functions without a default."""
+    """A model and its loss as pure functions of parameters and buffers. A custom objective inherits from this class and
+    implements the five functions without a default."""
 
     gradient: ClassVar[type[StepGradient]] = BatchGradient
-    """What steps get as ``grad_at``. One of the objective's own may go a shorter way to the same numbers."""
+    """The class of ``grad_at``. An objective may have its own class that computes the same numbers faster."""
 
     def __init_subclass__(cls, **given: Any) -> None:
-        """Refuse a class that answers a question by its old name."""
+        """Refuse a class that defines a member by its old name."""
         super().__init_subclass__(**given)
         renamed.refuse_old_members(cls, renamed.OBJECTIVE)
 
@@ -159,7 +159,7 @@ class Objective(ABC):
 
     @abstractmethod
     def outputs(self, params: Tree, buffers: Tree, x: Inputs) -> Tensor:
-        """What the model says, in evaluation mode."""
+        """The model's outputs, in evaluation mode."""
 
     @abstractmethod
     def losses(self, outputs: Tensor, y: Inputs) -> Tensor:
@@ -171,7 +171,7 @@ class Objective(ABC):
 
     @declared
     def needs_full_batches(self) -> bool:
-        """Whether examples of a training batch see each other (BatchNorm), so that no row may be padding."""
+        """Whether examples of a training batch affect each other (BatchNorm), so that no row may be padding."""
         return False
 
     @declared
@@ -181,22 +181,22 @@ class Objective(ABC):
 
     @declared
     def scores_by_batch(self) -> bool:
-        """Whether examples see each other in evaluation too."""
+        """Whether examples of a batch affect each other in evaluation too."""
         return False
 
     @declared
     def structure(self) -> nn.Module | None:
-        """The module, for engines that look for a structure they have a fast kernel for. Read only."""
+        """The module, for engines that have fast kernels for some structures. Read only."""
         return None
 
     @declared
     def loss_name(self) -> str | None:
-        """The loss by name, for engines that have a fast kernel for it; None where it has none."""
+        """The name of the loss, for engines that have a fast kernel for it; None if it has no name."""
         return None
 
     @declared
     def loss_rule(self) -> object:
-        """What the loss is, as a value that tells it from others; None where the class of the objective says it."""
+        """A value that identifies the loss; None if the objective's class identifies it."""
         return None
 
     @declared
@@ -206,18 +206,18 @@ class Objective(ABC):
 
     @declared
     def forms(self) -> Mapping[str, Tree]:
-        """Names, shapes and types of what is exchanged, ``params`` and ``buffers``, without content; empty where that
-        is known only from ``init``."""
+        """Names, shapes and dtypes of ``params`` and ``buffers``, without values; empty if they are known only from
+        ``init``."""
         return {}
 
     @declared
     def capabilities(self) -> frozenset[str]:
-        """What the model can do, by name; an ordinary one only classifies."""
+        """The names of the model's capabilities; an ordinary model only classifies."""
         return frozenset({"classify"})
 
     @declared
     def classes(self) -> int:
-        """How many classes a model with capabilities knows; 0 for an ordinary one, which has outputs instead."""
+        """The number of classes of a model with further capabilities; 0 for an ordinary one, which has outputs."""
         return 0
 
     def trains_on_one(self, x: Inputs) -> bool:
@@ -233,7 +233,7 @@ class Objective(ABC):
         draw: Tensor | None,
         training: bool,
     ) -> tuple[Any, Tree]:
-        """What one of the model's capabilities returns, and the buffers after it."""
+        """The result of one of the model's capabilities, and the buffers after it."""
         raise SpecError(
             f"objective {type(self).__name__} has no capability '{capability}': "
             f"it can {', '.join(sorted(self.capabilities))}"

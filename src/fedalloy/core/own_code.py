@@ -1,4 +1,4 @@
-"""Errors in the user's own code: told with their lines, without those of the libraries in between."""
+"""Errors in the user's code, reported with the user's lines and without those of libraries."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _MOST = 8
 
 @contextmanager
 def own_code(what: str, kind: type[FedalloyError]) -> Iterator[None]:
-    """Whatever the user's code inside raises becomes one error of this kind that shows their lines; ``what`` names
-    the code. Errors of fedalloy itself say enough and pass."""
+    """Turn exceptions of the user's code inside into one error of this kind that shows the user's lines; ``what`` names
+    the code. Errors of fedalloy itself are raised unchanged."""
     try:
         yield
     except FedalloyError:
@@ -30,7 +30,7 @@ def own_code(what: str, kind: type[FedalloyError]) -> Iterator[None]:
 
 
 def import_own(module: str, what: str, kind: type[FedalloyError]) -> ModuleType:
-    """A module of the user's; one that is not there is told from one that fails."""
+    """Import a module of the user, with different errors for a missing module and one that fails."""
     if not module or module.startswith("."):
         raise kind(f"{what} cannot be imported: write its full name, package.module")
     try:
@@ -47,7 +47,7 @@ def import_own(module: str, what: str, kind: type[FedalloyError]) -> ModuleType:
 
 
 def own_lines(error: BaseException) -> str:
-    """Where in the user's files an error passed, outermost first; empty where it never did."""
+    """The lines of the user's files in an error's traceback, outermost first; empty if there are none."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame.filename)]
     if isinstance(error, SyntaxError) and error.filename and _is_own(error.filename):
         return f"\n  {error.filename}, line {error.lineno}: {(error.text or '').strip()}"

@@ -1,4 +1,4 @@
-"""How an encoded part travels: as fewer bytes than its plain tensors, and back without a loss."""
+"""Packed forms of encoded parts: fewer bytes than plain tensors, and lossless."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from fedalloy.core.types import Payload, Tree
 
 
 class Packing(ABC):
-    """The form on the wire of what one encoder makes of a part. What is counted is what travels: the bytes of the
-    packed tensors, nothing for headers."""
+    """The form on the wire of a part that a wire transform has encoded. Traffic counts the bytes of the packed tensors,
+    without headers."""
 
     @abstractmethod
     def pack(self, leaves: Tree) -> Tree:
-        """The tensors that travel instead of one client's leaves."""
+        """The tensors that are sent instead of one client's leaves."""
 
     @abstractmethod
     def unpack(self, packed: Tree, like: Tree) -> Tree:
-        """The leaves that were packed, with the names, shapes and dtypes of ``like``; a ``ValueError`` says what is
-        wrong with tensors that ``pack`` did not write."""
+        """The leaves that were packed, with the names, shapes and dtypes of ``like``. Raises a ``ValueError`` for
+        tensors that ``pack`` cannot have made."""
 
     @abstractmethod
     def packed_bytes(self, leaves: Tree) -> Tensor:
-        """What each client's packed tensors take, ``[C]``, from the leaves of C clients, ``[C, ...]`` each."""
+        """The bytes of each client's packed tensors, ``[C]``, from the leaves of C clients, ``[C, ...]`` each."""
 
 
 Packings = Mapping[str, Packing]
-"""By part; a part that is not named travels as plain tensors."""
+"""By part; parts that are not listed are sent as plain tensors."""
 
 
 def pack(payload: Payload, packings: Packings) -> Payload:
-    """One client's payload as it travels; a part without leaves has nothing to pack."""
+    """One client's payload as it is sent; parts without leaves are unchanged."""
     return {part: packings[part].pack(leaves) if part in packings and leaves else leaves
             for part, leaves in payload.items()}  # fmt: skip
 
@@ -47,7 +47,7 @@ def unpack(packed: Payload, packings: Packings, like: Mapping[str, Tree]) -> Pay
 
 
 def bytes_up(payload: Payload, packings: Packings, clients: int) -> Tensor:
-    """What each of so many clients sends, ``[C]`` in float64, from leaves with a leading client axis.
+    """The bytes that each client sends, ``[C]`` in float64, from leaves with a leading client axis.
 
     >>> bytes_up({"delta": {"w": torch.zeros(2, 3)}}, {}, 2)
     tensor([12., 12.], dtype=torch.float64)

@@ -1,11 +1,11 @@
 """The client's program, written once, for a block of clients: statistics before, begin, steps, post_train, end, wires,
 statistics after. Pure.
 
-Who calls it says two things: the *kernel* that takes the local steps, and how a function of one client is *applied* to
-the block (:mod:`fedalloy.core.applying`), which also says whether the block's trees have a leading client axis. The
-loop engine's client is a block of one with the plain kernel and plain calls, without such an axis; whatever else there
-is must give the same within its tolerance. Statistics always have the axis. What comes before, the plan and the draws
-of a block, is :func:`fedalloy.core.blocks.prepare`.
+The caller chooses the *kernel* that takes the local steps, and how a function of one client is *applied* to the block
+(:mod:`fedalloy.core.applying`), which also decides whether the block's trees have a leading client axis. The loop
+engine's client is a block of one with the plain kernel and plain calls, without such an axis; every other combination
+must give the same results within its tolerance. Statistics always have the axis. Plan and draws of a block are made
+before, by :func:`fedalloy.core.blocks.prepare`.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from fedalloy.core.types import Context, Payload, State, Stats, Tree
 
 @dataclass(frozen=True)
 class BlockTraining:
-    """The local training of a block: all that a kernel may look at. ``mine`` is what the clients' solvers keep, ``at``
-    is told of every stage, so that an error can name it.
+    """The local training of a block: everything a kernel may use. ``mine`` is the state of the clients' solvers; ``at``
+    holds the current stage, which errors name.
 
-    ``carry`` and ``buffers``, those before the first step, are made when a kernel asks for them.
+    ``carry`` and ``buffers``, those before the first step, are computed when a kernel reads them.
     """
 
     algorithm: Algorithm
@@ -54,7 +54,7 @@ class BlockTraining:
 
     @cached_property
     def carry(self) -> Carry:
-        """Every client's first carry; what does not depend on the client is shared until the first step."""
+        """Every client's first carry; values that do not depend on the client are shared until the first step."""
         solver, shared, ctx = self.algorithm.solver, self.shared, self.ctx
         self.at.name = "begin"
         carry: Carry = self.apply(lambda kept: solver.begin(shared, kept, ctx), len(self.block), self.mine)
@@ -63,11 +63,11 @@ class BlockTraining:
 
     @property
     def buffers(self) -> Tree:
-        """Every client's buffers before the first step: the received ones, unless clients have some of their own."""
+        """Every client's buffers before the first step: the received ones, unless clients have their own."""
         return self.models[1] if self.shared["buffers"] else {}
 
     def loss_before(self) -> Tensor:
-        """The mean loss of every client's first model over its training examples."""
+        """The mean loss of every client's model before the first step, over its training examples."""
         objective, block, solver = self.objective, self.block, self.algorithm.solver
         if solver.aspect(OwnStart) is not None or len(block) == 1:
             return own_means(objective, objective.losses, *self.models, block.data, self.apply)
@@ -76,7 +76,7 @@ class BlockTraining:
 
     @cached_property
     def models(self) -> tuple[Tree, Tree]:
-        """Every client's model before the first step: what was received, unless clients have a start of their own."""
+        """Every client's model before the first step: the received one, unless the solver is ``OwnStart``."""
         solver, shared, clients = self.algorithm.solver, self.shared, len(self.block)
         if solver.aspect(OwnStart) is None:
             return self.apply.same(shared[solver.target], clients), self.apply.same(shared["buffers"], clients)
@@ -88,9 +88,9 @@ class BlockTraining:
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What a kernel returns: the carry, the buffers and every client's sums of training losses (``summed_losses``).
+    """The result of a kernel: the carry, the buffers and every client's sums of training losses (``summed_losses``).
 
-    A kernel for plain descent may say what is ``sent`` by itself; then nobody asks for its carry.
+    A kernel for plain SGD may set ``sent`` directly; its carry is then not used.
     """
 
     carry: Carry
@@ -105,7 +105,7 @@ Kernel = Callable[[BlockTraining], TrainingResult]
 
 @dataclass(frozen=True)
 class Finished:
-    """One block's result, in the block's own order."""
+    """The result of one block, in the block's order of clients."""
 
     ids: Tensor
     payload: Payload
@@ -123,8 +123,8 @@ def run_block(
     kernel: Kernel,
     apply: Applied,
 ) -> Finished:
-    """From the received parts to what the clients send and keep. An error names the stage it happened in, where that
-    has a name: kernels may leave theirs without."""
+    """From the received parts to what the clients send and keep. An error names the stage it happened in, if the stage
+    has a name; kernels may leave it unnamed."""
     with stage(None) as at:
         mine = apply.stack([states[client] for client in block.work.ids.tolist()])
         training = BlockTraining(algorithm, objective, shared, mine["solver"], block, ctx, apply, at)
@@ -139,7 +139,7 @@ def run_block(
 
 
 def _before(training: BlockTraining) -> Stats:
-    """What is known of the clients before they train."""
+    """The clients' statistics before training."""
     algorithm, block = training.algorithm, training.block
     planned, requires = block.planned.double(), algorithm.requires
     stats = {"num_examples": block.data.size.cpu().double(), "num_steps": planned}
@@ -154,7 +154,7 @@ def _before(training: BlockTraining) -> Stats:
 
 
 def _after(training: BlockTraining, trained: TrainingResult) -> Stats:
-    """What is known of them afterwards."""
+    """The clients' statistics after training."""
     block, requires = training.block, training.algorithm.requires
     training.at.name = None
     per_example, per_batch = trained.loss_sum.cpu().unbind(1)
@@ -181,7 +181,7 @@ def _model_after(training: BlockTraining, trained: TrainingResult) -> Tree:
 
 
 def _end(training: BlockTraining, trained: TrainingResult) -> tuple[Payload, State]:
-    """What the clients would send, and what their solvers keep."""
+    """What the clients send, before the wires encode it, and what their solvers keep."""
     solver, objective, shared, ctx = training.algorithm.solver, training.objective, training.shared, training.ctx
 
     def end(carry: Carry, buffers: Tree, kept: State, steps: Tensor) -> tuple[Payload, State]:
@@ -204,8 +204,8 @@ def _end(training: BlockTraining, trained: TrainingResult) -> tuple[Payload, Sta
 
 
 def _encode(training: BlockTraining, payload: Payload, kept: State) -> tuple[Payload, State]:
-    """The wire transforms, in order. A client whose link failed counts with an update of zero: an error memory or noise
-    must not speak for it. Where nothing is sent there is nothing to encode."""
+    """Apply the wire transforms in order. The payload of a client whose link failed is not encoded: its update is zero,
+    and error feedback or noise must not be added. Without leaves to send there is nothing to encode."""
     algorithm, shared, block = training.algorithm, training.shared, training.block
     active = block.work.active
     if not algorithm.wire or not any(payload.values()) or not bool(active.any()):

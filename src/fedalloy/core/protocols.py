@@ -1,7 +1,7 @@
-"""What the packages promise each other: the four kinds of rule, and the engine, task and store around them.
+"""The interfaces between the packages: the four kinds of rule, and engine, task and store.
 
 Rules are frozen dataclasses that hold configuration only. Methods that are not abstract are *hooks*
-whose default does nothing; filling one in is the only kind of overriding there is.
+whose default does nothing; subclasses override hooks and nothing else.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from fedalloy.core.weighting import ElementWeighting as ElementWeighting
 from fedalloy.core.weighting import Weighting as Weighting
 
 ENGINE_STATS = frozenset(STATISTICS) - {"step_norm", "effective_steps"}
-"""What every federation can provide by itself (:mod:`fedalloy.core.statistics` says what each is and its range).
-``cross_score`` is no statistic of one client but a matrix, ``Cohort.cross``, from an exchange of its own
+"""Statistics that every engine can provide (:mod:`fedalloy.core.statistics` has their meanings and ranges).
+``cross_score`` is not one number per client but a matrix, ``Cohort.cross``, from a separate exchange
 (``core.cross``). Losses and scores besides ``train_loss`` are measured only for rules that require them."""
 
 
@@ -52,12 +52,12 @@ class ServerOptimizer(AnyLength, ABC):
     """What the server does with the combined update."""
 
     def __init_subclass__(cls, **given: Any) -> None:
-        """Refuse a class that answers a question by its old name."""
+        """Refuse a class that defines a member by its old name."""
         super().__init_subclass__(**given)
         renamed.refuse_old_members(cls, renamed.SERVER)
 
     def bind(self, data_spec: DataSpec) -> ServerOptimizer:
-        """The same optimizer knowing what it must know of the data, where samples are its target."""
+        """The same optimizer, bound to a data spec, for optimizers whose target is samples."""
         return self
 
     def init(self, target: Tree) -> State:
@@ -66,39 +66,39 @@ class ServerOptimizer(AnyLength, ABC):
 
     @abstractmethod
     def apply(self, update: Tree, state: State, target: Tree, ctx: Context) -> tuple[Tree, State, Info]:
-        """The moved target, the new state, and what was computed on the way."""
+        """The updated target, the new state, and info for the records."""
 
 
 class Wire(AnyLength, ABC):
-    """What happens to a contribution on its way: a client half and a server half of one idea."""
+    """A transform of contributions between client and server, with a client half and a server half."""
 
     @declared
     def stateful(self) -> bool:
-        """Whether clients keep something between rounds (an error memory, say)."""
+        """Whether clients keep state between rounds (such as the residual of error feedback)."""
         return False
 
     @declared
     def needs_weight_bound(self) -> bool:
-        """Whether the transform means something only when no client's weight can grow without bound."""
+        """Whether the transform only makes sense with a weighting that bounds one client's weight."""
         return False
 
     @declared
     def changes(self) -> frozenset[str] | None:
-        """The sent parts that the transform works on; None: whatever is sent."""
+        """The sent parts that the transform works on; None: all of them."""
         return None
 
     @declared
     def clips(self) -> bool:
-        """Whether what leaves the transform has a known greatest length."""
+        """Whether the transform bounds the length of its output."""
         return False
 
     @declared
     def needs_clipping(self) -> bool:
-        """Whether the transform means something only directly behind one that ``clips``, on every part that is sent."""
+        """Whether the transform only makes sense directly after one that ``clips``, on every part that is sent."""
         return False
 
     def init_client(self, shared: Shared, key: Key) -> State:
-        """What the client half keeps before its first round."""
+        """The client half's state before its first round."""
         return {}
 
     def draws(self, shared: Shared, keys: Key) -> Tree:
@@ -114,6 +114,6 @@ class Wire(AnyLength, ABC):
         return aggregate
 
     def packings(self, before: Packings) -> Packings:
-        """How parts lie on the wire after this transform, where they lay there as ``before``. A transform that says
-        nothing may have changed any number: then plain tensors travel."""
+        """The packed forms of parts after this transform, given those ``before`` it. By default none: a transform may
+        have changed any number, so plain tensors are sent."""
         return {}

@@ -1,4 +1,4 @@
-"""What the server knows of its clients' work without being told: it counts their steps itself."""
+"""The server recounts its clients' steps instead of trusting reported ones."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from fedalloy.core.types import Context, Contributions, Work
 def recounted(
     algorithm: Algorithm, cohort: Contributions, work: Work, ctx: Context, sizes: SizeLimits
 ) -> Contributions:
-    """The cohort with ``num_steps``, and with what the solver describes where the weighting wants it, computed from
-    the clients' sizes, their epochs and the solver: whatever engine ran them, and whatever they say themselves.
+    """The cohort with ``num_steps``, and with the solver's statistics that the weighting requires, recomputed from the
+    clients' sizes, epochs and solver, for every engine and whatever clients reported.
 
-    A client whose size is unknown (nobody needs it, and its node keeps it) or impossible is left as it is.
+    A client whose size is unknown (its node does not send it, because no rule needs it) or impossible is left as it is.
     """
     if len(cohort) == 0 or "num_examples" not in cohort.stats:
         return cohort
     told, solver = cohort.stats["num_examples"], algorithm.solver
     known = sizes.usable(told)
     everyone = bool(known.all())
-    # Nobody is in the cohort who was not asked, so that equal numbers are the same clients.
+    # The cohort is a subset of the work's clients, so equal lengths mean the same clients.
     epochs = work.epochs if len(work) == len(cohort) else work.epochs[torch.searchsorted(work.ids, cohort.ids)]
     steps = aspects.count_steps(solver, (told if everyone else torch.where(known, told, 0.0)).long(), epochs).double()
     counted = {"num_steps": steps}

@@ -1,19 +1,20 @@
-"""The one place that knows which rules exist: names, categories, discovery, plug-ins.
+"""The registry of rules: names, categories, discovery, plug-ins.
 
-A rule enters by decorating its class (or, for models and algorithms, its function):
+A rule is registered by decorating its class (or, for models and algorithms, its function):
 
     @register("weighting", "uniform")
     @dataclass(frozen=True)
     class Uniform(Weighting): ...
 
-Built-in rules are found by walking their category's package (modules whose names begin with ``_`` hold none). Other
-packages publish theirs through the entry-point group ``fedalloy.rules`` (each entry names a module to import).
+Built-in rules are found by importing all modules of their category's package, except those whose names start with
+``_``. Other packages publish theirs through the entry-point group ``fedalloy.rules`` (each entry names a module to
+import).
 
-A rule whose name is not that of the method it comes from has the method's name as an alias:
+If a rule's name is not that of the published method, the method's name is an alias:
 
     @register("weighting", "uniform", aliases=("fedmethod",))
 
-A metric also says which way is better, and nothing else in the library decides it:
+A metric also declares its direction, which is decided nowhere else in the library:
 
     @register("metric", "perplexity", higher_is_better=False)
 """
@@ -48,11 +49,11 @@ CATEGORIES: dict[str, str] = {
 }
 
 _HIGHER = {"engine": {"flower": "fedalloy.flower.engine"}}
-"""Rules that stand in higher packages than their category: the module of each, imported when the rule is asked for."""
+"""Rules in higher packages than their category: the module of each, imported when the rule is requested."""
 
 _UNGUARDED = frozenset({"conform"})
 _SETTINGS = {"algorithm": ("fedalloy.methods.solvers.training", "LocalTraining")}
-"""What the ``**`` argument of a category's functions stands for."""
+"""The class whose fields the ``**`` argument of a category's functions accepts."""
 
 _rules: dict[str, dict[str, Callable[..., Any]]] = {category: {} for category in CATEGORIES}
 _aliases: dict[str, dict[str, str]] = {category: {} for category in CATEGORIES}
@@ -67,11 +68,11 @@ def register(
     aliases: Sequence[str] = (),
     higher_is_better: bool | Literal["unsaid"] | None = "unsaid",
 ) -> Callable[[Rule], Rule]:
-    """Enter a rule under ``name``; a second rule of the same name is refused. From then on it checks its arguments
-    (:mod:`fedalloy.core.arguments`). It is found by its ``aliases`` too, but known by its name.
+    """Register a rule under ``name``; a second rule of the same name is refused. Its arguments are checked from then on
+    (:mod:`fedalloy.core.arguments`). ``aliases`` find the rule too, but records and specs use its name.
 
-    A metric says which way is better: ``higher_is_better`` is True, False, or None for a number that has no direction
-    (a count). Such a metric is recorded, but nothing is tuned on it, no target is set for it and no run waits for it.
+    A metric declares its direction: ``higher_is_better`` is True, False, or None for a number without a direction
+    (a count). Such a metric is recorded, but cannot be used for tuning, targets or early stopping.
     """
     _check_direction(category, name, higher_is_better)
 
@@ -95,7 +96,7 @@ def register(
 
 
 def settings_of(category: str) -> type | None:
-    """The dataclass whose fields the functions of a category hand on, where they take more than they name."""
+    """The dataclass whose fields the functions of a category accept through ``**``; None if there is none."""
     if category not in _SETTINGS:
         return None
     module, name = _SETTINGS[category]
@@ -103,7 +104,7 @@ def settings_of(category: str) -> type | None:
 
 
 def find(category: str, name: str) -> Callable[..., Any]:
-    """The rule registered under ``name`` or an alias, or an error that lists what there is."""
+    """The rule registered under ``name`` or an alias, or an error that lists the known names."""
     rules = _own(category)
     name = canonical(category, name)
     if name not in rules and name in _HIGHER.get(category, {}):
@@ -114,13 +115,13 @@ def find(category: str, name: str) -> Callable[..., Any]:
 
 
 def direction(metric: str) -> bool | None:
-    """Whether more of a metric is better, as it was registered; None where it has no direction or nobody knows it."""
+    """Whether a higher value of a metric is better, as registered; None if it has no direction or is unknown."""
     everything("metric")
     return _directions.get(metric)
 
 
 def canonical(category: str, name: str) -> str:
-    """The name under which a rule is registered, given that name or an alias; any other name as it is."""
+    """The registered name of a rule, given that name or an alias; other names are returned unchanged."""
     _own(category)
     return _aliases[category].get(name, name)
 
@@ -142,12 +143,12 @@ def names(category: str) -> list[str]:
 
 
 def everything(category: str) -> dict[str, Callable[..., Any]]:
-    """All rules of a category, built in and plugged in, those of higher packages among them."""
+    """All rules of a category: built-in ones, plug-ins, and those of higher packages."""
     return {name: find(category, name) for name in names(category)}
 
 
 def _own(category: str) -> dict[str, Callable[..., Any]]:
-    """The rules of a category and those that are plugged in; its modules are imported on first use."""
+    """The rules of a category with plug-ins; the category's modules are imported on first use."""
     rules = _category(category)
     if category not in _loaded:
         _loaded.add(category)
@@ -155,7 +156,7 @@ def _own(category: str) -> dict[str, Callable[..., Any]]:
             _import_tree(CATEGORIES[category])
             _import_plugins()
         except BaseException:
-            _loaded.discard(category)  # a category that is half there would look complete the next time
+            _loaded.discard(category)  # a partly imported category would look complete the next time
             raise
     return rules
 
@@ -184,8 +185,8 @@ def _check_direction(category: str, name: str, said: object) -> None:
             raise RegistryError(f"{category} '{name}': only a metric has a direction; leave higher_is_better out")
     elif said == "unsaid":
         raise RegistryError(
-            f"metric '{name}' does not say which way is better: register it with higher_is_better=True (as accuracy), "
-            "False (as a loss) or None (no direction, as a count: it cannot be tuned on, targeted or waited for)"
+            f"metric '{name}' does not declare its direction: register it with higher_is_better=True (like accuracy), "
+            "False (like a loss) or None (no direction, like a count: not usable for tuning, targets or early stopping)"
         )
     elif said is not None and not isinstance(said, bool):
         raise RegistryError(f"metric '{name}': higher_is_better is {said!r}; allowed are True, False and None")
@@ -198,13 +199,13 @@ def _category(category: str) -> dict[str, Callable[..., Any]]:
 
 
 def _same_source(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
-    """A module that is imported again (reload, spawn) may replace its own rules."""
+    """Whether two rules are the same one, because a module imported again (reload, spawn) may replace its rules."""
     return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
 
 
 def load(module: str) -> ModuleType:
-    """A module whose name is only known at run time: a category's, a user's, an optional library's. Nothing else is
-    imported this way, so import statements show which package builds on which."""
+    """Import a module whose name is only known at run time: a category's, a user's, an optional library's. Nothing else
+    is imported this way, so that import statements show which package depends on which."""
     return importlib.import_module(module)
 
 

@@ -1,4 +1,4 @@
-"""Names that rules had in the last version: whoever still writes one is told the new one, and never ignored."""
+"""Names that members and classes had in the last version: using one gives an error or a warning with the new name."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ TASK = {"facts": "data_spec", "newcomer_ids": "unseen_ids"}
 
 
 def refuse_old_members(rule: type, members: Mapping[str, str]) -> None:
-    """An error for a class that writes a member by its old name, which nobody would ask for any more."""
+    """Raise for a class that defines a member by its old name, because it would silently be ignored."""
     for old, new in members.items():
         if old in vars(rule):
-            raise TypeError(f"{rule.__name__} writes '{old}', which is called '{new}' now: rename it")
+            raise TypeError(f"{rule.__name__} defines '{old}', which is called '{new}' now: rename it")
 
 
 def old_names(module: str, names: Mapping[str, str]) -> Callable[[str], Any]:
-    """A module's ``__getattr__`` that finds what has been renamed there, with a DeprecationWarning."""
+    """A module's ``__getattr__`` that resolves renamed members with a DeprecationWarning."""
 
     def found(name: str) -> Any:
         if name not in names:
             raise AttributeError(f"module '{module}' has no attribute '{name}'")
-        text = f"{module}.{name} is now {names[name]}; the old name goes with the next version"
+        text = f"{module}.{name} is now {names[name]}; the old name will be removed in the next version"
         warnings.warn(text, DeprecationWarning, stacklevel=2)
         return getattr(sys.modules[module], names[name])
 

@@ -1,4 +1,4 @@
-"""Every contribution is checked before it counts; a bad one is dropped and named."""
+"""Checks of every contribution before it counts; a bad one is dropped, with the reason."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HINTS = {"num_examples": " (max_examples)"}
 
 
 def misfit(payload: Payload, parts: Mapping[str, Part], shared: Mapping[str, Tree]) -> str | None:
-    """Why one contribution's names, shapes or dtypes are not what was asked for; None when they are.
+    """Why one contribution's names, shapes or dtypes are not the expected ones; None if they are.
 
     >>> import torch
     >>> misfit({"delta": {}}, {"delta": Part()}, {"params": {"w": torch.zeros(2)}})
@@ -24,7 +24,7 @@ def misfit(payload: Payload, parts: Mapping[str, Part], shared: Mapping[str, Tre
 
 
 def unlike(payload: Payload, templates: Mapping[str, Tree]) -> str | None:
-    """The same, from the templates of the parts that were asked for."""
+    """The same, from the templates of the expected parts."""
     if payload.keys() != templates.keys():
         return f"sent the parts {_listed(payload)} instead of {_listed(templates)}"
     reasons = (_leaf_misfit(name, payload[name], like) for name, like in templates.items())
@@ -39,9 +39,9 @@ def screen(
     sizes: SizeLimits = ANY_SIZE,
     declared: Mapping[str, Statistic] = STATISTICS,
 ) -> tuple[Contributions, dict[int, str]]:
-    """The cohort without contributions that are not finite or too long, whose statistics (those ``needed`` must be
-    there) are out of their declared ranges, or whose buffers no model can have; and why each was dropped. Only
-    statistics and notes are looked at, never what was sent."""
+    """The cohort without bad contributions, and the reason for each dropped one. Dropped are contributions that are not
+    finite or too long, lack a ``needed`` statistic, have statistics outside of their declared ranges, or buffers that
+    no model can have. Only statistics and notes are read, not the payload."""
     if len(cohort) == 0:
         return cohort, {}
     reasons = dict.fromkeys(_true(~cohort.notes.finite.all(0)), "not finite")
@@ -61,7 +61,7 @@ def screen(
 def _false_numbers(
     cohort: Contributions, needed: frozenset[str], sizes: SizeLimits, declared: Mapping[str, Statistic]
 ) -> dict[int, str]:
-    """Rows whose statistics cannot be true."""
+    """Rows whose statistics are impossible, with reasons."""
     stats = cohort.stats
     if not stats:
         return {}
@@ -71,7 +71,7 @@ def _false_numbers(
         for row in _true(sizes.changed(stats["num_examples"])):
             assert sizes.known is not None
             now, before = float(stats["num_examples"][row]), float(sizes.known[row])
-            reasons[row] = f"statistic 'num_examples' is {now:g}, and was {before:g} when it first answered in this run"
+            reasons[row] = f"statistic 'num_examples' is {now:g}, but was {before:g} in its first round of this run"
     wrong = out_of_range(stats, declared, needed)
     for which, row in wrong.nonzero().tolist() if bool(wrong.any()) else ():
         name, value = list(stats)[which], stats[list(stats)[which]][row].item()
@@ -81,7 +81,7 @@ def _false_numbers(
 
 
 def _impossible(cohort: Contributions) -> dict[int, str]:
-    """Rows whose buffers no model can have: a norm layer's variance and its count of batches are never negative."""
+    """Rows with impossible buffers: a norm layer's variance and its count of batches are never negative."""
     leaves, negative = cohort.notes.leaves, cohort.notes.negative
     if not bool(negative.any()):
         return {}

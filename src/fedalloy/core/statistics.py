@@ -1,4 +1,4 @@
-"""The numbers that clients send beside their arrays: what each means and between which values it must lie."""
+"""The statistics that clients send with their tensors: their meanings and ranges."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import torch
 from torch import Tensor
 
 MAX_EXAMPLES = 10_000_000
-"""The most examples a client may claim unless a run says otherwise."""
+"""The default limit on the number of examples that a client may report."""
 MAX_STEPS = 1_000_000_000
-"""The most local steps of one round that anybody believes in."""
+"""The limit on the number of local steps that a client may report for one round."""
 
 
 @dataclass(frozen=True)
 class Statistic:
     """One number per client: its meaning and its range, both ends included.
 
-    ``whole``: it counts something. ``least`` is the smallest value above 0 (the ``step_norm`` of a client that took a
-    step is at least 1). One that ``overflows`` need not be a finite number for a client with examples: then it was too
-    large, and rules count such a client as the worst served.
+    ``whole``: it is a whole number. ``least`` is the smallest value above 0 (the ``step_norm`` of a client that took a
+    step is at least 1). With ``overflows``, it may be infinite or NaN for a client with examples: it was too large, and
+    rules treat such a client as the worst served.
     """
 
     meaning: str
@@ -33,7 +33,7 @@ class Statistic:
     overflows: bool = False
 
     def problem(self, value: float) -> str | None:
-        """Why no client can have this value; None when one can.
+        """Why the value is impossible; None if it is possible.
 
         >>> Statistic("a share", 0, 1).problem(1.5)
         'is 1.5; allowed: 0 to 1'
@@ -75,16 +75,16 @@ STATISTICS: Mapping[str, Statistic] = {
     "cross_score": Statistic("the accuracy of a client's model on the validation data of another", 0, 1),
     "bytes_up": Statistic("how many bytes it sent", 0, whole=True),
 }  # fmt: skip
-"""Every statistic that a federation knows by itself; a solver that provides others may declare them."""
-ANY_NUMBER = Statistic("a number of the solver's own")
+"""All built-in statistics; a solver may declare further ones."""
+ANY_NUMBER = Statistic("a statistic of the solver")
 
 
 @dataclass(frozen=True)
 class SizeLimits:
-    """What a client may say about its number of examples: at most ``most``, and the same in every round.
+    """Limits on a client's reported number of examples: at most ``most``, and the same in every round.
 
-    ``known`` has one number per client of the cohort, NaN for one that has not contributed before. Runs want ``whole``
-    numbers; others may call any weights sizes.
+    ``known`` has one number per client of the cohort, NaN for one that has not contributed before. Runs require
+    ``whole`` numbers; other callers may use any weights as sizes.
     """
 
     most: float = MAX_EXAMPLES
@@ -101,12 +101,12 @@ class SizeLimits:
         return self if self.known is None else replace(self, known=self.known[index])
 
     def usable(self, sizes: Tensor) -> Tensor:
-        """Which sizes can be true, each looked at alone."""
+        """Which sizes are within the limits, without comparing them to earlier rounds."""
         sound = (sizes >= 0) & (sizes <= self.most)
         return sound & (sizes == sizes.floor()) if self.whole else sound
 
     def changed(self, sizes: Tensor) -> Tensor:
-        """Who says something else than before."""
+        """Which clients report another size than before."""
         if self.known is None:
             return torch.zeros_like(sizes, dtype=torch.bool)
         other = sizes != self.known
@@ -115,7 +115,7 @@ class SizeLimits:
 
 @lru_cache(64)
 def _size_statistic(most: float, whole: bool) -> Statistic:
-    """The same in every round of a run."""
+    """Cached, because it is the same in every round of a run."""
     return replace(STATISTICS["num_examples"], high=most, whole=whole)
 
 
@@ -123,12 +123,12 @@ ANY_SIZE = SizeLimits()
 
 
 def out_of_range(stats: Mapping[str, Tensor], declared: Mapping[str, Statistic], needed: frozenset[str]) -> Tensor:
-    """Which numbers break their declarations, ``[S, C]`` in the order of ``stats``. NaN stands for a number that was
-    not sent: allowed where nobody needs it."""
+    """Which numbers are outside of their declared ranges, ``[S, C]`` in the order of ``stats``. NaN marks a number that
+    was not sent, which is allowed unless it is ``needed``."""
     values = torch.stack([one.detach().double() for one in stats.values()])
     known = tuple(declared.get(name, ANY_NUMBER) for name in stats)
     (low, high, least), (whole, overflows, wanted) = _limits(known, tuple(name in needed for name in stats))
-    # Almost always everything is in order, which takes a few comparisons; small rounds are hardly longer than the rest.
+    # Fast path: almost always everything is in range, and in small rounds the full check would take noticeable time.
     sound = (values >= low) & (values <= high) & ((values == values.floor()) | ~whole)
     if bool((sound & ((values >= least) | (values <= 0))).all()):
         nothing: Tensor = ~sound
@@ -142,8 +142,8 @@ def out_of_range(stats: Mapping[str, Tensor], declared: Mapping[str, Statistic],
 
 @lru_cache(64)
 def _limits(known: tuple[Statistic, ...], needed: tuple[bool, ...]) -> tuple[Tensor, Tensor]:
-    """The ranges, all of them of finite numbers, and what else is declared, ``[3, S, 1]`` each: the same in every round
-    of a run, and built once, as small rounds take hardly longer than such tables."""
+    """The ranges, limited to finite numbers, and the flags, ``[3, S, 1]`` each. Cached, because they are the same in
+    every round of a run and building them takes noticeable time in small rounds."""
     most = torch.finfo(torch.float64).max
     ranges = torch.tensor([[max(one.low, -most), min(one.high, most), one.least] for one in known], dtype=torch.float64)
     flags = torch.tensor([[one.whole, one.overflows, must] for one, must in zip(known, needed, strict=True)])

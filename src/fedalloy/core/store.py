@@ -1,4 +1,4 @@
-"""What a store of the clients' states promises; how one is made is the business of ``records``."""
+"""The interface of a store of client states; implementations are in ``experiment.records``."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from fedalloy.core.types import State
 
 
 class ClientStore(Protocol):
-    """Where the states of clients live between rounds.
+    """Holds the states of clients between rounds.
 
-    A round is safe once it is committed and the checkpoint that holds what ``commit`` returned is written; what was
-    put later is undone by ``restore``.
+    A round is durable once it is committed and the checkpoint with the result of ``commit`` is written; ``restore``
+    undoes everything put later.
     """
 
     def get(self, ids: Sequence[int]) -> dict[int, State]:
-        """The states that are known."""
+        """The states of those clients that have one."""
 
     def put(self, round: int, states: Mapping[int, State]) -> None:
-        """Remember the states of a round; clients that took no part keep theirs."""
+        """Store the states of a round; clients that did not take part keep theirs."""
 
     def commit(self, round: int) -> dict[int, State]:
-        """What a checkpoint of this round must hold for every known client: its state, or where it lies."""
+        """What a checkpoint of this round must hold for every known client: its state, or where the state is stored."""
 
     def check(self, kept: Mapping[int, State]) -> None:
-        """Raise a ``CheckpointError`` where something that a checkpoint holds cannot be found any more."""
+        """Raise a ``CheckpointError`` if something that a checkpoint refers to is missing."""
 
     def restore(self, round: int, kept: Mapping[int, State]) -> None:
-        """Go back to what was committed in a round; ``restore(0, {})`` forgets everybody."""
+        """Go back to the commit of a round; ``restore(0, {})`` removes all states."""

@@ -1,4 +1,4 @@
-"""A task: a model and the clients' data. What it must have, what it may say besides, and what holds if it does not."""
+"""A task: a model and the clients' data, with its required members and the defaults of the optional ones."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from fedalloy.core.types import Block, DataPart, DataSpec, Examples
 
 
 class Recordable(Protocol):
-    """What can be written into the folder of a run."""
+    """Something that can be written into a run's folder."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """As plain JSON values."""
 
 
 class Task(ABC):
-    """A model, its loss and the clients' data. A new task inherits from this class, says ``objective`` and
-    ``population`` (as attributes, fields or properties) and writes ``data``; everything else has a default."""
+    """A model, its loss and the clients' data. A new task inherits from this class, declares ``objective`` and
+    ``population`` (as attributes, fields or properties) and implements ``data``; everything else has a default."""
 
     def __init_subclass__(cls, **given: Any) -> None:
-        """Refuse a class that answers a question by its old name."""
+        """Refuse a class that defines a member by its old name."""
         super().__init_subclass__(**given)
         renamed.refuse_old_members(cls, renamed.TASK)
 
@@ -49,18 +49,17 @@ class Task(ABC):
 
     @declared
     def pools(self) -> Mapping[DataPart, Block]:
-        """All examples by part, those of unseen clients too, where they are in memory; empty where they are made on
-        demand."""
+        """All examples by part, with those of unseen clients, if they are in memory; empty if made on demand."""
         return {}
 
     @declared
     def names(self) -> Sequence[str] | None:
-        """The clients' names, where they have some."""
+        """The clients' names, if they have any."""
         return None
 
     @declared
     def metrics(self) -> tuple[str, ...]:
-        """What the data are usually scored with, the most telling metric first; empty: what a run takes by itself."""
+        """The usual metrics for the data, the most important one first; empty: the defaults of a run."""
         return ()
 
     @declared
@@ -70,46 +69,47 @@ class Task(ABC):
 
     @declared
     def notices(self) -> tuple[str, ...]:
-        """What a user should know about the data; a run tells it."""
+        """Notices about the data, which a run shows to the user."""
         return ()
 
     @declared
     def manifest(self) -> Recordable | None:
-        """Who got what, for the record."""
+        """Which client got which examples, for the records."""
         return None
 
     @declared
     def unseen_ids(self) -> Tensor:
-        """Clients that never take part; ``data`` knows them by their ids."""
+        """Ids of clients that never take part; ``data`` accepts them too."""
         return torch.zeros(0, dtype=torch.int64)
 
     @declared
     def global_test(self) -> Examples | None:
-        """Examples that are nobody's, or everybody's, to score the global model on."""
+        """A common test set on which the global model is scored."""
         return None
 
     @declared
     def classifier(self) -> Objective | None:
-        """The model that learns from synthetic samples, where it is another than ``objective``."""
+        """The model that is trained on synthetic samples, if it is not ``objective``."""
         return None
 
     def data_spec(self) -> DataSpec | None:
-        """The form of the data, for methods that make samples, where the data cannot be looked at; None: look."""
+        """The form of the data, for methods that make samples, if the data cannot be read here; None: read it from the
+        data."""
         return None
 
     def fingerprint(self) -> Mapping[str, Any] | None:
-        """What tells this task from another, as plain values; None: its data do."""
+        """Plain values that identify this task; None: its data identify it."""
         return None
 
     def to(self, device: torch.device | str | None, dtype: torch.dtype | None = None) -> Task:
-        """The same task with its data on a device, or as it is where it cannot be moved."""
+        """The same task with its data on a device; unchanged if the data cannot be moved."""
         return self
 
 
 @dataclass(frozen=True, eq=False)
 class TaskWrapper(Task):
-    """A task with other examples, or other clients, than ``task``: what is known of the federation passes through. Not
-    ``pools``, ``fingerprint`` and ``to``: they speak of the examples themselves."""
+    """A task with other examples or other clients than ``task``. Everything else is passed through, except ``pools``,
+    ``fingerprint`` and ``to``, which depend on the examples."""
 
     task: Task
 
@@ -169,26 +169,26 @@ class TaskWrapper(Task):
 
 
 def check_task(task: object, where: str) -> None:
-    """Refuse what is no task, or has a model that is none, before anything is done with it."""
+    """Refuse an object that is not a task, or whose objective is not an ``Objective``."""
     if not isinstance(task, Task):
-        raise SpecError(f"{where} must be a task, {_inherit('a task', task, Task)}; fedalloy.task makes one")
+        raise SpecError(f"{where} must be a task, {_inherit('task', task, Task)}; fedalloy.task makes one")
     if not isinstance(task.objective, Objective):
         raise SpecError(
-            f"{where} has an objective that is none, {_inherit('an objective', task.objective, Objective)}; "
-            "fedalloy.tasks.objective.ModuleObjective makes one of any torch module"
+            f"{where} must have an objective, {_inherit('objective', task.objective, Objective)}; "
+            "fedalloy.tasks.objective.ModuleObjective makes one from any torch module"
         )
 
 
 def _inherit(what: str, found: object, kind: type) -> str:
     return (
-        f"got {type(found).__name__}: {what} of one's own inherits from {kind.__module__}.{kind.__name__}, which lists "
-        "what it must have and gives the rest a default"
+        f"got {type(found).__name__}: a custom {what} inherits from {kind.__module__}.{kind.__name__}, which lists its "
+        "required members and has defaults for the rest"
     )
 
 
 def _lacks(task: Task, name: str) -> SpecError:
-    return SpecError(f"task {type(task).__name__} does not say its '{name}': give it such an attribute or property")
+    return SpecError(f"task {type(task).__name__} has no '{name}': give it such an attribute or property")
 
 
-if not TYPE_CHECKING:  # for one version: what has been renamed here
+if not TYPE_CHECKING:  # old names, kept for one version
     __getattr__ = renamed.old_names(__name__, {"TaskAround": "TaskWrapper"})

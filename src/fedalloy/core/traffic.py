@@ -1,7 +1,7 @@
-"""What travels to the clients in a round, and what it takes: the bytes of tensors, nothing for headers.
+"""What is sent to the clients in a round, in bytes of tensors, without headers.
 
-A client receives the parts that its solver works with. Leaves that stay at the clients travel to a client of which no
-state is kept yet, and never again: from then on the client has them. Scores and statistics are numbers in headers.
+A client receives the parts that its solver needs. Leaves that stay at the clients are sent to a client without a state,
+and never again, because the client keeps them. Scores and statistics count as headers.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from fedalloy.core.types import Contributions, Payload
 
 
 def sent_to(algorithm: Algorithm, shared: Shared, *, known: bool) -> Shared:
-    """The leaves that a client receives for its round; ``known``: it keeps a state of an earlier one."""
+    """The leaves that a client receives for its round; ``known``: it has a state from an earlier round."""
     received = algorithm.received(shared)
     return algorithm.exchanged(received) if known and algorithm.stateful else received
 
 
 def bytes_down(algorithm: Algorithm, shared: Shared, clients: int, strangers: int) -> int:
-    """What goes to so many clients, of whom so many keep no state yet."""
+    """The bytes sent to ``clients`` clients, of which ``strangers`` have no state yet."""
     first, later = (nbytes(sent_to(algorithm, shared, known=known)) for known in (False, True))
     return strangers * first + (clients - strangers) * later
 
 
 def tried_models(algorithm: Algorithm, shared: Shared, cohort: Contributions) -> tuple[Shared, Payload]:
-    """What every client of a cohort receives so that it can try the models of all others: the common model, and what
-    each of them made of it."""
+    """What every client of a cohort receives to score the models of all others: the shared model, and every client's
+    update of it."""
     common = {part: shared[part] for part in ("params", "buffers")}
     return common, {name: cohort.rows(name, cohort.ids) for name in _of_a_model(algorithm, cohort)}
 
 
 def cross_bytes(algorithm: Algorithm, shared: Shared, cohort: Contributions) -> int:
-    """What the exchange of models takes, where the weighting requires ``cross_score``."""
+    """The bytes of the exchange of models; 0 unless the weighting requires ``cross_score``."""
     if "cross_score" not in algorithm.requires or not len(cohort):
         return 0
     common = sum(tree.nbytes(shared[part]) for part in ("params", "buffers"))

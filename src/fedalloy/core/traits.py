@@ -1,4 +1,4 @@
-"""What the rules of an algorithm say about themselves, asked once: rules are frozen, so that it never changes."""
+"""Properties of an algorithm's rules, computed once: rules are frozen, so they never change."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OF_A_RECEIVED_MODEL = frozenset({"loss_before", "cross_score"})
 
 
 class Traits:
-    """Of a solver, a weighting, a server and wires: what is asked again in every round."""
+    """Properties of a solver, a weighting, a server and wires that every round needs."""
 
     solver: LocalSolver
     weighting: Weighting
@@ -26,12 +26,12 @@ class Traits:
 
     @cached_property
     def target(self) -> str:
-        """The shared part that the server optimizer moves."""
+        """The shared part that the server optimizer updates."""
         return self.solver.target
 
     @cached_property
     def update(self) -> str:
-        """The sent part that moves the target."""
+        """The sent part that updates the target."""
         return self.solver.update
 
     @cached_property
@@ -46,24 +46,24 @@ class Traits:
 
     @cached_property
     def provides(self) -> frozenset[str]:
-        """Statistics a client can send; where no model is received there is none to try before training."""
+        """Statistics that a client can send; those of a received model only if clients receive one."""
         known = ENGINE_STATS if self.target == "params" else ENGINE_STATS - OF_A_RECEIVED_MODEL
         return aspects.provides(self.solver) | known
 
     @cached_property
     def statistics(self) -> Mapping[str, Statistic]:
-        """The declarations of all statistics, those of the solver's own included."""
+        """The declarations of all statistics, with those of the solver."""
         return {**STATISTICS, **aspects.statistics(self.solver)}
 
     @cached_property
     def counts_idle(self) -> bool:
-        """Whether a client that took no step counts (see ``Weighting``): never where a part is averaged over clients
-        whoever they are."""
+        """Whether a client that took no step counts (see ``Weighting``); never if a part is a plain mean over
+        clients."""
         return self.weighting.counts_idle and all(part.reduce != "mean" for part in self.sent.values())
 
     @cached_property
     def asks(self) -> frozenset[str]:
-        """What is asked of the contributions: by the weighting, and to reduce what is sent."""
+        """What the contributions must answer: for the weighting, and to reduce the parts."""
         stacked = any(part.reduce == "stack" for part in self.sent.values())
         crossed = "cross_score" in self.requires
         known = {"combine"} | ({"stack"} if stacked else set()) | ({"cross_score", "rows"} if crossed else set())
@@ -71,12 +71,12 @@ class Traits:
 
     @cached_property
     def exact_norms(self) -> bool:
-        """Whether norms are noted in float64: for a rule that asks for them, or for rows and so for anything."""
+        """Whether norms are noted in float64: for rules that ask for norms or for rows."""
         return not self.asks.isdisjoint({"norms", "rows"})
 
     @cached_property
     def stateful(self) -> bool:
-        """Whether clients keep something between rounds."""
+        """Whether clients keep state between rounds."""
         return self.solver.stateful or any(wire.stateful for wire in self.wire)
 
     @cached_property
@@ -86,30 +86,30 @@ class Traits:
 
     @cached_property
     def packings(self) -> Packings:
-        """How what is sent lies on the wire, by part; what is not named travels as plain tensors."""
+        """The packed forms of the parts; parts that are not listed are sent as plain tensors."""
         return packings_of(self.wire)
 
     @cached_property
     def local_leaves(self) -> Names:
-        """Leaves of the model that never leave the client."""
+        """The leaves of the model that never leave the client."""
         return aspects.local_leaves(self.solver)
 
     @cached_property
     def receives(self) -> frozenset[str] | None:
-        """The shared parts that travel to the clients; None: all of them."""
+        """The shared parts that are sent to the clients; None: all of them."""
         return aspects.receives(self.solver)
 
     @cached_property
     def needs_fresh(self) -> bool:
-        """Whether a client's first state needs a model drawn for it alone."""
+        """Whether a client's first state needs a fresh model drawn for this client."""
         return aspects.needs_fresh(self.solver)
 
     @cached_property
     def is_generative(self) -> bool:
-        """Whether what is learned makes examples."""
+        """Whether the solver can generate examples."""
         return aspects.is_generative(self.solver)
 
     @cached_property
     def fusing(self) -> aspects.Fusing | None:
-        """What the solver's program is made of, if engines may have a kernel for it."""
+        """The solver's description for fused kernels, if it has one."""
         return aspects.fusing(self.solver)

@@ -20,22 +20,22 @@ Level = Literal["client", "layer", "leaf"]
 
 
 class Chunk(NamedTuple):
-    """Where a piece of a stacked leaf lies: its name, and which columns of the leaf written as ``[C, n]``."""
+    """The position of a piece of a stacked leaf: the leaf's name, and columns of the leaf as ``[C, n]``."""
 
     leaf: str
     columns: slice
 
 
-# Columns summed by client at a time: the partial sums stay in cache, and torch gives so few to one thread, which is as
-# fast as memory allows and never waits for a second one that another process is in the way of.
+# Chosen so that the partial sums stay in cache. torch also runs so few columns on one thread, which already saturates
+# memory bandwidth and does not have to wait for a second thread when other processes use the cores.
 COLUMNS = 1 << 15
 """Columns that are summed over clients at a time."""
-# Numbers of small leaves, all clients together, that are copied side by side to be combined in one call.
+# Limit on the total size of small leaves, over all clients, that are concatenated and combined in one call.
 _SIDE_BY_SIDE = 1 << 24
-# Elements looked at one by one at a time, all clients together, so that memory does not grow with their number.
+# Elements processed at a time, over all clients, so that memory does not grow with the number of clients.
 _ELEMENTS = 1 << 20
-# Roundings in the leaf's own precision that one number goes through at most: sixteen of float32 stay below the
-# promised 1e-6 of sum |w x|. Blocks of rows are summed first, then their sums; where that is too many, in float64.
+# Most roundings of one number in the leaf's dtype: with float32, sixteen keep the error below the guaranteed 1e-6 of
+# sum |w x|. Blocks of rows are summed first, then the blocks' sums, in float64 if there are too many for that limit.
 _ROUNDINGS = 16
 
 
@@ -54,7 +54,7 @@ def zeros_like(tree: Mapping[str, Tensor]) -> Tree:
 
 
 def add(one: Mapping[str, Tensor], other: Mapping[str, Tensor], scale: float | Tensor = 1.0) -> Tree:
-    """``one + scale * other``, read and written once; integer leaves keep their dtype."""
+    """``one + scale * other`` in one pass over memory; integer leaves keep their dtype."""
     return {name: _add(leaf, other[name], scale) for name, leaf in one.items()}
 
 
@@ -106,8 +106,8 @@ def norms(stacked: Mapping[str, Tensor]) -> Tensor:
 def combine(stacked: Mapping[str, Tensor], weights: Weights) -> Tree:
     """Multiply every client's leaf by its weight and sum over clients.
 
-    The error is at most 1e-6 relative to ``sum_k |w_k x_k|``; the memory it needs does not grow with the
-    number of clients. Integer leaves (BatchNorm counters) are rounded back to their dtype.
+    The error is at most 1e-6 relative to ``sum_k |w_k x_k|``; memory does not grow with the number of clients. Integer
+    leaves (BatchNorm counters) are rounded back to their dtype.
 
     >>> combine({"w": torch.tensor([[1.0, 2.0], [3.0, 6.0]])}, torch.tensor([0.5, 0.5]))
     {'w': tensor([2., 4.])}
@@ -121,7 +121,7 @@ def combine(stacked: Mapping[str, Tensor], weights: Weights) -> Tree:
 
 
 def chunks(stacked: Mapping[str, Tensor]) -> Iterator[tuple[Chunk, Tensor]]:
-    """All leaves as matrices of a row per client, with fewer columns the more clients there are.
+    """Pieces of all leaves as matrices with a row per client; more clients give fewer columns per piece.
 
     >>> [(chunk.leaf, part.shape) for chunk, part in chunks({"w": torch.ones(2, 3, 4), "b": torch.ones(2)})]
     [('w', torch.Size([2, 12])), ('b', torch.Size([2, 1]))]
@@ -141,7 +141,7 @@ def matrices(stacked: Iterable[Tensor]) -> list[Tensor]:
 
 def as_rows(leaf: Tensor) -> Tensor:
     """A stacked leaf as a matrix: one row per client."""
-    return leaf.flatten(1) if leaf.dim() > 1 else leaf.unsqueeze(1)  # reshape cannot where there is no client
+    return leaf.flatten(1) if leaf.dim() > 1 else leaf.unsqueeze(1)  # reshape(C, -1) fails for C = 0
 
 
 def layer_of(leaf: str) -> str:
@@ -205,7 +205,7 @@ def _add(a: Tensor, b: Tensor, scale: float | Tensor) -> Tensor:
 
 
 def _sum_leaves(terms: Iterator[Tensor]) -> Tensor:
-    """Statistics of clients live on the CPU, wherever their models are."""
+    """The sum over leaves, on the CPU like all statistics of clients."""
     return torch.stack(list(terms)).sum(0).cpu()
 
 
@@ -221,7 +221,7 @@ def _rowwise(leaf: Tensor, other: Tensor | None) -> Tensor:
 
 
 def _combine_by_client(stacked: Mapping[str, Tensor], weights: Tensor) -> Tree:
-    """One weight per client: many small leaves are combined side by side, because each call costs more than they do."""
+    """One weight per client: small leaves are concatenated first, because for them the overhead of a call dominates."""
     result: dict[str, Tensor] = {}
     for names in _batches(stacked):
         if len(names) == 1:
@@ -235,7 +235,7 @@ def _combine_by_client(stacked: Mapping[str, Tensor], weights: Tensor) -> Tree:
 
 
 def _batches(stacked: Mapping[str, Tensor]) -> Iterator[list[str]]:
-    """Leaves that may be copied side by side: of one kind, and together no more than a bounded piece of memory."""
+    """Groups of leaves to concatenate: of the same dtype and device, and of bounded total size."""
     open_batches: dict[tuple[torch.dtype, torch.device], list[str]] = {}
     filled: dict[tuple[torch.dtype, torch.device], int] = {}
     for name, leaf in stacked.items():
@@ -279,7 +279,7 @@ def _weighted_rows(weight: Tensor, part: Tensor) -> Tensor:
 
 @lru_cache
 def _blocks(clients: int) -> tuple[int, bool]:
-    """How many rows a block has, and whether the blocks' sums must be added in float64.
+    """The number of rows per block, and whether the blocks' sums must be added in float64.
 
     >>> _blocks(50), _blocks(1000)
     ((13, False), (16, True))
@@ -292,15 +292,15 @@ def _blocks(clients: int) -> tuple[int, bool]:
 
 
 def _combine_elements(leaf: Tensor, weight: Tensor) -> Tensor:
-    """Weights finer than a client: the weight's shape is a prefix of the leaf's."""
+    """Weights per element or sample: the weight's shape is a prefix of the leaf's."""
     if leaf.shape[: weight.dim()] != weight.shape:
-        raise ValueError(f"a weight of shape {tuple(weight.shape)} is no prefix of a leaf of {tuple(leaf.shape)}")
+        raise ValueError(f"the weight's shape {tuple(weight.shape)} is not a prefix of the leaf's {tuple(leaf.shape)}")
     if leaf.numel() == 0:
         return leaf.new_zeros(leaf.shape[1:])
     clients, prefix = leaf.shape[0], weight[0].numel()
     matrix = leaf.reshape(clients, prefix, -1)
     flat = weight.reshape(clients, prefix, 1)
-    # The products are made in full, so a chunk holds fewer elements the more clients there are.
+    # The products of all clients are in memory at once, so chunks get smaller with more clients.
     chunk = max(1, _ELEMENTS // clients)
     rows_at_once = max(1, chunk // max(1, matrix.shape[2]))
     parts = [

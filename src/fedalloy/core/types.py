@@ -1,4 +1,4 @@
-"""The values that travel between the packages: parts, plans, work, data blocks, contributions, cohorts."""
+"""Values that the packages exchange: parts, plans, work, data blocks, contributions, cohorts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ State = dict[str, Any]
 Shared = dict[str, Tree]
 """The parts every client receives: ``params``, ``buffers``, ``control``, ``samples``, ..."""
 Carry = dict[str, Any]
-"""What a client's program hands from step to step: nested dicts of tensors."""
+"""What a client's program passes from step to step: nested dicts of tensors."""
 DataPart = Literal["train", "valid", "test"]
 Info = dict[str, Tensor]
 
@@ -50,13 +50,13 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Part:
-    """One thing a client sends and how the server reduces it over clients.
+    """One part that a client sends, and how the server reduces it over clients.
 
     ``reduce``: ``weighted`` by the weighting rule, plain ``mean``, by ``samples``, or kept as a ``stack``; a ``sum`` is
-    for whoever runs the round (``ServerStep.sums``) and does not enter the server's state.
-    ``like``: the shared part whose names and shapes it copies (used to check what arrives), except for the leaves
-    in ``without``, which stay at the client. ``neutral`` is the number that says nothing: it stands in for what a
-    client failed to deliver (an update of 0, a factor of 1).
+    returned to the caller of the round (``ServerStep.sums``) and does not enter the server's state.
+    ``like``: the shared part with the same names and shapes (used to check contributions), except for the leaves in
+    ``without``, which stay at the client. ``neutral`` fills the part for a client that did not deliver (an update of 0,
+    a factor of 1).
     """
 
     reduce: Literal["weighted", "mean", "samples", "stack", "sum"] = "weighted"
@@ -74,8 +74,8 @@ class Part:
 class Plan:
     """Which examples enter which local step, for a block of clients.
 
-    ``index`` and ``mask`` are ``[C, S, B]``: positions in the client's own training part, and whether the
-    slot is used. ``phase`` is ``[C, S]``. A step whose mask is empty is not taken: the carry stays.
+    ``index`` and ``mask`` are ``[C, S, B]``: positions in the client's training part, and whether the slot is
+    used. ``phase`` is ``[C, S]``. A step whose mask is empty is not taken: the carry does not change.
     """
 
     index: Tensor
@@ -92,8 +92,8 @@ class Plan:
 class Work:
     """What the devices of a cohort do in one round.
 
-    ``epochs`` overrides the solver's own number where it is not -1. A client that is not ``active`` plans
-    its work but its link fails: it re-sends the received model (a zero update).
+    ``epochs`` overrides the solver's number unless it is -1. A client that is not ``active`` plans its work, but its
+    link fails: it re-sends the received model (a zero update).
     """
 
     ids: Tensor
@@ -102,7 +102,7 @@ class Work:
 
     @staticmethod
     def of(ids: Tensor, epochs: Tensor | None = None, active: Tensor | None = None) -> Work:
-        """Work for ``ids`` (sorted here), with the solver's epochs and every link up unless said otherwise."""
+        """Work for ``ids`` (sorted here); by default with the solver's epochs and all links working."""
         order = ids.argsort()
         epochs = torch.full_like(ids, -1) if epochs is None else epochs[order]
         active = torch.ones_like(ids, dtype=torch.bool) if active is None else active[order]
@@ -118,8 +118,8 @@ class Work:
 
 @dataclass(frozen=True)
 class Examples:
-    """One client's examples, or a common pool of them; ``x`` and ``y`` are tensors, or dicts of them for models with
-    several inputs."""
+    """One client's examples, or a common pool; ``x`` and ``y`` are tensors, or dicts of tensors for models with several
+    inputs."""
 
     x: Inputs
     y: Inputs
@@ -130,10 +130,9 @@ class Examples:
 
 @dataclass(frozen=True)
 class DataSpec:
-    """What a solver may know of a task before the first round: the form of one example, how many outputs the model
-    has, between which values the first clients' features lie, the ``bounds`` that are declared for the data (None:
-    there are none), a seed of the run for what the server draws, and whether the model can be trained on one example
-    ``alone`` (BatchNorm over vectors cannot)."""
+    """The form of a task's data: shape and dtype of one example, the model's number of outputs, the range of a client's
+    features, the ``bounds`` declared for the data (None: not declared), a seed of the run for the server's draws, and
+    whether the model can be trained on one example ``alone`` (BatchNorm over vectors cannot)."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -169,10 +168,10 @@ class Block:
 
 @dataclass(frozen=True)
 class Context:
-    """What every rule may know about the round: read-only, the same for all clients.
+    """Information about the round for every rule: read-only, the same for all clients.
 
-    ``round`` counts from 1; ``local_lr`` is the local step in force; ``absent`` are the ids that were
-    expected and sent nothing.
+    ``round`` counts from 1; ``local_lr`` is the local step size of this round; ``absent`` are the ids of clients that
+    were expected but sent nothing.
     """
 
     round: int
@@ -185,7 +184,7 @@ class Context:
 
 @dataclass(frozen=True)
 class Contribution:
-    """What one client hands back: what it sends, its statistics, the state it keeps, and what was noted of it."""
+    """The result of one client: what it sends, its statistics, the state it keeps, and the notes about it."""
 
     payload: Payload
     stats: dict[str, float]
@@ -195,12 +194,11 @@ class Contribution:
 
 @dataclass(frozen=True)
 class Cohort(Contributions):
-    """The contributions of a round in this process's memory: ``payload`` leaves have a leading client axis. Free of
-    copies, and differentiable; always sorted by id.
+    """The contributions of a round in this process's memory: ``payload`` leaves have a leading client axis. No copies
+    are made; differentiable; always sorted by id.
 
     ``cross`` is ``[C, C]``, the accuracy of the model of client i on the validation part of client j, for rules
-    that require ``cross_score``. ``noted`` is what the engine noted while it made them; where it did not, that is done
-    here.
+    that require ``cross_score``. ``noted`` are the engine's notes; without them they are computed here.
     """
 
     ids: Tensor
@@ -252,7 +250,7 @@ class Cohort(Contributions):
         return replace(self, cross=cross)
 
     def with_payload(self, payload: Payload) -> Self:
-        """The same clients with something else sent."""
+        """The same clients with another payload."""
         return replace(self, payload=payload, noted=None)
 
     def alone(self, part: str, name: str) -> Self:
@@ -295,5 +293,5 @@ class Cohort(Contributions):
         )
 
 
-if not TYPE_CHECKING:  # for one version: what has been renamed here
+if not TYPE_CHECKING:  # old names, kept for one version
     __getattr__ = renamed.old_names(__name__, {"Facts": "DataSpec"})

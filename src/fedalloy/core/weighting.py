@@ -1,4 +1,4 @@
-"""How much each contribution counts: the promise of a weighting, by client or by element.
+"""Weightings: how much each contribution counts, by client or by element.
 
 Rules are frozen dataclasses that hold configuration only. Methods that are not abstract are *hooks* whose default does
 nothing.
@@ -34,23 +34,23 @@ class Weighting(AnyLength, ABC):
 
     @declared
     def reads_payload(self) -> bool:
-        """Whether the rule looks at what was sent (then nothing can be masked or streamed)."""
+        """Whether the rule reads the payloads; they can then be neither masked nor streamed."""
         return False
 
     @declared
     def reads(self) -> frozenset[str]:
-        """The parts that a rule looks at, so that no solver without them gets it."""
+        """The parts that the rule reads; solvers that do not send them are refused."""
         return frozenset({"delta"}) if self.reads_payload else frozenset()
 
     @declared
     def asks(self) -> frozenset[str]:
-        """What the rule asks the contributions for, of ``core.contributions.QUESTIONS``; an engine that does not answer
-        all of it is refused before the first round. A rule that reads payloads and says nothing asks for rows."""
+        """Which of ``core.contributions.QUESTIONS`` the rule needs; an engine that does not answer all of them is
+        refused before the first round. The default is ``rows`` for a rule that reads payloads."""
         return frozenset({"rows"}) if self.reads_payload else frozenset()
 
     @declared
     def weight_bound(self) -> float | None:
-        """The largest weight one client can get whatever it sends; None when there is no such bound."""
+        """The largest weight that one client can get, whatever it sends; None if there is no such bound."""
         return None
 
     @declared
@@ -60,25 +60,25 @@ class Weighting(AnyLength, ABC):
 
     @declared
     def counts_idle(self) -> bool:
-        """Whether a client that took no step (no examples, no time) counts, with its update of zero. Not where clients
-        are chosen or counted: it would win by standing still, or hold the others back. A client that re-sends the
-        received model because its link failed is not idle."""
+        """Whether a client that took no step (no examples, no time) counts, with its update of zero. False for rules
+        that choose or count clients: its zero update could win, or take a share from the others. A client that re-sends
+        the received model because its link failed is not idle."""
         return True
 
     @declared
     def guards_all_parts(self) -> bool:
-        """Whether the rule's choice holds for whatever else is averaged, buffers above all, so that what it leaves out
-        enters nowhere: by its weights on clients or, where it weighs elements, by a round of its own on every part.
+        """Whether the rule also reduces all other averaged parts, such as buffers, so that no part contains what the
+        rule leaves out: by its weights on clients or, for element-wise rules, by a separate round on every part.
         Otherwise parts are reduced as they declare."""
         return False
 
     def least_clients(self, population: int) -> int:
-        """The fewest contributions that the rule is defined for; a round with fewer has no effect."""
+        """The smallest number of contributions that the rule is defined for; a round with fewer has no effect."""
         return 1
 
     def unsuited(self, task: Task) -> str | None:
-        """Why a federation whose data are at hand does not suit the rule, asked before the first round; None when it
-        does."""
+        """Why a task does not suit the rule, None if it does; called before the first round if the data are in this
+        process."""
         return None
 
     def init(self, population: int) -> State:
@@ -87,17 +87,17 @@ class Weighting(AnyLength, ABC):
 
     @abstractmethod
     def weigh(self, cohort: Contributions, state: State, ctx: Context) -> tuple[Weights, State, Info]:
-        """Weights on the updates, the new state, and what was computed on the way."""
+        """Weights on the updates, the new state, and info for the records."""
 
 
 def check_said(rule: Weighting) -> None:
-    """Refuse a rule that names what it needs in another form than as a set, or asks for what no handle answers."""
+    """Refuse a rule whose declarations are not sets, or that asks for something no handle answers."""
     for member in ("requires", "reads", "asks"):
         said = getattr(rule, member)
         if not isinstance(said, Set):
             raise AlgorithmError(
-                f"weighting '{type(rule).__name__}' says '{member}' as {type(said).__name__}: it is a set of names, "
-                f"as in {member} = frozenset({{'...'}})"
+                f"weighting '{type(rule).__name__}' declares '{member}' as {type(said).__name__}: it must be a set of "
+                f"names, as in {member} = frozenset({{'...'}})"
             )
     if unknown := rule.asks - QUESTIONS.keys():
         raise AlgorithmError(
@@ -106,52 +106,52 @@ def check_said(rule: Weighting) -> None:
 
 
 def check_weights(rule: Weighting, weights: Weights, clients: int) -> None:
-    """Refuse weights that are no number per client, before they are multiplied with anything."""
+    """Refuse weights that are not one per client."""
     if isinstance(weights, Mapping) or (isinstance(weights, Tensor) and weights.dim() and len(weights) == clients):
         return
     found = f"of shape {tuple(weights.shape)}" if isinstance(weights, Tensor) else f"as {type(weights).__name__}"
     raise AlgorithmError(
-        f"weighting '{type(rule).__name__}' returned weights {found}: 'weigh' gives a tensor with one weight for each "
-        f"of the {clients} clients of the cohort, or a dict of such by leaf"
+        f"weighting '{type(rule).__name__}' returned weights {found}: 'weigh' must return a tensor with one weight for "
+        f"each of the {clients} clients of the cohort, or a dict of such tensors by leaf"
     )
 
 
 class ElementRound(ABC):
-    """One round of an element-wise rule: shown every chunk of the updates once, then asked what it keeps."""
+    """One round of an element-wise rule: it gets every chunk of the updates once, then returns its new state."""
 
     @abstractmethod
     def weigh_chunk(self, updates: Tensor, chunk: Chunk) -> Tensor:
-        """``[C, n]`` weights on ``[C, n]`` updates, which lie at ``chunk`` and are not to be changed."""
+        """``[C, n]`` weights on the ``[C, n]`` updates at ``chunk``, which must not be changed."""
 
     @abstractmethod
     def close(self) -> tuple[State, Info]:
-        """The new state and what was computed on the way, after the last chunk."""
+        """The new state and info for the records, after the last chunk."""
 
 
 class ElementWeighting(Weighting):
     """A rule with a weight for every element of every client's update.
 
-    All weights together are as large as all updates together, so nobody holds them: the server opens a round,
-    shows it the updates leaf chunk by leaf chunk, adds up what each chunk's weights make of them, and closes it.
-    Neither the cohort nor the state is changed: a round writes what it will keep into tensors of its own.
+    All weights together are as large as all updates together, so they are never in memory at once: the server opens a
+    round, passes it the updates chunk by chunk, adds up the weighted chunks, and closes it. Neither the cohort nor the
+    state is changed: a round writes its new state into new tensors.
     """
 
     @declared
     def reads_payload(self) -> bool:
-        """Weights of elements are made from elements."""
+        """True: weights of elements are computed from the elements."""
         return True
 
     @declared
     def asks(self) -> frozenset[str]:
-        """Elements are looked at chunk by chunk."""
+        """Elements are read chunk by chunk."""
         return frozenset({"chunks"})
 
     @abstractmethod
     def open(self, cohort: Contributions, state: State, ctx: Context) -> ElementRound:
-        """Begin a round."""
+        """Start a round."""
 
     def weigh(self, cohort: Contributions, state: State, ctx: Context) -> tuple[Tree, State, Info]:
-        """All weights at once, ``{leaf: [C, *shape]}``: for small models and for looking at them."""
+        """All weights at once, ``{leaf: [C, *shape]}``: for small models and for inspection."""
         like, round = cohort.template("delta"), self.open(cohort, state, ctx)
         pieces: dict[str, list[Tensor]] = {name: [leaf.new_empty(len(cohort), 0)] for name, leaf in like.items()}
         for chunk, (columns,) in cohort.chunks(("delta",)):

@@ -1,4 +1,4 @@
-"""Which wire transforms go together, checked when an algorithm is built."""
+"""Checks of which wire transforms can be combined, made when an algorithm is built."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedalloy.core.types import Part
 
 
 def packings_of(wires: Sequence[Wire]) -> Packings:
-    """How the parts lie on the wire after all transforms; the last word on a part counts."""
+    """The packed forms of the parts after all transforms; for each part the last transform decides."""
     found: Packings = {}
     for wire in wires:
         found = wire.packings(found)
@@ -19,20 +19,20 @@ def packings_of(wires: Sequence[Wire]) -> Packings:
 
 
 def check_wires(wires: Sequence[Wire], parts: Mapping[str, Part], weight_bound: float | None, rule: str) -> None:
-    """Refuse transforms of parts that nobody sends, compression where 0 means something, and noise that hides nothing:
-    without clipping, on some parts only, or under a weighting that can amplify what it was to hide."""
+    """Refuse transforms of parts that are not sent, compression of parts whose neutral number is not 0, and useless
+    noise: without clipping, on some parts only, or with a weighting that can amplify one client's update."""
     for wire in wires:
         _check_parts(wire, parts)
         if wire.needs_weight_bound and weight_bound is None:
             raise AlgorithmError(
-                f"wire {_name(wire)} needs a weighting that bounds what one client can count for, and "
+                f"wire {_name(wire)} needs a weighting that bounds one client's weight, but "
                 f"{rule} has no such bound: choose one whose weight_bound is not None, such as 'uniform' or 'samples'"
             )
     for part in packings_of(wires):
         if part in parts and parts[part].neutral:
             raise AlgorithmError(
-                f"the part '{part}' cannot be compressed: where a client has nothing to say it is "
-                f"{parts[part].neutral:g}, and what a compressor leaves out becomes 0"
+                f"the part '{part}' cannot be compressed: its neutral number is {parts[part].neutral:g}, but a "
+                "compressor sets left-out entries to 0"
             )
     if any(wire.needs_clipping for wire in wires):
         for part in parts:
@@ -40,12 +40,12 @@ def check_wires(wires: Sequence[Wire], parts: Mapping[str, Part], weight_bound: 
 
 
 def check_buffers(wires: Sequence[Wire]) -> None:
-    """Refuse noise for a model with buffers: they are averages of the data, sent as they are."""
+    """Refuse noise for a model with buffers: they are averages of the data and would be sent without noise."""
     noisy = next((wire for wire in wires if wire.needs_clipping), None)
     if noisy is not None:
         raise AlgorithmError(
-            f"wire {_name(noisy)} cannot work on the buffers of a model, and this model has some, which would be sent "
-            "without noise: choose a model without BatchNorm (norm = 'group' where the model has such an argument)"
+            f"wire {_name(noisy)} does not work on buffers, and those of this model would be sent without noise: "
+            "choose a model without BatchNorm (norm = 'group' if the model has this argument)"
         )
 
 
@@ -54,25 +54,23 @@ def _check_parts(wire: Wire, parts: Mapping[str, Part]) -> None:
     if unknown:
         raise AlgorithmError(
             f"wire {_name(wire)} works on the part '{min(unknown)}', which the solver does not send; sent: "
-            f"{', '.join(sorted(parts))} (the buffers of a model always travel as they are)"
+            f"{', '.join(sorted(parts))} (the buffers of a model are always sent as they are)"
         )
 
 
 def _check_noise(wires: Sequence[Wire], part: str) -> None:
-    """The transforms of one part: noise somewhere, and nothing but clipping directly before it."""
+    """Refuse transforms of one part without noise, or with noise that does not directly follow clipping."""
     if not any(wire.needs_clipping for wire in wires):
         raise AlgorithmError(f"the part '{part}' is sent without noise: {_ADVICE.format(part=part)}")
     for before, wire in zip([None, *wires], wires, strict=False):
         if wire.needs_clipping and not (before is not None and before.clips):
             raise AlgorithmError(
-                f"wire {_name(wire)} on the part '{part}' comes without clipping directly before it: "
+                f"wire {_name(wire)} on the part '{part}' does not directly follow clipping: "
                 f"{_ADVICE.format(part=part)}"
             )
 
 
-_ADVICE = (
-    "where noise is used, every part that is sent needs 'clip' with part = '{part}' and, next on that part, 'noise'"
-)
+_ADVICE = "with noise, every part that is sent needs 'clip' with part = '{part}' and, next on that part, 'noise'"
 
 
 def _name(rule: object) -> str:

@@ -1,4 +1,4 @@
-"""A solver around another one: what it does not change passes through."""
+"""Solvers that wrap another one and pass through everything they do not change."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from fedalloy.core.types import Carry, Context, Contributions, DataSpec, Part, P
 
 
 class WrapperBase(LocalSolver, BindsToData):
-    """What every solver around an ``inner`` one shares. What the inner one is passes too, except that it is fusible: a
-    program that the wrapper may have changed."""
+    """Base of all solvers that wrap an ``inner`` one. The inner solver's aspects are passed through too, except
+    ``Fusible``, because the wrapper may have changed the program."""
 
     @declared
     def inner(self) -> LocalSolver:
-        """The solver inside."""
-        raise NotImplementedError(f"{type(self).__name__} does not say which solver is inside")
+        """The wrapped solver."""
+        raise NotImplementedError(f"{type(self).__name__} must declare 'inner', the solver that it wraps")
 
     def aspect(self, kind: type[Kind]) -> Kind | None:
         if isinstance(self, kind):
             return self
-        if issubclass(kind, CountsSteps) and type(self).plan is not WrapperBase.plan:  # another plan, another count
+        if issubclass(kind, CountsSteps) and type(self).plan is not WrapperBase.plan:  # the inner count is for its plan
             return None
         return None if issubclass(kind, Fusible) else self.inner.aspect(kind)
 
@@ -87,7 +87,7 @@ class WrapperBase(LocalSolver, BindsToData):
 
 @dataclass(frozen=True)
 class SolverWrapper(WrapperBase):
-    """``inner``, with whatever a subclass does otherwise."""
+    """``inner``, with the changes of a subclass."""
 
     inner: LocalSolver
 
@@ -95,5 +95,5 @@ class SolverWrapper(WrapperBase):
         return replace(self, inner=aspects.bind(self.inner, data_spec))
 
 
-if not TYPE_CHECKING:  # for one version: what has been renamed here
+if not TYPE_CHECKING:  # old names, kept for one version
     __getattr__ = renamed.old_names(__name__, {"SolverAround": "SolverWrapper", "Wrapping": "WrapperBase"})

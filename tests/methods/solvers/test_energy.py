@@ -143,7 +143,7 @@ def test_data_outside_the_limits_and_single_outputs_are_refused():
 
 def test_rules_that_need_a_model_are_refused_and_client_weights_are_not():
     solver = Energy()
-    with pytest.raises(AlgorithmError, match="looks at the part 'delta'"):
+    with pytest.raises(AlgorithmError, match="reads the part 'delta'"):
         Algorithm(solver, Angles(), Langevin())
     with pytest.raises(AlgorithmError, match="loss_before"):
         Algorithm(solver, QFedAvg(), Langevin())

@@ -79,7 +79,9 @@ def noisy(*wire: Wire, solver: LocalSolver | None = None) -> Algorithm:
     [(Noise(),), (Noise(), Clip()), (Clip(), TopK(), Noise()), (Clip(), Noise(), Noise()), (Clip(), Jitter(), Noise())],
 )
 def test_noise_without_clipping_directly_before_it_is_refused(wire):
-    with pytest.raises(AlgorithmError, match=r"'Noise' on the part 'delta' comes without clipping .* 'clip' with part"):
+    with pytest.raises(
+        AlgorithmError, match=r"'Noise' on the part 'delta' does not directly follow clipping: .* 'clip' with part"
+    ):
         noisy(*wire)
 
 
@@ -89,7 +91,7 @@ def test_every_sent_part_needs_clipping_and_noise():
     noisy(Clip(), Clip(part="control"), Noise(), control[1], solver=Scaffold())  # in between is another part's
     with pytest.raises(AlgorithmError, match="the part 'control' is sent without noise"):
         noisy(Clip(), Noise(), solver=Scaffold())
-    with pytest.raises(AlgorithmError, match="on the part 'control' comes without clipping"):
+    with pytest.raises(AlgorithmError, match="on the part 'control' does not directly follow clipping"):
         noisy(Clip(), Noise(), control[1], solver=Scaffold())
     with pytest.raises(AlgorithmError, match=r"'Clip' works on the part 'control', which the solver does not send"):
         noisy(*control)
@@ -97,7 +99,7 @@ def test_every_sent_part_needs_clipping_and_noise():
 
 def test_a_model_with_buffers_is_refused_before_the_first_round():
     params, buffers = small_task("batchnorm").objective.init(Key.of(0))
-    with pytest.raises(AlgorithmError, match="buffers of a model, and this model has some"):
+    with pytest.raises(AlgorithmError, match="does not work on buffers, and those of this model"):
         noisy(Clip(), Noise()).init(params, 5, buffers)
     noisy(Clip()).init(params, 5, buffers)
 
@@ -106,7 +108,7 @@ def test_a_recipe_with_noise_alone_is_refused():
     tables: dict[str, Any] = {"task": {"dataset": "digits"}, "partition": {"clients": 3}, "solver": {"kind": "sgd"}}
     good = resolve(parse({**tables, "wire": [{"kind": "clip"}, {"kind": "noise"}]}))
     assert [type(wire) for wire in good.algorithm.wire] == [Clip, Noise]
-    with pytest.raises(FedalloyError, match="without clipping directly before it"):
+    with pytest.raises(FedalloyError, match="does not directly follow clipping"):
         resolve(parse({**tables, "wire": [{"kind": "noise"}]}))
 
 
