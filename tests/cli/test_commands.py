@@ -51,7 +51,7 @@ def test_run_writes_plain_lines_and_is_reproduced_by_the_recipe_it_leaves(cli, r
 def test_a_run_in_which_nobody_counted_ends_with_code_1(cli, recipe, tmp_path):
     done = cli.run("run", recipe, "-o", tmp_path / "a", "--set", "devices.success=0.0")
     assert done.code == 1
-    assert "failed in round 4: nobody counted in any of 4 rounds" in done.out
+    assert "failed in round 4: no client contributed in any of 4 rounds" in done.out
 
 
 def test_a_folder_that_holds_a_run_is_not_overwritten_and_default_folders_are_numbered(cli, recipe, tmp_path):

@@ -216,7 +216,7 @@ def test_a_metric_that_was_not_scored_is_answered_with_the_nearest(place):
 
 def test_a_folder_of_runs_is_no_run(place):
     fit(fedavg(), make_task("digits", clients=2), rounds=1, folder="many/one")
-    assert "many is no run, but holds 1: name one of them (many/one)" in complaint("show many", 1)
+    assert "many is not a run, but holds 1: name one of them (many/one)" in complaint("show many", 1)
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_a_folder_of_runs_is_no_run(place):
         ("recipe.toml", "run = 3\n", "recipe.toml is damaged: 'run' cannot be 3"),
         ("recipe.toml", '[run]\nseeds = ["x"]\n', "'run.seeds' cannot be ['x']"),
         ("environment.json", "[]", "environment.json is damaged: no JSON object"),
-        ("manifest.json", '{"sizes": 3}', "manifest.json is damaged: 'sizes' cannot be so"),
+        ("manifest.json", '{"sizes": 3}', "manifest.json is damaged: 'sizes' is invalid"),
     ],
 )
 def test_files_of_a_run_that_were_damaged_are_named(place, file, text, said):

@@ -116,7 +116,7 @@ def test_sigterm_ends_a_comparison_with_its_own_code(cli, recipe, tmp_path, jobs
     os.kill(child[0], signal.SIGTERM)
     ended = cli.wait(child)
     assert ended.code == 143
-    assert "the same command goes on from here" in ended.err
+    assert "the same command continues from here" in ended.err
 
 
 def interrupted(cli, line: list[str], cut: Path) -> bool:

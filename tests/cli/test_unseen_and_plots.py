@@ -35,7 +35,7 @@ def test_newcomers_are_scored_and_pictures_drawn(cli, finished, tmp_path):
 def test_wrong_questions_end_in_one_line(cli, finished, tmp_path):
     wrong = cli.run("newcomers", finished, "--steps", "a,b")
     assert wrong.code == 2
-    assert "no list of whole numbers" in wrong.err
+    assert "not a list of whole numbers" in wrong.err
     assert cli.run("plot", "lambda", finished, "-o", tmp_path / "fig.jpeg").code == 2
     missing = cli.run("plot", "curves", tmp_path / "nowhere")
     assert missing.code == 1

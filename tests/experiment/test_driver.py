@@ -231,14 +231,14 @@ def test_rounds_in_which_nobody_is_there_do_not():
 def test_a_run_in_which_nobody_ever_counted_has_failed(tmp_path, settings):
     result = train(rounds=6, devices=DeviceProfile(success=0.0), folder=tmp_path / "run", **settings)
     assert result.status == "failed"
-    assert f"nobody counted in any of {result.ending.progress.round} rounds" in result.ending.reason
+    assert f"no client contributed in any of {result.ending.progress.round} rounds" in result.ending.reason
     assert read_run(tmp_path / "run").status["state"] == "failed"
 
 
 def test_a_run_in_which_nobody_took_a_step_has_failed_though_all_count():
     still = train(rounds=3, devices=DeviceProfile(epochs=(0, 0, 0, 0, 0)))
     assert all(row["ids"] == row["idle"] for row in still.rounds())
-    assert (still.status, still.ending.reason[:28]) == ("failed", "nobody counted in any of 3 r")
+    assert (still.status, still.ending.reason[:28]) == ("failed", "no client contributed in any of 3 r")
     assert train(rounds=3, devices=DeviceProfile(epochs=(0, 0, 1, 0, 0))).status == "finished"
 
 

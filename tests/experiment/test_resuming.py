@@ -337,7 +337,7 @@ def test_checkpoints_that_must_have_been_there_are_missed(tmp_path, gone):
     shutil.rmtree(tmp_path / "checkpoints")
     if gone == "emptied":
         (tmp_path / "checkpoints").mkdir()
-    with pytest.raises(CheckpointError, match="although the run got to round 3"):
+    with pytest.raises(CheckpointError, match="although the run reached round 3"):
         train(tmp_path, resume=True)
     assert len((tmp_path / "rounds.jsonl").read_text().splitlines()) == 3
     again = train(tmp_path, resume=True, start_over=True)

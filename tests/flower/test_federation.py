@@ -109,5 +109,5 @@ def test_the_engine_says_where_it_can_run(tmp_path):
 
 def test_a_run_whose_states_are_on_nodes_cannot_be_opened_again(tmp_path):
     play(recipe_file(tmp_path, "scaffold", run={"rounds": 1}), tmp_path / "run", federation(tmp_path))
-    with pytest.raises(CheckpointError, match="keep their states on their nodes"):
+    with pytest.raises(CheckpointError, match="clients' states are on their nodes"):
         reopen(tmp_path / "run")

@@ -331,7 +331,7 @@ def test_a_trial_that_is_interrupted_says_how_to_go_on_and_one_that_fails_where_
     monkeypatch.setattr(Trial, "run", interrupted)
     done = CliRunner().invoke(app, line)
     assert done.exit_code == 130
-    assert "the same command goes on" in done.output
+    assert "the same command continues" in done.output
     monkeypatch.setattr(Trial, "run", lambda *_: "finished:failed")
     done = CliRunner().invoke(app, line)
     assert done.exit_code == 1

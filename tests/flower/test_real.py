@@ -127,7 +127,7 @@ def test_after_the_server_app_and_the_superlink_were_killed_the_same_command_goe
         assert [row["round"] for row in site.rows("killed")] == [1, 2]
         _restart_with_another_key_for(site, "node-2")
         run = site.send("killed")
-        site.wait_for("killed", "is still being carried out by process")
+        site.wait_for("killed", "is still being written by process")
     site.finish("killed", run)
     assert "continues (session 2)" in site.said("killed")
     assert "continues (session 3)" in site.said("killed")
@@ -302,7 +302,7 @@ def test_up_runs_a_recipe_follows_it_and_knows_when_it_is_finished(programs_find
     monkeypatch.chdir(tmp_path)
     told = CliRunner().invoke(app, ["flower", "status", str(folder)])
     assert "finished after round 1" in told.output
-    assert "nobody dropped out" in told.output
+    assert "no client dropped out" in told.output
     assert not (folder / "federation" / "server" / "running.json").exists()
 
 
@@ -316,7 +316,7 @@ def test_a_key_that_is_taken_out_is_out_and_one_that_is_exchanged_counts_at_once
         run = site.send("revoked")
         site.wait_for("revoked", "round 1/5")
         public.unlink()
-        assert CliRunner().invoke(app, admit).output.splitlines()[0].startswith("let in: node-0, node-1, node-3")
+        assert CliRunner().invoke(app, admit).output.splitlines()[0].startswith("admitted: node-0, node-1, node-3")
         hold(3)
         site.wait_for("revoked", "round 3/5")
         ended = lambda: not federation.programs["node-2"].running  # noqa: E731

@@ -1,4 +1,4 @@
-"""A run that is still being carried out is waited for."""
+"""A run that is still being written is waited for."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_run_that_somebody_else_carries_out_is_taken_up_afterwards(tmp_path):
 
     def hear(text: str) -> None:
         said.append(text)
-        if "is still being carried out" in text:
+        if "is still being written" in text:
             let_go.set()
 
     holding, other = threading.Event(), threading.Thread(target=hold)
@@ -44,7 +44,7 @@ def test_a_run_that_somebody_else_carries_out_is_taken_up_afterwards(tmp_path):
         let_go.set()
         other.join()
     assert len(list(read_run(folder).rounds())) == 1
-    assert "is still being carried out by process" in said[0]
+    assert "is still being written by process" in said[0]
     assert "(session 1)" not in str(said)
     assert sum("begins" in text for text in said) == 1, "it did not begin before its turn"
 

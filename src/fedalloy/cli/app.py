@@ -1,4 +1,4 @@
-"""All commands in one place, and what happens when one of them fails."""
+"""The command group, and how errors of commands become messages and exit codes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from fedalloy.cli.failing import exit_code, sentence
 from fedalloy.experiment.interrupt import Terminated
 
 EXIT_CODES = (
-    "Exit codes: 0 fine, 1 a run failed or something does not match, 2 wrong usage or a wrong recipe, 3 not built, "
+    "Exit codes: 0 success, 1 a run failed or something does not match, 2 wrong usage or a wrong recipe, 3 not built, "
     "130 interrupted, 143 ended by SIGTERM."
 )
 

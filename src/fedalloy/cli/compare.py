@@ -43,7 +43,7 @@ def compare(
     """Run several algorithms with several seeds and print one table.
 
     Every run has its own folder below the output folder. Runs that are finished are reused and interrupted ones
-    are resumed, so the same command goes on after Ctrl-C.
+    are resumed, so the same command continues after Ctrl-C.
     """
     from fedalloy.core.errors import FedalloyError
     from fedalloy.studies.compare.comparing import compare as run_all
@@ -57,7 +57,7 @@ def compare(
             done = run_all(wanted, folder, processes=jobs, watcher=watcher, track=track or [])
     except KeyboardInterrupt:
         if not as_json:
-            typer.echo("interrupted; nothing is lost: the same command goes on from here", err=True)
+            typer.echo("interrupted; nothing is lost: the same command continues from here", err=True)
         raise
     if as_json:
         print_json(done.to_json())
@@ -70,7 +70,7 @@ def compare(
 
 
 def prepare(recipe: Path, changes: Sequence[str], algorithms: str | None, grid: Sequence[str], quick: bool) -> Recipe:
-    """The recipe as the command line wants it."""
+    """The recipe with the options of the command line applied."""
     from fedalloy.experiment.recipe import load
     from fedalloy.experiment.recipe import quick as shortened
     from fedalloy.studies.compare.comparing import select
@@ -82,7 +82,7 @@ def prepare(recipe: Path, changes: Sequence[str], algorithms: str | None, grid: 
 
 
 def unreached(recipe: Recipe, changes: Sequence[str]) -> list[str]:
-    """Which entries have a value of their own for what the command line changes, in words: entries win."""
+    """A note for every comparison entry that sets a value the command line changes: the entry's value wins."""
     paths = [change.partition("=")[0].strip() for change in changes]
     return [
         f"note: '{entry.name}' keeps its own {path} = {own!r}; --set does not reach it (edit the recipe)"
@@ -93,7 +93,7 @@ def unreached(recipe: Recipe, changes: Sequence[str]) -> list[str]:
 
 
 def _own_value(changes: Mapping[str, Any], path: str) -> Any:
-    """What an entry says about a path, whether in one word or in tables."""
+    """An entry's value for a path, given as a dotted key or as nested tables."""
     head, _, rest = path.partition(".")
     inner = changes.get(head)
     return changes.get(path, _own_value(inner, rest) if isinstance(inner, Mapping) else None)
@@ -116,7 +116,7 @@ def read_grid(text: str) -> tuple[str, list[Any]]:
 
 
 def count(recipe: Recipe) -> int:
-    """How many runs a comparison makes, tuning included."""
+    """The number of runs of a comparison, tuning included."""
     import math
 
     entries = max(1, len(recipe.compare))
@@ -150,7 +150,7 @@ def _present(done: Comparison, recipe: Recipe) -> None:
 
 
 def _notes(folder: Path) -> list[str]:
-    """What the runs say about their data, each thing once."""
+    """The runs' notes about their data, without repetitions."""
     from fedalloy.experiment.records.reading import find_runs, read_run
 
     said = (note for run in find_runs(folder) for note in read_run(run).environment.get("notices", []))
@@ -164,7 +164,7 @@ def _cells(row: ResultRow) -> list[str]:
 
 
 def _text(spread: Spread | None, row: ResultRow) -> str:
-    """A number; nothing where finished runs have none, as the worst served by a metric without a direction."""
+    """A number; empty where finished runs have none, such as the worst served under a metric without a direction."""
     return spread.text() if spread else "" if row.seeds else (row.failed or row.unfinished)[0].state
 
 

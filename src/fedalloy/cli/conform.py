@@ -18,9 +18,9 @@ def conform(
     files: Annotated[list[Path], typer.Argument(help="Files of golden vectors.", metavar="FILE...")],
     as_json: Json = False,
 ) -> None:
-    """Replay golden vectors in float64: pass, fail or not built for every expected field, with the largest error.
+    """Replay golden vectors in float64. Every expected field is pass, fail or not built, with the largest error.
 
-    Exits with 0 when all pass, 1 on any mismatch, 3 when only fields are left that are not built.
+    Exits with 0 when all pass, 1 on any mismatch, 3 when all others pass but some are not built.
     """
     from fedalloy.testing.vectors.replay import exit_code, replay
 

@@ -1,4 +1,4 @@
-"""Speaking to people and to machines: tables and lines on stdout, complaints on stderr, JSON on request."""
+"""Output of the commands: tables and lines on stdout, errors on stderr, JSON on request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def console(stderr: bool = False) -> Console:
-    """A console that writes plain text where nobody is looking."""
+    """A console that writes plain text unless it is a terminal."""
     from rich.console import Console
 
     found = Console(stderr=stderr, highlight=False)
@@ -25,12 +25,12 @@ def console(stderr: bool = False) -> Console:
 
 
 def complain(message: str) -> None:
-    """One clear red line on stderr."""
+    """Print an error as one red line on stderr."""
     typer.secho(f"error: {message}", fg=typer.colors.RED, err=True)
 
 
 def tell_notes() -> None:
-    """Let what the library logs stand on stderr as notes, each once."""
+    """Print the library's log messages on stderr as notes, each once."""
     logger = logging.getLogger("fedalloy")
     for earlier in [one for one in logger.handlers if isinstance(one, _Notes)]:
         logger.removeHandler(earlier)
@@ -57,7 +57,7 @@ def print_json(value: Any) -> None:
 def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "", numbers: Sequence[int] = ()
 ) -> None:
-    """A table; the columns in ``numbers`` are set flush right."""
+    """Print a table; the columns in ``numbers`` are right-aligned."""
     from rich import box
     from rich.table import Table
 
@@ -72,7 +72,7 @@ def print_table(
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A number for a table; nothing where there is none."""
+    """A number for a table; empty for None."""
     return "" if value is None or math.isnan(value) else f"{value:.{digits}f}"
 
 

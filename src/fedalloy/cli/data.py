@@ -1,4 +1,4 @@
-"""``fedalloy data``: which data sets there are, where they are looked for, whether the files are right."""
+"""``fedalloy data``: list data sets, show where their files are searched, fetch and check them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def check(
     names: Annotated[list[str] | None, typer.Argument(help="Files or data sets; default: all.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare data files with their checksums; exits with 1 when one that was asked for is missing or changed."""
+    """Compare data files with their checksums; exits with 1 when one of those named is missing or changed."""
     from fedalloy.core.errors import DataError, nearest
     from fedalloy.tasks import locate
 
@@ -72,7 +72,7 @@ def check(
 
 @app.command()
 def fetch(
-    name: Annotated[str, typer.Argument(help="A data set with a public original; a wrong name lists them.")],
+    name: Annotated[str, typer.Argument(help="A data set with a public original; a wrong name lists all.")],
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="The folder; default: FEDALLOY_DATA or the user cache.")
     ] = None,
@@ -80,10 +80,10 @@ def fetch(
     url: Annotated[str | None, typer.Option(help="Another address of the same file (a mirror).")] = None,
     as_json: Json = False,
 ) -> None:
-    """Download the public original of a data set and check it; a download that broke off goes on.
+    """Download the public original of a data set and check it; an interrupted download continues.
 
-    What a loader reads may be made from the original: the last line says how. Files whose checksum nobody publishes
-    are refused without --sha256.
+    Some loaders read files made from the original: the last line of the output explains how. Files without a
+    published checksum are refused unless you give --sha256.
     """
     from fedalloy.core import registry
     from fedalloy.core.errors import DataError
@@ -91,7 +91,7 @@ def fetch(
 
     files = originals.originals_of(name)
     if (sha256 or url) and len(files) > 1:
-        raise DataError(f"'{name}' has {len(files)} files: --sha256 and --url mean a single one")
+        raise DataError(f"'{name}' has {len(files)} files: --sha256 and --url need a data set with one file")
     chosen = [replace(one, sha256=sha256 or one.sha256, url=url or one.url) for one in files]
     folder = output or originals.folder_for_data()
     paths = [str(originals.fetch(one, folder)) for one in chosen]

@@ -1,4 +1,4 @@
-"""``fedalloy doctor``: is everything here that a run needs?"""
+"""``fedalloy doctor``: check whether everything that a run needs is installed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def doctor(as_json: Json = False) -> None:
         )
     else:
         print_table(["what", "found", ""], [[what, found, "" if fine else "PROBLEM"] for what, found, fine in findings])
-        typer.echo(f"not fine: {', '.join(wrong)}" if wrong else "all fine")
+        typer.echo(f"needs attention: {', '.join(wrong)}" if wrong else "all fine")
     raise typer.Exit(1 if wrong else 0)
 
 
@@ -70,7 +70,7 @@ def _packages() -> Iterator[Finding]:
 
 
 def _optional(package: str, version: str) -> tuple[str, bool]:
-    """What is said about a package, and whether that is fine: of Flower, only tested versions are."""
+    """The text about a package, and whether its version is accepted: of Flower, only tested versions are."""
     from fedalloy.flower.compatibility import advice, is_tested
 
     return (advice(version), False) if package == "flwr" and not is_tested(version) else (version, True)

@@ -10,7 +10,7 @@ import typer
 
 
 class Format(StrEnum):
-    """The formats there are."""
+    """The formats."""
 
     csv = "csv"
     parquet = "parquet"
@@ -18,7 +18,7 @@ class Format(StrEnum):
 
 
 class TableName(StrEnum):
-    """The tables there are."""
+    """The tables."""
 
     results = "results"
     rounds = "rounds"
@@ -29,12 +29,12 @@ class TableName(StrEnum):
 def export(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some.", metavar="RUN...")],
     output: Annotated[Path, typer.Option("-o", "--output", help="The file.")],
-    format: Annotated[Format, typer.Option("--format", help="latex prints the results alone.")] = Format.csv,
+    format: Annotated[Format, typer.Option("--format", help="latex: only the results.")] = Format.csv,
     table: Annotated[TableName, typer.Option(help="One row per run, round, client of an evaluation, or weight.")] = (
         TableName.results
     ),
 ) -> None:
-    """Write a table of some runs: CSV, Parquet (needs pyarrow), or LaTeX for a paper (needs booktabs).
+    """Write a table of runs: CSV, Parquet (needs pyarrow), or LaTeX for a paper (needs booktabs).
 
     The LaTeX table has one line per algorithm with mean and deviation over seeds, as 'fedalloy compare' prints it.
     """
@@ -45,7 +45,7 @@ def export(
     from fedalloy.results.runs import runs_in
 
     if format is Format.latex and table is not TableName.results:
-        raise SpecError(f"--table {table.value} as LaTeX: only 'results' is a table for a paper; take csv or parquet")
+        raise SpecError(f"--table {table.value} as LaTeX: only 'results' can be written as LaTeX; use csv or parquet")
     chosen = runs_in(runs)
     output.parent.mkdir(parents=True, exist_ok=True)
     if format is Format.latex:

@@ -1,4 +1,4 @@
-"""What a command says when something goes wrong that is no fault of fedalloy: one clear line, no traceback."""
+"""Messages for errors that are not bugs of fedalloy (disk full, no permission, ...): one line, no traceback."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from fedalloy.core.errors import AlgorithmError, FedalloyError, RegistryError, S
 
 USAGE = (SpecError, RegistryError, AlgorithmError)
 _ADVICE = {
-    errno.ENOSPC: "the disk is full; free some space, then 'run' with --resume, or 'compare' as it was, goes on",
-    errno.EDQUOT: "your share of the disk is used up; free some space, then --resume goes on",
-    errno.EACCES: "you may not write or read there; choose another place (-o) or change its permissions",
-    errno.EPERM: "you may not write or read there; choose another place (-o) or change its permissions",
-    errno.EROFS: "that file system is read-only; choose another place (-o)",
-    errno.ENOTDIR: "a file is where a folder is needed; choose another place (-o)",
-    errno.EEXIST: "a file is where a folder is needed; choose another place (-o)",
+    errno.ENOSPC: "the disk is full; free some space, then use 'run' with --resume, or the same 'compare' command",
+    errno.EDQUOT: "your disk quota is used up; free some space, then continue with --resume",
+    errno.EACCES: "you may not write or read there; choose another path (-o) or change its permissions",
+    errno.EPERM: "you may not write or read there; choose another path (-o) or change its permissions",
+    errno.EROFS: "that file system is read-only; choose another path (-o)",
+    errno.ENOTDIR: "a file is where a folder is needed; choose another path (-o)",
+    errno.EEXIST: "a file is where a folder is needed; choose another path (-o)",
     errno.EISDIR: "a folder is where a file is needed; name a file in it",
-    errno.ENOENT: "it does not exist and cannot be made there",
+    errno.ENOENT: "it does not exist and cannot be created there",
     errno.ENAMETOOLONG: "choose a shorter name",
     errno.EMFILE: "too many files are open; raise the limit (ulimit -n)",
     errno.ENOMEM: "the machine has no memory left; fewer processes (-j 1) or smaller blocks need less",
@@ -24,10 +24,10 @@ _ADVICE = {
 
 
 def sentence(error: BaseException) -> str | None:
-    """What to say about an error that a user can cause; None for all others, whose traceback is needed."""
+    """The message for an error that a user can cause; None for all others, whose traceback is needed."""
     if isinstance(error, FedalloyError):
         return str(error)
-    if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):  # which only ends a pipe early
+    if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):  # a reader that closes the pipe early
         return _about_files(error)
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         reason = (str(error).splitlines() or [""])[0]

@@ -1,4 +1,4 @@
-"""``fedalloy flower``: real federations, from a trial on this machine to hospitals that never see each other."""
+"""``fedalloy flower``: real federations, from a trial on this machine to sites that share nothing but model updates."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ EXAMPLES = """
 Try it here:  fedalloy flower up recipes/quickstart.toml --nodes 3
 
 For real, four steps:  'init' writes the folders of a federation;  'server' starts the server;  'node' starts a node, on
-its own machine, with its own data;  'run' gives the server a recipe.  'status' shows who is there and what happened.
+its own machine, with its own data;  'run' gives the server a recipe.  'status' shows nodes, rounds and drop-outs.
 
-Everything is encrypted, and nodes prove who they are by keys. Nothing is reported to anybody.
-docs/flower.md says what travels.
+Everything is encrypted, and nodes authenticate with keys. Nothing is sent to third parties.
+docs/flower.md lists what is transferred.
 """
 app = typer.Typer(
     help=f"Real federations on Flower (needs the extra 'flower' of the package).\n\n{EXAMPLES}", no_args_is_help=True
@@ -32,7 +32,7 @@ app = typer.Typer(
 
 Insecure = Annotated[
     bool,
-    typer.Option("--insecure", help="No encryption, no keys, anybody may take part. For tests on one machine only."),
+    typer.Option("--insecure", help="No encryption, no keys, any node may join. For tests on one machine only."),
 ]
 Seed = Annotated[int | None, typer.Option(help="The seed; default: the recipe's first.")]
 RecipeFile = Annotated[Path, typer.Argument(help="A recipe (.toml).", metavar="RECIPE")]
@@ -43,26 +43,26 @@ ServerFolder = Annotated[Path, typer.Argument(help="The server's folder (server.
 def init(
     folder: Annotated[Path, typer.Argument(help="A folder that does not exist yet, or is empty.", metavar="DIR")],
     nodes: Annotated[int, typer.Option("--nodes", help="How many nodes, called node-0, node-1, ...")] = 3,
-    names: Annotated[str, typer.Option("--names", metavar="A,B,...", help="The nodes' names instead.")] = "",
+    names: Annotated[str, typer.Option("--names", metavar="A,B,...", help="Names instead of --nodes.")] = "",
     host: Annotated[
-        str, typer.Option("--host", help="The name or address under which nodes reach the server.")
+        str, typer.Option("--host", help="The host name or address at which nodes reach the server.")
     ] = "localhost",
     port: Annotated[int, typer.Option("--port", help="The server's port.")] = 9092,
     days: Annotated[int, typer.Option("--days", help="How long the certificates are valid.")] = 397,
     insecure: Insecure = False,
 ) -> None:
-    """Write the folders of a federation: settings, certificates, keys, systemd units, and a letter for every operator.
+    """Write the folders of a federation: settings, certificates, keys, systemd units, instructions for operators.
 
     Nothing that exists is overwritten. Each folder under DIR/nodes goes to the operator of that node;
-    DIR/README.md says how.
+    DIR/README.md explains how.
     """
     from fedalloy.flower.project_templates import FederationPlan, numbered, write_federation
 
     chosen = tuple(name.strip() for name in names.split(",")) if names else numbered(nodes)
     write_federation(folder, FederationPlan(chosen, host=host, port=port, secure=not insecure, days=days))
-    typer.echo(f"wrote a federation of {len(chosen)} nodes to {folder}; {folder / 'README.md'} says what to do with it")
+    typer.echo(f"wrote a federation of {len(chosen)} nodes to {folder}; next steps: {folder / 'README.md'}")
     if insecure:
-        complain("this federation is not encrypted and lets anybody in: for tests on one machine only")
+        complain("this federation is not encrypted and admits any node: for tests on one machine only")
 
 
 @app.command()
@@ -70,7 +70,7 @@ def up(
     recipe: RecipeFile,
     nodes: Annotated[
         int | None,
-        typer.Option("--nodes", help="How many nodes; the recipe then has as many clients. Default: as the recipe."),
+        typer.Option("--nodes", help="How many nodes; the recipe then has as many clients. Default: as in the recipe."),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="The run folder; default: runs/NAME-flower.")
@@ -87,8 +87,8 @@ def up(
 ) -> None:
     """Run a recipe on a complete federation on this machine: a server and its nodes, encrypted, on free ports.
 
-    Ctrl-C stops it, and so may anything else: the same command goes on after the last finished round. The run folder is
-    what 'fedalloy run' leaves; 'show', 'report' and 'compare' read it.
+    After Ctrl-C or a crash the same command continues after the last finished round. The run folder has the format of
+    'fedalloy run'; 'show', 'report' and 'compare' read it.
     """
     from fedalloy.experiment.recipe import load
     from fedalloy.experiment.recipe import quick as shortened
@@ -101,12 +101,12 @@ def up(
         typer.echo(f"{folder} holds this run already, finished; choose another folder with -o to run it again")
         raise typer.Exit
     if insecure:
-        complain("without encryption, as you asked")
+        complain("no encryption (--insecure)")
     try:
         with _ends_on_sigterm():
             ended = trial.run(typer.echo)
     except KeyboardInterrupt:
-        typer.echo("stopped; the same command goes on after the last finished round")
+        typer.echo("stopped; the same command continues after the last finished round")
         raise typer.Exit(130) from None
     _finish(ended, folder)
 
@@ -120,9 +120,9 @@ def run_on(
     seed: Seed = None,
     allow_imports: AllowImports = False,
 ) -> None:
-    """Give a recipe to a running server, on the server's own machine, and follow it. The same command again goes on.
+    """Give a recipe to a running server, on the server's machine, and follow it. Repeat the command to continue it.
 
-    Ctrl-C stops looking; the run itself goes on. 'fedalloy flower stop DIR' ends it.
+    Ctrl-C stops following; the run itself continues. 'fedalloy flower stop DIR' ends it.
     """
     from fedalloy.experiment.recipe import load
     from fedalloy.flower.flwr_cli import FlwrCli
@@ -143,7 +143,7 @@ def run_on(
 
 @app.command()
 def stop(server: ServerFolder) -> None:
-    """End the runs of a server that are not finished; 'run' continues with them later."""
+    """Stop the unfinished runs of a server; 'run' can continue them later."""
     from fedalloy.flower.flwr_cli import FlwrCli, SubmittedRun
     from fedalloy.flower.operations import found
 
@@ -159,7 +159,7 @@ def stop(server: ServerFolder) -> None:
 
 @app.command()
 def server(folder: ServerFolder) -> None:
-    """Start the server of a federation, let in the nodes whose public keys lie in DIR/nodes, and stay until it ends."""
+    """Start the server of a federation, admit the nodes whose public keys are in DIR/nodes, and wait until it ends."""
     from fedalloy.flower.operations import serve
 
     raise typer.Exit(serve(folder, typer.echo))
@@ -167,9 +167,9 @@ def server(folder: ServerFolder) -> None:
 
 @app.command()
 def admit(folder: ServerFolder) -> None:
-    """Let in exactly the nodes whose public keys lie in DIR/nodes now: new keys come in, keys that are gone are out.
+    """Admit exactly the nodes whose public keys are in DIR/nodes now: add new keys, remove keys that are gone.
 
-    The same happens whenever the server is started.
+    Every start of the server does the same.
     """
     from fedalloy.core.errors import SpecError
     from fedalloy.flower import admission
@@ -179,7 +179,7 @@ def admit(folder: ServerFolder) -> None:
     place = found(folder)
     if not answers(place):
         raise SpecError(
-            f"the server in {folder} is not running, and nobody is in; who is let in is decided when it is started: "
+            f"the server in {folder} is not running, so no node is admitted; start it, which admits the nodes: "
             f"fedalloy flower server {folder}"
         )
     cli = FlwrCli(place)
@@ -187,15 +187,15 @@ def admit(folder: ServerFolder) -> None:
         known = admission.admit(place, cli)
     finally:
         cli.close()
-    typer.echo(f"let in: {', '.join(known) or 'nobody; put public keys (NAME.pub) into ' + str(folder / 'nodes')}")
-    typer.echo("everybody else is out")
+    typer.echo(f"admitted: {', '.join(known) or 'no nodes; put public keys (NAME.pub) into ' + str(folder / 'nodes')}")
+    typer.echo("all other nodes are refused")
 
 
 @app.command()
 def node(
     folder: Annotated[Path, typer.Argument(help="The node's folder (node.toml is in it).", metavar="DIR")],
 ) -> None:
-    """Start a node, on the machine where its data are, and stay until it ends.
+    """Start a node, on the machine where its data are, and wait until it ends.
 
     After a crash the server may refuse the node for up to a minute, until it has noticed that the old one is gone.
     """
@@ -207,7 +207,7 @@ def node(
     place.config.store.mkdir(parents=True, exist_ok=True)
     command = supernode(chosen, place)
     typer.echo(f"node {place.name}: client {place.config.client}, server {place.server}, data {place.config.data}")
-    # In place of this process: what is sent to it by systemd or a terminal then reaches Flower itself.
+    # Replaces this process, so that signals from systemd or a terminal reach Flower directly.
     os.execve(command[0], command, environment(chosen, place.home))
 
 
@@ -218,9 +218,9 @@ def status(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show what is running, which nodes are known, the last round, and who dropped out and why.
+    """Show what is running, the registered nodes, the last round, and which clients dropped out and why.
 
-    Without DIR the newest run on a federation under runs/ is meant.
+    Without DIR: the newest run on a federation under runs/.
     """
     from fedalloy.flower.status import look
 
@@ -260,9 +260,9 @@ def _show_run(run: Progress) -> None:
     typer.echo(f"run {run.folder}: {run.state} after round {run.round}{f': {run.reason}' if run.reason else ''}")
     if run.troubles:
         rows = [[str(round), client, why] for round, client, why in run.troubles]
-        print_table(["round", "client", "why it did not count"], rows, numbers=(0,))
+        print_table(["round", "client", "why it was dropped"], rows, numbers=(0,))
     else:
-        typer.echo("nobody dropped out")
+        typer.echo("no client dropped out")
 
 
 def _server_json(server: Server | None) -> dict[str, object] | None:
@@ -285,7 +285,7 @@ def _finish(ended: str, folder: Path) -> None:
     from fedalloy.results.outcome import read_outcome
 
     if ended != "finished:completed":
-        complain(f"the run ended as {ended}; {folder / 'federation.log'} says why. The same command goes on")
+        complain(f"the run ended as {ended} (reason: {folder / 'federation.log'}). The same command continues it")
         raise typer.Exit(1)
     outcome = read_outcome(folder)
     if outcome.scores:
@@ -299,7 +299,7 @@ def _tail(run: SubmittedRun) -> str:
 
 
 class _ends_on_sigterm:  # noqa: N801 (reads as a phrase in a with statement)
-    """A polite kill ends a trial like Ctrl-C does: with its processes."""
+    """SIGTERM ends a trial like Ctrl-C: all its processes stop too."""
 
     def __enter__(self) -> None:
         self._before = signal.signal(signal.SIGTERM, self._interrupt)

@@ -1,4 +1,4 @@
-"""``--allow-imports``: a recipe may bring code from the current folder, when whoever gives the command says so."""
+"""``--allow-imports``: lets a recipe import code from the current folder; without the option it cannot."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import typer
 
 
 def allow_imports(wanted: bool) -> bool:
-    """Look for modules in the current folder too; last, so that nothing installed is hidden by them."""
+    """Search the current folder for modules too: last, so that they cannot shadow installed packages."""
     here = os.getcwd()
     if wanted and here not in sys.path:
         sys.path.append(here)
-        # Processes that this one starts find the same modules.
+        # For child processes.
         os.environ["PYTHONPATH"] = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), here])
     return wanted
 
 
 def forget_current_folder() -> None:
-    """``python -m`` looks for modules in the current folder first: not here, unless PYTHONPATH says so."""
+    """Undo what ``python -m`` does, search the current folder first, unless PYTHONPATH contains it."""
     listed = [os.path.abspath(one) for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
     if sys.path and os.path.abspath(sys.path[0]) == os.getcwd() and os.getcwd() not in listed:
         del sys.path[0]

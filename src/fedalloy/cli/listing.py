@@ -1,4 +1,4 @@
-"""``fedalloy list``: every rule there is."""
+"""``fedalloy list``: all rules."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedalloy.cli.run import Json
 
 
 class Category(StrEnum):
-    """Categories in the plural, as people say them."""
+    """Categories, in the plural."""
 
     solvers = "solvers"
     weightings = "weightings"
@@ -31,7 +31,7 @@ def list_rules(
     category: Annotated[Category | None, typer.Argument(help="One kind of rule; default: all.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List rules, built in and plugged in, with one line each."""
+    """List the rules, built in and from plugins, with one line each."""
     from fedalloy.cli.docs import summary
     from fedalloy.core import registry
 

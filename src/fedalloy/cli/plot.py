@@ -12,7 +12,7 @@ from fedalloy.cli.importing import AllowImports
 
 
 class Kind(StrEnum):
-    """The pictures there are."""
+    """The kinds of pictures."""
 
     curves = "curves"
     clients = "clients"
@@ -28,14 +28,14 @@ class Kind(StrEnum):
 
 
 class Width(StrEnum):
-    """How wide a picture is."""
+    """Widths of a picture."""
 
     column = "column"
     page = "page"
 
 
 def plot(
-    kind: Annotated[Kind, typer.Argument(help="What is drawn.")],
+    kind: Annotated[Kind, typer.Argument(help="What to draw.")],
     runs: Annotated[
         list[Path],
         typer.Argument(help="A run folder, or a table of weights; several for some kinds.", metavar="RUN..."),
@@ -45,8 +45,8 @@ def plot(
         str | None, typer.Option(help="The metric; default: the run's own, a loss for landscapes.")
     ] = None,
     points: Annotated[int, typer.Option(min=2, help="Points on a line, or along each side of a plane.")] = 21,
-    clients: Annotated[int, typer.Option(min=1, help="For lines: as many clients, drawn once.")] = 20,
-    width: Annotated[Width, typer.Option(help="As wide as a column of a paper, or as its page.")] = Width.column,
+    clients: Annotated[int, typer.Option(min=1, help="For kind 'line': how many clients, drawn at random once.")] = 20,
+    width: Annotated[Width, typer.Option(help="The width of a column of a paper, or of its page.")] = Width.column,
     allow_imports: AllowImports = False,
 ) -> None:
     """Draw a run for a paper. Needs matplotlib, which the extra 'report' installs.
@@ -57,8 +57,8 @@ def plot(
     against the share of the local model, with the spread over clients. reliability: accuracy against confidence. line:
     the loss between federated and local models. plane: the loss around the global model.
 
-    Of learned tables alone: rows, every client's weight over rounds; variance, how much weights change over rounds
-    against 1/sqrt(rounds), several tables of different length.
+    For learned tables only. rows: every client's weight over rounds. variance: how much weights change over rounds
+    against 1/sqrt(rounds), for several tables of different length.
     """
     from fedalloy.report.plots.canvas import Options
     from fedalloy.report.plots.kinds import draw

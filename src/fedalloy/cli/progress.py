@@ -1,4 +1,4 @@
-"""Watching runs: a live line in a terminal, plain lines elsewhere, silence for machines."""
+"""Progress of runs: a live line in a terminal, plain lines elsewhere, nothing with ``--json``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LINE_EVERY = 5.0
 
 @contextmanager
 def watch_run(metric: str, silent: bool) -> Iterator[Callable[[RoundEvent], None]]:
-    """A watcher of one run."""
+    """A callback that shows the progress of one run."""
     out = console(stderr=True)
     if silent:
         yield lambda event: None
@@ -33,7 +33,7 @@ def watch_run(metric: str, silent: bool) -> Iterator[Callable[[RoundEvent], None
 
 
 def plain_run(metric: str) -> Callable[[RoundEvent], None]:
-    """A line now and then, and one for the last round."""
+    """A line every few seconds, and one for the last round."""
     begun, told, first = time.monotonic(), 0.0, 0
 
     def tell(event: RoundEvent) -> None:
@@ -74,7 +74,7 @@ def live_run(metric: str) -> Iterator[Callable[[RoundEvent], None]]:
 
 
 def scores(event: RoundEvent, metric: str) -> str:
-    """Mean and worst clients of an evaluation."""
+    """Mean and worst clients of an evaluation, as text."""
     summary = event.evaluation.summary if event.evaluation else {}
     found = summary.get(metric) or next(iter(summary.values()), {})
     name = metric if metric in summary else next(iter(summary), metric)
@@ -84,7 +84,7 @@ def scores(event: RoundEvent, metric: str) -> str:
 
 @contextmanager
 def watch_jobs(total: int, silent: bool) -> Iterator[Callable[[JobNews], None]]:
-    """A watcher of many runs: how many are done, and where the running ones are."""
+    """A callback that shows how many runs are done and the progress of the running ones."""
     out = console(stderr=True)
     if silent:
         yield lambda news: None

@@ -1,4 +1,4 @@
-"""``fedalloy recipe``: the form of recipes."""
+"""``fedalloy recipe``: check recipes, and print their schema."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def schema() -> None:
 def check(recipe: Annotated[Path, typer.Argument(help="A recipe (.toml).")], changes: Changes = None) -> None:
     """Check whether a recipe would run, every entry of its comparison included, without running it.
 
-    The data are made, the model is built, and both are held against the algorithm and the clients. Nothing that the
-    recipe names is imported: what only its own code could tell is listed as not checked.
+    Loads the data, builds the model, and checks both against the algorithm and the clients. Imports nothing that the
+    recipe names: what depends on that code is listed as not checked.
     """
     from fedalloy.experiment.recipe import entry_names, load, without_imports
     from fedalloy.experiment.recipe.checking import check as unchecked

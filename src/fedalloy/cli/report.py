@@ -1,4 +1,4 @@
-"""``fedalloy report``: one page about some runs."""
+"""``fedalloy report``: an HTML page about runs."""
 
 from __future__ import annotations
 

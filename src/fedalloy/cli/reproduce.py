@@ -26,7 +26,7 @@ def reproduce(
     name: Annotated[str | None, _NAME] = None,
     listed: Annotated[bool, typer.Option("--list", help="Show all experiments with what they cost.")] = False,
     quick: Annotated[
-        bool, typer.Option("--quick", help="At most 3 rounds and 2 seeds: does it run? Decides nothing.")
+        bool, typer.Option("--quick", help="At most 3 rounds and 2 seeds: only shows that it runs, no results.")
     ] = False,
     changes: Changes = None,
     case: Annotated[list[str] | None, typer.Option(help="Only this case; may be repeated.")] = None,
@@ -38,7 +38,7 @@ def reproduce(
     jobs: Annotated[int | None, typer.Option("-j", "--jobs", min=1, help="Processes; default: one per core.")] = None,
     gathered: Annotated[
         list[str] | None,
-        typer.Option("--gather", metavar="CASE=FOLDER", help="Run nothing: take the runs in a folder as a case's."),
+        typer.Option("--gather", metavar="CASE=FOLDER", help="Run nothing: use the runs in a folder for a case."),
     ] = None,
     pages: Annotated[
         Path | None, typer.Option(help="Run nothing: write all pages of a folder of results again.", metavar="FOLDER")
@@ -47,8 +47,8 @@ def reproduce(
 ) -> None:
     """Run a published experiment (all its recipes and seeds) and write its page: published numbers beside ours.
 
-    Runs that are finished are reused and interrupted ones are resumed, so the same command goes on after Ctrl-C.
-    Beside the page lies a .json file with every measurement. A quick look leaves its page with its runs.
+    Runs that are finished are reused and interrupted ones are resumed, so the same command continues after Ctrl-C.
+    A .json file beside the page holds every measurement. With --quick the page is written into the folder of the runs.
     """
     from fedalloy.core.errors import SpecError
 
@@ -139,7 +139,7 @@ def _finish(experiment: PaperExperiment, results: Results, page: Path, as_json: 
     if rows:
         print_table(["claim", "case", "measured", "verdict"], rows, experiment.title)
     if results.quick:
-        typer.echo("a quick look decides nothing: leave --quick out for results")
+        typer.echo("--quick only shows that the experiment runs: omit it for results")
     console().print(f"page: {page}", markup=False)
 
 
@@ -173,7 +173,7 @@ def _pages(folder: Path) -> None:
     if not folder.is_dir():
         raise SpecError(f"--pages {folder}: there is no such folder; results are usually in docs/results")
     changed = write_pages(folder)
-    typer.echo("\n".join(map(str, changed)) if changed else "all pages say what the results say")
+    typer.echo("\n".join(map(str, changed)) if changed else "all pages match their results")
 
 
 def _names(text: str | None) -> tuple[str, ...]:

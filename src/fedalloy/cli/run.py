@@ -22,34 +22,34 @@ Changes = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for machines, and nothing else.")]
 Track = Annotated[
     list[str] | None,
-    typer.Option(help="Also tell tensorboard, mlflow or wandb (extra 'track'); may be repeated.", metavar="TOOL"),
+    typer.Option(help="Also log to tensorboard, mlflow or wandb (extra 'track'); may be repeated.", metavar="TOOL"),
 ]
-Quick = Annotated[bool, typer.Option("--quick", help="A few rounds and seeds only: does it run at all?")]
+Quick = Annotated[bool, typer.Option("--quick", help="A few rounds and seeds only, to see whether it runs.")]
 _PHASES = ("plan", "data", "compute", "clients", "combine", "evaluate", "record")
 
 
 def run(
-    recipe: Annotated[Path, typer.Argument(help="A recipe (.toml), or a run folder whose recipe is meant.")],
+    recipe: Annotated[Path, typer.Argument(help="A recipe (.toml), or a run folder, whose recipe is used.")],
     changes: Changes = None,
     quick: Quick = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on after an interruption.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue after an interruption.")] = False,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="The run folder; default: runs/NAME.")] = None,
     seed: Annotated[int | None, typer.Option(help="The seed; default: the recipe's first.")] = None,
     as_json: Json = False,
-    profile: Annotated[bool, typer.Option("--profile", help="Say afterwards where the time went.")] = False,
+    profile: Annotated[bool, typer.Option("--profile", help="Print where the time went.")] = False,
     track: Track = None,
     start_over: Annotated[
-        bool, typer.Option("--start-over", help="With --resume: start over and lose what the folder holds.")
+        bool, typer.Option("--start-over", help="With --resume: delete what the folder holds and start over.")
     ] = False,
     allow_engine_change: Annotated[
         bool, typer.Option("--allow-engine-change", help="With --resume: continue with another engine or device.")
     ] = False,
     allow_imports: AllowImports = False,
 ) -> None:
-    """Run one experiment and leave its records in a folder.
+    """Run one experiment and write its records to a folder.
 
-    Ctrl-C ends it after the round in progress, with a checkpoint; --resume goes on from there, and with a larger
-    run.rounds makes a run longer.
+    Ctrl-C ends it after the round in progress, with a checkpoint; --resume continues from there. With a larger
+    run.rounds, --resume also extends a finished run.
     """
     from fedalloy.experiment.interrupt import Caught, exit_code
     from fedalloy.experiment.recipe import load, resolve
@@ -73,7 +73,7 @@ def run(
 
 
 def default_folder(recipe: Path, resume: bool) -> Path:
-    """runs/NAME, or runs/NAME-2, ... when that is taken; resuming means the latest of them, or the folder given."""
+    """runs/NAME, or runs/NAME-2, ... when that is taken; with resume, the latest of them, or the folder given."""
     from fedalloy.experiment.records.reading import is_run
 
     if resume and is_run(recipe):
@@ -86,7 +86,7 @@ def default_folder(recipe: Path, resume: bool) -> Path:
 
 
 def stored(wanted: Experiment, folder: Path) -> Experiment:
-    """The experiment with the threads that the run in the folder began with, so that it adds up in the same order."""
+    """The experiment with the thread count of the run in the folder, so that sums are computed in the same order."""
     from fedalloy.experiment.recipe import read
 
     threads = read(folder).get("engine", {}).get("threads") if (folder / "recipe.toml").exists() else None
@@ -97,7 +97,7 @@ def stored(wanted: Experiment, folder: Path) -> Experiment:
 
 
 def seconds(folder: Path) -> dict[str, float]:
-    """Seconds per phase, over all rounds; what the engine tells about the clients' part stands in its place."""
+    """Seconds per phase, over all rounds. Where the engine reports phases of the clients' work, they replace it."""
     from fedalloy.experiment.records.reading import read_run
     from fedalloy.results.sums import phases
 

@@ -9,21 +9,21 @@ import typer
 
 
 def serve(
-    folder: Annotated[Path, typer.Argument(help="The folder that holds runs, also further down.")] = Path("runs"),
+    folder: Annotated[Path, typer.Argument(help="The folder that holds runs, at any depth.")] = Path("runs"),
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 8421,
     token: Annotated[
         str | None,
         typer.Option(
             envvar="FEDALLOY_TOKEN",
-            help="Lets who knows it stop runs from the page; 'auto' makes one up and prints it.",
+            help="Allows stopping runs from the page; 'auto' generates a token and prints it.",
         ),
     ] = None,
 ) -> None:
-    """Show runs while they go: curves that grow, progress and time left, drops, comparison by ticking.
+    """Show runs live: curves, progress, time left and dropped clients; tick runs to compare them.
 
-    Answers on this machine only (127.0.0.1); from another one, forward the port: ssh -L 8421:127.0.0.1:8421 HOST. The
-    page only reads, and everybody on this machine may read it, unless a token is given: then a run can be stopped with
-    it. Ctrl-C ends the page, not the runs.
+    Listens on this machine only (127.0.0.1); from another one, forward the port: ssh -L 8421:127.0.0.1:8421 HOST.
+    Every user of this machine can read the page. It cannot change anything, except with a token: then it can stop
+    runs. Ctrl-C ends the page, not the runs.
     """
     import contextlib
     import secrets

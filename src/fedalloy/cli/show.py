@@ -19,7 +19,7 @@ _LABELS = {
     "mean": "mean", "worst_served": "worst-served 10 %", "best_served": "best-served 10 %",
     "worst": "lowest 10 %", "best": "highest 10 %",
 }  # fmt: skip
-"""What records call worst and best are the lowest and the highest values, of a loss as well."""
+"""In records, ``worst`` and ``best`` are the lowest and the highest values, for a loss too."""
 
 
 def show(
@@ -27,7 +27,7 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show what happened in a run, or what a rule does and which arguments it takes."""
-    # A name that is too long for a file is no file.
+    # A name can be too long for a file name, which makes the checks raise OSError.
     is_folder, is_file = (_safely(Path(what).is_dir), _safely(Path(what).is_file))
     if is_folder:
         show_run(_run_in(Path(what)), as_json)
@@ -45,18 +45,18 @@ def _safely(look: Callable[[], bool]) -> bool:
 
 
 def _run_in(folder: Path) -> Path:
-    """The folder, if it is a run; where it holds some further down, an error that names them."""
+    """The folder, if it is a run; if it holds runs further down, an error that names them."""
     from fedalloy.experiment.records.reading import find_runs, is_run
 
     below = [] if is_run(folder) else find_runs(folder)
     if below:
         some = ", ".join(str(run) for run in below[:3]) + (", ..." if len(below) > 3 else "")
-        raise CheckpointError(f"{folder} is no run, but holds {len(below)}: name one of them ({some})")
+        raise CheckpointError(f"{folder} is not a run, but holds {len(below)}: name one of them ({some})")
     return folder
 
 
 def show_run(folder: Path, as_json: bool) -> None:
-    """What a run did and how it ended."""
+    """Print what a run did and how it ended."""
     from fedalloy.experiment.records import toml
     from fedalloy.experiment.records.reading import read_run
     from fedalloy.results.outcome import read_outcome
@@ -84,12 +84,12 @@ def show_run(folder: Path, as_json: bool) -> None:
 
 
 def _order(scores: dict[str, float]) -> list[str]:
-    """How clients are served comes before the rest."""
+    """The scores of ``_LABELS`` first, then the rest."""
     return sorted(scores, key=lambda name: [*_LABELS, name].index(name))
 
 
 def show_rule(name: str, as_json: bool) -> None:
-    """Every rule of that name: a method and its solver may share one."""
+    """Print every rule of that name: a method and its solver may share one."""
     from fedalloy.cli.docs import find_rules
 
     found = find_rules(name)

@@ -1,4 +1,4 @@
-"""``fedalloy synth``: what a run of a method that makes data has made."""
+"""``fedalloy synth``: the data that a run of a generative method has made."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Synthetic data of a run (fedevg, fedcgan, fedcvae): take it out, judge it, look at it.",
+    help="Synthetic data of a run (fedevg, fedcgan, fedcvae): export, evaluate and draw it.",
     epilog="Begin with: fedalloy run recipes/digits-cvae.toml -o RUN, then fedalloy synth export RUN -o samples",
 )
-Run = Annotated[Path, typer.Argument(help="A run folder; the run may still be going on.", metavar="RUN")]
+Run = Annotated[Path, typer.Argument(help="A run folder; the run may still be running.", metavar="RUN")]
 PerClass = Annotated[
-    int, typer.Option("--per-class", min=1, help="Examples per class; fedevg has as many as were learned.")
+    int, typer.Option("--per-class", min=1, help="Examples per class; fedevg always returns all it has learned.")
 ]
 
 
@@ -30,13 +30,13 @@ def export(
     run: Run,
     output: Annotated[Path, typer.Option("-o", "--output", help="The folder to write.", metavar="DIR")],
     per_class: PerClass = 10,
-    round: Annotated[int | None, typer.Option(help="A round whose samples were kept; default: now.")] = None,
+    round: Annotated[int | None, typer.Option(help="A round whose samples were kept; default: the latest.")] = None,
     allow_imports: AllowImports = False,
 ) -> None:
-    """Write a run's synthetic examples: samples.npz (arrays x, y, bounds) and a look at them.
+    """Write a run's synthetic examples: samples.npz (arrays x, y, bounds) and a preview.
 
-    The look is grid.png (one row per class) where examples are pictures, samples.csv where they are rows of a table.
-    Values are those the run was trained on: a table standardised by client comes out standardised. Read with
+    The preview is grid.png (one row per class) for pictures, samples.csv for rows of a table.
+    Values are on the scale of the training data: a table standardised by client stays standardised. Read with
     numpy.load("DIR/samples.npz").
     """
     from fedalloy.experiment.recipe import reopen
@@ -61,12 +61,12 @@ def quality(
     as_json: Json = False,
     allow_imports: AllowImports = False,
 ) -> None:
-    """Judge a run's synthetic examples by its real ones, which must be at hand: near, useful, revealing, cheap?
+    """Compare a run's synthetic examples with its real ones, which must be available: quality, use, privacy and cost.
 
-    Frechet distance to the whole test set, at one scale, in the features of a classifier trained here on real data
-    (with --inception: of that network), beside that of equally many real examples. Accuracy on real test data after
-    training on synthetic ones, beside training on equally many real ones. Distances to the nearest training and
-    held-out example, and how well they tell who was trained on: 0.5 is as good as chance. Bytes on the wire.
+    Frechet distance to the whole test set, at one scale, in the features of a classifier that is trained on real data
+    for this (with --inception: of that network), and the same distance for equally many real examples. Accuracy on real
+    test data after training on synthetic examples, and after training on equally many real ones. Distances to the
+    nearest training and held-out example, and how well they reveal membership: 0.5 is chance. Bytes sent and received.
     """
     from fedalloy.experiment.recipe import reopen
     from fedalloy.studies.synthetic.features import features_of_file
@@ -79,21 +79,21 @@ def quality(
     if as_json:
         print_json(found.to_json())
         return
-    print_table(["what", "value", "beside it"], _rows(found), f"{found.count} examples after round {found.round}", [1])
-    typer.echo(f"Features: {found.features}. Compare distances only at equal counts.")
+    print_table(["what", "value", "reference"], _rows(found), f"{found.count} examples after round {found.round}", [1])
+    typer.echo(f"Features: {found.features}. Compare distances only between equal numbers of examples.")
 
 
 @app.command()
 def grid(
     run: Run,
     output: Annotated[Path, typer.Option("-o", "--output", help="The picture.", metavar="PNG")] = Path("grid.png"),
-    rounds: Annotated[int, typer.Option(min=1, help="At most so many moments.")] = 10,
+    rounds: Annotated[int, typer.Option(min=1, help="Draw at most this many of the rounds.")] = 10,
     allow_imports: AllowImports = False,
 ) -> None:
     """Draw one example of every class over rounds: classes downwards, rounds to the right.
 
-    Needs samples kept on the way: snapshots = N in [evaluate] keeps some every N rounds. A run without them is drawn
-    as it stands, ten examples of every class.
+    Needs samples kept during the run: snapshots = N in [evaluate] keeps some every N rounds. For a run without them the
+    latest state is drawn, ten examples of every class.
     """
     from fedalloy.core.errors import SpecError
     from fedalloy.experiment.recipe import reopen
@@ -109,15 +109,15 @@ def grid(
         return
     x, y = samples_of(trained, 10)
     if bounds is None or not is_picture(tuple(x.shape[1:]), bounds):
-        raise SpecError("these examples are no pictures: use `fedalloy synth export`, which writes a table")
+        raise SpecError("these examples are not pictures: use `fedalloy synth export`, which writes a table")
     write_png(output, class_grid(x, y, bounds))
-    typer.echo(f"{output}: round {trained.round}; no samples were kept on the way (snapshots = N in [evaluate])")
+    typer.echo(f"{output}: round {trained.round}; no samples were kept during the run (snapshots = N in [evaluate])")
 
 
 def _rows(found: Quality) -> list[list[str]]:
-    """Every number with what it is to be compared with."""
+    """Every number with its reference value."""
     leak, wire = found.leakage, found.wire
-    verdict = "suspicious: it knows its training examples" if leak.suspicious else "nothing suspicious"
+    verdict = "suspicious: it reveals its training examples" if leak.suspicious else "nothing suspicious"
     sure = f"0.5 +- {leak.margin:.3f} is chance; {verdict}"
     clients = found.to_json()["clients_accuracy"]
     return [

@@ -1,4 +1,4 @@
-"""``fedalloy unfold``: learn a table of weights in advance."""
+"""``fedalloy unfold``: learn a table of weights before a run."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ def unfold(
         list[Path], typer.Argument(help="A recipe (.toml); or learned tables (.json), to average.", metavar="RECIPE")
     ],
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="The table; default: where the recipe looks for it.")
+        Path | None, typer.Option("-o", "--output", help="The table; default: the path in the recipe.")
     ] = None,
     entry: Annotated[str | None, typer.Option(help="Only this entry of the recipe's comparison.")] = None,
     changes: Changes = None,
     seed: Annotated[
         list[int] | None, typer.Option(help="Seed of the learning; given several times, the tables are averaged.")
     ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Learn again what has been learned already.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Learn tables again that exist already.")] = False,
     as_json: Json = False,
     allow_imports: AllowImports = False,
 ) -> None:
-    """Learn how much every client counts in every round, before the run.
+    """Learn every client's aggregation weight in every round, before the run.
 
-    All rounds of the recipe's algorithm are rehearsed on the clients' own training data; the table of weights
-    (rounds x clients) moves so that the losses of all rounds together become smaller, and that is repeated
+    All rounds of the recipe's algorithm are simulated on the clients' own training data; the table of weights
+    (rounds x clients) takes a gradient step on the summed loss of all rounds, and this is repeated
     (recipe table [unfold]: iterations, lr, gradient, level, smoothness, patience, ...).
 
-    A recipe whose comparison has entries with a table gets all of them learned, each where the recipe looks for it:
+    If entries of the recipe's comparison use tables, all are learned and written where the recipe reads them:
 
       fedalloy unfold recipes/s0/environment-1.toml
 
@@ -52,14 +52,14 @@ def unfold(
     Any other recipe: fedalloy unfold RECIPE -o weights.json, then run it with [weighting] kind = "unfolded",
     table = "weights.json". Pictures: fedalloy plot weights weights.json; rows and variance draw the rest.
 
-    Ctrl-C ends after the iteration in progress; the same command goes on from there.
+    Ctrl-C ends after the iteration in progress; the same command continues from there.
     """
     from fedalloy.experiment.weight_files import load_table
     from fedalloy.methods.weightings.weight_table import average
 
     if all(source.suffix == ".json" for source in sources):
         if output is None:
-            raise typer.BadParameter("say where the mean of the tables goes", param_hint="-o")
+            raise typer.BadParameter("name the file for the mean of the tables", param_hint="-o")
         _finish(average([load_table(source) for source in sources]), output, as_json)
         return
     if len(sources) > 1:
@@ -69,7 +69,7 @@ def unfold(
 
 
 def _wanted(recipe: Path, changes: list[str] | None, entry: str | None, output: Path | None, seeds: Any) -> list[Any]:
-    """For every table its jobs: one per seed; several go to files of their own first."""
+    """The jobs of every table: one per seed; with several seeds, each writes its own file first."""
     from fedalloy.experiment.recipe import load
     from fedalloy.studies.unfolding.recipes import jobs
 
@@ -86,7 +86,7 @@ def _learn(group: list[Any], again: bool, as_json: bool) -> None:
 
     place = group[0].output
     if place.exists() and not again:
-        load_table(place)  # a file that is no table is not learned, and is not ours to overwrite
+        load_table(place)  # raises if the file is not a table: do not overwrite it
         typer.echo(f"{place} is learned already (--again learns it again)", err=True)
         return
     tables = []
@@ -138,7 +138,7 @@ def _finish(table: WeightTable, output: Path, as_json: bool, save: bool = True) 
 
 @contextmanager
 def _watching(silent: bool) -> Iterator[Callable[[OuterEvent], None] | None]:
-    """A live line in a terminal, plain lines elsewhere, silence for machines."""
+    """A live line in a terminal, plain lines elsewhere, nothing with ``--json``."""
     out = console(stderr=True)
     if silent:
         yield None

@@ -1,4 +1,4 @@
-"""``fedalloy unseen``: how a run's model serves clients that never took part."""
+"""``fedalloy unseen``: how a run's model performs on clients that never took part."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def unseen(
     as_json: Json = False,
     allow_imports: AllowImports = False,
 ) -> None:
-    """Score clients that never took part: with the global model, and after a few local steps of their own.
+    """Score clients that never took part: with the global model, and after a few local steps.
 
     A recipe sets clients aside with newcomers = N in [partition].
     """
@@ -50,5 +50,5 @@ def _numbers(text: str, option: str) -> list[int]:
     """The whole numbers of a list with commas."""
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() for word in words):
-        raise typer.BadParameter(f"'{text}' is no list of whole numbers; write for example 0,1,5", param_hint=option)
+        raise typer.BadParameter(f"'{text}' is not a list of whole numbers; write for example 0,1,5", param_hint=option)
     return list(map(int, words))

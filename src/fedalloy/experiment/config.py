@@ -1,4 +1,4 @@
-"""The settings of a run, as plain values; recipes and Python calls both end here."""
+"""The settings of a run, as plain values; recipes and Python calls both produce them."""
 
 from __future__ import annotations
 
@@ -20,18 +20,17 @@ from fedalloy.tasks.metrics.metric import choose
 @checked("run")
 @dataclass(frozen=True)
 class RunConfig:
-    """How long, how often, with whom and where to stop.
+    """How many rounds, which clients, what is evaluated and when to stop.
 
     ``target`` is a value of ``target_metric``, of its mean over clients or (``target_on = "global"``) on the global
     test set: the round that reaches it is recorded and, with ``stop_at_target``, ends the run. ``patience`` ends a
     run whose metric has not improved for that many evaluations. ``evaluate_clients`` scores only that many clients,
     drawn once. ``checkpoint_every`` is in seconds. ``max_norm`` drops longer updates, ``max_examples`` clients that
-    claim more. ``classifier`` is how the server
-    learns from synthetic samples, for methods that make some. ``mix_every`` also scores the mixtures of federated and
-    local models every so many rounds, for methods that have some; the last round always does. ``snapshot_every``
-    keeps synthetic samples in the run folder every so many rounds, for methods that make some. States of clients go
-    to disk when those of
-    the whole population are larger than ``client_memory_mb`` (:func:`fedalloy.experiment.records.store.open_store`).
+    report more. ``classifier``: how the server trains on synthetic samples, for methods that generate them.
+    ``mix_every``: also score mixtures of the federated and the local models after this many rounds, for methods that
+    have both; the last round always does. ``snapshot_every``: keep synthetic samples in the run folder after this many
+    rounds, for methods that generate them. Client states are kept on disk when those of the whole population are
+    larger than ``client_memory_mb`` (:func:`fedalloy.experiment.records.store.open_store`).
     """
 
     rounds: int = 50
@@ -93,11 +92,11 @@ class RunConfig:
 
     @property
     def directions(self) -> dict[str, bool | None]:
-        """Whether more is better, by metric; kept with the run, for whoever reads it may not have the metric."""
+        """Whether more is better, by metric; stored with the run because its readers may not have the metric."""
         return {name: higher_is_better(name) for name in self.metrics}
 
     def better(self, score: float, than: float) -> bool:
-        """Whether a value of the target metric beats another; NaN beats nothing."""
+        """Whether a value of the target metric is better than another; NaN never is."""
         return better(score, than, higher_is_better(self.target_metric))
 
     def met_by(self, score: float) -> bool:
@@ -106,7 +105,7 @@ class RunConfig:
 
 
 def check_direction(metric: str, evaluated: Sequence[str], done: str) -> None:
-    """Refuse to look for better values of a metric of which no value is better than another."""
+    """Refuse a metric without a direction where values are compared."""
     if higher_is_better(metric) is None:
         others = [name for name in evaluated if higher_is_better(name) is not None]
         raise SpecError(

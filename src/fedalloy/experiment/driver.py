@@ -1,4 +1,4 @@
-"""The driver: sample -> engine -> server_step -> record -> checkpoint, from the first round or the last safe one."""
+"""The driver: sample -> engine -> server_step -> record -> checkpoint, from the first round or the last checkpoint."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from fedalloy.experiment.trained import Trained
 
 @dataclass
 class RunProgress:
-    """What the driver itself must remember from round to round; part of every checkpoint."""
+    """The driver's own state from round to round; part of every checkpoint."""
 
     round: int = 0
     best: float | None = None
@@ -51,13 +51,13 @@ class RunProgress:
 
     @staticmethod
     def read(kept: Mapping[str, Any]) -> RunProgress:
-        """From a checkpoint; earlier versions did not say in how many rounds somebody counted."""
+        """From a checkpoint; earlier versions did not store in how many rounds a client contributed."""
         return RunProgress(**{"counted": kept["round"] - kept["barren"], **kept})
 
 
 @dataclass(frozen=True)
 class RoundEvent:
-    """What a watcher of the run gets after every round."""
+    """Passed to the watcher of a run after every round."""
 
     row: Row
     progress: RunProgress
@@ -68,7 +68,7 @@ class RoundEvent:
 
 @dataclass(frozen=True)
 class Ending:
-    """How a run stands when the driver returns."""
+    """The state of a run when the driver returns."""
 
     status: RunState
     reason: str
@@ -79,7 +79,7 @@ class Ending:
 
 @dataclass
 class Session:
-    """One session of a run: what it works on, where it writes, what it has reached."""
+    """One session of a run: the federation, the recorder and the progress."""
 
     fed: Federation
     state: ServerState
@@ -107,13 +107,13 @@ def run(
     start_over: bool = False,
     allow_engine_change: bool = False,
 ) -> tuple[Ending, Recorder]:
-    """Run to the end, to the target, or until somebody stops it; with a folder it can be resumed from there.
+    """Run to the end, to the target, or until it is stopped; a run with a folder can be resumed.
 
-    A folder is only resumed with the experiment that it holds (:mod:`fedalloy.experiment.identity`); it may be asked
-    for more rounds, and with ``allow_engine_change`` for another engine or device, which its folder then tells.
+    A folder is only resumed with the experiment that it holds (:mod:`fedalloy.experiment.identity`). More rounds are
+    allowed, and with ``allow_engine_change`` another engine or device, which the folder then records.
     ``start_over`` starts over where no checkpoint can be used, and loses what was done.
-    ``track`` names trackers that hear of every round (:mod:`fedalloy.results.track`). Signals that arrive meanwhile
-    are put into ``caught`` and are the caller's to act on (:func:`fedalloy.experiment.interrupt.put_off`).
+    ``track`` names trackers that get the numbers of every round (:mod:`fedalloy.results.track`). Signals that arrive
+    during the run are put into ``caught`` for the caller to act on (:func:`fedalloy.experiment.interrupt.put_off`).
     """
     if resume and folder is None:
         raise CheckpointError("resuming needs the folder of the run")
@@ -145,7 +145,7 @@ def _claim(
 
 
 def make_store(fed: Federation, state: ServerState, folder: RunFolder | None) -> ClientStore:
-    """Where the clients' states go, by the size of one of them."""
+    """The store of client states: in memory or on disk, by the size of one state."""
     config, one = fed.config, {}
     if fed.algorithm.stateful and not fed.engine.clients_keep_states:
         one = fed.algorithm.init_client(state["shared"], fed.root, fed.task.objective.init)
@@ -154,13 +154,13 @@ def make_store(fed: Federation, state: ServerState, folder: RunFolder | None) ->
 
 
 def _restore(session: Session, folder: RunFolder, agreed: Agreement, start_over: bool) -> None:
-    """Go back to the last safe round and cut the records to it; everything is checked before anything is changed."""
+    """Go back to the last checkpoint and cut the records to it; everything is checked before anything is changed."""
     config, solver, store = session.fed.config, session.fed.algorithm.solver, session.store
     saved = None if start_over else folder.latest(accept=lambda found: store.check(found.clients))
     if saved is not None:
         check_last(folder.path, saved, config, solver, agreed.there)
     longer = saved is not None and LAST in saved.extra and config.rounds > saved.round
-    if saved is not None and not longer:  # which may find its last round cut off half-way
+    if saved is not None and not longer:  # lengthening may find an incomplete last round
         folder.check_records(saved)
     agreed.record_agreement(folder, saved.round if saved else 0)
     if saved is not None and longer:
@@ -183,7 +183,7 @@ def _restore(session: Session, folder: RunFolder, agreed: Agreement, start_over:
 
 
 def _run_rounds(session: Session, flag: StopFlag) -> Ending:
-    """Rounds until an end is in sight; whatever the end, what was done is safe afterwards."""
+    """Run rounds until the run ends, then write a checkpoint; an exception becomes the status and is raised again."""
     config, saved_at = session.fed.config, time.monotonic()
     session.recorder.status("running", session.progress.round)
     status, reason = _verdict(session, flag)
@@ -205,7 +205,7 @@ def _run_rounds(session: Session, flag: StopFlag) -> Ending:
 
 
 def _one_healthy_round(session: Session) -> None:
-    """A round; where it diverged, the run is told so."""
+    """One round; if it diverged, the run fails with the reason."""
     try:
         _one_round(session)
     except Diverged as error:
@@ -250,7 +250,7 @@ def _unless_last(session: Session, result: RoundResult, seen: Seen) -> State:
 
 
 def _engine_notes(session: Session) -> dict[str, Any]:
-    """What the engine says about itself: its choice once, and its phases when they are collected."""
+    """The engine's notes: which engine was chosen (once), and its phases when they are collected."""
     notes: dict[str, Any] = {}
     if session.progress.round == 1 and session.fed.engine.choice:
         notes["engine"] = session.fed.engine.choice
@@ -268,9 +268,9 @@ def _advance(progress: RunProgress, config: RunConfig, result: RoundResult, eval
     progress.bytes_down += row["bytes_down"]
     if row["ids"]:
         progress.barren = 0
-    elif row["dropped"] and not row["refusal"]:  # who comes is no sign of divergence, what they send is
+    elif row["dropped"] and not row["refusal"]:  # refused contributions may mean divergence, absent clients do not
         progress.barren += 1
-    progress.counted += bool(set(row["ids"]) - set(row["idle"]))  # those who stood still moved nothing
+    progress.counted += bool(set(row["ids"]) - set(row["idle"]))  # idle clients changed nothing
     if evaluation is None:
         return
     score = _watched(evaluation, config)
@@ -282,22 +282,22 @@ def _advance(progress: RunProgress, config: RunConfig, result: RoundResult, eval
 
 
 def _watched(evaluation: Evaluation, config: RunConfig) -> float:
-    """The number that target and patience look at."""
+    """The score that target and patience use."""
     if config.target_on == "global":
         return evaluation.overall.get(config.target_metric, math.nan)
     return evaluation.summary.get(config.target_metric, {}).get("mean", math.nan)
 
 
 def _verdict(session: Session, flag: StopFlag) -> tuple[RunState, str]:
-    """Whether to go on, and why not."""
+    """Whether the run continues or ends, and the reason."""
     progress = session.progress
     if progress.failed:
         return "failed", progress.failed
     end = _end(progress, session.fed.config)
     if end is not None and not progress.counted:
         return "failed", (
-            f"nobody counted in any of {progress.round} rounds: they were unreachable, late, idle or dropped, or too "
-            "few for the rule; the columns 'absent', 'idle', 'dropped' and 'refusal' of rounds.jsonl say who and why"
+            f"no client contributed in any of {progress.round} rounds: all were unreachable, late, idle or dropped, "
+            "or too few for the rule; see the columns 'absent', 'idle', 'dropped' and 'refusal' of rounds.jsonl"
         )
     if end is not None:
         return "finished", end
@@ -305,7 +305,7 @@ def _verdict(session: Session, flag: StopFlag) -> tuple[RunState, str]:
 
 
 def _end(progress: RunProgress, config: RunConfig) -> str | None:
-    """Why a run has come to its end, empty at the last round; None where it has not."""
+    """The reason why a run has ended, empty after the last round; None if it has not."""
     if progress.round >= config.rounds:
         return ""
     if config.stop_at_target and progress.reached is not None:

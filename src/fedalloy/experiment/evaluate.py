@@ -1,4 +1,4 @@
-"""How every client is served, by the global model and by its own: never averaged away, always summarised too."""
+"""Evaluation of every client, with the global model and with its own: all values are kept, and summarised too."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ Summary = dict[str, dict[str, float]]
 class Evaluation:
     """Per-client values by metric in id order, and the values of the global model on the global test set.
 
-    ``clients`` is what counts: the readings of the clients' own models where they have some (then those of the
-    global model are ``shared``), otherwise those of the global model.
+    ``clients`` are the values that are reported: those of the clients' own models where they have some (then those of
+    the global model are ``shared``), otherwise those of the global model.
     """
 
     clients: Values
@@ -40,7 +40,7 @@ class Evaluation:
 
 
 def evaluate(trained: Trained, metrics: tuple[str, ...], ids: Tensor) -> Evaluation:
-    """Score the models on the test parts of ``ids``, and the global one on the global test set too."""
+    """Score the models on the test parts of ``ids``, and the global model on the global test set too."""
     if not trained.fed.engine.data_at_hand:
         return _by_clients(trained, metrics, ids)
     shared, overall = _global_scores(trained, metrics, ids)
@@ -68,7 +68,7 @@ def personal_scores(
 
 
 def _by_clients(trained: Trained, metrics: tuple[str, ...], ids: Tensor) -> Evaluation:
-    """Clients score what they are sent, and their own models, where their data are; there is no global test set."""
+    """Clients score the global model and their own where their data are; there is no global test set."""
     algorithm, model = trained.fed.algorithm, trained.server_model()
     shared = {**trained.shared, "params": model.params, "buffers": model.buffers}
     models: list[ModelName] = ["global", "personal"] if aspects.is_personalised(algorithm.solver) else ["global"]
@@ -82,7 +82,7 @@ def summaries(values: Values) -> Summary:
 
 
 def rows(evaluation: Evaluation, ids: Tensor) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """What goes into the row of the round, and what into ``clients.jsonl``: what counts comes last."""
+    """The entries of the round's row, and the rows of ``clients.jsonl``: the reported model comes last."""
     brief: dict[str, Any] = {"evaluation": evaluation.summary, "global": evaluation.overall}
     if evaluation.shared is None:
         return brief, [client_row("global", ids, evaluation.clients)]

@@ -29,7 +29,7 @@ from fedalloy.methods.classifier import synthetic_set
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a run left: how it ended, the model, and every row it recorded."""
+    """The result of a run: how it ended, the model, and every row it recorded."""
 
     ending: Ending
     recorder: Recorder
@@ -48,7 +48,7 @@ class RunResult:
         return {**model.params, **model.buffers}
 
     def synthetic(self, per_class: int = 10) -> tuple[Tensor, Tensor]:
-        """The labelled synthetic samples ``(x, y)`` of the run; a method that makes none is refused."""
+        """The labelled synthetic samples ``(x, y)`` of the run; refused for a method that makes none."""
         fed, key = self.trained.fed, self.trained.fed.root.fold("synthetic", self.trained.round)
         made = synthetic_set(fed.task, fed.algorithm, self.ending.state, key, per_class)
         if made is None:
@@ -57,7 +57,7 @@ class RunResult:
 
     @property
     def trained(self) -> Trained:
-        """The run as it ended, for unseen clients and for every client's own model."""
+        """The final state of the run, for unseen clients and for every client's own model."""
         return self.ending.trained
 
     @property
@@ -118,9 +118,9 @@ def fit(
 
     ``algorithm`` is a value (``fedavg(lr=0.05)``), the name of a published method, or a spec. ``settings`` are
     the further fields of ``RunConfig``: devices, metrics, evaluate_every, target, engine, ... With a ``folder``
-    everything is written there and ``resume=True`` goes on after an interruption; ``track=["tensorboard"]`` also
-    tells other tools (:mod:`fedalloy.results.track`). Ctrl-C and SIGTERM end the run after its round; when everything
-    is safe the signal has its own effect, or goes to the handler that the caller has set for it; then the result is
+    everything is written there and ``resume=True`` continues after an interruption; ``track=["tensorboard"]`` also
+    logs to other tools (:mod:`fedalloy.results.track`). Ctrl-C and SIGTERM end the run after its round; when everything
+    is saved the signal takes effect, or goes to the handler that the caller has set for it; then the result is
     returned.
     A folder is resumed only with the run that it holds, possibly with more ``rounds``; ``allow_engine_change`` allows
     another engine or device, ``start_over`` starts over where no checkpoint can be used.
@@ -149,27 +149,26 @@ def as_algorithm(algorithm: Algorithm | str | Mapping[str, Any]) -> Algorithm:
 
 
 def _check_order(algorithm: object, task: object) -> None:
-    """Say what is meant to stand where."""
+    """Refuse swapped or wrong arguments, with their order."""
     if isinstance(algorithm, Task) and not isinstance(algorithm, Algorithm):
         raise SpecError("fit: the first argument is a task; the order is fit(algorithm, task)")
     check_task(task, "fit: the second argument (the order is fit(algorithm, task))")
 
 
 def _settings(settings: dict[str, Any], cohort: int | float | None, task: Task) -> dict[str, Any]:
-    """The named settings with the sampling rule that ``cohort`` stands for and, unless some are given, the metrics
-    that the task is usually scored with."""
+    """The settings with ``cohort`` turned into a sampling rule and, unless given, the default metrics of the task."""
     allowed = {field.name for field in fields(RunConfig)}
     for name in settings:
         if name not in allowed:
             raise SpecError(f"fit: unknown setting '{name}'; {nearest(name, allowed | {'cohort'})}")
     if cohort is not None and "sampling" in settings:
-        raise SpecError("fit: 'cohort' and 'sampling' both say who takes part; give one of them")
+        raise SpecError("fit: 'cohort' and 'sampling' both choose the clients of a round; give one of them")
     defaults = task.metrics if "metrics" not in settings else ()
     scores = {"metrics": defaults, "target_metric": defaults[0]} if defaults else {}
     return {"sampling": UniformSampling(cohort), **scores, **settings}
 
 
 def _plain(config: RunConfig) -> dict[str, Any]:
-    """The settings that a file can hold."""
+    """The settings that can be written to a file."""
     values = {field.name: getattr(config, field.name) for field in fields(config)}
     return {name: value for name, value in values.items() if isinstance(value, (int, float, str, bool, tuple))}

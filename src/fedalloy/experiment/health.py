@@ -1,4 +1,4 @@
-"""Whether a federation can work at all, and whether a run is still well after a round."""
+"""Checks before a run (can the rule work with these clients?) and after every round (has it diverged?)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedalloy.experiment.round import RoundResult
 
 _NAMES = {"params": "model", "samples": "synthetic set", "buffers": "model's running statistics (a buffer)"}
 EMPTY_LIMIT = 3
-"""Rounds in a row without a valid contribution after which a run counts as diverged."""
+"""Rounds in a row without a valid contribution after which a run has diverged."""
 
 
 def check_able(algorithm: Algorithm, task: Task, config: RunConfig) -> None:
@@ -32,7 +32,7 @@ def check_able(algorithm: Algorithm, task: Task, config: RunConfig) -> None:
 
 
 def check_health(result: RoundResult, evaluation: Evaluation | None, barren: int, target: str) -> None:
-    """A model that is not finite, or a federation that sends nothing usable, has diverged."""
+    """Raise ``Diverged`` for a model that is not finite, or when no valid contribution arrives."""
     round = result.row["round"]
     shared: dict[str, Tree] = result.step.state["shared"]
     for part in (target, "buffers"):

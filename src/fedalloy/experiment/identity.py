@@ -1,7 +1,7 @@
-"""What makes a run the run it is: algorithm, settings, data, model and who takes part, as plain values and hashes.
+"""The identity of a run: algorithm, settings, data, model and sampling, as plain values and hashes.
 
-A folder keeps it as ``identity.json``; whoever resumes the run must bring the same. What may differ is not part of it:
-threads, trackers, how often checkpoints are written, where client states lie.
+A folder keeps it as ``identity.json``, and a run is only resumed with the same one. What may differ is not part of it:
+threads, trackers, how often checkpoints are written, where client states are kept.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def identify(algorithm: Algorithm, task: Task, config: RunConfig, state: ServerS
 
 
 def without_defaults(identity: Plain, algorithm: Algorithm, task: Task, config: RunConfig) -> Plain:
-    """The same without the settings that hold their default, which a folder of an earlier version may not know."""
+    """The same without the settings that hold their default, which a folder of an earlier version may lack."""
     return {**identity, **_settings(algorithm, task, config, defaults=False)}
 
 
@@ -69,7 +69,7 @@ def _differences(found: Plain, wanted: Plain, short: Plain, prefix: str = "") ->
         if isinstance(there, Mapping) and isinstance(here, Mapping):
             inner = short.get(key)
             said |= _differences(dict(there), dict(here), inner if isinstance(inner, dict) else {}, f"{path}.")
-        elif there != here and (key in found or key in short):  # a field that is new since then has its default
+        elif there != here and (key in found or key in short):  # a field added since then has its default
             said[path] = _said(path, there, here)
     return said
 
@@ -82,14 +82,14 @@ def _said(path: str, there: Any, here: Any) -> str:
 
 
 def _sampling(task: Task, config: RunConfig, defaults: bool) -> Plain:
-    """The rule with its arguments; a share of the clients and their number are the same cohort."""
+    """The rule with its arguments; a cohort given as a fraction equals the same cohort given as a number."""
     told: Plain = portrait(config.sampling, defaults)
     told.pop("cohort", None)
     return {**told, "size": config.sampling.size(task.population)}
 
 
 def _engine(config: RunConfig) -> Plain:
-    """Which engine runs it where; patience with nodes that are somewhere else may change from session to session."""
+    """The engine and its device; how long it waits for remote nodes may change from session to session."""
     engine = config.engine
     kind = engine if isinstance(engine, str) else _registered(engine)
     fixed = (cast(type[Engine], registry.find("engine", kind)) if isinstance(engine, str) else engine).fixed_options
@@ -111,7 +111,7 @@ def other_data(found: Plain, task: Task) -> list[str]:
 
 
 def data_of(task: Task) -> Plain:
-    """The clients and their examples; a task whose data are elsewhere says it itself."""
+    """The clients and their examples; a task with remote data describes itself."""
     said = task.fingerprint()
     if said is not None:
         told: Plain = portrait(said)
@@ -131,7 +131,7 @@ def data_of(task: Task) -> Plain:
 
 
 def _witnessed(task: Task) -> Plain:
-    """Data that are drawn when somebody asks: the examples of a few clients stand for all."""
+    """For data that are generated on access: the examples of a few clients stand for all."""
     drawn = task.to("cpu")
     ids = torch.linspace(0, task.population - 1, min(_WITNESSES, task.population)).round().long()
     found: Plain = {}

@@ -1,6 +1,6 @@
 """Ctrl-C, SIGTERM and a request file end a run after the round in progress, with a checkpoint.
 
-A second Ctrl-C ends it at once. A signal is put off, not taken away: when the run has stopped, its own effect follows.
+A second Ctrl-C ends it at once. A signal is delayed, not swallowed: it takes effect when the run has stopped.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from fedalloy.experiment.records.lock import session_id
 from fedalloy.experiment.records.stop import REQUESTED, is_asked, withdraw
 
 Caught = list[signal.Signals]
-"""The signals that arrived while a run was going, in their order."""
+"""The signals that arrived during a run, in order."""
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM where somebody waits for more than one run: ends everything, as Ctrl-C does."""
+    """SIGTERM during several runs: ends all of them, as Ctrl-C does."""
 
 
 @contextmanager
 def put_off() -> Iterator[Caught]:
-    """A list for the signals that stop what happens inside. Afterwards the last of them has its own effect: Ctrl-C
-    raises KeyboardInterrupt, SIGTERM ends the process, and whoever handles a signal is told of it."""
+    """A list that collects the signals which stop the block. Afterwards the last of them takes effect: Ctrl-C raises
+    KeyboardInterrupt, SIGTERM ends the process, and a handler that was set for the signal is called."""
     caught: Caught = []
     try:
         yield caught
@@ -36,24 +36,24 @@ def put_off() -> Iterator[Caught]:
 
 
 def interruption(caught: Caught) -> KeyboardInterrupt:
-    """The last signal as an exception, for those who end several runs."""
+    """The last signal as an exception, for callers that end several runs."""
     return Terminated() if caught[-1] == signal.SIGTERM else KeyboardInterrupt()
 
 
 def exit_code(caught: Caught) -> int:
-    """What a command that was stopped ends with: 130 after Ctrl-C or a request, 143 after SIGTERM."""
+    """The exit code of a command that was stopped: 130 after Ctrl-C or a request, 143 after SIGTERM."""
     return 128 + (caught[-1] if caught else signal.SIGINT)
 
 
 class StopFlag:
-    """Set when somebody asked the run to end; looking for the request file costs a microsecond or two."""
+    """True once the run was asked to end; checking for the request file costs a microsecond or two."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.reason: str | None = None
         self._folder = folder
         self._session_id = session_id(folder / "lock") if folder else ""
         if folder:
-            withdraw(folder, unless=self._session_id)  # what lies there was meant for an earlier session
+            withdraw(folder, unless=self._session_id)  # an old request was meant for an earlier session
 
     def __bool__(self) -> bool:
         if self.reason is None and self._folder and is_asked(self._folder, self._session_id):
@@ -63,7 +63,7 @@ class StopFlag:
 
 @contextmanager
 def stop_when_asked(folder: Path | None = None, caught: Caught | None = None) -> Iterator[StopFlag]:
-    """A flag that signals raise, and a request in the run's folder, which is forgotten afterwards."""
+    """A flag set by signals and by a request in the run's folder, which is removed afterwards."""
     with stop_on_signal(folder, caught) as flag:
         try:
             yield flag
@@ -74,8 +74,8 @@ def stop_when_asked(folder: Path | None = None, caught: Caught | None = None) ->
 
 @contextmanager
 def stop_on_signal(folder: Path | None = None, caught: Caught | None = None) -> Iterator[StopFlag]:
-    """A flag that signals raise; handlers are restored afterwards, and what came is in ``caught``. Outside the main
-    thread no signal raises it."""
+    """A flag set by signals; handlers are restored afterwards, and the signals are in ``caught``. Outside the main
+    thread no signal sets it."""
     flag, caught_signals = StopFlag(folder), [] if caught is None else caught
     if threading.current_thread() is not threading.main_thread():
         yield flag

@@ -1,8 +1,8 @@
-"""Runs that are made longer afterwards: what was done only because a round was the last is taken out again.
+"""Runs that are extended afterwards: what was done only because a round was the last one is removed again.
 
 The last round is always evaluated, mixed and kept as a snapshot. Where the schedule alone would not have done so, its
-checkpoint also holds the round as it would have been in a longer run: its lines in the records, and what the driver
-remembers after it.
+checkpoint also holds the round as it would be in a longer run: its lines in the records, and the driver's state
+after it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fedalloy.experiment.records.folder import Checkpoint, RunFolder
 from fedalloy.experiment.records.stream import encode
 
 LAST = "last"
-"""Where a checkpoint holds its round as it would have been if others had followed."""
+"""The checkpoint key under which a round is kept as it would be if more rounds followed."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Due:
 
 
 def due(config: RunConfig, solver: LocalSolver, round: int, last: bool) -> Due:
-    """What the schedule asks for in a round, and in any case in the last one."""
+    """What is due in a round by the schedule; everything is due in the last one."""
     mix = (last or _every(config.mix_every, round)) and aspects.is_mixable(solver)
     evaluate = last or mix or _every(config.evaluate_every, round)
     return Due(evaluate, mix, config.snapshot_every is not None and (last or _every(config.snapshot_every, round)))
@@ -49,7 +49,7 @@ def _every(rounds: int | None, round: int) -> bool:
 
 
 def kept(progress: Mapping[str, Any], row: Mapping[str, Any], clients: Iterable[Mapping[str, Any]]) -> State:
-    """A round as it would have been, for its checkpoint; the lines are bytes, as a header must not grow with them."""
+    """A round as it would be in a longer run, for its checkpoint; lines are bytes, to keep the header small."""
     return {"progress": dict(progress), "rounds": _lines([row]), "clients": _lines(clients)}
 
 
@@ -59,10 +59,10 @@ def _lines(rows: Iterable[Mapping[str, Any]]) -> torch.Tensor:
 
 
 def check_length(path: Path, algorithm: Algorithm, there: int, here: int) -> None:
-    """Refuse a shorter run, and a longer one whose earlier rounds would have been others."""
+    """Refuse a shorter run, and a longer one whose earlier rounds would have been different."""
     if here < there:
         raise CheckpointError(
-            f"{path} is a run of {there} rounds, and {here} are asked for: a run can be made longer but not shorter; "
+            f"{path} is a run of {there} rounds, and {here} are requested: a run can be made longer but not shorter; "
             "choose another folder"
         )
     why = algorithm.uses_length if here > there else ""
@@ -80,7 +80,7 @@ def _steps_differ(solver: LocalSolver, there: int, here: int) -> bool:
 
 
 def check_last(path: Path, saved: Checkpoint, config: RunConfig, solver: LocalSolver, there: int) -> None:
-    """Folders of earlier versions do not hold their last round as it would have been."""
+    """Refuse to lengthen runs of earlier versions, which did not keep their last round as it would be otherwise."""
     was_last = saved.round == there < config.rounds and LAST not in saved.extra
     if was_last and due(config, solver, there, last=True) != due(config, solver, there, last=False):
         raise CheckpointError(
@@ -90,7 +90,7 @@ def check_last(path: Path, saved: Checkpoint, config: RunConfig, solver: LocalSo
 
 
 def reopen_last(folder: RunFolder, saved: Checkpoint) -> State:
-    """Put the round of a checkpoint into the records as it would have been; returns what the driver remembers then."""
+    """Rewrite the last round's records as they would be in a longer run; returns the driver's state after it."""
     last = saved.extra[LAST]
     folder.rewind(saved, {name: last[name].numpy().tobytes() for name in ("rounds", "clients")})
     progress: State = last["progress"]
@@ -98,7 +98,7 @@ def reopen_last(folder: RunFolder, saved: Checkpoint) -> State:
 
 
 def tidy_snapshots(folder: RunFolder, config: RunConfig, after: int) -> None:
-    """Forget the samples that were kept only because a round was the last."""
+    """Delete the samples that were kept only because a round was the last."""
     for round in snapshots.rounds(folder.path):
         if round > after or (round != config.rounds and not _every(config.snapshot_every, round)):
             snapshots.forget(folder.path, round)

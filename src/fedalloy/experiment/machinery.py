@@ -1,4 +1,4 @@
-"""What a run works with: its engine, its threads, a collector of where the time goes, and how much memory it needed."""
+"""A run's engine, its threads, the time of every phase, and its peak memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def make_engine(config: RunConfig) -> Engine:
 
 @contextmanager
 def closing(engine: Engine) -> Iterator[None]:
-    """Let an engine's processes go at the end of a run."""
+    """End an engine's processes at the end of a run."""
     try:
         yield
     finally:
@@ -35,12 +35,12 @@ def closing(engine: Engine) -> Iterator[None]:
 
 
 def profiled(config: RunConfig) -> AbstractContextManager[dict[str, float] | None]:
-    """A place for the seconds of every phase, where they are wanted."""
+    """Collects the seconds of every phase, if profiling is on."""
     return collecting() if config.profile else nullcontext()
 
 
 class Threads:
-    """Run with the stated number of torch threads, then go back."""
+    """Run with the given number of torch threads, then restore the old number."""
 
     def __init__(self, config: RunConfig) -> None:
         self._wanted, self._before = config.threads, torch.get_num_threads()
@@ -66,7 +66,7 @@ def peak_memory() -> dict[str, int]:
 
 
 def _resident() -> int | None:
-    """None where the system does not tell."""
+    """None where the system does not report it."""
     try:
         import resource
     except ImportError:

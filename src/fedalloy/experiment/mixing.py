@@ -1,9 +1,9 @@
-"""Between the federated and the local model: every client's scores at lambda = 0, 0.1, ..., 1, and how to read them.
+"""Mixtures of the federated and the local model: every client's scores at lambda = 0, 0.1, ..., 1, and summaries.
 
-Three readings, because they answer three questions. ``fixed``: lambda = 0.5 for everyone, chosen before anything was
-seen. ``best_mean``: the one lambda that is best for the mean over clients; it was chosen on the test parts,
-once. ``oracle``: every client at the lambda that is best on its own test part; no client could have known it, so
-it is an upper limit and not a result.
+Three summaries answer three questions. ``fixed``: lambda = 0.5 for all clients, chosen in advance. ``best_mean``: the
+one lambda that is best for the mean over clients; it was chosen on the test parts, once. ``oracle``: every client at
+the lambda that is best on its own test part; no client could choose it in practice, so it is an upper bound and not a
+result.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FIXED = LAMBDAS.index(0.5)
 def evaluate_mixes(
     trained: Trained, metrics: tuple[str, ...], ids: Tensor
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """What goes into the row of the round as ``evaluation_mix``, and the rows of ``clients.jsonl``."""
+    """The entry ``evaluation_mix`` of the round's row, and the rows of ``clients.jsonl``."""
     found = personal_scores(trained, metrics, ids, LAMBDAS)
     together = {name: torch.stack([values[name] for values in found]) for name in metrics}
     brief = {name: readings(values, higher_is_better(name)) for name, values in together.items()}
@@ -34,9 +34,9 @@ def evaluate_mixes(
 
 
 def readings(values: Tensor, higher: bool | None) -> dict[str, Any]:
-    """The mean at every lambda and the three readings, from values ``[lambdas, clients]``.
+    """The mean at every lambda and the three summaries, from values ``[lambdas, clients]``.
 
-    A client without a value is skipped everywhere. A metric without a direction is read at the fixed lambda only.
+    A client without a value is skipped everywhere. A metric without a direction has ``fixed`` only.
 
     >>> read = readings(torch.tensor([[0.2, 0.8]] * 5 + [[0.4, 0.4]] + [[0.9, 0.2]] * 5), higher=True)
     >>> read["fixed"]["mean"], read["best_mean"]["lambda"], read["oracle"]["mean"]
@@ -57,5 +57,5 @@ def readings(values: Tensor, higher: bool | None) -> dict[str, Any]:
 
 
 def _known(values: Tensor) -> Tensor:
-    """What has no value is never the best."""
+    """Missing values as minus infinity, so that they are never the best."""
     return values.masked_fill(values.isnan(), -torch.inf)

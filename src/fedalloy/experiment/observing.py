@@ -1,4 +1,4 @@
-"""What is looked at after a round: scores, mixtures of models, samples; and what the engine has to tell."""
+"""What is measured after a round: scores, mixtures of models, samples; and the engine's notes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedalloy.methods.classifier import synthetic_set
 
 @dataclass(frozen=True)
 class Seen:
-    """What goes into the row of a round besides training, and into ``clients.jsonl``; readings of mixtures apart."""
+    """The entries of a round's row besides training, and rows for ``clients.jsonl``; mixtures are kept apart."""
 
     evaluation: Evaluation | None = None
     brief: Row = field(default_factory=dict)
@@ -37,18 +37,18 @@ class Seen:
 
     @property
     def clients(self) -> tuple[Row, ...]:
-        """For ``clients.jsonl``; what counts comes last."""
+        """For ``clients.jsonl``; the reported model comes last."""
         return (*self.mixtures, *self.full)
 
     def limited(self, due: Due, notes: Row) -> Seen:
-        """What would have been seen if only this had been due; ``notes`` are those of training alone."""
+        """The part that ``due`` asks for; ``notes`` are those of training alone."""
         if not due.evaluate:
             return Seen(notes=notes)
         return self if due.mix else replace(self, mixed={}, mixtures=())
 
 
 def observe(trained: Trained, due: Due, notes: Row) -> Seen:
-    """Score the models as far as it is due; ``notes`` are what the engine told before."""
+    """Score the models as far as it is due; ``notes`` are the engine's earlier notes."""
     config, seen = trained.fed.config, Seen()
     if due.evaluate:
         ids = _scored(trained.fed)
@@ -60,14 +60,14 @@ def observe(trained: Trained, due: Due, notes: Row) -> Seen:
 
 
 def keep_snapshot(fed: Federation, state: ServerState, recorder: Recorder, round: int) -> None:
-    """Keep the samples of a method that makes some; from the same draws every time, so that one can be watched."""
+    """Keep the samples of a generative method; from the same draws every time, so that rounds can be compared."""
     made = synthetic_set(fed.task, fed.algorithm, state, fed.root.fold("snapshot"), fed.config.classifier.per_class)
     if made is not None:
         recorder.snapshot(round, *made)
 
 
 def _scored(fed: Federation) -> Tensor:
-    """The clients whose scores are taken: everyone, or some drawn once for the whole run."""
+    """The clients that are scored: all, or some drawn once for the whole run."""
     population, wanted = fed.task.population, fed.config.evaluate_clients
     if wanted is None or wanted >= population:
         return torch.arange(population)

@@ -1,4 +1,4 @@
-"""The folder of a run: a new one, or the one that holds this very run and nothing else."""
+"""The folder of a run: a new one, or one that holds exactly this run."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from fedalloy.experiment.records.environment import describe
 from fedalloy.experiment.records.folder import RunFolder
 
 CHANGES = "engine_changes"
-"""Where a folder says after which round it continued with another engine."""
+"""The entry of ``identity.json`` with the rounds after which a run continued with another engine."""
 Recipe = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class ClaimedRun:
-    """What somebody says the run in a folder is: its identity (``short``: without defaults) and its recipe."""
+    """The run that a caller wants to resume: its identity (``short``: without defaults) and its recipe."""
 
     algorithm: Algorithm
     identity: Plain
@@ -35,7 +35,7 @@ class ClaimedRun:
 
 @dataclass(frozen=True)
 class Consent:
-    """What is allowed when a run is resumed: to lose what was done, to continue with another engine or device."""
+    """What is allowed on resuming: to lose what was done, to continue with another engine or device."""
 
     start_over: bool = False
     engine_change: bool = False
@@ -43,7 +43,7 @@ class Consent:
 
 @dataclass(frozen=True)
 class Agreement:
-    """That a folder holds the run that is meant: how long it was, and what its folder says from now on."""
+    """A folder that holds the requested run: how long the run was, and the new contents of the folder's files."""
 
     there: int
     recipe: Recipe
@@ -52,7 +52,7 @@ class Agreement:
     before: Plain | None = None
 
     def record_agreement(self, folder: RunFolder, round: int) -> None:
-        """Write what has changed, after the checks of everything else; another engine is told with its round."""
+        """Write what has changed, after all checks; another engine is recorded with its round."""
         identity = self.identity
         if self.before is not None:
             change = {"after_round": round, "from": self.before, "to": identity["engine"]}
@@ -64,7 +64,7 @@ class Agreement:
 def open_folder(
     folder: str | Path, resume: bool, claim: ClaimedRun, task: Task, config: RunConfig, notices: tuple[str, ...]
 ) -> RunFolder:
-    """The run folder: the one that is there when resuming, otherwise a new one."""
+    """The run folder: the existing one when resuming, otherwise a new one."""
     if resume and (Path(folder) / "recipe.toml").exists():
         return RunFolder.open(folder)
     described = describe(config.device) | ({"threads": config.threads} if config.threads else {})
@@ -74,7 +74,7 @@ def open_folder(
 
 
 def agree(folder: RunFolder, claim: ClaimedRun, consent: Consent) -> Agreement:
-    """Compare what a folder holds with what is meant; whatever differs and may not is refused by its name."""
+    """Compare what a folder holds with the requested run; a difference that is not allowed is refused by name."""
     stored, found = folder.recipe(), folder.identity()
     changes = (found or {}).pop(CHANGES, [])
     different = _different(stored, found, claim, consent.engine_change)
@@ -83,7 +83,7 @@ def agree(folder: RunFolder, claim: ClaimedRun, consent: Consent) -> Agreement:
     here = claim.identity["run"]["rounds"]
     there = (found or stored).get("run", {}).get("rounds", here)
     if not isinstance(there, int):
-        raise CheckpointError(f"{folder.path} does not say how many rounds its run has: restore its recipe.toml")
+        raise CheckpointError(f"{folder.path} does not state how many rounds its run has: restore its recipe.toml")
     check_length(folder.path, claim.algorithm, there, here)
     moved = found is not None and found["engine"] != claim.identity["engine"]
     identity = {**claim.identity, **({CHANGES: changes} if changes else {})}
@@ -93,15 +93,15 @@ def agree(folder: RunFolder, claim: ClaimedRun, consent: Consent) -> Agreement:
 
 
 def _different(stored: Recipe, found: Plain | None, claim: ClaimedRun, engine: bool) -> list[str]:
-    """Where they differ: in the recipe's words where it tells, else in those of the identity; a folder of an earlier
-    version has nothing but its recipe."""
-    from fedalloy.experiment.recipe.matching import ENGINE, FREE, mismatches  # which builds on runs
+    """The differences, named by recipe fields where possible, else by entries of the identity; a folder of an earlier
+    version has only its recipe."""
+    from fedalloy.experiment.recipe.matching import ENGINE, FREE, mismatches  # imported here: it builds on runs
 
     named = mismatches(stored, claim.recipe, (*FREE, *(ENGINE if engine else ()))) if claim.recipe and stored else []
     if found is None:
         return named
     told = disagreements(found, claim.identity, claim.short, engine)
-    # A shortened run is marked for good, whatever else is equal.
+    # A shortened run stays marked, even if everything else is equal.
     return (named or told) if told else [one for one in named if one.startswith("run.quick ")]
 
 
@@ -109,15 +109,15 @@ def _refusal(path: Path, stored: Recipe, found: Plain | None, claim: ClaimedRun,
     said = f"{path} holds another experiment ({', '.join(different)}); "
     if not _different(stored, found, claim, engine=True):
         return said + (
-            "to continue with another engine or device all the same, say so (allow_engine_change=True in Python, "
-            "--allow-engine-change): what it computes may differ in the last digits, and the folder will tell"
+            "to continue with another engine or device anyway, use allow_engine_change=True in Python or "
+            "--allow-engine-change: results may differ in the last digits, and the folder records the change"
         )
-    known = f" ('fedalloy run {path} --resume')" if "task" in stored else ""  # which runs begun in Python do not tell
-    return said + f"resume it with what it was begun with{known}, or choose another folder"
+    known = f" ('fedalloy run {path} --resume')" if "task" in stored else ""  # missing for runs begun in Python
+    return said + f"resume it with its original settings{known}, or choose another folder"
 
 
 def _renewed(stored: Recipe, claim: ClaimedRun, rounds: int, engine: bool) -> Recipe:
-    """The stored recipe with what may have changed on purpose."""
+    """The stored recipe with the intended changes."""
     recipe = copy.deepcopy(dict(stored))
     if "run" in recipe:
         recipe["run"]["rounds"] = rounds

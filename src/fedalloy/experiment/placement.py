@@ -1,4 +1,4 @@
-"""The data of a run, looked at before its first round; data and the server's state on the device of the models."""
+"""Checks of a run's data before its first round; data and the server's state on the device of the models."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from fedalloy.tasks.examining import examined, notices
 
 
 def placed(task: Task, device: str) -> Task:
-    """The task with its data where the models are, when it can be moved and fits there; a device that is not there is
+    """The task with its data on the device of the models, if it can be moved and fits there; a missing device is
     refused."""
     check_device(device)
     return task if device == "cpu" or not _fits(task, device) else task.to(device)
 
 
 def _fits(task: Task, device: str) -> bool:
-    """Whether the data leave room for the models; otherwise batches are copied when their step comes."""
+    """Whether the data leave room for the models; otherwise batches are copied at every step."""
     leaves = (leaf for pool in task.pools.values() for part in (pool.x, pool.y) for leaf in inputs.leaves(part))
     size = sum(leaf.numel() * leaf.element_size() for leaf in leaves)
     free, _ = torch.cuda.mem_get_info(device) if torch.device(device).type == "cuda" else (size * 2, 0)
@@ -31,7 +31,7 @@ def _fits(task: Task, device: str) -> bool:
 
 
 def on_device(state: Any, device: str) -> Any:
-    """A nested state with its floating-point parts on a device; what belongs to the weighting stays where it is."""
+    """A nested state with its tensors on a device; the weighting's part is not moved."""
     if isinstance(state, dict):
         return {name: value if name == "weighting" else on_device(value, device) for name, value in state.items()}
     return state.to(device) if isinstance(state, Tensor) else state
@@ -41,18 +41,18 @@ log = logging.getLogger("fedalloy")
 
 
 def looked_at(task: Task, engine: Engine) -> Task:
-    """The task with data that can be learned from; nodes look at their own."""
+    """The task with checked data; nodes check their own."""
     return examined(task) if engine.data_at_hand else task
 
 
 def at_work(task: Task, engine: Engine, device: str) -> Task:
-    """The task where the models are."""
+    """The task on the device of the models."""
     there = placed(task, device)
     return there if there is task else looked_at(there, engine)
 
 
 def told(task: Task, algorithm: Algorithm) -> tuple[str, ...]:
-    """Say through the logger ``fedalloy`` what is unusual about the data; the record keeps it too."""
+    """Log what is unusual about the data (logger ``fedalloy``); the record keeps it too."""
     found = notices(task, algorithm.solver)
     for notice in found:
         log.warning(notice)

@@ -1,4 +1,4 @@
-"""Where a run writes: a folder on disk, or lists in memory; the driver cannot tell which."""
+"""Where a run writes: a folder on disk, or lists in memory, behind one interface."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedalloy.experiment.records.folder import RunFolder, RunState, StreamName
 
 Row = dict[str, Any]
 SHOWN_EVERY = 0.5
-"""Seconds after which rows are handed to the operating system, for those who watch."""
+"""Seconds after which rows are flushed to the operating system, so that readers see them."""
 
 
 class Recorder(Protocol):
@@ -26,13 +26,13 @@ class Recorder(Protocol):
         """Add one row."""
 
     def checkpoint(self, round: int, server: State, clients: ClientStore, extra: Mapping[str, Any]) -> None:
-        """Make everything up to this round safe."""
+        """Save everything up to this round."""
 
     def snapshot(self, round: int, x: Tensor, y: Tensor) -> None:
         """Keep the synthetic samples of a round."""
 
     def status(self, state: RunState, round: int, reason: str = "") -> None:
-        """Say how the run stands."""
+        """Set the status of the run."""
 
 
 @dataclass
@@ -45,25 +45,25 @@ class MemoryRecorder:
         self.streams[stream].append(dict(row))
 
     def checkpoint(self, round: int, server: State, clients: ClientStore, extra: Mapping[str, Any]) -> None:
-        """Nothing to make safe."""
+        """Does nothing."""
 
     def snapshot(self, round: int, x: Tensor, y: Tensor) -> None:
-        """A run without a folder hands out its samples when it ends."""
+        """Does nothing: ``RunResult.synthetic`` returns the samples at the end."""
 
     def status(self, state: RunState, round: int, reason: str = "") -> None:
-        """Nobody else is looking."""
+        """Does nothing."""
 
 
 @dataclass
 class FolderRecorder:
-    """Writes into a locked run folder; readers see a row within a moment of the end of its round."""
+    """Writes into a locked run folder; readers see a row shortly after the end of its round."""
 
     folder: RunFolder
     _shown: float = 0.0
 
     def append(self, stream: StreamName, row: Mapping[str, Any]) -> None:
         self.folder.append(stream, row)
-        # Timings are a round's last row: whoever sees them sees the whole round.
+        # Timings are written last: a reader that sees them sees the whole round.
         if stream == "timings" and time.monotonic() - self._shown >= SHOWN_EVERY:
             self.folder.flush()
             self._shown = time.monotonic()

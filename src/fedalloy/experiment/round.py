@@ -1,4 +1,4 @@
-"""One round as a walk: sample, run the clients, drop the late, step the server, describe what happened."""
+"""One round: sample, run the clients, drop stragglers, step the server, describe what happened."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MEGABYTE = 1e6
 
 @dataclass
 class Stopwatch:
-    """Where a round's time went; the only part of a run that looks at the clock."""
+    """The time of every phase of a round; the only part of a run that uses the clock."""
 
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -60,7 +60,7 @@ class Federation:
 
     @property
     def resends(self) -> bool:
-        """Whether a client whose link failed counts with a zero update instead of being left out."""
+        """Whether a client whose link failed contributes a zero update instead of being left out."""
         return (self.algorithm.on_failure or self.config.devices.on_failure) == "resend"
 
 
@@ -80,7 +80,7 @@ def run_round(
     watch: Stopwatch,
     sizes: KnownSizes | None = None,
 ) -> RoundResult:
-    """One round; client states are put into the store and new sizes are kept, everything else is returned."""
+    """One round; client states are put into the store and new sizes are remembered, everything else is returned."""
     key, sizes = fed.root.fold("round", round), sizes or known_sizes(fed)
     with watch.time("plan"):
         work, absent = _assign(fed, round, key)
@@ -115,12 +115,12 @@ def run_round(
 
 
 def known_sizes(fed: Federation) -> KnownSizes:
-    """A book of sizes in which nobody stands yet."""
+    """The sizes of all clients, none of them known yet."""
     return KnownSizes(fed.task.population, fed.config.max_examples)
 
 
 def _assign(fed: Federation, round: int, key: Key) -> tuple[Work, list[int]]:
-    """The cohort's work, and who was asked but cannot answer."""
+    """The cohort's work, and the sampled clients that cannot answer."""
     devices = fed.config.devices
     ids = fed.config.sampling.choose(
         fed.task, round, key.fold("sample"), lambda some: devices.available(some, key.fold("available"))
@@ -134,12 +134,12 @@ def _assign(fed: Federation, round: int, key: Key) -> tuple[Work, list[int]]:
 def client_states(
     fed: Federation, state: ServerState, store: ClientStore, ids: Tensor, round: int = 0
 ) -> dict[int, State]:
-    """Every client's state; a client met for the first time gets its initial one."""
+    """Every client's state; a client without one gets its initial state."""
     return _with_new(fed, state, _known(fed, store, ids), ids, round)
 
 
 def _known(fed: Federation, store: ClientStore, ids: Tensor) -> dict[int, State]:
-    """The states of those who keep one."""
+    """The stored states, for algorithms whose clients keep one."""
     return store.get(ids.tolist()) if fed.algorithm.stateful or fed.engine.clients_keep_states else {}
 
 
@@ -178,7 +178,7 @@ def _cross(fed: Federation, shared: Shared, cohort: Contributions) -> Contributi
 def _sent_down(
     fed: Federation, shared: Shared, work: Work, known: dict[int, State], outcome: Outcome, cohort: Contributions
 ) -> int:
-    """What went to the clients: their orders, and the models of others where they try them."""
+    """What was sent to the clients: their orders, and the models of others where these are cross-scored."""
     orders, clients = outcome.bytes_down, work.ids.tolist()
     if orders is None:
         orders = bytes_down(fed.algorithm, shared, len(clients), sum(client not in known for client in clients))
@@ -188,7 +188,7 @@ def _sent_down(
 def _without_stragglers(
     fed: Federation, cohort: Contributions, shared: Shared
 ) -> tuple[Contributions, list[int], float]:
-    """The cohort without those who missed the deadline (or with their updates zeroed), and the simulated seconds."""
+    """The cohort without clients that missed the deadline (or with their updates zeroed), and the simulated seconds."""
     devices = fed.config.devices
     if len(cohort) == 0:
         return cohort, [], devices.deadline or 0.0
@@ -204,13 +204,13 @@ def _without_stragglers(
 
 
 def _counted(outcome: Outcome, work: Work, late: list[int], step: ServerStep) -> dict[int, State]:
-    """A contribution that did not count leaves no trace at the client: its state stays what it was."""
+    """The new states of clients whose contribution was used; all others keep their old state."""
     silent, counted = {*_silent(work), *late}, set(step.ids.tolist())
     return {client: state for client, state in outcome.states.items() if client in counted and client not in silent}
 
 
 def _silent(work: Work) -> list[int]:
-    """Whose link failed."""
+    """The clients whose link failed."""
     return [] if bool(work.active.all()) else work.ids[~work.active].tolist()
 
 
@@ -223,8 +223,8 @@ def _describe(
     outcome: Outcome,
     down: int,
 ) -> dict[str, Any]:
-    """The row of ``rounds.jsonl``: a function of the seed alone, never of the clock. Where something else than a model
-    travels, ``bytes_model`` is what the model would have cost in each direction."""
+    """The row of ``rounds.jsonl``: a function of the seed alone, never of the clock. Where something other than a
+    model is exchanged, ``bytes_model`` is what the model would have cost in each direction."""
     came = len(cohort)
     counted = torch.isin(cohort.ids, step.ids) if len(step.ids) < came else slice(None)
     model = {} if algorithm.target == "params" else {"bytes_model": _model_bytes(state) * len(work)}
@@ -245,7 +245,7 @@ def _model_bytes(state: ServerState) -> int:
 
 
 def _mean(values: Tensor) -> float | None:
-    """The mean over clients that trained at all."""
+    """The mean over clients that trained."""
     if not math.isnan(mean := float(values.mean())):
         return mean
     known = values[~values.isnan()]

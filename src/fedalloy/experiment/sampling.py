@@ -1,4 +1,4 @@
-"""Who takes part in a round: by key, without replacement, in O(cohort) where the rule allows it."""
+"""Which clients take part in a round: by key, without replacement, in O(cohort) where the rule allows it."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ class Sampling(ABC):
         """The largest cohort this rule chooses."""
 
     def smallest(self, population: int) -> int:
-        """The smallest cohort it chooses when everybody can be reached."""
+        """The smallest cohort it chooses when all clients can be reached."""
         return self.size(population)
 
     def check(self, population: int) -> None:
-        """Refuse, before the first round, what does not fit so many clients."""
+        """Refuse, before the first round, a rule that does not fit this number of clients."""
         self.size(population)
 
     @abstractmethod
     def choose(self, task: Task, round: int, key: Key, available: Available) -> Tensor:
-        """The chosen ids; ``available`` tells which of some ids can be reached in this round."""
+        """The chosen ids; ``available`` returns which of given ids can be reached in this round."""
 
 
 @checked("sampling")
 @dataclass(frozen=True)
 class UniformSampling(Sampling):
-    """Every reachable client with the same probability. ``cohort``: a number, a fraction below 1, or everyone."""
+    """Every reachable client with the same probability. ``cohort``: a number, a fraction up to 1.0, or None for all."""
 
     known_as: ClassVar[str] = "Uniform"
 
@@ -99,7 +99,7 @@ class BySize(Sampling):
 @checked("sampling")
 @dataclass(frozen=True)
 class Listed(Sampling):
-    """A given list of cohorts, used in turn and from the start again."""
+    """A given list of cohorts, used in turn and repeated."""
 
     cohorts: tuple[tuple[int, ...], ...]
 
@@ -125,15 +125,15 @@ class Listed(Sampling):
 
 
 def check_cohort(cohort: int | float | None) -> None:
-    """Refuse what means no number of clients at all."""
+    """Refuse a setting that does not mean a number of clients."""
     if cohort is not None and cohort <= 0:
-        raise SpecError(f"cohort must be a number of clients, a fraction up to 1.0, or none for everyone, got {cohort}")
+        raise SpecError(f"cohort must be a number of clients, a fraction up to 1.0, or none for all, got {cohort}")
     if isinstance(cohort, float) and cohort > 1 and not cohort.is_integer():
         raise SpecError(f"cohort must be a whole number of clients, or a fraction up to 1.0, got {cohort}")
 
 
 def cohort_size(cohort: int | float | None, population: int) -> int:
-    """How many clients a setting means; a fraction is rounded to the nearest number, at least one.
+    """The number of clients of a setting; a fraction is rounded to the nearest number, at least one.
 
     >>> cohort_size(0.1, 55), cohort_size(None, 7), cohort_size(3, 7)
     (6, 7, 3)

@@ -1,4 +1,4 @@
-"""How many examples each client said it has when it first answered in a run; it may not say anything else later."""
+"""The number of examples that each client reported in its first answer in a run; it may not change later."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ class KnownSizes:
 
     @property
     def statistic(self) -> Statistic:
-        """What any client may say."""
+        """The bounds for any client."""
         return SizeLimits(self.most, whole=self.whole).statistic
 
     def limits(self, ids: Tensor) -> SizeLimits:
-        """What some clients may say in this round."""
+        """The bounds for some clients in this round."""
         return SizeLimits(self.most, self._known[ids], self.whole)
 
     def learn(self, cohort: Contributions) -> None:
-        """Pin the sizes of those who answered for the first time and said something possible."""
+        """Fix the sizes of clients that answered for the first time with a valid number."""
         if len(cohort) == 0 or "num_examples" not in cohort.stats:
             return
         new = self._known[cohort.ids].isnan()
@@ -53,12 +53,12 @@ class KnownSizes:
         self._known[cohort.ids[new]] = told[new]
 
     def to_state(self) -> dict[str, Tensor]:
-        """What a checkpoint holds: the clients that contributed, and their sizes."""
+        """For a checkpoint: the clients that contributed, and their sizes."""
         ids = (~self._known.isnan()).nonzero().flatten()
         return {"ids": ids, "num_examples": self._known[ids]}
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
-        """Go back to a checkpoint; one that holds no sizes leaves everyone free to say one."""
+        """Go back to a checkpoint; if it holds no sizes, all clients may report one again."""
         self._known.fill_(torch.nan)
         if state:
             self._known[state["ids"]] = state["num_examples"]

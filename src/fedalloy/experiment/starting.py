@@ -1,4 +1,4 @@
-"""A run before its first round: whether everything fits together, and the model that it begins with."""
+"""A run before its first round: checks that everything fits together, and the initial model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fedalloy.experiment.round import Federation
 
 
 def assemble(algorithm: Algorithm, task: Task, config: RunConfig) -> Federation:
-    """What a run works with; whatever does not fit together is refused before its first round."""
+    """Build the federation of a run; refuses what does not fit together before the first round."""
     config.devices.check(task.population)
     config.sampling.check(task.population)
     algorithm.check_cohort(config.sampling.size(task.population), task.population)
@@ -36,7 +36,7 @@ def assemble(algorithm: Algorithm, task: Task, config: RunConfig) -> Federation:
     check_answers(engine, algorithm)
     there = at_work(task, engine, config.device)
     fed = Federation(algorithm, there, engine, config, Key.of(config.seed), told(task, algorithm))
-    if engine.data_at_hand:  # otherwise clients say themselves what they lack
+    if engine.data_at_hand:  # otherwise the nodes check their data
         check_validation(algorithm, task)
         algorithm.check_task(task)
         check_able(algorithm, task, config)
@@ -51,7 +51,7 @@ def begin(fed: Federation, initial: Tree | None = None) -> ServerState:
 
 
 def given_leaves(params: Tree, buffers: Tree, initial: Any) -> tuple[Tree, Tree]:
-    """Parameters and buffers with those of ``initial`` in their places; what does not fit the model is refused.
+    """Parameters and buffers with those of ``initial`` filled in; what does not fit the model is refused.
 
     >>> given_leaves({"w": torch.zeros(2)}, {}, {"w": torch.ones(2)})
     ({'w': tensor([1., 1.])}, {})
@@ -70,7 +70,7 @@ def given_leaves(params: Tree, buffers: Tree, initial: Any) -> tuple[Tree, Tree]
 
 def _fitting(name: str, leaf: Any, known: Tree) -> Tensor:
     if name not in known:
-        raise SpecError(f"initial: the model learns no '{name}': {nearest(str(name), known)}")
+        raise SpecError(f"initial: the model has no '{name}': {nearest(str(name), known)}")
     if not isinstance(leaf, Tensor) or leaf.shape != known[name].shape:
         got = f"shape {tuple(leaf.shape)}" if isinstance(leaf, Tensor) else f"a {type(leaf).__name__}"
         raise SpecError(f"initial: '{name}' must be a tensor of shape {tuple(known[name].shape)}, got {got}")

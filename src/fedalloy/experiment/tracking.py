@@ -1,4 +1,4 @@
-"""Trackers: whoever wants to hear the numbers of a run while it goes, told beside what is recorded."""
+"""Trackers: other tools that receive the numbers of a run while it runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _REMEMBERED = "track.json"
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker is told at the beginning; ``round`` is the last one that counts when a run is resumed."""
+    """Passed to a tracker at the beginning; when a run is resumed, ``round`` is the last valid one."""
 
     folder: Path
     name: str
@@ -34,11 +34,11 @@ class TrackedRun:
     round: int = 0
 
     def recall(self, tracker: str) -> str | None:
-        """The id under which a tracker knows this run from an earlier session."""
+        """The id that a tracker gave this run in an earlier session."""
         return self._known().get(tracker)
 
     def remember(self, tracker: str, run: str) -> None:
-        """Keep that id beside the run."""
+        """Store that id beside the run."""
         text = json.dumps({**self._known(), tracker: run}, indent=2) + "\n"
         atomic.write_text(self.folder / _REMEMBERED, text)
 
@@ -49,10 +49,10 @@ class TrackedRun:
 
 
 class Tracker(Protocol):
-    """Somebody who wants to know the numbers of a run while it goes; registered ones are made without arguments."""
+    """Receives the numbers of a run while it runs; registered trackers are created without arguments."""
 
     def begin(self, run: TrackedRun, /) -> None:
-        """A run begins or goes on."""
+        """A run begins or continues."""
 
     def log(self, round: int, values: Mapping[str, float], /) -> None:
         """The numbers of a round."""
@@ -62,7 +62,7 @@ class Tracker(Protocol):
 
 
 def make_trackers(names: str | Sequence[str | Tracker], folder: str | Path | None) -> list[Tracker]:
-    """Trackers by name; a value that is one already stays. A library that is missing is told before the first round."""
+    """Trackers by name, or given as objects. A missing library is an error before the first round."""
     if names and folder is None:
         raise SpecError("tracking needs a folder for the run: give one")
     asked: Sequence[str | Tracker] = [names] if isinstance(names, str) else names
@@ -80,8 +80,8 @@ def _made(name: str) -> Tracker:
 
 
 class TrackingRecorder:
-    """Records as another :class:`fedalloy.experiment.recorder.Recorder` does, and tells trackers the numbers; a
-    tracker that raises is not asked again."""
+    """Wraps a :class:`fedalloy.experiment.recorder.Recorder` and passes the numbers to trackers; a tracker that
+    raises is not called again."""
 
     def __init__(
         self, recorder: Recorder, trackers: Sequence[Tracker], folder: Path, recipe: Mapping[str, Any]
@@ -90,7 +90,7 @@ class TrackingRecorder:
         self._folder, self._recipe = folder, recipe
 
     def append(self, stream: StreamName, row: Mapping[str, Any]) -> None:
-        """Record a row, and tell its numbers."""
+        """Record a row, and pass its numbers to the trackers."""
         self._recorder.append(stream, row)
         if stream == "rounds":
             values = scalars(row)
@@ -100,15 +100,15 @@ class TrackingRecorder:
             self._each(lambda one: one.log(row["round"], spent))
 
     def checkpoint(self, round: int, server: State, clients: ClientStore, extra: Mapping[str, Any]) -> None:
-        """Nothing that a tracker need know."""
+        """Trackers are not involved."""
         self._recorder.checkpoint(round, server, clients, extra)
 
     def snapshot(self, round: int, x: Tensor, y: Tensor) -> None:
-        """Samples are kept where the run is; trackers hear of numbers alone."""
+        """Samples are kept with the run; trackers get numbers only."""
         self._recorder.snapshot(round, x, y)
 
     def status(self, state: RunState, round: int, reason: str = "") -> None:
-        """A run is running when it begins, and something else when it ends."""
+        """The state is ``running`` when a run begins, and another one when it ends."""
         self._recorder.status(state, round, reason)
         if state == "running":
             run = TrackedRun(self._folder, name_of(self._recipe), self._recipe, round)
@@ -122,5 +122,5 @@ class TrackingRecorder:
                 do(tracker)
             except Exception as error:
                 self._trackers.remove(tracker)
-                said = f"{type(tracker).__name__} failed and is left out from here on: {error}"
+                said = f"{type(tracker).__name__} failed and is not called again: {error}"
                 warnings.warn(said, RuntimeWarning, stacklevel=3)

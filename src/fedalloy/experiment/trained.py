@@ -1,4 +1,4 @@
-"""What a run has learned so far: the federation it is, the server's state and the clients' states."""
+"""A run after some round: its federation, the server's state and the clients' states."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ServerModel(NamedTuple):
 
 @dataclass(frozen=True)
 class Trained:
-    """A run after a round, to be looked at: nothing here changes it."""
+    """A run after a round, read-only."""
 
     fed: Federation
     state: ServerState
@@ -43,32 +43,32 @@ class Trained:
         return self.state["shared"]
 
     def states(self, ids: Tensor) -> dict[int, State]:
-        """The states of some clients; whoever never took part has its initial one."""
+        """The states of some clients; one that never took part has its initial state."""
         return client_states(self.fed, self.state, self.store, ids)
 
     def models(self, ids: Tensor, mix: float | None = None) -> list[tuple[Tree, Tree]]:
-        """Parameters and buffers that each of some clients itself uses; ``mix`` is the share of the local model."""
+        """Parameters and buffers of each client's own model; ``mix`` is the share of the local model."""
         states = self.states(ids)
         return [self.model_of(states[client], mix) for client in ids.tolist()]
 
     def model_of(self, state: State, mix: float | None = None) -> tuple[Tree, Tree]:
-        """The model of a client that keeps this state."""
+        """The model of a client with this state."""
         return aspects.personal_model(self.fed.algorithm.solver, self.shared, state["solver"], mix)
 
     def server_model(self) -> ServerModel:
-        """The model of the server: what was learned, or, where samples were learned, a classifier trained on them."""
+        """The server's model; for methods that learn samples, a classifier trained on them."""
         fed, settings, key = self.fed, self.fed.config.classifier, self.fed.root.fold("classifier", self.round)
         if not aspects.is_generative(fed.algorithm.solver):
             return ServerModel(fed.task.objective, self.shared["params"], self.shared["buffers"])
         made = synthetic_set(fed.task, fed.algorithm, self.state, key.fold("samples"), settings.per_class)
         assert made is not None, "a generative solver makes samples"
         objective = classifier_of(fed.task)
-        # Only this engine pays here: it replays a captured step where the others would launch it kernel by kernel.
+        # Only this engine is worth it here: it replays a captured step where others would launch every kernel.
         engine = fed.engine if isinstance(fed.engine, Batched) else Loop()
         return ServerModel(objective, *train_classifier(objective, *made, key, engine, settings))
 
     @property
     def at_once(self) -> int:
-        """For how many clients states and models are held in memory together."""
+        """The number of clients whose states and models are in memory at the same time."""
         one = 3 * tree.nbytes(self.shared["params"])
         return max(1, min(_MOST, _CHUNK_BYTES // max(1, one)))

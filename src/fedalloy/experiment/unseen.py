@@ -1,4 +1,4 @@
-"""A model meets a client that never took part: as it is, and after a few local steps of the client's own."""
+"""Scores of clients that never took part: with the global model, and after a few local steps."""
 
 from __future__ import annotations
 
@@ -54,25 +54,25 @@ def evaluate_unseen(
 ) -> UnseenClients:
     """Score clients on their own test parts after ``steps`` steps of the algorithm's local training.
 
-    ``steps = 0`` is the global model as it is. A method that trains in phases (FedRep, Ditto) takes so many steps in
-    each. After that a client uses what the algorithm would give it: the model
-    it has trained, mixed with or replaced by its own where the method has one, starting from its initial private
-    state. Without ``ids`` they are the clients that the task sets aside. Nothing of this changes the run.
+    ``steps = 0`` is the global model as it is. A method that trains in phases (FedRep, Ditto) takes this many steps in
+    each. After that a client uses the model that the algorithm would give it: the one it has trained, mixed with or
+    replaced by its own where the method has one, starting from its initial private state. Without ``ids`` they are
+    the clients that the task sets aside. The run is not changed.
     """
     if trained.fed.algorithm.solver.target != "params":
         raise SpecError("unseen clients: this method exchanges samples, so there is no shared model to start from")
     ids = _unseen(trained) if ids is None else ids
     if any(count < 0 for count in steps):
-        raise SpecError(f"unseen clients: steps are {list(steps)}; allowed are whole numbers from 0")
+        raise SpecError(f"unseen clients: steps are {list(steps)}; use whole numbers from 0")
     metrics = metrics or trained.fed.config.metrics
     scores = {count: _scores(trained, ids, count, metrics) for count in steps}
     return UnseenClients(ids, scores)
 
 
 def adapt(trained: Trained, client: int, steps: int) -> tuple[Tree, Tree]:
-    """The parameters and buffers that a client uses after ``steps`` local steps from where the run stands."""
+    """The parameters and buffers that a client uses after ``steps`` local steps from the run's current state."""
     fed, shared, work, ctx = trained.fed, trained.shared, Work.of(torch.tensor([client])), _context(trained)
-    # Nothing is sent, so nobody weighs or encodes it.
+    # Nothing is sent, so weighting and wire are not needed.
     algorithm = replace(fed.algorithm, weighting=Uniform(), wire=())
     solver, data = algorithm.solver, fed.task.data("train", work.ids)
     plan = first_steps(solver, data.client(0), steps, client_keys(ctx.key, work.ids).fold("plan"))
@@ -86,7 +86,7 @@ def adapt(trained: Trained, client: int, steps: int) -> tuple[Tree, Tree]:
 
 
 def first_steps(solver: LocalSolver, examples: Examples, steps: int, key: Key) -> Plan:
-    """The first steps of every phase of a client's plan; where a round has fewer, of one with more epochs."""
+    """The first steps of every phase of a client's plan; where a round has fewer, of a plan with more epochs."""
     sizes = torch.tensor([len(examples)])
     plan = solver.plan(sizes, torch.tensor([-1]), key)
     if int((plan.phase[0, : int(plan.steps[0])] == 0).sum()) < steps:
@@ -117,11 +117,11 @@ def _unseen(trained: Trained) -> Tensor:
 
 
 def _context(trained: Trained) -> Context:
-    """The unseen clients' steps are those of the run's last round."""
+    """The context of the run's last round."""
     fed, round = trained.fed, max(1, trained.round)
     lr = fed.algorithm.solver.lr_at(round, fed.config.rounds)
     return Context(round, fed.task.population, fed.root.fold("newcomers"), lr, fed.config.rounds)
 
 
-if not TYPE_CHECKING:  # for one version: what has been renamed here
+if not TYPE_CHECKING:  # old names, for one version
     __getattr__ = renamed.old_names(__name__, {"evaluate_newcomers": "evaluate_unseen", "Newcomers": "UnseenClients"})

@@ -1,4 +1,4 @@
-"""Learned tables of weights as files: rules and their tables read and write none."""
+"""Files of learned weight tables, read and written here because rules use no files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedalloy.methods.weightings.weight_table import FORMAT, WeightTable
 
 
 def save_table(table: WeightTable, path: str | Path) -> None:
-    """Write a table, whole or not at all."""
+    """Write a table atomically."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     atomic.write_text(Path(path), json.dumps(table.to_json(), indent=1) + "\n")
 
@@ -26,4 +26,4 @@ def load_table(path: str | Path) -> WeightTable:
     except FileNotFoundError:
         raise SpecError(f"there is no table {path}; learn one with 'fedalloy unfold RECIPE -o {path}'") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SpecError(f"{path} holds no table of weights: {error}") from error
+        raise SpecError(f"{path} is not a table of weights: {error}") from error

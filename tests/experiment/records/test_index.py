@@ -187,7 +187,7 @@ def test_a_broken_row_is_an_error_and_leaves_what_was_gathered(tmp_path):
     with (tmp_path / "rounds.jsonl").open("a") as file:
         file.write(json.dumps(row(2)) + "\n[]\n")
     for _ in range(2):
-        with pytest.raises(CheckpointError, match=r"rounds\.jsonl is no row"):
+        with pytest.raises(CheckpointError, match=r"rounds\.jsonl is not a row"):
             index.update()
         assert (len(index), index.gathered["counter"].dump()) == (1, b"1")
 

@@ -85,7 +85,7 @@ SAVED = {"round": 1, "lengths": {"rounds": 0, "clients": 0}, "server": {}, "clie
 def test_a_checkpoint_whose_checksum_fits_is_looked_at_all_the_same(tmp_path, name, value):
     folder = RunFolder.create(tmp_path / "run", {"run": {"rounds": 1}}, {})
     checkpoint.save(folder.path / "checkpoints" / "round-000001.safetensors", {**SAVED, name: value})
-    with pytest.raises(CheckpointError, match=f"{name}' is missing or cannot be so"):
+    with pytest.raises(CheckpointError, match=f"{name}' is missing or invalid"):
         folder.latest()
 
 

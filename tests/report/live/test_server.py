@@ -86,7 +86,7 @@ def test_a_run_with_damaged_records_does_not_hide_the_others(serving, root):
     assert client.get("/api/run?run=a").status == 200
     broken = client.get("/api/run?run=b")
     assert broken.status == 409
-    assert "cannot be understood" in broken.json["error"]
+    assert "is invalid" in broken.json["error"]
 
 
 def test_the_stream_grows_with_a_real_run_and_the_button_ends_it(serving, going):

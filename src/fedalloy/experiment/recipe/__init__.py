@@ -1,4 +1,4 @@
-"""Recipes: one TOML file says everything about an experiment."""
+"""Recipes: one TOML file describes a whole experiment."""
 
 from fedalloy.experiment.recipe.changes import assign, literal
 from fedalloy.experiment.recipe.reading import load, parse, read, without_imports

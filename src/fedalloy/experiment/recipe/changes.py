@@ -13,7 +13,7 @@ Data = dict[str, Any]
 
 
 def literal(text: str) -> Any:
-    """A value in TOML's notation; whatever is none is a bare word.
+    """A value in TOML notation; any other text is taken as a string.
 
     >>> literal("0.1"), literal("[1, 2]"), literal("true"), literal("fedprox")
     (0.1, [1, 2], True, 'fedprox')
@@ -64,7 +64,7 @@ def leaves(changes: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def put(data: Data, path: str, value: Any) -> None:
-    """Set one value; tables on the way are made, a number picks an entry of a list."""
+    """Set one value; missing tables on the path are created, a number selects an entry of a list."""
     *way, last = path.split(".")
     place: Any = data
     for step in way:
@@ -91,5 +91,5 @@ def _inside(place: Any, step: str, path: str) -> Any:
 
 def _position(entries: list[Any], step: str, path: str) -> int:
     if not step.isdecimal() or int(step) >= len(entries):
-        raise SpecError(f"'{path}' cannot be set: '{step}' is no entry of a list of {len(entries)}; count from 0")
+        raise SpecError(f"'{path}' cannot be set: '{step}' is not an entry of a list of {len(entries)}; count from 0")
     return int(step)

@@ -1,7 +1,7 @@
-"""Whether a recipe would run, without running it and without importing anything that it names.
+"""Checks whether a recipe would run, without running it and without importing anything that it names.
 
-The data are made and dealt, the model is built, and everything that a run checks before its first round is checked.
-What only the recipe's own code could tell is said to be unchecked.
+The data are loaded and split, the model is built, and everything that a run checks before its first round is checked.
+What depends on the recipe's own code is reported as unchecked.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from fedalloy.tasks.metrics.metric import choose
 
 @dataclass
 class Findings:
-    """What could not be checked, and the tasks that were made on the way, by what they are made of."""
+    """What could not be checked, and a cache of the tasks that were made."""
 
     unchecked: list[str] = field(default_factory=list)
     tasks: dict[str, Task] = field(default_factory=dict)
 
     def skip(self, what: str) -> None:
-        """Say once that something was not looked at."""
+        """Note once that something was not checked."""
         if what not in self.unchecked:
             self.unchecked.append(what)
 
 
 def check(recipe: Recipe) -> list[str]:
-    """Refuse a recipe that would not run; what could not be checked without its own code."""
+    """Refuse a recipe that would not run; returns what could not be checked without its own code."""
     found = Findings()
     with without_imports():
         for one in _runs(recipe):
@@ -55,7 +55,7 @@ def check(recipe: Recipe) -> list[str]:
 
 
 def _runs(recipe: Recipe) -> Iterator[Recipe]:
-    """Every entry with the recipe's values, and with every value of its grid in place of them."""
+    """Every entry with the recipe's values, and once for every value of its grid."""
     seed = recipe.run.seeds[0]
     names: list[str | None] = [*entry_names(recipe)]
     for name in names or [None]:
@@ -100,17 +100,17 @@ def _foreign_rules(recipe: Recipe, found: Findings) -> bool:
     if recipe.imports:
         found.skip(f"what the modules in imports do ({', '.join(recipe.imports)})")
     if unknown and recipe.imports:
-        found.skip(f"the algorithm: {', '.join(unknown)} must come from these modules")
+        found.skip(f"the algorithm: {', '.join(unknown)} must be defined in these modules")
     return bool(unknown and recipe.imports)
 
 
 def _clients(recipe: Recipe, found: Findings) -> tuple[int | None, Task | None]:
-    """How many clients there are and, where all of it is known here, the task."""
+    """The number of clients and, unless it depends on the recipe's own code, the task."""
     kind, loader = _kind(recipe.task.dataset), None
     if kind in registry.names("dataset") or not recipe.imports:
         loader = from_spec("dataset", recipe.task.dataset, "task.dataset")
     if loader is None or kind == "callable":
-        found.skip(f"the data: {kind if loader is None else loader.function} is code of the recipe's")
+        found.skip(f"the data: {kind if loader is None else loader.function} is the recipe's own code")
         return recipe.partition.clients, None
     known, own = _with_known_model(recipe, found)
     what = json.dumps(known.model_dump(include={"task", "partition", "noise"}), sort_keys=True, default=str)
@@ -123,19 +123,19 @@ def _clients(recipe: Recipe, found: Findings) -> tuple[int | None, Task | None]:
 def _made(recipe: Recipe, kind: str) -> Task:
     if kind != "nodes":
         return task_of(recipe)
-    # Of data on nodes no more is known here than the engine that reaches them has to say.
+    # For data on nodes, only what the engine that reaches them provides is known here.
     engine: Any = registry.find("engine", "flower")
     task: Task = engine.task_of(recipe)
     return task
 
 
 def _with_known_model(recipe: Recipe, found: Findings) -> tuple[Recipe, bool]:
-    """The recipe on a CPU, with the usual model in place of one that its own code builds; whether there was one."""
+    """The recipe on a CPU, with the default model instead of one built by its own code, and whether it was replaced."""
     changes: dict[str, Any] = {}
     for name in ("model", "classifier"):
         kind = _kind(getattr(recipe.task, name))
         if ":" in kind or (recipe.imports and kind and kind not in registry.names("model")):
-            found.skip(f"the {name} {kind}: it is code of the recipe's")
+            found.skip(f"the {name} {kind}: it is the recipe's own code")
             changes |= {name: None, "trainable": ["*"]}
     task, engine = recipe.task.model_copy(update=changes), recipe.engine.model_copy(update={"device": "cpu"})
     return recipe.model_copy(update={"task": task, "engine": engine}), bool(changes)
@@ -150,7 +150,7 @@ def _check_clients(config: RunConfig, population: int, algorithm: Algorithm | No
 
 
 def _check_together(algorithm: Algorithm, task: Task, config: RunConfig) -> None:
-    """Whether model, data and method fit."""
+    """Check that model, data and method fit together."""
     bind = algorithm.bind(task, Key.of(config.seed))
     check_capabilities(bind, task)
     check_validation(bind, task)

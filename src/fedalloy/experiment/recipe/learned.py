@@ -1,4 +1,4 @@
-"""Tables of weights that a recipe names by their file: read here, so that rules never read files and a run's own recipe
+"""Weight tables that a recipe names by file: read here, so that rules never read files and a run's stored recipe
 holds the numbers."""
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def table_file(recipe: Recipe) -> Path | None:
 
 
 def with_table(recipe: Recipe) -> Recipe:
-    """The recipe with the numbers of its table in place of the file's name; one that is not learned yet stays a name,
-    and whoever runs it is told."""
+    """The recipe with the numbers of its table instead of the file name. A table that is not learned yet stays a name;
+    running such a recipe is refused."""
     file = table_file(recipe)
     if file is None or not file.exists():
         return recipe
@@ -38,7 +38,7 @@ def with_table(recipe: Recipe) -> Recipe:
 
 
 def _check_kind(place: dict[str, Any], normalise: bool, file: Path) -> None:
-    """A table for normalised updates means something else for plain ones."""
+    """Refuse a table that was learned for normalised updates where plain ones are used, and the reverse."""
     if "kind" in place:
         place.setdefault("normalise", normalise)
     wanted = place.get("normalise", place.get("name") == "duw_fednova")

@@ -1,4 +1,4 @@
-"""Whether two one-run recipes are the same experiment, and where they differ, in words."""
+"""Whether two one-run recipes are the same experiment, and their differences as text."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ FREE = (
     "name", "description", "imports", "run.rounds", "run.checkpoint_every", "run.client_memory_mb", "run.threads",
     "run.profile", "engine.threads",
 )  # fmt: skip
-"""What a run may be resumed with although it began with something else; the number of rounds is looked at apart."""
+"""Fields that may change when a run is resumed; the number of rounds is checked separately."""
 ENGINE = ("engine", "run.engine", "run.device")
 _ALGORITHM = ("algorithm", "solver", "weighting", "server", "wire")
 
 
 def mismatches(found: Mapping[str, Any], wanted: Mapping[str, Any], free: tuple[str, ...] = FREE) -> list[str]:
-    """Where two recipes differ, after what they leave out is filled in and what may differ is left out.
+    """Where two recipes differ, after defaults are filled in and the ``free`` fields are removed.
 
     >>> mismatches({"run": {"seeds": [0], "target": 0.5}}, {"run": {"seeds": [1]}, "engine": {"threads": 3}})
     ['run.seeds is [0] there, [1] here', 'run.target is 0.5 there, None here']
@@ -49,7 +49,7 @@ def differences(found: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str
 
 
 def _filled(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """The recipe with its defaults; what is none (a run started from Python) as it is."""
+    """The recipe with its defaults; unchanged if it is not a full recipe (a run started from Python)."""
     try:
         checked = Recipe.model_validate(_listed(recipe))
     except ValidationError:
@@ -59,7 +59,7 @@ def _filled(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _same_algorithm(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """A method by its name and the same one by its parts are one algorithm."""
+    """A method given by name equals the same method given by its parts."""
     from fedalloy.experiment.recipe.resolving import algorithm_of
 
     try:
@@ -74,7 +74,7 @@ def _below(path: str, tables: tuple[str, ...]) -> bool:
 
 
 def _listed(value: Any) -> Any:
-    """As a file would hold it: tuples are lists there."""
+    """As stored in a file: tuples become lists."""
     if isinstance(value, Mapping):
         return {str(key): _listed(item) for key, item in value.items() if item is not None}
     return [_listed(item) for item in value] if isinstance(value, list | tuple) else value

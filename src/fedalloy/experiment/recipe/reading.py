@@ -1,4 +1,4 @@
-"""From a TOML file to a checked recipe; every complaint names the field, what is allowed and the nearest spelling."""
+"""From a TOML file to a checked recipe; every error names the field, what is allowed and the nearest spelling."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def load(path: str | Path, changes: list[str] | None = None) -> Recipe:
     found = read(path)
     if Path(path).is_dir() and "task" not in found and "seed" in found.get("run", {}):
         raise SpecError(
-            f"{path} is a run that was begun in Python, and its data and model are not in its folder: continue with it "
-            "there, by the call of fedalloy.fit that began it and resume=True"
+            f"{path} is a run that was begun in Python, and its data and model are not in its folder: continue it in "
+            "Python, with the call of fedalloy.fit that began it and resume=True"
         )
     return parse(assign(found, changes or []), str(path))
 
 
 def read(path: str | Path) -> dict[str, Any]:
-    """The tables of a recipe file, unchecked; a run folder stands for the recipe inside it."""
+    """The tables of a recipe file, unchecked; for a run folder, those of the recipe inside it."""
     file = Path(path)
     file = file / "recipe.toml" if file.is_dir() else file
     try:
@@ -69,7 +69,7 @@ def parse(data: Mapping[str, Any], source: str = "recipe") -> Recipe:
 
 @contextmanager
 def without_imports() -> Iterator[None]:
-    """Recipes that are parsed inside are looked at only: the modules that they name are not imported."""
+    """Inside this block, parsing a recipe does not import the modules that it names."""
     before = _importing.set(False)
     try:
         yield
@@ -78,12 +78,12 @@ def without_imports() -> Iterator[None]:
 
 
 def _import(module: str, source: str) -> None:
-    """A module whose rules register themselves when it is imported."""
+    """Import a module, whose rules register themselves."""
     import_own(module, f"{source}: imports: '{module}'", SpecError)
 
 
 def _sentences(problems: list[dict[str, Any]], data: Mapping[str, Any]) -> Iterator[str]:
-    """One sentence per field; the alternatives of a union are told together."""
+    """One sentence per field; the alternatives of a union are combined."""
     wanted: dict[str, list[str]] = {}
     meaning: dict[str, str] = {}
     for problem in problems:
@@ -106,7 +106,7 @@ def _sentences(problems: list[dict[str, Any]], data: Mapping[str, Any]) -> Itera
 
 
 def _walk(loc: tuple[int | str, ...]) -> tuple[type[BaseModel], list[int | str], tuple[int | str, ...]]:
-    """The innermost table of a place, the path to its field, and what lies below (list places, union members)."""
+    """The innermost table of a location, the path to its field, and the rest (list positions, union members)."""
     model: type[BaseModel] = Recipe
     path: list[int | str] = []
     for position, part in enumerate(loc):
@@ -124,7 +124,7 @@ def _walk(loc: tuple[int | str, ...]) -> tuple[type[BaseModel], list[int | str],
 
 
 def _words(problem: Problem, rest: tuple[int | str, ...]) -> str:
-    """Pydantic's own words, with a hint for a misspelt choice."""
+    """Pydantic's message, with a hint for a misspelt choice."""
     words = _PLAINER.sub("a table", str(problem["msg"]).removeprefix("Input "))
     words = words.replace("a valid integer", "a whole number").replace("a valid list", "a list")
     if problem["type"] == "literal_error":

@@ -1,4 +1,4 @@
-"""A run folder opened again: what was run, and what it had learned at its last checkpoint."""
+"""Load a run from its folder, in the state of its last checkpoint."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from fedalloy.experiment.trained import Trained
 
 
 def reopen(folder: str | Path) -> Trained:
-    """The run in a folder at its last checkpoint; its data are made again from its recipe, and nothing is changed.
+    """The run in a folder at its last checkpoint; its data are loaded again from its recipe. The folder is not changed.
 
-    Only for runs of a recipe: one that was started from Python has no data in its folder, but
-    ``RunResult.trained``.
+    Only for runs of a recipe: for a run started from Python, whose folder has no data, use ``RunResult.trained``.
     """
     opened = RunFolder.open(folder)
     experiment = resolve(load(opened.path))
@@ -30,8 +29,8 @@ def reopen(folder: str | Path) -> Trained:
     config = experiment.config
     if config.engine == "flower" and experiment.algorithm.stateful:
         raise CheckpointError(
-            f"{folder} is a run over a federation: its clients keep their states on their nodes, and the folder holds "
-            "only the rounds in which these were made"
+            f"{folder} is a run over a federation: its clients' states are on their nodes, and the folder only "
+            "holds the rounds in which they were made"
         )
     task, root = placed(experiment.task(), config.device), Key.of(config.seed)
     fed = Federation(experiment.algorithm.bind(task, root), task, Loop(), config, root)

@@ -1,4 +1,4 @@
-"""From a recipe to something that runs: the algorithm, the task, the settings, and the one-run recipe of it."""
+"""From a recipe to its algorithm, task and settings, and to the one-run recipe that is stored with a run."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class Experiment:
         allow_engine_change: bool = False,
         caught: Caught | None = None,
     ) -> tuple[Ending, Recorder]:
-        """Make the task and run to the end. A signal that stops the run has its own effect afterwards; a list given as
-        ``caught`` takes it instead."""
+        """Make the task and run to the end. A signal that stops the run takes effect afterwards; with a list ``caught``
+        it is put there instead."""
         with put_off() if caught is None else nullcontext(caught) as caught_signals:
             return run(
                 self.algorithm,
@@ -71,7 +71,7 @@ class Experiment:
 
 
 def resolve(recipe: Recipe, seed: int | None = None, entry: str | None = None) -> Experiment:
-    """One run of a recipe: one seed (the first unless said otherwise), one entry of its comparison (or none)."""
+    """One run of a recipe: one seed (default: the first), one entry of its comparison (or none)."""
     single = single_of(recipe, recipe.run.seeds[0] if seed is None else seed, entry)
     resolved = single.model_dump(exclude_none=True, exclude={"compare", "grid"})
     config = config_of(single)
@@ -79,7 +79,7 @@ def resolve(recipe: Recipe, seed: int | None = None, entry: str | None = None) -
 
 
 def quick(recipe: Recipe) -> Recipe:
-    """The same recipe in short: at most 3 rounds and 2 seeds, scored at the end, and marked as quick for good."""
+    """The recipe shortened to at most 3 rounds and 2 seeds, scored at the end, and permanently marked as quick."""
     rounds = min(recipe.run.rounds, QUICK_ROUNDS)
     run_table = recipe.run.model_copy(
         update={
@@ -99,16 +99,16 @@ def entry_names(recipe: Recipe) -> list[str]:
 
 
 def with_entry(recipe: Recipe, name: str) -> Recipe:
-    """The recipe of one entry: its changes made, its name taken."""
+    """The recipe of one entry, with the entry's changes and name."""
     found = [entry for entry in recipe.compare if entry.name == name]
     if not found:
-        raise SpecError(f"the recipe compares no '{name}': {nearest(name, entry_names(recipe))}")
+        raise SpecError(f"the recipe's comparison has no '{name}': {nearest(name, entry_names(recipe))}")
     data = recipe.model_dump(exclude_none=True, exclude={"compare"}) | {"name": name}
     return parse(merge(data, _changes(found[0])), f"compare entry '{name}'")
 
 
 def algorithm_of(recipe: Recipe) -> Algorithm:
-    """The named method (FedAvg without a name), with every part that the recipe gives replaced."""
+    """The named method (default: FedAvg), with the parts that the recipe replaces."""
     from fedalloy.methods.published import named
 
     table = recipe.algorithm
@@ -128,7 +128,7 @@ def algorithm_of(recipe: Recipe) -> Algorithm:
 
 
 def task_of(recipe: Recipe) -> FederatedTask:
-    """The federation of a one-seed recipe: the same for every algorithm."""
+    """The task of a one-seed recipe: the same for every algorithm."""
     table, dealt = recipe.task, recipe.partition
     partition: dict[str, Any] | None = {"kind": dealt.kind, **dealt.arguments} if dealt.kind else None
     if partition is None and dealt.arguments:
@@ -154,7 +154,7 @@ def task_of(recipe: Recipe) -> FederatedTask:
 
 
 def scored(recipe: Recipe) -> Recipe:
-    """The recipe with its metrics and its target metric said: what it leaves out is as usual for its data."""
+    """The recipe with its metrics and target metric filled in: by default those of its dataset."""
     defaults = defaults_of(recipe.task.dataset).metrics
     metrics = recipe.evaluate.metrics or list(defaults)
     target = recipe.run.target_metric or (defaults[0] if defaults[0] in metrics else metrics[0])
@@ -207,7 +207,7 @@ def sampling_of(table: SamplingTable) -> Sampling:
 
 
 def check_names(field: str, category: str, names: list[str]) -> None:
-    """Refuse names that nobody registered, and say which field holds them."""
+    """Refuse names that are not registered; the message names the field."""
     for name in names:
         try:
             registry.find(category, name)
@@ -216,7 +216,7 @@ def check_names(field: str, category: str, names: list[str]) -> None:
 
 
 def single_of(recipe: Recipe, seed: int, entry: str | None) -> Recipe:
-    """One seed, one entry, no comparison and no grid; the number of threads said."""
+    """One seed, one entry, no comparison and no grid; the number of threads filled in."""
     chosen = with_table(scored(with_entry(recipe, entry) if entry is not None else recipe))
     table = chosen.run.model_copy(update={"seeds": [seed], "tuning_seeds": []})
     engine = chosen.engine.model_copy(update={"threads": chosen.engine.threads or _default_threads()})
@@ -231,7 +231,7 @@ def _default_threads() -> int:
 
 
 def _changes(entry: EntryTable) -> Mapping[str, Any]:
-    """An entry called like a published method is that method, unless it says otherwise."""
+    """The changes of an entry; one named like a published method selects that method, unless it sets another."""
     changes = dict(entry.set)
     says = any(path.split(".")[0] in (*_PARTS, "wire") or path.startswith("algorithm.name") for path in changes)
     table = changes.get("algorithm")
@@ -241,5 +241,5 @@ def _changes(entry: EntryTable) -> Mapping[str, Any]:
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """The number of cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

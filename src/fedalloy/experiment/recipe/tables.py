@@ -1,7 +1,7 @@
 """The tables of a recipe, as pydantic models: their fields, types, limits and one line of explanation each.
 
-Tables that name a rule (``kind`` plus the rule's own arguments) accept any further key here; the rule itself
-checks them when the recipe is resolved, with the same kind of message. :func:`schema` is the whole for editors.
+Tables that name a rule (``kind`` plus the rule's own arguments) accept any further key here; the rule checks them
+when the recipe is resolved, with the same kind of message. :func:`schema` returns the JSON schema for editors.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class RuleTable(Open):
 
 
 class SyntheticTable(Closed):
-    """Samples for everybody's training."""
+    """Samples that all clients train on."""
 
     path: str
     """An `.npz` file with the arrays `x` and `y`, as `fedalloy synth export` writes it."""
@@ -53,16 +53,16 @@ class SyntheticTable(Closed):
 
 
 class TaskTable(Closed):
-    """What is learned, from which data."""
+    """The data, the model and the loss."""
 
     dataset: str | Table = "digits"
     """A dataset's name, or a table of its `kind` and arguments."""
     model: str | Table | None = None
     """A model's name, `package.module:function`, or a table of `kind` and arguments; default: chosen by the data."""
     loss: Literal["cross_entropy", "binary", "mse"] | None = None
-    """Default: the data's usual one, else cross-entropy for classes and squared error for numbers."""
+    """Default: that of the dataset, else cross-entropy for classes and squared error for numbers."""
     standardise: Literal["none", "client"] | None = None
-    """`client`: scale every client's features by its own training part; default: as is usual for the data."""
+    """`client`: scale every client's features by its own training part; default: that of the dataset."""
     trainable: list[str] = ["*"]
     """Patterns of the parameter names that are trained and exchanged."""
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2
@@ -72,18 +72,18 @@ class TaskTable(Closed):
     dtype: Literal["float32", "float64"] = "float32"
     """Precision of the model and the features."""
     classifier: str | Table | None = None
-    """The model that the server trains on synthetic samples; default: the task's own."""
+    """The model that the server trains on synthetic samples; default: the task's model."""
     synthetic: str | SyntheticTable | None = None
-    """A file of synthetic samples that every client trains on besides its own examples."""
+    """A file of synthetic samples that every client trains on in addition to its own examples."""
 
 
 class PartitionTable(Open):
-    """How examples are dealt to clients."""
+    """How examples are divided among clients."""
 
     kind: str | None = None
     """Name of the partition rule; default: the data's own clients, or iid."""
     clients: Count | None = None
-    """Number of clients; rules that make their own number need none."""
+    """Number of clients; not needed for rules that determine it themselves."""
     newcomers: Annotated[int, Field(ge=0)] = 0
     """How many of these clients, drawn once, never take part; `fedalloy unseen` scores them."""
 
@@ -92,13 +92,13 @@ class NoiseTable(Closed):
     """Wrong labels."""
 
     kind: Literal["pair", "symmetric"]
-    """A wrong label is the next class, or any other class alike."""
+    """A wrong label is the next class, or any other class with equal probability."""
     ratio: Probability
     """Share of the labels that become wrong."""
     test: Literal["clean", "noisy"] = "clean"
     """Whether the clients' test labels stay true."""
     protocol: Literal["paper", "public_code"] = "paper"
-    """`public_code`: the kinds swapped and everything corrupted before it is dealt, as for the published numbers."""
+    """`public_code`: the two kinds swapped and all labels corrupted before the split, as for the published numbers."""
 
 
 class EpochsTable(Closed):
@@ -123,7 +123,7 @@ class DevicesTable(Closed):
     """What the clients' devices can do."""
 
     epochs: Annotated[int, Field(ge=0)] | list[int] | EpochsTable | None = None
-    """Local epochs: one number, one per client, or `{ low, high }` drawn again; default: what the solver says."""
+    """Local epochs: one number, one per client, or `{ low, high }` drawn per round; default: the solver's."""
     success: Probability | list[float] = 1.0
     """Probability that a client's link works in a round; one number or one per client."""
     availability: Probability | list[float] = 1.0
@@ -135,65 +135,65 @@ class DevicesTable(Closed):
     seconds_per_megabyte: Seconds = 0.0
     """Simulated time of sending a megabyte."""
     deadline: Seconds | None = None
-    """Simulated seconds after which a client counts as failed."""
+    """Simulated seconds after which a client has failed."""
     on_failure: Literal["drop", "resend"] = "drop"
     """What a failed client's contribution becomes: nothing, or the received model."""
 
 
 class SamplingTable(Closed):
-    """Who takes part in a round."""
+    """Which clients take part in a round."""
 
     kind: Literal["uniform", "by_size", "list"] = "uniform"
-    """Everyone alike, in proportion to examples, or given cohorts."""
+    """Uniform, in proportion to the number of examples, or given cohorts."""
     cohort: int | float | None = None
-    """Clients per round: a number, or a fraction up to 1.0; default: everyone."""
+    """Clients per round: a number, or a fraction up to 1.0; default: all clients."""
     cohorts: list[list[int]] | None = None
     """For `list`: the cohorts, used in turn."""
 
 
 class AlgorithmTable(Open):
-    """A published method and its settings; those the method does not name go to local training."""
+    """A published method and its settings; those that the method does not declare are passed to local training."""
 
     name: str | None = None
     """Name of the method; `fedalloy list algorithms` shows all."""
     on_failure: Literal["drop", "resend"] | None = None
-    """Overrides what the devices say about failed links."""
+    """Overrides the devices' setting for failed links."""
 
 
 class RunTable(Closed):
-    """How long, how often repeated, and when to stop."""
+    """How many rounds, which seeds, and when to stop."""
 
     rounds: Count = 50
     """Number of rounds."""
     seeds: Annotated[list[int], Field(min_length=1)] = [0]
-    """One run each; results are reported over these."""
+    """One run per seed; results are reported over all of them."""
     tuning_seeds: list[int] = []
     """Seeds on which a grid is tuned; none of them may be in `seeds`."""
     target: float | None = None
-    """Value of the target metric whose first round is reported: at least this, or at most where lower is better."""
+    """A score: the first round that reaches it is reported (at least this value, or at most where lower is better)."""
     target_metric: str | None = None
-    """The metric that the target, patience and tuning look at, in its own direction; default: the data's usual one
+    """The metric for the target, patience and tuning, in its own direction; default: that of the dataset
     (accuracy)."""
     target_on: Literal["clients", "global"] | None = None
-    """What the target, patience and tables look at: the mean over clients (the default), or the global test set."""
+    """Scores for the target, patience and tables: the mean over clients (default), or on the global test set."""
     stop_at_target: bool = False
     """End the run when the target is reached."""
     patience: Count | None = None
     """End the run after this many evaluations without improvement."""
     max_examples: Count = MAX_EXAMPLES
-    """A client that claims more training examples is dropped and named; so is one that changes its number."""
+    """A client that reports more training examples is dropped and named; so is one that changes its number."""
     max_norm: Annotated[float, Field(gt=0)] | None = None
     """Longer updates are dropped and named."""
     checkpoint_every: Seconds = 30.0
     """Seconds between checkpoints."""
     client_memory_mb: Annotated[float, Field(ge=0)] = 64.0
-    """States of clients go to disk when those of all clients together are larger than this."""
+    """Client states are kept on disk when those of all clients together are larger than this."""
     quick: Literal[True] | None = None
-    """Set by `--quick`: the recipe was shortened to see whether it runs, and its scores are no result."""
+    """Set by `--quick`: the recipe was shortened to see whether it runs; its scores are not results."""
 
 
 class ClassifierTable(Closed):
-    """How the server's classifier learns from synthetic samples, for methods that make some."""
+    """How the server's classifier is trained on synthetic samples, for methods that generate them."""
 
     epochs: Count = 200
     """Passes over the samples."""
@@ -202,30 +202,30 @@ class ClassifierTable(Closed):
     lr: Annotated[float, Field(gt=0)] = 1e-3
     """Step size of Adam."""
     weight_decay: Annotated[float, Field(ge=0)] = 1e-4
-    """Pull of the parameters to zero."""
+    """Weight decay."""
     per_class: Count = 10
-    """Samples of every class that a generator is asked for."""
+    """Samples of every class that a generator makes."""
 
 
 class EvaluateTable(Closed):
-    """When and on whom the model is scored."""
+    """When and on which clients the model is scored."""
 
     every: Count = 1
-    """Rounds between evaluations; the last round always is one."""
+    """Rounds between evaluations; the last round is always evaluated."""
     metrics: Annotated[list[str], Field(min_length=1)] | None = None
-    """Names of metrics; `fedalloy list metrics` shows all; default: the data's usual ones (accuracy, loss)."""
+    """Names of metrics; `fedalloy list metrics` shows all; default: those of the dataset (accuracy, loss)."""
     clients: Count | None = None
-    """Score only this many clients, drawn once; default: everyone."""
+    """Score only this many clients, drawn once; default: all clients."""
     mix_every: Count | None = None
-    """Rounds between readings at lambda = 0, 0.1, ..., 1, for methods that mix two models; default: at the end."""
+    """Rounds between evaluations at lambda = 0, 0.1, ..., 1, for methods that mix two models; default: at the end."""
     snapshots: Count | None = None
-    """Rounds between sets of synthetic samples kept in the run folder, for methods that make some; default: none."""
+    """Rounds between snapshots of synthetic samples in the run folder, for generative methods; default: none."""
     classifier: ClassifierTable = ClassifierTable()
     """The classifier that scores synthetic samples."""
 
 
 class EngineTable(Open):
-    """What runs the clients; further keys are arguments of the engine."""
+    """The engine that runs the clients; further keys are its arguments."""
 
     kind: str = "auto"
     """Name of the engine."""
@@ -236,7 +236,7 @@ class EngineTable(Open):
 
 
 class UnfoldTable(Closed):
-    """How a table of weights is learned in advance (`fedalloy unfold`)."""
+    """How a table of weights is learned before the run (`fedalloy unfold`)."""
 
     iterations: Count = 400
     """Outer iterations, each of which unrolls all rounds once."""
@@ -253,15 +253,15 @@ class UnfoldTable(Closed):
     final: bool = True
     """Whether the model after the last round is scored too; without it the last row learns nothing."""
     initial: Literal["fixed", "fresh"] = "fixed"
-    """One initial model for all iterations, that of a run with the same seed, or a fresh one in each."""
+    """One initial model for all iterations, that of a run with the same seed, or a new one in each."""
     fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of every client's training examples that is used."""
     smoothness: Annotated[float, Field(ge=0)] = 0.0
-    """Price of changes from row to row."""
+    """Weight of the penalty on changes from row to row."""
     patience: Count | None = None
-    """Stop when the validation loss was not better for this many readings; needs task.valid_fraction."""
+    """Stop when the validation loss has not improved for this many evaluations; needs task.valid_fraction."""
     check_every: Count = 10
-    """Iterations between two readings of the validation loss."""
+    """Iterations between evaluations of the validation loss."""
     seed: int = 0
     """Seed of the learning."""
 
@@ -270,7 +270,7 @@ class EntryTable(Closed):
     """One algorithm of a comparison."""
 
     name: str
-    """How it is called in tables; a published method's name also chooses that method."""
+    """Its name in tables; a published method's name also selects that method."""
     set: Table = {}
     """What differs from the recipe: `{ "algorithm.mu" = 0.1 }`."""
     grid: dict[str, list[Any]] = {}
@@ -278,14 +278,14 @@ class EntryTable(Closed):
 
 
 class Recipe(Closed):
-    """Everything about an experiment. Every table may be left out."""
+    """Everything about an experiment. Every table is optional."""
 
     name: str | None = None
-    """How the experiment is called in tables."""
+    """The experiment's name in tables."""
     description: str | None = None
-    """What it is for, in a sentence."""
+    """Its purpose, in a sentence."""
     imports: list[str] = []
-    """Modules with rules of yours, which then run; on PYTHONPATH or, with `--allow-imports`, in the current folder."""
+    """Your modules with rules; their code runs. On PYTHONPATH or, with `--allow-imports`, in the current folder."""
     task: TaskTable = TaskTable()
     partition: PartitionTable = PartitionTable()
     noise: NoiseTable | None = None
@@ -299,7 +299,7 @@ class Recipe(Closed):
     server: RuleTable | None = None
     """Replaces the algorithm's server optimizer."""
     wire: list[RuleTable] | None = None
-    """Replaces what happens to contributions on their way, in client order."""
+    """Replaces the algorithm's wire rules, which transform contributions on the way to the server; in order."""
     run: RunTable = RunTable()
     evaluate: EvaluateTable = EvaluateTable()
     unfold: UnfoldTable | None = None

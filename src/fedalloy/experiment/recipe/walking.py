@@ -1,4 +1,4 @@
-"""Walking through the tables of a recipe: which field holds which table, and what each key means."""
+"""The structure of a recipe: which field holds which table, and what each key means."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def table_of(model: Model, field: int | str) -> Model | None:
 
 
 def tables(model: Model, prefix: str = "") -> Iterator[tuple[str, Model]]:
-    """Every table below, with its heading in TOML."""
+    """Every nested table, with its TOML heading."""
     for name, field in model.model_fields.items():
         for table in inner_tables(field.annotation):
             path = f"{prefix}{name}"
@@ -30,7 +30,7 @@ def tables(model: Model, prefix: str = "") -> Iterator[tuple[str, Model]]:
 
 
 def fields(model: Model) -> list[tuple[str, str, str]]:
-    """Name, default and meaning of every key that is no table."""
+    """Name, default and meaning of every key that is not a table."""
     return [
         (name, _default(field.default), field.description or "")
         for name, field in model.model_fields.items()

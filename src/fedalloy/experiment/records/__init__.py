@@ -1,4 +1,4 @@
-"""What a run leaves on disk: records, checkpoints, and how they are read again.
+"""The files of a run: records and checkpoints, written and read.
 
 Nothing is imported here, so that reading a run or writing a recipe does not load torch.
 """

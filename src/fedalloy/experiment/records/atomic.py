@@ -1,4 +1,4 @@
-"""Files that are either there in full or not at all, even when the machine stops in between."""
+"""Atomic writes: a file exists completely or not at all, even after a crash of the machine."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, fill: Callable[[Path], None]) -> None:
-    """Let ``fill`` write a temporary neighbour of ``path``, bring it to the disk, then rename it into place."""
+    """Let ``fill`` write a temporary file beside ``path``, sync it to disk, then rename it to ``path``."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         temporary.touch()
         mode = temporary.stat().st_mode
         fill(temporary)
-        # ``fill`` may have replaced the file by a private one of its own: keep what the user's umask allows.
+        # ``fill`` may have replaced the file by one with private permissions: restore those of the user's umask.
         temporary.chmod(mode)
         sync(temporary)
         os.replace(temporary, path)
@@ -30,11 +30,11 @@ def write_text(path: Path, text: str) -> None:
 
 
 def overwrite_text(path: Path, text: str) -> None:
-    """Write into the room that a file has already, for a disk that has no other; not safe against a stop in between."""
+    """Overwrite a file in place, for a full disk; not atomic."""
     content = text.encode()
     file = os.open(path, os.O_WRONLY)
     try:
-        # Blank up to the old length before the file is cut: whoever reads meanwhile finds no rest of the old text.
+        # Pad with blanks to the old length before truncating: a concurrent reader sees nothing of the old text.
         os.pwrite(file, content.ljust(os.fstat(file).st_size), 0)
         os.ftruncate(file, len(content))
         os.fsync(file)
@@ -43,8 +43,8 @@ def overwrite_text(path: Path, text: str) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """A folder with all those above it; the names of new ones are brought to the disk, so that a machine that stops
-    does not lose a folder whose files are safe."""
+    """Create a folder and its parents, and sync their names to disk: a crash must not lose a folder whose files are
+    synced."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for folder in reversed(missing):
@@ -52,7 +52,7 @@ def make_folder(path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Bring a file, or the names inside a folder, to the disk."""
+    """Sync a file, or the names inside a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -61,7 +61,7 @@ def sync(path: Path) -> None:
 
 
 def leftovers(folder: Path) -> Iterable[Path]:
-    """Temporary files that a killed process left behind: ours, and those of the safetensors writer."""
+    """Temporary files of killed processes: ours, and those of the safetensors writer."""
     return [*folder.glob(".*.tmp"), *folder.glob(".tmp*")]
 
 

@@ -9,7 +9,7 @@ an array ``[tag, ...]``:
 | ``["tensor", name]`` | the tensor of that name |
 | ``["raw", name, dtype, shape]`` | a tensor of a dtype the format lacks, stored as bytes |
 | ``["list", [...]]``, ``["tuple", [...]]`` | a list or a tuple |
-| ``["float", hex]`` | a float that JSON cannot say (NaN, infinity): its eight bytes |
+| ``["float", hex]`` | a float that JSON cannot represent (NaN, infinity): its eight bytes |
 
 The checksum covers the skeleton and every tensor's name, dtype, shape and bytes. Equal states give equal
 files, byte for byte. Tensors come back on the CPU, each owning its memory.
@@ -39,7 +39,7 @@ from fedalloy.experiment.records.atomic import write_atomically
 FORMAT = 1
 _ENTRY = "fedalloy"
 _OS_ERROR = re.compile(r"os error (\d+)")
-# The dtypes that every version of the format knows; all others travel as bytes.
+# The dtypes that every version of the format supports; all others are stored as bytes.
 _NATIVE = frozenset({
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool,
     torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
@@ -52,7 +52,7 @@ def save(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def write(path: Path, state: Mapping[str, Any]) -> None:
-    """Write a state with its checksum; a file that is cut short is told by it."""
+    """Write a state with its checksum, which reveals a truncated file."""
     tensors, skeleton = flatten(state)
     tensors = _unshared(tensors)
     header = {"format": FORMAT, "sha256": digest(tensors, skeleton), "state": skeleton}
@@ -61,14 +61,14 @@ def write(path: Path, state: Mapping[str, Any]) -> None:
     except SafetensorError as error:
         if (found := _OS_ERROR.search(str(error))) is None:
             raise
-        number = int(found[1])  # a full disk is a full disk, whoever writes
+        number = int(found[1])  # raise it as our own writes would, such as for a full disk
         raise OSError(number, os.strerror(number), str(path)) from error
 
 
 def load(path: Path, verify: bool = True) -> State:
     """Read a state back; a file that is damaged in any way is a :class:`CheckpointError`.
 
-    The checksum costs ten times as much as reading: whoever has written the file may do without it.
+    Verifying costs ten times as much as reading: the writer of a file may skip it.
     """
     try:
         tensors, header = _read(path)
@@ -124,7 +124,7 @@ def digest(tensors: Mapping[str, Tensor], skeleton: Mapping[str, Any]) -> str:
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     with safe_open(path, framework="pt") as file:
         header = json.loads((file.metadata() or {})[_ENTRY])
-        # A copy: what is read maps the file, which may be deleted or damaged while the run goes on.
+        # A copy: tensors are memory-mapped, and the file may be deleted or damaged during the run.
         return {name: file.get_tensor(name).clone() for name in file.keys()}, header  # noqa: SIM118
 
 
@@ -193,7 +193,7 @@ def _dtype(name: str) -> torch.dtype:
 
 
 def _unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors, none of which shares memory with another: the format refuses those."""
+    """The tensors without shared memory, which the format refuses."""
     return dict(_each_unshared(tensors))
 
 
@@ -206,13 +206,13 @@ def _each_unshared(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]
 
 
 def _bytes_of(leaf: Tensor) -> Tensor:
-    """The bytes of a contiguous tensor; strides are given again, as those of a single number may be anything."""
+    """The bytes of a contiguous tensor; with explicit strides, since those of a single number may be anything."""
     return leaf.as_strided((leaf.numel(),), (1,)).view(torch.uint8)
 
 
 def _join(path: str, key: str) -> str:
-    """A child's path. Backslashes, slashes and all that is not printable ASCII are escaped, as are the empty
-    key and the one name the format keeps for itself, so that different paths stay different."""
+    """A child's path. Backslashes, slashes and everything that is not printable ASCII are escaped, as are the empty
+    key and the one name reserved by the format, so that different paths stay different."""
     escaped = key.encode("unicode_escape").decode("ascii").replace("/", r"\x2f") or r"\0"
     escaped = r"\x5f_metadata__" if escaped == "__metadata__" else escaped
     return f"{path}/{escaped}" if path else escaped

@@ -1,16 +1,16 @@
-"""The states of clients on disk, one file per client and generation: in memory are only those in use.
+"""Client states on disk, one file per client and generation; only those in use are in memory.
 
 A *generation* is the round in which a client's state was written. Files are never changed: a new state is a new
-file, and a checkpoint holds for every client nothing but its generation. A round that was not committed has left
+file, and a checkpoint holds only the generation of every client. A round that was not committed has left
 files that no checkpoint names; ``restore`` removes them, so that a run killed at any moment continues from
-exactly what its checkpoint says.
+exactly the state of its checkpoint.
 
 | moment of a kill | what is on disk | after ``restore`` |
 |---|---|---|
 | while a state is written | a part of a file of a later round | removed |
 | between rounds, before a checkpoint | files of later rounds | removed |
-| while the checkpoint is written | everything it would have named | the checkpoint before counts |
-| while old generations are deleted | some that nobody names | removed once no checkpoint can need them |
+| while the checkpoint is written | everything it would have named | the previous checkpoint is used |
+| while old generations are deleted | some that no checkpoint names | removed once no checkpoint can need them |
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from fedalloy.experiment.records.folder import KEPT
 Generation = tuple[int, int]
 """A client and the round in which its state was written."""
 _NAME = re.compile(r"(\d+)-(\d+)\.safetensors")
-# When a round is committed its checkpoint is still to be written: until then all those before it may be needed.
+# A round is committed before its checkpoint is written: until then earlier checkpoints may be needed.
 _HELD = KEPT + 1
 _OLDER = -1
 
 
 class DiskStore:
     """States in files of a folder (:class:`fedalloy.core.protocols.ClientStore`); without one, of a temporary folder
-    that goes with the store.
+    that is removed with the store.
 
-    States come back on ``device``. What the last checkpoints name is never deleted. Checksums are compared when a file
-    is read for the first time, unless it was written here.
+    States are returned on ``device``. What the last checkpoints name is never deleted. A checksum is verified when a
+    file is read for the first time, unless this process wrote it.
     """
 
     def __init__(self, folder: Path | None = None, device: str = "cpu") -> None:
@@ -58,12 +58,12 @@ class DiskStore:
         return len(self._current)
 
     def get(self, ids: Sequence[int]) -> dict[int, State]:
-        """The states that are known, read again every time."""
+        """The known states of ``ids``, read from disk at every call."""
         known = [(client, self._current[client]) for client in ids if client in self._current]
         return {generation[0]: self._read(generation) for generation in known}
 
     def put(self, round: int, states: Mapping[int, State]) -> None:
-        """Write the states of a round; those they replace go, unless a checkpoint names them."""
+        """Write the states of a round; those they replace are deleted, unless a checkpoint names them."""
         atomic.make_folder(self._folder)
         for client, state in states.items():
             checkpoint.write(self._path((client, round)), state)
@@ -74,7 +74,7 @@ class DiskStore:
                 self._forget({(client, before)})
 
     def commit(self, round: int) -> dict[int, State]:
-        """Bring every state to the disk; a checkpoint holds the generations."""
+        """Sync every state to disk; returns the generations, which a checkpoint holds."""
         for generation in self._unsynced:
             atomic.sync(self._path(generation))
         if self._unsynced:
@@ -86,7 +86,7 @@ class DiskStore:
         return {client: {"generation": written} for client, written in sorted(self._current.items())}
 
     def check(self, kept: Mapping[int, State]) -> None:
-        """Whether a checkpoint names states, and every one of them is there."""
+        """Refuse a checkpoint that does not name generations, or whose files are missing."""
         if not all(map(is_place, kept.values())):
             raise CheckpointError(
                 "this run keeps the states of its clients in memory: resume it with the client_memory_mb it began with"
@@ -99,7 +99,7 @@ class DiskStore:
             )
 
     def restore(self, round: int, kept: Mapping[int, State]) -> None:
-        """Go back to a committed round; whatever was written after it is removed."""
+        """Go back to a committed round; files of later rounds are removed."""
         self.look(kept)
         wanted, older = _places(kept), set()
         for generation in list(self._present()):
@@ -109,11 +109,11 @@ class DiskStore:
                 older.add(generation)
         for leftover in atomic.leftovers(self._folder):
             leftover.unlink()
-        # Who names the older ones is not known here: they are kept as long as the checkpoint before may be.
+        # The previous checkpoint may name older generations: keep them until it can no longer be needed.
         self._committed, self._unsynced, self._verified = {_OLDER: older, round: wanted}, set(), set()
 
     def look(self, kept: Mapping[int, State]) -> None:
-        """Only read what a checkpoint names, and remove nothing: for those who look at a run from outside."""
+        """Read what a checkpoint names and remove nothing: for readers other than the run itself."""
         self.check(kept)
         self._current = {client: place["generation"] for client, place in kept.items()}
 
@@ -131,7 +131,7 @@ class DiskStore:
         return found
 
     def _forget(self, generations: set[Generation]) -> None:
-        """Delete those that are neither current nor named by a checkpoint."""
+        """Delete the generations that are neither current nor named by a checkpoint."""
         for client, written in generations:
             named = any((client, written) in committed for committed in self._committed.values())
             if self._current.get(client) != written and not named:
@@ -149,7 +149,7 @@ class DiskStore:
 
 
 def is_place(kept: State) -> bool:
-    """Whether what a checkpoint holds of a client is where its state lies, and not the state itself."""
+    """Whether a checkpoint holds a client's generation instead of its state."""
     return kept.keys() == {"generation"}
 
 
@@ -165,7 +165,7 @@ def _places(kept: Mapping[int, State]) -> set[Generation]:
 
 
 def _temporary(owner: object) -> Path:
-    """A folder that is removed with its owner, but not by a forked worker in which the owner dies as well."""
+    """A folder that is removed with its owner, but not when the owner's copy in a forked worker is deleted."""
     folder = Path(tempfile.mkdtemp(prefix="fedalloy-clients-"))
     weakref.finalize(owner, _remove, folder, os.getpid())
     return folder

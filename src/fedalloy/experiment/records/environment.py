@@ -1,4 +1,4 @@
-"""What a run ran on: versions, threads and device; no host names, no paths."""
+"""The environment of a run: versions, threads and device; no host names, no paths."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 def describe(device: str | torch.device = "cpu") -> dict[str, Any]:
-    """The surroundings that may change a number or a speed.
+    """What may affect results or speed.
 
     >>> describe()["device"]
     'cpu'

@@ -1,9 +1,9 @@
-"""A run on disk: written by one process at a time, resumable from any moment at which it was stopped.
+"""A run on disk: written by one process at a time, resumable wherever it was stopped.
 
 | file | content |
 |---|---|
 | ``recipe.toml`` | the resolved recipe |
-| ``identity.json`` | settings, fingerprints of data and model: what a resumed run must bring |
+| ``identity.json`` | settings, fingerprints of data and model, which a resumed run must match |
 | ``environment.json`` | versions, threads, device, which way each metric is better, what was unusual about the data |
 | ``manifest.json`` | the partition: sizes, class counts, digest (where one was given) |
 | ``status.json`` | ``state`` (:data:`RunState`), ``round``, ``reason`` |
@@ -41,12 +41,12 @@ from fedalloy.experiment.records.shapes import SAVED, any_value, fault
 from fedalloy.experiment.records.stream import Stream, encode, length_through
 
 RunState = Literal["running", "finished", "failed", "stopped", "interrupted"]
-"""``failed`` would fail again; ``stopped`` was asked to end; ``interrupted`` ended by a fault outside of the run."""
+"""``failed`` would fail again; ``stopped`` was asked to end; ``interrupted`` had a cause outside the run."""
 StreamName = Literal["rounds", "clients", "timings"]
 KEPT = 2
 _MEASURED = ("rounds", "clients")
 _START_OVER = (
-    "Put back what is missing and resume; or start over and lose what was done (start_over=True in Python, "
+    "Restore what is missing and resume; or start over and lose what was done (start_over=True in Python, "
     "'fedalloy run FOLDER --resume --start-over')"
 )
 _NAME = re.compile(r"round-(\d+)\.safetensors")
@@ -54,7 +54,7 @@ _NAME = re.compile(r"round-(\d+)\.safetensors")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Everything a run needs to go on after ``round``, and how long its records were then."""
+    """Everything a run needs to continue after ``round``, and the length of its records then."""
 
     round: int
     server: State
@@ -73,7 +73,7 @@ def _warn(message: str) -> None:
 
 
 class RunFolder:
-    """The files of one run; whatever writes happens inside ``with folder.lock():``."""
+    """The files of one run; all writes happen inside ``with folder.lock():``."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -84,12 +84,12 @@ class RunFolder:
         path: str | Path, recipe: Mapping[str, Any], environment: Mapping[str, Any],
         manifest: Mapping[str, Any] | None = None, identity: Mapping[str, Any] | None = None,
     ) -> RunFolder:  # fmt: skip
-        """Start a run in a folder that holds none; killed half-way, it can be called again."""
+        """Start a run in a folder that holds none; if killed half-way, it can be called again."""
         folder = RunFolder(Path(path))
         try:
             atomic.make_folder(folder._checkpoints)
-        except (OSError, ValueError) as error:  # a value: text with a null character
-            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):  # which may pass
+        except (OSError, ValueError) as error:  # ValueError: a path with a null character
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):  # temporary
                 raise
             why = getattr(error, "strerror", None) or str(error)
             raise CheckpointError(f"the run folder {_short(path)} cannot be made: {why}; choose another one") from error
@@ -104,7 +104,7 @@ class RunFolder:
             folder._write_status("running", 0, "")
             for name in get_args(StreamName):
                 (folder.path / f"{name}.jsonl").touch()
-            # Last: a folder with a recipe is a complete beginning.
+            # Last: a folder with a recipe is complete.
             atomic.write_text(folder._recipe, toml.dumps(recipe))
         return folder
 
@@ -121,7 +121,7 @@ class RunFolder:
         return read_recipe(self._recipe)
 
     def identity(self) -> dict[str, Any] | None:
-        """What the run is known by; None in a folder of an earlier version."""
+        """The run's identity; None in a folder of an earlier version."""
         if not self._identity.exists():
             return None
         try:
@@ -131,20 +131,20 @@ class RunFolder:
         whole = isinstance(found, dict) and all(isinstance(found.get(name), dict) for name in ("run", "engine"))
         if not whole:
             raise CheckpointError(
-                f"{self._identity} is damaged: restore it, or delete it to be known by the recipe alone"
+                f"{self._identity} is damaged: restore it, or delete it to identify the run by its recipe alone"
             )
         return dict(found)
 
     def renew(self, recipe: Mapping[str, Any], identity: Mapping[str, Any], round: int) -> None:
-        """Another recipe and identity for a run that goes on after ``round``: it is longer now, or runs elsewhere."""
+        """Replace recipe and identity of a run that continues after ``round``: longer, or with another engine."""
         self._stream("rounds")
-        self._write_status("running", round, "")  # first: half renewed, the run must not pass for finished
+        self._write_status("running", round, "")  # first: if interrupted here, the run must not look finished
         _write_json(self._identity, identity)
         atomic.write_text(self._recipe, toml.dumps(recipe))
 
     @contextmanager
     def lock(self) -> Iterator[RunFolder]:
-        """Be the only writer; records are flushed at the end, whatever happened."""
+        """Be the only writer; records are always flushed at the end."""
         with ExitStack() as stack:
             stack.enter_context(locked(self.path / "lock"))
             for leftover in (*atomic.leftovers(self.path), *atomic.leftovers(self._checkpoints)):
@@ -156,7 +156,7 @@ class RunFolder:
             yield self
 
     def append(self, stream: StreamName, row: Mapping[str, Any]) -> None:
-        """Add one row to ``rounds``, ``clients`` or ``timings``; it is safe after the next checkpoint."""
+        """Add one row to ``rounds``, ``clients`` or ``timings``; it is synced by the next checkpoint."""
         self._stream(stream).append(row)
 
     def flush(self) -> None:
@@ -165,7 +165,7 @@ class RunFolder:
             self._stream(name).flush()
 
     def set_status(self, state: RunState, round: int, reason: str = "") -> None:
-        """Say how the run stands."""
+        """Set the status of the run."""
         if state not in get_args(RunState):
             raise SpecError(f"unknown status '{state}'; {nearest(state, get_args(RunState))}")
         self._stream("rounds")
@@ -175,7 +175,7 @@ class RunFolder:
         self, round: int, server_state: State, client_states: Mapping[int, State],
         extra: Mapping[str, Any] | None = None,
     ) -> Path:  # fmt: skip
-        """Make everything up to ``round`` safe; the records first, so that a checkpoint never promises more."""
+        """Save everything up to ``round``; records first, so that a checkpoint never refers to missing rows."""
         lengths = {name: self._stream(name).sync() for name in get_args(StreamName)}
         path = self._checkpoints / f"round-{round:06d}.safetensors"
         checkpoint.save(path, {
@@ -190,10 +190,10 @@ class RunFolder:
     def latest(
         self, report: Callable[[str], None] = _warn, accept: Callable[[Checkpoint], None] = lambda _: None
     ) -> Checkpoint | None:
-        """The newest checkpoint that is whole; ``report`` hears of every damaged one that was passed over.
+        """The newest intact checkpoint; ``report`` is called for every damaged one that was skipped.
 
-        ``accept`` may refuse one for what it points to, by a ``CheckpointError``. None is a run that has no checkpoint
-        yet; where there are some, or must have been, and none can be used, that is an error.
+        ``accept`` may refuse a checkpoint for what it refers to, by a ``CheckpointError``. Returns None for a run that
+        has no checkpoint yet; if there are some, or must have been, and none can be used, that is an error.
         """
         refused = []
         for _, path in self._saved():
@@ -215,22 +215,22 @@ class RunFolder:
         return None
 
     def _check_beginning(self) -> None:
-        """A run without a checkpoint begins again, unless there must have been one."""
+        """Refuse to begin again without a checkpoint where there must have been one."""
         status = read_status(self.path)
         gone = not self._checkpoints.is_dir()
         if gone or (status["round"] and status["state"] in ("finished", "stopped")):
             raise CheckpointError(
-                f"{self.path} has no checkpoint{'s folder' if gone else ''}, although the run got to round "
+                f"{self.path} has no checkpoint{'s folder' if gone else ''}, although the run reached round "
                 f"{status['round']} or further; nothing was changed. {_START_OVER}"
             )
 
     def rewind(self, to: Checkpoint | None, instead: Mapping[str, bytes] | None = None) -> None:
-        """Cut the records back to a checkpoint (to nothing for None) and forget the checkpoints after it.
+        """Cut the records back to a checkpoint (to nothing for None) and delete later checkpoints.
 
-        ``instead`` are lines in place of those of the checkpoint's own round: call ``checkpoint`` afterwards.
+        ``instead`` are lines that replace those of the checkpoint's round: call ``checkpoint`` afterwards.
         """
         lengths = {name: self._length_at(name, to, name in (instead or {})) for name in get_args(StreamName)}
-        # First the checkpoints: should this be interrupted, none is left that knows more than the records.
+        # First the checkpoints: if this is interrupted, none is left that refers to missing records.
         for round, path in self._saved():
             if to is None or round > to.round:
                 path.unlink()
@@ -247,7 +247,7 @@ class RunFolder:
 
     @property
     def clients(self) -> Path:
-        """Where states of clients that are too large for a checkpoint lie."""
+        """The folder of client states that are too large for a checkpoint."""
         return self.path / "clients"
 
     @property
@@ -296,8 +296,8 @@ class RunFolder:
         _write_json(self.path / "status.json", {"state": state, "round": round, "reason": reason})
 
     def note_interruption(self, round: int, reason: str) -> None:
-        """Say that the run was interrupted, also on a disk that has no room left: then in the place of what was said
-        before. Where not even that is possible, nobody will hold the lock, which says the same."""
+        """Set the status to interrupted, on a full disk by overwriting the old status in place. If even that fails,
+        readers conclude it from the free lock."""
         told = {"state": "interrupted", "round": round, "reason": reason}
         try:
             _write_json(self.path / "status.json", told)
@@ -309,7 +309,7 @@ class RunFolder:
 def _checkpoint(state: State) -> Checkpoint:
     wrong = fault(state, SAVED, any_value) or next((name for name in SAVED if name not in state), None)
     if wrong:
-        raise CheckpointError(f"a checkpoint is not one of a run: {wrong} is missing or cannot be so")
+        raise CheckpointError(f"a checkpoint does not belong to a run: {wrong} is missing or invalid")
     clients = {int(client): mine for client, mine in state["clients"].items()}
     return Checkpoint(state["round"], state["server"], clients, state["extra"], state["lengths"])
 

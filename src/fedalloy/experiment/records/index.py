@@ -1,11 +1,11 @@
-"""What is worth knowing about a run at a glance, kept beside it so that a long run is read once.
+"""An index of a run's records, stored beside them so that a long run is read only once.
 
 ``index.sqlite`` holds for every round its numbers (:func:`.scalars.scalars`) and where its row begins, for every
-evaluation of clients where its row begins, the seconds of every round, the newest drops, and whatever an
-:class:`Accumulator` gathers. It is brought up to date by reading only what the run has added; each step is one
-transaction. It is a cache: where it does not match the records (a run that resumed from an earlier round) it is made
-again, where it is damaged it is deleted, and where it cannot be written, or another process has it, it lives in memory.
-The records themselves are only ever read.
+evaluation of clients where its row begins, the seconds of every round, the newest drops, and what the
+:class:`Accumulator` objects collect. An update reads only what the run has added; each step is one
+transaction. It is a cache: it is rebuilt if it does not match the records (a run that resumed from an earlier round),
+deleted if it is damaged, and kept in memory if it cannot be written or another process has it.
+The records themselves are never written.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from fedalloy.experiment.records.stream import decode
 AT_ONCE = 2 << 20
 """Bytes of a stream that one step reads."""
 MOST_EVENTS = 1000
-"""Single drops that are kept; all of them are counted."""
+"""Drops that are kept individually; all of them are counted."""
 _ADVICE = "resume the run or restore the file"
 _STREAMS = ("rounds", "clients", "timings")
-# The head of a row of clients.jsonl, up to its long arrays.
+# The short entries of a row of clients.jsonl, before its long arrays.
 _HEAD = re.compile(rb'(\{"round":\d+[^\[\]]*?),"ids":\[')
 
 
 class Accumulator(Protocol):
-    """Something of bounded size that is gathered over all rounds."""
+    """Collects something of bounded size over all rounds."""
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Take in one row of ``rounds.jsonl``."""
 
     def dump(self) -> bytes:
-        """Everything gathered so far."""
+        """The collected state as bytes."""
 
     def load(self, data: bytes) -> None:
-        """Go on from what was dumped; nothing at all when ``data`` is empty."""
+        """Restore a dumped state; empty ``data`` means the initial state."""
 
 
 @dataclass(frozen=True)
@@ -68,28 +68,28 @@ class Index:
         self._lock = threading.RLock()
         self._tables = open_tables(folder / FILE)
         if len(self) and any(not self._blob(name) for name in self.gathered):
-            with self._tables:  # the index was made by somebody who gathered less
+            with self._tables:  # the index was made with fewer accumulators
                 self._forget("rounds")
         self._reload()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         with self._lock:
             self._tables.close()
 
     def update(self) -> bool:
-        """Read on, at most :data:`AT_ONCE` bytes per stream; returns whether there is more to read."""
+        """Read new rows, at most :data:`AT_ONCE` bytes per stream; returns whether there is more to read."""
         with self._lock:
             more = [self._read_on(name) for name in _STREAMS]
         return any(more)
 
     def update_fully(self) -> None:
-        """Read everything there is."""
+        """Read all new rows."""
         while self.update():
             pass
 
     def __len__(self) -> int:
-        """How many rounds are indexed."""
+        """The number of indexed rounds."""
         with self._lock:
             return int(self._one("SELECT COUNT(*) FROM rounds"))
 
@@ -176,8 +176,8 @@ class Index:
                     self._tables.execute("UPDATE streams SET done = ?, mark = ? WHERE name = ?", values)
         except (KeyError, TypeError, ValueError) as error:
             self._reload()
-            raise CheckpointError(f"a row of {path.name} cannot be understood ({error!r}); {_ADVICE}") from error
-        except BaseException:  # the tables went back; so must what is in memory
+            raise CheckpointError(f"a row of {path.name} is invalid ({error!r}); {_ADVICE}") from error
+        except BaseException:  # the transaction was rolled back: reload what is in memory
             self._reload()
             raise
         return block.more
@@ -244,7 +244,7 @@ class Index:
 
 
 def _head(line: bytes) -> dict[str, Any]:
-    """The short entries of a row of clients: its long arrays need not be read."""
+    """The short entries of a row of clients, without parsing its long arrays."""
     match = _HEAD.match(line)
     if match:
         try:
@@ -259,5 +259,5 @@ def _head(line: bytes) -> dict[str, Any]:
 def _decoded(line: bytes, stream: str) -> dict[str, Any]:
     row = decode(line)
     if row is None or not is_row(row):
-        raise CheckpointError(f"a line of {stream}.jsonl is no row of a run; {_ADVICE}")
+        raise CheckpointError(f"a line of {stream}.jsonl is not a row of a run; {_ADVICE}")
     return row

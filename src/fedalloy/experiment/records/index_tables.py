@@ -1,4 +1,4 @@
-"""The tables of an index: checked, made again where damaged, kept in memory where they cannot be written."""
+"""The tables of an index: checked, rebuilt if damaged, in memory if they cannot be written."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ CREATE TABLE blobs(name TEXT PRIMARY KEY, data BLOB);
 
 
 def open_tables(path: Path) -> Connection:
-    """The tables in a file that is ours alone, or in memory."""
-    if not path.is_symlink():  # a link could make us write anywhere
+    """The tables in a file that is locked for this process, or in memory."""
+    if not path.is_symlink():  # a symlink could make us write anywhere
         for _ in range(2):
             try:
                 return _usable(path)
@@ -42,11 +42,11 @@ def open_tables(path: Path) -> Connection:
 
 
 def _usable(path: Path) -> Connection:
-    """Open and check; whatever is wrong is an error of sqlite3."""
+    """Open and check; every problem raises an sqlite3 error."""
     tables = sqlite3.connect(path, timeout=0.2, check_same_thread=False)
     try:
-        # One writer: what is gathered in its memory must match the file. And no waiting for the disk: after a power
-        # failure the check below finds a damaged file, and it is made again.
+        # One writer, because its memory must match the file. No syncing: after a power failure the check below finds a
+        # damaged file, and it is rebuilt.
         tables.execute("PRAGMA locking_mode = EXCLUSIVE")
         tables.execute("PRAGMA synchronous = OFF")
         if tables.execute("PRAGMA quick_check").fetchone() != ("ok",):

@@ -1,4 +1,4 @@
-"""Whole lines of a growing file, a block at a time, and whether the part that was read before is still the same."""
+"""Whole lines of a growing file, in blocks, and whether the part that was read before is unchanged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SAMPLE = 256
 
 @dataclass(frozen=True)
 class LineBlock:
-    """Lines with their ends; ``end`` is where the next block begins, ``mark`` tells what comes before it."""
+    """Lines with their ends; ``end`` is where the next block begins, ``mark`` a fingerprint of what comes before."""
 
     begin: int
     lines: tuple[bytes, ...]

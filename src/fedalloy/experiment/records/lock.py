@@ -1,11 +1,11 @@
-"""One writer per run folder: a file lock that the operating system lets go of when its holder dies.
+"""One writer per run folder: a file lock that the operating system releases when its holder dies.
 
-The file says who holds it in two lines, the process id and a word that is new for every session. Both are for people
-and for requests; whether somebody holds the lock is asked of the lock itself, since a process id may have been given
-to another process meanwhile.
+The file names its holder in two lines, the process id and an id that is new for every session. Both are for people and
+for stop requests; whether the lock is held is tested on the lock itself, since the operating system may have reused
+the process id.
 
-What takes a run up again waits for whatever still carries it out: a ServerApp, say, outlives its SuperLink for a
-while and continues with its round, and whoever gives the same command to a new SuperLink need not know that.
+Resuming waits for a process that is still writing the run: a ServerApp, for example, outlives its SuperLink for a while
+and continues with its round, when the same command may already have been given to a new SuperLink.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from fedalloy.core.errors import RunLocked
 
 _held: set[int] = set()
 _TRIES, _PAUSE = 20, 0.005
-"""Somebody who looks whether the lock is held has it for a moment: whoever wants it tries a few times."""
+"""Testing whether the lock is held takes it for a moment, so acquiring it is tried several times."""
 _LONGEST = 128
 _LOOK = 0.5
-"""Seconds between two looks at a lock that is waited for."""
+"""Seconds between two attempts while waiting for a lock."""
 T = TypeVar("T")
 
 
@@ -51,7 +51,7 @@ def locked(path: Path) -> Iterator[None]:
         os.pwrite(file, f"{os.getpid()}\n{secrets.token_hex(8)}\n".encode(), 0)
         yield
     finally:
-        # Absent in a forked child that walks out of this block: the parent still holds the lock.
+        # Absent in a forked child that leaves this block: the parent still holds the lock.
         if file in _held:
             _held.remove(file)
             os.close(file)
@@ -70,9 +70,9 @@ def _take(file: int, path: Path) -> None:
 
 
 def holder(path: Path) -> int | None:
-    """The process that holds a lock file (0 where the file does not name it), or None where nobody does.
+    """The process that holds a lock file (0 where the file does not name it), or None if it is free.
 
-    The lock itself is asked, by taking it together with all others who look, for a moment.
+    Takes a shared lock for a moment, which other readers may hold at the same time.
     """
     with _looking(path) as file:
         if file is None or _try(file, fcntl.LOCK_SH):
@@ -82,28 +82,28 @@ def holder(path: Path) -> int | None:
 
 
 def session_id(path: Path) -> str:
-    """The word of the session that holds, or last held, a lock file; empty where there was none."""
+    """The id of the session that holds, or last held, a lock file; empty where there was none."""
     with _looking(path) as file:
         return "" if file is None else _lines(file)[1]
 
 
 def in_turn(folder: Path, work: Callable[[], T], say: Callable[[str], None]) -> T:
-    """Do what needs the lock of a run folder as soon as nobody else has it."""
+    """Do what needs the lock of a run folder as soon as it is free."""
     while True:
         wait_for_turn(folder, say)
-        # Somebody else who was waiting may have been quicker.
+        # Another waiting process may have taken the lock first.
         with suppress(RunLocked):
             return work()
 
 
 def wait_for_turn(folder: Path, say: Callable[[str], None], sleep: Callable[[float], None] = time.sleep) -> None:
-    """Return when nobody writes a run folder; says once of every writer that it is waited for."""
+    """Return when no process writes a run folder; calls ``say`` once for every writer that it waits for."""
     known: set[int] = set()
     while (writer := holder(folder / "lock")) is not None:
         if writer not in known:
             known.add(writer)
             say(
-                f"the run in {folder} is still being carried out by process {writer}; going on when that has ended "
+                f"the run in {folder} is still being written by process {writer}; waiting until it has ended "
                 f"(to end it after its round: touch {folder / 'stop'})"
             )
         sleep(_LOOK)
@@ -111,14 +111,14 @@ def wait_for_turn(folder: Path, say: Callable[[str], None], sleep: Callable[[flo
 
 @contextmanager
 def held(folder: Path, lock: Callable[[], AbstractContextManager[T]], say: Callable[[str], None]) -> Iterator[T]:
-    """The lock of a run folder, as soon as nobody else has it."""
+    """The lock of a run folder, as soon as it is free."""
     with ExitStack() as stack:
         yield in_turn(folder, lambda: stack.enter_context(lock()), say)
 
 
 @contextmanager
 def _looking(path: Path) -> Iterator[int | None]:
-    """The file opened for reading, None where it cannot be; nothing of the look is left, nor in a forked child."""
+    """The file opened for reading, None where it cannot be; closed and unlocked afterwards, also in a forked child."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
@@ -130,7 +130,7 @@ def _looking(path: Path) -> Iterator[int | None]:
     finally:
         if file in _held:
             _held.remove(file)
-            fcntl.flock(file, fcntl.LOCK_UN)  # also for copies of it that a fork has made meanwhile
+            fcntl.flock(file, fcntl.LOCK_UN)  # also releases copies in forked children
             os.close(file)
 
 

@@ -1,20 +1,20 @@
-"""Read a finished or running run, a row at a time; how it is called.
+"""Read a finished or running run, row by row, and its name.
 
 ``rounds.jsonl`` has one object per round:
 
 | column | meaning |
 |---|---|
 | ``round`` | counted from 1 |
-| ``ids`` | the clients whose contribution counted, ascending |
+| ``ids`` | the clients whose contribution was used, ascending |
 | ``weights`` | one number per id, or ``{layer: [...]}`` for finer weights |
 | ``dropped`` | ``{id: reason}`` for contributions that were refused |
 | ``absent`` | ids that were expected and sent nothing |
 | ``idle`` | ids that took no step (no examples, no time); whether they count is up to the rule: see ``ids`` |
-| ``refusal`` | why the rule could not be applied to those who came, so that the round had no effect; else null |
+| ``refusal`` | why the rule could not be applied to these clients, so that the round had no effect; else null |
 | ``train_loss`` | mean training loss over the clients |
-| ``bytes_up``, ``bytes_down`` | what travelled in the round: the bytes of tensors, packed, without headers |
+| ``bytes_up``, ``bytes_down`` | what was transferred in the round: the bytes of tensors, packed, without headers |
 | ``simulated_seconds`` | how long the round takes on the simulated devices |
-| ``info`` | ``{name: value}``: what the rules computed on the way |
+| ``info`` | ``{name: value}``: intermediate values of the rules |
 | ``evaluation`` | ``{metric: {"mean": ..., "worst_served": ..., ...}}`` over clients; only in rounds that evaluate |
 | ``evaluation_global`` | the same for the global model, where ``evaluation`` is of the clients' own models |
 | ``evaluation_mix`` | ``{metric: {"lambda", "mean", "fixed", "best_mean", "oracle"}}`` (:mod:`fedalloy.experiment.mixing`) |
@@ -27,7 +27,7 @@ a direction has neither. ``worst`` and ``best`` are the lowest and the highest 1
 (``train``, ``valid`` or ``test``), ``model``, ``ids``, and one array per metric. ``model`` is ``global``, or, for methods
 whose clients have a model of their own, also ``personal``, which then comes last in its round; ``mixed`` rows score
 ``(1 - mix)`` federated plus ``mix`` local model and have a column ``mix``. A number that is not finite is ``null``:
-a client without a score, or one whose loss overflowed (then its other metrics have values), who counts as served worst.
+a client without a score, or one whose loss overflowed (then its other metrics have values), which counts as worst.
 
 With pandas::
 
@@ -64,7 +64,7 @@ _KNOWN = {"status.json": STATUS, "manifest.json": MANIFEST}
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run as its folder tells it; the rows are read again at every call, so a running run shows its progress."""
+    """The records of one run; rows are read again at every call, so a running run shows its progress."""
 
     path: Path
     recipe: dict[str, Any]
@@ -114,8 +114,8 @@ def read_run(path: str | Path) -> RunRecord:
 
 
 def read_status(folder: Path) -> dict[str, Any]:
-    """How a run stands: ``state``, ``round``, ``reason``. One that says it is running while nobody holds its lock was
-    interrupted: by SIGKILL, by a machine that stopped, by a disk so full that not even this could be written."""
+    """The status of a run: ``state``, ``round``, ``reason``. A run with the state running and a free lock was
+    interrupted: by SIGKILL, a crash of the machine, or a disk so full that the status could not be written."""
     try:
         told = read_json(folder / "status.json") or {}
     except CheckpointError:
@@ -127,7 +127,7 @@ def read_status(folder: Path) -> dict[str, Any]:
 
 
 def find_runs(folder: str | Path) -> list[Path]:
-    """Every run in a folder and below, sorted; a run is not searched for further runs."""
+    """Every run in a folder and below, sorted; run folders are not searched further."""
     found = []
     for place, below, _ in os.walk(folder):
         if is_run(Path(place)):
@@ -151,7 +151,7 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
             if row is not None:
                 yield row
             elif next(lines, None) is not None:
-                raise CheckpointError(f"{path}, line {number} is no JSON object; resume the run or restore the file")
+                raise CheckpointError(f"{path}, line {number} is not a JSON object; resume the run or restore the file")
 
 
 def last_row(path: Path) -> dict[str, Any] | None:
@@ -160,7 +160,7 @@ def last_row(path: Path) -> dict[str, Any] | None:
 
 
 def newest_rows(path: Path, most: int | None = None) -> Iterator[dict[str, Any]]:
-    """The complete rows of a stream, newest first, at most so many; reads from the end of the file."""
+    """The complete rows of a stream, newest first, at most ``most``; reads from the end of the file."""
     rows = (row for row in map(decode, _lines_backwards(path)) if row is not None and is_row(row))
     return islice(rows, most)
 
@@ -209,12 +209,12 @@ def read_json(path: Path) -> dict[str, Any] | None:
         raise CheckpointError(f"{path} is damaged: no JSON object; restore it, or run again elsewhere")
     wrong = fault(value, _KNOWN.get(path.name, {}))
     if wrong:
-        raise CheckpointError(f"{path} is damaged: {wrong} cannot be so; restore it, or run again elsewhere")
+        raise CheckpointError(f"{path} is damaged: {wrong} is invalid; restore it, or run again elsewhere")
     return value
 
 
 def read_recipe(path: Path) -> dict[str, Any]:
-    """The recipe of a run, as far as readers look at it checked."""
+    """The recipe of a run; the parts that readers use are checked."""
     try:
         return shape.checked_recipe(tomllib.loads(path.read_text(encoding="utf-8")), path)
     except (ValueError, RecursionError) as error:
@@ -222,16 +222,16 @@ def read_recipe(path: Path) -> dict[str, Any]:
 
 
 QUICK = " (quick)"
-"""What is added to the name of a run that was shortened."""
+"""Suffix of the name of a run that was shortened."""
 
 
 def name_of(recipe: Mapping[str, Any]) -> str:
-    """How a run is called: its own name, its method's, or its parts'.
+    """The name of a run: its own, its method's, or that of its parts.
 
     >>> name_of({"algorithm": {"name": "fedavg"}}), name_of({"weighting": {"kind": "uniform"}})
     ('fedavg', 'fedavg, uniform')
 
-    A run that was shortened says so, so that nobody takes it for a result.
+    A shortened run is marked, so that it is not mistaken for a result.
 
     >>> name_of({"name": "mine", "run": {"quick": True}})
     'mine (quick)'

@@ -12,7 +12,7 @@ _NESTED = ("evaluation", "evaluation_global", "global", "info")
 
 
 def scalars(row: Mapping[str, Any]) -> dict[str, float]:
-    """The finite numbers of a row; lists of numbers (angles of clients, say) by their mean.
+    """The finite numbers of a row; lists of numbers (such as angles of clients) by their mean.
 
     >>> scalars({"round": 3, "ids": [4, 9], "train_loss": 0.5, "evaluation": {"accuracy": {"mean": 0.8, "gini": None}}})
     {'train_loss': 0.5, 'counted': 2.0, 'evaluation/accuracy/mean': 0.8}

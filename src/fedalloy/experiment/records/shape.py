@@ -1,5 +1,4 @@
-"""The shape of a run's files, as far as readers rely on it: what somebody has edited or damaged is named, not tripped
-over."""
+"""Checks of a run's files, as far as readers rely on them: an edited or damaged entry gives an error that names it."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ _CLIENTS: dict[str, Types] = {"round": (int,), "ids": (list,), "model": (str,), 
 
 
 def checked_recipe(recipe: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The stored recipe, if what readers look at is what it should be."""
+    """The stored recipe, if the parts that readers use are valid."""
     _check(recipe, _RECIPE, str(path))
     seeds = recipe.get("run", {}).get("seeds", [0])
     if not seeds or not all(isinstance(seed, int) for seed in seeds):
@@ -69,11 +68,11 @@ def checked_timing(row: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _plain(row: dict[str, Any], where: str) -> dict[str, Any]:
-    """The row, if everything inside it is in its bounds, too."""
+    """The row, if all its values are within their bounds."""
     wrong = row_fault(row)
     if wrong:
         raise CheckpointError(
-            f"{where} is damaged: {wrong} holds what no run writes; restore it, or run again elsewhere"
+            f"{where} is damaged: {wrong} holds a value that no run writes; restore it, or run again elsewhere"
         )
     return row
 

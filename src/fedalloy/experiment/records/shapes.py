@@ -1,7 +1,7 @@
-"""What the files of a run folder may say: types and bounds of what readers count on.
+"""What the files of a run folder may hold: types and bounds of what readers rely on.
 
-A folder may come from anybody. Whatever is read passes here once, so that pages, tables and resumed runs need not ask
-again. Columns and keys that are not named here may hold any plain value.
+A folder may come from an untrusted source. Everything that is read is checked here once, so that pages, tables and
+resumed runs need not check again. Columns and keys that are not named here may hold any plain value.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 MOST_CLIENTS, MOST_ROUNDS = 10_000_000, 1_000_000_000
-"""Beyond these a number is no client and no round: readers reserve room for all that come before it."""
+"""Larger numbers are refused as client ids and rounds, because readers allocate memory for all smaller ones."""
 _LARGEST, _DEEPEST = 1e300, 20
 _NUMBERS = {int, float, type(None)}
 Check = Callable[[Any], bool]
 
 
 def is_plain(value: Any, depth: int = 0) -> bool:
-    """Whether a value holds finite numbers, texts, and not too many levels of lists and tables."""
+    """Whether a value holds only finite numbers, texts, and lists and tables that are not nested too deeply."""
     if isinstance(value, dict):
         return depth < _DEEPEST and all(text(name) and is_plain(one, depth + 1) for name, one in value.items())
     if isinstance(value, list):
@@ -26,12 +26,12 @@ def is_plain(value: Any, depth: int = 0) -> bool:
 
 
 def number(value: Any) -> bool:
-    """A number that is finite and that fits everywhere."""
+    """A finite number within the range of all readers."""
     return type(value) in (int, float) and -_LARGEST < value < _LARGEST
 
 
 def numbers(value: Any) -> bool:
-    """A list of numbers, null among them."""
+    """A list of numbers and nulls."""
     if type(value) is not list or not set(map(type, value)) <= _NUMBERS:
         return False
     return all(one is None or -_LARGEST < one < _LARGEST for one in value)
@@ -43,7 +43,7 @@ def any_value(value: Any) -> bool:
 
 
 def text(value: Any) -> bool:
-    """A string that can be written to a file: JSON can say halves of characters, UTF-8 cannot."""
+    """A string that can be written to a file: JSON allows lone surrogates, UTF-8 does not."""
     if not isinstance(value, str):
         return False
     try:
@@ -129,7 +129,7 @@ def is_row(value: Any) -> bool:
 
 
 def row_fault(row: dict[str, Any]) -> str | None:
-    """What is wrong with a row; in one of clients' scores every further column is a list of numbers.
+    """What is wrong with a row; in a row of client scores every further column is a list of numbers.
 
     >>> row_fault({"round": 1, "model": "global", "ids": [0], "accuracy": "high"})
     "'accuracy'"
@@ -138,12 +138,12 @@ def row_fault(row: dict[str, Any]) -> str | None:
 
 
 def fault(value: Any, known: Mapping[str, Check], others: Check = is_plain) -> str | None:
-    """What is wrong with a table, by the name of its first entry that cannot be; None where nothing is.
+    """The name of a table's first invalid entry; None if all are valid.
 
     >>> fault({"round": -1}, ROW), fault({"round": 1, "own": {"x": 2}}, ROW)
     ("'round'", None)
     """
     if not isinstance(value, dict):
-        return "it is no table"
+        return "it is not a table"
     wrong = next((name for name, one in value.items() if not (text(name) and known.get(name, others)(one))), None)
     return None if wrong is None else ascii(wrong[:40])

@@ -1,4 +1,4 @@
-"""What a run could make after some of its rounds, kept in its folder: ``synthetic/round-000050.safetensors``."""
+"""Synthetic samples after some of a run's rounds, kept in its folder: ``synthetic/round-000050.safetensors``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def forget(run: Path, round: int) -> None:
 
 
 def rounds(run: Path) -> list[int]:
-    """The rounds that a run kept samples of, ascending."""
+    """The rounds whose samples a run has kept, ascending."""
     folder = run / FOLDER
     found = (_NAME.fullmatch(path.name) for path in folder.iterdir()) if folder.is_dir() else ()
     return sorted(int(match[1]) for match in found if match)

@@ -1,8 +1,8 @@
-"""Asking a run to end from outside: a file in its folder, which the driver looks for after every round.
+"""Stop requests from other processes: a file in the run folder, which the driver checks for after every round.
 
-A file and not a signal: it reaches a run on every engine and in any thread (signals reach the main thread alone),
-and it cannot hit another process that was given the same number. The file names the session it is meant for, so that
-no clock decides whether a request is still of use; an empty one, made by hand, is meant for whoever is running.
+A file and not a signal: it reaches a run on every engine and in any thread (signals reach the main thread only),
+and it cannot hit another process that has got the same process id. The file names the session it is meant for, so that
+outdated requests are recognised without comparing times; an empty one, made by hand, is meant for any session.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from fedalloy.core.errors import CheckpointError
 from fedalloy.experiment.records.lock import holder, session_id
 
 REQUESTED = "stopped on request"
-"""The reason that a run's status gives afterwards."""
+"""The reason in the status of a run that was stopped."""
 _FILE = "stop"
 _LONGEST = 128
 
 
 def ask_to_stop(folder: Path) -> None:
-    """Ask the run that is going in ``folder`` to end after the round in progress, with a checkpoint."""
+    """Ask the run in ``folder`` to end after the round in progress, with a checkpoint."""
     if holder(folder / "lock") is None:
         raise CheckpointError(f"nothing is running in {folder.name}, so there is nothing to stop")
-    # A link in its place is not followed: nothing outside the run is touched.
+    # A symlink is not followed: nothing outside the run folder is written.
     how = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
     file = os.open(folder / _FILE, how, 0o666)
     os.write(file, f"{session_id(folder / 'lock')}\n".encode())
@@ -31,7 +31,7 @@ def ask_to_stop(folder: Path) -> None:
 
 
 def is_asked(folder: Path, of: str) -> bool:
-    """Whether somebody asked the session ``of``, or whoever is running."""
+    """Whether there is a request for the session ``of``, or for any session."""
     try:
         file = os.open(folder / _FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -45,7 +45,7 @@ def is_asked(folder: Path, of: str) -> bool:
 
 
 def withdraw(folder: Path, unless: str | None = None) -> None:
-    """Forget a request; ``unless`` keeps one that names this session."""
+    """Delete a request, except one for the session ``unless``."""
     file = folder / _FILE
     if unless is None or file.is_symlink() or _named(file) != unless:
         file.unlink(missing_ok=True)

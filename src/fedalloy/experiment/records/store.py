@@ -1,4 +1,4 @@
-"""Where the states of clients live between rounds: in memory, or on disk when they are many or large."""
+"""Where client states are kept between rounds: in memory, or on disk when they are many or large."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from fedalloy.experiment.records.disk_store import DiskStore, is_place, placed
 class MemoryStore:
     """All states in memory (:class:`fedalloy.core.protocols.ClientStore`); every checkpoint holds all of them.
 
-    A state is a value that nobody writes in place, so none is copied here. A client that was never put is
-    unknown: the engine starts it from the solver's own beginning.
+    States are never modified in place, so they are not copied here. A client that was never put is
+    unknown: the engine gives it the solver's initial state.
 
     >>> store = MemoryStore()
     >>> store.put(1, {7: {"solver": {"steps": 3}}})
@@ -34,7 +34,7 @@ class MemoryStore:
         return len(self._states)
 
     def get(self, ids: Sequence[int]) -> dict[int, State]:
-        """The states that are known."""
+        """The known states of ``ids``."""
         return {client: self._states[client] for client in ids if client in self._states}
 
     def put(self, round: int, states: Mapping[int, State]) -> None:
@@ -46,7 +46,7 @@ class MemoryStore:
         return dict(sorted(self._states.items()))
 
     def check(self, kept: Mapping[int, State]) -> None:
-        """Whether the checkpoint holds the states themselves."""
+        """Refuse a checkpoint that does not hold the states themselves."""
         if any(map(is_place, kept.values())):
             raise CheckpointError(
                 "this run keeps the states of its clients on disk: resume it with the client_memory_mb it began with"
@@ -63,9 +63,8 @@ def open_store(
 ) -> ClientStore:
     """The store of a run whose clients each keep a state such as ``one``.
 
-    The rule: in memory if the whole population's states fit into ``memory_mb``, on disk otherwise, whatever the
-    number of clients that will really take part. On disk means under ``folder``, or in a temporary folder for a
-    run that has none.
+    In memory if the whole population's states fit into ``memory_mb``, on disk otherwise, no matter how many clients
+    will take part. On disk means under ``folder``, or in a temporary folder for a run that has none.
 
     >>> type(open_store({"solver": {}}, 10**6, 64.0)).__name__
     'MemoryStore'
@@ -76,7 +75,7 @@ def open_store(
 
 
 def read_store(kept: Mapping[int, State], folder: Path, device: str = "cpu") -> ClientStore:
-    """The states of a checkpoint, for those who look at a run from outside: nothing on disk is touched."""
+    """The states of a checkpoint, for readers other than the run itself: nothing on disk is changed."""
     if not any(map(is_place, kept.values())):
         return MemoryStore({client: placed(state, device) for client, state in kept.items()}, device)
     store = DiskStore(folder, device)
@@ -85,7 +84,7 @@ def read_store(kept: Mapping[int, State], folder: Path, device: str = "cpu") -> 
 
 
 def nbytes(state: Any) -> int:
-    """How many bytes the tensors of a nested state occupy."""
+    """The size of a nested state's tensors in bytes."""
     if isinstance(state, Mapping):
         return sum(map(nbytes, state.values()))
     if isinstance(state, list | tuple):

@@ -1,4 +1,4 @@
-"""A file of JSON objects, one a line, that only grows: cheap to append to, cut back when a run resumes."""
+"""A file of JSON objects, one per line: rows are only appended, and cut off when a run resumes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 
 from fedalloy.core.errors import SpecError
 
-# Written to the file when this much has gathered: whole lines in one call, so that a reader sees whole lines.
+# Flushed at this size: whole lines in one call, so that a reader sees whole lines.
 _BUFFER = 1 << 16
 
 
 class Stream:
-    """Appends rows to a file. Its buffer is its own, not the interpreter's: a forked worker that exits never
-    writes the parent's rows a second time."""
+    """Appends rows to a file. It has its own buffer instead of the interpreter's, so that a forked worker that exits
+    does not write the parent's rows a second time."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -37,14 +37,14 @@ class Stream:
         self._buffer += lines
 
     def flush(self) -> None:
-        """Hand everything to the operating system."""
+        """Write everything to the operating system."""
         while self._buffer:
             written = os.write(self._file, self._buffer)
             del self._buffer[:written]
             self._unsynced = True
 
     def sync(self) -> int:
-        """Bring everything to the disk; returns the length of the file in bytes."""
+        """Sync everything to disk; returns the length of the file in bytes."""
         self.flush()
         if self._unsynced:
             os.fsync(self._file)
@@ -52,13 +52,13 @@ class Stream:
         return os.fstat(self._file).st_size
 
     def cut(self, length: int) -> None:
-        """Forget everything after the first ``length`` bytes, buffered rows too."""
+        """Drop everything after the first ``length`` bytes, buffered rows too."""
         self._buffer.clear()
         os.ftruncate(self._file, length)
         os.fsync(self._file)
 
     def close(self) -> None:
-        """Flush and let go of the file."""
+        """Flush and close the file."""
         try:
             self.flush()
         finally:
@@ -75,7 +75,7 @@ def encode(row: Mapping[str, Any]) -> str:
     try:
         try:
             return _encoder.encode(row)
-        except ValueError:  # a number that is not finite: rare, so only then is the row walked through
+        except ValueError:  # a number that is not finite; rare, so rows are searched only then
             return _encoder.encode(_finite(row))
     except TypeError as error:
         raise SpecError(f"a record cannot hold this: {error}. Allowed: {_ALLOWED}") from error
@@ -85,7 +85,7 @@ _ALLOWED = "numbers, strings, bool, None, tensors, arrays, and lists and dicts o
 
 
 def length_through(path: Path, round: int) -> int:
-    """How many bytes of a stream come before the first row of a later round or the first broken line."""
+    """The length of a stream up to the first row of a later round or the first broken line."""
     length = 0
     with path.open("rb") as lines:
         for line in lines:
@@ -112,7 +112,7 @@ def decode(line: bytes) -> dict[str, Any] | None:
 
 
 def _as_list(value: Any) -> Any:
-    """Tensors, arrays and their scalars, told by the one method they share (nothing is imported here)."""
+    """Tensors, arrays and their scalars, recognised by their common method so that no library is imported here."""
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, Mapping):

@@ -11,7 +11,7 @@ from fedalloy.core.errors import SpecError
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _ESCAPES = {"\\": "\\\\", '"': '\\"', "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
-# What a basic string must not hold as it is: control characters but the tab, which reads better escaped.
+# What must be escaped in a basic string: control characters. The tab need not be, but is easier to read escaped.
 _UNSAFE = re.compile(r'[\\"\x00-\x1f\x7f]')
 
 
@@ -29,7 +29,7 @@ def dumps(value: Mapping[str, Any]) -> str:
 
 
 def _table(table: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]:
-    """The lines of one table: its values, then its tables, since a value after a table would belong to that."""
+    """The lines of one table: its values, then its tables, since a value after a table would belong to that table."""
     present = {_text_key(key, path): item for key, item in table.items() if item is not None}
     for key, item in present.items():
         if not _is_table(item) and not _is_tables(item):
@@ -67,7 +67,7 @@ def _value(value: Any, path: tuple[str, ...]) -> str:
             present = {_text_key(key, path): item for key, item in value.items() if item is not None}
             return "{" + ", ".join(f"{_key(key)} = {_value(item, (*path, key))}" for key, item in present.items()) + "}"
     raise SpecError(
-        f"'{'.'.join(path)}' is {value!r} ({type(value).__name__}), which TOML cannot say; "
+        f"'{'.'.join(path)}' is {value!r} ({type(value).__name__}), which TOML cannot represent; "
         "allowed: str, int, float, bool, lists and dicts of those, and None as the value of a key"
     )
 
@@ -80,7 +80,7 @@ def _float(value: float) -> str:
 
 def _string(value: str, path: tuple[str, ...]) -> str:
     if any("\ud800" <= character <= "\udfff" for character in value):
-        raise SpecError(f"'{'.'.join(path)}' holds {value!r}, which is no Unicode text; remove the lone surrogate")
+        raise SpecError(f"'{'.'.join(path)}' holds {value!r}, which is not valid Unicode; remove the lone surrogate")
     return f'"{_UNSAFE.sub(_escape, value)}"'
 
 
