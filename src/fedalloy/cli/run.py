@@ -97,7 +97,7 @@ def stored(wanted: Experiment, folder: Path) -> Experiment:
 
 
 def seconds(folder: Path) -> dict[str, float]:
-    """Seconds per phase, over all rounds. Where the engine reports phases of the clients' work, they replace it."""
+    """Seconds per phase, over all rounds. Phases that the engine reports are subtracted from the clients' time."""
     from fedalloy.experiment.records.reading import read_run
     from fedalloy.results.sums import phases
 

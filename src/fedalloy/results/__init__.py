@@ -1,1 +1,1 @@
-"""What runs reached, read from their folders: outcome, statistics over seeds, grouping, sums over rounds; each once."""
+"""Results of runs, read from their folders: outcomes, statistics over seeds, grouping, sums over rounds."""

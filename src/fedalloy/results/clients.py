@@ -1,4 +1,4 @@
-"""The clients of a run at an evaluation: who they are, how each is served, and in which order."""
+"""The clients of a run at an evaluation: their names, scores and order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Client:
 
 
 def client_name(manifest: Mapping[str, Any], client: int) -> str:
-    """How a client is called."""
+    """The name of a client."""
     names = manifest.get("names")
     return str(names[client]) if names and client < len(names) else f"client {client}"
 
@@ -43,11 +43,11 @@ def clients_at(row: Mapping[str, Any], scores: Sequence[float], manifest: Mappin
 
 
 def worst_first(clients: Iterable[Client], higher: bool | None) -> list[Client]:
-    """The clients with a value, worst served first: before all others those whose loss overflowed."""
+    """The clients with a value, worst served first, beginning with those whose loss overflowed."""
     known = [client for client in clients if not math.isnan(client.score)]
     return sorted(known, key=lambda client: (rank(client.score, higher), client.id))
 
 
 def drawable(clients: Iterable[Client]) -> list[Client]:
-    """Those whose value has a place on an axis."""
+    """The clients whose value is finite."""
     return [client for client in clients if math.isfinite(client.score)]

@@ -1,4 +1,4 @@
-"""Means over rounds x clients in bounded space: however long a run, a picture of it stays a picture."""
+"""Means over rounds x clients in bounded memory, for pictures of long runs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Grid:
         self._count[row] += np.bincount(places, minlength=width)
 
     def means(self) -> Array:
-        """``[bins of rounds, bins of clients]``; NaN where nobody had a value."""
+        """``[bins of rounds, bins of clients]``; NaN where no client had a value."""
         rows = max(1, -(-self.rounds // self.rounds_per_bin))
         columns = max(1, -(-self.clients // self.clients_per_bin))
         found, counts = np.full((rows, columns), np.nan), self._count[:rows, :columns]
@@ -54,7 +54,7 @@ class Grid:
         return found
 
     def shrink(self, rounds: int, clients: int) -> Grid:
-        """The same values in at most so many bins."""
+        """The same values in at most ``rounds`` x ``clients`` bins."""
         small = Grid(self.most)
         small.rounds, small.clients = self.rounds, self.clients
         small.rounds_per_bin, small.clients_per_bin = self.rounds_per_bin, self.clients_per_bin
@@ -66,12 +66,12 @@ class Grid:
         return small
 
     def to_arrays(self) -> dict[str, Any]:
-        """Everything that :meth:`from_arrays` needs to go on."""
+        """The state for :meth:`from_arrays`."""
         return vars(self)
 
     @staticmethod
     def from_arrays(kept: Mapping[str, Any]) -> Grid:
-        """A grid that goes on where another one stood; numbers may have become arrays without axes meanwhile."""
+        """The grid of a stored state, in which numbers may have become 0-dimensional arrays."""
         grid = Grid()
         for name, value in kept.items():
             setattr(grid, name, value if np.ndim(value) else int(value))

@@ -1,6 +1,6 @@
-"""Lines over rounds: what the seeds of an algorithm reached in each, and where a row says so.
+"""Lines over rounds: what the seeds of an algorithm reached in each round.
 
-A line goes on as long as some seed does, so that its end is what the table of finished runs says.
+A line continues as long as some seed does, so that its end agrees with the table of finished runs.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ STATISTICS = {
     "shared": "global model, mean over clients",
     "pooled": "global model on the global test set",
 }
-"""What a line may show, in words."""
+"""The statistics that a line can show, with their descriptions."""
 
 
 def by_round(seeds: Iterable[Mapping[int, Item]]) -> dict[int, list[Item]]:
-    """What the seeds have in every round, over those that have something there; rounds ascend.
+    """The values of the seeds in every round, from the seeds that have one; rounds ascend.
 
     >>> by_round([{1: "a", 3: "b"}, {1: "c"}])
     {1: ['a', 'c'], 3: ['b']}
@@ -45,7 +45,7 @@ def statistic_of(row: Mapping[str, Any], metric: str, statistic: str, higher: bo
 
 
 def responses_of(info: Mapping[str, Item]) -> Item | None:
-    """The responses of the whole population: those of a rule that sees a cohort alone are an estimate.
+    """The responses of the whole population; estimated by rules that only see a cohort.
 
     >>> responses_of({"responses": [0.1], "estimate": [0.1, 0.3]}), responses_of({"responses": [0.2, 0.4]})
     ([0.1, 0.3], [0.2, 0.4])

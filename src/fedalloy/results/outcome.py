@@ -1,4 +1,4 @@
-"""What one run reached, read from its folder; loads no torch, unless the folder is an old one (:mod:`.served`)."""
+"""The outcome of a run, read from its folder; does not load torch, except for old folders (:mod:`.served`)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from fedalloy.tasks.metrics.direction import reaches
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """How a run ended and how its clients fared at the last evaluation.
+    """How a run ended, and its clients' scores at the last evaluation.
 
     ``scores`` summarises the target metric over clients (mean, worst_served, best_served, gini, ...); ``reached`` is
-    the first round whose mean is as good as ``target``. Where the run looks at the global test set, ``mean`` is the
+    the first round whose mean is as good as ``target``. Where the run uses the global test set, ``mean`` is the
     value there. ``higher_is_better`` is the direction of the metric, None where it has none.
     ``quick`` marks a run that was shortened to see whether it runs.
     """
@@ -39,12 +39,12 @@ class RunOutcome:
 
     @property
     def finished(self) -> bool:
-        """Whether the run came to its end; a failed one has scores, too, but they do not count."""
+        """Whether the run finished; a failed run has scores too, but they are not results."""
         return self.state == "finished"
 
     @property
     def ended(self) -> bool:
-        """Whether the run would end in the same way again; one that was stopped or interrupted goes on."""
+        """Whether the run is finished or failed; one that was stopped or interrupted can continue."""
         return self.state in ("finished", "failed")
 
     def to_json(self) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def read_outcome(folder: str | Path) -> RunOutcome:
 
 
 def outcome_of(record: RunRecord, rows: Iterable[Mapping[str, Any]]) -> RunOutcome:
-    """The outcome of a run whose rows of ``rounds.jsonl`` are at hand; those without an evaluation may be missing."""
+    """The outcome of a run from its rows of ``rounds.jsonl``; those without an evaluation may be missing."""
     settings, status = record.recipe.get("run", {}), record.status
     metric, on_global = watched_by(record.recipe)
     target, higher = settings.get("target"), served.direction(record, metric)
@@ -92,7 +92,7 @@ def outcome_of(record: RunRecord, rows: Iterable[Mapping[str, Any]]) -> RunOutco
 
 
 def watched_by(recipe: Mapping[str, Any]) -> tuple[str, bool]:
-    """The metric that a run is judged by, and whether it is looked at on the global test set."""
+    """The target metric of a run, and whether it is measured on the global test set."""
     settings = recipe.get("run", {})
     return settings.get("target_metric", "accuracy"), settings.get("target_on") == "global"
 

@@ -1,4 +1,4 @@
-"""Which runs some folders hold, in which order they are shown, and which of them belong together."""
+"""The runs in folders, their order, and which of them belong together."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from fedalloy.experiment.records.reading import QUICK, find_runs
 from fedalloy.results.outcome import RunOutcome, read_outcome
 
 TUNING = "tuning"
-"""The folder of a comparison whose runs chose settings and are no results."""
+"""The folder of a comparison's tuning runs, which are not results."""
 
 
 class Named(Protocol):
-    """A run, or what is known about one."""
+    """A run, or a summary of one."""
 
     @property
     def name(self) -> str:
@@ -38,15 +38,15 @@ def by_name(runs: Iterable[Run]) -> dict[str, list[Run]]:
 
 
 def runs_in(places: Sequence[Path]) -> list[Path]:
-    """The runs in some folders and below, without those that tuning made."""
+    """The runs in some folders and below, without tuning runs."""
     found = [run for place in places for run in find_runs(place) if TUNING not in run.relative_to(place).parts]
     if not found:
-        raise CheckpointError(f"no run in {', '.join(map(str, places))}; name run folders, or a folder that holds some")
+        raise CheckpointError(f"no run in {', '.join(map(str, places))}; name run folders, or a folder that holds runs")
     return list(dict.fromkeys(found))
 
 
 def read_outcomes(places: Sequence[Path]) -> list[RunOutcome]:
-    """What the runs in some folders reached, in the order of the comparison that they belong to."""
+    """The outcomes of the runs in some folders, in the order of their comparison."""
     order = order_of(places)
     return sorted(told_apart([read_outcome(run) for run in runs_in(places)]), key=lambda run: place_in(order, run))
 
@@ -59,12 +59,12 @@ def order_of(places: Sequence[Path]) -> list[str]:
 
 def place_in(order: Sequence[str], run: RunOutcome) -> tuple[int, str, int]:
     """A key that sorts runs by that order, then by name and seed."""
-    name = run.name.removesuffix(QUICK)  # a comparison that was shortened keeps the names of its recipe
+    name = run.name.removesuffix(QUICK)  # the recipe of a shortened comparison has the names without the suffix
     return order.index(name) if name in order else len(order), run.name, run.seed
 
 
 def told_apart(runs: Sequence[RunOutcome]) -> list[RunOutcome]:
-    """Two runs of one name and seed are two experiments, not two samples of one: the folder is added to their names."""
+    """Runs with the same name and seed are different experiments: the folder is added to their names."""
     twice = {name for (name, _), count in Counter((run.name, run.seed) for run in runs).items() if count > 1}
     folders = [run.folder for run in runs if run.name in twice and run.folder]
     if len(folders) < 2:
@@ -75,6 +75,6 @@ def told_apart(runs: Sequence[RunOutcome]) -> list[RunOutcome]:
 
 def _with_place(run: RunOutcome, common: Path) -> RunOutcome:
     folder = run.folder or common
-    # The last folder of a comparison's run is its seed, the one before it its name: neither tells anything new.
+    # In a comparison the last folder is the seed and the one before it the name: neither adds information.
     parts = [part for part in folder.relative_to(common).parts if part not in (run.name, f"seed-{run.seed}")]
     return replace(run, name=f"{run.name} ({'/'.join(parts)})" if parts else run.name)

@@ -1,8 +1,8 @@
-"""Who is served worst in a run, from its records.
+"""The worst-served and best-served clients of a run, from its records.
 
 An evaluation holds ``worst_served`` and ``best_served`` of every metric that has a direction. Folders from before that
-hold ``worst`` and ``best`` only, which are the lowest and the highest values and stay just that: the two tails are then
-computed from the clients' own values. Torch is loaded for such folders alone.
+hold only ``worst`` and ``best``, which are the lowest and the highest values: the two tails are then
+computed from the clients' own values. Torch is loaded for such folders only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NOT_METRICS = ("ids", "round", "split", "model", "mix")
 
 
 def direction(record: RunRecord, metric: str) -> bool | None:
-    """Whether more of a metric is better: as the run noted it, or as the metric is registered here."""
+    """Whether more of a metric is better: as recorded by the run, or as the metric is registered here."""
     return noted_direction(record.environment, metric)
 
 
@@ -35,7 +35,7 @@ def noted_direction(environment: Mapping[str, Any], metric: str) -> bool | None:
 
 
 def completed(record: RunRecord, rows: Iterable[Row]) -> Iterator[Row]:
-    """Rows of ``rounds.jsonl`` in their order, each with both tails; ``clients.jsonl`` is read where some lack them."""
+    """Rows of ``rounds.jsonl`` in order, each with both tails; ``clients.jsonl`` is read if some lack them."""
     directions: dict[str, bool | None] = {}
     clients = groupby(record.clients(), key=lambda row: int(row["round"]))
     round, at = 0, list[Row]()
@@ -79,7 +79,7 @@ def last_tails(record: RunRecord, round: int, metric: str, summary: Mapping[str,
 
 
 def scored(rows: Sequence[Row]) -> Row:
-    """The row of an evaluation that counts: of the models that clients use, not of mixtures; empty without any."""
+    """The reported row of an evaluation: of the models that clients use, not of mixtures; empty if there is none."""
     return next((row for row in reversed(rows) if row.get("mix") is None), {})
 
 
@@ -101,8 +101,8 @@ def client_values(
 ) -> list[float]:
     """The clients' values in a row of ``clients.jsonl``: NaN without one, infinity for a loss that overflowed.
 
-    Records write both as null. A client of whom another metric is known was scored, so its loss overflowed; where no
-    other metric was evaluated, the summary tells whether anybody had no value.
+    Records write both as null. A client with a value of another metric was scored, so its loss overflowed; where no
+    other metric was evaluated, the summary shows whether some client had no value.
 
     >>> client_values({"ids": [0, 1, 2], "loss": [0.5, None, None], "accuracy": [1.0, 0.2, None]}, "loss", False)
     [0.5, inf, nan]
@@ -127,7 +127,7 @@ def client_values(
 def scores(summary: Mapping[str, Any], higher: bool | None) -> dict[str, float]:
     """A summary as numbers: NaN where there is none, infinity for the mean and the tail of losses that overflowed."""
     found = {name: math.nan if value is None else float(value) for name, value in summary.items()}
-    # Had nobody a value, there would be no tail at the other end either.
+    # If no client had a value, the other tail would be missing too.
     if higher is False and not math.isnan(found.get("best_served", math.nan)):
         found |= {name: math.inf for name in ("mean", "worst_served") if math.isnan(found.get(name, 0.0))}
     return found

@@ -1,7 +1,7 @@
-"""Numbers over seeds and over clients: mean and spread, interval, paired differences, who leads, verdicts.
+"""Numbers over seeds and over clients: mean and spread, interval, paired differences, the best of a column, verdicts.
 
-A value that is missing is NaN and left out; one that overflowed is infinite and stays: a mean over the others would be
-better than any of the runs.
+A missing value is NaN and left out. One that overflowed is infinite and is kept, because a mean without it would look
+too good.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Interval:
-    """The mean of some numbers and where it lies with 95 % confidence; one number has no interval."""
+    """The mean of some numbers and its 95 % confidence interval; one number has no interval."""
 
     mean: float
     low: float
@@ -73,7 +73,7 @@ class Interval:
         return Interval(found.mean, found.mean - half, found.mean + half, found.count)
 
     def less(self, value: float) -> Interval:
-        """The interval of the same numbers less a value."""
+        """The interval after subtracting a value."""
         return Interval(self.mean - value, self.low - value, self.high - value, self.count)
 
     def text(self, signed: bool = True) -> str:
@@ -97,7 +97,7 @@ class Band:
 
     @staticmethod
     def of(values: Iterable[float]) -> Band:
-        """A value that overflowed has no place on an axis: the line has a gap there.
+        """Where a value overflowed, the line has a gap.
 
         >>> Band.of([1.0, 3.0, math.nan]), Band.of([1.0, math.inf])
         (Band(mean=2.0, low=1.0, high=3.0), Band(mean=nan, low=nan, high=nan))
@@ -109,17 +109,17 @@ class Band:
 
 
 def without_missing(values: Iterable[float]) -> list[float]:
-    """The values that are there, infinite ones included."""
+    """The values without NaN; infinite ones are kept."""
     return [value for value in values if not math.isnan(value)]
 
 
 def number(value: float | None) -> float:
-    """A number of a record, where null stands for one that is not finite."""
+    """A number of a record; null becomes NaN."""
     return math.nan if value is None else float(value)
 
 
 def mean(values: Iterable[float | None]) -> float:
-    """The mean of the finite ones: of bytes, seconds and losses on training parts, which have nothing to be worse than.
+    """The mean of the finite ones, for bytes, seconds and training losses, which are not compared between algorithms.
 
     >>> mean([1.0, None, 3.0]), mean([])
     (2.0, nan)
@@ -129,7 +129,7 @@ def mean(values: Iterable[float | None]) -> float:
 
 
 def moments(values: Iterable[float]) -> tuple[float, float]:
-    """Mean and standard deviation over clients; NaN where nobody has a value, and where a loss overflowed.
+    """Mean and standard deviation over clients; NaN where no client has a value, and where a loss overflowed.
 
     >>> moments([1.0, 3.0, math.nan])
     (2.0, 1.0)
@@ -142,7 +142,7 @@ def moments(values: Iterable[float]) -> tuple[float, float]:
 
 
 def paired(mine: Iterable[tuple[int, float]], theirs: Mapping[int, float]) -> list[float]:
-    """Mine minus theirs for every seed that both have a value of: equal seeds share data, model and cohorts.
+    """Mine minus theirs for every seed with both values: equal seeds share data, model and cohorts.
 
     >>> paired([(0, 3.0), (1, 5.0)], {1: 4.0, 2: 9.0})
     [1.0]
@@ -151,7 +151,7 @@ def paired(mine: Iterable[tuple[int, float]], theirs: Mapping[int, float]) -> li
 
 
 def leading(spreads: Sequence[Spread | None], higher: bool | None) -> float | None:
-    """The best finite mean of a column; None without a direction, and where there is nobody to lead.
+    """The best finite mean of a column; None without a direction, and where fewer than two rows have one.
 
     >>> leading([Spread(0.5, None, 1), Spread(0.7, None, 1), None], higher=False), leading([Spread(0.5, None, 1)], True)
     (0.5, None)

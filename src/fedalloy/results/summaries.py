@@ -1,4 +1,4 @@
-"""Everything a page needs to know about a run, read once from its folder; loads no torch, unless that is an old one."""
+"""What the pages show of a run, read once from its folder; does not load torch, except for old folders."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from fedalloy.results.sums import Clock, History, RunningSums
 
 @dataclass(frozen=True)
 class RunSummary:
-    """One run: how it ended, how it went, who was served how.
+    """One run: how it ended, its curves, and its clients' scores.
 
-    ``curve`` holds ``(round, mean, worst_served)`` of the metric that is ``shown`` (the run's own unless somebody asked
-    for another), ``clients`` the last scores by it; ``last`` the rows of the last evaluation, one per model. What is
+    ``curve`` holds ``(round, mean, worst_served)`` of the metric that is ``shown`` (by default the run's target
+    metric), ``clients`` the last scores by it; ``last`` the rows of the last evaluation, one per model. What is
     missing is NaN, a loss that overflowed infinity.
     """
 
@@ -50,12 +50,12 @@ class RunSummary:
 
     @property
     def metric(self) -> str:
-        """What the run is judged by."""
+        """The target metric of the run."""
         return self.outcome.metric
 
     @property
     def higher_is_better(self) -> bool | None:
-        """The direction of what is shown; None where it has none."""
+        """The direction of the metric that is shown; None where it has none."""
         return self.direction(self.shown or self.metric)
 
     def direction(self, metric: str) -> bool | None:
@@ -64,42 +64,42 @@ class RunSummary:
 
     @property
     def running_sums(self) -> RunningSums:
-        """Who took part, over all rounds."""
+        """Participation and cost, over all rounds."""
         return self.history.running_sums
 
     @property
     def population(self) -> int:
-        """How many clients there are, as far as the records tell."""
+        """The number of clients, as far as the records show it."""
         return int(self.manifest.get("clients") or max(len(self.clients), len(self.running_sums.counts)))
 
     @property
     def contributed(self) -> list[int]:
-        """In how many rounds each client's contribution counted."""
+        """In how many rounds each client's contribution was used."""
         found: list[int] = self.running_sums.contributed(self.population).tolist()
         return found
 
     @property
     def metrics(self) -> list[str]:
-        """Everything that was evaluated, the run's own metric first."""
+        """All evaluated metrics, the target metric first."""
         names = dict.fromkeys(name for one in self.history.evaluations[-1:] for name in one["evaluation"])
         return sorted(names, key=lambda name: name != self.metric)
 
     @property
     def personal(self) -> bool:
-        """Whether the clients have models of their own."""
+        """Whether the clients have their own models."""
         return any(row.get("model") == "personal" for row in self.last)
 
 
 @dataclass
 class Gatherer:
-    """Reads a run row by row, so that whoever follows a run that is still going reads every row once."""
+    """Reads a run row by row, so that following a running one reads every row once."""
 
     record: RunRecord
     history: History = field(default_factory=History)
     clock: Clock = field(default_factory=Clock)
 
     def read(self) -> Gatherer:
-        """Everything that is there."""
+        """Read all rows."""
         for row in completed(self.record, self.record.rounds()):
             self.history.add(row)
         for row in self.record.timings():
@@ -107,7 +107,7 @@ class Gatherer:
         return self
 
     def run_summary(self, metric: str | None = None) -> RunSummary:
-        """What is known by now."""
+        """The summary of the rows read so far."""
         record, history = self.record, self.history
         outcome = outcome_of(record, history.evaluations)
         last = tuple(last_rows(record.path / "clients.jsonl"))
@@ -125,9 +125,9 @@ class Gatherer:
 
 
 def gather(places: Sequence[Path], metric: str | None = None) -> list[RunSummary]:
-    """The runs in some folders and below, in the order of the comparison they belong to; tuning runs are left out.
+    """The runs in some folders and below, in the order of their comparison; tuning runs are left out.
 
-    ``metric`` is what curves and clients show instead of the run's own.
+    ``metric`` is shown in curves and clients instead of the run's target metric.
     """
     summaries = [tell(folder, metric) for folder in runs_in(places)]
     names = told_apart([run_summary.outcome for run_summary in summaries])
@@ -135,7 +135,7 @@ def gather(places: Sequence[Path], metric: str | None = None) -> list[RunSummary
     if metric is not None and not any(run_summary.curve or run_summary.clients for run_summary in summaries):
         known = {name for run_summary in summaries for name in _scored_by(run_summary.recipe)}
         raise SpecError(
-            f"no run here was scored by '{metric}': {nearest(metric, known)}; evaluate it first (evaluate.metrics)"
+            f"none of the runs was scored by '{metric}': {nearest(metric, known)}; add it to evaluate.metrics"
         )
     order = order_of(places)
     return sorted(summaries, key=lambda run_summary: place_in(order, run_summary.outcome))

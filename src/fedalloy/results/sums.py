@@ -1,4 +1,4 @@
-"""What a run did, added up row by row in bounded space; a run that is still going is simply added to."""
+"""Running sums over the rows of a run, in bounded memory; rows of a running run can be added at any time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COLUMNS = ("counted", "absent", "late", "refused", "bytes_up", "bytes_down", "se
 
 @dataclass
 class RunningSums:
-    """Who took part and what it cost, over all rounds; ``counts[k]`` is how often client k's contribution counted."""
+    """Participation and cost over all rounds; ``counts[k]`` is how often client k's contribution was used."""
 
     counts: Counts = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     absent: int = 0
@@ -51,27 +51,27 @@ class RunningSums:
         self.seconds += row.get("simulated_seconds") or 0.0
 
     def contributed(self, population: int) -> Counts:
-        """How often each of so many clients counted, those included who never did; nobody who counted is left out."""
+        """The counts of ``population`` clients, zeros included; longer if a client beyond them contributed."""
         return _longer(self.counts, population)
 
     def times(self, client: int) -> int:
-        """How often a client counted."""
+        """How often a client contributed."""
         return int(self.counts[client]) if client < len(self.counts) else 0
 
     @property
     def contributions(self) -> int:
-        """All contributions that counted."""
+        """The number of contributions that were used."""
         return int(self.counts.sum())
 
     def dump(self) -> bytes:
-        """Everything so far."""
+        """The state as bytes."""
         rest = {name: value for name, value in vars(self).items() if name != "counts"}
         buffer = io.BytesIO()
         np.savez(buffer, counts=self.counts, rest=np.array(json.dumps(rest)))
         return buffer.getvalue()
 
     def load(self, data: bytes) -> None:
-        """Go on from what was dumped; from nothing when ``data`` is empty."""
+        """Restore a dumped state; empty ``data`` means the initial state."""
         kept = vars(RunningSums())
         if data:
             with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
@@ -82,7 +82,7 @@ class RunningSums:
 
 @dataclass
 class History:
-    """How a run went, a number per round: losses, participation, cost so far, and what was evaluated."""
+    """Numbers per round: losses, participation, cost so far, and evaluations."""
 
     rounds: list[int] = field(default_factory=list)
     train_loss: list[float] = field(default_factory=list)
@@ -133,7 +133,7 @@ class History:
 
 @dataclass
 class Clock:
-    """Where the time went and how much memory it took, from ``timings.jsonl``."""
+    """Time per phase and peak memory, from ``timings.jsonl``."""
 
     seconds: Counter[str] = field(default_factory=Counter)
     memory: int = 0
@@ -151,8 +151,8 @@ class Clock:
 
 
 def phases(rows: Iterable[Mapping[str, Any]]) -> Counter[str]:
-    """Seconds per phase over the rows of ``timings.jsonl``; what the engine tells of the clients' part stands in its
-    place, and what the server does is called combining.
+    """Seconds per phase over the rows of ``timings.jsonl``; phases that the engine reports are subtracted from the
+    clients' time, and the server's time is called combine.
 
     >>> dict(phases([{"round": 1, "clients": 0.5, "server": 0.25, "profile": {"train": 0.375}}]))
     {'clients': 0.125, 'combine': 0.25, 'train': 0.375}
@@ -180,8 +180,8 @@ def _evaluation(row: Mapping[str, Any], running_sums: RunningSums) -> dict[str, 
 
 
 def weights_by_layer(weights: Any, clients: int) -> dict[str, list[float]]:
-    """One weight per client for every layer, which is a name up to its last dot; for all layers at once under
-    :data:`WHOLE`. Of an element-wise rule records hold the mean over each leaf, and a layer has the mean of its leaves.
+    """One weight per client for every layer (a parameter's name up to its last dot); weights for the whole model are
+    under :data:`WHOLE`. Records of element-wise rules hold the mean over each leaf; a layer has the mean of its leaves.
 
     >>> weights_by_layer({"fc.weight": [0.5, 1.0], "fc.bias": [0.25, 1.0]}, 2), weights_by_layer([0.5], 1)
     ({'fc': [0.375, 1.0]}, {'': [0.5]})
@@ -195,7 +195,7 @@ def weights_by_layer(weights: Any, clients: int) -> dict[str, list[float]]:
 
 
 def mean_of_columns(rows: Sequence[Sequence[float | None]]) -> list[float]:
-    """The mean of several lists of one length, place by place; of one list itself."""
+    """The element-wise mean of several lists of one length."""
     return [number(some[0]) if len(some) == 1 else mean(some) for some in zip(*rows, strict=True)]
 
 

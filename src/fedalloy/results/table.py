@@ -17,10 +17,10 @@ _SCORES = ("mean", "worst", "best", "worst_served", "best_served", "gini", "vari
 
 @dataclass(frozen=True)
 class ResultRow:
-    """One algorithm over its seeds; only finished runs count, the others are named.
+    """One algorithm over its seeds; only finished runs are used, the others are named.
 
-    ``worst`` and ``best`` are the lowest and the highest tenth of the clients; who is served worst and best depends on
-    ``higher_is_better``, the direction of the metric, and is nobody where it has none.
+    ``worst`` and ``best`` are the lowest and the highest tenth of the clients; which clients are served worst and best
+    depends on ``higher_is_better``, the direction of the metric; without a direction there are none.
     """
 
     name: str
@@ -50,14 +50,14 @@ class ResultRow:
 
     @property
     def asked(self) -> int:
-        """How many runs there should be."""
+        """The number of requested runs."""
         return len(self.seeds) + len(self.failed) + len(self.unfinished)
 
     @property
     def coverage(self) -> str:
-        """On how many of the seeds the numbers rest, and what became of the others; the number alone where all count.
+        """How many of the seeds are used, and the states of the others; only the number where all are used.
 
-        A finished run without a value does not count either.
+        A finished run without a value is not used either.
         """
         counted = self.mean.count if self.mean else 0
         if counted == self.asked:
@@ -69,7 +69,7 @@ class ResultRow:
 
     @property
     def trouble(self) -> str:
-        """The runs that do not count, by seed."""
+        """The runs that are not used, by seed."""
         said = [f"seed {run.seed} failed in round {run.round}" for run in self.failed]
         return "; ".join(said + [f"seed {run.seed} {run.state} in round {run.round}" for run in self.unfinished])
 

@@ -1,1 +1,1 @@
-"""What is asked of many runs or beside them: comparisons, published claims, learned weights, synthetic sets."""
+"""Studies over many runs or beside them: comparisons, published claims, learned weights, synthetic sets."""

@@ -153,7 +153,7 @@ def test_features_of_a_torchscript_file(tmp_path):
     assert torch.allclose(found.of(grey), torch.tensor([[0.0] * 3, [0.75] * 3]), atol=1e-6)
     assert found.name == "the network in network.pt"
     (tmp_path / "other.pt").write_bytes(b"no such thing")
-    with pytest.raises(DataError, match="no TorchScript file"):
+    with pytest.raises(DataError, match="not a TorchScript file"):
         features_of_file(tmp_path / "other.pt", (0.0, 1.0))
     with pytest.raises(DataError, match="there is no file"):
         features_of_file(tmp_path / "nowhere.pt", (0.0, 1.0))

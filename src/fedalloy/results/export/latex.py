@@ -17,8 +17,8 @@ _SPECIAL |= {one: f"\\{one}" for one in "&%$#_{}"}
 
 
 def write_latex(path: Path, places: Sequence[Path]) -> int:
-    """Write the table of the runs in some folders (needs the LaTeX package booktabs); returns how many algorithms it
-    has."""
+    """Write the table of the runs in some folders (needs the LaTeX package booktabs); returns its number of
+    algorithms."""
     outcomes = read_outcomes(places)
     table = summarise(outcomes)
     atomic.write_text(path, latex(table, outcomes[0].metric))
@@ -47,12 +47,12 @@ def latex(table: Sequence[ResultRow], metric: str) -> str:
 
 
 def _named(row: ResultRow) -> str:
-    """The name; with the seeds that its numbers rest on where they are not all."""
+    """The name, with the number of seeds used where some are missing."""
     return f"{row.name}, {row.coverage} seeds" if row.coverage != str(row.asked) else row.name
 
 
 def escape(text: str) -> str:
-    """A text that LaTeX prints as it is.
+    """The text with LaTeX's special characters escaped.
 
     >>> escape("fed_avg 50%")
     'fed\\\\_avg 50\\\\%'

@@ -1,11 +1,11 @@
-"""What a table of runs holds, row by row: nothing is kept in memory, however long the runs.
+"""The rows of exported tables, one at a time, so that memory does not grow with the runs.
 
 | table | one row per |
 |---|---|
-| ``results`` | run: how it ended and how its clients fared at the last evaluation |
+| ``results`` | run: how it ended and its clients' scores at the last evaluation |
 | ``rounds`` | round: every number of :func:`fedalloy.experiment.records.scalars.scalars` |
 | ``clients`` | evaluation, model and client: its score by every metric |
-| ``weights`` | round and client whose contribution counted (and layer, where weights are finer) |
+| ``weights`` | round and client whose contribution was used (and layer, where weights are finer) |
 """
 
 from __future__ import annotations

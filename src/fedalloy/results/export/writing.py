@@ -14,13 +14,13 @@ from fedalloy.experiment.records import atomic
 from fedalloy.results.export.tables import Row
 
 Rows = Callable[[], Iterator[Row]]
-"""Begins a new table each time it is called."""
+"""Every call returns an iterator over all rows."""
 AT_ONCE = 50_000
-"""Rows of Parquet that are held in memory."""
+"""Rows of a Parquet row group, which is built in memory."""
 
 
 def write_csv(path: Path, rows: Rows) -> int:
-    """RFC 4180 with a header; what is missing or not finite is empty. Returns how many rows there were."""
+    """RFC 4180 with a header; missing values and those that are not finite are empty. Returns the number of rows."""
     columns, count = _columns(rows()), 0
 
     def fill(place: Path) -> None:

@@ -1,8 +1,8 @@
-"""Live recorders for other people's tools: TensorBoard, MLflow, Weights & Biases (extra ``track``).
+"""Trackers for TensorBoard, MLflow and Weights & Biases (extra ``track``).
 
-A tracker is told the numbers of every round as it ends (:func:`fedalloy.experiment.records.scalars.scalars`). What a
-run needs to be resumed and reported is in its own folder all the same: a tracker that fails is left out with a warning,
-and the run goes on. The libraries are loaded when a tracker is made. Others register theirs with
+A tracker gets the numbers of every round as it ends (:func:`fedalloy.experiment.records.scalars.scalars`). The run
+folder is complete without it: when a tracker fails, the run continues without it and warns. The libraries are loaded
+when a tracker is created. Register your own with
 ``@register("tracker", "name")`` (:class:`fedalloy.experiment.tracking.Tracker`).
 """
 
@@ -15,7 +15,7 @@ from fedalloy.core.errors import SpecError
 
 
 def needed(module: str, tracker: str) -> Any:
-    """A library, or advice on how to get it."""
+    """Import a library, or refuse with how to install it."""
     try:
         return registry.load(module)
     except ImportError as error:

@@ -29,7 +29,7 @@ class MLflow:
         self._run, self._waiting, self._sent = "", list[Any](), 0.0
 
     def begin(self, run: TrackedRun) -> None:
-        """Continue with the run that is known from an earlier session, or make one."""
+        """Continue the MLflow run of an earlier session, or create one."""
         beside = f"sqlite:///{run.folder.resolve().parent / 'mlflow.db'}"
         self._client = self._mlflow.MlflowClient(tracking_uri=os.environ.get("MLFLOW_TRACKING_URI") or beside)
         known = run.recall("mlflow")
@@ -38,7 +38,7 @@ class MLflow:
         self._run = known or self._create(run)
 
     def log(self, round: int, values: Mapping[str, float]) -> None:
-        """Gather numbers and send some at once: a message per round would slow a quick run down."""
+        """Collect numbers and send them in batches: a message per round would slow down a fast run."""
         now = time.time()
         metric = self._entities.Metric
         self._waiting += [metric(_name(name), value, int(now * 1000), round) for name, value in values.items()]
@@ -47,7 +47,7 @@ class MLflow:
             self._sent = now
 
     def end(self, state: str, reason: str) -> None:
-        """Send the rest and say how it ended."""
+        """Send the rest and the final state."""
         self._send()
         if reason:
             self._client.set_tag(self._run, "reason", reason)

@@ -1,4 +1,4 @@
-"""Weights & Biases: online where a key is known, otherwise offline into the run's folder, for ``wandb sync``."""
+"""Weights & Biases: online with an API key, otherwise offline into the run's folder, for ``wandb sync``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class WeightsAndBiases:
         self._round, self._values = 0, dict[str, float]()
 
     def begin(self, run: TrackedRun) -> None:
-        """Begin, or continue with the run that is known from an earlier session."""
+        """Begin, or continue the W&B run of an earlier session."""
         known = run.recall("wandb")
         mode = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
         self._run = self._wandb.init(
@@ -33,14 +33,14 @@ class WeightsAndBiases:
             run.remember("wandb", str(self._run.id))
 
     def log(self, round: int, values: Mapping[str, float]) -> None:
-        """What belongs to one round is sent together: W&B forgets what comes late for an earlier step."""
+        """Numbers of one round are sent together: W&B drops what arrives late for an earlier step."""
         if round != self._round:
             self._send()
         self._round = round
         self._values.update(values)
 
     def end(self, state: str, reason: str) -> None:
-        """Send the rest and say how it ended."""
+        """Send the rest and the final state."""
         self._send()
         self._run.summary.update({"state": state, "reason": reason})
         self._run.finish(exit_code=0 if state in ("finished", "stopped") else 1)

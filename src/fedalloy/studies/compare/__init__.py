@@ -1,1 +1,1 @@
-"""Comparing algorithms: planning the runs, running them in parallel, reading and summarising what they reached."""
+"""Comparing algorithms: planning the runs, running them in parallel, reading and summarising their results."""

@@ -1,4 +1,4 @@
-"""Several algorithms times seeds on one recipe, after tuning each on seeds of its own."""
+"""Several algorithms times seeds on one recipe, after tuning each on separate seeds."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Stuck:
     reason: str
 
     def of(self, job: Job) -> RunOutcome:
-        """What became of a run that was not begun."""
+        """The outcome of a run that was not started."""
         return RunOutcome(job.name, job.seed, self.state, self.reason)
 
 
@@ -75,8 +75,8 @@ def compare(
     ``recipe`` may be a file or its tables. Runs that are finished are kept, interrupted ones are resumed. In a script,
     call this under ``if __name__ == "__main__":``, as the ``processes`` (default: one per core) import the script.
     Where there is a grid, each entry first tries every setting on the tuning seeds (in ``folder/tuning``) and
-    continues with the one whose target metric is best at the end, on average over these seeds. ``track`` names tools
-    that hear of the runs which count (:mod:`fedalloy.results.track`).
+    continues with the one whose target metric is best at the end, on average over these seeds. ``track`` names
+    trackers for the reported runs (:mod:`fedalloy.results.track`).
     """
     leave_if_starting()
     _check_processes(processes)
@@ -84,10 +84,10 @@ def compare(
     check_seeds(entries)
     where, places = Path(folder), folders(entry_names(entries))
     for _, one in _each(entries):
-        resolve(one)  # a bad entry is told before the first round of any
+        resolve(one)  # refuse a bad entry before the first round of any run
     check_grids(entries)
     tuning = {name: _tuning_jobs(entries, name, where) for name in entry_names(entries) if grid_of(entries, name)}
-    for name, one in _each(entries):  # and so is a folder that holds something else
+    for name, one in _each(entries):  # and a folder that holds something else
         for seed in entries.run.seeds if name not in tuning else ():
             is_done(_job(one, name, seed, where / places[name]))
     workers = processes or default_processes(entries)
@@ -119,7 +119,7 @@ def select(recipe: Recipe, names: Sequence[str]) -> Recipe:
 
 
 def check_seeds(recipe: Recipe) -> None:
-    """Tuning on the seeds that are reported would choose what happens to win there."""
+    """Refuse tuning on the reported seeds, which would choose settings that fit these seeds by chance."""
     both = sorted(set(recipe.run.seeds) & set(recipe.run.tuning_seeds))
     if both:
         raise SpecError(
@@ -133,7 +133,7 @@ def check_seeds(recipe: Recipe) -> None:
 
 
 def check_grids(recipe: Recipe) -> None:
-    """Tuning needs one metric that is evaluated and of which some values are better than others."""
+    """Tuning needs one metric that is evaluated and has a direction."""
     entries = _as_entries(recipe)
     for name in entry_names(entries):
         grid, entry = grid_of(entries, name), scored(with_entry(entries, name))
@@ -141,14 +141,14 @@ def check_grids(recipe: Recipe) -> None:
             continue
         metric, evaluated = str(entry.run.target_metric), entry.evaluate.metrics or []
         if "run.target_metric" in grid:
-            raise SpecError("grid: run.target_metric is what settings are compared by; give it once, in [run]")
+            raise SpecError("grid: settings are compared by run.target_metric; set it once, in [run]")
         if metric not in evaluated:
             raise SpecError(f"target_metric '{metric}' is not evaluated: {nearest(metric, evaluated)}")
         check_direction(metric, evaluated, "tuned on")
 
 
 def grid_of(recipe: Recipe, name: str) -> dict[str, list[Any]]:
-    """What is tuned for an entry: the recipe's grid and its own."""
+    """The grid of an entry: the recipe's and its own."""
     own = next(entry.grid for entry in recipe.compare if entry.name == name)
     return {path: values for path, values in {**recipe.grid, **own}.items() if values}
 
@@ -170,11 +170,11 @@ def _as_recipe(given: Recipe | Mapping[str, Any] | str | Path) -> Recipe:
 
 
 def _as_entries(recipe: Recipe) -> Recipe:
-    """A recipe without a comparison compares itself with nobody."""
+    """A recipe without a comparison becomes a comparison of one entry."""
     names = entry_names(recipe)
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise SpecError(f"compare: two entries are called '{twice[0]}': give each its own name")
+        raise SpecError(f"compare: two entries are named '{twice[0]}': give each its own name")
     if names:
         return recipe
     name = recipe.algorithm.name or "fedavg"
@@ -212,7 +212,7 @@ def _tuning_jobs(recipe: Recipe, name: str, folder: Path) -> Tries:
 
 
 def _tune(tuning: Mapping[str, Tries], processes: int, watcher: Watcher) -> tuple[list[Tuned], dict[str, Stuck]]:
-    """Run the grids of all entries together; entries without a choice are told, and do not keep the others."""
+    """Run the grids of all entries together; entries without a choice are reported and do not block the others."""
     broken = run_jobs([job for tries in tuning.values() for _, jobs in tries for job in jobs], processes, watcher)
     found, stuck = [], {}
     for name, tries in tuning.items():
@@ -221,7 +221,7 @@ def _tune(tuning: Mapping[str, Tries], processes: int, watcher: Watcher) -> tupl
         tried = [Tried(settings, _score(jobs, broken)) for settings, jobs in tries]
         choice = _best(name, tried, bool(higher_is_better(metric)))
         if open_ones:
-            # A choice among the settings that happened to be ready would be another one than of all of them.
+            # A choice among only the finished settings could differ from the choice among all of them.
             stuck[name] = Stuck(
                 "interrupted", f"its tuning is not complete: {open_ones[0].reason or open_ones[0].state}"
             )

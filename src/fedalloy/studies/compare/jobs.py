@@ -1,4 +1,4 @@
-"""Many runs, each in its own folder: in this process one after another, or in a few spawned ones side by side."""
+"""Many runs, each in its own folder: one after another in this process, or in parallel in spawned processes."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _TOLD_EVERY = 0.2
 
 
 _LONGEST_END = 5.0
-"""Seconds for the system to say how a process ended."""
+"""Seconds to wait for the exit code of a process."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run to be made: its one-run recipe and its folder."""
+    """One run to do: its one-run recipe and its folder."""
 
     name: str
     seed: int
@@ -40,7 +40,7 @@ class Job:
 
 @dataclass(frozen=True)
 class JobNews:
-    """Something happened to a job: it was found ready, a round was run, it ended, or it broke (see ``state``)."""
+    """Something happened to a job: it was found finished, a round ended, it ended, or it broke (see ``state``)."""
 
     job: Job
     kind: Literal["reused", "round", "ended", "broken"]
@@ -57,22 +57,22 @@ Broken = dict[Path, JobNews]
 
 
 def leave_if_starting() -> None:
-    """End a process that is only starting as somebody's worker and runs into a comparison while it imports the script:
-    whoever started it says what to do (:meth:`_Crew.check_start`)."""
+    """End a worker process that reaches a call of ``compare`` while it imports the script; the parent then explains
+    what to do (:meth:`_Crew.check_start`)."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise SystemExit(1)
 
 
 def run_jobs(jobs: Sequence[Job], processes: int, watcher: Watcher) -> Broken:
-    """Make every run that is not there yet; returns those that broke (by an error, not a divergence).
+    """Do every run that is missing; returns those that broke (by an error, not a divergence).
 
-    Finished and failed runs are kept, interrupted ones resumed. A run that breaks does not keep the others from
-    running. Ctrl-C ends the runs in progress after their round, with a checkpoint, and is passed on.
+    Finished and failed runs are kept, interrupted ones resumed. A run that breaks does not stop the others.
+    Ctrl-C ends the runs in progress after their round, with a checkpoint, and is passed on.
     """
-    done = {job.folder: is_done(job) for job in jobs}  # all of them first: another run in a folder is told at once
+    done = {job.folder: is_done(job) for job in jobs}  # all first, to refuse at once a folder that holds another run
     todo = [job for job in jobs if not done[job.folder]]
     reused = [job for job in jobs if done[job.folder]]
-    # A table of what is ready can be shown where the data are not at hand.
+    # If all runs are finished, the data need not be available to show the table.
     with contextlib.nullcontext() if todo else contextlib.suppress(DataError):
         check_data(reused)
     for job in reused:
@@ -94,7 +94,7 @@ def run_jobs(jobs: Sequence[Job], processes: int, watcher: Watcher) -> Broken:
 
 
 def is_done(job: Job) -> bool:
-    """Whether a folder holds this very run, complete; another run there is refused, a shorter one is not complete."""
+    """Whether a folder holds exactly this run, complete; another run is refused, a shorter one is not complete."""
     from fedalloy.experiment.recipe.matching import mismatches
     from fedalloy.experiment.records.folder import RunFolder
 
@@ -115,9 +115,9 @@ def is_done(job: Job) -> bool:
 
 
 def check_data(jobs: Sequence[Job]) -> None:
-    """Refuse ready runs whose data have changed since, although their recipes have not (files that were replaced, a
-    function that was edited): the runs that are still to be made would be on other data. One run speaks for all those
-    with the same data tables, whose files are the same."""
+    """Refuse finished runs whose data have changed since, although their recipes have not (files that were replaced, a
+    function that was edited): the remaining runs would use other data. One run is checked for all those with the same
+    data tables, whose files are the same."""
     from fedalloy.experiment.identity import other_data
     from fedalloy.experiment.recipe import parse, resolve
     from fedalloy.experiment.records.folder import RunFolder
@@ -132,13 +132,13 @@ def check_data(jobs: Sequence[Job]) -> None:
         different = other_data(found, resolve(parse(job.recipe)).task())
         if different:
             raise CheckpointError(
-                f"{job.folder} holds a run on other data ({', '.join(different)}): they have changed since; choose "
-                "another folder with -o, or bring the earlier data back"
+                f"{job.folder} holds a run on other data ({', '.join(different)}): the data have changed since; choose "
+                "another folder with -o, or restore the earlier data"
             )
 
 
 def _is_longer(job: Job, there: int) -> bool:
-    """Whether more rounds are wanted than the folder was asked for; told before anything runs where that cannot be."""
+    """Whether more rounds are wanted than the folder has; if that is impossible, refused before anything runs."""
     from fedalloy.experiment.lengthening import check_length
     from fedalloy.experiment.recipe import parse
     from fedalloy.experiment.recipe.resolving import algorithm_of
@@ -150,7 +150,7 @@ def _is_longer(job: Job, there: int) -> bool:
 
 
 def work(job: Job, tell: Callable[[JobNews], None]) -> JobNews:
-    """Make one run, in this process."""
+    """Do one run, in this process."""
     from fedalloy.experiment.driver import RoundEvent
     from fedalloy.experiment.interrupt import Caught, interruption
     from fedalloy.experiment.recipe import parse, resolve
@@ -169,17 +169,17 @@ def work(job: Job, tell: Callable[[JobNews], None]) -> JobNews:
             job.folder, resume=True, watcher=watch, track=job.track, caught=caught
         )
     except Exception as error:
-        if caught:  # a run that breaks while it is asked to stop: all of them are
+        if caught:  # broke while being asked to stop: the signal is meant for all runs
             raise interruption(caught) from error
         return _broken(job, error)
-    # Asked to stop through its folder, a run stops alone; a signal means all of them, also one in the last round.
+    # A request through its folder stops one run; a signal stops all of them, even if it arrives in the last round.
     if caught:
         raise interruption(caught)
     return JobNews(job, "ended", ending.progress.round, text=ending.status)
 
 
 def _broken(job: Job, error: Exception) -> JobNews:
-    """How a run broke; what is no complaint of ours or of the operating system leaves its traceback in the folder."""
+    """The news of a broken run; for errors other than ours or the operating system's, the folder gets the traceback."""
     outside = is_passing(error) or isinstance(error, CheckpointError)
     known = isinstance(error, FedalloyError | OSError)
     if not known:
@@ -196,7 +196,7 @@ def _round_news(job: Job, event: Any) -> JobNews:
 
 
 def side_by_side(jobs: Sequence[Job], processes: int, tell: Watcher) -> None:
-    """Hand jobs to spawned workers as they become free; whatever happens, no worker is left behind."""
+    """Give jobs to spawned workers as they become free; no worker is left running, however this ends."""
     waiting = list(jobs)[::-1]
     with _crew(processes) as crew:
         busy = {connection: waiting.pop() for connection in crew.connections}
@@ -218,11 +218,11 @@ def side_by_side(jobs: Sequence[Job], processes: int, tell: Watcher) -> None:
 
 
 def serve(connection: Connection) -> None:
-    """The life of a worker: one job after another until None arrives or the parent is gone."""
+    """The loop of a worker: one job after another until None arrives or the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def tell(message: JobNews | BaseException) -> None:
-        # A parent that no longer listens must not end the run before its checkpoint.
+        # A parent that is gone must not end the run before its checkpoint.
         with contextlib.suppress(OSError):
             connection.send(message)
 
@@ -232,7 +232,7 @@ def serve(connection: Connection) -> None:
 
 
 def _safely(job: Job, tell: Watcher) -> JobNews | BaseException:
-    """A signal travels as a value."""
+    """Do a job; a signal is returned as a value."""
     try:
         return work(job, tell)
     except KeyboardInterrupt as error:
@@ -253,8 +253,8 @@ def _receive(connection: Connection, job: Job) -> JobNews | None:
 
 def _died(job: Job) -> JobNews:
     text = (
-        "its process died (killed, or out of memory); the same command goes on from its last checkpoint, and --jobs 1 "
-        "needs least memory"
+        "its process died (killed, or out of memory); the same command continues from its last checkpoint, and "
+        "--jobs 1 needs least memory"
     )
     return JobNews(job, "broken", text=text, state="interrupted")
 
@@ -267,11 +267,11 @@ class _Crew:
         self.connections: list[Connection] = []
 
     def start(self) -> Connection:
-        """One more."""
+        """Start one more."""
         spawn = multiprocessing.get_context("spawn")
         here, there = spawn.Pipe()
         process = spawn.Process(target=serve, args=(there,), daemon=True)
-        # A child inherits that Ctrl-C is ignored: it hears of it from here, also while it is still importing.
+        # Children inherit that Ctrl-C is ignored, also while still importing: the parent passes it on.
         with _handled(signal.SIGINT, signal.SIG_IGN):
             process.start()
         there.close()
@@ -280,18 +280,18 @@ class _Crew:
         return here
 
     def check_start(self, dead: Connection) -> None:
-        """A worker that ended by an error ended before its first job, as jobs return theirs: no other would start."""
+        """Raise if a worker failed: jobs return their errors, so it could not start, and neither could another."""
         process = self.processes[self.connections.index(dead)]
         process.join(_LONGEST_END)
         if process.exitcode == 1:
             raise SpecError(
-                "the processes of the comparison cannot start, because they import the script that began it and it "
-                "begins another one, or cannot be imported: put the call of fedalloy.compare under "
+                "the processes of the comparison cannot start, because they import the script that started it, and it "
+                "starts another one or cannot be imported: put the call of fedalloy.compare under "
                 '`if __name__ == "__main__":` in a file, or give processes=1'
             )
 
     def hand(self, connection: Connection, job: Job) -> Connection:
-        """Give a worker its next job; one that died meanwhile is replaced."""
+        """Give a worker its next job; a dead worker is replaced."""
         try:
             connection.send(job)
         except OSError:
@@ -301,13 +301,13 @@ class _Crew:
         return connection
 
     def dismiss(self) -> None:
-        """There is nothing left to do."""
+        """End all workers: there are no jobs left."""
         for connection in self.connections:
             with contextlib.suppress(OSError):
                 connection.send(None)
 
     def replace(self, dead: Connection, needed: bool) -> Connection | None:
-        """Another one for one that died, where there is something left to do."""
+        """Replace a dead worker, if there are jobs left."""
         dead.close()
         return self.start() if needed else None
 
@@ -323,7 +323,7 @@ def _crew(count: int) -> Iterator[_Crew]:
             yield crew
         crew.dismiss()
     except BaseException:
-        # A busy worker ends its round, an idle one sees that nobody will send it a job any more.
+        # A busy worker ends its round, an idle one sees the closed connection.
         for started, connection in zip(crew.processes, crew.connections, strict=True):
             connection.close()
             started.terminate()
@@ -335,7 +335,7 @@ def _crew(count: int) -> Iterator[_Crew]:
 
 @contextlib.contextmanager
 def _handled(number: signal.Signals, handler: Any) -> Iterator[None]:
-    """A signal handler for a while, where one may be set at all."""
+    """A temporary signal handler, in threads where one can be set."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

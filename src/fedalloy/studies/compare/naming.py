@@ -1,4 +1,4 @@
-"""Names as folders: one folder for one experiment, inside the folder that was asked for, on any file system."""
+"""Folder names for experiments: unique, inside the output folder, and valid on any file system."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any
 from fedalloy.core.errors import SpecError
 
 LONGEST = 255
-"""Bytes that a file system takes as one name."""
+"""The longest file name in bytes."""
 _KEPT, _MARK = 200, 12
 RESERVED = frozenset({
     "comparison.json", "environment.json", "index.sqlite", "lock", "recipe.toml", "stop", "tuning", "tuning.json",
 })  # fmt: skip
-"""What a comparison keeps beside its runs, and what would make its folder look like a run."""
+"""Names that a comparison uses beside its runs, and those that would make its folder look like a run."""
 
 
 def safe(name: str) -> str:
-    """A name as a folder; one that is too long is cut, and told from others by a hash of the whole.
+    """A name as a folder name; one that is too long is cut and gets a hash of the whole.
 
     >>> safe("FedProx (mu=0.1)")
     'FedProx_mu=0.1'
@@ -31,8 +31,8 @@ def safe(name: str) -> str:
 
 
 def folders(names: Sequence[str], what: str = "compare") -> dict[str, str]:
-    """The folder of every name; refused are names that would share one, hide it, leave the output folder or take the
-    place of a file that is kept there.
+    """The folder of every name. Refuses names that would share a folder, make it hidden, leave the output folder or
+    collide with a file there.
 
     >>> folders(["FedAvg", "FedProx (mu=0.1)"])
     {'FedAvg': 'FedAvg', 'FedProx (mu=0.1)': 'FedProx_mu=0.1'}
@@ -46,13 +46,13 @@ def folders(names: Sequence[str], what: str = "compare") -> dict[str, str]:
             )
         if _same(folder) in RESERVED:
             raise SpecError(
-                f"{what}: '{name}' is the name of something that is kept beside the runs: give it another name (not "
+                f"{what}: '{name}' is a reserved name in the folder of a comparison: give it another name (not "
                 f"{', '.join(sorted(RESERVED))})"
             )
         if (other := taken.setdefault(_same(folder), name)) != name:
             raise SpecError(
                 f"{what}: '{other}' and '{name}' would share the folder '{folder}': give one of them a name that "
-                "differs in letters, digits or . = + - (capitals alone do not count)"
+                "differs in letters, digits or . = + - (not only in upper and lower case)"
             )
     return {name: safe(name) for name in names}
 
@@ -65,7 +65,7 @@ def settings_folders(points: Sequence[Mapping[str, Any]]) -> list[str]:
     """
     exact = [json.dumps(dict(point), default=repr) for point in points]
     if twice := [point for place, point in enumerate(exact) if point in exact[:place]]:
-        raise SpecError(f"grid: {twice[0]} stands there twice; leave one of them out")
+        raise SpecError(f"grid: {twice[0]} is given twice; remove one of them")
     plain = [safe(",".join(f"{path}={value}" for path, value in point.items())) for point in points]
     shared = _repeated(map(_same, plain))
     return [
@@ -75,7 +75,7 @@ def settings_folders(points: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _same(folder: str) -> str:
-    """Equal for folders that some file system takes for one."""
+    """Equal for folders that are the same on some file system."""
     return unicodedata.normalize("NFKC", folder).casefold()
 
 

@@ -1,4 +1,4 @@
-"""What tuning chose, and what becomes of runs with an earlier choice when a grid has grown."""
+"""The result of tuning, and what happens to runs with an earlier choice when a grid has grown."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What a grid found for one entry."""
+    """The result of one entry's grid."""
 
     name: str
     best: Settings
@@ -44,7 +44,7 @@ def tuned_json(tuned: Tuned) -> dict[str, Any]:
 def set_aside(where: Path, places: Mapping[str, str], tuned: Sequence[Tuned], tuning: Mapping[str, Tries]) -> None:
     """Move the reported runs of an earlier choice to their setting below ``tuning``, and those of the new one back.
 
-    Nothing is lost and nothing is mixed: an entry's folder holds runs with the one setting that is reported.
+    No run is lost, and an entry's folder only holds runs with the reported setting.
     """
     for one in tuned:
         before = _chosen_before(where).get(one.name)
@@ -63,7 +63,7 @@ def _chosen_before(where: Path) -> dict[str, Settings]:
 
 
 def _place(where: Path, name: str, settings: Settings, tries: Tries) -> Path:
-    """The folder of a setting; of one that is no longer in the grid the one it would have alone."""
+    """The folder of a setting; if it is no longer in the grid, the folder it would have alone."""
     known = [jobs[0].folder.parent for tried, jobs in tries if tried == settings]
     return known[0] if known else where / "tuning" / safe(name) / settings_folders([settings])[0]
 
@@ -74,9 +74,7 @@ def _move(here: Path, there: Path, but: set[str] | None = None) -> None:
         if holder(run / "lock") is not None:
             raise RunLocked(f"{run} is being written by another process; wait until it ends, or stop it")
         if (there / run.name).exists():
-            raise CheckpointError(
-                f"{run} cannot be put aside, as {there / run.name} is there already: remove one of them"
-            )
+            raise CheckpointError(f"{run} cannot be moved, because {there / run.name} exists: remove one of them")
     for run in runs:
         there.mkdir(parents=True, exist_ok=True)
         run.rename(there / run.name)

@@ -1,1 +1,1 @@
-"""Published claims measured again: declared as data beside the recipes, run, judged by one rule, written as pages."""
+"""Published claims, reproduced: declared as data beside the recipes, run, judged by one rule, written as pages."""

@@ -1,4 +1,4 @@
-"""What an experiment costs: measured seconds per round and run, scaled to what is wanted."""
+"""The cost of an experiment: measured seconds per round and run, scaled to the request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedalloy.studies.reproduce.declaring import Case
 from fedalloy.studies.reproduce.measuring import count_runs
 
 START = 1.0
-"""Seconds to make the data and start a run."""
+"""Seconds to load the data and start a run."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Cost:
 
     @property
     def text(self) -> str:
-        """The time for people.
+        """The time as text.
 
         >>> Cost(10, 1000, 5400.0, 0).text, Cost(1, 10, 0.0, 1).text
         ('1.5 h', 'not measured')

@@ -1,5 +1,5 @@
-"""What an experiment declares: its cases (recipes and what is changed in them), published numbers, and claims;
-and where the declarations that come with fedalloy are."""
+"""Declarations of experiments: cases (recipes and their changes), published numbers and claims; and where the
+declarations that come with fedalloy are."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Relation = Literal["above", "below", "near", "fails"]
 
 
 class DeclaredTable(BaseModel):
-    """A table of a file of claims, whose keys are all known."""
+    """A table of a claims file; unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
@@ -27,9 +27,9 @@ class Case(DeclaredTable):
     """One recipe with some values changed: a column or a block of a published table."""
 
     name: str
-    """How the case is called."""
+    """The name of the case."""
     recipe: str
-    """The recipe, from the folder of recipes (or from that of the experiment's own file)."""
+    """The recipe, relative to the folder of recipes (or to that of the experiment's own file)."""
     set: dict[str, Any] = {}
     """What differs from the recipe: `{ "partition.classes" = 1 }`; a table replaces the whole table."""
     methods: list[str] | None = None
@@ -39,14 +39,14 @@ class Case(DeclaredTable):
 
 
 class Claim(DeclaredTable):
-    """One sentence of a paper, as a comparison that data can decide."""
+    """One claim of a paper, as a comparison that data can decide."""
 
     text: str
     """The claim in a sentence."""
     cases: Annotated[list[str], Field(min_length=1)]
     """Where it is claimed: one verdict for each."""
     method: str
-    """Whom it is about."""
+    """The method it is about."""
     score: str
     """What is compared (see `fedalloy.studies.reproduce.scoring`)."""
     relation: Relation
@@ -60,9 +60,9 @@ class Claim(DeclaredTable):
     tolerance: float | None = None
     """How far from the value is still near."""
     source: str | None = None
-    """Where it is said; default: the experiment's source."""
+    """Where it is claimed; default: the experiment's source."""
     note: str = ""
-    """What must be known to read the verdict."""
+    """What readers must know to understand the verdict."""
 
 
 class Published(DeclaredTable):
@@ -83,24 +83,24 @@ class PaperExperiment(DeclaredTable):
     source: str
     """The paper and the table or figure."""
     setting: str = ""
-    """What must be known about the protocol, in Markdown."""
+    """What readers must know about the protocol, in Markdown."""
     reading: str = ""
-    """What the measured numbers say, in Markdown; written by hand after looking twice."""
+    """An interpretation of the measured numbers, in Markdown; written by hand."""
     reference: str | None = None
-    """The method to which differences are told; default: the first."""
+    """The method to which differences are given; default: the first."""
     also: list[str] = []
     """Further scores that the page shows."""
     cases: list[Case] = []
-    """What is run; none where another program makes the measurements."""
+    """The cases; none where another program makes the measurements."""
     published: Published = Published()
     claims: list[Claim] = []
     command: str | None = None
-    """How to measure it where it is not `fedalloy reproduce NAME`."""
+    """The command to measure it, if it is not `fedalloy reproduce NAME`."""
     _folder: Path | None = PrivateAttr(default=None)
 
     @property
     def scores(self) -> list[str]:
-        """All scores that are looked at: the published ones, those of claims, and the further ones."""
+        """All scores that are used: the published ones, those of claims, and the further ones."""
         claimed = [score for claim in self.claims for score in (claim.score, claim.than) if score]
         return list(dict.fromkeys([*self.published.scores, *self.also, *claimed]))
 
@@ -118,9 +118,7 @@ def load_experiment(name: str) -> PaperExperiment:
     try:
         data = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise SpecError(
-            f"there is no experiment {file}; 'fedalloy reproduce --list' shows those that are there"
-        ) from None
+        raise SpecError(f"there is no experiment {file}; 'fedalloy reproduce --list' shows all") from None
     except tomllib.TOMLDecodeError as error:
         raise SpecError(f"{file} is not TOML: {error}") from None
     try:
@@ -134,7 +132,7 @@ def load_experiment(name: str) -> PaperExperiment:
 
 
 def target_of(experiment: PaperExperiment, case: str) -> str:
-    """The metric that the scores of a case are of, unless they name another; accuracy where other programs measure."""
+    """The metric of a case's scores, unless they name another; accuracy where another program measures."""
     if not experiment.cases:
         return "accuracy"
     recipe = recipe_of(experiment, experiment.case(case), near=experiment._folder)
@@ -148,7 +146,7 @@ def recipe_of(
     short: bool = False,
     near: Path | None = None,
 ) -> Recipe:
-    """The recipe of a case after its own changes, the reader's, and (``short``) the rule of ``--quick``."""
+    """The recipe of a case after its own changes, the user's, and (``short``) those of ``--quick``."""
     data = read(_recipe_file(case.recipe, near))
     for path, value in case.set.items():
         put(data, path, value)
@@ -163,7 +161,7 @@ def recipe_of(
 
 
 def methods_of(recipe: Recipe) -> list[str]:
-    """How the rows of a case are called."""
+    """The names of the rows of a case."""
     return entry_names(recipe) or [recipe.name or recipe.algorithm.name or "fedavg"]
 
 
@@ -173,7 +171,7 @@ def _recipe_file(recipe: str, near: Path | None) -> Path:
 
 
 def _check(experiment: PaperExperiment) -> None:
-    """Claims that nothing could decide are told before anything runs."""
+    """Refuse claims that cannot be decided, before anything runs."""
     for number, claim in enumerate(experiment.claims):
         where = f"{experiment.name}: claims.{number}"
         sides = sum((bool(claim.others), claim.than is not None, claim.value is not None))
@@ -199,12 +197,12 @@ _PACKAGE = Path(__file__).resolve().parents[2]
 
 
 def recipes_folder() -> Path:
-    """``recipes`` of the checkout, or the copy that a wheel carries inside the package."""
+    """``recipes`` of the checkout, or the copy inside the package of a wheel."""
     for place in (_PACKAGE / "recipes", _PACKAGE.parents[1] / "recipes"):
         if (place / "claims").is_dir():
             return place
     raise SpecError(
-        "this installation of fedalloy carries no recipes: install it from its wheel, or work in a checkout of its "
+        "this installation of fedalloy contains no recipes: install it from its wheel, or work in a checkout of its "
         "repository"
     )
 

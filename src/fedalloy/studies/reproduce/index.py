@@ -26,7 +26,7 @@ who is better than whom, so it is judged on our own runs alone.
 
 
 def pages(folder: Path) -> dict[Path, str]:
-    """Every page that the result files of a folder make, by file; the index is one of them."""
+    """The pages of all result files in a folder, by file, and the index."""
     made: dict[Path, str] = {}
     found: list[tuple[PaperExperiment, Results]] = []
     for file in sorted(folder.glob("*.json")):
@@ -41,7 +41,7 @@ def pages(folder: Path) -> dict[Path, str]:
 
 
 def write_pages(folder: Path) -> list[Path]:
-    """Write the pages that are not there or say something else; returns these."""
+    """Write the pages that are missing or out of date; returns these."""
     changed = [(file, text) for file, text in pages(folder).items() if not _says(file, text)]
     for file, text in changed:
         atomic.write_text(file, text)
@@ -49,7 +49,7 @@ def write_pages(folder: Path) -> list[Path]:
 
 
 def write_index(found: Sequence[tuple[PaperExperiment, Results]], waiting: Sequence[PaperExperiment] = ()) -> str:
-    """One table of all claims, how many of them hold, and the experiments that are declared and not measured yet."""
+    """One table of all claims, how many of them hold, and the experiments that are not measured yet."""
     judged = [(experiment, results, judge(experiment, results)) for experiment, results in found]
     counted = Counter(one.verdict for _, _, judgements in judged for one in judgements)
     said = ", ".join(f"{counted[verdict]} {verdict}" for verdict in sorted(counted))

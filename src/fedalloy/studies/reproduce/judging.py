@@ -46,7 +46,7 @@ class Judgement:
 
 
 def judge(experiment: PaperExperiment, results: Results) -> list[Judgement]:
-    """Every claim in every case that it is made about."""
+    """Every claim in each of its cases."""
     return [
         judge_one(claim, case, results, _target(experiment, case, claim))
         for claim in experiment.claims
@@ -55,7 +55,7 @@ def judge(experiment: PaperExperiment, results: Results) -> list[Judgement]:
 
 
 def judge_one(claim: Claim, case: str, results: Results, target: str = "accuracy") -> Judgement:
-    """One claim in one case; ``target`` is what its scores are of, unless they name another metric."""
+    """One claim in one case; ``target`` is the metric of its scores, unless they name another."""
     mine = results.of(case, claim.method)
     if not mine:
         return Judgement(claim, case, "not measured", "")
@@ -126,7 +126,7 @@ def _failing(claim: Claim, mine: Sequence[Measured], target: str) -> tuple[Verdi
 
 
 def more_is_better(score: str, target: str) -> bool:
-    """Which way a score is better: as its metric, but spreads, regrets and rounds to a target are better small.
+    """Whether more of a score is better: as for its metric, except that spreads, regrets and rounds should be small.
 
     >>> more_is_better("worst20", "accuracy"), more_is_better("gini", "accuracy"), more_is_better("loss:mean", "auroc")
     (True, False, False)
@@ -138,7 +138,7 @@ def more_is_better(score: str, target: str) -> bool:
 
 
 def _target(experiment: PaperExperiment, case: str, claim: Claim) -> str:
-    """What a case's scores are of; only a claim of failing looks at the direction."""
+    """The metric of a case's scores; only claims of failing need its direction."""
     return target_of(experiment, case) if claim.relation == "fails" and claim.value is not None else "accuracy"
 
 

@@ -1,4 +1,4 @@
-"""Making the runs of an experiment with the machinery of comparisons, and reading what they reached."""
+"""Run an experiment as comparisons, and read the results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fedalloy.studies.reproduce.scoring import measure_run
 
 @dataclass(frozen=True)
 class Wish:
-    """What a reader wants of an experiment: all of it, some cases or methods, other values, or a quick look."""
+    """What to run of an experiment: everything, some cases or methods, with other values, or shortened."""
 
     changes: tuple[str, ...] = ()
     cases: tuple[str, ...] = ()
@@ -37,11 +37,11 @@ class Wish:
         return dict(leaves(assign({}, list(self.changes))))
 
     def folder(self, experiment: PaperExperiment, runs: Path) -> Path:
-        """Where the runs are: other values are other runs, and never meet those of the recipes."""
+        """The folder of the runs: with other values it is another one than that of the unchanged recipes."""
         return runs / safe("_".join([experiment.name, *(["quick"] if self.quick else []), *self.changes]))
 
     def command(self, name: str) -> str:
-        """The command line that says the same."""
+        """The equivalent command line."""
         words = ["fedalloy", "reproduce", name, *(["--quick"] if self.quick else [])]
         words += [word for change in self.changes for word in ("--set", change)]
         words += [word for case in self.cases for word in ("--case", case)]
@@ -50,14 +50,14 @@ class Wish:
 
 
 Watch = Callable[[str, int], AbstractContextManager[Watcher]]
-"""Given the name of a case and its number of runs, a watcher of them."""
+"""From the name of a case and its number of runs to a watcher of them."""
 
 
 def chosen(experiment: PaperExperiment, wish: Wish, near: Path | None = None) -> list[tuple[Case, Recipe]]:
     """The cases that are wanted, each with its recipe."""
     if not experiment.cases:
         how = experiment.command or "another program"
-        raise SpecError(f"{experiment.name} has no recipes of its own: it is measured by {how}")
+        raise SpecError(f"{experiment.name} has no recipes: it is measured by {how}")
     folders_of([case.name for case in experiment.cases], f"{experiment.name}: cases")
     wanted = [experiment.case(name) for name in wish.cases] or experiment.cases
     found = [(case, recipe_of(experiment, case, list(wish.changes), wish.quick, near)) for case in wanted]
@@ -83,7 +83,7 @@ def measure(
     processes: int | None = None,
     near: Path | None = None,
 ) -> Results:
-    """Make what is missing and read everything that is there; the same call goes on after an interruption."""
+    """Do the missing runs and read all results; the same call continues after an interruption."""
     folder = wish.folder(experiment, runs)
     open_ones = []
     for case, recipe in chosen(experiment, wish, near):
@@ -94,14 +94,14 @@ def measure(
         open_ones += [f"{case.name}, {run.name}, seed {run.seed}: {run.reason}" for run in left]
     if open_ones:
         raise FedalloyError(
-            f"{len(open_ones)} runs did not finish ({open_ones[0]}); the same command continues with them, and writes "
-            "the page when all are there"
+            f"{len(open_ones)} runs did not finish ({open_ones[0]}); the same command continues them, and writes "
+            "the page when all are finished"
         )
     return collect(experiment, wish, runs, near)
 
 
 def collect(experiment: PaperExperiment, wish: Wish, runs: Path, near: Path | None = None) -> Results:
-    """What the folders of an experiment hold: runs that ended, also those that another call made."""
+    """The results in the folders of an experiment: all runs that ended, also those of other calls."""
     folder = wish.folder(experiment, runs)
     found = []
     machine = ""
@@ -117,7 +117,7 @@ def collect(experiment: PaperExperiment, wish: Wish, runs: Path, near: Path | No
 
 
 def gather(experiment: PaperExperiment, folders: Mapping[str, Path]) -> Results:
-    """What other commands left: all runs that ended below each case's folder, called as they call themselves."""
+    """The results of other commands: all runs that ended below each case's folder, under their own names."""
     found, machine = [], ""
     for case, folder in folders.items():
         runs = find_runs(folder)
@@ -138,7 +138,7 @@ def gather(experiment: PaperExperiment, folders: Mapping[str, Path]) -> Results:
 
 
 def _check(done: Comparison, case: Case) -> None:
-    """A run that diverges is a result; one that could not even begin is a mistake in its recipe."""
+    """Refuse runs that could not begin: their recipe is wrong, whereas divergence is a result."""
     for run in done.outcomes:
         if run.state == "failed" and run.folder is not None and not is_run(run.folder):
             raise SpecError(f"case '{case.name}', {run.name}, seed {run.seed} could not begin: {run.reason}")
@@ -154,6 +154,6 @@ def _seed(run: Path) -> int:
 
 
 def _machine(run: Path) -> str:
-    """What it was measured on, in a few words."""
+    """The machine of a measurement, as text."""
     known = read_run(run).environment
     return f"{known.get('device_name', '')}, {known.get('machine', '')}, torch {known.get('torch', '')}"

@@ -27,7 +27,7 @@ NUMBERS = {
 
 
 def write_page(experiment: PaperExperiment, results: Results) -> str:
-    """The page in Markdown; a function of the declaration and the measurements alone."""
+    """The page in Markdown; it depends only on the declaration and the measurements."""
     parts = [
         GENERATED.format(name=experiment.name),
         f"# {experiment.title}",
@@ -76,7 +76,7 @@ def _introduction(experiment: PaperExperiment, results: Results) -> str:
     seeds = seeds_of(results.runs)
     lines = [f"Source: {experiment.source}. Command:", f"```\n{results.command}\n```"]
     if results.quick:
-        lines.append("**A quick look: at most 3 rounds and 2 seeds. These numbers are no result.**")
+        lines.append("**A quick look: at most 3 rounds and 2 seeds. These numbers are not results.**")
     if results.settings:
         lines.append(f"Measured with {summary_of_settings(results.settings)}; the recipes say otherwise.")
     if experiment.setting:
@@ -124,7 +124,7 @@ def _case(experiment: PaperExperiment, results: Results, case: str) -> list[str]
 
 
 def label(score: str) -> str:
-    """How a score is called in a heading.
+    """The name of a score in a heading.
 
     >>> label("worst20"), label("ece:mean"), label("mix_oracle")
     ('worst 20 %', 'ece mean', 'mix oracle')
@@ -169,7 +169,7 @@ def _seeds(runs: Sequence[Measured]) -> str:
 
 
 def _failures(results: Results) -> str:
-    """Failed runs are results, too."""
+    """A table of the failed runs, which are results too."""
     failed = [run for run in results.runs if run.state == "failed"]
     rows = [[run.case, run.method, str(run.seed), str(run.round), run.reason] for run in failed]
     return "## Failed runs\n\n" + table(["case", "method", "seed", "round", "why"], rows) if failed else ""

@@ -1,4 +1,4 @@
-"""What was measured, as plain values in one JSON file: made here or by any other program; loads no torch."""
+"""Measurements as plain values in one JSON file, written here or by another program; does not load torch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Measured:
 
     @property
     def finished(self) -> bool:
-        """Whether its scores count."""
+        """Whether its scores are results."""
         return self.state == "finished"
 
 
@@ -59,7 +59,7 @@ class Results:
 
 
 def write_results(results: Results, file: Path) -> None:
-    """One line per run, so that a change can be read as a difference."""
+    """One line per run, so that changes are readable in a diff."""
     head = {"form": FORM} | {name: value for name, value in vars(results).items() if name != "runs"}
     lines = [json.dumps(_plain(run), allow_nan=False) for run in results.runs]
     body = ",\n  ".join(lines)
@@ -73,15 +73,15 @@ def read_results(file: Path) -> Results:
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
         if data.pop("form") != FORM:
-            raise DataError(f"{file} has another form than this version reads ({FORM}); measure it again")
+            raise DataError(f"{file} has another format than this version reads ({FORM}); measure it again")
         runs = tuple(Measured(**_numbers(run)) for run in data.pop("runs"))
         return Results(runs=runs, **data)
     except (KeyError, TypeError, json.JSONDecodeError) as error:
-        raise DataError(f"{file} holds no results of an experiment: {error!r}; measure them again") from None
+        raise DataError(f"{file} does not hold the results of an experiment: {error!r}; measure them again") from None
 
 
 def summary_of_settings(settings: dict[str, Any]) -> str:
-    """What was changed against the recipes, in words.
+    """The changes to the recipes, as text.
 
     >>> summary_of_settings({"run.rounds": 60})
     'run.rounds = 60'
@@ -90,7 +90,7 @@ def summary_of_settings(settings: dict[str, Any]) -> str:
 
 
 def _plain(run: Measured) -> dict[str, Any]:
-    """Six digits say more than any seed does; numbers that are not finite become null."""
+    """Plain values with six digits, which is finer than the spread over seeds; null for numbers that are not finite."""
     scores = {name: float(f"{value:.6g}") if math.isfinite(value) else None for name, value in run.scores.items()}
     kept = {name: value for name, value in vars(run).items() if value not in ("", None)}
     seconds = {} if run.seconds is None else {"seconds": round(run.seconds, 2)}

@@ -4,8 +4,8 @@ A score is a statistic of the target metric over clients at the last evaluation,
 
 | statistic | meaning |
 |---|---|
-| ``mean``, ``variance``, ``gini`` | over clients, each counting alike; variance in percent squared, Gini times 100 |
-| ``weighted_mean`` | the mean over clients, each counting by its number of examples |
+| ``mean``, ``variance``, ``gini`` | over clients, with equal weights; variance in percent squared, Gini times 100 |
+| ``weighted_mean`` | the mean over clients, weighted by their numbers of examples |
 | ``worst``, ``best``, ``gap`` | the client served worst (of a loss, the one with the largest) and best, and how far apart they are |
 | ``worst10``, ``best20``, ``gap10``, ... | the same for the mean over that many percent of the clients |
 | ``global``, ``best_global`` | on the global test set, at the end and at its best round |
@@ -55,7 +55,7 @@ def measure_run(folder: Path, case: str, method: str, scores: list[str]) -> Meas
 
 
 def scores_of(record: RunRecord, outcome: RunOutcome, names: list[str]) -> dict[str, float]:
-    """The scores that this run has; those that are not about it (regret of a rule without decisions) are left out."""
+    """The scores that this run has; those that do not apply to it (regret of a rule without decisions) are left out."""
     rows, last = list(record.rounds()), scored(last_rows(record.path / "clients.jsonl"))
     sizes = (record.manifest or {}).get("sizes")
     known = {name: _score(name, record, rows, last, sizes, outcome) for name in names}
@@ -141,7 +141,7 @@ def _decisions(rows: list[Row], statistic: str) -> float | None:
     losses = torch.tensor([float(info["decision_loss"]) for info in told], dtype=torch.float64)
     if statistic == "objective":
         return float(losses.sum())
-    # Responses of a cohort alone say nothing about a fixed decision over everybody.
+    # Responses of a cohort do not determine the loss of a fixed decision over all clients.
     if any(len(response) != len(info.get("p", ())) for response, info in zip(responses, told, strict=True)):
         return None
     count = max(1, len(told) // 2) if statistic == "regret_half" else len(told)

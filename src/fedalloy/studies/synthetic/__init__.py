@@ -1,1 +1,1 @@
-"""What is done with synthetic sets: a classifier trained on them, their quality, their mixing into training."""
+"""Synthetic sets after a run: features, quality, leakage, pictures and export."""

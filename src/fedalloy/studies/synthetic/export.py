@@ -12,11 +12,11 @@ from fedalloy.studies.synthetic.pictures import Bounds, class_grid, is_picture, 
 
 
 def export(x: Tensor, y: Tensor, folder: Path, bounds: Bounds | None) -> list[Path]:
-    """Write ``samples.npz`` (x, y and bounds, empty where none are declared) and a look at it: ``grid.png``, one row
-    per class, where the examples are pictures, ``samples.csv`` where they are rows. The paths that were written."""
+    """Write ``samples.npz`` (x, y and bounds, empty where none are declared) and a preview: ``grid.png``, one row
+    per class, for pictures, ``samples.csv`` for rows. Returns the paths that were written."""
     folder.mkdir(parents=True, exist_ok=True)
     arrays = folder / "samples.npz"
-    # An empty pair of bounds says that the values may be anything.
+    # Empty bounds mean that values are not limited.
     np.savez_compressed(arrays, x=x.cpu().numpy(), y=y.cpu().numpy(), bounds=np.array(bounds or ()))
     if is_picture(tuple(x.shape[1:]), bounds) and bounds is not None:
         picture = folder / "grid.png"

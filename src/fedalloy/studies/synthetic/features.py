@@ -1,4 +1,4 @@
-"""Features in which real and synthetic examples are compared: of a classifier trained here or a network in a file."""
+"""Features to compare real and synthetic examples: of a classifier trained for this, or of a network in a file."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _BATCH, _STEPS, _MOST_EPOCHS = 64, 1500, 25
 
 @dataclass(frozen=True)
 class Features:
-    """Where features come from, and how to get them: ``of(x)`` is ``[N, d]``. ``accuracy`` is that of the classifier on
-    real test examples, where a classifier made them."""
+    """A feature map and its name: ``of(x)`` is ``[N, d]``. For features of a classifier, ``accuracy`` is its accuracy
+    on real test examples."""
 
     name: str
     of: Callable[[Tensor], Tensor]
@@ -51,7 +51,7 @@ class FeatureClassifier(CapabilityModule):
         self.head = nn.Linear(WIDTH, classes)
 
     def features(self, x: Tensor) -> Tensor:
-        """What the head sees."""
+        """The input of the head."""
         made: Tensor = self.body(x.reshape(len(x), *self.shape))
         return made
 
@@ -62,7 +62,7 @@ class FeatureClassifier(CapabilityModule):
 
 
 def features_of_real(train: Examples, test: Examples, classes: int, bounds: Bounds | None, key: Key) -> Features:
-    """The features of a small classifier, trained here on the real training examples of all clients together."""
+    """The features of a small classifier, trained on the real training examples of all clients together."""
     shape = tuple(train.x.shape[1:])
     objective = ModuleObjective(lambda: FeatureClassifier(shape, classes, is_picture(shape, bounds)))
     epochs = min(_MOST_EPOCHS, max(1, round(_STEPS * _BATCH / len(train))))
@@ -81,7 +81,7 @@ def features_of_real(train: Examples, test: Examples, classes: int, bounds: Boun
 
 def features_of_file(path: str | Path, bounds: Bounds | None) -> Features:
     """The features of a network in a TorchScript file, such as Inception: it maps pictures ``[N, 3, 299, 299]`` with
-    values in [0, 1] to ``[N, d]`` and normalises by itself what it wants normalised.
+    values in [0, 1] to ``[N, d]`` and normalises its input itself.
 
     TorchScript files are read by torch's own reader, never by Python's pickle; still use only files you trust.
     """
@@ -94,7 +94,7 @@ def features_of_file(path: str | Path, bounds: Bounds | None) -> Features:
             parts = [network(_as_inception_likes(part, bounds)) for part in x.cpu().split(_BATCH)]
         found = torch.cat(parts)
         if found.dim() != 2:
-            raise DataError(f"{path} gives features of shape {tuple(found.shape)}; needed is [N, d]")
+            raise DataError(f"{path} returns features of shape {tuple(found.shape)}; [N, d] is needed")
         return found
 
     return Features(f"the network in {Path(path).name}", of)
@@ -105,17 +105,17 @@ def _script(path: Path) -> Callable[[Tensor], Tensor]:
         raise DataError(f"there is no file {path}: name a TorchScript file made with torch.jit.save")
     try:
         with warnings.catch_warnings():
-            # The format is old, but the Inception files that people have are in it.
+            # The format is deprecated, but existing Inception files use it.
             warnings.simplefilter("ignore", DeprecationWarning)
             network: Callable[[Tensor], Tensor] = torch.jit.load(str(path), map_location="cpu").eval()
     except (RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise DataError(f"{path} is no TorchScript file ({reason}); make one with torch.jit.save") from error
+        raise DataError(f"{path} is not a TorchScript file ({reason}); make one with torch.jit.save") from error
     return network
 
 
 def _as_inception_likes(x: Tensor, bounds: Bounds) -> Tensor:
-    """Three channels in [0, 1], 299 x 299: grey becomes three equal channels. Real and synthetic alike."""
+    """Three channels in [0, 1], 299 x 299: grey becomes three equal channels. For real and synthetic examples."""
     images = x.reshape(len(x), *image_shape(tuple(x.shape[1:]))).float()
     unit = ((images - bounds[0]) / (bounds[1] - bounds[0])).clamp(0, 1)
     large = functional.interpolate(unit, (INCEPTION_SIDE, INCEPTION_SIDE), mode="bilinear", antialias=True)

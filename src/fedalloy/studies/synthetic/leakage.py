@@ -1,4 +1,4 @@
-"""Does a synthetic set give its training examples away? Distances to them against those to examples never seen."""
+"""Whether a synthetic set reveals its training examples: distances to them compared with those to unseen examples."""
 
 from __future__ import annotations
 
@@ -21,15 +21,14 @@ _MOST = 20_000
 
 @dataclass(frozen=True)
 class Leakage:
-    """What nearest neighbours tell; without leakage both probabilities are about one half and there are no copies.
+    """Nearest-neighbour statistics; without leakage both probabilities are about one half and there are no copies.
 
     ``to_train`` and ``to_held_out`` are mean distances (root mean square per feature) of a synthetic example to the
     nearest of equally many training and held-out examples. ``closer_to_train`` is the share that lies closer to a
-    training example, ties counting half. ``membership_auc`` is how well "some synthetic example is near" tells training
-    examples from held-out ones, ``margin`` three standard errors of it. ``copies`` counts synthetic examples nearer to
-    a training example than 99 % of the held-out ones are to any. ``suspicious``: the AUC exceeds its margin, or more
-    than 5 % are copies.
-    """
+    training example, ties counting half. ``membership_auc`` is how well the distance to the nearest synthetic example
+    separates training examples from held-out ones, ``margin`` three standard errors of it. ``copies`` counts synthetic
+    examples nearer to a training example than 99 % of the held-out ones are to any. ``suspicious``: the AUC exceeds its
+    margin, or more than 5 % are copies. """
 
     to_train: float
     to_held_out: float
@@ -42,7 +41,7 @@ class Leakage:
 
     @property
     def suspicious(self) -> bool:
-        """Whether this is more than chance explains."""
+        """Whether this is more than chance would give."""
         return self.membership_auc > 0.5 + self.margin or self.copies > 0.05 * self.synthetic
 
     def to_json(self) -> dict[str, float | int | bool]:
@@ -53,7 +52,7 @@ class Leakage:
 def leakage(synthetic: Tensor, train: Examples, held_out: Examples, key: Key) -> Leakage:
     """Compare distances to training and to held-out examples, equally many of each, drawn by key.
 
-    Equally many, because among more examples the nearest is nearer. Copies are looked for among all training examples.
+    Equally many, because among more examples the nearest is closer. Copies are searched among all training examples.
     """
     count = min(len(train), len(held_out), _MOST)
     if count < 2 or len(synthetic) < 1:

@@ -1,5 +1,5 @@
-"""Examples as pictures: bytes for a screen, tiles in a grid, how they grew over rounds, a PNG file written with the
-standard library alone."""
+"""Examples as pictures: pixels, grids of tiles, their development over rounds, and PNG files written with only the
+standard library."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _GREY, _COLOUR = 0, 2
 
 
 def is_picture(shape: tuple[int, ...], bounds: Bounds | None) -> bool:
-    """Whether examples of this form can be looked at: they have a range of values, and one or three channels.
+    """Whether examples of this shape are pictures: they have a range of values, and one or three channels.
 
     >>> is_picture((64,), (0.0, 1.0)), is_picture((64,), None), is_picture((13,), (0.0, 1.0))
     (True, False, False)
@@ -52,7 +52,7 @@ def class_grid(x: Tensor, y: Tensor, bounds: Bounds, most: int = 10) -> Tensor:
 
 
 def tiled(rows: list[list[Tensor]]) -> Tensor:
-    """Rows of pictures of one size on a white sheet; small pictures are enlarged by whole pixels."""
+    """Rows of pictures of one size on a white background; small pictures are enlarged by whole pixels."""
     if not rows or not rows[0]:
         raise SpecError("there is nothing to draw: no examples were given")
     height, width, channels = rows[0][0].shape
@@ -85,23 +85,23 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def growth_grid(samples: list[tuple[Tensor, Tensor]], bounds: Bounds | None) -> Tensor:
-    """One row per class, one column per moment: the same sample of the class (its first) each time."""
+    """One row per class, one column per round: always the first sample of the class."""
     shape = tuple(samples[0][0].shape[1:])
     if bounds is None or not is_picture(shape, bounds):
         raise SpecError(
-            f"examples of shape {shape} without a declared range are no pictures: use `fedalloy synth export`"
+            f"examples of shape {shape} without a declared range are not pictures: use `fedalloy synth export`"
         )
     moments = [_first_of_each(as_pixels(x, bounds), y) for x, y in samples]
     return tiled([[moment[label] for moment in moments if label in moment] for label in sorted(moments[-1])])
 
 
 def kept_rounds(run: Path, most: int) -> list[int]:
-    """At most so many of the rounds a run kept samples of, evenly chosen, the last one among them."""
+    """At most ``most`` of the rounds whose samples a run kept, evenly spaced, the last one included."""
     return evenly(snapshots.rounds(run), most)
 
 
 def evenly(rounds: list[int], most: int) -> list[int]:
-    """First, last and what lies evenly between; the last alone where one is enough.
+    """First, last and evenly spaced ones between; only the last if ``most`` is 1.
 
     >>> evenly([10, 20, 30, 40, 50], 3)
     [10, 30, 50]

@@ -1,4 +1,4 @@
-"""How good a synthetic set is: how near in distribution, how useful, how revealing, how cheap to send."""
+"""The quality of a synthetic set: distance to the real distribution, use for training, leakage, and bytes sent."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from fedalloy.tasks.metrics.frechet import frechet_distance
 
 @dataclass(frozen=True)
 class Quality:
-    """The verdict on a synthetic set; ``to_json`` has everything by name.
+    """The measurements of a synthetic set; ``to_json`` has everything by name.
 
     ``frechet`` is the Frechet distance to the whole global test set in features named by ``features``; ``frechet_real``
-    is that of equally many real training examples, the least that can be hoped for at this size. ``synthetic_accuracy``
+    is that of equally many real training examples, a lower reference for this size. ``synthetic_accuracy``
     and ``real_accuracy`` are of one and the same kind of classifier, trained on the synthetic set and on equally
     many real training examples, on the global test set; ``clients_accuracy`` is the former on every client's test part.
     """
@@ -57,7 +57,7 @@ class Quality:
 
 
 def samples_of(trained: Trained, per_class: int) -> tuple[Tensor, Tensor]:
-    """The labelled synthetic samples of a run as it stands; a method that makes none is refused."""
+    """The labelled synthetic samples of a run in its current state; a method that makes none is refused."""
     fed = trained.fed
     made = synthetic_set(fed.task, fed.algorithm, trained.state, fed.root.fold("synthetic", trained.round), per_class)
     if made is None:
@@ -74,9 +74,9 @@ def quality(
     features: Features | None = None,
     settings: ClassifierTraining | None = None,
 ) -> Quality:
-    """Judge samples of a run by its data; needs all clients' data in one place, so it is for simulations.
+    """Measure a run's samples against its data; needs all clients' data in one place, so it is for simulations.
 
-    Real and synthetic examples have the same scale and take the same path. Without ``features`` a classifier is
+    Real and synthetic examples have the same scale and preprocessing. Without ``features`` a classifier is
     trained for them on the clients' training parts.
     """
     task, key = real_data(trained), trained.fed.root.fold("quality", trained.round)
@@ -114,14 +114,14 @@ def real_data(trained: Trained) -> FederatedTask:
 
 
 def of_population(task: FederatedTask, part: DataPart) -> Examples:
-    """One part of all clients that may take part, side by side; unseen clients come last and are cut off."""
+    """One data part of all clients that may take part, concatenated; unseen clients come last and are left out."""
     block = task.everyone(part)
     end = int(block.size.sum())
     return Examples(block.x[:end], block.y[:end])
 
 
 def matched(train: Examples, y: Tensor, key: Key) -> Examples:
-    """As many real examples of every class as ``y`` has, drawn by key; all of a class that has fewer."""
+    """As many real examples of every class as ``y`` has, drawn by key; all examples of a class that has fewer."""
     rows = []
     for label in y.unique().tolist():
         own = (train.y == label).nonzero().flatten()
@@ -132,7 +132,7 @@ def matched(train: Examples, y: Tensor, key: Key) -> Examples:
 
 def wire_bytes(trained: Trained, x: Tensor) -> dict[str, int]:
     """Bytes: the samples, one client's message of a round as the method sends it, and the same with the classifier as
-    model; for methods that send a model the first two differ, for FedEvg they are nearly one."""
+    model; for methods that send a model the first two differ, for FedEvg they are nearly equal."""
     algorithm, shared = trained.fed.algorithm, trained.shared
     sent = {name: tree.stack([_ones(part.template(shared))]) for name, part in algorithm.parts(shared).items()}
     params, buffers = classifier_of(trained.fed.task).init(Key.of(0))
@@ -145,7 +145,7 @@ def wire_bytes(trained: Trained, x: Tensor) -> dict[str, int]:
 
 
 def _ones(leaves: Tree) -> Tree:
-    """An update of which every number says something."""
+    """An update without zeros, so that sparse encodings save nothing."""
     return tree.map_leaves(torch.ones_like, leaves)
 
 
@@ -172,6 +172,6 @@ class _Scorer:
 
 
 def _held_out(task: FederatedTask, common: Examples) -> Examples:
-    """The clients' own test parts, which come from the same hands as their training parts; else the global test set."""
+    """The clients' test parts, which have the same distribution as their training parts; else the global test set."""
     own = of_population(task, "test")
     return own if len(own) else common

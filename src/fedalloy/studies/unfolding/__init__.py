@@ -1,4 +1,4 @@
-"""Deep unfolding: a table of weights is learned by differentiating the training loss through all rounds.
+"""Deep unfolding: learn a table of weights by differentiating the training loss through all rounds.
 
-The function is ``fedalloy.unfold``; this package has another name, because one of that name would hide it.
+The function is ``fedalloy.unfold``; the package has another name because a module ``unfold`` would shadow it.
 """

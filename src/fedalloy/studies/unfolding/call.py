@@ -28,7 +28,7 @@ from fedalloy.tasks.devices import DeviceProfile
 
 
 class Stopped(FedalloyError):
-    """The learning was interrupted; what it had reached is safe where a file was named."""
+    """The learning was interrupted; its progress is saved if a file was named."""
 
 
 def unfold(
@@ -46,13 +46,13 @@ def unfold(
     caught: Caught | None = None,
     **settings: Any,
 ) -> WeightTable:
-    """Learn the weights of ``rounds`` rounds of ``algorithm`` on ``task`` in advance.
+    """Learn the weights of ``rounds`` rounds of ``algorithm`` on ``task`` before the run.
 
     ``algorithm`` is what will run: its solver, its server and whether updates are normalised (FedNova) are kept, its
     weighting is replaced by the table. ``settings`` are the fields of ``Learning``: iterations, lr, gradient, ...
-    With an ``output`` the table is written there, its progress beside it until then, and ``resume=True`` goes on from
-    that. The result's ``weighting()`` is the rule that runs with it. A signal that stopped the learning has its own
-    effect when everything is safe; a list given as ``caught`` takes it instead, and ``Stopped`` is raised.
+    With an ``output`` the table is written there, its progress beside it until then, and ``resume=True`` continues from
+    that. The result's ``weighting()`` is the rule that uses it. A signal that stopped the learning takes effect when
+    everything is saved; with a list ``caught`` it is put there instead, and ``Stopped`` is raised.
 
     >>> import fedalloy
     >>> task = fedalloy.task("digits", clients=2)
@@ -81,7 +81,7 @@ def unfold(
 def _problem(
     algorithm: Algorithm, task: Task, rounds: int, seed: int, devices: DeviceProfile | None, learning: Learning
 ) -> UnrolledProblem:
-    """What is rehearsed: the algorithm as it fits the task, over so many rounds."""
+    """The problem to unroll: the algorithm, bound to the task, over ``rounds`` rounds."""
     layers = layer_names(task) if learning.level == "layer" else ()
     return UnrolledProblem(
         algorithm.bind(task, Key.of(seed)), task, rounds, devices or DeviceProfile(), learning, layers
@@ -89,7 +89,7 @@ def _problem(
 
 
 def _progress(output: Path, resume: bool) -> Path:
-    """Where this learning keeps how far it is; what another one left there is not overwritten."""
+    """The progress file of this learning; that of another one is not overwritten."""
     progress = progress_file(output)
     if not resume and progress.exists():
         raise SpecError(f"{progress} holds the progress of an interrupted learning: resume it, or delete it")
@@ -97,7 +97,7 @@ def _progress(output: Path, resume: bool) -> Path:
 
 
 def _learn(learner: Learner, resume: bool, caught: Caught | None) -> Standing:
-    """Learn to the end, or say what is kept when a signal ends it."""
+    """Learn to the end; after a signal, raise ``Stopped`` with what was kept."""
     with put_off() if caught is None else nullcontext(caught) as caught_signals:
         standing, stopped = learn(learner, resume, caught_signals)
         if stopped:
@@ -106,7 +106,7 @@ def _learn(learner: Learner, resume: bool, caught: Caught | None) -> Standing:
 
 
 def progress_file(output: Path) -> Path:
-    """Where a learning keeps how far it is."""
+    """The progress file of a learning."""
     return output.with_name(f"{output.name}.progress")
 
 
@@ -120,7 +120,7 @@ def _learning(settings: dict[str, Any]) -> Learning:
 
 
 def _settings(problem: UnrolledProblem, seed: int, sizes: list[int]) -> dict[str, Any]:
-    """What was learned, as data: enough to tell two learnings apart."""
+    """The settings as plain values, which identify a learning."""
     chosen = asdict(problem.learning)
     chosen["betas"] = list(problem.learning.betas)
     spec = algorithm_to_spec(problem.algorithm)
@@ -137,6 +137,6 @@ def _settings(problem: UnrolledProblem, seed: int, sizes: list[int]) -> dict[str
 
 def _farewell(standing: Standing, progress: Path | None, why: str) -> str:
     where = (
-        f"its progress is in {progress}; resume it to go on" if progress else "nothing was kept, as no file was named"
+        f"its progress is in {progress}; resume it to continue" if progress else "nothing was kept: no file was named"
     )
     return f"{why} after outer iteration {standing.iteration}: {where}"

@@ -1,7 +1,7 @@
 """The exact gradient of the summed losses by the shares, through the local steps, checkpointed per round.
 
-The rounds are run once without a graph; only the states between them are kept. On the way back every round is
-run again, alone, with one: memory is that of one round. Nothing but the plain vmap kernel is used, because an
+The rounds are run once without a graph, and only the states between them are kept. The backward pass runs every round
+again with a graph, so memory is that of one round. Only the plain vmap kernel is used, because an
 autograd call hidden inside a kernel would silently give the first-order gradient.
 """
 
@@ -27,7 +27,7 @@ assert vmap_kernel.DIFFERENTIABLE
 
 
 def exact(problem: UnrolledProblem, shares: Tensor, params: Tree, buffers: Tree, key: Key) -> Found:
-    """Unroll the rounds, then walk back playing each again; ``key`` is that of the outer iteration."""
+    """Unroll the rounds, then go back and run each again; ``key`` is that of the outer iteration."""
     server, clients = problem.begin(problem.at(shares[0]), params, buffers, key)
     states: list[State] = [{"server": server, "clients": {str(client): one for client, one in clients.items()}}]
     total = torch.zeros((), dtype=torch.float64)

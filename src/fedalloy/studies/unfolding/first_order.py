@@ -1,12 +1,12 @@
 """The first-order gradient of the summed losses by the shares, without a graph through the rounds.
 
-What a client does is a constant to it, so with ``w(t+1) = server(w(t), sum_k Theta[t, k] delta_k(t))``
+It treats the clients' updates as constants, so with ``w(t+1) = server(w(t), sum_k Theta[t, k] delta_k(t))``
 
     lambda(T) = g(T),   lambda(t) = g(t) + (d w(t+1) / d w(t))' lambda(t+1),
     d L / d Theta[t, k] = <d w(t+1) / d update' lambda(t+1), delta_k(t)>
 
-where ``g(t)`` is the sum of all gradients met in round t. Kept are the clients' updates and one such sum per round,
-``O(T K d)``; the only graph is that of one step of an adaptive server.
+where ``g(t)`` is the sum of all gradients computed in round t. The clients' updates and one such sum per round are
+kept, ``O(T K d)``; the only graph is that of one step of an adaptive server.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Kept:
-    """What one round leaves for the way back."""
+    """What the backward pass needs from one round."""
 
     cohort: Contributions
     weights: Weights
@@ -55,7 +55,7 @@ class Kept:
 def first_order(
     problem: UnrolledProblem, shares: Tensor, params: Tree, buffers: Tree, key: Key, engine: Engine
 ) -> Found:
-    """Unroll the rounds once and walk back; ``key`` is that of the outer iteration."""
+    """Unroll the rounds once and go back; ``key`` is that of the outer iteration."""
     state, clients = problem.begin(problem.clients, params, buffers, key)
     total, kept = torch.zeros((), dtype=torch.float64), []
     for round in range(1, problem.rounds + 1):
@@ -77,23 +77,23 @@ def first_order(
 
 
 def final_gradient(problem: UnrolledProblem, params: Tree, buffers: Tree, key: Key) -> tuple[Tensor, Tree]:
-    """The loss of the model after the last round on one more round's batches, nobody moving, and its gradient."""
+    """The loss of the model after the last round on one more round's batches, without training, and its gradient."""
     return fixed_model_gradient(problem, final_point(problem, params, buffers, key))
 
 
 def final_point(problem: UnrolledProblem, params: Tree, buffers: Tree, key: Key) -> Fixed:
-    """Everyone's batches of the round after the last."""
+    """All clients' batches of the round after the last."""
     ctx = problem.context(problem.rounds + 1, key)
     return Fixed(params, buffers, problem.ids, problem.work(ctx).epochs, ctx)
 
 
 def silent_point(params: Tree, buffers: Tree, work: Work, ctx: Context) -> Fixed:
-    """The batches of those whose link failed: they score the received model and do not move it."""
+    """The batches of clients whose link failed: they score the received model without training it."""
     return Fixed(params, buffers, work.ids[~work.active], work.epochs[~work.active], ctx)
 
 
 def check_finite(dropped: dict[int, str], loss: Tensor, round: int) -> None:
-    """A table cannot be learned from rounds that leave the numbers."""
+    """Raise ``Diverged`` if a round has dropped clients or a loss that is not finite."""
     if dropped or not bool(loss.isfinite()):
         why = next((f"client {client}: {reason}" for client, reason in dropped.items()), "the loss is not finite")
         raise Diverged(f"unfold: round {round} diverged ({why}); try a smaller local step size")
@@ -102,7 +102,7 @@ def check_finite(dropped: dict[int, str], loss: Tensor, round: int) -> None:
 def _met(
     problem: UnrolledProblem, cohort: Contributions, step: ServerStep, work: Work, shared: Shared, ctx: Context
 ) -> tuple[Tensor, Tree]:
-    """The losses and gradients of a round, of those who trained and of those who could not send."""
+    """The losses and gradients of a round, of clients that trained and of those that could not send."""
     if problem.plain:
         loss = cohort.stats["running_loss"].nan_to_num(0.0).sum()
         gradient = cohort.combine("delta", torch.full((len(cohort),), -1.0 / ctx.local_lr, dtype=torch.float64))
@@ -134,7 +134,7 @@ def _through_server(algorithm: Algorithm, here: Kept, back: Tree, memory: Tree) 
 
 
 def _combined(here: Kept) -> Tree:
-    """The update that the server got, combined again instead of kept."""
+    """The update that the server received, computed again to save memory."""
     return here.cohort.combine("delta", here.weights)
 
 

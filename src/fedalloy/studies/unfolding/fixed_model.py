@@ -52,8 +52,8 @@ def fixed_model_gradient(problem: UnrolledProblem, fixed: Fixed) -> tuple[Tensor
 
 
 def _pieces(problem: UnrolledProblem, fixed: Fixed) -> Iterator[_Piece | _Batch]:
-    """Where examples do not see each other every one is scored once, times the batches it is in; otherwise every
-    batch is."""
+    """If examples do not affect each other and nothing is drawn (no BatchNorm, no dropout), each is scored once, times
+    the batches it is in; otherwise every batch is scored."""
     if len(fixed.rows) == 0:
         return
     objective = problem.task.objective

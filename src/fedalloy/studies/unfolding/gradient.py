@@ -17,13 +17,13 @@ from fedalloy.studies.unfolding.first_order import first_order
 from fedalloy.studies.unfolding.shares import pull_back, roughness, shares_of
 from fedalloy.studies.unfolding.unrolled import UnrolledProblem
 
-# Models that are in cache together are trained side by side, which saves calls; larger ones in smaller groups.
+# Models that fit into the cache together are trained together, which saves calls; larger ones in smaller groups.
 _CACHE = 4 << 20
 
 
 @dataclass(frozen=True)
 class OuterGradient:
-    """``loss`` is the sum of all losses met, with the roughness of the table where that counts; ``by_theta`` its
+    """``loss`` is the sum of all losses, plus the roughness penalty if it is used; ``by_theta`` its
     gradient, and ``params`` and ``buffers`` the model after the last round."""
 
     loss: float
@@ -35,7 +35,7 @@ class OuterGradient:
 def outer_gradient(
     problem: UnrolledProblem, theta: Tensor, params: Tree, buffers: Tree, key: Key, engine: Engine | None = None
 ) -> OuterGradient:
-    """The gradient that an outer step descends on; ``key`` is that of the iteration."""
+    """The gradient for an outer step; ``key`` is that of the iteration."""
     learning = problem.learning
     shares = shares_of(theta, learning.parametrisation)
     if learning.gradient == "exact":
@@ -50,7 +50,7 @@ def outer_gradient(
 
 
 def make_engine(problem: UnrolledProblem, params: Tree, buffers: Tree) -> Engine:
-    """The batched engine: fused where clients do nothing but descend on a chain of linear layers, on a GPU too."""
+    """The batched engine: fused if clients only do plain SGD on a chain of linear layers, on a GPU too."""
     first = next(iter(params.values()))
     shared = {"params": params, "buffers": buffers}
     fused = problem.plain and is_fusible(problem.algorithm) and not buffers

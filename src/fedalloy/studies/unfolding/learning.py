@@ -1,4 +1,4 @@
-"""The outer loop: Adam on theta, iteration by iteration, resumable bit for bit, stopped when validation says so."""
+"""The outer loop: Adam on theta, iteration by iteration, resumable bit for bit, with early stopping."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _EPS = 1e-8
 
 @dataclass
 class Standing:
-    """How far the learning is: everything that a resumed one needs."""
+    """The progress of the learning: everything needed to resume it."""
 
     theta: Tensor
     first: Tensor
@@ -44,7 +44,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class OuterEvent:
-    """What a watcher gets after every outer iteration."""
+    """Passed to the watcher after every outer iteration."""
 
     iteration: int
     iterations: int
@@ -55,7 +55,7 @@ class OuterEvent:
 
 @dataclass(frozen=True)
 class Learner:
-    """One learning: the unrolled problem, the seed, where its progress is kept and whom it tells."""
+    """One learning: the unrolled problem, the seed, the progress file and the watcher."""
 
     problem: UnrolledProblem
     seed: int = 0
@@ -68,7 +68,7 @@ class Learner:
 
     @property
     def root(self) -> Key:
-        """The same as that of a run with this seed, which then begins with the same model."""
+        """The root key of a run with this seed, which therefore begins with the same model."""
         return Key.of(self.seed)
 
     def model(self, iteration: int) -> tuple[Tree, Tree]:
@@ -80,7 +80,7 @@ class Learner:
 
 
 def learn(learner: Learner, resume: bool = False, caught: Caught | None = None) -> tuple[Standing, str | None]:
-    """Outer iterations to the end, or until somebody stops them; the second value then says who."""
+    """Outer iterations to the end, or until stopped; the second value is then the reason."""
     learning = learner.problem.learning
     standing = _restored(learner) if resume else None
     standing = standing or _beginning(learner)
@@ -140,8 +140,8 @@ def _iterate(learner: Learner, standing: Standing, engine: Engine) -> None:
 
 
 def _validate(learner: Learner, standing: Standing, found: OuterGradient) -> float | None:
-    """The final model's loss on the validation parts, where early stopping looks at it; it is that of the theta which
-    the iteration began with."""
+    """The final model's loss on the validation parts, if early stopping needs it; it belongs to the theta with which
+    the iteration began."""
     learning = learner.problem.learning
     due = standing.iteration % learning.check_every == 0 or standing.iteration + 1 == learning.iterations
     if learning.patience is None or not due:
@@ -159,7 +159,7 @@ def valid_loss(problem: UnrolledProblem, params: Tree, buffers: Tree) -> float:
     """Mean loss of a model over the validation examples of all clients."""
     block = problem.task.data("valid", problem.ids)
     if int(block.size.sum()) == 0:
-        raise SpecError("unfold.patience looks at the validation part: set task.valid_fraction above 0")
+        raise SpecError("unfold.patience needs a validation part: set task.valid_fraction above 0")
     outer, device, total = problem.outer, next(iter(params.values())).device, 0.0
     for row in range(len(block.size)):
         own = block.client(row)
@@ -187,7 +187,7 @@ def _save(learner: Learner, standing: Standing) -> None:
 
 
 def _restored(learner: Learner) -> Standing | None:
-    """Where an earlier learning stopped; another one's progress is refused."""
+    """The progress of an interrupted learning; that of another learning is refused."""
     if learner.progress is None or not learner.progress.exists():
         return None
     saved = checkpoint.load(learner.progress)
@@ -204,5 +204,5 @@ def _reason(flag: StopFlag) -> str | None:
 
 
 def shares(standing: Standing, learning: Learning) -> Tensor:
-    """The table that the learning stands at."""
+    """The current table."""
     return shares_of(chosen_theta(standing), learning.parametrisation)

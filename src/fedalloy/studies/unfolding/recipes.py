@@ -1,4 +1,4 @@
-"""What a recipe wants to be learned: its own algorithm, or every entry of its comparison that runs with a table."""
+"""The tables that a recipe needs: for its own algorithm, or for every entry of its comparison that uses one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedalloy.studies.unfolding.learning import OuterEvent
 
 @dataclass(frozen=True)
 class LearningJob:
-    """One table to be learned: of which experiment, with which settings, and where it goes."""
+    """One table to learn: its experiment, its settings and its output file."""
 
     name: str
     experiment: Experiment
@@ -60,14 +60,14 @@ def jobs(
     names: list[str | None] = [entry] if entry is not None else list(_entries(recipe)) or [None]
     if output is not None and len(names) > 1:
         raise SpecError(
-            f"the recipe wants {len(names)} tables ({', '.join(map(str, names))}): choose one with --entry, or leave "
-            "-o out to write each where the recipe looks for it"
+            f"the recipe needs {len(names)} tables ({', '.join(map(str, names))}): choose one with --entry, or omit "
+            "-o to write each to its path in the recipe"
         )
     return [_job(recipe, name, output, seed) for name in names]
 
 
 def _entries(recipe: Recipe) -> list[str]:
-    """Those entries of the comparison that run with a table."""
+    """The entries of the comparison that use a table."""
     return [name for name in entry_names(recipe) if table_file(with_entry(recipe, name)) is not None]
 
 
@@ -77,16 +77,16 @@ def _job(recipe: Recipe, entry: str | None, output: Path | None, seed: int | Non
     table = table if seed is None else table.model_copy(update={"seed": seed})
     experiment = resolve(recipe, table.seed, entry)
     if experiment.config.sampling not in (UniformSampling(), UniformSampling(1.0)):
-        raise SpecError("unfold: the table has a weight for every client in every round: leave [sampling] out")
+        raise SpecError("unfold: the table has a weight for every client in every round: remove [sampling]")
     rule = experiment.algorithm.weighting
     if isinstance(rule, Unfolded):
-        # What an earlier learning left must not enter this one.
+        # An earlier table must not influence this learning.
         rule = Unfolded("", normalise=rule.normalise)
         experiment = replace(experiment, algorithm=replace(experiment.algorithm, weighting=rule))
     return LearningJob(entry or single.name or "table", experiment, table, output or named or Path("weights.json"))
 
 
 def summary(table: WeightTable) -> list[dict[str, Any]]:
-    """The rows of a table for reading: per round every client's weight, the mean over layers where there are some."""
+    """The rows of a table for display: every client's weight per round, as the mean over layers if there are any."""
     weights = table.weights.mean(2) if table.layers else table.weights
     return [{"round": number, "weights": row.tolist()} for number, row in enumerate(weights, 1)]

@@ -1,4 +1,4 @@
-"""A solver that also notes the loss and the gradient of every local step: what a client adds up for the learning."""
+"""A solver that also sums the loss and the gradient of every local step, for the learning."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from fedalloy.core.types import Context, Part, Payload, State, Tree
 from fedalloy.core.wrappers import SolverWrapper
 
 _NOTED = "noted"
-"""Where the sums lie in the carry, beside what the inner solver has there."""
+"""The key of the sums in the carry, beside the inner solver's keys."""
 
 
 class Noted:
-    """``grad_at`` that remembers the loss and the gradient where it was first asked in a step.
+    """``grad_at`` that records the loss and the gradient of its first call in a step.
 
-    A solver that descends on a function of the loss is noted with the loss itself.
+    For a solver that minimises a function of the loss, the loss itself is recorded.
     """
 
     def __init__(self, grad_at: GradAt, outer: Objective | None) -> None:
@@ -39,14 +39,14 @@ class Noted:
         fixed: Tree | None = None,
     ) -> Tree:
         if by is not None or fixed is not None:
-            raise SpecError("weights are learned for solvers that descend on the task's own loss; this one has another")
+            raise SpecError("weights are learned only for solvers that minimise the task's loss; this one has another")
         grads = self._grad_at(params, track=track, of=of)
         if self.loss is None:
             self._note(params, grads if of is None else None)
         return grads
 
     def outputs(self, params: Tree, x: Tensor) -> Tensor:
-        """What the model says, as the batch's own ``grad_at`` does."""
+        """The model's outputs, as from the batch's ``grad_at``."""
         return self._grad_at.outputs(params, x)
 
     def _note(self, params: Tree, grads: Tree | None) -> None:
@@ -62,8 +62,8 @@ class Noted:
 
 @dataclass(frozen=True)
 class Recording(SolverWrapper):
-    """The inner solver, and beside its update the parts ``slope`` (the sum of the gradients met) and ``tally`` (the sum
-    of the losses met); ``outer`` is another objective to take them from."""
+    """The inner solver, and beside its update the parts ``slope`` (the sum of the gradients) and ``tally`` (the sum
+    of the losses); with ``outer`` they are those of another objective."""
 
     outer: Objective | None = None
 

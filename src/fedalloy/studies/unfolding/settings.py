@@ -1,4 +1,4 @@
-"""How a table is learned: plain values, checked when they are made."""
+"""How a table is learned: plain values, checked on creation."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from fedalloy.core.errors import SpecError
 class Learning:
     """Outer Adam on the summed losses of all rounds.
 
-    ``gradient``: ``first_order`` treats what a client does as a constant (its model moves with the received one),
+    ``gradient``: ``first_order`` treats the clients' updates as constants (their models move with the received one),
     ``exact`` differentiates the local steps too. ``parametrisation``: ``theta^2 / sum theta^2``, or a softmax of theta.
     ``level``: a weight for every client, or for every layer of every client. ``loss``: that of the task, or the
     squared error of the softmax against the label as one-hot (``mse``). ``final``: whether the model after the last
     round is scored as well; without it the last row learns nothing. ``initial``: one model for all iterations, the one
-    that a run with the same seed begins with, or a fresh one in each. ``fraction``: of every client's examples.
+    that a run with the same seed begins with, or a new one in each. ``fraction``: of every client's examples.
     ``smoothness`` times ``sum_t |Theta[t+1] - Theta[t]|^2`` is added to the loss. ``patience``: stop when the
-    validation loss was not better for so many readings, one every ``check_every`` iterations, and keep the best table.
+    validation loss has not improved for this many evaluations, one every ``check_every`` iterations. The best table is
+    kept.
 
     >>> Learning(gradient="second")
     Traceback (most recent call last):

@@ -28,7 +28,7 @@ def theta_of(shares: Tensor, how: Parametrisation) -> Tensor:
 
 
 def first_theta(sizes: Tensor, rounds: int, how: Parametrisation, layers: int = 0) -> Tensor:
-    """The beginning: every client by its number of examples, in every round (and layer).
+    """The initial theta: shares proportional to the numbers of examples, in every round (and layer).
 
     >>> first_theta(torch.tensor([1, 3]), 1, "square")
     tensor([[0.5000, 0.8660]], dtype=torch.float64)
@@ -39,7 +39,7 @@ def first_theta(sizes: Tensor, rounds: int, how: Parametrisation, layers: int = 
 
 
 def pull_back(theta: Tensor, how: Parametrisation, share_gradient: Tensor) -> Tensor:
-    """The gradient by theta, given that by the shares."""
+    """The gradient by theta, from the gradient by the shares."""
     with torch.enable_grad():
         leaf = theta.detach().requires_grad_()
         (gradient,) = torch.autograd.grad(shares_of(leaf, how), leaf, share_gradient)

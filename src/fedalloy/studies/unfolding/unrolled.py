@@ -1,5 +1,5 @@
-"""What is unrolled: the algorithm that will run, its clients (or a part of their examples), their devices, the rounds
-of one outer iteration, and the loss that the table is learned by."""
+"""The problem that is unrolled: the algorithm, its clients (or a part of their examples), their devices, the rounds
+of one outer iteration, and the loss for the table."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ class UnrolledProblem:
 
     @property
     def ids(self) -> Tensor:
-        """Everyone takes part."""
+        """All clients take part."""
         return torch.arange(self.task.population)
 
     @property
     def outer(self) -> Objective:
-        """Whose losses are summed."""
+        """The objective whose losses are summed."""
         objective = self.task.objective
         return OneHotError(objective) if self.learning.loss == "mse" else objective
 
@@ -82,14 +82,14 @@ class UnrolledProblem:
 
     @cached_property
     def plain(self) -> bool:
-        """Whether clients do nothing but descend on the summed losses: then ``-delta / lr`` is the sum of their
-        gradients and nothing further has to be noted."""
+        """Whether clients do plain SGD on the summed losses: then ``-delta / lr`` is the sum of their gradients, and
+        nothing else has to be recorded."""
         return plain_sgd_of(self.algorithm) == PlainSgd() and self.learning.loss == "task"
 
     @cached_property
     def clients(self) -> Algorithm:
-        """What an engine is given: one value for all rounds, since engines keep what they made for it. Where clients
-        are not plain, their solver notes what it meets."""
+        """The algorithm for the engine: one object for all rounds, because engines cache by it. Where clients are not
+        plain, their solver records losses and gradients."""
         return self._with(Given(torch.zeros(0), self.layers, self.normalise, noted=self.plain), recorded=not self.plain)
 
     def at(self, shares: Tensor, recorded: bool = True) -> Algorithm:
@@ -103,13 +103,13 @@ class UnrolledProblem:
         return replace(self.algorithm, solver=Recording(self.algorithm.solver, outer), weighting=rule)
 
     def context(self, round: int, key: Key) -> Context:
-        """What the rules may know in a round of the iteration whose key this is."""
+        """The context of a round; ``key`` is that of the iteration."""
         solver, population = self.algorithm.solver, self.task.population
         lr = solver.lr_at(round, self.rounds)
         return Context(round, population, key.fold("round", round), local_lr=lr, rounds=self.rounds)
 
     def work(self, ctx: Context) -> Work:
-        """Who does how much in a round, and whose link fails, drawn as in a run."""
+        """Every client's work in a round, and whose link fails, drawn as in a run."""
         links = self.devices.links(self.ids, ctx.key.fold("links"))
         return Work.of(self.ids, self.devices.epochs_for(self.ids, ctx.key.fold("epochs")), links)
 
@@ -126,17 +126,17 @@ class UnrolledProblem:
 
 
 def check_algorithm(algorithm: Algorithm) -> None:
-    """Refuse what cannot be unrolled, or would not mean what a table says."""
+    """Refuse what cannot be unrolled, or where the table's weights would not apply."""
     solver, rule = algorithm.solver, algorithm.weighting
     if not isinstance(rule, Samples | Uniform | Nova | Unfolded):
         raise AlgorithmError(
-            f"unfold: weighting '{type(rule).__name__}' computes its weights itself; a table can stand in for samples, "
-            "uniform, nova and unfolded only"
+            f"unfold: weighting '{type(rule).__name__}' computes its weights itself; a table can replace only samples, "
+            "uniform, nova and unfolded"
         )
     if algorithm.wire:
         raise AlgorithmError(
             f"unfold: '{type(algorithm.wire[0]).__name__}' changes what is sent, which cannot be differentiated: learn "
-            "the table without [[wire]] and run it with"
+            "the table without [[wire]] and use it with [[wire]]"
         )
     if aspects.local_leaves(solver) or solver.target != "params" or aspects.is_personalised(solver):
         raise AlgorithmError(
@@ -158,25 +158,25 @@ def known(states: Mapping[int, State], new: Mapping[int, State], work: Work) -> 
 
 @dataclass(frozen=True)
 class OneHotError(Objective):
-    """``mean_c (softmax_c - [c = y])^2`` of a classifier, whatever loss its clients train with; in evaluation mode."""
+    """``mean_c (softmax_c - [c = y])^2`` of a classifier, whatever loss clients train with; in evaluation mode."""
 
     objective: Objective
 
     def init(self, key: Key) -> tuple[Tree, Tree]:
-        """The classifier's own beginning."""
+        """The classifier's initial values."""
         return self.objective.init(key)
 
     def loss(
         self, params: Tree, buffers: Tree, x: Tensor, y: Tensor, mask: Tensor | None, draw: Tensor | None
     ) -> tuple[Tensor, Tree]:
-        """Mean over the (masked) batch; buffers stay as they are."""
+        """Mean over the (masked) batch; buffers do not change."""
         losses = self.losses(self.outputs(params, buffers, x), y)
         if mask is None:
             return losses.mean(), buffers
         return torch.where(mask, losses, 0.0).sum() / mask.sum().clamp(min=1), buffers
 
     def outputs(self, params: Tree, buffers: Tree, x: Tensor) -> Tensor:
-        """What the classifier says."""
+        """The classifier's outputs."""
         return self.objective.outputs(params, buffers, x)
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:

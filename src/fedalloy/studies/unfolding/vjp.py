@@ -1,4 +1,4 @@
-"""Gradients backwards through functions from state to state: nested dicts whose floating-point tensors count."""
+"""Vector-Jacobian products of functions from state to state: nested dicts, of which floating-point tensors are used."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def floats(state: Mapping[str, Any], prefix: str = "") -> Tree:
 
 
 def replaced(state: Mapping[str, Any], leaves: Mapping[str, Tensor], prefix: str = "") -> State:
-    """The state with other tensors in these places.
+    """The state with the tensors at these paths replaced.
 
     >>> replaced({"m": {"w": 1}, "steps": 3}, {"m/w": 2})
     {'m': {'w': 2}, 'steps': 3}
@@ -76,7 +76,7 @@ def pull_server(
 
 
 def no_gradient(state: Mapping[str, Any]) -> Tree:
-    """Nothing depends on a state yet."""
+    """A zero gradient for every tensor of a state."""
     return tree.zeros_like(floats(state))
 
 
