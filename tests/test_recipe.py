@@ -131,7 +131,7 @@ def test_an_entry_named_like_a_method_is_that_method_unless_it_says_otherwise():
     recipe = parse({"compare": [{"name": "scaffold"}, {"name": "fedprox", "set": {"algorithm": {"name": "fedavg"}}}]})
     assert resolve(recipe, entry="scaffold").resolved["algorithm"]["name"] == "scaffold"
     assert resolve(recipe, entry="fedprox").resolved["algorithm"]["name"] == "fedavg"
-    with pytest.raises(SpecError, match="compares no 'scafold': did you mean 'scaffold'"):
+    with pytest.raises(SpecError, match="comparison has no 'scafold': did you mean 'scaffold'"):
         resolve(recipe, entry="scafold")
 
 

@@ -240,7 +240,7 @@ def test_files_of_a_run_that_were_damaged_are_named(place, file, text, said):
 
 
 def test_a_file_that_is_no_table_of_weights_is_not_called_learned(place):
-    assert "afile holds no table of weights" in complaint("unfold good.toml -o afile", 2)
+    assert "afile is not a table of weights" in complaint("unfold good.toml -o afile", 2)
     assert (place / "afile").read_text() == "hello\n"
 
 

@@ -80,7 +80,7 @@ def test_the_initial_model_depends_on_the_seed_alone():
 @pytest.mark.parametrize(
     ("initial", "fault"),
     [
-        ({"module.output.bias": torch.zeros(3)}, "learns no 'module.output.bias': did you mean 'output.bias'"),
+        ({"module.output.bias": torch.zeros(3)}, "model has no 'module.output.bias': did you mean 'output.bias'"),
         ({"output.bias": torch.zeros(4)}, r"'output.bias' must be a tensor of shape \(3,\), got shape \(4,\)"),
         ({"output.bias": [0.0]}, "got a list"),
         ({"output.bias": torch.full((3,), math.nan)}, "NaN"),
@@ -238,7 +238,7 @@ def test_a_run_in_which_nobody_ever_counted_has_failed(tmp_path, settings):
 def test_a_run_in_which_nobody_took_a_step_has_failed_though_all_count():
     still = train(rounds=3, devices=DeviceProfile(epochs=(0, 0, 0, 0, 0)))
     assert all(row["ids"] == row["idle"] for row in still.rounds())
-    assert (still.status, still.ending.reason[:28]) == ("failed", "no client contributed in any of 3 r")
+    assert (still.status, still.ending.reason[:35]) == ("failed", "no client contributed in any of 3 r")
     assert train(rounds=3, devices=DeviceProfile(epochs=(0, 0, 1, 0, 0))).status == "finished"
 
 

@@ -140,7 +140,7 @@ def test_the_flag_for_another_engine_lets_no_other_data_or_model_in(tmp_path, en
     moved = replace(task, train=replace(task.train, x=task.train.x + 1e-3))
     changed: list[dict[str, Any]] = [{"task": moved}, {"task": task, "initial": {"output.bias": torch.ones(10)}}]
     for one in changed:
-        with pytest.raises(CheckpointError, match=r"the values of .* differ.*begun with, or choose another folder"):
+        with pytest.raises(CheckpointError, match=r"the values of .* differ.*original settings, or choose another"):
             train(tmp_path, rounds=2, resume=True, engine=engine, allow_engine_change=True, **one)
 
 
@@ -263,7 +263,7 @@ def test_a_kill_while_a_run_is_made_longer_loses_nothing(tmp_path, monkeypatch, 
 
 def test_a_shorter_run_is_refused(tmp_path):
     train(tmp_path, rounds=4)
-    with pytest.raises(CheckpointError, match=r"a run of 4 rounds, and 3 are asked for: .* longer but not shorter"):
+    with pytest.raises(CheckpointError, match=r"a run of 4 rounds, and 3 are requested: .* longer but not shorter"):
         train(tmp_path, rounds=3, resume=True)
 
 

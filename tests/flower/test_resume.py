@@ -108,7 +108,7 @@ def test_a_node_that_lost_its_states_is_noticed(on_lag, tmp_path):
 
 def test_another_experiment_in_the_folder_is_refused(tmp_path):
     play(recipe_file(tmp_path), tmp_path / "run", federation(tmp_path))
-    with pytest.raises(CheckpointError, match="a run of 3 rounds, and 2 are asked for"):
+    with pytest.raises(CheckpointError, match="a run of 3 rounds, and 2 are requested"):
         play(recipe_file(tmp_path, run={"rounds": 2}), tmp_path / "run", federation(tmp_path))
     with pytest.raises(CheckpointError, match=r"run\.seeds is \[7\] there, \[5\] here"):
         play(recipe_file(tmp_path, run={"rounds": 3, "seeds": [5]}), tmp_path / "run", federation(tmp_path))

@@ -1,1 +1,1 @@
-"""Pages about runs, made with the standard library alone."""
+"""Pages about runs, made with only the standard library."""

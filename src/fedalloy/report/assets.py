@@ -1,4 +1,4 @@
-"""What pages are made of besides their data: one style sheet and one script, both inside the package."""
+"""The style sheet and the script of pages, both inside the package."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def style() -> str:
 
 @cache
 def script() -> str:
-    """Everything that runs in a page, in order: the drawing library with its licence, charts, figures, the page."""
+    """The script of a page: the drawing library with its licence, charts, figures and the page, in this order."""
     licence = _read("vendor/LICENSE-d3.txt").replace("*/", "")
     parts = [f"/*\n{licence}*/", _read("vendor/d3.min.js"), *map(_read, SCRIPTS)]
-    # A closing tag inside a string of a script would end the script.
+    # A closing script tag inside a string would end the script element.
     return "\n".join(parts).replace("</script", "<\\/script")
 
 

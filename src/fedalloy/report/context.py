@@ -1,4 +1,4 @@
-"""What a report is made of: the run summaries, their charts, their words."""
+"""The contents of a report: run summaries, charts and texts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_SWITCHED = 12
 
 @dataclass
 class ReportContext:
-    """``charts`` by key: a section asks for 'weights-0' and the page's script finds it under that name."""
+    """``charts`` by key: a section names 'weights-0', and the page's script finds the chart under that key."""
 
     summaries: Sequence[RunSummary]
     tunings: Sequence[dict[str, Any]] = ()
@@ -37,11 +37,11 @@ class ReportContext:
         return [key for key in self.charts if key.rpartition("-")[0] == name]
 
     def recipe_of(self, run_summary: RunSummary) -> str:
-        """One run's own recipe."""
+        """The recipe of one run."""
         return toml.dumps(run_summary.recipe)
 
     def to_json(self) -> dict[str, Any]:
-        """What the page's script reads."""
+        """The data for the page's script."""
         return {"styles": self.styles, "charts": self.charts}
 
     def _collect(self) -> None:

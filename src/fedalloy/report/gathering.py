@@ -1,4 +1,4 @@
-"""The old place of :mod:`fedalloy.results.summaries`; goes with the next version."""
+"""The old name of :mod:`fedalloy.results.summaries`; removed in the next version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HTML by small pure functions; whatever comes from a run is escaped here."""
+"""HTML from small pure functions, which escape everything that comes from a run."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def spread(found: Mapping[str, Any] | None, digits: int = 3, signed: bool = Fals
 
 
 def count(value: float | None, digits: int | None = None) -> Cell:
-    """A number; nothing where there is none."""
+    """A number; empty for None."""
     if value is None:
         return Cell("", None)
     return Cell(f"{value:,}" if digits is None else f"{value:,.{digits}f}", value)
 
 
 def text(words: object) -> Cell:
-    """Left-aligned words."""
+    """Left-aligned text."""
     return Cell(str(words), "", "text")
 
 
@@ -59,7 +59,7 @@ def table(
 
 
 def figure(chart: str, start: Mapping[str, Any] | None = None, **data: str) -> str:
-    """The place of a chart, named by its key in the page's data."""
+    """The element of a chart, named by its key in the page's data."""
     more = "".join(f' data-{name}="{escape(value)}"' for name, value in data.items())
     begin = f' data-start="{escape(json.dumps(dict(start)))}"' if start else ""
     return f'<div data-chart="{escape(chart)}"{begin}{more}></div>'
@@ -82,23 +82,23 @@ def paragraph(words: str, kind: str = "") -> str:
 
 
 def empty(words: str) -> str:
-    """Why there is nothing to see, and what would change that."""
+    """Why there is nothing to show, and what would change that."""
     return paragraph(words, "empty")
 
 
 def code(words: str) -> str:
-    """Something to copy."""
+    """Text with a button that copies it."""
     button = '<button type="button" data-action="copy">Copy</button>'
     return f'<div class="copied">{button}<pre tabindex="0">{escape(words)}</pre></div>'
 
 
 def details(summary: str, inside: str) -> str:
-    """Something that opens."""
+    """A collapsed block."""
     return f"<details><summary>{escape(summary)}</summary>{inside}</details>"
 
 
 def plain_json(value: Any) -> str:
-    """JSON that can stand inside a script element: nothing in it can end that element."""
+    """JSON for a script element, escaped so that it cannot end that element."""
     written = json.dumps(value, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
     return written.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026").replace("\u2028", "\\u2028")
 

@@ -32,8 +32,8 @@ PARTS: dict[str, Callable[[ReportContext], str]] = {
     "Tuning": sections.tuning,
     "Reproduce": sections.reproduce,
 }
-"""What the bar at the top calls a section, and the section."""
-# The policy makes the promise binding: a page that wanted to ask the network for something could not.
+"""The name of a section in the navigation bar, and the section."""
+# The policy enforces that the page never uses the network.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 PAGE = Template("""<!doctype html>
 <html lang="en">
@@ -66,7 +66,7 @@ _PLACE = re.compile(r'<section id="([\w-]+)"')
 
 
 def write_page(places: Sequence[Path], output: Path) -> int:
-    """Write the page about the runs in some folders; returns how many there were."""
+    """Write the page about the runs in some folders; returns the number of runs."""
     summaries = gather(places)
     output.parent.mkdir(parents=True, exist_ok=True)
     atomic.write_text(output, page(summaries, tunings(places)))
@@ -90,7 +90,7 @@ def _link(short: str, section: str) -> str:
 
 
 def _facts(context: ReportContext) -> str:
-    """The few numbers that people look for first."""
+    """The key numbers."""
     rows, outcome = data.result_rows(context.summaries), context.summaries[0].outcome
     higher = outcome.higher_is_better
     done = sum(summary.outcome.finished for summary in context.summaries)
@@ -106,7 +106,7 @@ def _facts(context: ReportContext) -> str:
 
 
 def _leader(label: str, rows: Sequence[dict[str, Any]], key: str, higher: bool | None, digits: int = 3) -> str:
-    """Who is best; nobody is by a metric without a direction."""
+    """The best algorithm; none for a metric without a direction."""
     if higher is None:
         return ""
     known = [row for row in rows if row[key] and row[key]["mean"] is not None]

@@ -1,8 +1,8 @@
 """One colour per algorithm, the same on every page and in every picture.
 
-The colours differ for readers with any of the common colour vision deficiencies and stand out from light and dark
-paper (``tests/report/test_palette.py`` measures both). When there are more algorithms than colours, lines differ by
-their dashes as well.
+The colours are distinct for readers with any of the common colour vision deficiencies and have enough contrast on light
+and dark backgrounds (``tests/report/test_palette.py`` measures both). With more algorithms than colours, lines also
+differ by their dashes.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from typing import Any
 
 LIGHT = ("#004adc", "#b5480f", "#00a25d", "#e565b2", "#c88700", "#5088f7", "#40575c", "#5f139b")
 DARK = ("#5292f1", "#ea7437", "#0ac87f", "#f5a4c6", "#e5d03b", "#abc2ff", "#858b86", "#885bff")
-"""The same slots on light and on dark paper."""
+"""The same slots on light and dark backgrounds."""
 DASHES: tuple[tuple[int, ...], ...] = ((), (7, 4), (2, 3), (9, 3, 2, 3))
-"""Lengths of strokes and gaps for the first, second, ... round through the colours."""
-# The methods people meet first keep their colour whatever they are compared with.
+"""Lengths of strokes and gaps for the first, second, ... pass through the colours."""
+# Common methods have the same colour in every comparison.
 KNOWN = {"fedavg": 0, "fedprox": 1, "scaffold": 2, "fednova": 3, "fedavgm": 4, "fedadam": 5, "fedsgd": 6, "fedadp": 7}
 
 
 @dataclass(frozen=True)
 class Style:
-    """How an algorithm is drawn: a slot of the palette and a pattern of dashes."""
+    """The style of an algorithm: a slot of the palette and a dash pattern."""
 
     slot: int
     pattern: int = 0
 
     @property
     def light(self) -> str:
-        """The colour on light paper."""
+        """The colour on a light background."""
         return LIGHT[self.slot]
 
     @property
@@ -44,9 +44,9 @@ class Style:
 
 
 def assign(names: Iterable[str]) -> dict[str, Style]:
-    """A style for every name; it depends on which names there are, not on their order.
+    """A style for every name; it depends on the set of names, not on their order.
 
-    Every name has a favourite slot and moves on to the next free one when that is taken.
+    Every name has a preferred slot and gets the next free one if that is taken.
 
     >>> assign(["mine", "fedavg"])["fedavg"]
     Style(slot=0, pattern=0)
@@ -75,12 +75,12 @@ def _favourite(name: str) -> int:
 
 
 def _free(slot: int, used: set[Style]) -> Style:
-    """The first style that nobody has, beginning with the favourite slot; dashes only when all colours are taken."""
+    """The first free style, beginning with the preferred slot; dashes only when all colours are taken."""
     count = len(LIGHT)
     for pattern in range(len(DASHES)):
         for step in range(count):
             style = Style((slot + step) % count, pattern)
             if style not in used:
                 return style
-    # More names than styles: the rest share the last pattern, told apart by their labels.
+    # More names than styles: the rest share the last pattern and differ only by their labels.
     return Style(slot, len(DASHES) - 1)

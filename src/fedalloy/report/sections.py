@@ -41,7 +41,7 @@ VERSIONS = ("fedalloy", "python", "torch", "numpy", "safetensors", "system", "ma
 
 
 def what(context: ReportContext) -> str:
-    """Plain words, then the recipe."""
+    """A description, then the recipe."""
     said = "".join(paragraph(sentence, "lead" if place == 0 else "") for place, sentence in enumerate(context.words))
     paths, rows = words.differences(context.summaries)
     if paths and len(rows) > 1:
@@ -89,12 +89,12 @@ def curves(context: ReportContext) -> str:
 
 
 def clients(context: ReportContext) -> str:
-    """Everyone as a dot, the worst by name."""
-    title = "Who is served how"
+    """Every client as a dot, the worst by name."""
+    title = "Scores by client"
     if "distribution" not in context.charts:
-        return section("clients", title, empty("No client was scored yet; all of them show here after an evaluation."))
+        return section("clients", title, empty("No client has been scored yet; they appear here after an evaluation."))
     rows, metric = data.worst_clients(context.summaries, 3), context.summaries[0].metric
-    head = ["algorithm", "worst served", "seed", metric, "examples", "commonest class", "counted in rounds"]
+    head = ["algorithm", "worst served", "seed", metric, "examples", "most common class", "rounds"]
     body = [
         [named(row["name"], context.styles), text(row["client"]), count(row["seed"]), _score(row),
          count(row["examples"]), _common(row), count(row["rounds"])]
@@ -103,11 +103,11 @@ def clients(context: ReportContext) -> str:
     if not rows:
         return section("clients", title, figure("distribution"))
     named_ones = table("The worst served clients", head, body, kind="low")
-    return section("clients", title, figure("distribution"), "<h3>Served worst, over all seeds</h3>", named_ones)
+    return section("clients", title, figure("distribution"), "<h3>Worst served, over all seeds</h3>", named_ones)
 
 
 def fairness(context: ReportContext) -> str:
-    """How unequal it is."""
+    """Inequality between clients."""
     metric = context.summaries[0].metric
     head = ["algorithm", f"mean {metric}", "worst 10 %", "best 10 %", "parity gap", "variance (%²)", "Gini"]
     body = [
@@ -115,26 +115,26 @@ def fairness(context: ReportContext) -> str:
          spread(row["best_served"]), spread(row["parity_gap"]), spread(row["variance"], 1), spread(row["gini"])]
         for row in data.fairness_rows(context.summaries)
     ]  # fmt: skip
-    note = "Over clients at the end, then mean ± standard deviation over seeds. Parity gap: how far the best 10 % are "
-    note += "from the worst 10 %. Gini: 0 when all are served alike."
+    note = "Over clients at the end, then mean ± standard deviation over seeds. Parity gap: the difference between the "
+    note += "best and the worst 10 %. Gini: 0 when all clients have the same score."
     return section("fairness", "Fairness", table("Fairness", head, body), paragraph(note, "soft"))
 
 
 def weights(context: ReportContext) -> str:
-    """Rounds x clients."""
+    """Heat maps of weights, rounds x clients."""
     keys = context.group("weights")
     if not keys:
-        return section("weights", "Weights", empty("No contribution has counted yet, so there are no weights to show."))
-    said = "How much each contribution counted. A strong column is a round that hung on few clients, a strong row a "
-    said += "client that decides much. First seed of each algorithm."
+        return section("weights", "Weights", empty("There are no weights to show: no contribution has been used yet."))
+    said = "The weight of each contribution. A strong column is a round that depends on few clients, a strong row a "
+    said += "client with much influence. First seed of each algorithm."
     return section("weights", "Weights", paragraph(said, "soft"), *switched(context, "weights", keys))
 
 
 def info(context: ReportContext) -> str:
-    """What rules computed."""
+    """Intermediate values of the rules."""
     title, keys = "What the rules computed", context.group("info")
     if not keys:
-        nothing = "These rules computed nothing on the way. Rules that do: fedadp (angles), aaggff_s and aaggff_d "
+        nothing = "These rules recorded no intermediate values. Rules that do: fedadp (angles), aaggff_s and aaggff_d "
         return section("info", title, empty(nothing + "(responses, regret), fednova (effective steps), and others."))
     lines = [figure(key) for key in keys if context.charts[key]["kind"] == "line"]
     panels = {key: len(context.charts[key]["panels"]) for key in keys if context.charts[key]["kind"] == "heat"}
@@ -153,7 +153,7 @@ def personal(context: ReportContext) -> str:
     curve = figure("lambda") if "lambda" in context.charts else empty(no_mix)
     diagrams = [figure(key) for key in context.group("reliability")]
     missing = "".join(empty(f"No reliability diagram for {why}") for why in context.missing)
-    heading = "<h3>How sure, how right</h3>" if diagrams else ""
+    heading = "<h3>Calibration</h3>" if diagrams else ""
     return section("personal", "Personal models", curve, heading, pair(diagrams), missing)
 
 
@@ -164,7 +164,7 @@ def pictures(context: ReportContext) -> str:
 
 
 def participation(context: ReportContext) -> str:
-    """Who took part, who failed."""
+    """Participation and failures."""
     rows = data.participation_rows(context.summaries)
     body = [
         [named(row["name"], context.styles), count(row["seed"]), *(count(row[key]) for key in PARTICIPATION)]
@@ -179,10 +179,10 @@ def participation(context: ReportContext) -> str:
 def heterogeneity(context: ReportContext) -> str:
     """Client x class."""
     if "heterogeneity" not in context.charts:
-        nothing = "These runs left no counts of classes: there is no manifest, or the labels are not classes."
+        nothing = "These runs have no class counts: there is no manifest, or the labels are not classes."
         return section("data", "Data", empty(nothing))
-    said = "Who holds what. Skewed labels show as rows with few strong cells, skewed amounts as rows that are strong "
-    return section("data", "Data", paragraph(said + "altogether.", "soft"), figure("heterogeneity"))
+    said = "Examples by client and class. Skewed labels show as rows with few strong cells, skewed amounts as rows "
+    return section("data", "Data", paragraph(said + "that are strong altogether.", "soft"), figure("heterogeneity"))
 
 
 def cost(context: ReportContext) -> str:
@@ -199,13 +199,13 @@ def cost(context: ReportContext) -> str:
     note = (
         "Whole run, mean over seeds; peak memory is that of the process, the largest over seeds. Real seconds depend "
     )
-    note += "on the machine and on what else it did; the last columns say where they went."
+    note += "on the machine and its load; the last columns show the time of each phase."
     figures = pair([figure(key) for key in context.group("cost")])
     return section("cost", "Cost", figures, table("Cost", head, body), paragraph(note, "soft"))
 
 
 def tuning(context: ReportContext) -> str:
-    """What a grid tried and chose."""
+    """The settings that a grid tried and chose."""
     if not context.tunings:
         return ""
     body = [
@@ -214,7 +214,7 @@ def tuning(context: ReportContext) -> str:
          text("chosen" if one["settings"] == entry["best"] else "")]
         for entry in context.tunings for one in entry["tried"]
     ]  # fmt: skip
-    note = paragraph("On tuning seeds, which are none of those reported above.", "soft")
+    note = paragraph("On the tuning seeds, which are not among those reported above.", "soft")
     made = table("Tuning", ["algorithm", "setting", "mean", "verdict"], body, kind="low")
     return section("tuning", "Tuning", note, made)
 
@@ -282,7 +282,7 @@ def _to_target(row: dict[str, Any], found: Cell) -> Cell:
 
 
 def _sign(apart: dict[str, Any] | None, higher: bool | None) -> str:
-    """Green or red only when the mean difference exceeds its deviation over seeds; one seed proves nothing."""
+    """Green or red only when the mean difference exceeds its deviation over seeds; never for one seed."""
     if (
         higher is None
         or apart is None
@@ -295,7 +295,7 @@ def _sign(apart: dict[str, Any] | None, higher: bool | None) -> str:
 
 
 def _trouble(context: ReportContext) -> str:
-    """The runs that do not count, and why."""
+    """The runs that did not finish, and why."""
     lost = [summary.outcome for summary in context.summaries if not summary.outcome.finished]
     return "".join(
         paragraph(f"{run.name}, seed {run.seed}: {run.state} in round {run.round} of {run.rounds}. {run.reason}", "bad")
@@ -316,8 +316,8 @@ def _common(row: dict[str, Any]) -> Cell:
 def _failures(rows: Sequence[dict[str, Any]]) -> str:
     keys = ("contributions", "absent", "late", "refused")
     total, absent, late, refused = (sum(row[key] for row in rows) for key in keys)
-    said = f"{total:,} contributions counted over all runs. {absent:,} were expected and did not come, {late:,} came "
-    return paragraph(said + f"too late, {refused:,} were refused by the checks on what arrives.", "soft")
+    said = f"{total:,} contributions were used over all runs. {absent:,} were expected and missing, {late:,} were "
+    return paragraph(said + f"too late, {refused:,} were refused by the checks on contributions.", "soft")
 
 
 def _refusals(rows: Sequence[dict[str, Any]]) -> str:

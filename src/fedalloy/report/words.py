@@ -1,4 +1,4 @@
-"""What was run, in plain words."""
+"""A description of the runs in sentences."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def summary(summaries: Sequence[RunSummary]) -> list[str]:
 
 
 def common_recipe(summaries: Sequence[RunSummary]) -> str:
-    """What all runs share, as a recipe."""
+    """The settings that all runs share, as a recipe."""
     flats = [dict(_flatten(run_summary.recipe)) for run_summary in summaries]
     shared = {path: value for path, value in flats[0].items() if all(flat.get(path) == value for flat in flats)}
     return toml.dumps(_nest(shared))
 
 
 def differences(summaries: Sequence[RunSummary]) -> tuple[list[tuple[str, ...]], list[tuple[str, list[str]]]]:
-    """The settings in which algorithms differ, and every algorithm's values; seeds do not count."""
+    """The settings in which algorithms differ, and every algorithm's values; seeds are ignored."""
     firsts = {name: dict(_flatten(runs[0].recipe)) for name, runs in by_name(summaries).items()}
     paths = dict.fromkeys(path for flat in firsts.values() for path in flat)
     skipped = {("name",), ("description",), ("run", "seeds"), ("run", "seed")}
@@ -65,12 +65,12 @@ def _data(run_summary: RunSummary) -> str:
 def _round(run_summary: RunSummary) -> str:
     devices, sampling = run_summary.recipe.get("devices", {}), run_summary.recipe.get("sampling", {})
     cohort = sampling.get("cohort")
-    said = f"Each round asks {cohort} clients" if cohort else "Each round asks every client"
-    said += f", who train for {_epochs(devices['epochs'])}" if "epochs" in devices else ""
+    said = f"Each round samples {cohort} clients" if cohort else "Each round uses all clients"
+    said += f", which train for {_epochs(devices['epochs'])}" if "epochs" in devices else ""
     success = devices.get("success", 1.0)
     said += f"; a link works with probability {success}" if success != 1.0 else ""
     deadline = devices.get("deadline")
-    return said + (f"; whoever needs more than {deadline} simulated seconds is too late." if deadline else ".")
+    return said + (f"; clients that need more than {deadline} simulated seconds are too late." if deadline else ".")
 
 
 def _how_long(summaries: Sequence[RunSummary]) -> str:
@@ -89,7 +89,7 @@ def _epochs(epochs: object) -> str:
 
 
 def _rule(rule: object) -> str:
-    """A rule and its arguments, as one would say them."""
+    """A rule and its arguments, as text."""
     if not isinstance(rule, Mapping):
         return _said(rule)
     left_out = {"kind", "clients", "newcomers", "min_samples"}

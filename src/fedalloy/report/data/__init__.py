@@ -1,9 +1,9 @@
 """Runs as chart data: plain values that ``json.dumps`` takes, drawn by ``assets/charts.js``.
 
 Every function takes run summaries (:func:`fedalloy.results.summaries.gather`) and returns a chart, a list of charts, or
-None where the runs hold nothing to draw. A chart is a dict with ``id``, ``kind``, ``title``, ``note`` and what
-its kind needs; ``fedalloyCharts.figure(element, chart)`` draws it with its table and its buttons.
-Sizes are bounded, however long the run: at most 400 points on a line, 40,000 cells in a heat map.
+None where the runs have nothing to draw. A chart is a dict with ``id``, ``kind``, ``title``, ``note`` and the keys of
+its kind; ``fedalloyCharts.figure(element, chart)`` draws it with its table and its buttons.
+Sizes do not grow with the run: at most 400 points on a line, 40,000 cells in a heat map.
 """
 
 from fedalloy.report.data.clients import distribution, heterogeneity, worst_clients

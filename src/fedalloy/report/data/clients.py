@@ -1,4 +1,4 @@
-"""The clients: how their scores are spread (everyone as a dot, the worst served by name), and who holds what."""
+"""The clients: the distribution of their scores (each a dot, the worst served by name), and of their examples."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def distribution(summaries: Sequence[RunSummary]) -> Chart | None:
     note = "A dot is a client at the last evaluation, the line the median"
     note += "; the worst served are named." if any(group["named"] for group in groups) else "."
     lost = sum(math.isinf(client.score) for summary in shown for client in summary.clients)
-    note += f" {lost} whose value is not finite cannot be drawn: they are served worst." if lost else ""
+    note += f" {lost} whose value is not finite cannot be drawn; they are the worst served." if lost else ""
     seeds = {summary.seed for summary in shown}
     which = f" Seed {min(seeds)}." if len(seeds) == 1 else " First seed of each."
     return {"id": "distribution", "kind": "strip", "title": f"{shown[0].metric} of every client",
@@ -36,8 +36,8 @@ def distribution(summaries: Sequence[RunSummary]) -> Chart | None:
 
 
 def worst_clients(summaries: Sequence[RunSummary], count: int = 5) -> list[dict[str, Any]]:
-    """The worst served clients of every algorithm, over all seeds: who they are and how often they took part. A metric
-    without a direction serves nobody worst."""
+    """The worst served clients of every algorithm, over all seeds: their names and how often they took part. Empty
+    for a metric without a direction."""
     found = []
     for name, runs in by_name(summaries).items():
         ranked = sorted(
@@ -62,7 +62,7 @@ def _drawn(summary: RunSummary) -> list[Client]:
 
 
 def strip(drawn: Sequence[Client], higher: bool | None) -> dict[str, Any]:
-    """Clients with a place on an axis, worst served first, as dots: at most as many as a strip can show."""
+    """Clients with a finite value as dots, worst served first: at most as many as a strip can show."""
     most = 0 if higher is None else NAMED
     kept = [drawn[place] for place in sorted({*range(min(most, len(drawn))), *pick(len(drawn), MOST_DOTS)})]
     return {
@@ -93,7 +93,7 @@ MOST_CLIENTS, MOST_CLASSES = 200, 100
 
 
 def heterogeneity(summaries: Sequence[RunSummary]) -> Chart | None:
-    """Counts of the first federation: skewed labels show along a row, skewed amounts down the page."""
+    """Counts by client and class of the first run: skewed labels show within a row, skewed amounts between rows."""
     summary = next((summary for summary in summaries if summary.manifest.get("class_counts")), None)
     if summary is None:
         return None
@@ -116,6 +116,6 @@ def heterogeneity(summaries: Sequence[RunSummary]) -> Chart | None:
         "columns": {"title": "class", "labels": spans(counts.shape[1], wide)},
         "rows": {"title": "client", "labels": names or [f"clients {span}" for span in spans(len(counts), tall)]},
         "panels": [{"title": "", "values": joined.tolist()}],
-        "note": f"Seed {summary.seed}; {int(counts.sum())} examples.{rest} Shades grow with the root of the "
-        f"count, so that small ones stay visible.{joining}",
+        "note": f"Seed {summary.seed}; {int(counts.sum())} examples.{rest} Shades grow with the square root of "
+        f"the count, so that small counts stay visible.{joining}",
     }

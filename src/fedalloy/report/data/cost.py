@@ -1,4 +1,4 @@
-"""What it cost: bytes, simulated and real seconds, memory."""
+"""The cost of runs: bytes, simulated and real seconds, memory."""
 
 from __future__ import annotations
 

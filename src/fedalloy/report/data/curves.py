@@ -16,7 +16,7 @@ AXES = {"round": "round", "megabytes": "megabytes sent and received so far", "se
 
 
 def curves(summaries: Sequence[RunSummary]) -> Chart | None:
-    """Everything that was evaluated: ``series[i].values[metric][statistic]`` has ``y``, ``low`` and ``high``."""
+    """All evaluated metrics: ``series[i].values[metric][statistic]`` has ``y``, ``low`` and ``high``."""
     metrics = list(dict.fromkeys(name for summary in summaries for name in summary.metrics))
     if not metrics:
         return None
@@ -27,7 +27,7 @@ def curves(summaries: Sequence[RunSummary]) -> Chart | None:
     return {
         "id": "curves",
         "kind": "curves",
-        "title": "How well clients are served",
+        "title": "Scores of the clients",
         "metrics": metrics,
         "statistics": {key: said for key, said in STATISTICS.items() if key in known},
         "axes": {key: label for key, label in AXES.items() if any(any(one[key]) for one in series)},
@@ -54,7 +54,7 @@ def losses(summaries: Sequence[RunSummary]) -> Chart | None:
 
 
 def _series(name: str, runs: Sequence[RunSummary], metrics: Sequence[str]) -> dict[str, Any]:
-    """One algorithm, at every round that some seed evaluated (or a selection of them)."""
+    """One algorithm, at every round that some seed evaluated (or at evenly spaced ones)."""
     found = by_round({one["round"]: one for one in run.history.evaluations} for run in runs)
     rounds = [list(found)[place] for place in pick(len(found))]
     at = [found[round] for round in rounds]

@@ -1,4 +1,4 @@
-"""What rules computed on the way: numbers as lines, vectors over clients as heat maps, regret in hindsight."""
+"""Intermediate values of rules: numbers as lines, vectors over clients as heat maps, and regret in hindsight."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedalloy.results.runs import by_name
 from fedalloy.results.summaries import RunSummary
 
 MOST_REGRET = 400_000
-"""Rounds x clients up to which the best fixed decision is looked for."""
+"""Rounds x clients up to which the best fixed decision is computed."""
 
 
 def info_charts(summaries: Sequence[RunSummary]) -> list[Chart]:
@@ -72,5 +72,5 @@ def _regret(summary: RunSummary) -> Chart | None:
     series = [{"name": summary.name, "x": [place + 1 for place in kept], "y": many(line[place] for place in kept)}]
     return {"id": f"regret-{summary.name}", "kind": "line", "title": f"Regret: {summary.name}, seed {summary.seed}",
             "x": "round", "y": "regret so far", "series": series,
-            "note": "Loss of the decisions so far less that of the best fixed weights, chosen in hindsight over the "
-                    "whole run. What grows more slowly than the rounds is being learned."}  # fmt: skip
+            "note": "Loss of the decisions so far minus that of the best fixed weights, chosen in hindsight over the "
+                    "whole run. Regret that grows more slowly than the rounds shows learning."}  # fmt: skip

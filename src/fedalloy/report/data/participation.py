@@ -1,4 +1,4 @@
-"""Who took part, who was missing, what was refused."""
+"""Participation: contributions, absences and refusals."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ MOST_DOTS = 400
 
 
 def participation(summaries: Sequence[RunSummary]) -> list[Chart]:
-    """How often each client counted, and how many counted in each round."""
+    """How often each client contributed, and how many contributed in each round."""
     firsts = [runs[0] for runs in by_name(summaries).values() if runs[0].history.rounds]
     if not firsts:
         return []
     groups = _merged([_often(summary) for summary in firsts], "values")
-    often = {"id": "participation-clients", "kind": "strip", "title": "How often each client counted",
-             "x": "rounds in which a client's contribution counted", "groups": groups,
+    often = {"id": "participation-clients", "kind": "strip", "title": "How often each client contributed",
+             "x": "rounds in which a client contributed", "groups": groups,
              "note": "A dot is a client; first seed of each algorithm."}  # fmt: skip
     return [often, _over_rounds(summaries)]
 
@@ -50,19 +50,19 @@ def _over_rounds(summaries: Sequence[RunSummary]) -> Chart:
     for name, runs in by_name(summaries).items():
         rounds = max((run.history.rounds for run in runs), key=len)
         bins = pick(len(rounds), 120)
-        # Bins, not samples: a mean over the rounds between two points hides no bad round.
+        # Means over bins instead of samples, so that no bad round is skipped.
         edges = list(zip(bins, [*bins[1:], len(rounds)], strict=True))
         values = [mean([count for run in runs for count in run.history.columns["counted"][a:b]]) for a, b in edges]
         series.append({"name": name, "x": [rounds[a] for a, _ in edges], "y": many(values)})
-    return {"id": "participation-rounds", "kind": "line", "title": "Contributions that counted in a round",
+    return {"id": "participation-rounds", "kind": "line", "title": "Contributions used in a round",
             "x": "round", "y": "contributions", "zero": True, "series": _merged(series, "y"),
             "note": "Mean over seeds."}  # fmt: skip
 
 
 def _merged(groups: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
-    """One group instead of several that are the same: the seed alone decides who is asked and whose link fails."""
+    """One group instead of several equal ones: sampling and failing links depend only on the seed."""
     if len(groups) > 1 and all(group[key] == groups[0][key] for group in groups):
-        return [groups[0] | {"name": "all algorithms alike"}]
+        return [groups[0] | {"name": "all algorithms"}]
     return groups
 
 

@@ -1,4 +1,4 @@
-"""Runs whose clients have models of their own: what lies between federated and local, and who is sure of what."""
+"""Runs whose clients have their own models: mixtures of the federated and the local model, and calibration."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def mixture(summaries: Sequence[RunSummary]) -> Chart | None:
     metric = summaries[0].metric
     return {"id": "lambda", "kind": "line", "title": f"{metric} between the federated and the local model",
             "x": "λ (0: federated model, 1: local model)", "y": metric, "series": series,
-            "note": "Mean over clients ± one standard deviation over clients; first seed of each. Choosing λ here "
-                    "would be choosing on the test parts."}  # fmt: skip
+            "note": "Mean over clients ± one standard deviation over clients; first seed of each. Do not choose λ "
+                    "from this chart: its scores are of the test parts."}  # fmt: skip
 
 
 def reliability(summary: RunSummary) -> Chart | None:
-    """Accuracy against confidence over all clients' test examples; builds the task again and loads the models."""
+    """Accuracy against confidence over all clients' test examples; loads the task and the models."""
     if summary.outcome.folder is None:
         return None
     from fedalloy.experiment.recipe import reopen
@@ -53,7 +53,7 @@ def reliability(summary: RunSummary) -> Chart | None:
         "count": [int(count) for count in inside.tolist()],
         "ece": digits(float(gap), 3),
         "note": f"All clients' test examples by the model that each client uses; expected calibration error "
-        f"{float(gap):.3f}. On the diagonal, a model is right as often as it is sure.",
+        f"{float(gap):.3f}. On the diagonal, accuracy equals confidence.",
     }
 
 

@@ -1,4 +1,4 @@
-"""What a federation learned to draw: synthetic examples by class and round, as one small PNG per cell.
+"""Synthetic examples by class and round, as one small PNG per cell.
 
 A run that makes pictures keeps snapshots (``fedalloy.experiment.records.snapshots``): ``x`` is ``[n, height, width]``,
 ``[n, channels, height, width]`` or ``[n, height, width, channels]`` in any range, ``y`` the class of each.
@@ -41,7 +41,7 @@ def pictures(summary: RunSummary) -> Chart | None:
 
 
 def grid(by_round: Mapping[int, tuple[Array, Array]]) -> Chart:
-    """Pictures ``[n, ...]`` and classes ``[n]`` by round as cells: classes down, rounds across."""
+    """Pictures ``[n, ...]`` and classes ``[n]`` by round as cells: one row per class, one column per round."""
     classes = sorted({int(one) for _, y in by_round.values() for one in y})[:MOST_CLASSES]
     low, high = _range([x for x, _ in by_round.values()])
     cells = []
@@ -68,7 +68,7 @@ def picture(values: Array, low: float, high: float) -> Array:
 
 
 def data_uri(pixels: Array) -> str:
-    """Bytes ``[height, width, 1 or 3]`` as a PNG inside an address."""
+    """Bytes ``[height, width, 1 or 3]`` as a PNG in a data URI."""
     height, width, channels = pixels.shape
     lines = np.concatenate([np.zeros((height, 1), np.uint8), pixels.reshape(height, width * channels)], 1)
     header = struct.pack(">IIBBBBB", width, height, 8, 0 if channels == 1 else 2, 0, 0, 0)
@@ -82,7 +82,7 @@ def _chunk(chunk: tuple[bytes, bytes]) -> bytes:
 
 
 def _range(arrays: Sequence[Array]) -> tuple[float, float]:
-    """Black and white for all pictures, without a few stray pixels."""
+    """The values shown as black and white, the same for all pictures; outliers are ignored."""
     everything = np.concatenate([np.asarray(array, np.float64).ravel() for array in arrays])
     known = everything[np.isfinite(everything)]
     return (float(np.quantile(known, 0.01)), float(np.quantile(known, 0.99))) if len(known) else (0.0, 1.0)

@@ -1,4 +1,4 @@
-"""Numbers as JSON: few digits, nothing that is not finite, no more points than a screen can show."""
+"""Numbers as JSON: few digits, finite values only, no more points than a screen can show."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def digits(value: float | None, count: int = 5) -> float | None:
 
 
 def many(values: Iterable[float | None], count: int = 5) -> list[float | None]:
-    """Every number of some."""
+    """``digits`` of every value."""
     return [digits(value, count) for value in values]
 
 
 def pick(count: int, most: int = MOST_POINTS) -> list[int]:
-    """Positions of at most ``most`` of ``count`` points: evenly spread, with the first and the last.
+    """Positions of at most ``most`` of ``count`` points: evenly spaced, with the first and the last.
 
     >>> pick(3), pick(101, 3)
     ([0, 1, 2], [0, 50, 100])
@@ -42,7 +42,7 @@ def pick(count: int, most: int = MOST_POINTS) -> list[int]:
 
 
 def heat_panel(title: str, grid: Grid, rounds: int, clients: int) -> tuple[dict[str, Any], Grid]:
-    """A grid as a panel of a heat map, clients down and rounds across, and how it was shrunk."""
+    """A grid as a panel of a heat map, one row per client and one column per round, and the grid after shrinking."""
     small = grid.shrink(rounds, clients)
     return {"title": title, "values": [many(row, 4) for row in small.means().T.tolist()]}, small
 

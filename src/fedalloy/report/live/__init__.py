@@ -2,11 +2,11 @@
 
 | file | what it does |
 |---|---|
-| ``guard.py`` | which requests are answered at all |
-| ``questions.py`` | what a page asks for, taken apart |
-| ``runs.py`` | which runs there are, and one line about each |
-| ``gathered.py`` | what a run's index gathers for pictures |
+| ``guard.py`` | which requests are refused |
+| ``questions.py`` | parses requests |
+| ``runs.py`` | the list of runs, with one line about each |
+| ``gathered.py`` | what a run's index collects for pictures |
 | ``answers.py`` | everything the page shows of a run, as JSON |
-| ``watch.py`` | one thread that looks at files and tells the pages what changed |
-| ``server.py`` | addresses, answers, streams of events |
+| ``watch.py`` | one thread that watches files and notifies the pages of changes |
+| ``server.py`` | addresses, answers, event streams |
 """

@@ -1,4 +1,4 @@
-"""Everything the page shows of a run, as JSON: bounded in size, however long the run."""
+"""Everything the page shows of a run, as JSON; its size does not grow with the run."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from fedalloy.results.served import client_values, noted_direction, tails
 from fedalloy.results.sums import RunningSums
 
 MOST_POINTS = 600
-"""Points of a line: more than a screen has room for."""
+"""Points of a line: more than a screen can show."""
 MOST_NEW = 120
 """Points that one event adds to a line."""
 PATIENCE = 0.7
-"""Seconds that a page waits for an index which is not up to date; the rest arrives as events."""
+"""Seconds that a page waits for an outdated index; the rest arrives as events."""
 
 
 def details(store: RunStore, run: str, index: Index) -> dict[str, Any]:
-    """All there is to show about a run."""
+    """Everything about a run."""
     folder, complete = store.folder(run), catch_up(index)
     recipe, table = store.recipe(run), index.table()
     settings = recipe.get("run", {})
@@ -49,7 +49,7 @@ def details(store: RunStore, run: str, index: Index) -> dict[str, Any]:
 
 
 def gathered(store: RunStore, run: str, index: Index) -> dict[str, Any]:
-    """What is shown as pictures over clients."""
+    """The pictures over clients."""
     weights, running_sums = cast(Weights, index.gathered["weights"]), cast(RunningSums, index.gathered["sums"])
     spent, population = index.seconds(), manifest_of(store.folder(run)).get("clients") or 0
     return {
@@ -61,7 +61,7 @@ def gathered(store: RunStore, run: str, index: Index) -> dict[str, Any]:
 
 
 def manifest_of(folder: Path) -> dict[str, Any]:
-    """What is known about the clients: how many there are, what they are called and what they hold."""
+    """The manifest of the clients: their number, names and examples."""
     return read_json(folder / "manifest.json") or {}
 
 
@@ -71,7 +71,7 @@ def log(index: Index) -> dict[str, Any]:
 
 
 def clients(store: RunStore, run: str, index: Index, round: int | None = None) -> dict[str, Any] | None:
-    """The clients of a run at an evaluation, by the metric that it is judged by."""
+    """The clients of a run at an evaluation, by its target metric."""
     folder, metric = store.folder(run), store.summary(run)["metric"]
     higher = noted_direction(read_json(folder / "environment.json") or {}, metric)
     row = index.clients(round)
@@ -82,7 +82,7 @@ def clients(store: RunStore, run: str, index: Index, round: int | None = None) -
 def strip(row: Mapping[str, Any], scored: Sequence[Client], higher: bool | None) -> dict[str, Any] | None:
     """A strip of the clients at an evaluation (:mod:`fedalloy.report.data`), worst served first; None without any.
 
-    ``overflowed`` of them have no place on an axis; they are served worst.
+    ``overflowed`` of them cannot be drawn; they are the worst served.
     """
     ranked = worst_first(scored, higher)
     drawn = drawable(ranked)
@@ -95,7 +95,7 @@ def strip(row: Mapping[str, Any], scored: Sequence[Client], higher: bool | None)
 
 
 def points(table: Table, most: int) -> dict[str, Any]:
-    """Lines by name: ``{name: {"x": rounds, "y": values}}``, without gaps, each thinned out by itself."""
+    """Lines by name: ``{name: {"x": rounds, "y": values}}``, without gaps, each thinned separately."""
     lines: dict[str, Any] = {}
     for place, name in enumerate(table.names):
         column = table.values[:, place]
@@ -107,7 +107,7 @@ def points(table: Table, most: int) -> dict[str, Any]:
 
 
 def tail_lines(index: Index, table: Table, most: int) -> dict[str, Any]:
-    """The lines of the worst and best served in rounds whose records do not have them, from the clients' values."""
+    """The lines of the worst and best served in rounds whose records lack them, computed from the clients' values."""
     lacking = _lacking(table)
     environment = read_json(index.folder / "environment.json") or {} if lacking else {}
     directions = {metric: noted_direction(environment, metric) for metric in lacking}
@@ -123,7 +123,7 @@ def tail_lines(index: Index, table: Table, most: int) -> dict[str, Any]:
 
 
 def _skipped(index: Index, row: Mapping[str, Any], metric: str) -> dict[str, float]:
-    """How many clients had no value at an evaluation, as its summary says it."""
+    """How many clients had no value at an evaluation, from its summary."""
     name = f"evaluation/{metric}/skipped"
     found = index.numbers(int(row["round"])) if None in row.get(metric, ()) else {}
     return {"skipped": found[name]} if name in found else {}
@@ -151,7 +151,7 @@ def _merged(line: Mapping[str, Any] | None, values: Mapping[int, float]) -> dict
 
 
 def additions(index: Index, rows: int) -> dict[str, Any] | None:
-    """What came after the first ``rows`` rows; None when the run has fewer by now, and must be read again."""
+    """What was added after the first ``rows`` rows; None if the run now has fewer and must be read again."""
     if len(index) < rows:
         return None
     table = index.table(after=rows)
@@ -160,7 +160,7 @@ def additions(index: Index, rows: int) -> dict[str, Any] | None:
 
 
 def catch_up(index: Index) -> bool:
-    """Bring an index up to date, but let nobody wait for long; whether it is."""
+    """Update an index for a limited time; returns whether it is up to date."""
     until = time.monotonic() + PATIENCE
     while index.update():
         if time.monotonic() > until:

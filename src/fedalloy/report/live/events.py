@@ -1,4 +1,4 @@
-"""The stream of events of one page: lines about runs that changed, and what was added to those it shows."""
+"""The event stream of one page: summary lines of changed runs, and what was added to the runs it shows."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from fedalloy.report.live.questions import cursor
 from fedalloy.report.live.watch import Watch
 
 MOST_SHOWN = 40
-"""Runs whose additions one page may ask for."""
+"""Runs whose additions one page may request."""
 HEARTBEAT = 15.0
-"""Seconds of silence after which a comment is sent: whoever has gone is noticed, and nothing in between hangs up."""
+"""Seconds without events after which a comment is sent: it detects closed pages and keeps proxies from closing."""
 
 
 class Events:
-    """Iterates over texts to be sent; ends when the server does."""
+    """Iterates over the texts to send; ends when the server does."""
 
     def __init__(self, watch: Watch, shown: Sequence[str], since: int = 0) -> None:
         self._watch = watch
         self._rows = dict(cursor(one) for one in shown[:MOST_SHOWN])
         for run in self._rows:
-            watch.store.folder(run)  # an unknown run is told at once
+            watch.store.folder(run)  # refuse an unknown run at once
         self._pictured: dict[str, int] = {}
-        # A page that outlived its server knows a number which that of today may not have reached.
+        # A page that was open before the server restarted may have a larger number than the new server.
         self._seen = since if since <= watch.version else 0
 
     def __iter__(self) -> Iterator[str]:
@@ -36,7 +36,7 @@ class Events:
             changed = self._changed() | set(self._rows)
             while not self._watch.ended:
                 self._seen = latest
-                yield "".join(self._news(changed)) or ": still here\n\n"
+                yield "".join(self._news(changed)) or ": keep-alive\n\n"
                 latest = self._watch.wait(self._seen, HEARTBEAT)
                 changed = self._changed()
 
@@ -74,7 +74,7 @@ class Events:
             return
 
     def _pictures(self, run: str, index: Index) -> dict[str, Any]:
-        """What is not a line: small, so it is sent whole, but only when it can have changed visibly."""
+        """Everything except lines: small, so it is sent completely, but only when it may have changed visibly."""
         rows, before = self._rows[run], self._pictured.get(run, 0)
         if rows < before * 1.05:
             return {}

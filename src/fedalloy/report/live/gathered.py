@@ -1,4 +1,4 @@
-"""What the index of a run gathers for pictures: the weights of clients over rounds, and who took part how often."""
+"""What the index of a run collects for pictures: the clients' weights over rounds, and their participation."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from fedalloy.results.grid import Grid
 from fedalloy.results.sums import RunningSums, mean_of_columns, weights_by_layer
 
 MOST_BINS = 128
-"""Cells of the live heat map along each side."""
+"""Cells along each side of the live heat map."""
 RARELY = 5
-"""Clients that are named because they contributed least."""
+"""How many of the clients that contributed least are named."""
 
 
 class Weights:
-    """Mean weight by round and client in bounded space; weights by layer count with their mean over layers."""
+    """Mean weight by round and client in bounded memory; weights by layer are averaged over layers."""
 
     def __init__(self) -> None:
         self.grid = Grid(MOST_BINS)
@@ -36,11 +36,11 @@ class Weights:
         return _packed(self.grid.to_arrays())
 
     def load(self, data: bytes) -> None:
-        """Go on from there."""
+        """Restore a dumped state."""
         self.grid = Grid.from_arrays(_unpacked(data)) if data else Grid(MOST_BINS)
 
     def to_json(self) -> dict[str, Any] | None:
-        """A heat map (:mod:`fedalloy.report.data`): rounds across, clients down."""
+        """A heat map (:mod:`fedalloy.report.data`): one column per round, one row per client."""
         if not self.grid.clients:
             return None
         panel, small = heat_panel("all layers", self.grid, MOST_BINS, MOST_BINS)
@@ -55,7 +55,7 @@ class Weights:
 
 
 def participation(running_sums: RunningSums, population: int) -> dict[str, Any]:
-    """How evenly clients contributed, and how often one did not answer or was refused."""
+    """How evenly clients contributed, and how often they did not answer or were refused."""
     counts = running_sums.contributed(population)
     spread = {"least": counts.min(), "median": np.median(counts), "most": counts.max()} if len(counts) else {}
     rarely = np.argsort(counts, kind="stable")[:RARELY].tolist()
@@ -69,7 +69,7 @@ def participation(running_sums: RunningSums, population: int) -> dict[str, Any]:
 
 
 def gathered() -> dict[str, Accumulator]:
-    """Fresh ones, for the index of a run."""
+    """New accumulators, for the index of a run."""
     return {"weights": Weights(), "sums": RunningSums()}
 
 

@@ -1,11 +1,11 @@
-"""Which requests are answered: only those that a person's own browser makes for this very page.
+"""Refuses requests other than those that the user's browser makes for this page.
 
-Any page that somebody visits can make their browser send requests to loopback. Against that stand, each by itself:
+Any web page can make a browser send requests to loopback. Three independent checks protect against that:
 
-- the name in ``Host`` must be a loopback name, so that a foreign name which was pointed here reaches nothing;
+- the name in ``Host`` must be a loopback name, which stops DNS rebinding;
 - ``Origin`` and ``Sec-Fetch-Site``, where the browser sends them, must name this page;
-- whatever changes something needs the token in a header of its own, which no foreign page may send without being asked
-  for permission first, and that is never given (there are no CORS headers).
+- requests that change something need the token in a custom header, which another site may only send after a CORS
+  preflight, and the server never grants one (it sends no CORS headers).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-"""Sent with every answer: nothing from elsewhere is loaded, nobody may frame the page or read its answers."""
+"""Sent with every answer: nothing is loaded from other sites, and none may frame the page or read its answers."""
 
 Refusal = tuple[int, str]
-"""A status of HTTP and what to say."""
+"""An HTTP status and a message."""
 
 
 def refuse_reading(headers: Message, is_page: bool) -> Refusal | None:
-    """Why a request is not answered, or None. Links from elsewhere may lead to the page itself, to nothing else."""
+    """Why a request is refused, or None. Links from other sites may open the page itself, nothing else."""
     hosts = headers.get_all("Host") or []
     if len(hosts) != 1 or host_name(hosts[0]) not in LOOPBACK:
         return 421, "this server answers to localhost and 127.0.0.1 only"
@@ -48,7 +48,7 @@ def refuse_reading(headers: Message, is_page: bool) -> Refusal | None:
 
 
 def refuse_changing(headers: Message, token: str | None) -> Refusal | None:
-    """Why a request may change nothing, or None."""
+    """Why a request that changes something is refused, or None."""
     refusal = refuse_reading(headers, is_page=False)
     if refusal:
         return refusal

@@ -1,4 +1,4 @@
-"""What a page asks for, taken apart; whatever cannot be meant is a ``ValueError`` that says what can."""
+"""Parses requests of the page; an invalid one is a ``ValueError`` that names what is valid."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from urllib.parse import parse_qs, urlsplit
 
 Query = dict[str, list[str]]
 LARGEST = 2**53 - 1
-"""The largest whole number that a script in a browser can count to."""
+"""The largest integer that JavaScript represents exactly."""
 _MOST_FIELDS = 100
 
 
 def taken_apart(target: str) -> tuple[str, Query]:
-    """Path and fields of what follows the method in a request.
+    """Path and query fields of a request target.
 
     >>> taken_apart("/api/run?run=a%2Fb")
     ('/api/run', {'run': ['a/b']})
@@ -22,7 +22,7 @@ def taken_apart(target: str) -> tuple[str, Query]:
 
 
 def whole_number(text: str, what: str) -> int:
-    """A number of rows, rounds or changes, as the page writes it: digits and nothing else.
+    """A number of rows, rounds or changes: digits only.
 
     >>> whole_number("12", "round")
     12
@@ -30,7 +30,7 @@ def whole_number(text: str, what: str) -> int:
     Traceback (most recent call last):
     ValueError: round must be a whole number from 0 to 9007199254740991
     """
-    # The length is looked at first: Python takes long for thousands of digits, or refuses them in words of its own.
+    # Check the length first: Python is slow for thousands of digits, or refuses them with its own message.
     if not (text.isascii() and text.isdigit() and len(text) <= 16 and int(text) <= LARGEST):
         raise ValueError(f"{what} must be a whole number from 0 to {LARGEST}")
     return int(text)
@@ -51,7 +51,7 @@ def run_in(body: str) -> str:
     try:
         asked = json.loads(body)
     except RecursionError:
-        raise ValueError("this is nested too deeply") from None
+        raise ValueError("the body is nested too deeply") from None
     if not isinstance(asked, dict) or not isinstance(asked.get("run"), str):
         raise ValueError('send {"run": ID}')
     return str(asked["run"])

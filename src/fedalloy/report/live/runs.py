@@ -1,4 +1,4 @@
-"""Which runs a folder holds, and one line about each, read again only when its files changed."""
+"""The runs of a folder, with one line about each that is read again only when its files have changed."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ Summary = dict[str, Any]
 _LOOKED_BACK = 200
 """Rounds that are searched for the newest evaluation."""
 _PACE = 20
-"""Rounds whose mean duration tells the time that is left."""
+"""Rounds whose mean duration gives the estimate of the remaining time."""
 
 
 @dataclass
 class RunStore:
-    """The runs below a folder by their id, which is their path from there.
+    """The runs below a folder by id, which is their relative path.
 
-    An id is only ever looked up in the list that was made here, never turned into a path. Links are not followed, and a
-    run whose files are not plain files is left out: nothing outside the folder can be read.
+    An id is only looked up in the list made here, never turned into a path. Symlinks are not followed, and a run whose
+    files are not regular files is left out: nothing outside the folder can be read.
     """
 
     root: Path
@@ -41,9 +41,9 @@ class RunStore:
         self.root = Path(os.path.realpath(self.root))
 
     def scan(self) -> bool:
-        """Look for runs; whether some came or went."""
+        """Search for runs; returns whether some were added or removed."""
         before = set(self.folders)
-        # A new dict, so that whoever is walking over the old one is not disturbed.
+        # A new dict, because other threads may be iterating over the old one.
         self.folders = {self._id(folder): folder for folder in sorted(_find(str(self.root)))}
         for gone in before - set(self.folders):
             self._summaries.pop(gone, None)
@@ -51,14 +51,14 @@ class RunStore:
         return before != set(self.folders)
 
     def folder(self, run: str) -> Path:
-        """The folder of a run; a LookupError for anything that is not one, or not any more."""
+        """The folder of a run; a LookupError for an unknown or deleted one."""
         folder = self.folders[run]
         if os.path.realpath(folder) != str(folder) or not is_plain(folder):
             raise LookupError(run)
         return folder
 
     def refresh(self, run: str) -> bool:
-        """Read the line about a run again if its files changed; whether they did."""
+        """Read the line about a run again if its files have changed; returns whether they have."""
         stamp = _stamp(str(self.folders[run]))
         known = self._summaries.get(run)
         if known and known[0] == stamp:
@@ -78,7 +78,7 @@ class RunStore:
         return self._summaries[run][1]
 
     def recipe(self, run: str) -> dict[str, Any]:
-        """The recipe of a run; it never changes, but another run may take its place."""
+        """The recipe of a run; cached by file, since another run may replace it."""
         file = self.folder(run) / "recipe.toml"
         changed = file.stat().st_mtime_ns
         known = self._recipes.get(run)
@@ -110,7 +110,7 @@ class RunStore:
 
 
 def is_plain(folder: Path) -> bool:
-    """Whether a run's files are ordinary files of its own: no links, no pipes."""
+    """Whether a run's files are regular files: no links, no pipes."""
     for name in (*FILES, *STREAMS):
         try:
             if not stat.S_ISREG(os.lstat(folder / name).st_mode):
@@ -123,9 +123,10 @@ def is_plain(folder: Path) -> bool:
 
 
 def _find(place: str) -> Iterator[Path]:
-    """Every run below; a run is not searched for further runs, nor is anything hidden, and links are not followed.
+    """Every run below; run folders and hidden folders are not searched, and links are not followed.
 
-    What an entry is comes with the list of names, so that a thousand runs cost a thousand looks and not ten thousand.
+    ``scandir`` returns the type of every entry, so that a thousand runs cost a thousand system calls and not ten
+    thousand.
     """
     try:
         with os.scandir(place) as listed:
@@ -143,7 +144,7 @@ def _find(place: str) -> Iterator[Path]:
 
 
 def _stamp(folder: str) -> tuple[Any, ...]:
-    """Changes whenever the line about a run may have changed; the last entry: whether somebody is writing."""
+    """Changes whenever the line about a run may have changed; the last entry is whether it is being written."""
     stamps: list[Any] = []
     for name in ("status.json", "rounds.jsonl"):
         try:
@@ -155,7 +156,7 @@ def _stamp(folder: str) -> tuple[Any, ...]:
 
 
 def _newest(folder: Path, metric: str, on_global: bool) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """The last round, and the newest summary of what the run is judged by."""
+    """The last round, and the newest summary of the target metric."""
     last: Mapping[str, Any] = {}
     for row in newest_rows(folder / "rounds.jsonl", _LOOKED_BACK):
         last = last or row
@@ -166,6 +167,6 @@ def _newest(folder: Path, metric: str, on_global: bool) -> tuple[Mapping[str, An
 
 
 def _left(folder: Path, rounds: int) -> float | None:
-    """Seconds that the remaining rounds will take, if they take as long as the last few."""
+    """Estimated seconds for the remaining rounds, from the duration of the last few."""
     spent = [seconds_of(row) for row in newest_rows(folder / "timings.jsonl", _PACE)]
     return sum(spent) / len(spent) * max(0, rounds) if spent else None

@@ -1,4 +1,4 @@
-"""Addresses, answers and streams of events of the live page, on the standard library's server.
+"""Addresses, answers and event streams of the live page, on the standard library's HTTP server.
 
 | address | answer |
 |---|---|
@@ -33,9 +33,9 @@ from fedalloy.report.live.watch import Watch
 from fedalloy.report.palette import assign
 
 MOST_STREAMS = 48
-"""Open streams of events."""
+"""The limit of open event streams."""
 MOST_CONNECTIONS = 96
-"""Open connections, streams included; each is a thread."""
+"""The limit of open connections, streams included; each is a thread."""
 _MOST_BODY = 4096
 
 
@@ -54,12 +54,12 @@ class LiveServer(ThreadingHTTPServer):
     """Serves one folder of runs on loopback."""
 
     daemon_threads = True
-    # A stream of events ends when its page does: nobody waits for it.
+    # An event stream ends with its page: do not wait for it when the server ends.
     block_on_close = False
 
     def __init__(self, root: Path, port: int = 0, token: str | None = None, every: float | None = None) -> None:
         if not root.is_dir():
-            raise SpecError(f"{root} is no folder; name the one that holds your runs (runs/ by default)")
+            raise SpecError(f"{root} is not a folder; name the one that holds your runs (runs/ by default)")
         if token is not None and len(token) < guard.SHORTEST_TOKEN:
             raise SpecError(f"the token has {len(token)} characters; choose {guard.SHORTEST_TOKEN} or more, or 'auto'")
         self.token, self.store = token, RunStore(root)
@@ -69,21 +69,21 @@ class LiveServer(ThreadingHTTPServer):
         try:
             super().__init__(("127.0.0.1", port), Handler)
         except OSError as error:
-            raise SpecError(f"port {port} cannot be had ({error.strerror}); choose another with --port") from None
+            raise SpecError(f"port {port} is not available ({error.strerror}); choose another with --port") from None
         self.watch.start()
 
     @property
     def url(self) -> str:
-        """Where the page is."""
+        """The address of the page."""
         return f"http://127.0.0.1:{self.server_address[1]}/"
 
     def server_close(self) -> None:
-        """Let go of the port and of all files."""
+        """Close the port and all files."""
         super().server_close()
         self.watch.close()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread of its own, while there are not too many."""
+        """Answer in a new thread, unless there are too many."""
         if not self._connections.acquire(blocking=False):
             self._turn_away(request)
             return
@@ -94,22 +94,22 @@ class LiveServer(ThreadingHTTPServer):
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """The life of such a thread."""
+        """The body of such a thread."""
         try:
             super().process_request_thread(request, client_address)
         finally:
             self._connections.release()
 
     def _turn_away(self, request: Any) -> None:
-        """A short answer from the thread that accepts, which therefore waits for nothing."""
+        """A short answer from the accepting thread, which must not block."""
         with contextlib.suppress(OSError):
             request.setblocking(False)
             request.sendall(_TOO_MANY)
-            request.recv(1 << 16)  # closing what was not read would take the answer back
+            request.recv(1 << 16)  # closing with unread data would reset the connection and lose the answer
         self.shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A page that was closed in the middle of an answer is nothing to report."""
+        """Ignore pages that were closed during an answer."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -121,7 +121,7 @@ class Handler(BaseHTTPRequestHandler):
     timeout = 30
 
     def do_GET(self) -> None:
-        """Answer a question."""
+        """Answer a GET request."""
         refusal = guard.refuse_reading(self.headers, is_page=self.path.partition("?")[0] == "/")
         if refusal:
             self._say(*refusal)
@@ -145,36 +145,36 @@ class Handler(BaseHTTPRequestHandler):
             self._say(404, "there is nothing here")
 
     def do_POST(self) -> None:
-        """Do something."""
+        """Answer a POST request."""
         refusal = guard.refuse_changing(self.headers, self.server.token)
         if not refusal and self.path != "/api/stop":
             refusal = 404, "there is nothing here"
         body = b"" if refusal else self._body()
         if refusal or body is None:
-            self.close_connection = True  # what was not read must not be taken for the next request
-            self._say(*(refusal or (413, "that is too long")))
+            self.close_connection = True  # unread data must not be parsed as the next request
+            self._say(*(refusal or (413, "the request is too long")))
             return
         self._safely(self._stop, body.decode("utf-8", "replace"))
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Requests are not worth a line each."""
+        """Do not log requests."""
 
     def _safely(self, answer: Callable[[str], None], question: str) -> None:
-        """Faults of the question, of the files and of the code end in one line for the page."""
+        """Turn errors of the request, the files and the code into one line for the page."""
         try:
             answer(question)
         except ConnectionError:  # the page was closed
             self.close_connection = True
         except (LookupError, FileNotFoundError):
-            self._say(404, "there is no such run (any more)")
+            self._say(404, "this run does not exist (any more)")
         except ValueError as error:
-            self._say(400, f"this cannot be understood: {error}")
+            self._say(400, f"invalid request: {error}")
         except FedalloyError as error:
             self._say(409, str(error))
         except sqlite3.Error:
             self._say(503, "the index of this run is busy; try again")
         except Exception as error:
-            self._say(500, f"this could not be answered ({type(error).__name__}: {error})")
+            self._say(500, f"internal error ({type(error).__name__}: {error})")
 
     def _runs(self, query: Query) -> None:
         store, since = self.server.store, self.server.watch.version

@@ -1,6 +1,6 @@
-"""One thread that looks at the files of runs and tells the pages what changed, so that no page has to ask.
+"""One thread that watches the files of runs and notifies the pages of changes, so that pages need not poll.
 
-It rests while nobody is looking. Otherwise it compares times and sizes of files, and reads what was added to the runs
+It pauses while no page is open. Otherwise it compares times and sizes of files, and reads what was added to the runs
 that some page shows.
 """
 
@@ -19,17 +19,17 @@ from fedalloy.report.live.gathered import gathered
 from fedalloy.report.live.runs import RunStore
 
 LOOK_EVERY = 0.5
-"""Seconds between two looks."""
+"""Seconds between two checks."""
 _SCAN_EVERY = 4
-"""Looks between two searches for new runs."""
+"""Checks between two searches for new runs."""
 _KEPT_OPEN = 32
-"""Indices that stay open though nobody looks at them."""
+"""Indices that stay open although no page shows them."""
 _STEPS = 8
 """Blocks of a stream that are read between two events."""
 
 
 class Watch:
-    """Knows which run changed when, by a number that only grows."""
+    """Keeps a version number of every run's last change; it only grows."""
 
     def __init__(self, store: RunStore, every: float | None = None) -> None:
         self.store, self.version = store, 0
@@ -46,12 +46,12 @@ class Watch:
         self._thread = threading.Thread(target=self._run, name="fedalloy-watch", daemon=True)
 
     def start(self) -> None:
-        """Look for the first time and begin."""
+        """Check once and start the thread."""
         self.look(scan=True)
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread and let go of all files."""
+        """End the thread and close all files."""
         with self._news:
             self._ended = True
             self._news.notify_all()
@@ -64,12 +64,12 @@ class Watch:
 
     @property
     def ended(self) -> bool:
-        """Whether everybody shall go home."""
+        """Whether the server is closing."""
         return self._ended
 
     @contextmanager
     def page(self, runs: Iterable[str]) -> Iterator[None]:
-        """Somebody is looking at the list, and at these runs closely."""
+        """Register an open page that shows the list and details of these runs."""
         chosen = list(runs)
         with self._news:
             self._pages += 1
@@ -83,13 +83,13 @@ class Watch:
                 self._watched.subtract(chosen)
 
     def wait(self, seen: int, seconds: float) -> int:
-        """Sleep until something is newer than ``seen``, or for so long; the newest number."""
+        """Wait until a change is newer than ``seen``, or for ``seconds``; returns the newest number."""
         with self._news:
             self._news.wait_for(lambda: self.version > seen or self._ended, seconds)
             return self.version
 
     def index(self, run: str) -> Index:
-        """The index of a run, opened when it is first needed."""
+        """The index of a run, opened on first use."""
         folder = self.store.folder(run)
         with self._opening:
             if run not in self._indices:
@@ -101,16 +101,16 @@ class Watch:
             return self._indices[run][1]
 
     def look(self, scan: bool) -> None:
-        """Look once at everything."""
+        """Check all runs once."""
         if scan and self.store.scan():
             self._tell(set(self.changed) ^ set(self.store.folders))
         for run in list(self.store.folders):
-            if not (scan or self.store.is_going(run)):  # what has ended is looked at now and then
+            if not (scan or self.store.is_going(run)):  # runs that have ended are checked less often
                 continue
             try:
                 if self.store.refresh(run):
                     self._tell([run])
-            except (LookupError, OSError):  # gone since the last search
+            except (LookupError, OSError):  # deleted since the last search
                 continue
         for run in [run for run, times in self._watched.items() if times > 0]:
             self._read_on(run)

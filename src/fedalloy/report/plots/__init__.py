@@ -1,1 +1,2 @@
-"""Pictures of runs, one file per kind: numbers first, then drawing. matplotlib is loaded when something is drawn."""
+"""Pictures of runs, one file per kind: each computes numbers, then draws. matplotlib is loaded when something is
+drawn."""

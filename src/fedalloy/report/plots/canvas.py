@@ -1,5 +1,5 @@
-"""A sheet to draw on, without a window and without anything global, as wide as a column of a paper; and what a picture
-may be asked."""
+"""A matplotlib figure without a window or global state, with the width of a column of a paper; and the options of
+pictures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedalloy.core.errors import SpecError, nearest
 SUFFIXES = ("pdf", "png", "svg")
 WIDTHS = {"column": 3.35, "page": 6.9}
 """Inches: one column and the whole width of a two-column paper."""
-# Text of a figure should be as large as that of its caption; fonts are embedded as such, as publishers ask.
+# Text of a figure should be as large as that of its caption; fonts are embedded, as publishers require.
 STYLE: Any = {
     "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "xtick.labelsize": 7, "ytick.labelsize": 7,
     "legend.fontsize": 7, "legend.frameon": False, "axes.spines.top": False, "axes.spines.right": False,
@@ -25,8 +25,8 @@ STYLE: Any = {
 
 @dataclass(frozen=True)
 class Options:
-    """``metric``: what is shown; ``points``: how finely; ``clients``: of how many, where models are scored again;
-    ``width``: of the picture."""
+    """``metric``: what is shown; ``points``: the resolution; ``clients``: how many, where models are scored again;
+    ``width``: that of the picture."""
 
     metric: str | None = None
     points: int = 21
@@ -50,7 +50,7 @@ def sheet(width: str = "column", shape: float = 0.72) -> Iterator[tuple[Any, Any
 
 
 def whole_numbers(*sides: Any) -> None:
-    """Rounds and clients are counted: no marks between them."""
+    """Only whole numbers on these axes, for rounds and clients."""
     from matplotlib.ticker import MaxNLocator
 
     for side in sides:
@@ -61,7 +61,7 @@ def check_suffix(path: Path) -> None:
     """Refuse a picture of unknown format before anything is computed."""
     suffix = path.suffix.removeprefix(".").lower()
     if suffix not in SUFFIXES:
-        raise SpecError(f"a picture as '{path.name}': the ending says the format; {nearest(suffix, SUFFIXES)}")
+        raise SpecError(f"a picture as '{path.name}': the file ending selects the format; {nearest(suffix, SUFFIXES)}")
 
 
 def save(figure: Any, path: Path) -> None:

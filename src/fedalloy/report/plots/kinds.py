@@ -1,4 +1,4 @@
-"""Which pictures there are, and who draws them."""
+"""The kinds of pictures, and the functions that draw them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KINDS: dict[str, Draw] = {
     "variance": learned.draw_variance,
 }  # fmt: skip
 SEVERAL = frozenset({"curves", "clients", "fairness", "participation", "rows", "variance"})
-"""Those that show several runs, or several tables of learned weights; ``weights`` shows several tables too."""
+"""Kinds that accept several runs, or several tables of learned weights; ``weights`` accepts several tables too."""
 
 
 def draw(kind: str, runs: Sequence[Path], output: Path, options: Options | None = None) -> None:
@@ -37,6 +37,6 @@ def draw(kind: str, runs: Sequence[Path], output: Path, options: Options | None 
 
 
 def _drawer(kind: str, runs: Sequence[Path]) -> Draw:
-    """Weights are those of a run's contributions, or of a table that was learned in advance."""
+    """``weights`` are those of a run's contributions, or of a learned table."""
     tables = bool(runs) and all(run.is_file() for run in runs)
     return learned.draw_weights if kind == "weights" and tables else KINDS[kind]

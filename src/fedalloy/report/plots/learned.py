@@ -1,4 +1,4 @@
-"""Pictures of tables of weights that were learned in advance."""
+"""Pictures of learned weight tables."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def panels(runs: Sequence[Path]) -> list[tuple[str, Tensor]]:
 
 
 def title(path: Path, table: WeightTable) -> str:
-    """What a picture calls a table: its file, and of how many it is the mean."""
+    """The title of a table: its file, and of how many tables it is the mean."""
     place = path.parent.name if path.parent.name not in ("", ".") else ""
     runs = f", mean of {table.runs}" if table.runs > 1 else ""
     return f"{place} {path.stem}".strip() + runs
 
 
 def draw_weights(axes: Any, runs: Sequence[Path], options: Options) -> None:
-    """A map per table, rounds to the right and clients upwards, all on one scale from 0 to the largest weight."""
+    """A heat map per table, rounds to the right and clients upwards, all on one scale from 0 to the largest weight."""
     shown = panels(runs)
     largest = max(float(weights.max()) for _, weights in shown)
     figure = axes.figure
@@ -53,7 +53,7 @@ def draw_weights(axes: Any, runs: Sequence[Path], options: Options) -> None:
 
 
 def split(axes: Any, count: int) -> list[Any]:
-    """So many axes below each other in the place of one."""
+    """Replace one set of axes by ``count`` of them, one below the other."""
     figure = axes.figure
     axes.remove()
     return list(figure.subplots(count, 1, sharex=False))
@@ -79,7 +79,7 @@ def variances(runs: Sequence[Path]) -> list[tuple[int, float]]:
 
 
 def draw_variance(axes: Any, runs: Sequence[Path], options: Options) -> None:
-    """A mark per table and the curve that the analysis compares it with, both in logarithms."""
+    """A mark per table and the curve 1/sqrt(T) of the analysis, on logarithmic axes."""
     found = variances(runs)
     rounds = sorted({count for count, _ in found})
     axes.plot(rounds, [count**-0.5 for count in rounds], color="0.4", linestyle="--", label="$1/\\sqrt{T}$")

@@ -1,4 +1,4 @@
-"""A metric against lambda, the share of the local model in what a client uses."""
+"""A metric against lambda, the share of the local model in a client's model."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class MixtureScores:
 
 
 def gather_mixture(record: RunRecord, metric: str | None = None) -> MixtureScores:
-    """The newest readings at all lambdas of a run."""
+    """The newest scores of a run at all lambdas."""
     metric = metric or record.recipe.get("run", {}).get("target_metric", "accuracy")
     rows = [row for row in record.clients() if row.get("model") == "mixed"]
     rows = [row for row in rows if row["round"] == rows[-1]["round"]]
     if not rows:
         raise SpecError(
-            f"{record.path} holds no readings at several lambdas: only methods that mix a federated and a local model "
-            "have some (superfed, apfl), in their last round and every evaluate.mix_every rounds"
+            f"{record.path} has no scores at several lambdas: only methods that mix a federated and a local model "
+            "record them (superfed, apfl), in their last round and every evaluate.mix_every rounds"
         )
     if metric not in rows[0]:
         raise SpecError(f"{record.path} was not scored by '{metric}'; add it to evaluate.metrics")
@@ -47,7 +47,7 @@ def draw(axes: Any, runs: Sequence[Path], options: Options) -> None:
     """The mean over clients, a band of one standard deviation, every client as a thin line."""
     found = gather_mixture(read_run(runs[0]), options.metric)
     known = found.values[:, ~np.isnan(found.values).all(0)]
-    # A mean that is not finite is a gap in the line, not a mean over the others.
+    # A mean that is not finite leaves a gap in the line; do not average the finite values.
     mean, spread = np.array([moments(row) for row in known.tolist()]).T
     axes.plot(found.lambdas, known, color="0.8", linewidth=0.5)
     axes.fill_between(found.lambdas, mean - spread, mean + spread, alpha=0.3)

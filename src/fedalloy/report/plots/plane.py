@@ -1,4 +1,4 @@
-"""The loss on a plane through the global model: how flat is the place where it ended?"""
+"""The loss on a plane through the global model, which shows how flat the minimum is."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ MOST_EXAMPLES = 2000
 
 
 def direction(params: Tree, key: Key) -> Tree:
-    """A random direction in which every leaf is as long as the model's own, so that planes of models of different
+    """A random direction in which every leaf has the norm of the model's leaf, so that planes of models of different
     scale can be compared (after Li et al. 2018, arXiv:1712.09913, by leaf instead of by filter)."""
     drawn = {name: key.fold(name).normal(*leaf.shape, dtype=torch.float64).to(leaf) for name, leaf in params.items()}
     return tree.map_leaves(lambda d, leaf: d * (leaf.norm() / d.norm().clamp(min=1e-12)), drawn, params)
 
 
 def on_the_plane(trained: Trained, metric: str, points: int, reach: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Places from ``-reach`` to ``reach`` and the global model's value at each pair of them, ``[points, points]``."""
+    """Positions from ``-reach`` to ``reach`` and the global model's value at each pair of them, ``[points,
+    points]``."""
     task, key = trained.fed.task, trained.fed.root.fold("plane")
     params, buffers = trained.shared["params"], trained.shared["buffers"]
     first, second = direction(params, key.fold("first")), direction(params, key.fold("second"))

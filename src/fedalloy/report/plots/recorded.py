@@ -46,7 +46,7 @@ def _draw_line(axes: Any, name: str, seeds: Sequence[RunSummary], style: Style) 
 
 
 SPREAD = 0.28
-"""How far a dot may stand above or below its line."""
+"""How far a dot may be above or below its line."""
 
 
 def draw_clients(axes: Any, runs: Sequence[Path], options: Options) -> None:
@@ -61,7 +61,7 @@ def draw_clients(axes: Any, runs: Sequence[Path], options: Options) -> None:
         raise SpecError("no client of these runs was scored by this metric; evaluate it first (evaluate.metrics)")
     styles = assign(groups)
     for place, (name, scores) in enumerate(groups.items()):
-        # Dots are set apart at random, but always in the same way.
+        # Random jitter from a fixed seed.
         apart = (Key.of(0).fold(name).uniform(len(scores)).numpy() - 0.5) * 2 * SPREAD
         axes.scatter(scores, place + apart, s=6, alpha=0.6, linewidths=0, color=styles[name].light)
         axes.plot([float(np.median(scores))] * 2, [place - SPREAD, place + SPREAD], color="0.1", linewidth=1.5)
@@ -72,14 +72,14 @@ def draw_clients(axes: Any, runs: Sequence[Path], options: Options) -> None:
 
 
 def draw_fairness(axes: Any, runs: Sequence[Path], options: Options) -> None:
-    """The share of clients up to every score, all seeds of an algorithm together: upright means alike."""
+    """The share of clients up to every score, all seeds of an algorithm together: a steep line means equal scores."""
     summaries = gather(runs, options.metric)
     styles, drawn = assign(summary.name for summary in summaries), 0
     for name, some in by_name(summaries).items():
         known = [client.score for run in some for client in run.clients if not math.isnan(client.score)]
         scores = sorted(filter(math.isfinite, known))
         if scores:
-            # A loss that overflowed has no place on the axis but is one of the clients: the line then ends below 1.
+            # A loss that overflowed cannot be drawn but still counts as a client: the line then ends below 1.
             shares = np.arange(1, len(scores) + 1) / len(known)
             axes.step([scores[0], *scores], [0, *shares], where="post", label=name, color=styles[name].light)
             drawn += 1
@@ -90,27 +90,27 @@ def draw_fairness(axes: Any, runs: Sequence[Path], options: Options) -> None:
 
 
 def draw_participation(axes: Any, runs: Sequence[Path], options: Options) -> None:
-    """In how many rounds clients counted: one line per algorithm (its first seed), fewest contributions first."""
+    """In how many rounds clients contributed: one line per algorithm (its first seed), fewest contributions first."""
     summaries = gather(runs)
     styles = assign(summary.name for summary in summaries)
     alike: dict[tuple[int, ...], list[str]] = {}
     for name, (summary, *_) in by_name(summaries).items():
         counts = tuple(sorted(summary.contributed))
         alike.setdefault(counts, []).append(name)
-    for counts, names in alike.items():  # one seed draws the same clients for every algorithm: one line for all of them
+    for counts, names in alike.items():  # a seed draws the same clients for every algorithm: one line
         axes.step(range(1, len(counts) + 1), counts, where="mid", label=", ".join(names), color=styles[names[0]].light)
-    axes.set(xlabel="clients, fewest contributions first", ylabel="rounds that counted")
+    axes.set(xlabel="clients, fewest contributions first", ylabel="rounds with a contribution")
     axes.set_ylim(bottom=0)
     whole_numbers(axes.xaxis, axes.yaxis)
     axes.legend()
 
 
 def draw_contributions(axes: Any, runs: Sequence[Path], options: Options) -> None:
-    """How much each contribution counted, as a heat map: empty where a client did not take part. Of weights by layer
-    the last layer is shown."""
+    """The weight of each contribution, as a heat map: empty where a client did not take part. For weights by layer, the
+    last layer is shown."""
     (summary,) = gather(runs)[:1]
     if not summary.history.weights:
-        raise SpecError(f"{runs[0]} has no weights yet: nobody's contribution has counted")
+        raise SpecError(f"{runs[0]} has no weights yet: no contribution has been used")
     layer, grid = list(summary.history.weights.items())[-1]
     means = grid.means()
     reach = (0.5, grid.rounds_per_bin * len(means) + 0.5, grid.clients_per_bin * means.shape[1] - 0.5, -0.5)

@@ -20,7 +20,7 @@ BINS = 15
 
 @torch.no_grad()
 def confidences(trained: Trained) -> tuple[Tensor, Tensor]:
-    """Confidence and hit of every client's test examples, by the model that the client itself uses."""
+    """Confidence and hit of every client's test examples, by the client's own model."""
     task, metric = trained.fed.task, ExpectedCalibrationError(BINS)
     found = [torch.zeros(0, 2, dtype=torch.float64)]
     for some in torch.arange(task.population).split(trained.at_once):

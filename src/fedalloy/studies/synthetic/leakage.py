@@ -28,7 +28,8 @@ class Leakage:
     training example, ties counting half. ``membership_auc`` is how well the distance to the nearest synthetic example
     separates training examples from held-out ones, ``margin`` three standard errors of it. ``copies`` counts synthetic
     examples nearer to a training example than 99 % of the held-out ones are to any. ``suspicious``: the AUC exceeds its
-    margin, or more than 5 % are copies. """
+    margin, or more than 5 % are copies.
+    """
 
     to_train: float
     to_held_out: float

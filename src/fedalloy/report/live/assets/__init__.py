@@ -1,4 +1,4 @@
-"""The files of the page by name: a fixed list, so that no name can lead anywhere else."""
+"""The files of the page by name: a fixed list, so that no name can reach another file."""
 
 from __future__ import annotations
 
