@@ -169,7 +169,7 @@ def test_a_bad_entry_is_told_before_any_run_starts(tmp_path):
     entries = [{"name": "fedavg"}, {"name": "wrong", "set": {"algorithm.mu": 1.0}}]
     with pytest.raises(SpecError, match="unknown argument 'mu'"):
         compare(tiny(compare=entries), tmp_path)
-    with pytest.raises(SpecError, match="two entries are called 'a'"):
+    with pytest.raises(SpecError, match="two entries are named 'a'"):
         compare(tiny(compare=[{"name": "a"}, {"name": "a"}]), tmp_path)
     with pytest.raises(SpecError, match="did you mean 'fedavg'"):
         select(tiny(), ["fedavgg"])
@@ -186,8 +186,8 @@ def test_a_bad_entry_is_told_before_any_run_starts(tmp_path):
         (["."], "begins with a dot"),
         ([".hidden"], "begins with a dot"),
         (["../../elsewhere"], "begins with a dot"),
-        (["tuning"], "kept beside the runs"),
-        (["Comparison.json"], "kept beside the runs"),
+        (["tuning"], "reserved name"),
+        (["Comparison.json"], "reserved name"),
     ],
 )
 def test_names_that_would_not_be_a_folder_of_their_own_are_refused_before_anything_runs(tmp_path, names, said):

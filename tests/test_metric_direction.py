@@ -131,7 +131,7 @@ def test_the_report_and_the_latex_table_agree(compared):
     fair = made[made.index('<section id="fairness"') :]
     assert fair.index(in_latex[1]) < fair.index(in_latex[2]), "worst before best"
     worst = max((score, client) for client, score in enumerate(values(compared / "tuned" / "seed-0")))
-    assert f"client {worst[1]}" in made[made.index("Served worst") : made.index('<section id="fairness"')]
+    assert f"client {worst[1]}" in made[made.index("Worst served") : made.index('<section id="fairness"')]
     difference = results[results.index("slow") :]
     assert 'class="down"' in difference, "a larger loss is worse"
     assert 'class="up"' not in difference
@@ -270,7 +270,7 @@ def test_nobody_leads_by_a_metric_without_a_direction(tmp_path):
     stories = gather(runs)
     made = page(stories)
     assert "Best mean" not in made
-    assert "Served worst" not in made
+    assert "Worst served" not in made
     table = summarise([story.outcome for story in stories])
     text = latex(table, "my_count")
     assert [line.count("--") for line in text.splitlines() if line.endswith(r"\\")] == [0, 2, 2], "no tails"
@@ -309,7 +309,7 @@ def test_a_client_whose_loss_overflows_is_served_worst(tmp_path, metrics):
     (story,) = gather([folder])
     assert story.clients[1].score == math.inf
     made = page([story])
-    named = made[made.index("Served worst") :]
+    named = made[made.index("Worst served") :]
     assert "not finite" in named
     assert re.findall(r">(client \d)<", named)[0] == "client 1"
     assert r"\infty" in latex(summarise([outcome]), "loss")

@@ -77,7 +77,7 @@ def test_the_page_is_well_formed_and_needs_no_network(runs, tmp_path):
 
 def test_every_section_is_there_and_names_are_escaped(runs):
     text = page(gather([runs]))
-    for heading in ("What was run", "Results", "Over time", "Who is served how", "Fairness", "Weights",
+    for heading in ("What was run", "Results", "Over time", "Scores by client", "Fairness", "Weights",
                     "What the rules computed", "Participation and failures", "Data", "Cost",
                     "How to reproduce"):  # fmt: skip
         assert f">{heading}</h2>" in text

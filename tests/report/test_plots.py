@@ -95,7 +95,7 @@ def test_the_mixture_is_read_from_the_records(mixed, plain):
     assert found.values.shape == (11, 6)
     last = list(read_run(mixed).rounds())[-1]["evaluation_mix"]["accuracy"]
     assert found.values.mean(1) == pytest.approx(last["mean"])
-    with pytest.raises(SpecError, match="no readings at several lambdas"):
+    with pytest.raises(SpecError, match="no scores at several lambdas"):
         gather_mixture(read_run(plain))
     with pytest.raises(SpecError, match="not scored by 'auroc'"):
         gather_mixture(read_run(mixed), "auroc")
@@ -108,7 +108,7 @@ def test_the_line_goes_from_the_federated_to_the_local_model(mixed, plain):
     assert places.tolist() == [0.0, 0.5, 1.0]
     for place, row in zip(values, (rows[0.0], rows[0.5], rows[1.0]), strict=True):
         assert place.tolist() == pytest.approx(row["loss"], rel=1e-5)
-    with pytest.raises(SpecError, match="no model of their own"):
+    with pytest.raises(SpecError, match="no own model"):
         line.along_the_line(reopen(plain), "loss", 3, 6)
 
 
@@ -190,7 +190,7 @@ def test_clients_and_fairness_show_every_client_at_the_end(mixed, plain):
     assert list(shown["fedavg"].get_xdata())[1:] == pytest.approx(last_scores(plain))
     assert list(shown["fedavg"].get_ydata()) == pytest.approx([place / 6 for place in range(7)])
     for drawer in (recorded.draw_clients, recorded.draw_fairness):
-        with pytest.raises(SpecError, match="evaluate it first"):
+        with pytest.raises(SpecError, match="add it to evaluate.metrics"):
             drawer(axes(), [plain], Options(metric="auroc"))
 
 

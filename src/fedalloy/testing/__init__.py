@@ -1,8 +1,8 @@
 """The conformance suite, for authors of new rules and engines.
 
-``check_rule("weighting", MyRule())`` and ``check_engine(MyEngine())`` return what is wrong, in words; an empty
-list is a pass. ``conformance_table()`` has a row for every registered rule and check: parametrise a test over it
-and a new rule is covered when its file is there. Everything runs on small float64 problems made from a key.
+``check_rule("weighting", MyRule())`` and ``check_engine(MyEngine())`` return a list of problems; an empty
+list is a pass. ``conformance_table()`` has a row for every registered rule and check: parametrise a test over it,
+and new rules are covered automatically. Everything runs on small float64 problems made from a key.
 """
 
 from fedalloy.testing.cases import EngineCase, crossed_case, engine_cases, plain_case, work

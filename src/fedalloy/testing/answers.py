@@ -1,4 +1,4 @@
-"""Everything that a handle on contributions can be asked, asked: what two engines' handles are compared by."""
+"""All answers of a handle on contributions, to compare the handles of two engines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedalloy.core.types import Payload, Tree
 
 
 def answered(cohort: Contributions, neutral: Payload) -> dict[str, Any]:
-    """All answers of a handle to the same questions; ``neutral`` is what stands in for a late client."""
+    """All answers of a handle to the same questions; ``neutral`` replaces a late client's contribution."""
     told: dict[str, Any] = {"payload": cohort.payload} if "rows" in cohort.answers else {}
     told |= {"ids": cohort.ids, "stats": cohort.stats, **_known(cohort)}
     if len(cohort) == 0 or not any(cohort.template(part) for part in cohort.parts):
@@ -23,7 +23,7 @@ def answered(cohort: Contributions, neutral: Payload) -> dict[str, Any]:
 
 
 def _known(cohort: Contributions) -> dict[str, Any]:
-    """What is known of contributions without looking at them."""
+    """What is known of contributions without reading them."""
     notes = cohort.notes
     noted = {f"{part}.{leaf}": row for (part, leaf), row in zip(notes.leaves, notes.squares.sqrt(), strict=True)}
     shapes = {part: {name: str(leaf.shape) for name, leaf in cohort.template(part).items()} for part in cohort.parts}
@@ -31,7 +31,7 @@ def _known(cohort: Contributions) -> dict[str, Any]:
 
 
 def _summed(cohort: Contributions) -> dict[str, Any]:
-    """Every part combined with weights of which no two are equal."""
+    """Every part combined with weights that are all different."""
     weights = 1.0 / (2.0 + torch.arange(len(cohort), dtype=torch.float64))
     return {part: cohort.combine(part, weights) for part in cohort.parts}
 

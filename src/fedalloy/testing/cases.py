@@ -1,4 +1,4 @@
-"""The situations an engine is tested in. FedAvg over equal clients proves little: each of these has a reason."""
+"""The cases in which engines are tested. FedAvg over equal clients reveals few mistakes: each case targets some."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from fedalloy.testing.toys import HalfWithMemory, Jitter, Lopsided, Wavering
 
 @dataclass(frozen=True, eq=False)
 class EngineCase:
-    """An algorithm, a task and who works in each round; ``why`` says which mistake it makes visible."""
+    """An algorithm, a task and the work of every round; ``why`` names the mistake that it reveals."""
 
     name: str
     why: str
@@ -40,7 +40,7 @@ class EngineCase:
 
 
 def work(*ids: int, epochs: tuple[int, ...] | None = None, active: tuple[bool, ...] | None = None) -> Work:
-    """Some clients' work, written briefly.
+    """Short form of some clients' work.
 
     >>> work(4, 0, epochs=(2, 1)).epochs.tolist()
     [1, 2]
@@ -52,7 +52,7 @@ def work(*ids: int, epochs: tuple[int, ...] | None = None, active: tuple[bool, .
     )
 
 
-# Nobody takes part in every round, and hardly anybody sits in the same place twice.
+# No client takes part in every round, and hardly any has the same position twice.
 CHANGING = (work(0, 2, 3), work(1, 2, 3, 4), work(0, 1, 4))
 UNEVEN = (
     work(0, 1, 2, 3, 4, epochs=(3, 1, 2, 0, -1)),
@@ -68,18 +68,18 @@ FAILING = (
 
 
 def engine_cases() -> tuple[EngineCase, ...]:
-    """All cases, rebuilt."""
+    """All cases, built again."""
     return (*_published(), *_local_optimizers(), *_hard_rules(), *_models(), *_personal(), *_generative(), *_devices())
 
 
 def plain_case() -> EngineCase:
-    """FedAvg over equal clients that are always all there: what a test that finds nothing looks like."""
+    """FedAvg over equal clients with full participation: a test that finds few mistakes."""
     everyone = (work(0, 1, 2, 3), work(0, 1, 2, 3))
     return EngineCase("plain", "nothing", algorithms.fedavg(batch_size=3), small_task(sizes=EQUAL), everyone)
 
 
 def crossed_case() -> EngineCase:
-    """Models that clients try for each other: for engines that answer ``cross_score``."""
+    """Clients score each other's models: for engines that support ``cross_score``."""
     boosted = algorithms.fedboosting(batch_size=3, epochs=2)
     return EngineCase("cross scores", "the exchange of models", boosted, small_task(), CHANGING)
 

@@ -1,4 +1,4 @@
-"""Nested values side by side: what differs, and where."""
+"""Compares nested values: what differs, and where."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def differences(one: Any, other: Any, tolerance: float = 0.0, where: str = "") -
 
 
 def copied(value: Any) -> Any:
-    """The same nested value in memory of its own."""
+    """A deep copy of a nested value."""
     if isinstance(value, Mapping):
         return {name: copied(inner) for name, inner in value.items()}
     return value.clone() if isinstance(value, Tensor) else value

@@ -1,4 +1,4 @@
-"""What every loader of a data set promises."""
+"""Checks of data set loaders."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ COHORT = 5
 
 
 def same_again(loader: DatasetLoader) -> Iterator[str]:
-    """The same key gives the same examples: whatever is drawn is drawn from it."""
+    """The same key gives the same examples."""
     first, second = (_columns(loader.load(Key.of(1))) for _ in range(2))
     yield from (f"a second load with the same key differs: {place}" for place in differences(second, first))
 
 
 def bounds(loader: DatasetLoader) -> Iterator[str]:
-    """Features lie between the values that are declared for them: methods that make samples stay inside."""
+    """Features are within their declared bounds, to which generative methods keep their samples."""
     data = loader.load(Key.of(1))
     if data.bounds is None:
         return
@@ -35,7 +35,7 @@ def bounds(loader: DatasetLoader) -> Iterator[str]:
 
 
 def learns(loader: DatasetLoader) -> Iterator[str]:
-    """Two rounds with the usual model go through, with finite losses."""
+    """Two rounds with the default model run, with finite losses."""
     task = make_task(loader)
     few = min(COHORT, task.population)
     done = fit(fedavg(lr=0.01), task, rounds=2, cohort=few, engine="loop", evaluate_every=2, evaluate_clients=few)

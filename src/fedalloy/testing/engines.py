@@ -1,4 +1,4 @@
-"""Does an engine do what the loop does? Both run the same rounds; cohorts and states are laid side by side."""
+"""Checks that an engine does what the loop does: both run the same rounds, and cohorts and states are compared."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class Problem:
-    """Where an engine went another way than the loop."""
+    """A difference between an engine and the loop."""
 
     case: str
     round: int
@@ -36,10 +36,10 @@ class Problem:
 def check_engine(
     engine: Engine, cases: Iterable[EngineCase] | None = None, tolerance: float = TOLERANCE
 ) -> list[Problem]:
-    """Play every case with the engine and with the loop; empty when they agree.
+    """Run every case with the engine and with the loop; empty when they agree.
 
     A case ends with the first round in which something differs. In every first round the engine also runs
-    twice: the second result must be the first, bit for bit, and what went in must come out unharmed.
+    twice: the second result must equal the first bit for bit, and the inputs must not change.
 
     >>> from fedalloy.engines.loop import Loop
     >>> from fedalloy.testing.cases import plain_case
@@ -51,7 +51,7 @@ def check_engine(
 
 @dataclass
 class _Track:
-    """One engine's way through a case."""
+    """The progress of one engine in a case."""
 
     case: EngineCase
     engine: Engine
@@ -68,7 +68,7 @@ class _Track:
         self.first = self.state["shared"]
 
     def inputs(self, work: Work) -> dict[int, State]:
-        """The states of those who work; a new one gets its initial one."""
+        """The states of the working clients; a new client gets its initial state."""
         fresh = Key.of(2)
         return {
             client: self.clients[client]
@@ -80,11 +80,11 @@ class _Track:
         }
 
     def neutral(self) -> Payload:
-        """What stands in for a late client, whatever the server has learnt since."""
+        """The contribution that replaces a late client's; always from the first state."""
         return self.case.algorithm.neutral(self.first)
 
     def call(self, work: Work, ctx: Context) -> Outcome:
-        """The engine, with nothing but what an engine may know."""
+        """Call the engine, with only what an engine may use."""
         shared = self.state["shared"]
         return self.engine(self.case.algorithm, self.case.task, shared, self.inputs(work), work, ctx)
 
@@ -127,7 +127,7 @@ def _one_round(truth: _Track, tried: _Track, round: int, work: Work, tolerance: 
 
 
 def _unchanged(track: _Track) -> Iterator[str]:
-    """What was kept of the round before is not changed by this one."""
+    """What was kept from the previous round is not changed by this one."""
     if track.kept is not None:
         kept, before = track.kept
         for place in differences(answered(kept, track.neutral()), before):
@@ -135,7 +135,7 @@ def _unchanged(track: _Track) -> Iterator[str]:
 
 
 def _twice(track: _Track, work: Work, ctx: Context) -> Iterator[str]:
-    """A pure engine gives the same again and leaves its inputs alone."""
+    """A second call gives the same result, and inputs are not changed."""
     before = copied({"shared": track.state["shared"], "work": vars(work)})
     first = copied(_told(track.call(work, ctx), track))
     second = track.call(work, ctx)
@@ -152,13 +152,13 @@ def _context(case: EngineCase, round: int) -> Context:
 
 
 def _visible(told: dict[str, Any], track: _Track) -> dict[str, Any]:
-    """All that a round leaves; where clients keep nothing an engine need not say so."""
+    """The results of a round; where clients keep no state, engines may omit it."""
     told = {**told, "server": track.state} | ({} if track.cross is None else {"cross": track.cross})
     return told if track.case.algorithm.stateful else {name: told[name] for name in told if name != "states"}
 
 
 def _told(outcome: Outcome, track: _Track) -> dict[str, Any]:
-    """What an engine returns, before the server has seen it."""
+    """What an engine returns, before the server's step."""
     return {
         **answered(outcome.cohort, track.neutral()),
         "states": {str(client): state for client, state in outcome.states.items()},

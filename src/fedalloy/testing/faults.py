@@ -1,6 +1,6 @@
-"""Mistakes that engines make, planted on purpose: a check counts only once it has caught the fault it is for.
+"""Typical mistakes of engines, planted on purpose: every check must catch the fault that it is meant for.
 
-Every fault wraps an engine and gives one back: ``check_engine(key_by_slot(Loop()))`` must find problems.
+Every fault wraps an engine and returns an engine: ``check_engine(key_by_slot(Loop()))`` must find problems.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _Call = tuple[Algorithm, Task, Shared, Mapping[int, State], Work, Context]
 
 @dataclass(frozen=True)
 class _Wrapped(Engine):
-    """An engine with something done to what goes in or what comes out."""
+    """An engine with changed inputs or outputs."""
 
     call: Callable[[_Call], Outcome]
 
@@ -65,7 +65,7 @@ def forgotten_mask(engine: Engine) -> Engine:
 
 
 def lost_client_state(engine: Engine) -> Engine:
-    """Clients come back as if they had never taken part."""
+    """Clients lose their states."""
 
     def call(given: _Call) -> Outcome:
         algorithm, task, shared, *_, ctx = given
@@ -77,7 +77,7 @@ def lost_client_state(engine: Engine) -> Engine:
 
 
 def shuffled_clients(engine: Engine) -> Engine:
-    """The rows of what was sent do not belong to the ids beside them."""
+    """The rows of contributions do not match their ids."""
 
     def call(given: _Call) -> Outcome:
         outcome = engine(*given)
@@ -91,7 +91,7 @@ def shuffled_clients(engine: Engine) -> Engine:
 
 
 def ignored_epochs(engine: Engine) -> Engine:
-    """Everybody trains as long as the solver says, whatever time the device has."""
+    """All clients train for the solver's epochs, ignoring those of their devices."""
 
     def call(given: _Call) -> Outcome:
         algorithm, task, shared, states, work, ctx = given
@@ -121,7 +121,7 @@ def repeated_draws(engine: Engine) -> Engine:
 
 
 def stale_buffers(engine: Engine) -> Engine:
-    """What BatchNorm learnt at the clients is thrown away."""
+    """The clients' BatchNorm statistics are lost."""
 
     def call(given: _Call) -> Outcome:
         _, _, shared, *_ = given
@@ -136,7 +136,7 @@ def stale_buffers(engine: Engine) -> Engine:
 
 
 def call_order(engine: Engine) -> Engine:
-    """Randomness depends on how often the engine was called before."""
+    """Randomness depends on the number of earlier calls."""
     calls = 0
 
     def call(given: _Call) -> Outcome:
@@ -162,7 +162,7 @@ def written_inputs(engine: Engine) -> Engine:
 
 
 def false_statistics(engine: Engine) -> Engine:
-    """Clients that claim more examples and fewer steps than they have."""
+    """Clients report more examples and fewer steps than they have."""
 
     def call(given: _Call) -> Outcome:
         outcome = engine(*given)
@@ -195,7 +195,7 @@ def _missing_client(rows: Tensor) -> Tensor:
 
 
 ANSWERS = ("norms", "select", "resend", "combine", "chunks", "rows", "stack", "payload")
-"""What a handle can get wrong by the order of its clients or by missing one."""
+"""The answers of a handle that can be wrong by the order of its clients or by a missing one."""
 
 FAULTS: dict[str, Fault] = {
     fault.__name__: fault
@@ -210,11 +210,12 @@ HANDLE_FAULTS: dict[str, Fault] = {
     **{f"{question}, wrong order": wrong_answer(question, _wrong_order) for question in ANSWERS},
     **{f"{question}, a client is missing": wrong_answer(question, _missing_client) for question in ANSWERS},
 }
-"""All planted faults of handles by name; one that is overwritten too early needs an engine that reuses its memory."""
+"""All planted faults of handles by name; not included: results that are overwritten too early, which needs an engine
+that reuses its memory."""
 
 
 def _cohort(outcome: Outcome) -> Cohort:
-    """Engines that keep contributions in memory are the ones that faults are planted in."""
+    """The cohort of an outcome; faults are only planted in engines that keep contributions in memory."""
     assert isinstance(outcome.cohort, Cohort)
     return outcome.cohort
 

@@ -1,5 +1,5 @@
-"""Handles on contributions that answer less, or otherwise, than the matrix in memory does: what rules may rely on, and
-whether conformance sees what an engine's handle gets wrong, is shown with these."""
+"""Handles on contributions with fewer or wrong answers compared with the matrix in memory. Tests use them to show what
+rules rely on, and that conformance finds mistakes of an engine's handle."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedalloy.core.types import Payload, Stats, Tree, Weights
 
 @dataclass(frozen=True)
 class HandleWrapper(Contributions):
-    """``inner``, with whatever a subclass answers otherwise."""
+    """``inner``, with the answers that a subclass overrides."""
 
     inner: Contributions
 
@@ -81,7 +81,7 @@ class HandleWrapper(Contributions):
 
 @dataclass(frozen=True)
 class SumsOnly(HandleWrapper):
-    """Weighted sums over clients and nothing else, as behind secure aggregation; asking for more raises."""
+    """Only weighted sums over clients, as with secure aggregation; asking for more raises."""
 
     answers: ClassVar[frozenset[str]] = frozenset({"combine"})
 
@@ -108,7 +108,7 @@ class SumsOnly(HandleWrapper):
 
 @dataclass(frozen=True)
 class Attendance(SumsOnly):
-    """Who came and what is known of them: all that ``absorb`` and ``after`` may look at."""
+    """Only ids and statistics of the clients: all that ``absorb`` and ``after`` may use."""
 
     answers: ClassVar[frozenset[str]] = frozenset()
 
@@ -117,16 +117,16 @@ class Attendance(SumsOnly):
 
 
 def _refused(question: str) -> NoReturn:
-    raise AlgorithmError(f"these contributions answer weighted sums at most, and were asked for '{question}'")
+    raise AlgorithmError(f"these contributions only provide weighted sums, and were asked for '{question}'")
 
 
 Change = Callable[[Tensor], Tensor]
-"""What is done to the rows of a wrong answer, ``[C, ...]``."""
+"""The change to the rows of a wrong answer, ``[C, ...]``."""
 
 
 @dataclass(frozen=True)
 class WrongAnswer(HandleWrapper):
-    """The rows behind one ``question`` are changed, so that this answer alone is false."""
+    """The rows of one ``question`` are changed, so that only this answer is wrong."""
 
     question: str
     change: Change

@@ -1,4 +1,4 @@
-"""Small federations in float64, made from a key alone: ragged clients, smooth models, no data sets."""
+"""Small federations in float64, generated from a key: clients of different sizes, smooth models, no data sets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Model = Literal["linear", "mlp", "batchnorm", "dropout", "acgan", "cvae"]
 
 INPUTS, CLASSES, HIDDEN = 4, 3, 5
 RAGGED = (1, 3, 7, 12, 5)
-# In batches of 3 none of these leaves a last batch of one example, of which BatchNorm could make no variance.
+# With batches of 3 none of these has a last batch of one example, for which BatchNorm has no variance.
 RAGGED_FOR_BATCHNORM = (2, 3, 8, 11, 6)
 EQUAL = (6, 6, 6, 6)
 
@@ -36,12 +36,12 @@ class SmallTask(Task):
 
     @property
     def population(self) -> int:
-        """How many clients exist."""
+        """The number of clients."""
         return len(self.block.size)
 
     @property
     def global_test(self) -> Examples:
-        """Everybody's examples."""
+        """All clients' examples."""
         return Examples(self.block.x, self.block.y)
 
     def data(self, part: DataPart, ids: Tensor) -> Block:
@@ -50,7 +50,7 @@ class SmallTask(Task):
 
 
 def small_task(model: Model = "mlp", sizes: tuple[int, ...] | None = None, seed: int = 0) -> SmallTask:
-    """Clients of the given sizes whose features are shifted against each other; the same seed, the same task.
+    """Clients of the given sizes whose features are shifted against each other; the same seed gives the same task.
 
     >>> small_task("linear", sizes=(2, 5)).data("train", torch.tensor([1])).client(0).x.shape
     torch.Size([5, 4])
@@ -65,12 +65,12 @@ def small_task(model: Model = "mlp", sizes: tuple[int, ...] | None = None, seed:
 
 
 def small_objective(model: Model = "mlp") -> ModuleObjective:
-    """The model alone; tanh, so that small differences stay small."""
+    """The model; with tanh, so that small differences stay small."""
     return ModuleObjective(_BUILDERS[model], dtype=torch.float64)
 
 
 def model_for(solver: LocalSolver, ordinary: Model = "mlp") -> Model:
-    """The ordinary model, unless the solver asks for one with other capabilities too.
+    """The ordinary model, or one with the capabilities that the solver needs.
 
     >>> from fedalloy.methods.solvers.cvae import Cvae
     >>> model_for(Cvae())

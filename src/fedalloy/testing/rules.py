@@ -1,4 +1,4 @@
-"""The conformance table: what each registered rule is held to, one row per rule and check."""
+"""The conformance table: one row per registered rule and check."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Check = Callable[[Any], Iterable[str]]
 
 
 class Row(NamedTuple):
-    """One rule held to one promise."""
+    """One check of one rule."""
 
     category: str
     name: str
@@ -30,8 +30,8 @@ class Row(NamedTuple):
 
 
 def conformance_table() -> Iterator[Row]:
-    """All rows: every registered rule of every category that has checks, so a new file appears by itself. Engines whose
-    clients are elsewhere are left out: they run in a federation alone.
+    """All rows: every registered rule of every category that has checks, so new files are included automatically.
+    Engines with remote clients are left out: they only run in a federation.
 
     >>> Row("weighting", "samples", "order of clients") in set(conformance_table())
     True
@@ -44,14 +44,14 @@ def conformance_table() -> Iterator[Row]:
 
 
 def run_row(row: Row) -> list[str]:
-    """What is wrong with a rule in one respect; empty when nothing is."""
+    """The problems that one check finds in a rule; empty if there are none."""
     return _run(_checks(row.category)[row.check], specimen(row.category, row.name))
 
 
 def check_rule(category: str, rule: Any) -> list[str]:
-    """Hold a rule (a value, registered or not) to everything its category promises; empty when it keeps all of it.
+    """Run all checks of its category on a rule (a value, registered or not); empty if it passes all.
 
-    The spec is left out for a rule that is not registered: it has no name yet.
+    The spec is not checked for a rule that is not registered, because it has no name.
 
     >>> from fedalloy.methods.weightings.samples import Samples
     >>> check_rule("weighting", Samples())
@@ -64,13 +64,13 @@ def check_rule(category: str, rule: Any) -> list[str]:
 
 
 def specimen(category: str, name: str) -> Any:
-    """A rule to try: built without arguments, or by the static method ``example`` of a rule that needs some."""
+    """A rule to check: built without arguments, or by the static method ``example`` of a rule that needs some."""
     found = registry.find(category, name)
     return getattr(found, "example", found)()
 
 
 def _run(check: Check, rule: Any) -> list[str]:
-    """An exception inside a check is a problem of the rule, not of the suite."""
+    """Run a check; an exception is reported as a problem of the rule."""
     try:
         return list(check(rule))
     except Exception as error:
@@ -80,7 +80,7 @@ def _run(check: Check, rule: Any) -> list[str]:
 def _spec(category: str, rule: Any) -> Iterator[str]:
     """The spec survives JSON and gives the same rule back."""
     if "kind" in {field.name for field in fields(rule)}:
-        yield "has a field 'kind', the key under which a spec holds the rule's name: call the field something else"
+        yield "has a field 'kind', which is the key of the rule's name in a spec: rename the field"
         return
     again = from_spec(category, json.loads(json.dumps(to_spec(category, rule))))
     if again != rule:
@@ -95,7 +95,7 @@ def _algorithm_spec(algorithm: Algorithm) -> Iterator[str]:
 
 
 def _runs_a_round(algorithm: Algorithm) -> Iterator[str]:
-    """Three rounds on the loop go through, with finite numbers, on a model that has layers of every kind."""
+    """Three rounds on the loop run with finite numbers, on a model with layers of every kind."""
     task = small_task(model_for(algorithm.solver, "batchnorm"))
     rounds = (work(*range(task.population)),) * 3 if algorithm.weighting.needs_everyone else CHANGING
     case = EngineCase("algorithm", "everything together", algorithm, task, rounds)
@@ -115,11 +115,11 @@ CATEGORIES: dict[str, dict[str, Check]] = {
     "algorithm": {"spec": _algorithm_spec, "plays": _runs_a_round},
     "engine": {"like the loop": _like_the_loop},
 }
-"""Rooms whose rules are checked, with their own checks; rules of the four kinds also have a spec."""
+"""Categories with their checks; rules of the four kinds also have a spec."""
 
 
 ON_REQUEST: dict[str, dict[str, Check]] = {"dataset": dict(dataset_checks.CHECKS)}
-"""Checked by ``check_rule`` alone: many data sets need files that are not there, so the table leaves them out."""
+"""Only checked by ``check_rule``: many data sets need files that may be missing, so the table leaves them out."""
 
 
 def _checks(category: str) -> dict[str, Check]:

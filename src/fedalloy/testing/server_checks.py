@@ -1,4 +1,4 @@
-"""What every server optimizer promises."""
+"""Checks of server optimizers."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ CTX = Context(1, 5, Key.of(0), local_lr=0.1, rounds=10)
 
 
 def nobody_moved(rule: ServerOptimizer) -> Iterator[str]:
-    """From a fresh state an update of zero leaves the target as it was."""
+    """From the initial state, an update of zero does not change the target."""
     target = _tree("target")
     moved, _, _ = rule.apply(tree.zeros_like(target), rule.init(target), target, CTX)
     yield from differences(moved, target)
 
 
 def same_again(rule: ServerOptimizer) -> Iterator[str]:
-    """Nothing given is changed, and the same inputs give the same target and state."""
+    """Inputs are not changed, and the same inputs give the same target and state."""
     target, update = _tree("target"), _tree("update")
     _, state, _ = rule.apply(copied(update), rule.init(target), copied(target), CTX)
     before = copied({"target": target, "update": update, "state": state})
@@ -35,7 +35,7 @@ def same_again(rule: ServerOptimizer) -> Iterator[str]:
 
 
 def kept_form(rule: ServerOptimizer) -> Iterator[str]:
-    """Names, shapes and dtypes of target and state stay, in both precisions, and every number is finite."""
+    """Names, shapes and dtypes of target and state do not change, in both precisions, and every number is finite."""
     for dtype in (torch.float32, torch.float64):
         target, update = _tree("target", dtype), _tree("update", dtype)
         start = rule.init(target)

@@ -1,4 +1,4 @@
-"""What every local solver promises, to the engines above all."""
+"""Checks of local solvers, mostly of what engines rely on."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TOLERANCE = 1e-9
 
 
 class Bench:
-    """A solver with everything around it that a client needs."""
+    """A solver with everything that a client needs."""
 
     def __init__(self, solver: LocalSolver, task: SmallTask) -> None:
         self.algorithm = Algorithm(solver, Uniform(), ServerSgd()).bind(task)
@@ -55,7 +55,7 @@ class Bench:
             return run_client(self.algorithm, self.task.objective, self.shared, state, mine, ctx.key.each(ids), ctx)
 
     def block(self, ids: Iterable[int], states: Mapping[int, State], kernel: Kernel, apply: Applied) -> Finished:
-        """The second round of some clients at once."""
+        """The second round of several clients at once."""
         every, ctx = torch.tensor(list(ids)), self.context(2)
         work = Work.of(every, torch.ones_like(every))
         prepared = prepare(self.algorithm, work, self.task.data("train", work.ids), self.shared, ctx)
@@ -73,7 +73,7 @@ def parts(solver: LocalSolver) -> Iterator[str]:
 
 
 def no_steps(solver: LocalSolver) -> Iterator[str]:
-    """A client that takes no step sends an update of zero and keeps its state as it was."""
+    """A client that takes no step sends an update of zero, and its state does not change."""
     bench = Bench(solver, small_task(model_for(solver)))
     used = bench.run(2, bench.fresh(2)).state
     for name, state in (("fresh", bench.fresh(2)), ("used", used)):
@@ -85,18 +85,18 @@ def no_steps(solver: LocalSolver) -> Iterator[str]:
 
 
 def nobody_moved(solver: LocalSolver) -> Iterator[str]:
-    """A first round in which nobody takes a step leaves every shared part as it was."""
+    """A first round in which no client takes a step does not change any shared part."""
     bench = Bench(solver, small_task(model_for(solver)))
     ids = list(range(bench.task.population))
     cohort = Cohort.gather(ids, [bench.run(client, bench.fresh(client), epochs=0) for client in ids])
-    # The server is told otherwise: what idle clients send would not count, and nothing would be checked.
+    # The server is given step counts above 0: it would ignore idle clients, and nothing would be checked.
     cohort = cohort.with_stats({"num_steps": torch.ones(len(ids), dtype=torch.float64)})
     after = server_step(bench.algorithm, bench.server, cohort, bench.context()).state
     yield from differences(after["shared"], bench.shared, TOLERANCE)
 
 
 def absorbed(solver: LocalSolver) -> Iterator[str]:
-    """``absorb`` looks at ids, statistics and the number of clients alone: what was sent is combined already."""
+    """``absorb`` only uses ids, statistics and the number of clients: contributions are already combined."""
     bench = Bench(solver, small_task(model_for(solver)))
     ids = list(range(bench.task.population))
     cohort = Cohort.gather(ids, [bench.run(client, bench.fresh(client)) for client in ids])
@@ -109,7 +109,7 @@ def absorbed(solver: LocalSolver) -> Iterator[str]:
 
 
 def same_again(solver: LocalSolver) -> Iterator[str]:
-    """Nothing given is changed, and the same inputs give the same contribution."""
+    """Inputs are not changed, and the same inputs give the same contribution."""
     bench = Bench(solver, small_task(model_for(solver)))
     state = bench.run(3, bench.fresh(3)).state
     before = copied({"state": state, "shared": bench.shared})
@@ -119,7 +119,7 @@ def same_again(solver: LocalSolver) -> Iterator[str]:
 
 
 def alone_or_in_a_block(solver: LocalSolver) -> Iterator[str]:
-    """A client's plan and draws do not depend on who shares its block."""
+    """A client's plan and draws do not depend on the other clients in its block."""
     sizes, epochs = torch.tensor([1, 3, 7, 12, 5]), torch.tensor([2, -1, 3, 1, 0])
     keys, shared = Key.of(4).each(torch.arange(5)), Bench(solver, small_task(model_for(solver))).shared
     block = solver.plan(sizes, epochs, keys)
@@ -135,7 +135,7 @@ def alone_or_in_a_block(solver: LocalSolver) -> Iterator[str]:
 
 
 def vectorised(solver: LocalSolver) -> Iterator[str]:
-    """``begin``, ``step`` and ``end`` work under ``torch.func.vmap`` and give what they give one by one."""
+    """``begin``, ``step`` and ``end`` work under ``torch.func.vmap`` and give the same results as one by one."""
     bench = Bench(solver, small_task(model_for(solver), sizes=EQUAL))
     clients = range(bench.task.population)
     states = {client: bench.run(client, bench.fresh(client)).state for client in clients}
@@ -152,7 +152,7 @@ def vectorised(solver: LocalSolver) -> Iterator[str]:
 
 
 def statistics(solver: LocalSolver) -> Iterator[str]:
-    """``describe`` gives exactly what ``provides`` names, one number per client; the step size is above 0."""
+    """``describe`` returns exactly what ``provides`` names, one number per client; the step size is above 0."""
     steps = torch.tensor([0.0, 1.0, 4.0], dtype=torch.float64)
     ctx = Context(1, 3, Key.of(0), solver.lr_at(1, 10), 10)
     if not ctx.local_lr > 0:

@@ -1,4 +1,4 @@
-"""Rules that exist to be hard on engines: each depends on something a careless engine gets wrong."""
+"""Rules for testing engines: each depends on something that is easy to get wrong."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Jitter(Wire):
 
 @dataclass(frozen=True)
 class Lopsided(Weighting):
-    """Weights by position, id, history and every statistic an engine provides, so that no mix-up cancels out."""
+    """Weights from position, id, history and every statistic of an engine, so that no mix-up cancels out."""
 
     requires: ClassVar[frozenset[str]] = frozenset({"num_examples", "num_steps", "loss_before", "accuracy_after"})
 
@@ -67,9 +67,9 @@ class Lopsided(Weighting):
 
 @dataclass(frozen=True)
 class Wavering(LocalSolver):
-    """SGD whose step is scaled by a random draw, doubled in odd phases, with a pull that needs no data.
+    """SGD whose step is scaled by a random draw, doubled in odd phases, with a term that needs no data.
 
-    Keeps a count of the steps a client ever took; draws, phases, masks and states all show in its update.
+    Counts all steps of a client; draws, phases, masks and states all affect its update.
     """
 
     stateful: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""What every weighting promises."""
+"""Checks of weightings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EXTREMES = (0.0, 1e-8, 1.0, 1e4, 1e8)
 
 
 def same_again(rule: Weighting) -> Iterator[str]:
-    """State goes in and comes out: nothing given is changed, and the same inputs give the same weights."""
+    """Rules are pure: inputs are not changed, and the same inputs give the same weights."""
     cohort, state = sample(rule), rule.init(_population(rule))
     before = copied(vars(cohort)), copied(state)
     first, second = _weigh(rule, cohort, state), _weigh(rule, cohort, state)
@@ -53,7 +53,7 @@ def finite(rule: Weighting) -> Iterator[str]:
 
 
 def nobody_moved(rule: Weighting) -> Iterator[str]:
-    """From a fresh state updates of zero combine to zero."""
+    """From the initial state, updates of zero combine to zero."""
     cohort = _fixed(sample(rule))
     weights, _, _ = rule.weigh(cohort, rule.init(_population(rule)), context(rule))
     moved = tree.combine(cohort.payload[_update(cohort)], weights)
@@ -61,7 +61,7 @@ def nobody_moved(rule: Weighting) -> Iterator[str]:
 
 
 def shapes(rule: Weighting) -> Iterator[str]:
-    """A weight's shape is a prefix of the stacked leaf's, and its first axis is the clients."""
+    """A weight's shape is a prefix of the stacked leaf's shape, and its first axis is the clients."""
     cohort = sample(rule)
     weights, _, _ = rule.weigh(cohort, rule.init(_population(rule)), context(rule))
     for name, leaf in cohort.payload[_update(cohort)].items():
@@ -71,7 +71,8 @@ def shapes(rule: Weighting) -> Iterator[str]:
 
 
 def declared(rule: Weighting) -> Iterator[str]:
-    """The rule reads required statistics only, payloads only with ``reads_payload``, and keeps below its bound."""
+    """The rule reads required statistics only, payloads only with ``reads_payload``, and its weights stay below its
+    bound."""
     cohort = sample(rule)
     given = cohort if rule.reads_payload else SumsOnly(cohort)
     weights, _, _ = rule.weigh(given, rule.init(_population(rule)), context(rule))
@@ -103,14 +104,14 @@ def sample(rule: Weighting, clients: int = CLIENTS) -> Cohort:
 
 
 def _samples(clients: int, key: Key) -> Payload:
-    """What clients send about synthetic samples: a gradient and a factor for each."""
+    """Contributions about synthetic samples: a gradient and a factor for each."""
     gradients = key.fold("slopes").normal(clients, SAMPLES, 2, dtype=torch.float64)
     factors = key.fold("factors").normal(clients, SAMPLES, dtype=torch.float64).sign().exp()
     return {"energy_grad": {"x": gradients}, "factors": {"x": factors}}
 
 
 def _update(cohort: Cohort) -> str:
-    """The part that moves the target: the first."""
+    """The part that updates the target: the first."""
     return next(iter(cohort.payload))
 
 

@@ -1,4 +1,4 @@
-"""What every wire transform promises."""
+"""Checks of wire transforms."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CLIENTS, TOLERANCE = 3, 1e-9
 
 
 def same_again(wire: Wire) -> Iterator[str]:
-    """Nothing given is changed, and the same inputs give the same message and memory."""
+    """Inputs are not changed, and the same inputs give the same message and memory."""
     payload, draws = _payload(0), _draws(wire, 0)
     _, mine = wire.encode(_payload(9), wire.init_client(_shared(), Key.of(2)), draws)
     before = copied({"payload": payload, "mine": mine})
@@ -31,14 +31,14 @@ def same_again(wire: Wire) -> Iterator[str]:
 
 
 def kept_form(wire: Wire) -> Iterator[str]:
-    """What is sent has the names, shapes and dtypes of what was to be sent, and is finite."""
+    """The output has the names, shapes and dtypes of the input, and is finite."""
     sent, _ = wire.encode(_payload(0), wire.init_client(_shared(), Key.of(2)), _draws(wire, 0))
     reason = misfit(sent, {"delta": Part()}, _shared())
     yield from [reason] if reason else broken(sent)
 
 
 def nobody_moved(wire: Wire) -> Iterator[str]:
-    """From a fresh state an update of zero is sent as zero, unless the transform adds noise."""
+    """From the initial state, an update of zero is sent as zero, unless the transform adds noise."""
     draws = _draws(wire, 0)
     if draws:
         return
@@ -48,7 +48,7 @@ def nobody_moved(wire: Wire) -> Iterator[str]:
 
 
 def vectorised(wire: Wire) -> Iterator[str]:
-    """``encode`` works under ``torch.func.vmap`` and gives what it gives one by one."""
+    """``encode`` works under ``torch.func.vmap`` and gives the same results as one by one."""
     mine = [wire.init_client(_shared(), Key.of(2).fold(client)) for client in range(CLIENTS)]
     used = [wire.encode(_payload(9), mine[client], _draws(wire, client))[1] for client in range(CLIENTS)]
     apart = [wire.encode(_payload(client), used[client], _draws(wire, client)) for client in range(CLIENTS)]
@@ -63,7 +63,7 @@ def vectorised(wire: Wire) -> Iterator[str]:
 
 
 def afterwards(wire: Wire) -> Iterator[str]:
-    """``after`` looks at ids, statistics and the number of clients alone: what was sent is combined already."""
+    """``after`` only uses ids, statistics and the number of clients: contributions are already combined."""
     delta = tree.stack([_payload(client)["delta"] for client in range(CLIENTS)])
     cohort, weights = Cohort(torch.arange(CLIENTS), {"delta": delta}), torch.full((CLIENTS,), 1.0 / CLIENTS)
     combined, ctx = {"delta": cohort.combine("delta", weights)}, Context(1, CLIENTS, Key.of(3))

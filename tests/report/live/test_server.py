@@ -170,7 +170,7 @@ def test_the_index_is_made_once_beside_the_run_and_nothing_else_changes(serving,
 
 
 def test_what_cannot_be_served_is_told(root):
-    with pytest.raises(SpecError, match="is no folder"):
+    with pytest.raises(SpecError, match="is not a folder"):
         LiveServer(root / "nowhere")
     with pytest.raises(SpecError, match="12 or more"):
         LiveServer(root, token="short")

@@ -92,7 +92,7 @@ def test_a_resumed_run_goes_on_where_it_counted(tmp_path):
 
 def test_a_tracker_that_fails_is_left_out_and_the_run_goes_on(tmp_path):
     bad, good = Listener(fails_in=2), Listener()
-    with pytest.warns(RuntimeWarning, match="Listener failed and is left out from here on: no network"):
+    with pytest.warns(RuntimeWarning, match="Listener failed and is not called again: no network"):
         result = train(tmp_path / "run", [bad, good])
     assert result.status == "finished"
     assert (list(bad.heard), list(good.heard), bad.ended) == ([1], [1, 2, 3], [])

@@ -196,7 +196,7 @@ def test_results_survive_their_file(place, measured, tmp_path):
     assert found.runs[0].scores == pytest.approx(measured.runs[0].scores, rel=1e-5)
     assert len((tmp_path / "mine.json").read_text().splitlines()) > len(measured.runs)
     (tmp_path / "other.json").write_text("{}")
-    with pytest.raises(DataError, match="holds no results"):
+    with pytest.raises(DataError, match="does not hold the results"):
         read_results(tmp_path / "other.json")
 
 

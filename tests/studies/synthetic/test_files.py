@@ -89,7 +89,7 @@ def test_growth_shows_the_same_sample_over_time():
     assert grid.shape == (3 * 26 + 2, 2 * 26 + 2, 1)
     assert int(grid[2:26, 2:26].max()) == 0
     assert torch.equal(grid[28:52:3, 28:52:3, 0], (x[4, 0] * 255).round().to(torch.uint8))
-    with pytest.raises(SpecError, match="no pictures"):
+    with pytest.raises(SpecError, match="not pictures"):
         growth_grid([(x, y)], None)
 
 

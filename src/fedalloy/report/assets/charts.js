@@ -1,12 +1,12 @@
-// Draws chart data (fedalloy.report.data) as SVG with D3. Colours are custom properties of the page, so that a change of
-// theme needs no redrawing but for heat maps. Every function: (element, chart, width) -> the svg element.
+// Draws chart data (fedalloy.report.data) as SVG with D3. Colours are custom properties of the page, so that only heat
+// maps are redrawn when the theme changes. Every function: (element, chart, width) -> the svg element.
 (function () {
   "use strict";
   const charts = (window.fedalloyCharts = window.fedalloyCharts || {});
   let styles = {};
 
   charts.setStyles = (given) => { styles = { ...styles, ...given }; };
-  // What belongs to no algorithm in particular has no colour of its own.
+  // Series that belong to no algorithm have a neutral colour.
   charts.colour = (name) => (styles[name] ? `var(--c${styles[name].slot})` : "var(--soft)");
   const dash = (name) => ((styles[name] || {}).dash || []).join(" ") || null;
 
@@ -22,7 +22,7 @@
   const short = (value) => (Math.abs(value) >= 1e4 ? d3.format(".3~s")(value) : d3.format(".4~g")(value));
   const clip = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
 
-  // The one hint that follows the pointer -------------------------------------------------------------------------------
+  // The tooltip at the pointer ------------------------------------------------------------------------------------------
   let hint = null;
   function tip(event, lines) {
     if (!hint) {
@@ -72,7 +72,7 @@
     g.call(d3.axisLeft(scale).ticks(Math.max(3, (box.bottom - box.top) / 55)).tickFormat(short).tickSize(-(box.right - box.left)));
     g.select(".domain").remove();
   }
-  // Labels at the ends of lines, pushed apart until none covers another.
+  // Labels at the ends of lines, moved apart until none overlap.
   function apart(labels, top, bottom, gap) {
     labels.sort((a, b) => a.y - b.y);
     labels.forEach((one, i) => { one.at = Math.max(one.y, i ? labels[i - 1].at + gap : top); });
@@ -195,7 +195,7 @@
       .on("pointerleave", hide);
     g.append("line").attr("class", "median").attr("x1", x(group.median)).attr("x2", x(group.median)).attr("y1", middle - 15).attr("y2", middle + 15);
   }
-  // Dots at the same place stand above and below each other, as far as the strip is high.
+  // Dots with the same value are stacked vertically, within the height of the strip.
   function swarm(group, x, middle) {
     const places = new Map(), many = group.values.length > 150;
     const size = many ? 3 : 5.5, step = many ? 3.2 : 5.5, most = many ? 9 : 5;
@@ -285,7 +285,7 @@
     svg.selectAll("g > text:empty").remove();
   }
   function bottomLabels(svg, columns, box, wide) {
-    // A bin of rounds is named by its first; the hint tells both ends.
+    // A bin of rounds is labelled with its first round; the tooltip shows both ends.
     const names = columns.labels.map((label) => label.replace(/-.*/, "")), longest = d3.max(names, (label) => label.length) * 7 + 12, every = Math.max(1, Math.ceil(longest / wide));
     const g = svg.append("g");
     names.forEach((label, i) => {

@@ -1,6 +1,6 @@
 // A chart with everything around it: title, switches, the table behind it, saving as PNG, SVG and CSV.
 //   const figure = fedalloyCharts.figure(element, chart, {start: {metric: "loss"}});
-//   figure.update(newChart);   // for pages that grow
+//   figure.update(newChart);   // for live pages
 (function () {
   "use strict";
   const charts = window.fedalloyCharts;
@@ -32,7 +32,7 @@
     return figure;
   };
 
-  // Charts out of sight are drawn when they are about to be seen: a long page is there at once.
+  // Charts are drawn when they are about to become visible, so that a long page loads quickly.
   const seen = new IntersectionObserver((entries) => {
     for (const entry of entries) if (entry.isIntersecting) ensure(entry.target.fedalloyFigure);
   }, { rootMargin: "400px" });
@@ -73,7 +73,7 @@
     return nothing ? "Nothing to draw yet: no run has a value here." : "";
   }
 
-  // Curves hold every metric, statistic and axis; what is drawn is one choice of each.
+  // Curves hold every metric, statistic and axis; one of each is drawn.
   function resolve(chart, state) {
     if (chart.kind !== "curves") return chart;
     const metric = chart.metrics.includes(state.metric) ? state.metric : chart.metrics[0];
@@ -97,7 +97,7 @@
     if (chart.kind === "curves") {
       title.textContent = resolve(chart, figure.state).title;
       if (chart.metrics.length > 1) choice(figure, "metric", "Metric", Object.fromEntries(chart.metrics.map((name) => [name, name])));
-      choice(figure, "statistic", "Whose", chart.statistics);
+      choice(figure, "statistic", "Statistic", chart.statistics);
       if (Object.keys(chart.axes).length > 1) choice(figure, "axis", "Against", Object.fromEntries(Object.keys(chart.axes).map((key) => [key, AXES[key] || key])));
     }
   }
@@ -167,7 +167,7 @@
   charts.csv = ({ columns, rows }) => {
     const cell = (value) => {
       const text = value === null || value === undefined ? "" : String(value);
-      // A name that begins like a formula must not become one in a spreadsheet.
+      // A name that begins like a formula must not be evaluated by a spreadsheet.
       const safe = typeof value === "string" && /^[=+\-@\t\r]/.test(text) ? `'${text}` : text;
       return /[",\n\r]/.test(safe) ? `"${safe.replace(/"/g, '""')}"` : safe;
     };
@@ -191,7 +191,7 @@
     setTimeout(() => URL.revokeObjectURL(link.href), 10000);
   }
   const KEPT = ["paint-order", "fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "stroke-opacity", "opacity", "font-size", "font-family", "font-weight", "image-rendering", "display"];
-  // Outside the page there are no style sheets: what they say is written into the copy.
+  // Saved files have no style sheets: computed styles are written into the copy.
   function standalone(svg) {
     const copy = svg.cloneNode(true), from = [svg, ...svg.querySelectorAll("*")], to = [copy, ...copy.querySelectorAll("*")];
     from.forEach((node, i) => {

@@ -1,4 +1,4 @@
-// The page around the charts: theme, sortable tables, printing. Works on any page that carries these elements.
+// The page around the charts: theme, sortable tables, printing. Works on any page with these elements.
 (function () {
   "use strict";
   const charts = window.fedalloyCharts, root = document.documentElement;
@@ -41,7 +41,7 @@
     const key = (row) => { const cell = row.cells[column], given = cell.dataset.value; return given === undefined ? cell.textContent : given === "" ? null : Number(given); };
     const rows = [...table.tBodies[0].rows].sort((a, b) => {
       const [x, y] = [key(a), key(b)];
-      // What has no value stays at the end, whichever way.
+      // Rows without a value stay at the end in both directions.
       if (x === null || y === null) return (x === null) - (y === null);
       return down * (typeof x === "string" ? x.localeCompare(y) : x - y);
     });
@@ -50,12 +50,12 @@
     head.setAttribute("aria-sort", down === 1 ? "ascending" : "descending");
   }
 
-  // Paper is white, and whatever was not yet seen is drawn.
+  // For printing: the light theme, and charts that were not drawn yet.
   let before = null;
   addEventListener("beforeprint", () => { before = root.dataset.theme || ""; setTheme("light"); charts.drawAll(); });
   addEventListener("afterprint", () => { if (before) root.dataset.theme = before; else delete root.dataset.theme; setTheme(); });
 
-  // A report carries its charts in one element; other pages call fedalloyCharts themselves.
+  // A report has its charts in one element; other pages call fedalloyCharts directly.
   const data = document.getElementById("fedalloy-data");
   if (!data) return;
   const told = JSON.parse(data.textContent);

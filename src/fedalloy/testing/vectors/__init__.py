@@ -1,1 +1,1 @@
-"""Golden vectors replayed through the real rules: one file per group, found by the group's name."""
+"""Golden vectors replayed through the real rules: one file per group, found by the group name."""

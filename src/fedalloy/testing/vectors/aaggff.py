@@ -1,4 +1,4 @@
-"""Replays ``aaggff_s`` and ``aaggff_d``: weights learned online from the clients' losses alone."""
+"""Replays ``aaggff_s`` and ``aaggff_d``: weights learned online from the clients' losses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedalloy.testing.vectors.replay import Fields, Within
 
 @register("conform", "aaggff_s")
 def aaggff_s(case: VectorCase) -> Iterator[Fields]:
-    """Everyone is there; a case may store some rounds only, and then the same losses fill the gap."""
+    """Full participation; a case may store only some rounds, then the same losses fill the gaps."""
     algorithm = _algorithm(case, "aaggff_s", C1="C1", C2="C2", mode="mode")
     played, state = 0, None
     for inputs in case.rounds:
@@ -35,7 +35,7 @@ def aaggff_s(case: VectorCase) -> Iterator[Fields]:
 
 @register("conform", "aaggff_d")
 def aaggff_d(case: VectorCase) -> Iterator[Fields]:
-    """A few clients a round; estimates, gradients and p are told for the whole population."""
+    """A few clients per round; estimates, gradients and p cover the whole population."""
     algorithm = _algorithm(case, "aaggff_d", C="C", C1="C1", C2="C2", mode="mode")
     state = None
     for number, inputs in enumerate(case.rounds, 1):
@@ -65,7 +65,7 @@ def _algorithm(case: VectorCase, kind: str, **names: str) -> Algorithm:
 
 
 def _heard(case: VectorCase, inputs: Values) -> Arrived:
-    """The losses of a round as a cohort; the model has one parameter, which nobody moves."""
+    """The losses of a round as a cohort; the model has one parameter, which does not change."""
     unmoved = {"w": [0.0], "W": [[0.0]] * len(inputs.tensor("losses", 1))}
     return arrive(case, Values({**inputs, **unmoved}, inputs.where), loss_before="losses")
 

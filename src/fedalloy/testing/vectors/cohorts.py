@@ -19,7 +19,7 @@ from fedalloy.testing.vectors.files import Values, VectorCase
 
 
 def built(category: str, kind: str) -> bool:
-    """Whether a rule exists: fields of rules that do not (yet) are left out and so come out as not built."""
+    """Whether a rule exists: fields of missing rules are left out, and so reported as not built."""
     return kind in registry.everything(category)
 
 
@@ -89,7 +89,7 @@ def arrive(case: VectorCase, inputs: Values, **stats: str) -> Arrived:
 
 
 def context(case: VectorCase, round: int, local_lr: float = 1.0) -> Context:
-    """What the rules may know in a round of a case."""
+    """The context of a round of a case."""
     return Context(round, _population(case), Key.of(0).fold("round", round), local_lr)
 
 
@@ -145,7 +145,7 @@ class Quadratics(Task, Objective):
         return mean, buffers
 
     def outputs(self, params: Tree, buffers: Tree, x: Tensor) -> Tensor:
-        """``[A_k | w]`` for every example: a quadratic says nothing that its loss could do without."""
+        """``[A_k | w]`` for every example: all that the loss of a quadratic needs."""
         w = flat(params)
         return torch.cat([x.reshape(len(x), len(w), len(w)), w.expand(len(x), len(w)).unsqueeze(2)], dim=2)
 
@@ -155,13 +155,13 @@ class Quadratics(Task, Objective):
         return 0.5 * torch.einsum("bi,bij,bj->b", apart, outputs[:, :, :-1], apart)
 
     def hits(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """There is nothing to classify."""
+        """NaN: there is nothing to classify."""
         return torch.full_like(y[:, 0], torch.nan)
 
 
 @dataclass(frozen=True)
 class TrainedCohort:
-    """A round with local work: the clients' models, what they keep, and what the server did."""
+    """A round with local work: the clients' models and states, and the server's step."""
 
     local: Tensor
     states: dict[int, State]
@@ -171,7 +171,8 @@ class TrainedCohort:
 def federate(
     algorithm: Algorithm, task: Quadratics, received: Iterable[Tensor], states: Mapping[int, State] | None = None
 ) -> Iterator[TrainedCohort]:
-    """Rounds of all clients in the loop engine; each starts from the ``received`` model, all else is carried."""
+    """Rounds of all clients in the loop engine; each starts from the ``received`` model, all other state is carried
+    over."""
     everyone, server = Work.of(torch.arange(task.population)), None
     for number, w in enumerate(received, 1):
         ctx = Context(number, task.population, Key.of(0).fold("round", number), algorithm.solver.lr_at(number))
@@ -185,7 +186,7 @@ def federate(
 
 
 def _placed(algorithm: Algorithm, state: ServerState | None, params: Tree, population: int) -> ServerState:
-    """The carried state with the round's model in its place."""
+    """The carried state with the round's model."""
     if state is None:
         return algorithm.init(params, population)
     return {**state, "shared": {**state["shared"], "params": params}}
@@ -205,7 +206,7 @@ def _cross(arrived: Arrived, inputs: Values) -> Tensor:
 
 
 def _population(case: VectorCase) -> int:
-    """How many clients a case has: one per entry of ``n``, or ``K``, or as many as its ids need."""
+    """The number of clients of a case: one per entry of ``n``, or ``K``, or as many as its ids need."""
     if "n" in case.params:
         return len(case.params.tensor("n", 1))
     if "K" in case.params:

@@ -15,7 +15,7 @@ from fedalloy.testing.vectors.replay import Fields
 
 @register("conform", "deep_unfolding")
 def deep_unfolding(case: VectorCase) -> Iterator[Fields]:
-    """One outer iteration per round of the file; its theta is what the file's own descent made of the one before."""
+    """One outer iteration per round of the file; its theta is the result of the file's previous step."""
     from fedalloy.methods.published import named
     from fedalloy.studies.unfolding.gradient import outer_gradient
     from fedalloy.studies.unfolding.settings import Learning

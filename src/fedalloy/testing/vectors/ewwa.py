@@ -15,7 +15,7 @@ from fedalloy.testing.vectors.replay import Fields
 
 @register("conform", "ewwa")
 def ewwa(case: VectorCase) -> Iterator[Fields]:
-    """The server never holds all shares at once, so they are asked of the same rule with the same state."""
+    """The server never holds all shares at once, so they are computed by the same rule with the same state."""
     names = {name: name for name in ("mode", "server_lr", "beta1", "beta2", "eps")}
     algorithm = named("ewwa", **case.params.settings(kind="optimiser", score_lr="lr", **names))
     state = None

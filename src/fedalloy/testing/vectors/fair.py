@@ -1,4 +1,4 @@
-"""Replays ``fair``: every method on the same inputs; AFL alone carries state between rounds."""
+"""Replays ``fair``: every method on the same inputs; only AFL has state between rounds."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def fair(case: VectorCase) -> Iterator[Fields]:
 
 
 def qfedavg(case: VectorCase, arrived: Arrived, ctx: Context) -> Fields:
-    """Clients count once, or by their examples; the step-size control is told for each of them."""
+    """Clients have equal weights, or weights by examples; the step-size control is recorded for each of them."""
     plain, weighted = (
         serve(Algorithm(Sgd(), QFedAvg(case.params["q"], weights), ServerSgd()), None, arrived, ctx)
         for weights in ("uniform", "samples")
@@ -44,7 +44,7 @@ def qfedavg(case: VectorCase, arrived: Arrived, ctx: Context) -> Fields:
 
 
 def fedmgda(case: VectorCase, arrived: Arrived, ctx: Context) -> Fields:
-    """Lambda near equal shares, and near the shares of examples; both are solutions of a quadratic programme."""
+    """Lambda near equal shares, and near the shares of examples; both are solutions of a quadratic program."""
     fields: dict[str, Within] = {}
     for name, prior in (("fedmgda", "uniform"), ("fedmgda_prior", "samples")):
         rule = FedMgda(case.params["eps"], "samples" if prior == "samples" else "uniform")
@@ -56,6 +56,6 @@ def fedmgda(case: VectorCase, arrived: Arrived, ctx: Context) -> Fields:
 
 
 def _start(algorithm: Algorithm, case: VectorCase, arrived: Arrived, ctx: Context) -> ServerState:
-    """The state before the first round, with the file's own first lambda."""
+    """The state before the first round, with the file's first lambda."""
     state = algorithm.init(arrived.received, ctx.population)
     return {**state, "weighting": {"lambda": case.init.tensor("afl", 1)}} if "afl" in case.init else state

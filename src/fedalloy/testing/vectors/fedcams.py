@@ -17,7 +17,7 @@ from fedalloy.testing.vectors.replay import Fields
 
 @register("conform", "fedcams")
 def fedcams(case: VectorCase) -> Iterator[Fields]:
-    """Every client encodes what it trained with its own memory; ``compressor = none`` is FedAMS."""
+    """Every client encodes its update with its own memory; ``compressor = none`` is FedAMS."""
     algorithm, state = _algorithm(case), None
     memories: dict[int, State] = {}
     for number, inputs in enumerate(case.rounds, 1):
@@ -45,7 +45,7 @@ def _algorithm(case: VectorCase) -> Algorithm:
 def _encode(
     algorithm: Algorithm, cohort: Cohort, received: Tree, memories: dict[int, State]
 ) -> tuple[Cohort, dict[int, State]]:
-    """The client half of the wire, client by client; those who are absent keep their memory."""
+    """The client half of the wire, client by client; absent clients keep their memory."""
     sent, memories = [], dict(memories)
     for row, client in enumerate(cohort.ids.tolist()):
         payload = {"delta": tree.rows(cohort.payload["delta"], row)}

@@ -23,14 +23,14 @@ from fedalloy.testing.vectors.replay import Fields
 
 @register("conform", "fedevg")
 def fedevg(case: VectorCase) -> Iterator[Fields]:
-    """Cases with client sizes run rounds, those with a number of rounds ask for schedules, others for a divergence."""
+    """Cases with client sizes run rounds, those with a number of rounds test schedules, others a divergence."""
     if "n" in case.params:
         return rounds(case)
     return schedules(case) if "T" in case.params else divergences(case)
 
 
 def rounds(case: VectorCase) -> Iterator[Fields]:
-    """The whole server half on what the clients sent; the step of every round is given."""
+    """The server's step on the clients' contributions; the step size of every round is given."""
     x = case.init.tensor("x", 2)
     for number, inputs in enumerate(case.rounds, 1):
         fields = _round(case, inputs, x, number)
@@ -43,7 +43,7 @@ def _round(case: VectorCase, inputs: Values, x: Tensor, number: int) -> dict[str
     server = Langevin(start=float(steps[number - 1]), schedule="constant", low=low, high=high)
     algorithm = Algorithm(Energy(), Energies(), server)
     logits, gradients = inputs.tensor("logits", 2), inputs.tensor("energy_grads", 3)
-    # The server draws its own noise, the file brings one: added to the samples beforehand it ends in the same sum.
+    # The server draws its own noise, the file has given noise: added to the samples before, it gives the same sum.
     shaken = x + case.params["delta"] * inputs.tensor("noise", 2)
     sent = {"energy_grad": {"x": gradients}, "factors": {"x": factors(logits)}}
     cohort = Cohort(torch.arange(len(logits)), sent, {"num_examples": case.params.tensor("n", 1)})

@@ -14,7 +14,7 @@ from fedalloy.testing.vectors.replay import Fields
 
 @register("conform", "fednova")
 def fednova(case: VectorCase) -> Iterator[Fields]:
-    """The solver says how far ``tau`` steps reach; with a step of 1 the file's ``prox`` is ``eta mu``."""
+    """The solver provides the effective length of ``tau`` steps; with a step of 1 the file's ``prox`` is ``eta mu``."""
     algorithm = named("fednova", lr=1.0, **case.params.settings(mu="prox", momentum="momentum", server_lr="server_lr"))
     state = None
     for number, inputs in enumerate(case.rounds, 1):

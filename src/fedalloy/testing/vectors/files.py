@@ -16,7 +16,7 @@ from fedalloy.core.errors import SpecError
 
 
 class Values(dict[str, Any]):
-    """Named values of a file; asking for one that is not there says where it was looked for.
+    """Named values of a file; the error for a missing one names where it was searched.
 
     >>> Values({"mu": 0.1}, "params").settings(mu="mu", momentum="gamma")
     {'mu': 0.1}
@@ -30,14 +30,14 @@ class Values(dict[str, Any]):
         raise SpecError(f"{self.where} lacks '{name}'; it has: {', '.join(self) or '(nothing)'}")
 
     def tensor(self, name: str, axes: int) -> Tensor:
-        """A value in float64 that must have so many axes."""
+        """A value in float64 that must have ``axes`` axes."""
         value = numbers(self[name], f"{self.where}.{name}")
         if value.dim() != axes:
             raise SpecError(f"{self.where}.{name} has the shape {list(value.shape)}: expected {axes} axes")
         return value
 
     def settings(self, **names: str) -> dict[str, Any]:
-        """Settings of a rule under the names of the file; what the file does not name keeps its default."""
+        """Settings of a rule under the names of the file; those that the file does not have keep their defaults."""
         return {setting: self[name] for setting, name in names.items() if name in self}
 
 
@@ -53,7 +53,7 @@ class VectorCase:
 
 @dataclass(frozen=True)
 class Recorded:
-    """A case and what every round of it should give, by dotted name."""
+    """A case and the expected fields of every round, by dotted name."""
 
     case: VectorCase
     expected: tuple[dict[str, Tensor], ...]
@@ -68,7 +68,7 @@ class Vectors:
 
 
 def read(path: Path) -> Vectors:
-    """A file of golden vectors, or an error that says what is wrong with it."""
+    """Read a file of golden vectors; an error names what is wrong with it."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -120,7 +120,7 @@ def _recorded(case: Any, where: str) -> Recorded:
 
 
 def _filled(parent: Any, name: str, where: str) -> list[Any]:
-    """A list that must hold something."""
+    """A list that must not be empty."""
     entries: list[Any] = _entry(parent, name, list, where)
     if not entries:
         raise SpecError(f"{where}.{name} is empty: nothing to replay")

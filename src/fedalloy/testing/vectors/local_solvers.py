@@ -1,4 +1,4 @@
-"""Replays ``local_solvers``: what quadratic clients do with the received model, solver by solver."""
+"""Replays ``local_solvers``: the local steps of quadratic clients, solver by solver."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from fedalloy.testing.vectors.replay import Fields
 
 @dataclass(frozen=True)
 class Method:
-    """How a solver's fields come about: its settings, the input it receives, what its clients begin with and keep.
+    """How a solver's fields are computed: its settings, its input, and its clients' initial and final states.
 
-    ``begin`` turns a client's personal model from the file into its state; ``kept`` names what of the states is asked
-    for: field after the solver's name, place in the state.
+    ``begin`` turns a client's personal model from the file into its state; ``kept`` maps expected fields (after the
+    solver's name) to paths in the state.
     """
 
     solver: Spec
@@ -63,7 +63,7 @@ def methods(params: Values) -> dict[str, Method]:
 
 @register("conform", "local_solvers")
 def local_solvers(case: VectorCase) -> Iterator[Fields]:
-    """Every method carries its own model and its own states; all averages are unweighted."""
+    """Every method has its own model and states; all averages are unweighted."""
     asked = {
         name: method
         for name, method in methods(case.params).items()
@@ -92,7 +92,7 @@ def _first_states(case: VectorCase, method: Method) -> dict[int, State] | None:
 
 
 def _states(name: str, method: Method, trained: TrainedCohort) -> Fields:
-    """What the clients keep, and the control variate of the server."""
+    """The clients' states, and the server's control variate."""
     clients = [trained.states[client]["solver"] for client in sorted(trained.states)]
     found: dict[str, Tensor] = {}
     for field, place in method.kept:

@@ -27,7 +27,7 @@ from fedalloy.testing.vectors.replay import Fields
 
 
 class Echo(nn.Module):
-    """A model that says what it is given, so that a file's logits reach the metrics through evaluation."""
+    """A model that returns its input, so that a file's logits reach the metrics through evaluation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Echo(nn.Module):
 
 @register("conform", "metrics")
 def metrics(case: VectorCase) -> Iterator[Fields]:
-    """Label-noise matrices from their settings, everything else from whatever inputs a round has."""
+    """Label-noise matrices from their settings, everything else from the inputs of a round."""
     for inputs in case.rounds:
         parts = [score(case, inputs) for given, score in SCORES.items() if given in inputs]
         parts += [noise(case.params)] if "noise" in case.params else []
@@ -79,7 +79,7 @@ def clients(case: VectorCase, inputs: Values) -> Fields:
 
 
 def clouds(case: VectorCase, inputs: Values) -> Fields:
-    """The distance between two clouds of features."""
+    """The distance between two sets of features."""
     return {"fid": frechet_distance(inputs.tensor("features_a", 2), inputs.tensor("features_b", 2))}
 
 

@@ -1,12 +1,12 @@
-"""Replay one file of golden vectors in float64 and say for every expected field: pass, fail or not built.
+"""Replay one file of golden vectors in float64; every expected field is pass, fail or not built.
 
-A group enters by one function, registered under the group's name in its own file:
+Every group has one function, registered under the group's name in its own file:
 
     @register("conform", "fednova")
     def fednova(case: VectorCase) -> Iterator[Fields]: ...
 
-It yields, round by round, the fields it can compute with the rules of the house. A field it leaves out, a case it
-ends early and a group nobody registered are *not built*.
+It yields, round by round, the fields it can compute with fedalloy's rules. A field it leaves out, a case it
+ends early and a group that is not registered are *not built*.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from fedalloy.core import registry
 from fedalloy.testing.vectors.files import Recorded, VectorCase, flatten, numbers, read
 
 Fields = Mapping[str, Any]
-"""Computed values by name: tensors or numbers, ``Within`` around those that need room, nested mappings of them."""
+"""Computed values by name: tensors or numbers, ``Within`` around those with a larger tolerance, nested mappings of
+them."""
 Replayer = Callable[[VectorCase], Iterator[Fields]]
 Status = Literal["pass", "fail", "not built"]
 
@@ -32,7 +33,7 @@ TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class Within:
-    """A computed value that may be off by more than usual (1e-7 for quadratic programmes)."""
+    """A computed value with a larger tolerance (1e-7 for quadratic programs)."""
 
     tolerance: float
     value: Any
@@ -75,13 +76,13 @@ class FieldResult:
 
     @property
     def tolerance(self) -> float:
-        """What the largest error is measured against."""
+        """The tolerance of the comparison with the largest error."""
         return self.worst.tolerance if self.worst else TOLERANCE
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a replay of one file found."""
+    """The result of replaying one file."""
 
     path: Path
     group: str
@@ -89,7 +90,7 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """0 when all fields pass, 1 on any mismatch, 3 when only unbuilt fields are left."""
+        """0 when all fields pass, 1 on any mismatch, 3 when all others pass but some are not built."""
         found = {field.status for field in self.fields}
         return 1 if "fail" in found else 3 if "not built" in found else 0
 

@@ -28,7 +28,7 @@ def weightings(params: Values) -> dict[str, Spec]:
 
 @register("conform", "size_and_loss")
 def size_and_loss(case: VectorCase) -> Iterator[Fields]:
-    """Every weighting that the file asks for, on the same inputs, each with its own state."""
+    """Every weighting in the file, on the same inputs, each with its own state."""
     wanted = {name: spec for name, spec in weightings(case.params).items() if _asked(case, name)}
     algorithms = {name: Algorithm(Sgd(), from_spec("weighting", spec), ServerSgd()) for name, spec in wanted.items()}
     states: dict[str, ServerState] = {}

@@ -30,7 +30,8 @@ def superfed(case: VectorCase) -> Iterator[Fields]:
 
 
 def steps(case: VectorCase) -> Iterator[Fields]:
-    """One step of the solver from the models of every round; gradients are what the step did, over its size."""
+    """One step of the solver from the models of every round; gradients are the change of the model divided by the step
+    size."""
     params = case.params
     layers = params.get("layers")
     settings = params.settings(mu="mu", nu="nu", lr="lr")
@@ -62,7 +63,7 @@ def _step(
 
 
 def averages(case: VectorCase) -> Iterator[Fields]:
-    """What the server makes of the clients' models when the head, or the body, stays at home."""
+    """The server's average of the clients' models when the head, or the body, is local."""
     kept = {"fedper_fedrep_w": Personal(names=("head.*",)), "lgfedavg_w": Personal(names=("head.*",), keep="others")}
     models = {name: case.init.tensor("w", 1) for name in kept}
     for number, inputs in enumerate(case.rounds, 1):

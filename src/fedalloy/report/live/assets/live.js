@@ -1,5 +1,5 @@
-// The live page: a list of runs, the ticked ones as charts that grow. One stream of events says what changed; nothing is
-// asked twice. Whatever a run calls itself is put on the page as text, never as markup.
+// The live page: a list of runs, and live charts of the ticked ones. One event stream carries the changes; the page does
+// not poll. Names from runs are inserted as text, never as markup.
 (function () {
   "use strict";
   const charts = window.fedalloyCharts;
@@ -22,7 +22,7 @@
   }
   const query = (run) => `run=${encodeURIComponent(run)}`;
 
-  // Words -----------------------------------------------------------------------------------------------------------------
+  // Texts -----------------------------------------------------------------------------------------------------------------
   function duration(seconds) {
     if (seconds === null || seconds === undefined) return "";
     if (seconds < 90) return `${Math.ceil(seconds)} s`;
@@ -59,7 +59,7 @@
     });
     return all.sort((a, b) => rank[a.state] - rank[b.state] || a.id.localeCompare(b.id, undefined, { numeric: true }));
   }
-  // Lines and cards are changed in place: one that is replaced between pressing and releasing a button loses the click.
+  // Lines and cards are updated in place: replacing one between press and release of a button would lose the click.
   const entries = new Map(), boxes = new Map();
   function keep(place, nodes) {
     const now = [...place.children];
@@ -167,7 +167,7 @@
     if (run.score !== null && run.score !== undefined) parts.push(`${run.metric} ${score(run)}`);
     if (run.state === "running" && run.left !== null) parts.push(`about ${duration(run.left)} left`);
     if (data.seconds && data.seconds.mean !== null) parts.push(`${charts.number(Number(data.seconds.mean.toPrecision(2)))} s per round`);
-    if (data.complete === false) parts.push("still reading its records");
+    if (data.complete === false) parts.push("reading its records");
     return parts;
   }
   function heardText(heard) {
@@ -200,9 +200,9 @@
       return { name: label(data.id), round: rounds, values };
     }).filter((one) => one.round.length);
     const statistics = Object.fromEntries(Object.entries(STATISTICS).filter(([key]) => known.has(key)));
-    if (!series.length) return { id: "curves", kind: "line", title: "How well clients are served", x: "round", y: "", series: [] };
+    if (!series.length) return { id: "curves", kind: "line", title: "Scores of the clients", x: "round", y: "", series: [] };
     const first = some[0], target = first.target === null || first.target === undefined ? null : { metric: first.metric, value: first.target };
-    return { id: "curves", kind: "curves", title: "How well clients are served", metrics: [...metrics], statistics, axes: { round: "round" }, series, target };
+    return { id: "curves", kind: "curves", title: "Scores of the clients", metrics: [...metrics], statistics, axes: { round: "round" }, series, target };
   }
   const lines = (some, column) => some.filter((data) => data.points[column]).map((data) => ({ name: label(data.id), ...data.points[column] }));
   function draw(name, chart) {
@@ -214,25 +214,25 @@
   function stripNote(strips) {
     const named = strips.some((strip) => strip.named) ? "; the worst served are named." : ".";
     const lost = strips.reduce((sum, strip) => sum + (strip.overflowed || 0), 0);
-    return `A dot is a client at the last evaluation, the line the median${named}${lost ? ` ${lost} whose value is not finite cannot be drawn: they are served worst.` : ""}`;
+    return `A dot is a client at the last evaluation, the line the median${named}${lost ? ` ${lost} whose value is not finite cannot be drawn; they are the worst served.` : ""}`;
   }
   function pictures(some) {
     if (!some.length) return;
     draw("curves", curves(some));
     draw("loss", { id: "train-loss", kind: "line", title: "Training loss", x: "round", y: "training loss", series: lines(some, "train_loss") });
-    draw("took-part", { id: "took-part", kind: "line", title: "Contributions that counted", x: "round", y: "clients", zero: true, series: lines(some, "counted") });
+    draw("took-part", { id: "took-part", kind: "line", title: "Contributions used", x: "round", y: "clients", zero: true, series: lines(some, "counted") });
     const strips = some.filter((data) => data.clients);
     draw("clients", strips.length ? { id: "clients", kind: "strip", title: `${strips[0].metric} of every client`, x: strips[0].metric,
       groups: strips.map((data) => ({ name: label(data.id), ...data.clients })), note: stripNote(strips.map((data) => data.clients)) } : null);
     const weighed = some.find((data) => data.weights);
-    draw("weights", weighed ? { ...weighed.weights, id: "weights", title: `How much each contribution counted: ${label(weighed.id)}` } : null);
+    draw("weights", weighed ? { ...weighed.weights, id: "weights", title: `Weights of the contributions: ${label(weighed.id)}` } : null);
   }
 
   // Drops and warnings ----------------------------------------------------------------------------------------------------
   function events(some) {
     const all = some.flatMap((data) => [
       ...data.events.map((event) => ({ run: label(data.id), ...event })),
-      ...emptyRounds(data).map((round) => ({ run: label(data.id), round, client: "", text: "nobody's contribution counted in this round" })),
+      ...emptyRounds(data).map((round) => ({ run: label(data.id), round, client: "", text: "no contribution was used in this round" })),
     ]).sort((a, b) => b.round - a.round).slice(0, MOST_LINES);
     byId("log").hidden = some.length === 0;
     byId("events").replaceChildren(...all.map((event) => {
@@ -258,7 +258,7 @@
     }));
   }
 
-  // What comes in ---------------------------------------------------------------------------------------------------------
+  // Events ----------------------------------------------------------------------------------------------------------------
   function listen() {
     if (source) source.close();
     const runs = state.ticked.filter((id) => state.data.has(id) && !state.data.get(id).trouble);
@@ -286,11 +286,11 @@
     for (const [name, line] of Object.entries(points)) {
       const mine = (data.points[name] ||= { x: [], y: [] }), last = mine.x.at(-1) ?? -1;
       line.x.forEach((x, i) => { if (x > last) { mine.x.push(x); mine.y.push(line.y[i]); } });
-      // A run that is watched for days stays light: every other point of its past goes.
+      // Every other old point is dropped, so that watching a run for days does not fill the memory.
       if (mine.x.length > MOST_KEPT) { const keep = (_, i) => i % 2 === 0 || i > MOST_KEPT - 100; mine.x = mine.x.filter(keep); mine.y = mine.y.filter(keep); }
     }
   }
-  // However much comes in, the page is drawn at most four times a second.
+  // The page is drawn at most four times a second.
   function plan() {
     if (planned) return;
     planned = setTimeout(() => { planned = 0; list(); show(); }, 250);
@@ -317,7 +317,7 @@
     show();
   }
 
-  // The beginning ---------------------------------------------------------------------------------------------------------
+  // Start -----------------------------------------------------------------------------------------------------------------
   byId("search").addEventListener("input", list);
   byId("runs").addEventListener("change", (event) => {
     const id = event.target.dataset.run;
