@@ -190,7 +190,7 @@ def test_clients_and_fairness_show_every_client_at_the_end(mixed, plain):
     assert list(shown["fedavg"].get_xdata())[1:] == pytest.approx(last_scores(plain))
     assert list(shown["fedavg"].get_ydata()) == pytest.approx([place / 6 for place in range(7)])
     for drawer in (recorded.draw_clients, recorded.draw_fairness):
-        with pytest.raises(SpecError, match="add it to evaluate.metrics"):
+        with pytest.raises(SpecError, match=r"add it to evaluate\.metrics"):
             drawer(axes(), [plain], Options(metric="auroc"))
 
 
