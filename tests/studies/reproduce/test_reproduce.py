@@ -208,7 +208,7 @@ def test_a_quick_look_is_marked_and_kept_apart(place, measured):
     folder = place / "runs" / "mine_quick" / "iid" / "fedavg" / "seed-0"
     assert read_run(folder).recipe["run"]["quick"] is True
     assert read_outcome(folder).quick
-    assert "no result" in write_page(load_experiment(str(place / "mine.toml")), made)
+    assert "not results" in write_page(load_experiment(str(place / "mine.toml")), made)
 
 
 def test_other_values_are_other_runs_and_the_command_says_them(place):

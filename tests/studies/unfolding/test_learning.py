@@ -153,7 +153,7 @@ def test_a_table_survives_its_file(tmp_path):
     assert json.loads((tmp_path / "t.json").read_text())["learned"]["settings"]["level"] == "layer"
     for text in ("{", "[]", '{"format": "other"}'):
         (tmp_path / "bad.json").write_text(text)
-        with pytest.raises(SpecError, match="no table of weights"):
+        with pytest.raises(SpecError, match="not a table of weights"):
             load_table(tmp_path / "bad.json")
     with pytest.raises(SpecError, match="fedalloy unfold"):
         load_table(tmp_path / "nowhere.json")

@@ -107,7 +107,7 @@ def test_a_recipe_without_a_table_gets_one_for_its_algorithm(recipe):
 
 
 def test_wrong_wishes_are_refused(recipe):
-    with pytest.raises(SpecError, match="wants 2 tables"):
+    with pytest.raises(SpecError, match="needs 2 tables"):
         jobs(load(recipe), output=Path("one.json"))
     with pytest.raises(SpecError, match=r"remove \[sampling\]"):
         jobs(load(recipe, ["sampling.cohort=2"]))
