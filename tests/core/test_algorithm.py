@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+import fedalloy
 from fedalloy import algorithms
 from fedalloy.core import tree
 from fedalloy.core.algorithm import Algorithm, server_step
@@ -280,3 +281,17 @@ def test_weights_that_are_not_one_per_client_are_refused(weights, found):
     algorithm = Algorithm(Sgd(), Says(weights), ServerSgd())
     with pytest.raises(AlgorithmError, match=rf"weighting 'Says' returned weights {found}.*each of the 2 clients"):
         server_step(algorithm, algorithm.init(PARAMS, 4), cohort(1.0, 2.0), CTX)
+
+
+@dataclass(frozen=True)
+class Forgetful(Weighting):
+    """Reads a statistic that it does not require."""
+
+    def weigh(self, cohort, state, ctx):
+        return cohort.stats["loss_before"], state, {"mine": cohort.stats["nonsense"]}
+
+
+def test_a_statistic_that_is_read_and_not_required_is_named():
+    forgetful = replace(algorithms.fedavg(), weighting=Forgetful())
+    with pytest.raises(AlgorithmError, match="'Forgetful' reads the statistic 'loss_before', which it does not requ"):
+        fedalloy.fit(forgetful, fedalloy.task("digits", clients=2), rounds=1, engine="loop")

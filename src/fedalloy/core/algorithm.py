@@ -29,7 +29,7 @@ from fedalloy.core.protocols import (
     Wire,
 )
 from fedalloy.core.screening import screen
-from fedalloy.core.statistics import ANY_SIZE, SizeLimits
+from fedalloy.core.statistics import ANY_SIZE, STATISTICS, SizeLimits
 from fedalloy.core.traits import Traits
 from fedalloy.core.types import Context, DataSpec, Info, Part, Payload, State, Tree, Weights
 from fedalloy.core.weighting import check_said, check_weights
@@ -276,7 +276,11 @@ def _moved(
     if len(cohort) < least:
         rule = _name(algorithm.weighting)
         raise RoundRefused(f"weighting {rule} needs at least {least} contributions that count, got {len(cohort)}")
-    weights, weighted, weighting_state, info = _weigh(algorithm, state, cohort, ctx)
+    try:
+        weights, weighted, weighting_state, info = _weigh(algorithm, state, cohort, ctx)
+    except KeyError as error:
+        _check_required(algorithm.weighting, error)
+        raise
     aggregate = {**_reduce(algorithm, state, cohort, weights, ctx), **weighted}
     for wire in reversed(algorithm.wire):
         aggregate = wire.after(aggregate, cohort, weights, ctx)
@@ -305,6 +309,15 @@ def _weigh(
     weights, kept, info = rule.weigh(cohort, state["weighting"], ctx)
     check_weights(rule, weights, len(cohort))
     return weights, {name: cohort.combine(name, weights) for name in parts}, kept, info
+
+
+def _check_required(rule: Weighting, missing: KeyError) -> None:
+    """Refuse a rule that reads a statistic which it does not require."""
+    name = str(missing.args[0]) if missing.args else ""
+    if name in STATISTICS and name not in rule.requires:
+        raise AlgorithmError(
+            f"weighting {_name(rule)} reads the statistic '{name}', which it does not require: add it to 'requires'"
+        ) from missing
 
 
 def _reduce(algorithm: Algorithm, state: ServerState, cohort: Contributions, weights: Weights, ctx: Context) -> Payload:
