@@ -14,14 +14,14 @@ from fedalloy.studies.reproduce.results import Results, read_results
 
 RESULTS = Path("docs") / "results"
 INDEX = "index.md"
-_OPENING = """<!-- Generated from the .json files beside it by `fedalloy reproduce --pages`. -->
+_OPENING = """<!-- Generated from the .json files in this folder by `fedalloy reproduce --pages`. -->
 
-# Published claims, measured again
+# Published claims, tested
 
-Every row is one claim of a paper in one setting, with the verdict on it and the page that has the numbers, the protocol
-and the command. {rule} Numbers that were published and those measured here differ in many
-ways (data that could not be had, steps and rounds that a paper does not state): the pages say which. A claim is about
-who is better than whom, so it is judged on our own runs alone.
+Every row is one claim of a paper in one setting, with its verdict and a link to the page with the numbers, the protocol
+and the command. {rule} Published and measured numbers differ for many reasons (data that are not available, steps and
+rounds that a paper does not state); the pages list them. A claim compares methods, so it is judged only on our own
+runs.
 """
 
 

@@ -13,8 +13,9 @@ GENERATED = (
     "<!-- Generated from {name}.json by `fedalloy reproduce --pages`; edit recipes/claims/{name}.toml instead. -->"
 )
 RULE = (
-    "A verdict rests on differences paired by seed: the claim *holds* (*does not hold*) when the 95 % interval of the "
-    "mean difference lies wholly on its (the other) side of zero, otherwise it is *not decidable* with these runs "
+    "A verdict uses differences paired by seed: the claim *holds* if the whole 95 % interval of the mean difference is "
+    "on the claimed side of zero, it *does not hold* if the whole interval is on the other side, and otherwise it is "
+    "*not decidable* with these runs "
     "(`fedalloy.studies.reproduce.judging`)."
 )
 NUMBERS = {
@@ -76,9 +77,9 @@ def _introduction(experiment: PaperExperiment, results: Results) -> str:
     seeds = seeds_of(results.runs)
     lines = [f"Source: {experiment.source}. Command:", f"```\n{results.command}\n```"]
     if results.quick:
-        lines.append("**A quick look: at most 3 rounds and 2 seeds. These numbers are not results.**")
+        lines.append("**A quick run: at most 3 rounds and 2 seeds. These numbers are not results.**")
     if results.settings:
-        lines.append(f"Measured with {summary_of_settings(results.settings)}; the recipes say otherwise.")
+        lines.append(f"Measured with {summary_of_settings(results.settings)}; the recipes have other settings.")
     if experiment.setting:
         lines.append(experiment.setting.strip())
     ended = sum(run.finished for run in results.runs)
