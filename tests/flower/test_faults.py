@@ -104,18 +104,18 @@ FAULTS = {
     "few bytes": (with_bytes(bytes(8)), "have 8 bytes, their shapes and dtypes need"),
     "too little": (with_data("uint8", (40,), "fedalloy.raw", bytes(40)), "have 40 bytes, their shapes and dtypes need"),
     "claimed size": (with_listing(shape=[10**9]), "bytes, their shapes and dtypes need 40000"),
-    "endless": (with_listing(shape=[0, 10**30]), "has no proper shape"),
-    "negative": (with_listing(shape=[-1]), "has no proper shape"),
+    "endless": (with_listing(shape=[0, 10**30]), "has no valid shape"),
+    "negative": (with_listing(shape=[-1]), "has no valid shape"),
     "type": (with_listing(dtype="object"), "is written as object, which is not understood"),
     "twice": (with_listing(name="output.bias"), "two tensors of the same name"),
-    "no name": (with_listing(name=None), "is no list of tensors"),
+    "no name": (with_listing(name=None), "is not a list of tensors"),
     "format": (with_data(torch.zeros(10).numpy()), "written as numpy.ndarray, which is not understood"),
     "part": (only_training(hidden_part), "arrays that its header does not name: more"),
     "stats": (with_header(stats={"num_examples": "many"}), "'num_examples' is not a number"),
     "huge": (with_header(stats={"num_examples": 10**400}), "'num_examples' is not a number"),
     "no stats": (with_header(stats={}), "did not send the statistics num_examples"),
     "status": (with_header(status="perhaps", reason="who knows"), "failed: who knows"),
-    "garbage": (only_training(lambda content: RecordDict({"x": ConfigRecord({"y": 1})})), "no header of fedalloy's"),
+    "garbage": (only_training(lambda content: RecordDict({"x": ConfigRecord({"y": 1})})), "no fedalloy header"),
     "header": (only_training(lambda c: RecordDict({"fedalloy": ConfigRecord({"header": "["})})), "not JSON"),
     "raised": (only_training(lambda content: Error(2, "boom")), "its app raised an error (boom)"),
     "crashed": (only_training(lambda content: Error(8)), "its app crashed"),
@@ -163,7 +163,7 @@ class TestWaiting:
         clock = FakeClock(on_sleep=lambda now: setattr(grid.nodes[102], "online", now > 30))
         ending = play(recipe_file(tmp_path), tmp_path / "run", grid, clock, said.append)
         assert ending.status == "finished"
-        assert any("waiting: 2 of the 3 contributions a round needs (2: no node has come" in text for text in said)
+        assert any("waiting: 2 of the 3 contributions a round needs (2: no node has connected" in text for text in said)
         assert sum("waiting" in text for text in said) == 1
         assert "waiting" in (tmp_path / "run" / "federation.log").read_text()
         assert [row["ids"] for row in read_run(tmp_path / "run").rounds()] == [[0, 1, 2]] * 3
@@ -233,7 +233,7 @@ class TestRefusals:
         log = (tmp_path / "run" / "federation.log").read_text()
         assert f"the server runs fedalloy {fedalloy.__version__}" in log
         assert "this node fedalloy 0.0.9" in log
-        assert "no node has come" in str(caught.value)
+        assert "no node has connected" in str(caught.value)
 
     def test_a_forbidden_statistic_that_is_needed_stops_the_run_with_a_clear_reason(self, tmp_path):
         policy = tmp_path / "policy.toml"
@@ -269,7 +269,7 @@ class TestRefusals:
         recipe = recipe_file(tmp_path, engine=TWO_ARE_ENOUGH, run={"rounds": 1})
         play(recipe, tmp_path / "run", grid)
         row = next(read_run(tmp_path / "run").rounds())
-        assert row["dropped"]["1"] == "failed: RuntimeError (the node's log says more)"
+        assert row["dropped"]["1"] == "failed: RuntimeError (see the node's log)"
 
     def test_a_node_that_is_configured_wrongly_says_so(self, tmp_path):
         grid = federation(tmp_path)

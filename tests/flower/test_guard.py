@@ -1,4 +1,4 @@
-"""A node runs fedalloy's own app and no other, however it was started, or it does not start."""
+"""A node runs only fedalloy's own app, however it was started, or it does not start."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_hash_is_that_of_the_bundle(tmp_path):
 def test_our_bundle_passes_and_one_with_a_changed_letter_does_not(tmp_path):
     guard.check(*announced(built(tmp_path / "ours")), frozenset({HASH}))
     other = built(tmp_path / "other", client_app="from fedalloy.flower import client\n\napp = client.app \n")
-    with pytest.raises(guard.Foreign, match="no other; the app sent has the hash"):
+    with pytest.raises(guard.Foreign, match="own app; the app sent has the hash"):
         guard.check(*announced(other), frozenset({HASH}))
     with pytest.raises(guard.Foreign, match="no other"):
         guard.check(*announced(other, fab_hash=HASH, hash_str=HASH), frozenset({HASH}))
@@ -94,7 +94,7 @@ def test_a_foreign_bundle_is_never_stored_and_the_server_is_told(tmp_path, monke
     ((error, answered),) = replies
     assert answered is message
     assert error.code == 7
-    assert "fedalloy's own app and no other" in error.reason
+    assert "only fedalloy's own app" in error.reason
 
 
 @pytest.fixture

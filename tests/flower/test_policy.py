@@ -86,7 +86,7 @@ def test_a_part_that_no_wire_protects_is_not_sent(tmp_path):
         header, {**parts, "shared/control": parts["shared/params"]}, node_keys(tmp_path, policy="require_clip = 0.5")
     )
     assert status == "refused"
-    assert "'control' would leave without it" in said
+    assert "'control' would be sent without it" in said
 
 
 @pytest.mark.parametrize("shape", [(), (1, 10), (1000, 10)])

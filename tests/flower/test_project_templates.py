@@ -161,7 +161,7 @@ def test_plain_text_needs_to_be_asked_for_and_says_so(tmp_path):
 
 
 def test_nothing_is_public_without_encryption_and_a_front(tmp_path, monkeypatch):
-    with pytest.raises(SpecError, match=r"'fed\.example\.org' is reached from others"):
+    with pytest.raises(SpecError, match=r"'fed\.example\.org' can be reached from others"):
         FederationPlan(("north",), secure=False, host="fed.example.org")
     write_federation(tmp_path / "fed", FederationPlan(("north",), secure=False))
     file = tmp_path / "fed/server/server.toml"
@@ -216,7 +216,7 @@ def test_admit_without_a_server_says_so_and_leaves_nothing_behind(tmp_path):
 def test_a_key_that_cannot_be_read_is_named(tmp_path):
     write_federation(tmp_path / "fed", FederationPlan(("north",)))
     (tmp_path / "fed/server/nodes/east.pub").mkdir()
-    with pytest.raises(SpecError, match=r"east\.pub is no public key"):
+    with pytest.raises(SpecError, match=r"east\.pub is not a public key"):
         keys(ServerPlace.read(tmp_path / "fed/server"))
 
 
@@ -304,7 +304,7 @@ def test_status_of_a_server_that_is_not_running(tmp_path):
     assert server is not None
     assert not server.answers
     assert server.certificate_ends is not None
-    with pytest.raises(SpecError, match="no folder of a federation"):
+    with pytest.raises(SpecError, match="not a folder of a federation"):
         look(tmp_path)
 
 
@@ -358,4 +358,4 @@ def test_progress_tells_who_dropped_out_and_why(tmp_path):
     _, run = look(tmp_path / "run")
     assert run is not None
     assert (run.state, run.round, run.reason) == ("stopped", 1, "asked to")
-    assert run.troubles == ((1, "1", "not finite"), (1, "2", "was not there, or sent nothing"))
+    assert run.troubles == ((1, "1", "not finite"), (1, "2", "was not connected, or sent nothing"))

@@ -102,7 +102,7 @@ def test_a_node_that_lost_its_states_is_noticed(on_lag, tmp_path):
     play(recipe, tmp_path / "run", grid, say=wipe)
     row = list(read_run(tmp_path / "run").rounds())[-1]
     said = row["lagging"]["1"] if on_lag == "continue" else row["dropped"]["1"]
-    assert "the state of round 2 counts, this node has none" in said
+    assert "the valid state is that of round 2, this node has none" in said
     assert row["ids"] == ([0, 1, 2] if on_lag == "continue" else [0, 2])
 
 
@@ -150,7 +150,7 @@ class TestStore:
         store.finish(5, 3, state(5), (1, 2))
         found = store.start(7)
         assert (found.round, found.state["solver"]["w"]) == (5, 5)
-        assert "the state of round 7 counts, this node has that of round 5 and continues from it" in found.lag
+        assert "the valid state is that of round 7, this node has that of round 5 and continues from it" in found.lag
         assert store.start(4).round == 3
         assert store.start(2) == type(found)(0, None, store.start(2).lag)
         with pytest.raises(Refused, match="on_lag = 'drop'"):
@@ -171,7 +171,7 @@ class TestStore:
             store.accept((2, 3))
 
     def test_a_name_of_a_run_is_no_path(self, tmp_path):
-        with pytest.raises(Refused, match="no proper name"):
+        with pytest.raises(Refused, match="no valid name"):
             NodeStore.of(tmp_path, "../../etc", "north")
 
     def test_names_of_clients_stay_apart(self, tmp_path):

@@ -180,13 +180,13 @@ RIGHT = "{'descr': '<f4', 'fortran_order': False, 'shape': (2,)}"
 @pytest.mark.parametrize(
     ("bad", "reason"),
     [
-        (headed(TERABYTES), "not what its label says"),
-        (headed(TERABYTES, version=2), "not what its label says"),
+        (headed(TERABYTES), "does not match its metadata"),
+        (headed(TERABYTES, version=2), "does not match its metadata"),
         (headed(RIGHT, bytes(4)), "needs 8 bytes, and 4 arrived"),
         (headed(RIGHT, bytes(16)), "needs 8 bytes, and 16 arrived"),
         (headed(RIGHT, version=9), "unknown version|cannot be read"),
-        (headed(RIGHT.replace("<f4", "|O")), "not what its label says"),
-        (headed(RIGHT.replace("(2,)", "(-2,)")), "not what its label says|cannot be read"),
+        (headed(RIGHT.replace("<f4", "|O")), "does not match its metadata"),
+        (headed(RIGHT.replace("(2,)", "(-2,)")), "does not match its metadata|cannot be read"),
         (headed(RIGHT.replace("(2,)", "((" * 300)), "cannot be read"),
         (headed("[" * 4000), "cannot be read"),
         (written(b"\x93NUMPY\x02\x00\xff\xff\xff\xff"), "cannot be read"),
@@ -200,7 +200,7 @@ RIGHT = "{'descr': '<f4', 'fortran_order': False, 'shape': (2,)}"
         (node(1, change=lambda t: {**t, "evil": t["w"]}), "unexpected arrays evil"),
         (node(1, metrics={"train_loss": 1.0}), "requires num_examples"),
         (node(1, metrics={"num-examples": math.nan}), "'num_examples' is not finite"),
-        (lying, "not what its label says"),
+        (lying, "does not match its metadata"),
         (huge, "100136 bytes, its shape needs at most"),
         (lambda message: RecordDict({}), "0 array records"),
     ],
@@ -288,7 +288,7 @@ def test_a_statistic_that_nobody_sends_ends_the_run_and_says_what_to_do():
 
 def test_what_needs_fedalloys_own_clients_is_refused_when_built():
     for name in ("scaffold", "superfed_mm", "fedcams", "fedboosting"):
-        with pytest.raises(AlgorithmError, match="cannot work with a ClientApp of your own"):
+        with pytest.raises(AlgorithmError, match="cannot work with your own ClientApp"):
             Strategy(name)
     with pytest.raises(SpecError, match="cannot stand for 'loss_befor'"):
         Strategy("fedavg", metrics={"train_loss": "loss_befor"})

@@ -72,7 +72,7 @@ def test_a_round_of_which_nothing_could_be_sent_is_an_error_for_the_strategy():
     grid.deaf = (1,)
     check_sent([])
     grid.deaf = (1, 2)
-    with pytest.raises(NotSent, match="took none of this round's messages"):
+    with pytest.raises(NotSent, match="accepted none of this round's messages"):
         check_sent(transport(grid).exchange(messages, 1.0))
 
 

@@ -1,6 +1,6 @@
 """Real federations on Flower. Needs the extra: ``pip install 'fedalloy[flower]'``.
 
-``fedalloy.flower.Strategy`` takes the place of Flower's strategies in an app of one's own; the rest runs fedalloy's own
+``fedalloy.flower.Strategy`` replaces Flower's strategies in your own Flower app; the rest runs fedalloy's own
 apps, or writes and starts a federation (``fedalloy flower --help``).
 """
 
@@ -15,7 +15,7 @@ __all__ = ["Strategy"]
 
 
 def __getattr__(name: str) -> Any:
-    # Flower is imported when its base class is needed, not when this package is looked at.
+    # Flower is imported when its base class is needed, not with this package.
     if name == "Strategy":
         from fedalloy.flower.strategy import Strategy
 

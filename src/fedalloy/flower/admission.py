@@ -1,8 +1,8 @@
-"""Who is let in, and as whom: the nodes whose public keys lie in the server's folder now.
+"""Admission of nodes: exactly those whose public keys are in the server's folder.
 
-At every start and at every ``admit`` Flower's table of nodes is made to say what the folder says: a key that is gone is
-taken out, one that was exchanged is taken out and the new one let in. ``seats.json`` then names the key of every
-client, and what a run takes for a client is the node with that key.
+Every start and every ``admit`` update Flower's table of nodes from the folder: a key that is gone is removed, a
+replaced one is removed and the new one added. ``seats.json`` then names the key of every client, and a run identifies a
+client by the node with that key.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Entry:
 
 
 def admit(place: ServerPlace, cli: FlwrCli) -> dict[str, str]:
-    """Let in exactly the nodes whose public keys lie in the server's folder; the number of each by name."""
+    """Admit exactly the nodes whose public keys are in the server's folder; returns their numbers by name."""
     wanted = keys(place)
     found = entries(place)
     kept = {one.name: one.number for one in found if one.status != _GONE and wanted.get(one.name) == one.key}
@@ -45,13 +45,13 @@ def admit(place: ServerPlace, cli: FlwrCli) -> dict[str, str]:
         if one.status != _GONE and kept.get(one.name) != one.number:
             cli.ask("supernode", "unregister", one.number, CONNECTION)
     _write_seats(place, wanted)
-    for left in (place.folder / "nodes").glob("*.id"):  # of earlier versions, which believed them
+    for left in (place.folder / "nodes").glob("*.id"):  # of earlier versions, which relied on them
         left.unlink()
     return {name: kept.get(name) or _register(place, cli, name, key) for name, key in wanted.items()}
 
 
 def keys(place: ServerPlace) -> dict[str, bytes]:
-    """The public keys in the server's folder by the names of their nodes, as Flower keeps them."""
+    """The public keys in the server's folder by node name, in Flower's format."""
     found: dict[str, bytes] = {}
     for file in place.node_keys:
         found[file.stem] = public_key(file)
@@ -62,7 +62,7 @@ def keys(place: ServerPlace) -> dict[str, bytes]:
 
 
 def public_key(file: Path) -> bytes:
-    """The key in a file of OpenSSH's format, as Flower keeps it."""
+    """The key in an OpenSSH file, in Flower's format."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 
@@ -71,13 +71,13 @@ def public_key(file: Path) -> bytes:
         return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
         raise SpecError(
-            f"{file} is no public key ({error}); it should be the node.key.pub of a node, made by 'fedalloy flower "
+            f"{file} is not a public key ({error}); it should be the node.key.pub of a node, made by 'fedalloy flower "
             'init\' or by ssh-keygen -t ecdsa -b 384 -N "" -f node.key'
         ) from None
 
 
 def entries(place: ServerPlace) -> list[Entry]:
-    """Flower's table of nodes, with those that were taken out: its own commands show neither keys nor names."""
+    """Flower's table of nodes, removed ones included, read directly: Flower's commands show neither keys nor names."""
     if not place.database.exists():
         return []
     with closing(sqlite3.connect(place.database, timeout=_PATIENCE)) as database:
@@ -86,7 +86,7 @@ def entries(place: ServerPlace) -> list[Entry]:
 
 
 def read_seats(file: Path | None = None) -> Sequence[Seat] | None:
-    """The seats in a file, or in the one that the server's programs were started with; none where there is no such
+    """The seats in a file, by default the one that the server's programs were started with; None where there is no such
     file, on a server that is not fedalloy's."""
     named = file or (Path(os.environ[SEATS]) if os.environ.get(SEATS) else None)
     if named is None or not named.exists():
@@ -99,7 +99,7 @@ def read_seats(file: Path | None = None) -> Sequence[Seat] | None:
 
 
 def _write_seats(place: ServerPlace, wanted: Mapping[str, bytes]) -> None:
-    """In the order of ``clients`` in ``server.toml``; a node whose key is gone keeps its number, and nobody has it."""
+    """In the order of ``clients`` in ``server.toml``; a node whose key is gone keeps its number, which stays unused."""
     before = [seat.name for seat in read_seats(place.seats) or ()]
     names = dict.fromkeys((*place.clients, *before, *sorted(wanted)))
     told = [{"name": name, "key": identity_of(wanted[name]) if name in wanted else ""} for name in names]
@@ -107,7 +107,7 @@ def _write_seats(place: ServerPlace, wanted: Mapping[str, bytes]) -> None:
 
 
 def _register(place: ServerPlace, cli: FlwrCli, name: str, key: bytes) -> str:
-    """Let a node in. A key that was taken out before is still in Flower's table, which lets none in twice."""
+    """Register a node. A key that was removed before is still in Flower's table, which refuses it a second time."""
     with closing(sqlite3.connect(place.database, timeout=_PATIENCE)) as database, database:
         database.execute("DELETE FROM node WHERE public_key = ? AND status = ?", (key, _GONE))
     file = place.folder / "nodes" / f"{name}.pub"
@@ -118,5 +118,5 @@ def _register(place: ServerPlace, cli: FlwrCli, name: str, key: bytes) -> str:
 
 
 def _unsigned(number: int) -> str:
-    """Flower's numbers are unsigned, those of its table are not."""
+    """Flower's node ids are unsigned, but its table stores them signed."""
     return str(int.from_bytes(number.to_bytes(8, "big", signed=True), "big"))

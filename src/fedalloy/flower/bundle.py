@@ -1,6 +1,6 @@
-"""The bundle that travels: two imports, the same for every run and every recipe, byte for byte.
+"""The app bundle that is sent to nodes: two imports, byte for byte the same for every run and every recipe.
 
-Nodes run what is installed on them. A server can therefore give them no code, only a spec, which they check.
+Nodes run what is installed on them. A server therefore cannot send them code, only a spec, which they check.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from fedalloy.flower.config import RUN_DEFAULTS
 
 PACKAGE = "fedalloy_bundle"
 _VERSION = "1.0.0"
-"""That of the bundle, not of fedalloy: it changes when these files do."""
+"""The version of the bundle, not of fedalloy: it changes when these files do."""
 HASH = "d7fe93b0e44d05ad9cdfa2899a23f0a28814deae7d1a2f1491c39ddc2161036e"
-"""SHA-256 of the bundle as Flower builds it: what a node runs is known by it."""
+"""SHA-256 of the bundle as Flower builds it, by which nodes identify it."""
 
 
 def bundle_files() -> dict[str, str]:
@@ -34,7 +34,7 @@ def bundle_files() -> dict[str, str]:
 
 
 def write_bundle(folder: str | Path) -> Path:
-    """Write the bundle into a folder, for ``flwr run FOLDER``; a file that differs already is not overwritten."""
+    """Write the bundle into a folder, for ``flwr run FOLDER``; an existing file that differs is not overwritten."""
     place = Path(folder)
     for name, content in bundle_files().items():
         file = place / name
@@ -50,12 +50,12 @@ def bundle_hash(app: Path) -> str:
     from flwr.cli.build import build_fab_from_disk
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of a library that Flower uses
+        warnings.simplefilter("ignore", DeprecationWarning)  # from a library that Flower uses
         return hashlib.sha256(build_fab_from_disk(app)).hexdigest()
 
 
 def _module(side: str) -> str:
-    # Flower reads the file to see that it assigns ``app``: importing the name is not enough for it.
+    # Flower reads the file and requires an assignment to ``app``: importing the name is not enough.
     return (
         f'"""The {side} half, as it is installed on this machine."""\n\n'
         f"from fedalloy.flower import {side}\n\napp = {side}.app\n"

@@ -1,9 +1,9 @@
-"""A node runs no app bundle but fedalloy's own: every bundle is known by its hash before anything of it is unpacked.
+"""A node runs only fedalloy's own app bundle: every bundle is identified by its hash before it is unpacked.
 
-Flower's node takes whatever app a server sends. Here its function that fetches an app is wrapped: a bundle with another
-hash, or one that is announced under another name than its own (Flower would look for that name on the node's disk), is
-never stored, and the server gets an error that says why. Where Flower is built so that this cannot be done, the node
-does not start.
+Flower's node accepts any app that a server sends. Here its function that fetches an app is wrapped: a bundle with
+another hash, or announced under another name than its own (Flower would search the node's disk for that name), is never
+stored, and the server gets an error with the reason. With a version of Flower where this is impossible, the node does
+not start.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from fedalloy.flower.bundle import HASH
 from fedalloy.flower.compatibility import FETCH, TESTED, installed
 
 ALLOW = "--allow-bundle"
-"""An option of our own before those of Flower's: the hash of one more bundle, for trials with other people's apps."""
+"""Our own option before those of Flower: the hash of one more bundle, for trials with other apps."""
 
 
 class Foreign(Exception):
-    """A bundle that this node does not run; says why."""
+    """A bundle that this node does not run, with the reason."""
 
 
 def take_allowed(arguments: list[str]) -> tuple[list[str], frozenset[str]]:
@@ -42,7 +42,7 @@ def take_allowed(arguments: list[str]) -> tuple[list[str], frozenset[str]]:
 
 
 def install(allowed: frozenset[str]) -> None:
-    """Let the node in this process run these bundles alone; an error where that cannot be made sure."""
+    """Let the node in this process run only these bundles; an error if that cannot be ensured."""
     try:
         from flwr.supernode import start_client_internal as module
 
@@ -51,15 +51,15 @@ def install(allowed: frozenset[str]) -> None:
         fetch = None
     if fetch is None:
         raise SpecError(
-            f"flwr {installed()} fetches apps in a way that fedalloy does not know, so that this node could not see to "
-            f"it that it runs nothing but fedalloy: it does not start. Install flwr {TESTED[-1]}: pip install "
+            f"flwr {installed()} fetches apps in a way that fedalloy does not support, so this node could not ensure "
+            f"that it only runs fedalloy: it does not start. Install flwr {TESTED[-1]}: pip install "
             "'fedalloy[flower]'"
         )
     setattr(module, FETCH.name, guarded(fetch, module, allowed))
 
 
 def _fetching(module: ModuleType) -> Callable[..., Any] | None:
-    """The function of Flower's that fetches an app, if it is called as we think."""
+    """Flower's function that fetches an app, if it has the expected arguments."""
     fetch: Callable[..., Any] = getattr(module, FETCH.name)
     fits = inspect.signature(fetch).parameters.keys() >= FETCH.uses and callable(module._insert_message)
     used = FETCH.name in module.start_client_internal.__code__.co_names and "get_fab" in fetch.__code__.co_varnames
@@ -67,7 +67,7 @@ def _fetching(module: ModuleType) -> Callable[..., Any] | None:
 
 
 def guarded(fetch: Callable[..., Any], module: Any, allowed: frozenset[str]) -> Callable[..., Any]:
-    """``fetch``, with a look at every bundle on its way; a foreign one becomes an error for the server."""
+    """``fetch`` with a check of every bundle; a foreign one becomes an error for the server."""
 
     def guarding(**given: Any) -> Any:
         seen: dict[str, Any] = {}
@@ -94,17 +94,17 @@ def guarded(fetch: Callable[..., Any], module: Any, allowed: frozenset[str]) -> 
 
 
 def check(fab: Any, run: Any, allowed: Sequence[str] | frozenset[str]) -> None:
-    """Raise :class:`Foreign` unless a bundle is one of those allowed, and is announced as what it is."""
+    """Raise :class:`Foreign` unless a bundle is allowed and announced under its own name and hash."""
     found = hashlib.sha256(fab.content).hexdigest()
     if found not in allowed:
-        raise Foreign(f"this node runs fedalloy's own app and no other; the app sent has the hash {found}")
+        raise Foreign(f"this node runs only fedalloy's own app; the app sent has the hash {found}")
     from flwr.cli.config_utils import get_fab_metadata
 
     told = (run.fab_id, run.fab_version, run.fab_hash, fab.hash_str)
     if told != (*get_fab_metadata(fab.content), found, found):
         raise Foreign("this node was sent an app under another name or hash than its own")
     if "agent" in str(getattr(run, "primary_task_type", "")):
-        raise Foreign("this node runs client apps and nothing else")
+        raise Foreign("this node runs only client apps")
 
 
 def _refuse(module: Any, message: Any, state: Any, store: Any, why: str) -> int:

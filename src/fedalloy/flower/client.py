@@ -1,4 +1,4 @@
-"""The ClientApp, the same for every run: an order comes in, and the node's answer goes back.
+"""The ClientApp, the same for every run: receives an order and returns the node's answer.
 
 Flower starts a process for every message, so nothing heavy is imported here.
 """
@@ -17,7 +17,7 @@ app = ClientApp()
 
 
 def handle(message: Message, context: Context) -> Message:
-    """Answer a message; a node that is configured wrongly says so."""
+    """Answer a message; a wrong configuration of the node is reported in the answer."""
     try:
         store = NodeConfig.read(context.node_config).store
         content = launcher().respond(store, context.node_config, message.content)
@@ -43,5 +43,5 @@ def evaluate(message: Message, context: Context) -> Message:
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
-    """Who the node is."""
+    """The node's identity."""
     return handle(message, context)

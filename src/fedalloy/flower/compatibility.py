@@ -1,11 +1,11 @@
-"""The Flower that fedalloy knows: the versions it was tested with, and every place in it that is replaced, and why.
+"""Compatibility with Flower: the tested versions, and every name in Flower that fedalloy replaces, with the reason.
 
-Replaced is always one name in one module of a running program of Flower's, never a file. Two kinds of places:
+Each hook replaces one name in one module of a running Flower program, never a file. There are two kinds:
 
-* :data:`PREFORK` makes a round quicker (:mod:`fedalloy.flower.prefork`). They are compared with Flower's source before
-  a program is started; where one of them is built differently, programs are started in Flower's own way.
-* :data:`FETCH` keeps a node from running other people's code (:mod:`fedalloy.flower.bundle_guard`). Where it is built
-  differently, a node does not start.
+* :data:`PREFORK` makes rounds faster (:mod:`fedalloy.flower.prefork`). These hooks are compared with Flower's source
+  before a program is started; if one of them differs, programs are started in Flower's own way.
+* :data:`FETCH` prevents a node from running foreign code (:mod:`fedalloy.flower.bundle_guard`). If it differs, a node
+  does not start.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ TESTED = ("1.41",)
 
 @dataclass(frozen=True)
 class Hook:
-    """A name in a module of Flower's that is replaced.
+    """A name in a Flower module that is replaced.
 
-    ``uses`` is all that the module does with it; of a function, the arguments that matter here.
+    ``uses`` is everything that the module uses of it; for a function, the arguments that matter here.
     """
 
     module: str
@@ -37,7 +37,7 @@ FETCH = Hook(
     "flwr.supernode.start_client_internal",
     "_pull_and_store_message",
     frozenset({"state", "object_store", "receive", "get_run", "get_fab"}),
-    "it fetches the app that a server sends; the app's hash is looked at before it is stored",
+    "it fetches the app that a server sends; the app's hash is checked before it is stored",
 )
 PREFORK = (
     Hook(
@@ -50,26 +50,26 @@ PREFORK = (
         "flwr.supernode.start_client_internal",
         "subprocess",
         frozenset({"Popen"}),
-        "a node starts flower-superexec, which loads Flower for seconds; now it is a fork of a process that has",
+        "a node starts flower-superexec, which loads Flower for seconds; now it is a fork of a loaded process",
     ),
     Hook(
         "flwr.supercore.superexec.run_superexec",
         "time",
         frozenset({"sleep"}),
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL is one number; now tasks are looked for every 0.1 s after one, and every "
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL is one number; now tasks are polled every 0.1 s after one, and every "
         "second when there has been none for a while",
     ),
     Hook(
         "flwr.supercore.superexec.executor.subprocess_executor",
         "subprocess",
         frozenset({"Popen", "DEVNULL"}),
-        "a message or a run is a new process, which loads Flower for seconds; now it is a fork of one that has",
+        "a message or a run is a new process, which loads Flower for seconds; now it is a fork of a loaded one",
     ),
     Hook(
         "flwr.supercore.inflatable.inflatable_utils",
         "pull_objects",
         frozenset({"initial_backoff"}),
-        "who asks for a part of a message before it is there asks again after a second; now after a tenth of one",
+        "a request for a part of a message that is not there yet is repeated after a second; now after a tenth of one",
     ),
     Hook(
         "flwr.supercore.inflatable.inflatable_utils",
@@ -81,7 +81,7 @@ PREFORK = (
 
 
 def is_tested(found: str | None = None) -> bool:
-    """Whether a version of Flower, or else the installed one, is among those.
+    """Whether a version of Flower (default: the installed one) is among the tested ones.
 
     >>> [is_tested(one) for one in ("1.41.0", "1.41.3", "1.42.0", "1.4.1", "2.0")]
     [True, True, False, False, False]
@@ -90,7 +90,7 @@ def is_tested(found: str | None = None) -> bool:
 
 
 def installed() -> str:
-    """The installed version; empty where there is none."""
+    """The installed version; empty if Flower is not installed."""
     try:
         return version("flwr")
     except PackageNotFoundError:
@@ -98,17 +98,17 @@ def installed() -> str:
 
 
 def advice(found: str) -> str:
-    """What another version means for a federation."""
+    """The consequences of another version, as text."""
     return (
-        f"{found}, tested is {', '.join(f'{one}.*' for one in TESTED)}: programs start in Flower's own, slower way, "
+        f"{found}, tested with {', '.join(f'{one}.*' for one in TESTED)}: programs start in Flower's own, slower way, "
         "and nodes may refuse to start; pip install 'fedalloy[flower]'"
     )
 
 
 def differences(folder: Path | None = None) -> list[str]:
-    """How the installed Flower, or the one whose source is in ``folder``, differs from what :data:`PREFORK` says.
+    """How the installed Flower, or the source in ``folder``, differs from what :data:`PREFORK` expects.
 
-    Its source is read and nothing of it imported: whoever starts a program need not load Flower.
+    Reads the source without importing it, since starting a program should not load Flower.
     """
     place = folder or _source()
     if place is None:
@@ -123,7 +123,7 @@ def _source() -> Path | None:
 
 
 def _difference(hook: Hook, place: Path) -> str:
-    """Why a name cannot be replaced; empty where it can."""
+    """Why a name cannot be replaced; empty if it can."""
     file = place.joinpath(*hook.module.split(".")[1:]).with_suffix(".py")
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"))
@@ -136,7 +136,7 @@ def _difference(hook: Hook, place: Path) -> str:
 
 
 def _uses(tree: ast.Module, name: str) -> set[str]:
-    """What a module uses of another one that it imports by its name; nothing where it does not import it so."""
+    """The attributes that a module uses of another one it imports by name; empty if it is not imported that way."""
     imports = [node for node in tree.body if isinstance(node, ast.Import)]
     plain = {alias.name for node in imports for alias in node.names if not alias.asname}
     return {part.attr for part in _parts(tree, name)} if name in plain else set()
@@ -149,14 +149,14 @@ def _parts(tree: ast.Module, name: str) -> list[ast.Attribute]:
 
 
 def _keeps(tree: ast.Module) -> bool:
-    """Whether a module does anything with the processes that it starts: a fork is not its child."""
+    """Whether a module uses the processes that it starts, which a fork is not."""
     lines = [node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)]
     forgotten = [line.func for line in lines if isinstance(line, ast.Call)]
     return any(part not in forgotten for part in _parts(tree, "subprocess") if part.attr == "Popen")
 
 
 def _defaults(tree: ast.Module, function: str) -> set[str]:
-    """The arguments of a function that are given by name and have a default."""
+    """The keyword arguments of a function that have a default."""
     named = [node.args for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function]
     pairs = [pair for one in named for pair in zip(one.kwonlyargs, one.kw_defaults, strict=True)]
     return {argument.arg for argument, default in pairs if default is not None}

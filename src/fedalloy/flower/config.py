@@ -1,27 +1,27 @@
-"""The keys by which a federation is configured: what a node says about itself, and what a run is told.
+"""The configuration keys of a federation: those of a node, and those of a run.
 
-A node's keys stand in the ``--node-config`` of its SuperNode (or in a ``.toml`` file named there):
+A node's keys are in the ``--node-config`` of its SuperNode (or in a ``.toml`` file named there):
 
 | key | meaning |
 |---|---|
 | ``fedalloy-client`` | which client of the recipe this node is: its name, or its number |
-| ``fedalloy-data`` | its data: a folder, or a function ``package.module:function``; ``recipe`` (for trials): what the
-  recipe's own data give this client |
-| ``fedalloy-store`` | a folder of its own, for what it keeps between rounds and a list of all it has sent |
-| ``fedalloy-policy`` | a file that says what is never sent (:mod:`fedalloy.flower.node.policy`); default: nothing |
+| ``fedalloy-data`` | its data: a folder, or a function ``package.module:function``; ``recipe`` (for trials): this
+  client's share of the recipe's own data |
+| ``fedalloy-store`` | a folder for what it keeps between rounds and a list of everything it has sent |
+| ``fedalloy-policy`` | the policy file, which limits what is sent (:mod:`fedalloy.flower.node.policy`); default: none |
 | ``fedalloy-device`` | a torch device; default: ``cpu`` |
 | ``fedalloy-threads`` | threads of torch; default: torch's choice |
 
-A run's keys stand in the bundle with their defaults (:data:`RUN_DEFAULTS`) and are set by ``flwr run -c``; the files
+A run's keys are in the bundle with their defaults (:data:`RUN_DEFAULTS`) and are set by ``flwr run -c``; the files
 they name are on the server's machine. Everything else about a run is in its recipe: ``[engine] kind = "flower"`` holds
 the deadline, the minimum of contributions and the limits (:class:`fedalloy.flower.engine.Flower`).
 
 | key | meaning |
 |---|---|
 | ``fedalloy-recipe`` | the recipe to run |
-| ``fedalloy-folder`` | its run folder; if it holds the run already, the run goes on from its last checkpoint |
+| ``fedalloy-folder`` | its run folder; if it holds the run already, the run continues from its last checkpoint |
 | ``fedalloy-seed`` | the seed; -1: the recipe's first |
-| ``fedalloy-bindings`` | remembers which node is which client; empty: ``bindings.json`` in the run folder |
+| ``fedalloy-bindings`` | the file that records which node is which client; empty: ``bindings.json`` in the run folder |
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ RUN_DEFAULTS: dict[str, str | int] = {RECIPE: "", FOLDER: "", SEED: -1, BINDINGS
 """Every key of a run with its default, as the bundle declares them."""
 
 FROM_RECIPE = "recipe"
-"""The value of ``fedalloy-data`` that stands for this client's share of the recipe's own data."""
+"""The value of ``fedalloy-data`` for this client's share of the recipe's own data."""
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
 }
-"""What the environment of every Flower process must say before Flower is imported: nothing is reported to anybody. And
-orders are looked for ten times a second, not once."""
+"""Environment variables of every Flower process, set before Flower is imported: telemetry is off, and orders are polled
+ten times a second instead of once."""
 
 
 @dataclass(frozen=True)
 class NodeConfig:
-    """What a node says about itself."""
+    """The configuration of a node."""
 
     client: str
     data: str
@@ -86,7 +86,7 @@ class NodeConfig:
         )
 
     def to_keys(self) -> dict[str, str | int]:
-        """The keys that :meth:`read` understands, for whoever writes a node's configuration."""
+        """The keys that :meth:`read` accepts, for writing a node's configuration."""
         keys: dict[str, str | int] = {CLIENT: self.client, DATA: self.data, STORE: str(self.store)}
         if self.policy:
             keys[POLICY] = str(self.policy)
@@ -99,7 +99,7 @@ class NodeConfig:
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """What a run is told: its recipe, its folder, its seed, and where the nodes' identities are kept."""
+    """The configuration of a run: its recipe, its folder, its seed, and the file of the nodes' identities."""
 
     recipe: Path
     folder: Path
@@ -125,7 +125,7 @@ class ServerConfig:
         )
 
     def to_keys(self) -> dict[str, str | int]:
-        """The keys that :meth:`read` understands."""
+        """The keys that :meth:`read` accepts."""
         seed = -1 if self.seed is None else self.seed
         bindings = str(self.bindings) if self.bindings else ""
         return {RECIPE: str(self.recipe), FOLDER: str(self.folder), SEED: seed, BINDINGS: bindings}
@@ -139,12 +139,12 @@ def as_arguments(keys: Mapping[str, str | int]) -> str:
     """
     for key, value in keys.items():
         if isinstance(value, str) and ('"' in value or "\\" in value or "\n" in value):
-            raise SpecError(f"'{key}': {value!r} cannot be passed on; leave out quotes, backslashes and line breaks")
+            raise SpecError(f"'{key}': {value!r} cannot be passed on; remove quotes, backslashes and line breaks")
     return " ".join(f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}" for key, value in keys.items())
 
 
 def _check_keys(values: Mapping[str, Any], allowed: Mapping[str, Any] | tuple[str, ...], where: str) -> None:
-    """Refuse misspelt keys of ours; those of others are not ours to judge."""
+    """Refuse misspelt keys of fedalloy; other keys are ignored."""
     for key in values:
         if key.startswith("fedalloy") and key not in allowed:
             raise SpecError(f"{where}: unknown key '{key}'; {nearest(key, allowed)}")

@@ -1,6 +1,6 @@
 """A run's connection with its nodes: orders go to the clients' nodes, checked answers come back.
 
-A node that has come is asked who it is before anything else, and told nothing of the run.
+A new node is first asked for its identity, and gets no information about the run before that.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedalloy.flower.transport import Answer, Transport
 
 @dataclass
 class Connection:
-    """The transport, the registry of nodes, what the header of every order says, and how much was ``sent`` in bytes.
+    """The transport, the registry of nodes, the common header of orders, and the number of bytes ``sent``.
 
     A node has ``deadline`` seconds to answer; answers above ``max_bytes`` are not read.
     """
@@ -38,8 +38,8 @@ class Connection:
         self, orders: Mapping[int, TensorMessage], message_type: str, group: str, problems: dict[int, str],
         full: Payload | None = None,
     ) -> dict[int, Answer]:  # fmt: skip
-        """The answers of those clients whose nodes gave one; all others are in ``problems``. A node that has lost the
-        leaves that stay with its client is sent the ``full`` parts and asked again."""
+        """The answers of the clients whose nodes gave one; all others are in ``problems``. A node that has lost its
+        client's local leaves is sent the ``full`` parts and asked again."""
         answers = self._ask(orders, message_type, group, problems)
         lost = [client for client, answer in answers.items() if full is not None and self._lost_leaves(answer)]
         if full is None or not lost:
@@ -49,7 +49,7 @@ class Connection:
         return kept | self._ask(again, message_type, group, problems)
 
     def opened(self, answer: Answer, full: bool = False) -> Reply:
-        """An answer that says yes; its tensors are read only in ``full``."""
+        """A positive answer; its tensors are read only in ``full``."""
         assert answer.content is not None
         return read_reply(answer.content, self.max_bytes, full=full)
 
@@ -66,7 +66,7 @@ class Connection:
         return {clients[node]: answer for node, answer in found.items() if answer.content is not None}
 
     def _addressed(self, client: int, order: TensorMessage) -> TensorMessage:
-        """An order with everything that nodes want to know of it."""
+        """An order with its complete header."""
         self.serial += 1
         who = {"serial": self.serial, "client": self.registry.names[client], "id": client}
         return TensorMessage({**self.header, **who, **order.header}, order.parts)
@@ -81,7 +81,7 @@ class Connection:
         return False
 
     def _present(self) -> dict[int, Node]:
-        """The nodes of the clients that can be reached; whoever is new is asked who it is."""
+        """The nodes of the reachable clients; new nodes are asked for their identity."""
         self.registry.refresh()
         nodes = connected(self.transport.grid)
         strangers = {node.number: node for node in self.registry.strangers(nodes)}
@@ -92,7 +92,7 @@ class Connection:
         return self.registry.present(nodes)
 
     def _introduce(self, node: Node, answer: Answer) -> None:
-        """Bind a node to the client it claims to be. One that gave no answer at all is asked again another time."""
+        """Bind a node to the client it claims to be. One that gave no answer is asked again later."""
         if answer.content is None:
             self.say(f"the node with {node.identity} did not say who it is: {answer.problem}")
             return

@@ -1,7 +1,7 @@
 """The engine of real federations: a client's round is an order to its node, which runs the same ``run_client``.
 
-Nodes keep their data and their states. The server holds the round in which the state that counts was made; the node
-keeps the states before and after its last round, so that a round that is run again starts from the former.
+Nodes keep their data and their states. The server only knows in which round the valid state was made; the node
+keeps the states before and after its last round, so that a repeated round starts from the former.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _BYTES_OF_A_NUMBER = 8
 
 
 class FederationError(FedalloyError):
-    """A federation cannot go on: too few nodes, or nodes that refuse what the algorithm needs."""
+    """A federation cannot continue: too few nodes, or nodes that refuse what the algorithm needs."""
 
     passing = True
 
@@ -54,15 +54,15 @@ class FederationError(FedalloyError):
 class Flower(Engine):
     """Runs on the nodes of a Flower federation (``fedalloy flower --help``).
 
-    A node has ``deadline`` seconds to answer. A round counts with ``minimum`` contributions; with fewer, those who are
-    missing are asked again for ``wait`` seconds, then the run stops and can be resumed. Answers above
-    ``max_megabytes`` are dropped. A node that does not have the state that counts ``on_lag`` continues from the newest
-    older one it has (from the initial one if there is none), or its contribution is dropped; both are recorded.
+    A node has ``deadline`` seconds to answer. A round needs ``minimum`` contributions; with fewer, the missing clients
+    are asked again for ``wait`` seconds, then the run stops and can be resumed. Answers above ``max_megabytes`` are
+    dropped. ``on_lag`` is for a node that does not have the valid state: it continues from the newest older one it has
+    (from the initial one if there is none), or its contribution is dropped; both are recorded.
     """
 
     data_at_hand: ClassVar[bool] = False
     clients_keep_states: ClassVar[bool] = True
-    fixed_options: ClassVar[bool] = False  # patience with nodes may change from session to session
+    fixed_options: ClassVar[bool] = False  # how long to wait for nodes may change from session to session
     deadline: float = 600.0
     minimum: int = 1
     wait: float = 3600.0
@@ -80,7 +80,7 @@ class Flower(Engine):
 
     @staticmethod
     def task_of(recipe: Recipe) -> RemoteTask:
-        """The task of a one-seed recipe, as far as a server knows it."""
+        """The task of a one-seed recipe, without the data."""
         return remote_task(recipe)
 
     def attach(self, connection: Connection) -> None:
@@ -112,7 +112,7 @@ class Flower(Engine):
         return Outcome(Cohort.gather(list(found), list(found.values())), marks, failures, self._connected.sent - before)
 
     def cross_score(self, algorithm: Algorithm, task: Task, shared: Shared, cohort: Contributions) -> Tensor:
-        """Everybody's model to everybody who contributed; NaN where a node does not answer."""
+        """Send all models to all clients that contributed; NaN where a node does not answer."""
         clients = cohort.ids.tolist()
         head, parts = {"kind": "cross", "algorithm": told_algorithm(algorithm)}, tried(algorithm, shared, cohort)
         orders = {client: TensorMessage(head, parts) for client in clients}
@@ -137,7 +137,7 @@ class Flower(Engine):
         metrics: tuple[str, ...],
         models: Sequence[ModelName],
     ) -> list[dict[str, Tensor]]:
-        """Clients score on their own test parts; nothing but these numbers comes back."""
+        """Clients score on their own test parts; only these numbers are returned."""
         head: dict[str, Any] = {"kind": "evaluate", "algorithm": told_algorithm(algorithm), "metrics": list(metrics)}
         head |= {"models": list(models), "on_lag": "continue"}
         full, rest = (scored(algorithm, shared, models, known=known) for known in (False, True))
@@ -155,7 +155,7 @@ class Flower(Engine):
         return [{name: found[m, k] for k, name in enumerate(metrics)} for m in range(len(models))]
 
     def notes(self) -> dict[str, Any]:
-        """What was sent, by client, name and bytes, and who lagged, was refused or gave no scores."""
+        """What was sent, by client, name and bytes, and which clients lagged, were refused or gave no scores."""
         told, self._notes = self._notes, {}
         refused = {node.identity: why for node, why in self._connected.registry.refused.items()}
         return {"sent": {}, **told, **({"refused": refused} if refused else {})}
@@ -183,7 +183,8 @@ class Flower(Engine):
     def _contribution(
         self, client: int, answer: Answer, algorithm: Algorithm, shared: Shared, needed: frozenset[str], ctx: Context
     ) -> Contribution:
-        """A node's answer as a contribution, checked before a tensor is made; norms are noted here, not by the node."""
+        """A node's answer as a contribution, checked before a tensor is made; norms are computed here, not by the
+        node."""
         sketch = self._connected.opened(answer)
         check_sketch(sketch.parts, algorithm, shared)
         stats, message = _stats(sketch.head.stats, needed), self._connected.opened(answer, full=True)
@@ -214,7 +215,7 @@ class Flower(Engine):
 
 @dataclass
 class _Patience:
-    """How long a round waits for its minimum of contributions; those that were refused for good cannot come."""
+    """How long a round waits for its minimum of contributions; clients that refused are not expected any more."""
 
     engine: Flower
     asked: int
@@ -227,28 +228,28 @@ class _Patience:
 
     @property
     def enough(self) -> int:
-        """The contributions a round needs; a cohort that is smaller than the minimum must be complete."""
+        """The contributions a round needs; a cohort smaller than the minimum must be complete."""
         return min(self.engine.minimum, self.asked)
 
     def lose(self, client: int, error: FedalloyError) -> None:
-        """A client that will not contribute however often it is asked."""
+        """Note a client that will not contribute, even if asked again."""
         if isinstance(error, Refused):
             self.lost[client] = str(error)
 
     def check(self, found: Mapping[int, Any], failures: Mapping[int, str]) -> None:
-        """Wait a moment and say so, or give up."""
+        """Wait a moment and report it, or give up."""
         if len(found) >= self.enough:
             return
         connection = self.engine._connected
         why = "; ".join(f"{connection.registry.names[client]}: {reason}" for client, reason in sorted(failures.items()))
         lacking = f"{len(found)} of the {self.enough} contributions a round needs"
         if self.asked - len(self.lost) < self.enough:
-            raise FederationError(f"the federation has {lacking}, and no more can come ({why})")
+            raise FederationError(f"the federation has {lacking}, and no more can arrive ({why})")
         waited = connection.transport.clock() - self.begun
         if waited >= self.engine.wait:
             raise FederationError(
                 f"the federation has had {lacking} for {waited:.0f} s ({why}). Bring the nodes back and run the same "
-                "command again: it goes on from the last checkpoint"
+                "command again: it continues from the last checkpoint"
             )
         if why != self.said:
             connection.say(f"waiting: {lacking} ({why}); giving up in {self.engine.wait - waited:.0f} s")
@@ -257,7 +258,7 @@ class _Patience:
 
 
 def _stats(told: Mapping[str, float] | None, needed: frozenset[str]) -> dict[str, float]:
-    """The statistics of a contribution, all that are needed among them."""
+    """The statistics of a contribution; refused if a needed one is missing."""
     if told is None:
         raise Malformed("it sent no statistics")
     missing = sorted(needed - told.keys())
@@ -268,7 +269,7 @@ def _stats(told: Mapping[str, float] | None, needed: frozenset[str]) -> dict[str
 
 
 def _check_scores(scores: Tensor) -> None:
-    """Refuse the word of a client about others that no accuracies can be."""
+    """Refuse scores of other clients' models that cannot be accuracies."""
     for value in scores[~scores.isnan()].tolist():
         problem = STATISTICS["cross_score"].problem(value)
         if problem:

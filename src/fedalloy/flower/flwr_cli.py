@@ -1,4 +1,4 @@
-"""Commands to a server by Flower's command line ``flwr``: who is there, start a run, follow it and end it."""
+"""Commands to a server by Flower's command line ``flwr``: list nodes, start a run, follow it and end it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from fedalloy.flower.layout import ServerPlace
 from fedalloy.flower.programs import Program, environment, wait_until
 
 CONNECTION = "fedalloy"
-"""The name under which ``flwr`` knows the server."""
+"""The server's name in the configuration of ``flwr``."""
 ASK = 0.5
-"""Seconds between two questions to a server."""
+"""Seconds between two requests to a server."""
 
 
 class FlwrFailed(FedalloyError):
-    """A ``flwr`` command failed; says which and what it wrote."""
+    """A ``flwr`` command failed; the message has the command and its output."""
 
 
 @dataclass
@@ -43,14 +43,14 @@ class FlwrCli:
         return found
 
     def text(self, *arguments: str) -> str:
-        """What ``flwr ARGUMENTS`` writes."""
+        """The output of ``flwr ARGUMENTS``."""
         code, said = self._run(list(arguments))
         if code:
             raise self._failure(arguments, {}, said)
         return said
 
     def nodes(self) -> dict[str, dict[str, Any]]:
-        """Every node that is let in by its id: its ``status`` (registered, online, offline) and since when
+        """Every admitted node by its id: its ``status`` (registered, online, offline) and since when
         (``online-at``)."""
         found = self.ask("supernode", "list", CONNECTION)["nodes"]
         return {one["node-id"]: one for one in found if one["status"] != "unregistered"}
@@ -65,7 +65,7 @@ class FlwrCli:
         return SubmittedRun(self, str(self.ask("run", str(app), CONNECTION, *settings)["run-id"]))
 
     def close(self) -> None:
-        """End what is running; the next command starts it again."""
+        """End the ``flwr`` process; the next command starts it again."""
         if self._process is not None:
             self._process.close()
             self._process = None
@@ -81,7 +81,7 @@ class FlwrCli:
 
     def _failure(self, arguments: tuple[str, ...], found: dict[str, Any], said: str) -> FlwrFailed:
         self.close()
-        reason = str(found.get("error-message") or found.get("error") or said.strip()[-500:] or "it said nothing")
+        reason = str(found.get("error-message") or found.get("error") or said.strip()[-500:] or "no output")
         return FlwrFailed(f"'flwr {' '.join(arguments)}' failed: {reason}")
 
 
@@ -99,7 +99,7 @@ class SubmittedRun:
     def wait(
         self, limit: float, programs: tuple[Program, ...] = (), meanwhile: Callable[[], None] = lambda: None
     ) -> str:
-        """Return how it ended; ``meanwhile`` is called now and then."""
+        """Return how it ended; ``meanwhile`` is called between checks."""
         ended = ""
 
         def over() -> bool:
@@ -112,7 +112,7 @@ class SubmittedRun:
         return ended
 
     def stop(self) -> None:
-        """End it; what it has in its folder stays."""
+        """End it; its folder is kept."""
         try:
             self.cli.ask("stop", self.id, CONNECTION)
         except FlwrFailed:
@@ -120,13 +120,13 @@ class SubmittedRun:
                 raise
 
     def log(self) -> str:
-        """What its ServerApp wrote so far."""
+        """The output of its ServerApp so far."""
         how = "--stream" if self.status().startswith("finished") else "--show"
         return self.cli.text("log", self.id, CONNECTION, how)
 
 
 def write_connection(place: ServerPlace) -> None:
-    """Tell ``flwr`` where the server is; written again each time, since a port may have changed."""
+    """Write the server's address for ``flwr``; every time, since a port may have changed."""
     lines = ["[superlink]", f'default = "{CONNECTION}"', f"[superlink.{CONNECTION}]"]
     lines += [f'address = "{place.local_address}"']
     lines += [f'root-certificates = "{place.files.ca_certificate}"'] if place.secure else ["insecure = true"]
@@ -135,7 +135,7 @@ def write_connection(place: ServerPlace) -> None:
 
 
 def _last_object(text: str) -> dict[str, Any]:
-    """The JSON object at the end of what a command wrote."""
+    """The JSON object at the end of a command's output."""
     for position in (index for index, message in enumerate(text) if message == "{"):
         with contextlib.suppress(ValueError):
             found = json.loads(text[position:])

@@ -1,11 +1,11 @@
-"""What a ClientApp that knows nothing of fedalloy sends, read as a contribution.
+"""Reads the replies of ClientApps that do not use fedalloy as contributions.
 
 Everything is checked before a byte becomes a tensor: which records there are, the names, shapes and types of the
 arrays, their size, and that the statistics an algorithm needs are among the metrics.
 
-Arrays come in numpy's own format (``.npy``), whose header is not believed: it says how many numbers follow, and numpy
-asks for the memory before it looks whether they are there, so that a few bytes can ask for terabytes. Here nothing is
-made before the header, the bytes that arrived and what was expected agree.
+Arrays come in numpy's format (``.npy``), whose header is not trusted: it states how many numbers follow, and numpy
+allocates the memory before it checks that they are there, so that a few bytes could allocate terabytes. Here nothing is
+allocated before the header, the received bytes and the expected size agree.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from fedalloy.flower.protocol.header import Malformed
 from fedalloy.tasks.datasets.archive import read_npy_header
 
 BUFFERS = Names(("*running_mean", "*running_var", "*num_batches_tracked"))
-"""What BatchNorm keeps: averaged by examples, never moved by the server's optimizer."""
+"""BatchNorm's buffers: averaged by examples, not changed by the server's optimizer."""
 _SENT = STATISTICS.keys() - {"cross_score", "bytes_up"}
-"""Statistics that a client can measure by itself."""
+"""Statistics that a client can measure itself."""
 _STEPS = ("num_steps", "step_norm", "effective_steps")
 MAX_STEPS = 100_000
-"""The most local steps that a reply may claim: here clients run programs of their own, and nobody can count along."""
+"""The most local steps that a reply may report: clients run their own programs, so the number cannot be checked."""
 Named = Mapping[str, str | Sequence[str]]
 _NUMPY = "numpy.ndarray"
-"""How Flower calls numpy's own format."""
+"""Flower's name for numpy's format."""
 _MOST_HEADER = 4096
-"""More than an array's own description ever takes."""
+"""An upper bound for the header of an array."""
 _DTYPES = {np.dtype(code).name: np.dtype(code) for code in "?bhilqBHILQefdg"}
-"""Numbers by the names that numpy writes. It knows many other words for types, and warns of outdated ones."""
+"""Number types by the names that numpy writes. It accepts many other names and warns of outdated ones."""
 
 
 class Lacking(Malformed):
@@ -50,26 +50,26 @@ class Lacking(Malformed):
 
 
 def check_usable(algorithm: Algorithm) -> None:
-    """Refuse what cannot work when the clients run a program of their own."""
+    """Refuse algorithms that cannot work with clients that run their own program."""
     solver, name = algorithm.solver, type(algorithm.solver).__name__
     reasons = {
         f"solver '{name}' exchanges {', '.join(sorted(solver.parts))}": set(solver.parts) != {"delta"},
         f"solver '{name}' keeps something at the clients": solver.stateful or bool(aspects.local_leaves(solver)),
-        "its wire works at the clients": bool(algorithm.wire),
-        "it tries the clients' models on each other": "cross_score" in algorithm.weighting.requires,
+        "its wire rules run at the clients": bool(algorithm.wire),
+        "it scores the clients' models on each other": "cross_score" in algorithm.weighting.requires,
     }
     found = [reason for reason, holds in reasons.items() if holds]
     if found:
         raise AlgorithmError(
-            f"this algorithm cannot work with a ClientApp of your own: {'; '.join(found)}. Allowed are algorithms "
-            "whose clients send a trained model and nothing else (fedavg, fedadam, aaggff_s, fedadp, krum, ...); "
+            f"this algorithm cannot work with your own ClientApp: {'; '.join(found)}. Allowed are algorithms "
+            "whose clients only send a trained model (fedavg, fedadam, aaggff_s, fedadp, krum, ...); "
             "for the others let fedalloy run the clients too ('fedalloy flower --help')"
         )
 
 
 @dataclass(frozen=True)
 class SentModel:
-    """The global model as it was sent: trees for the algorithm, in an order and in types that come back the same."""
+    """The global model as it was sent: trees for the algorithm, with the order and types of the arrays."""
 
     params: Tree
     buffers: Tree
@@ -77,7 +77,7 @@ class SentModel:
 
     @staticmethod
     def of(arrays: ArrayRecord, buffers: Names = BUFFERS) -> SentModel:
-        """The model in a record; whatever is not a floating-point number is a buffer."""
+        """The model in a record; arrays that are not floating-point are buffers."""
         leaves = {name: torch.from_numpy(np.array(array.numpy())) for name, array in arrays.items()}
         kept = {name: leaf for name, leaf in leaves.items() if name in buffers or not leaf.is_floating_point()}
         params = {name: leaf for name, leaf in leaves.items() if name not in kept}
@@ -87,7 +87,7 @@ class SentModel:
 
     @property
     def leaves(self) -> Tree:
-        """All of it, in the order in which it was sent."""
+        """All leaves, in the order in which they were sent."""
         both = {**self.params, **self.buffers}
         return {name: both[name] for name in self.order}
 
@@ -100,7 +100,7 @@ class SentModel:
 class ReplyReader:
     """Turns replies into contributions to an algorithm.
 
-    ``metrics`` says which of the clients' metrics is which statistic (or several), ``{"train_loss": "loss_before"}``;
+    ``metrics`` maps the clients' metrics to statistics (one or several), ``{"train_loss": "loss_before"}``;
     a metric that has a statistic's own name (``num-examples`` for ``num_examples``) needs no entry.
     """
 
@@ -117,7 +117,7 @@ class ReplyReader:
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
-        """Every metric with every statistic it stands for."""
+        """Every metric with each of its statistics."""
         several = [(theirs, (ours,) if isinstance(ours, str) else ours) for theirs, ours in self.metrics.items()]
         return [(theirs, one) for theirs, ours in several for one in ours]
 
@@ -125,7 +125,7 @@ class ReplyReader:
         """A contribution, or :class:`Malformed`."""
         arrays = _arrays(content, self.arrays_key)
         metrics = metrics_of(content)
-        # Whoever says nothing about its steps has taken some, if it has examples.
+        # A client that does not report its steps has taken some, if it has examples.
         stats = {"num_steps": self._known(metrics).get("num_steps", nan), **self.statistics(metrics)}
         check_arrays(arrays, model.leaves)
         stats["bytes_up"] = float(array_bytes(arrays))
@@ -137,7 +137,7 @@ class ReplyReader:
         return Contribution(payload, stats, {}, Notes.alone(payload))
 
     def statistics(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """What the algorithm needs of the metrics, under its own names; everyone counts for one example where the
+        """The statistics that the algorithm needs, under their own names; every client counts as one example if the
         number is neither sent nor required."""
         known = self._known(metrics)
         missing = sorted(self.required - known.keys())
@@ -159,7 +159,7 @@ class ReplyReader:
         hint = next((name for name in metrics if name.replace("-", "_") != "num_examples"), "your_metric")
         return (
             f"weighting '{self.rule}' requires {wanted}, and the metrics sent are {_listed(metrics)}. Send a metric "
-            f"named {missing[0]}, or, where one of them is exactly that, say so: metrics={{'{hint}': '{missing[0]}'}}"
+            f"named {missing[0]}, or, if one of them is exactly that, declare it: metrics={{'{hint}': '{missing[0]}'}}"
         )
 
 
@@ -175,7 +175,7 @@ def metrics_of(content: RecordDict) -> dict[str, float]:
 
 
 def check_arrays(arrays: ArrayRecord, expected: Tree) -> None:
-    """Refuse arrays that are not the model's: names, shapes, kinds of number and sizes, all from the labels."""
+    """Refuse arrays that are not the model's: names, shapes, kinds of number and sizes, all from the metadata."""
     if missing := expected.keys() - arrays.keys():
         raise Malformed(f"lacks the arrays {_listed(missing)}")
     if extra := arrays.keys() - expected.keys():
@@ -185,7 +185,7 @@ def check_arrays(arrays: ArrayRecord, expected: Tree) -> None:
 
 
 def array_bytes(arrays: ArrayRecord) -> int:
-    """The bytes of the numbers in a record, in the precision in which they are sent; nothing for their headers."""
+    """The bytes of the numbers in a record, in the precision in which they are sent, without headers."""
     return sum(prod(array.shape) * np.dtype(array.dtype).itemsize for array in arrays.values())
 
 
@@ -202,7 +202,7 @@ def average(metrics: list[tuple[MetricRecord, float]]) -> MetricRecord | None:
 
 
 def _arrays(content: RecordDict, key: str) -> ArrayRecord:
-    """The trained model: the record of the usual name, or the only one there is."""
+    """The trained model: the record with the given name, or the only one."""
     records = content.array_records
     if key in records:
         return records[key]
@@ -222,20 +222,20 @@ def _check_array(name: str, array: Array, expected: Tensor) -> None:
 
 
 def _same_kind(dtype: str, expected: Tensor) -> bool:
-    """Floats may come in another precision (they are brought to the model's); nothing else may change its kind."""
+    """Floats may have another precision (they are converted to the model's); no other kind may change."""
     theirs, ours = _DTYPES.get(dtype), expected.numpy().dtype
     return theirs is not None and (theirs == ours or (theirs.kind == ours.kind == "f"))
 
 
 def _tensor(array: Array, expected: Tensor) -> Tensor:
-    """The values, after all of their labels were found right; the bytes must say the same as the labels."""
+    """The values, after the metadata was checked; the bytes must agree with the metadata."""
     if array.stype != _NUMPY:
         raise Malformed(f"an array is written as {array.stype!s:.40}, which is not understood")
     try:
         values = read_npy(array.data, tuple(expected.shape), expected.numpy().dtype.kind)
     except DataError as error:
         raise Malformed(str(error)) from None
-    with np.errstate(over="ignore"):  # what is too large becomes infinite, and is screened as such
+    with np.errstate(over="ignore"):  # values that are too large become infinite, and are then refused
         return torch.from_numpy(values.astype(expected.numpy().dtype))
 
 
@@ -253,7 +253,7 @@ def read_npy(data: bytes, shape: tuple[int, ...], kind: str) -> np.ndarray:
     """
     declared, by_columns, dtype, start = read_npy_header(data, "an array", _MOST_HEADER)
     if tuple(declared) != shape or dtype.kind != kind:
-        raise DataError(f"an array holds {dtype!s:.40} of shape {declared!s:.100}, which is not what its label says")
+        raise DataError(f"an array holds {dtype!s:.40} of shape {declared!s:.100}, which does not match its metadata")
     count = prod(shape)
     if len(data) - start != count * dtype.itemsize:
         raise DataError(f"an array needs {count * dtype.itemsize} bytes, and {len(data) - start} arrived")

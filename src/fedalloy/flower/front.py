@@ -1,10 +1,10 @@
-"""The door of a server: what partners reach, encrypted, and behind it the paths that nodes need and no others.
+"""The TLS front of a server: the only port that partners reach, which forwards only the paths that nodes need.
 
-Flower's SuperLink answers nodes, operators and its own apps on one port, and asks operators for no password. So it
-listens on this machine alone, and this program stands in front of it: it passes the requests of nodes on, one by one,
-and answers everything else with 404. Whoever wants to register a key or to start a run does so on the server's machine.
+Flower's SuperLink serves nodes, operators and its own apps on one port, and does not authenticate operators. So it
+listens on loopback only, and this program in front of it forwards the requests of nodes, one by one, and answers
+everything else with 404. Keys are registered and runs are started on the server's machine.
 
-Sizes, numbers and durations are bounded (:class:`Limits`); a body is passed on while it arrives and never kept.
+Sizes, numbers and durations are bounded (:class:`Limits`); bodies are streamed and never stored.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ PATHS = frozenset(
         "get-fab", "push-object", "pull-object", "confirm-message-received",
     )
 )  # fmt: skip
-"""What a node with a key asks for. That of ``register-node`` and ``unregister-node`` is for nodes without."""
+"""The paths for nodes with a key. ``register-node`` and ``unregister-node`` are for nodes without one."""
 _CHUNK = 65_536
 _FRESH = 2.0
-"""Seconds after which a connection to the SuperLink is not used again: it closes those that were idle for five."""
+"""Seconds after which a connection to the SuperLink is not reused: it closes connections that are idle for five."""
 _HOP = frozenset(
     (b"connection", b"expect", b"host", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te")
 ) | {b"trailer", b"transfer-encoding", b"upgrade"}
-"""Headers that are about one connection and not about a request."""
+"""Headers that belong to a connection, not to a request."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one visitor may cost: bytes, connections and seconds."""
+    """Limits per visitor: bytes, connections and seconds."""
 
     headers: int = 16_384
     body: int = 32 * 2**20
@@ -57,7 +57,7 @@ class Limits:
 
 
 class Turned(Exception):
-    """A request that is not passed on; holds the status it is answered with."""
+    """A request that is not forwarded, with the HTTP status of the answer."""
 
     def __init__(self, status: int) -> None:
         super().__init__(status)
@@ -109,13 +109,13 @@ class Side:
         return True
 
     def close(self) -> None:
-        """Leave at once."""
+        """Close at once."""
         self.writer.transport.abort()
 
 
 @dataclass
 class Front:
-    """Listens on a socket with TLS and passes what nodes ask for on to the SuperLink at ``port`` of this machine."""
+    """Listens on a socket with TLS and forwards the requests of nodes to the SuperLink at ``port`` of this machine."""
 
     listener: socket.socket
     tls: ssl.SSLContext
@@ -125,7 +125,7 @@ class Front:
     visitors: Counter[str] = field(default_factory=Counter)
 
     async def serve(self) -> None:
-        """Let visitors in, one after another; who comes when all places are taken waits outside."""
+        """Accept connections; above the limit, new ones wait in the listen queue."""
         loop, tasks = asyncio.get_running_loop(), set[asyncio.Task[None]]()
         self.listener.setblocking(False)
         places = asyncio.Semaphore(self.limits.connections)
@@ -138,7 +138,7 @@ class Front:
             await places.acquire()
             try:
                 visitor, address = await loop.sock_accept(self.listener)
-            except OSError:  # no file descriptors left, or gone before it was let in
+            except OSError:  # no file descriptors left, or the visitor is gone
                 places.release()
                 await asyncio.sleep(0.1)
                 continue
@@ -151,10 +151,10 @@ class Front:
             visitor.close()
             return
         self.visitors[address] += 1
-        # Otherwise the second half of an answer waits for the receipt of the first: 40 ms for every request.
+        # Without this, the second half of an answer waits for the ACK of the first: 40 ms for every request.
         visitor.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
-            # Whatever a visitor does, it ends this visit and nothing else.
+            # An error of a visitor must only end this visit.
             with contextlib.suppress(OSError, TimeoutError, h11.ProtocolError):
                 await self._receive(visitor)
         finally:
@@ -187,7 +187,7 @@ class Visit:
     link: Side | None = None
 
     async def run(self) -> None:
-        """Request by request, until the visitor leaves or is sent away."""
+        """Handle requests until the visitor leaves or is refused."""
         limits = self.front.limits
         try:
             while True:
@@ -220,7 +220,7 @@ class Visit:
         await self._answer(link, await _answered(link))
 
     async def _answer(self, link: Side, answer: h11.Response) -> None:
-        """Pass the answer on, as it comes."""
+        """Forward the answer as it arrives."""
         headers = [pair for pair in answer.headers if pair[0] not in _HOP]
         await self.visitor.send(h11.Response(status_code=answer.status_code, headers=headers))
         async for part in link.body():
@@ -231,7 +231,7 @@ class Visit:
             self.link = None
 
     async def _connected(self) -> Side:
-        """The connection to the SuperLink: that of the last request, unless it may be closed already."""
+        """The connection to the SuperLink: that of the last request, unless it may already be closed."""
         if self.link and time.monotonic() - self.link.used < _FRESH and not self.link.reader.at_eof():
             return self.link
         if self.link:
@@ -243,7 +243,7 @@ class Visit:
         return self.link
 
     async def _turn_away(self, status: int) -> None:
-        """Say why not, and end the connection: the rest of what was sent is not read."""
+        """Answer with a status and close the connection without reading the rest."""
         if self.visitor.http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             return
         headers = [("content-length", "0"), ("connection", "close")]
@@ -261,7 +261,7 @@ async def _answered(link: Side) -> h11.Response:
 
 
 def _checked(request: h11.Request, most: int) -> list[tuple[bytes, bytes]]:
-    """The headers to pass on, of a request that may be passed on."""
+    """The headers to forward; raises ``Turned`` for a request that must not be forwarded."""
     if request.method != b"POST" or request.target not in PATHS:
         raise Turned(404)
     given = dict(request.headers)
@@ -273,14 +273,14 @@ def _checked(request: h11.Request, most: int) -> list[tuple[bytes, bytes]]:
 
 
 def door(host: str, port: int) -> socket.socket:
-    """A socket that listens."""
+    """A listening socket."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     both = host == "::" and socket.has_dualstack_ipv6()
     return socket.create_server((host, port), family=family, backlog=256, dualstack_ipv6=both)
 
 
 def contexts(certificate: Path, key: Path, authority: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """Encryption towards partners, and towards the SuperLink, which must show the certificate of the federation."""
+    """TLS contexts for partners and for the SuperLink, which must have the certificate of the federation."""
     outer = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     outer.minimum_version = ssl.TLSVersion.TLSv1_2
     outer.load_cert_chain(certificate, key)
@@ -288,7 +288,7 @@ def contexts(certificate: Path, key: Path, authority: Path) -> tuple[ssl.SSLCont
 
 
 def main(folder: str, host: str, port: str, inner: str) -> None:
-    """Serve until told to stop, or until whoever started this is gone."""
+    """Serve until a signal, or until the parent process is gone."""
     from fedalloy.flower.layout import server_files
 
     files, limits = server_files(Path(folder)), Limits()
@@ -315,7 +315,7 @@ async def _until_told(work: Coroutine[Any, Any, None]) -> None:
 
 
 def _allow_files(wanted: int) -> None:
-    """A connection has two ends, and each is a file."""
+    """Raise the limit of open files: every connection needs two."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,4 +1,4 @@
-"""Where things lie in the folders of a federation, and the two small files that describe them.
+"""The folders of a federation, and the two small files that describe them.
 
 The server's folder holds ``server.toml``, a node's folder ``node.toml``; every path in them is relative to the folder,
 so that a folder can be moved to the machine it is for.
@@ -19,7 +19,7 @@ from fedalloy.flower.pki import ServerFiles
 
 SERVER_FILE, NODE_FILE = "server.toml", "node.toml"
 RUNNING = "running.json"
-"""In the server's folder while a local federation runs: the port it has, who started it, and its nodes."""
+"""In the server's folder while a local federation runs: its port, the process that started it, and its nodes."""
 _SERVER_KEYS = ("host", "port", "secure", "local_port", "clients")
 _NODE_KEYS = ("server", "secure", "port", "client", "data", "store", "policy", "device", "threads")
 
@@ -27,7 +27,7 @@ _NODE_KEYS = ("server", "secure", "port", "client", "data", "store", "policy", "
 @dataclass(frozen=True)
 class ServerPlace:
     """The server's folder. Partners reach it at ``host:port``, where its front listens; the SuperLink itself listens on
-    ``local_port`` of this machine alone. Without encryption there is no front, and nothing but this machine."""
+    ``local_port`` of loopback only. Without encryption there is no front, and only this machine can connect."""
 
     folder: Path
     host: str
@@ -39,15 +39,15 @@ class ServerPlace:
     def __post_init__(self) -> None:
         if not self.secure and not is_loopback(self.host):
             raise SpecError(
-                f"the server would listen on '{self.host}' without encryption, for anybody; allowed is 127.0.0.1. Set "
-                "'secure = true', with certificates of 'fedalloy flower init', or keep it to this machine"
+                f"the server would listen on '{self.host}' without encryption, for everyone; only 127.0.0.1 is "
+                "allowed. Set 'secure = true', with certificates of 'fedalloy flower init', or use this machine only"
             )
         if self.secure and self.local_port == self.port:
             raise SpecError(f"'port' and 'local_port' are both {self.port}; the front and the SuperLink need one each")
 
     @staticmethod
     def read(folder: Path) -> ServerPlace:
-        """What ``server.toml`` says."""
+        """The settings in ``server.toml``."""
         values = _read(folder / SERVER_FILE, _SERVER_KEYS)
         return ServerPlace(
             folder.absolute(),
@@ -70,12 +70,12 @@ class ServerPlace:
 
     @property
     def seats(self) -> Path:
-        """Which key every client has, written at every start and every ``admit``."""
+        """The file with the key of every client, written at every start and every ``admit``."""
         return self.folder / "seats.json"
 
     @property
     def database(self) -> Path:
-        """Where the SuperLink remembers nodes and runs."""
+        """The SuperLink's database of nodes and runs."""
         return self.folder / "state.db"
 
     @property
@@ -85,19 +85,19 @@ class ServerPlace:
 
     @property
     def link_port(self) -> int:
-        """Where the SuperLink listens: unless said otherwise, beside the port that partners reach."""
+        """The SuperLink's port; default: next to the port that partners reach."""
         if not self.secure:
             return self.port
         return self.local_port or (self.port + 1 if self.port < 65535 else self.port - 1)
 
     @property
     def local_address(self) -> str:
-        """Where the server's own machine reaches the SuperLink, with everything it can do."""
+        """The SuperLink's address on the server's own machine, with full access."""
         return f"127.0.0.1:{self.link_port}"
 
     @property
     def door(self) -> str:
-        """Where this machine reaches what nodes reach: the front, or without encryption the SuperLink."""
+        """The address for nodes, from this machine: the front, or without encryption the SuperLink."""
         everywhere = self.host in ("0.0.0.0", "::", "") or not self.secure
         host = "127.0.0.1" if everywhere else f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
@@ -105,7 +105,7 @@ class ServerPlace:
 
 @dataclass(frozen=True)
 class NodePlace:
-    """A node's folder: it speaks to ``server``, and to its own ClientApp on ``port``."""
+    """A node's folder: it connects to ``server``, and to its own ClientApp on ``port``."""
 
     folder: Path
     server: str
@@ -116,13 +116,13 @@ class NodePlace:
     def __post_init__(self) -> None:
         if not self.secure and not is_loopback(self.server.rpartition(":")[0].strip("[]")):
             raise SpecError(
-                f"the node would speak to '{self.server}' without encryption, and take orders from whoever sits in "
-                "between; allowed is 127.0.0.1. Set 'secure = true', with the ca.crt of the server"
+                f"the node would connect to '{self.server}' without encryption, and take orders from anyone in "
+                "between; only 127.0.0.1 is allowed. Set 'secure = true', with the ca.crt of the server"
             )
 
     @staticmethod
     def read(folder: Path, trial: bool = False) -> NodePlace:
-        """What ``node.toml`` says. In a ``trial`` on one machine a node that says nothing about its data takes its
+        """The settings in ``node.toml``. In a ``trial`` on one machine, a node without a setting for its data uses its
         share of the recipe's own."""
         values = dict(_read(folder / NODE_FILE, _NODE_KEYS))
         if trial:
@@ -130,9 +130,7 @@ class NodePlace:
         place = folder.absolute()
         for key in ("server", "client", "data"):
             if values.get(key, "") == "":
-                raise SpecError(
-                    f"{folder / NODE_FILE}: '{key}' is missing or empty; its comment says what belongs there"
-                )
+                raise SpecError(f"{folder / NODE_FILE}: '{key}' is missing or empty; see its comment in the file")
         config = NodeConfig(
             str(values["client"]),
             _data(place, str(values["data"])),
@@ -147,7 +145,7 @@ class NodePlace:
 
     @property
     def name(self) -> str:
-        """A node is called like its folder."""
+        """The node's name: that of its folder."""
         return self.folder.name
 
     @property
@@ -157,7 +155,7 @@ class NodePlace:
 
     @property
     def authority(self) -> Path:
-        """The certificate by which it knows the server."""
+        """The certificate by which it authenticates the server."""
         return self.folder / "ca.crt"
 
     @property
@@ -167,7 +165,7 @@ class NodePlace:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether nobody but this machine reaches a host.
+    """Whether a host can only be reached from this machine.
 
     >>> [is_loopback(host) for host in ("localhost", "127.0.0.1", "::1", "0.0.0.0", "fed.example.org", "")]
     [True, True, True, False, False, False]
@@ -196,7 +194,7 @@ def _data(place: Path, data: str) -> str:
 
 def _read(path: Path, allowed: tuple[str, ...]) -> Mapping[str, Any]:
     if not path.is_file():
-        raise SpecError(f"{path} is not there; name a folder that 'fedalloy flower init' wrote")
+        raise SpecError(f"{path} does not exist; name a folder that 'fedalloy flower init' wrote")
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:

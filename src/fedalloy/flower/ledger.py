@@ -1,4 +1,4 @@
-"""The run folder of a strategy: rows of every round, and checkpoints from which it goes on."""
+"""The run folder of a strategy: rows of every round, and checkpoints to resume from."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FIELDS = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_me
 
 @dataclass
 class Ledger:
-    """Where a strategy writes; without a folder it keeps its rows in memory and nothing else."""
+    """Where a strategy writes; without a folder, only rows are kept, in memory."""
 
     folder: RunFolder | None = None
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -43,20 +43,20 @@ class Ledger:
             self.folder.append("clients", row)
 
     def save(self, round: int, state: ServerState, extra: Mapping[str, Any]) -> None:
-        """Make everything up to this round safe."""
+        """Save everything up to this round."""
         if self.folder:
             self.folder.checkpoint(round, state, {}, extra)
             self.folder.set_status("running", round)
 
     def close(self, state: RunState, round: int, reason: str = "") -> None:
-        """Say how the run ended."""
+        """Record how the run ended."""
         if self.folder:
             self.folder.set_status(state, round, reason)
 
 
 @contextmanager
 def open_ledger(place: Path | None, algorithm: Algorithm, seed: int) -> Iterator[tuple[Ledger, Checkpoint | None]]:
-    """The ledger, and the checkpoint to go on from where the folder holds one of the same algorithm."""
+    """The ledger, and the checkpoint to resume from if the folder holds one of the same algorithm."""
     if place is None:
         yield Ledger(), None
         return
@@ -76,8 +76,8 @@ def _open(place: Path, recipe: Mapping[str, Any]) -> RunFolder:
     different = [name for name in recipe if found.get(name) != recipe[name]]
     if different:
         raise CheckpointError(
-            f"{place} holds the run of another strategy ({', '.join(different)} differs); use the settings it was "
-            "begun with, or choose another folder"
+            f"{place} holds the run of another strategy ({', '.join(different)} differs); use its original "
+            "settings, or choose another folder"
         )
     return RunFolder.open(place)
 
@@ -88,7 +88,7 @@ def result_to_json(result: Result) -> dict[str, Any]:
 
 
 def result_from_json(kept: Mapping[str, Any]) -> Result:
-    """What :func:`result_to_json` wrote."""
+    """The inverse of :func:`result_to_json`."""
     result = Result()
     for name in _FIELDS:
         getattr(result, name).update({int(round): MetricRecord(one) for round, one in kept[name].items()})

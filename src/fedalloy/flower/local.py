@@ -21,19 +21,20 @@ from fedalloy.flower.operations import answers, front_answers
 from fedalloy.flower.programs import TOKEN, DidNotStart, Program, alive, end_all, free_port, wait_until
 
 STARTUP = 180.0
-"""Seconds that programs have for getting ready; a busy machine needs many times what an idle one does."""
+"""Seconds until programs must be ready; a busy machine needs many times as long as an idle one."""
 _TRIES = 5
 _SERVER = ("front", "server")
-"""The programs of the server, in the order in which they end."""
+"""The programs of the server, in the order in which they are ended."""
 
 
 @dataclass
 class LocalFederation:
-    """Starts what a folder of ``fedalloy flower init`` describes, on free ports; a context manager that leaves nothing.
+    """Starts what a folder of ``fedalloy flower init`` describes, on free ports; a context manager that cleans up
+    everything.
 
     ``with LocalFederation.of(folder, apps=(app,)) as federation: federation.run(app)``
 
-    Its nodes run fedalloy's own app, and besides it the ``apps`` that are named here, as they are when it starts.
+    Its nodes run fedalloy's own app, and the ``apps`` named here, as they are when it starts.
     """
 
     server: ServerPlace
@@ -74,7 +75,7 @@ class LocalFederation:
         self.stop()
 
     def start(self) -> None:
-        """Start the server, decide who is let in, start the nodes, and return when all of them are online."""
+        """Start the server, admit the nodes, start them, and return when all of them are online."""
         self._sweep()
         self._say_where()
         self.start_server()
@@ -84,7 +85,7 @@ class LocalFederation:
         self._say_where()
 
     def start_server(self) -> None:
-        """Start the SuperLink, decide who is let in, and open the front; after a restart it has the ports it had."""
+        """Start the SuperLink, admit the nodes, and open the front; after a restart the ports are the same."""
         known = "server" in self.programs
         for attempt in range(_TRIES):
             if not known:
@@ -96,38 +97,38 @@ class LocalFederation:
                     self._start_front()
                 return
             except DidNotStart:
-                # A port may have been taken between the choice and the use.
+                # Another program may have taken the port since it was chosen.
                 taken = any(_port_taken(self.programs[name]) for name in _SERVER if name in self.programs)
                 self._stop_server()
                 if attempt == _TRIES - 1 or not taken:
                     raise
 
     def register(self) -> None:
-        """Let in exactly the nodes whose public keys lie in the server's folder now."""
+        """Admit exactly the nodes whose public keys are in the server's folder."""
         self.node_ids = admit(self.server, self.cli)
 
     def start_node(self, name: str) -> None:
-        """Start one node, and return when the server knows it. After a kill the server believes for up to a
-        minute that the old one is still there, and refuses a second one with the same key: that is waited for."""
+        """Start one node, and return when it is online. After a kill the server takes the old one for connected for up
+        to a minute, and refuses a second one with the same key: this waits until then."""
         if self.server.secure:
-            noticed = f"the silence of {name} was noticed"
+            noticed = f"the server noticed that {name} is gone"
             wait_until(lambda: self._status(name) != "online", noticed, self.startup, poll=ASK)
         self._launch_node(name)
         self.wait_online(name)
 
     def kill_node(self, name: str) -> None:
-        """End a node as a power failure would, with everything it started."""
+        """Kill a node and everything it started, like a power failure."""
         self._program(name).kill()
         end_all(f"{self._token}.{name}")
 
     def kill_server(self) -> None:
-        """End the server as a power failure would, with everything it started."""
+        """Kill the server and everything it started, like a power failure."""
         self._program("server").kill()
         self.cli.close()
         self._stop_server()
 
     def wait_online(self, *names: str) -> None:
-        """Return when the server knows these nodes."""
+        """Return when these nodes are online."""
         needed = [self.programs[name] for name in ("server", *names)]
         wait_until(lambda: self._online(names), f"{', '.join(names)} went online", self.startup, needed, ASK)
 
@@ -136,7 +137,7 @@ class LocalFederation:
         return self.cli.start_run(app, config)
 
     def stop(self) -> None:
-        """End everything, nodes first, so that the server hears that they leave."""
+        """End everything, nodes first, so that they can sign off at the server."""
         self.cli.close()
         nodes = [program for name, program in self.programs.items() if name not in _SERVER]
         for program in nodes:
@@ -149,12 +150,12 @@ class LocalFederation:
 
     @property
     def running_file(self) -> Path:
-        """Says where this federation is reached while it is running, for ``fedalloy flower status``."""
+        """The file with the address of this federation while it runs, for ``fedalloy flower status``."""
         return self.server.folder / RUNNING
 
     def _sweep(self) -> None:
-        """Begin with nothing left over: neither programs of a session that was killed, nor its server's memory, which
-        would take those programs for present. Who a node is does not depend on it."""
+        """Remove what is left of a killed session: its programs, and the server's database, which would list those
+        programs as connected. The nodes' identities do not depend on it."""
         if self.running_file.exists():
             known = json.loads(self.running_file.read_text(encoding="utf-8"))
             if alive(known["pid"]):
@@ -208,12 +209,12 @@ class LocalFederation:
 
     def _launch_node(self, name: str) -> None:
         place = replace(self.nodes[name], port=free_port(), server=self.server.door)
-        # What Flower's own examples expect, so that other apps can run here too.
+        # Keys that Flower's examples expect, so that other apps can run here too.
         share: dict[str, str | int] = {"partition-id": list(self.nodes).index(name), "num-partitions": len(self.nodes)}
         self._launch(name, programs.supernode(self.launcher, place, share, self._bundles), place.home)
 
     def _online(self, names: tuple[str, ...]) -> bool:
-        """Without authentication nobody knows whose nodes they are, and they are counted."""
+        """Whether the nodes are online; without authentication they have no names, and are only counted."""
         online = {node for node, one in self.cli.nodes().items() if one["status"] == "online"}
         if not self.server.secure:
             return len(online) >= sum(self.programs[name].running for name in self.nodes if name in self.programs)

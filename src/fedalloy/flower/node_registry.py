@@ -1,14 +1,15 @@
-"""Who is who: which node speaks for which client.
+"""The registry of nodes: which node is which client.
 
-A node is known by the key with which it authenticates itself (without authentication, by its number). A server of
-fedalloy's has a *seat* for every registered node, and a client is the node in its seat, whoever else claims to be it.
+A node is identified by the key with which it authenticates (without authentication, by its number). A fedalloy server
+has a *seat* for every registered node, and a client is the node in its seat, no matter which other node claims to be
+it.
 
-On servers without seats (other people's, or without authentication) a client is bound on first contact: the first node
-that claims to be it is it from then on; a second one is refused, whether the first is connected or not. Only the
-operator undoes such a binding, by removing it from the file that keeps them.
+On servers without seats (not fedalloy's, or without authentication) a client is bound on first contact: to the first
+node that claims to be it; a second one is refused, whether the first is connected or not. Only the operator can undo
+such a binding, by removing it from the bindings file.
 
-Clients of apps that are not fedalloy's have numbers and no names: that of the node's seat or, where there are no seats,
-the free places in the order of the nodes' names and numbers.
+Clients of apps that are not fedalloy's have numbers instead of names: that of the node's seat or, without seats, the
+free numbers in the order of the nodes' names and numbers.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
 _TELL_EVERY = 10.0
-"""Seconds between two lines that say what is being waited for."""
+"""Seconds between two messages about what is being waited for."""
 
 
 @dataclass(frozen=True)
 class Seat:
-    """The place of a registered node: its name, and who it is for good; empty while its key is taken out."""
+    """The seat of a registered node: its name and its permanent identity; the latter is empty while its key is
+    removed."""
 
     name: str
     identity: str
@@ -38,8 +40,8 @@ class Seat:
 
 @dataclass(frozen=True)
 class Node:
-    """A connected node: its number in this federation, who it is for good, since when it is connected, and the name it
-    was registered with, which is often empty."""
+    """A connected node: its number in this federation, its permanent identity, since when it is connected, and the name
+    it was registered with, which is often empty."""
 
     number: int
     identity: str
@@ -48,7 +50,7 @@ class Node:
 
 
 def connected(grid: Grid, *, keyed: bool = True) -> list[Node]:
-    """The nodes that can be reached now, by number; each is known by its key, or if not ``keyed`` by its number."""
+    """The reachable nodes by number; each is identified by its key, or if not ``keyed`` by its number."""
     nodes = [
         Node(info.node_id, _identity(info, keyed), str(info.last_activated_at), str(info.name))
         for info in grid.get_nodes()
@@ -59,17 +61,17 @@ def connected(grid: Grid, *, keyed: bool = True) -> list[Node]:
 def wait_for_nodes(
     grid: Grid, least: int, limit: float, poll: float, tell: Callable[[str], None], *, keyed: bool
 ) -> list[Node]:
-    """The nodes that are there, as soon as there are enough; says what it waits for, and never waits for ever."""
+    """The connected nodes, as soon as there are enough; reports what it waits for, up to a limit."""
     begun, told = time.monotonic(), 0.0
     while len(nodes := connected(grid, keyed=keyed)) < least:
         spent = time.monotonic() - begun
         if spent > limit:
             raise AlgorithmError(
-                f"only {len(nodes)} of {least} nodes were there after {limit:g} s: start the missing SuperNodes, lower "
-                "'min_available_nodes', or raise 'wait'"
+                f"only {len(nodes)} of {least} nodes were connected after {limit:g} s: start the missing SuperNodes, "
+                "lower 'min_available_nodes', or raise 'wait'"
             )
         if spent >= told:
-            tell(f"waiting for nodes: {len(nodes)} of {least} are here, {limit - spent:.0f} s left")
+            tell(f"waiting for nodes: {len(nodes)} of {least} are connected, {limit - spent:.0f} s left")
             told = spent + _TELL_EVERY
         time.sleep(poll)
     return nodes
@@ -81,12 +83,12 @@ def _identity(info: Any, keyed: bool) -> str:
 
 
 def _numbered(number: int) -> str:
-    """Who a node is by its number. One that comes back with its key has the same number again."""
+    """The identity of a node by its number. A node that reconnects with its key gets the same number."""
     return f"node {number}"
 
 
 def identity_of(key: bytes) -> str:
-    """Who a node with a public key is.
+    """The identity of a node with a public key.
 
     >>> identity_of(b"a key")
     'key 8fa3aab2faa9b79e0a0398da5b5abd07'
@@ -95,7 +97,7 @@ def identity_of(key: bytes) -> str:
 
 
 def seated(names: Sequence[str], seats: Sequence[Seat]) -> dict[str, str]:
-    """Who is which client: a node whose name is that of a client, else the node whose seat has the client's number.
+    """The identity of every client: the node with the client's name, else the node whose seat has the client's number.
 
     >>> seated(("0", "1", "2"), (Seat("north", "key a"), Seat("south", ""), Seat("west", "key c")))
     {'0': 'key a', '2': 'key c'}
@@ -111,9 +113,9 @@ def seated(names: Sequence[str], seats: Sequence[Seat]) -> dict[str, str]:
 
 @dataclass
 class NodeRegistry:
-    """The clients by name, the nodes bound to them, and the node last ``seen`` as each; ``keep`` is told of every new
-    binding. With ``seats`` nobody is bound: who is who is looked up there before every exchange, so that it may change
-    while a run goes on."""
+    """The clients by name, the nodes bound to them, and the node last ``seen`` as each; ``keep`` is called with every
+    new binding. With ``seats`` there are no bindings: seats are read before every exchange, so that they may change
+    during a run."""
 
     names: tuple[str, ...]
     bound: dict[str, str] = field(default_factory=dict)
@@ -123,20 +125,20 @@ class NodeRegistry:
     seen: dict[int, Node] = field(default_factory=dict)
 
     def refresh(self) -> None:
-        """Look at the seats as they are now."""
+        """Read the seats again."""
         if self.seats is not None:
             self.bound = seated(self.names, self.seats())
 
     def client_of(self, node: Node) -> str | None:
-        """The client that a node is known to be."""
+        """The client of a node."""
         return next((client for client, identity in self.bound.items() if identity == node.identity), None)
 
     def strangers(self, nodes: list[Node]) -> list[Node]:
-        """Connected nodes that nobody has asked yet; one that was refused is asked again when it has reconnected."""
+        """Connected nodes that have not been asked yet; a refused one is asked again after it has reconnected."""
         return [node for node in nodes if self.client_of(node) is None and node not in self.refused]
 
     def claim(self, node: Node, client: str) -> str | None:
-        """Bind a node to the client it claims to be, or say why not."""
+        """Bind a node to the client it claims to be, or return why not."""
         reason = self._objection(node, client)
         if reason:
             self.refuse(node, reason)
@@ -146,7 +148,7 @@ class NodeRegistry:
         return None
 
     def refuse(self, node: Node, reason: str) -> None:
-        """Remember why a node takes no part."""
+        """Store why a node does not take part."""
         self.refused[node] = reason
 
     def present(self, nodes: list[Node]) -> dict[int, Node]:
@@ -160,19 +162,19 @@ class NodeRegistry:
         """Why a client is not present."""
         name = self.names[client]
         known = name in self.bound
-        return f"the node of '{name}' is not connected" if known else f"no node has come that is '{name}'"
+        return f"the node of '{name}' is not connected" if known else f"no node has connected as '{name}'"
 
     # Clients of apps that are not fedalloy's.
 
     @staticmethod
     def unnamed(population: int | None, nodes: list[Node], seats: Sequence[Seat] | None) -> NodeRegistry:
-        """For so many clients; else for all who are there now, up to the last of their seats."""
+        """For ``population`` clients; by default for all connected nodes, up to the last of their seats."""
         taken = {seat.identity: number for number, seat in enumerate(seats or ()) if seat.identity}
         last = max((taken[node.identity] for node in nodes if node.identity in taken), default=-1)
         return NodeRegistry(_numbers(population or max(len(nodes), last + 1)))
 
     def place(self, nodes: list[Node], seats: Sequence[Seat] | None = None) -> list[Node]:
-        """Give nodes the numbers of their seats, or without seats the free ones; those for whom there is none."""
+        """Give nodes the numbers of their seats, or without seats free numbers; returns the nodes without a number."""
         if seats is not None:
             taken = zip(self.names, seats, strict=False)
             self.bound = {name: seat.identity for name, seat in taken if seat.identity}
@@ -183,7 +185,7 @@ class NodeRegistry:
         return [node for node in nodes if self.client_of(node) is None]
 
     def describe(self, client: int) -> str:
-        """A client by the node that was last seen to be it.
+        """A client with the node that was last seen as it.
 
         >>> NodeRegistry(("0", "1"), seen={0: Node(71, "node 71", name="hospital-a")}).describe(0)
         "client 0 (node 71, 'hospital-a')"
@@ -194,7 +196,7 @@ class NodeRegistry:
         return f"client {client} (node {node.number}{f', {node.name!r}' if node.name else ''})"
 
     def to_json(self) -> dict[str, int]:
-        """Who was seen, for a checkpoint: clients by the numbers of their nodes."""
+        """The nodes seen, for a checkpoint: clients by the numbers of their nodes."""
         return {str(node.number): client for client, node in self.seen.items()}
 
     @staticmethod
@@ -207,14 +209,12 @@ class NodeRegistry:
 
     def _objection(self, node: Node, client: str) -> str | None:
         if client not in self.names:
-            return f"it says it is '{client:.80}', which is no client of this run; {nearest(client, self.names)}"
+            return f"it says it is '{client:.80}', which is not a client of this run; {nearest(client, self.names)}"
         advice = "remove the old binding from the bindings file"
         if self.seats is not None:
-            advice = "put its public key in the place of the other one's into the server's nodes/ and run 'admit'"
+            advice = "replace the other public key by its key in the server's nodes/ and run 'admit'"
             if client not in self.bound:
-                return (
-                    f"it says it is '{client}', but no key that is let in has this seat; see 'clients' in server.toml"
-                )
+                return f"it says it is '{client}', but no admitted key has this seat; see 'clients' in server.toml"
         if self.bound.get(client, node.identity) != node.identity:
             return (
                 f"it says it is '{client}', but that is the node with {self.bound[client]}; if this node has replaced "
@@ -224,5 +224,5 @@ class NodeRegistry:
 
 
 def _numbers(population: int) -> tuple[str, ...]:
-    """The names of clients that have none."""
+    """Names for clients without names: their numbers."""
     return tuple(str(number) for number in range(population))

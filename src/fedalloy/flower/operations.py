@@ -1,4 +1,4 @@
-"""Operating a server: find it, see whether it answers, and run it in the foreground (``fedalloy flower server``)."""
+"""Operating a server: find it, check whether it answers, and run it in the foreground (``fedalloy flower server``)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Say = Callable[[str], None]
 
 
 def found(folder: Path) -> ServerPlace:
-    """The server of a folder where it is now: a local federation has ports of its own while its starter lives."""
+    """The server of a folder at its current address: a local federation has other ports while it runs."""
     place = ServerPlace.read(folder)
     try:
         known = json.loads((place.folder / RUNNING).read_text(encoding="utf-8"))
@@ -49,23 +49,23 @@ def found(folder: Path) -> ServerPlace:
 
 
 def answers(place: ServerPlace) -> bool:
-    """Whether the SuperLink is there, and is the one whose certificate we know."""
+    """Whether the SuperLink answers with the expected certificate."""
     return _status_of(place, place.local_address) == 200
 
 
 def front_answers(place: ServerPlace) -> bool:
-    """Whether the front is there, and turns away what is not for nodes."""
+    """Whether the front answers, and refuses a path that is not for nodes."""
     return _status_of(place, place.door) == 404
 
 
 def _status_of(place: ServerPlace, address: str) -> int | None:
-    """How a program of the server answers the question for its health; None when it does not answer."""
+    """The HTTP status of a health check; None when there is no answer."""
     scheme, context = "http", None
     if place.secure:
         scheme, context = "https", ssl.create_default_context(cafile=place.files.ca_certificate)
-        # Which of the machine's addresses the front listens on is not the certificate's business here.
+        # Do not check the host name: the front may listen on any address of the machine.
         context.check_hostname = False
-    # A proxy of the surroundings is for other machines, not for this one.
+    # Ignore proxy settings of the environment: they are for other machines.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
     try:
         with opener.open(f"{scheme}://{address}/health", timeout=5) as answer:
@@ -78,8 +78,8 @@ def _status_of(place: ServerPlace, address: str) -> int | None:
 
 
 def serve(folder: Path, say: Say) -> int:
-    """Start the SuperLink, decide who is let in, only then open the front, and stay until one of the two ends; signals
-    are passed on. Returns the exit code."""
+    """Start the SuperLink, admit the nodes, then open the front, and wait until one of the two ends; signals are
+    forwarded. Returns the exit code."""
     place, launcher = ServerPlace.read(folder), prefork.launcher()
     environment = server_environment(launcher, place)
     with contextlib.ExitStack() as started:
@@ -102,7 +102,7 @@ def serve(folder: Path, say: Say) -> int:
 
 @contextlib.contextmanager
 def _running(command: list[str], environment: dict[str, str], folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A program that writes to this terminal and ends with this one."""
+    """A program that writes to this terminal and is ended with this process."""
     process = subprocess.Popen(command, env=environment, cwd=folder, start_new_session=True)
     try:
         yield process
@@ -119,7 +119,7 @@ def _pass_on_signals(link: subprocess.Popen[bytes]) -> None:
 
 
 def _first_end(programs: list[Program], say: Say) -> int:
-    """Wait until one of them ends: a server without its front reaches nobody, and must be started again."""
+    """Wait until one of them ends: a server without its front cannot be reached, and must be restarted."""
     while all(program.running for program in programs):
         time.sleep(POLL)
     if programs[0].running:
@@ -130,9 +130,9 @@ def _first_end(programs: list[Program], say: Say) -> int:
 
 def _admitted(place: ServerPlace, launcher: prefork.Launcher) -> str:
     if not place.secure:
-        return " WITHOUT encryption, for anybody on this machine"
+        return " WITHOUT encryption, for everyone on this machine"
     cli = FlwrCli(place, launcher=launcher)
     try:
-        return f" for {', '.join(admit(place, cli)) or 'nobody yet (put public keys into nodes/)'}"
+        return f" for {', '.join(admit(place, cli)) or 'no nodes yet (put public keys into nodes/)'}"
     finally:
         cli.close()

@@ -1,4 +1,4 @@
-"""What a node is told of an algorithm, which tensors go to it, and how those from it become a contribution."""
+"""The part of an algorithm that is sent to nodes, the tensors for nodes, and contributions from their answers."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from fedalloy.core.types import Contributions, Payload
 from fedalloy.flower.protocol.header import Malformed
 
 ALWAYS = {"num_examples": math.nan, "num_steps": math.nan, "train_loss": math.nan, "bytes_up": 0.0}
-"""Statistics of every contribution, and what stands in for one that a node keeps to itself."""
+"""Statistics of every contribution, and the default for one that a node does not send."""
 
 
 def counted_here(algorithm: Algorithm) -> frozenset[str]:
-    """Statistics that the server computes from a client's size (``core.recount``): nobody needs to send them."""
+    """Statistics that the server computes from a client's size (``core.recount``): they need not be sent."""
     return frozenset({"num_steps"}) | aspects.provides(algorithm.solver)
 
 
 def told_algorithm(algorithm: Algorithm) -> dict[str, Any]:
-    """What nodes are told of an algorithm: what they carry out themselves, and which statistics they are to send. Rules
-    of the server stay on the server."""
+    """The description of an algorithm for nodes: what they carry out, and which statistics they must send. The server's
+    rules are not sent."""
     wire = [to_spec("wire", one) for one in algorithm.wire]
     return {
         "solver": without_infinities(to_spec("solver", algorithm.solver)),
@@ -39,7 +39,7 @@ def told_algorithm(algorithm: Algorithm) -> dict[str, Any]:
 
 
 def without_infinities(value: Any) -> Any:
-    """JSON has none: they are written as words."""
+    """Infinities as strings, since JSON has none."""
     if isinstance(value, dict):
         return {name: without_infinities(one) for name, one in value.items()}
     if isinstance(value, list):
@@ -61,13 +61,13 @@ def scored(algorithm: Algorithm, shared: Shared, models: Sequence[ModelName], *,
 
 
 def tried(algorithm: Algorithm, shared: Shared, cohort: Contributions) -> Payload:
-    """The parts of an order to try everybody's model."""
+    """The parts of an order to score all clients' models."""
     common, sent = tried_models(algorithm, shared, cohort)
     return {**_named("shared", common), **_named("cohort", sent)}
 
 
 def check_sketch(sketch: Payload, algorithm: Algorithm, shared: Shared) -> None:
-    """Refuse what is not a contribution, from names, shapes and dtypes alone. Packed parts are looked at when they
+    """Refuse what is not a contribution, only from names, shapes and dtypes. Packed parts are checked when they
     are unpacked."""
     parts, packed = algorithm.parts(shared), algorithm.packings.keys()
     if sketch.keys() == parts.keys():
@@ -77,7 +77,7 @@ def check_sketch(sketch: Payload, algorithm: Algorithm, shared: Shared) -> None:
 
 
 def unpacked(sent: Payload, algorithm: Algorithm, shared: Shared) -> Payload:
-    """What was sent as the algorithm knows it, on the server's device."""
+    """The contribution in the algorithm's form, on the server's device."""
     parts, device = algorithm.parts(shared), next(iter(shared["params"].values())).device
     like = {name: part.template(shared) for name, part in parts.items()}
     placed = {part: {name: leaf.to(device) for name, leaf in leaves.items()} for part, leaves in sent.items()}

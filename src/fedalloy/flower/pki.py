@@ -1,7 +1,7 @@
 """Certificates and keys for a federation: an authority, a server certificate, one key pair per node.
 
-The authority signs nothing but the server's certificate and its key may then be locked away. Nodes prove who they are
-by an elliptic-curve key whose public half is registered at the server (Flower reads both halves in OpenSSH's format).
+The authority only signs the server's certificate; its key may then be locked away. Nodes authenticate by an
+elliptic-curve key whose public half is registered at the server (Flower reads both halves in OpenSSH's format).
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-"""Names that every server certificate holds, so that the server's own machine can always speak to it."""
+"""Names in every server certificate, so that the server's own machine can always connect."""
 DAYS = 397
-"""How long certificates are valid: the longest that common clients accept for a server."""
+"""Days that certificates are valid: the most that common clients accept for a server."""
 _EARLY = timedelta(minutes=5)
-"""Certificates begin a little earlier, because clocks differ."""
+"""Certificates are valid from a little earlier, because clocks differ."""
 
 
 @dataclass(frozen=True)
 class ServerFiles:
-    """Where the certificates of a server lie."""
+    """The certificate files of a server."""
 
     ca_certificate: Path
     ca_key: Path
@@ -41,7 +41,7 @@ class ServerFiles:
 def make_server_certificate(files: ServerFiles, hosts: Sequence[str] = (), days: int = DAYS) -> None:
     """Write an authority and a certificate for ``hosts`` (names or addresses) and loopback, signed by it."""
     if days < 1:
-        raise SpecError(f"certificates cannot be valid for {days} days; allowed is 1 or more")
+        raise SpecError(f"certificates cannot be valid for {days} days; use 1 or more")
     ca_key, server_key = _new_key(), _new_key()
     ca = _authority(ca_key, days)
     certificate = _server(server_key, ca, ca_key, [*LOOPBACK, *hosts], days)
@@ -52,7 +52,7 @@ def make_server_certificate(files: ServerFiles, hosts: Sequence[str] = (), days:
 
 
 def make_node_key(path: Path, comment: str = "") -> None:
-    """Write a P-384 key pair as OpenSSH does: ``path``, readable by its owner alone, and ``path.pub``."""
+    """Write a P-384 key pair as OpenSSH does: ``path``, readable only by its owner, and ``path.pub``."""
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
     key = _new_key()
@@ -62,7 +62,7 @@ def make_node_key(path: Path, comment: str = "") -> None:
 
 
 def public_half(private: Path) -> Path:
-    """Where the public half of a key lies.
+    """The file of the public half of a key.
 
     >>> public_half(Path("node.key")).name
     'node.key.pub'
@@ -78,12 +78,12 @@ def expires(certificate: Path) -> datetime:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """A new file that nobody but its owner can read, from its first moment on."""
+    """A new file that only its owner can read, from its creation on."""
     _write(path, content, 0o600)
 
 
 def write_public(path: Path, content: bytes) -> None:
-    """A new file that everybody may read."""
+    """A new file that all users may read."""
     _write(path, content, 0o644)
 
 
@@ -182,7 +182,7 @@ def _alternative(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
     except ValueError:
         raise SpecError(
-            f"'{host}' is neither an address nor a name of a host; write 10.0.0.7 or server.example.org, without a port"
+            f"'{host}' is neither an address nor a host name; write 10.0.0.7 or server.example.org, without a port"
         ) from None
 
 

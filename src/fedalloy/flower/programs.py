@@ -1,4 +1,4 @@
-"""The programs that a federation consists of: their command lines and surroundings, and how they start and end."""
+"""The programs of a federation: their command lines and environments, and how they start and end."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from fedalloy.flower.layout import NodePlace, ServerPlace
 from fedalloy.flower.prefork import Launcher
 
 SEATS = "FEDALLOY_SEATS"
-"""Names, for everything that a server starts, the file that says which key is which client."""
+"""The environment variable with the file of seats, for everything that a server starts."""
 TOKEN = "FEDALLOY_FEDERATION"
-"""Every process of a federation carries this in its environment: Flower starts some in sessions of their own."""
+"""In the environment of every process of a federation, to find them all: Flower starts some in new sessions."""
 POLL = 0.1
 _GRACE = 10.0
-"""Seconds that a program has for ending by itself."""
+"""Seconds that a program has to end by itself."""
 _PORTS = (20_000, 32_000)
 """Below the ports that systems give to outgoing connections, which could take a port between its choice and its use."""
 
 
 _DOORS = "FLWR_INTERNAL_"
-"""Variables that would open further ports of a SuperLink, on every network of its machine."""
+"""Variables that would open more ports of a SuperLink, on every network of its machine."""
 
 
 def superlink(launcher: Launcher, place: ServerPlace) -> list[str]:
-    """The SuperLink, which listens on this machine alone: encrypted and with known nodes only, unless its folder says
-    otherwise; it installs nothing."""
+    """The SuperLink, which listens on loopback only: encrypted and with registered nodes only, unless its folder is
+    configured otherwise; it installs nothing."""
     command = [*launcher.command("flower-superlink"), "--host", "127.0.0.1", "--port", str(place.link_port)]
     command += ["--database", str(place.database), "--disable-runtime-dependency-installation"]
     if not place.secure:
@@ -48,7 +48,7 @@ def superlink(launcher: Launcher, place: ServerPlace) -> list[str]:
 
 
 def front(place: ServerPlace) -> list[str]:
-    """What partners reach: only ever with encryption, and with what nodes need behind it."""
+    """The front, which partners reach: always encrypted, and only for what nodes need."""
     command = [sys.executable, "-P", "-m", "fedalloy.flower.front", str(place.folder)]
     return [*command, place.host, str(place.port), str(place.link_port)]
 
@@ -56,7 +56,7 @@ def front(place: ServerPlace) -> list[str]:
 def supernode(
     launcher: Launcher, place: NodePlace, extra: Mapping[str, str | int] | None = None, bundles: Iterable[str] = ()
 ) -> list[str]:
-    """One node; what it says about itself stays on its machine. For trials with apps that are not fedalloy's: ``extra``
+    """One node; its configuration stays on its machine. For trials with apps that are not fedalloy's: ``extra``
     keys for them, and the hashes of their ``bundles``, without which the node refuses them."""
     command = [*launcher.command("flower-supernode"), *(word for one in bundles for word in (ALLOW, one))]
     command += ["--superlink", place.server, "--host", "127.0.0.1", "--port", str(place.port)]
@@ -67,7 +67,7 @@ def supernode(
 
 
 def environment(launcher: Launcher, home: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of a Flower program: quiet, and with its files in ``home``."""
+    """The environment of a Flower program: without telemetry, and with its files in ``home``."""
     home.mkdir(parents=True, exist_ok=True)
     inherited = {name: value for name, value in os.environ.items() if not name.startswith((_DOORS, SEATS))}
     return {**inherited, **QUIET, "FLWR_HOME": str(home), **launcher.environment(home), **(extra or {})}
@@ -76,7 +76,7 @@ def environment(launcher: Launcher, home: Path, extra: Mapping[str, str] | None 
 def server_environment(
     launcher: Launcher, place: ServerPlace, extra: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """The environment of the SuperLink and of what it starts."""
+    """The environment of the SuperLink and of its child processes."""
     seats = {SEATS: str(place.seats)} if place.secure else {}
     return environment(launcher, place.home, {**seats, **(extra or {})})
 
@@ -95,7 +95,7 @@ class Program:
 
     @staticmethod
     def start(name: str, command: Sequence[str], environment: dict[str, str], log: Path, cwd: Path) -> Program:
-        """Start it, away from the terminal's Ctrl-C: who started it decides in which order things end."""
+        """Start it in its own session, so that Ctrl-C does not reach it: the caller ends programs in order."""
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as out:
             process = subprocess.Popen(
@@ -110,7 +110,7 @@ class Program:
         return self.process.poll() is None
 
     def stop(self) -> None:
-        """Ask it to end, and end it if it does not."""
+        """Ask it to end, and kill it if it does not."""
         if self.running:
             self.process.terminate()
             try:
@@ -120,7 +120,7 @@ class Program:
         self.process.wait()
 
     def kill(self) -> None:
-        """End it as a power failure would."""
+        """Kill it, like a power failure."""
         self.process.kill()
         self.process.wait()
 
@@ -135,7 +135,7 @@ class Program:
 def wait_until(
     ready: Callable[[], bool], what: str, limit: float, programs: Sequence[Program] = (), poll: float = POLL
 ) -> None:
-    """Look until ``ready`` says so; a program that ends, or the end of the time, is an error that shows its log."""
+    """Poll until ``ready`` returns true; if a program ends, or time runs out, the error shows its log."""
     end = time.monotonic() + limit
     while not ready():
         for program in programs:
@@ -151,7 +151,7 @@ def wait_until(
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody listens on at the moment."""
+    """A port that is free at the moment."""
     for _ in range(1000):
         port = _PORTS[0] + secrets.randbelow(_PORTS[1] - _PORTS[0])
         with socket.socket() as probe:
@@ -164,7 +164,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def end_all(token: str) -> None:
-    """End every process that carries ``token`` in its environment: those whose parents were killed before them."""
+    """End every process with ``token`` in its environment: those whose parents were killed before them."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         end = time.monotonic() + _GRACE
         while left := list(carrying(token)):
@@ -176,12 +176,12 @@ def end_all(token: str) -> None:
 
 
 def carrying(token: str) -> Iterator[int]:
-    """The processes of this user with ``token`` in their environment, this one excepted. Systems without ``/proc`` show
-    none; there Flower's own rule must do, by which its helpers end soon after their parents."""
+    """The processes of this user with ``token`` in their environment, except this one. Empty on systems without
+    ``/proc``; there Flower's helpers end by themselves soon after their parents."""
     wanted = f"{TOKEN}={token}".encode()
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            # A process that has ended but was not waited for has an empty environment.
+            # A zombie has an empty environment.
             values = (entry / "environ").read_bytes().split(b"\0")
         except OSError:
             continue

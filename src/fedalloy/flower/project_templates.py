@@ -1,6 +1,6 @@
-"""``fedalloy flower init``: the folders of a federation, complete and ready to be handed out.
+"""``fedalloy flower init``: the complete folders of a federation, ready to hand out.
 
-For people there are settings with their meaning, letters and systemd units (``templates/``).
+Commented settings, instructions and systemd units come from ``templates/``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fedalloy.flower.layout import NODE_FILE, SERVER_FILE, is_loopback, server_f
 from fedalloy.flower.pki import DAYS, make_node_key, make_server_certificate, public_half, write_public
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}", re.IGNORECASE)
-_UNSAFE = "**This federation is NOT encrypted and lets anybody in. Use it on one machine only, and with no real data.**"
+_UNSAFE = "**This federation is NOT encrypted and admits any node. Use it on one machine only, and without real data.**"
 _SAFE = (
     "The connection is encrypted. The server proves who it is by `ca.crt`, this machine by `node.key`.\n"
     "**Keep `node.key` to yourself**; if somebody else may have seen it, tell the coordinator at once."
@@ -31,10 +31,10 @@ _SAFE = (
 
 @dataclass(frozen=True)
 class FederationPlan:
-    """What is to be written: where the server is reached, and who takes part.
+    """What to write: the address of the server, and the nodes.
 
-    ``data`` is what the nodes' files say about their data; empty, so that each operator says it: a node without does
-    not start.
+    ``data`` is the setting for data in the nodes' files; empty by default, so that each operator must set it: a node
+    without it does not start.
     """
 
     nodes: tuple[str, ...]
@@ -50,40 +50,40 @@ class FederationPlan:
         for name in self.nodes:
             if not _NAME.fullmatch(name) or name == "server":
                 raise SpecError(
-                    f"'{name}' is no name for a node: letters, digits, dots, dashes and underscores, and not 'server'"
+                    f"'{name}' is not a valid node name: use letters, digits, dots, dashes, underscores, and not 'server'"
                 )
         if len(set(self.nodes)) < len(self.nodes):
             raise SpecError(f"two nodes have the same name: {', '.join(self.nodes)}")
         if not 1 <= self.port <= 65535:
-            raise SpecError(f"port {self.port} does not exist; allowed is 1 to 65535")
+            raise SpecError(f"port {self.port} does not exist; use 1 to 65535")
         if not self.secure and not is_loopback(self.host):
             raise SpecError(
-                f"a federation without encryption stays on one machine, and '{self.host}' is reached from others; "
-                "leave --host or --insecure out"
+                f"a federation without encryption must stay on one machine, and '{self.host}' can be reached from "
+                "others; omit --host or --insecure"
             )
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Plan":  # as the guide called it
+    if name == "Plan":  # its name in an earlier guide
         warnings.warn("fedalloy.flower.project_templates.Plan is now FederationPlan", DeprecationWarning, stacklevel=2)
         return FederationPlan
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def numbered(count: int) -> tuple[str, ...]:
-    """Names for nodes that have none.
+    """Default names of nodes.
 
     >>> numbered(2)
     ('node-0', 'node-1')
     """
     if count < 1:
-        raise SpecError(f"a federation of {count} nodes has nobody to learn from; allowed is 1 or more")
+        raise SpecError(f"a federation of {count} nodes has no data; use 1 or more")
     width = len(str(count - 1))
     return tuple(f"node-{number:0{width}d}" for number in range(count))
 
 
 def write_federation(folder: Path, plan: FederationPlan) -> None:
-    """Write everything, or nothing: an unfinished federation is not left behind, an existing one not touched."""
+    """Write everything or nothing: no unfinished federation is left behind, and an existing one is not changed."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SpecError(f"{folder} exists and is not empty: nothing was written. Choose another folder, or remove it")
     draft = folder.with_name(f".{folder.name}.draft-{os.getpid()}")
@@ -148,12 +148,12 @@ def _node_file(server: str, secure: bool, port: int, client: int, data: str) -> 
 
 
 def _policy_file() -> str:
-    """``policy.toml``, an example with everything that can be said."""
+    """``policy.toml``, an example with all settings."""
     return _filled("policy.toml")
 
 
 def _coordinator(nodes: Sequence[str], host: str, port: int, secure: bool) -> str:
-    """``README.md`` for whoever runs the server."""
+    """``README.md`` for the operator of the server."""
     listed = "\n".join(f"| `nodes/{name}/` | the operator of {name} |" for name in nodes)
     count = f"{len(nodes)} node{'s' if len(nodes) > 1 else ''}"
     warning = "" if secure else f"\n{_UNSAFE}\n"
@@ -161,7 +161,7 @@ def _coordinator(nodes: Sequence[str], host: str, port: int, secure: bool) -> st
 
 
 def _hospital(name: str, server: str, secure: bool) -> str:
-    """``README.md`` for the operator of a node, in plain words."""
+    """``README.md`` for the operator of a node."""
     return _filled("hospital.md", name=name, server=server, guarded=_SAFE if secure else _UNSAFE)
 
 
@@ -180,6 +180,6 @@ def _unit(description: str, command: str, folder: str) -> str:
 
 
 def _filled(template: str, **values: object) -> str:
-    """A template with its values; one that is missing is an error."""
+    """A template with its values filled in; a missing value is an error."""
     text = resources.files("fedalloy.flower").joinpath("templates", template).read_text(encoding="utf-8")
     return Template(text).substitute(values)

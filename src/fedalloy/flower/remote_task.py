@@ -1,4 +1,4 @@
-"""The server's side of a task whose data it never sees: the model, the clients' names, and what nodes are told."""
+"""The server's side of a task whose data are on nodes: the model, the clients' names, and the spec for nodes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fedalloy.tasks.datasets.nodes import OnNodes
 
 @dataclass(frozen=True, eq=False)
 class RemoteTask(Task):
-    """A model and clients somewhere else; ``spec`` is what nodes are told."""
+    """A model and remote clients; ``spec`` is sent to nodes."""
 
     objective: Objective
     names: tuple[str, ...]
@@ -37,29 +37,29 @@ class RemoteTask(Task):
 
     @property
     def population(self) -> int:
-        """How many clients exist."""
+        """The number of clients."""
         return len(self.names)
 
     def data(self, part: DataPart, ids: Tensor) -> Block:
-        """There are none here."""
+        """Refused: the data are on the nodes."""
         raise DataError(
-            f"the {part} examples of the clients are on their nodes and cannot be looked at here (sampling 'by_size' "
-            "and whatever else reads them needs a simulation); choose sampling 'uniform' or 'list'"
+            f"the {part} examples of the clients are on their nodes and cannot be read here (sampling 'by_size' "
+            "and everything else that reads them needs a simulation); choose sampling 'uniform' or 'list'"
         )
 
     def fingerprint(self) -> dict[str, Any]:
-        """What tells this task from another, as far as the server knows."""
+        """What identifies this task, as far as the server knows."""
         return {"names": list(self.names), "spec": self.spec}
 
     def data_spec(self) -> DataSpec:
-        """The form of the data, for methods that make samples."""
+        """The form of the data, for generative methods."""
         return self.known
 
 
 def remote_task(recipe: Recipe) -> RemoteTask:
     """The task of a one-seed recipe for a federation.
 
-    With ``dataset = { kind = "nodes", ... }`` the recipe itself says what the data look like. Any other dataset is
+    With ``dataset = { kind = "nodes", ... }`` the recipe itself describes the data. Any other dataset is
     read here once for its shape, its classes and its number of clients: such recipes are for trials.
     """
     loader = _nodes(recipe)
@@ -69,7 +69,7 @@ def remote_task(recipe: Recipe) -> RemoteTask:
     if not names:
         raise SpecError("dataset 'nodes': give the names of its clients, or their number as clients in [partition]")
     if recipe.noise:
-        raise SpecError("noise: wrong labels are for simulations; leave [noise] out where the data are on nodes")
+        raise SpecError("noise: wrong labels are for simulations; remove [noise] if the data are on nodes")
     spec = _spec(recipe, loader.shape, loader.classes, loader.bounds, None)
     model = {name: spec[name] for name in ("model", "loss", "dtype")}
     objective = make_objective(
@@ -79,7 +79,7 @@ def remote_task(recipe: Recipe) -> RemoteTask:
 
 
 def _declared(loader: OnNodes, dtype: torch.dtype) -> DataSpec:
-    """What the recipe says about the data; between which values they lie is known to their nodes alone."""
+    """The form of the data as declared in the recipe; their bounds are only known to their nodes."""
     return DataSpec(loader.shape, dtype, max(1, loader.classes), math.inf, -math.inf, bounds=loader.bounds)
 
 
@@ -92,7 +92,7 @@ def _nodes(recipe: Recipe) -> OnNodes | None:
 
 
 def _trial(recipe: Recipe) -> RemoteTask:
-    """What the recipe's own data say; then they are let go of."""
+    """The task from the recipe's own data, which are not kept."""
     task = task_of(recipe)
     shape = tuple(task.train.x.shape[1:])
     names = task.names or tuple(str(number) for number in range(task.population))
@@ -103,7 +103,7 @@ def _trial(recipe: Recipe) -> RemoteTask:
 
 
 def _trial_spec(recipe: Recipe) -> dict[str, Any] | None:
-    """The data as nodes of a trial may make them; None where the data are found by a path or a function."""
+    """The data that nodes of a trial can load; None if they are named by a path or a function."""
     dataset, dealt = recipe.task.dataset, recipe.partition
     try:
         check_nameable(RuleSpec.model_validate(dataset))
@@ -121,12 +121,12 @@ def _trial_spec(recipe: Recipe) -> dict[str, Any] | None:
 def _spec(
     recipe: Recipe, shape: tuple[int, ...], classes: int, bounds: tuple[float, float] | None, trial: Any
 ) -> dict[str, Any]:
-    """What nodes need to know to make the same model and to split their data in the same way; what they would not
-    understand is refused here, before anything is sent."""
+    """The spec from which nodes build the same model and split their data in the same way; what they would refuse is
+    refused here, before anything is sent."""
     table, defaults = recipe.task, defaults_of(recipe.task.dataset)
     if table.synthetic is not None:
         raise SpecError(
-            "task.synthetic is a file on this machine, and nodes take no files from a server: leave it out, or put the "
+            "task.synthetic is a file on this machine, and nodes accept no files from a server: remove it, or put the "
             "samples into the data of the nodes"
         )
     model = defaults.model if table.model is None else table.model
@@ -144,7 +144,7 @@ def _spec(
         "seed": recipe.run.seeds[0],
         "trial": trial,
     }
-    # A model of some package is for the nodes to decide about: their policies list those that they have.
+    # Whether a model of another package is allowed is decided by the nodes: their policies list their models.
     kind = model.get("kind") if isinstance(model, dict) else model
     check_task(spec, models=[kind] if isinstance(kind, str) else ())
     return spec

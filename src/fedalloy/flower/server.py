@@ -1,4 +1,4 @@
-"""The ServerApp, the same for every run: the ordinary driver, with the engine that speaks to nodes."""
+"""The ServerApp, the same for every run: the ordinary driver, with the engine for nodes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Say = Callable[[str], None]
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the recipe that the run's keys name; the same command again goes on where it stopped."""
+    """Run the recipe that the run's keys name; the same command again continues where it stopped."""
     config = ServerConfig.read(context.run_config)
     seats = (lambda: read_seats() or ()) if read_seats() is not None else None
     ending = run_federation(config, grid, say=lambda text: log.info("%s", text), seats=seats)
@@ -47,9 +47,9 @@ def run_federation(
     config: ServerConfig, grid: Grid, *, say: Say = print, transport: Transport | None = None,
     seats: Callable[[], Sequence[Seat]] | None = None,
 ) -> Ending:  # fmt: skip
-    """A run over the nodes of ``grid``, from its beginning or from the last checkpoint in its folder; ``seats`` say
-    which key is which client, else the first node that claims to be one is. A run that is still being carried out is
-    waited for, and then taken up."""
+    """A run over the nodes of ``grid``, from its beginning or from the last checkpoint in its folder; ``seats`` map
+    keys to clients, otherwise the first node that claims to be a client is bound to it. If another process still writes
+    the run, this waits for it and then continues."""
     tell = _told(config.folder, say)
     return in_turn(config.folder, lambda: _sit(config, transport or Transport(grid), tell, seats), tell)
 
@@ -63,7 +63,7 @@ def _sit(config: ServerConfig, transport: Transport, tell: Say, seats: Callable[
     keeper = Bindings(config.bindings or config.folder / "bindings.json")
     registry = NodeRegistry(task.names, keeper.read(), keeper.write, seats=seats)
     engine.attach(Connection(transport, registry, _header(experiment, task, session), tell))
-    # A node keeps the states before and after its last round: the server must never fall back further than that.
+    # A node keeps the states before and after its last round: the server must not go back further than that.
     settings = replace(experiment.config, engine=engine, engine_options={}, checkpoint_every=0.0)
     verb = "begins" if session.number == 1 else f"continues (session {session.number})"
     tell(f"run {session.run} {verb} in {config.folder.resolve()} with the clients {', '.join(task.names)}")
@@ -82,7 +82,7 @@ def _sit(config: ServerConfig, transport: Transport, tell: Say, seats: Callable[
 
 @dataclass(frozen=True)
 class ServerSession:
-    """How often a run was taken up: nodes refuse what an earlier session may still have under way."""
+    """The number of a run's session: nodes refuse orders that an earlier session may still have in transit."""
 
     run: str
     number: int
@@ -102,7 +102,7 @@ class ServerSession:
 
 @dataclass(frozen=True)
 class Bindings:
-    """The file that remembers which node is which client; an operator may remove lines from it."""
+    """The file that records which node is which client; an operator may remove lines from it."""
 
     path: Path
 
@@ -117,13 +117,13 @@ class Bindings:
             raise SpecError(f"{self.path} is not a JSON object of clients and nodes: {error}") from None
 
     def write(self, bound: Mapping[str, str]) -> None:
-        """Keep the bindings; what another run has added meanwhile stays."""
+        """Write the bindings; those that another run has added are kept."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         atomic.write_text(self.path, json.dumps({**self.read(), **bound}, indent=2, sort_keys=True) + "\n")
 
 
 def _experiment(config: ServerConfig) -> Experiment:
-    """The recipe with its engine said; the driver refuses a folder that holds another run."""
+    """The recipe with its engine filled in; the driver refuses a folder that holds another run."""
     return resolve(_with_engine(load(config.recipe)), config.seed)
 
 
@@ -135,7 +135,7 @@ def _with_engine(recipe: Recipe) -> Recipe:
 
 
 def _header(experiment: Experiment, task: RemoteTask, session: ServerSession) -> dict[str, Any]:
-    """What every order of a run says."""
+    """The common header of a run's orders."""
     return signed(
         run=session.run,
         sitting=session.number,
@@ -146,7 +146,7 @@ def _header(experiment: Experiment, task: RemoteTask, session: ServerSession) ->
 
 
 def _told(folder: Path, say: Say) -> Say:
-    """Say something, and keep it in the run folder for those who come later."""
+    """Report texts, and append them to the log in the run folder."""
 
     def tell(text: str) -> None:
         say(f"fedalloy: {text}")

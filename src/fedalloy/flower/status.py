@@ -1,4 +1,4 @@
-"""What is running, who is known, how far a run is, and who dropped out and why."""
+"""The status of a federation: programs, registered nodes, the progress of a run, and drop-outs with their reasons."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fedalloy.flower.operations import answers, found, front_answers
 from fedalloy.flower.pki import expires
 
 _TROUBLES = 10
-"""How many of the latest rounds' troubles are told."""
+"""How many problems of the latest rounds are shown."""
 
 
 @dataclass(frozen=True)
 class Known:
-    """A node that the server knows."""
+    """A registered node."""
 
     name: str
     number: str
@@ -31,7 +31,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Server:
-    """A server as it is found: where nodes reach it, and whether SuperLink and front are there."""
+    """A server: its address for nodes, and whether SuperLink and front answer."""
 
     address: str
     answers: bool
@@ -43,7 +43,7 @@ class Server:
 
 @dataclass(frozen=True)
 class Progress:
-    """A run as its folder tells it."""
+    """The progress of a run, from its folder."""
 
     folder: Path
     state: str
@@ -52,7 +52,7 @@ class Progress:
     troubles: tuple[tuple[int, str, str], ...] = field(default=())
 
     def to_json(self) -> dict[str, Any]:
-        """For machines."""
+        """Plain values."""
         troubles = [{"round": round, "client": client, "reason": why} for round, client, why in self.troubles]
         return {"folder": str(self.folder), "state": self.state, "round": self.round, "troubles": troubles}
 
@@ -63,21 +63,21 @@ def look(folder: Path) -> tuple[Server | None, Progress | None]:
     run = folder if is_run(folder) else folder.parent if is_run(folder.parent) and server else None
     if server is None and run is None:
         raise SpecError(
-            f"{folder} is no folder of a federation: name one that 'fedalloy flower init' or 'up' wrote, a server's "
+            f"{folder} is not a folder of a federation: name one that 'fedalloy flower init' or 'up' wrote, a server's "
             "folder, or a run folder"
         )
     return (_look_at(server) if server else None), (progress(run) if run else None)
 
 
 def progress(folder: Path) -> Progress:
-    """How far a run is, and what went wrong on the way, latest rounds last."""
+    """The progress of a run and its problems, latest rounds last."""
     record = read_run(folder)
     troubles: list[tuple[int, str, str]] = []
     for row in record.rounds():
         reasons = {**row.get("dropped", {}), **row.get("failures", {})}
         silent = [str(client) for client in row.get("absent", []) if str(client) not in reasons]
         troubles += [(row["round"], client, why) for client, why in reasons.items()]
-        troubles += [(row["round"], client, "was not there, or sent nothing") for client in silent]
+        troubles += [(row["round"], client, "was not connected, or sent nothing") for client in silent]
     status = record.status
     state, reason = str(status.get("state", "unknown")), str(status.get("reason", ""))
     return Progress(folder, state, record.last_round, reason, tuple(troubles[-_TROUBLES:]))
@@ -102,7 +102,7 @@ def _look_at(folder: Path) -> Server:
 
 
 def _nodes(place: ServerPlace, cli: FlwrCli) -> tuple[Known, ...]:
-    """Those who are let in; without keys nodes have no names."""
+    """The admitted nodes; without keys nodes have no names."""
     names = {one.number: one.name or "?" for one in entries(place)}
     known = [
         Known(names.get(number, "?"), number, str(one["status"]), str(one["online-at"]))

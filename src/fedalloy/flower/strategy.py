@@ -1,4 +1,4 @@
-"""``fedalloy.flower.Strategy``: fedalloy's weightings and servers for a Flower app of one's own."""
+"""``fedalloy.flower.Strategy``: fedalloy's weightings and servers for your own Flower app."""
 
 from __future__ import annotations
 
@@ -53,17 +53,17 @@ _log = logging.getLogger("flwr")
 class Strategy(flwr.serverapp.strategy.Strategy):
     """Any fedalloy algorithm whose clients send a trained model, in place of Flower's ``FedAvg``.
 
-    ``algorithm`` is a value (``fedadam(server_lr=0.01)``), a name (``"aaggff_s"``) or a spec. The clients' local
-    training is theirs: of the algorithm's solver only the step size is read (``qfedavg(lr=0.1)`` needs it). Weightings
-    that look at losses or accuracies take them from the metrics that replies carry. Where the names differ, ``metrics``
-    says which metric is which statistic, ``{"train_loss": "loss_before"}``, if it measures what the statistic means.
+    ``algorithm`` is a value (``fedadam(server_lr=0.01)``), a name (``"aaggff_s"``) or a spec. Clients do their
+    own local training: of the algorithm's solver only the step size is used (``qfedavg(lr=0.1)`` needs it). Weightings
+    that use losses or accuracies take them from the metrics in replies. If the names differ, ``metrics`` maps metrics
+    to statistics, ``{"train_loss": "loss_before"}``, provided that they measure the same.
 
     Settings that ``FedAvg`` has keep its names and defaults. ``population`` is the number of clients (default: the
-    nodes present when training starts); ``wait`` the seconds to wait for nodes; ``max_norm`` the longest update that
-    counts; ``max_examples`` and ``max_steps`` the most examples and local steps that a client may claim (its examples
-    are pinned at its first answer: one that changes them is left out); ``buffers`` the arrays that are averaged by
-    examples and not optimised. With a ``folder`` every round is recorded there (``fedalloy show FOLDER``), and the same
-    call continues after the last finished round.
+    nodes present when training starts); ``wait`` the seconds to wait for nodes; ``max_norm`` the largest norm of an
+    update; ``max_examples`` and ``max_steps`` the most examples and local steps that a client may report (its number of
+    examples is fixed at its first answer: a client that changes it is left out); ``buffers`` the arrays that are
+    averaged by examples and not optimised. With a ``folder`` every round is recorded there (``fedalloy show FOLDER``),
+    and the same call continues after the last finished round.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Strategy(flwr.serverapp.strategy.Strategy):
         rule = self.algorithm.weighting
         known = {weighted_by_key: "num_examples", **(metrics or {})}
         self._reader = ReplyReader(rule.requires, type(rule).__name__, known, arrayrecord_key, max_steps)
-        # Somebody's own measure of size need not be a number of examples.
+        # A custom weight need not be a number of examples.
         counted = all(theirs == "num-examples" for theirs, ours in self._reader.pairs if ours == "num_examples")
         self._sizes = KnownSizes(0, max_examples, whole=counted)
         self._fractions = _checked_fractions(train=fraction_train, evaluate=fraction_evaluate)
@@ -112,11 +112,12 @@ class Strategy(flwr.serverapp.strategy.Strategy):
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """One row per round of this session: who counted, with which weight, who was left out and why."""
+        """One row per round of this session: the clients used, their weights, and the clients left out with the
+        reason."""
         return self._ledger.rows
 
     def summary(self) -> None:
-        """Log what this strategy is made of."""
+        """Log the parts of this strategy."""
         parts = {"weighting": self.algorithm.weighting, "server": self.algorithm.server}
         for name, part in parts.items():
             _log.info("\t├──> %s: %s", name, part)
@@ -141,7 +142,7 @@ class Strategy(flwr.serverapp.strategy.Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The model after the round; None where nobody sent anything that counts, and the model stays."""
+        """The model after the round; None if no contribution was used, and the model does not change."""
         if not self._sent:
             return None, None
         assert self._model is not None
@@ -151,8 +152,8 @@ class Strategy(flwr.serverapp.strategy.Strategy):
         self._row["bytes_up"] = int(sum(one.stats["bytes_up"] for one in contributions.values()))
         self._record(step, {**refused, **step.dropped}, failures)
         if len(step.ids) == 0:
-            why = step.refusal or "no contribution counts"
-            _log.warning("round %d: %s; the model stays as it is", server_round, why)
+            why = step.refusal or "no contribution can be used"
+            _log.warning("round %d: %s; the model does not change", server_round, why)
             return None, None
         self._state = step.state
         shared = step.state["shared"]
@@ -173,7 +174,7 @@ class Strategy(flwr.serverapp.strategy.Strategy):
         return self._sent
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """The clients' scores, averaged by their examples; each of them is in the records."""
+        """The clients' scores, averaged by their examples; each one is in the records."""
         if not self._sent:
             return None
         contents, failures = self._contents(replies)
@@ -244,7 +245,7 @@ class Strategy(flwr.serverapp.strategy.Strategy):
         return open_ledger(self._folder, self.algorithm, self._seed)
 
     def _restore(self, saved: Checkpoint | None, initial: ArrayRecord) -> tuple[Result, ArrayRecord, int]:
-        """Where to go on: the results so far, the model, and the last finished round."""
+        """Where to continue: the results so far, the model, and the last finished round."""
         if saved is None:
             return Result(), initial, 0
         shared = saved.server["shared"]
@@ -253,7 +254,7 @@ class Strategy(flwr.serverapp.strategy.Strategy):
         self._registry = NodeRegistry.from_json(saved.extra["roster"], self._population)
         self._sizes = replace(self._sizes, population=len(self._registry.names))
         self._sizes.restore(saved.extra.get("sizes"))
-        _log.info("going on after round %d", saved.round)
+        _log.info("continuing after round %d", saved.round)
         return result_from_json(saved.extra["result"]), self._model.record(), saved.round
 
     # The parts of a round.
@@ -268,7 +269,7 @@ class Strategy(flwr.serverapp.strategy.Strategy):
         return len(self._known.names)
 
     def _prepare(self, arrays: ArrayRecord, grid: Grid) -> dict[int, Node]:
-        """Wait for nodes, know who they are, and begin with the model that is about to be sent."""
+        """Wait for nodes, identify them, and begin with the model that is about to be sent."""
         seats, least = read_seats(), self._least["there"]
         nodes = wait_for_nodes(grid, least, self._wait, self._poll, _log.info, keyed=seats is not None)
         if self._registry is None:
@@ -276,17 +277,17 @@ class Strategy(flwr.serverapp.strategy.Strategy):
             self._sizes = replace(self._sizes, population=self._clients)
             self.algorithm.check_able(self._clients, self._clients)
         for node in self._registry.place(nodes, seats):
-            _log.warning("node %d is not asked: none of the %d places is its", node.number, self._clients)
+            _log.warning("node %d is not used: it has none of the %d seats", node.number, self._clients)
         self._model = SentModel.of(arrays, self._buffers)
         if self._state is None:
             self._state = self.algorithm.init(self._model.params, self._clients, self._model.buffers)
-        # Whoever drives the rounds may have changed the model in between: updates count from what is sent.
+        # The caller of the rounds may have changed the model: updates are relative to what is sent.
         shared = {**self._state["shared"], "params": self._model.params, "buffers": self._model.buffers}
         self._state = {**self._state, "shared": shared}
         return self._registry.present(nodes)
 
     def _choose(self, present: dict[int, Node], phase: str, round: int) -> dict[int, Node]:
-        """Some of those who are there: by key, so that a repeated round asks the same."""
+        """Sample connected nodes by key, so that a repeated round samples the same ones."""
         fraction = self._fractions[phase]
         wanted = min(len(present), max(int(fraction_of(len(present), fraction)), self._least[phase]))
         if phase == "train" and fraction < 1:
@@ -307,7 +308,7 @@ class Strategy(flwr.serverapp.strategy.Strategy):
         ]
 
     def _contents(self, replies: Iterable[Message]) -> tuple[dict[int, RecordDict], dict[int, str]]:
-        """What came back by client, and who sent nothing and why."""
+        """The replies by client, and why others sent nothing."""
         answers = attribute(self._sent, replies, "no reply within the time limit")
         found = dict(sorted((self._asked[node], answer) for node, answer in answers.items()))
         failures = {client: answer.problem for client, answer in found.items() if answer.content is None}
@@ -316,7 +317,8 @@ class Strategy(flwr.serverapp.strategy.Strategy):
     def _read(
         self, contents: Mapping[int, RecordDict], model: SentModel
     ) -> tuple[dict[int, Contribution], dict[int, str]]:
-        """The contributions that can be read. A statistic that nobody sends is a mistake in the app, not of a node."""
+        """The contributions that can be read. A statistic that no client sends is a mistake in the app, not of a
+        node."""
         good: dict[int, Contribution] = {}
         bad: dict[int, Malformed] = {}
         for client, content in contents.items():
@@ -329,7 +331,7 @@ class Strategy(flwr.serverapp.strategy.Strategy):
         return good, {client: str(error) for client, error in bad.items()}
 
     def _away(self) -> list[int]:
-        """Clients that were expected but were not there to be asked; in sampled rounds nobody is expected."""
+        """Clients that were expected but not connected; in sampled rounds none are expected."""
         if self._fractions["train"] < 1:
             return []
         return [client for client in range(self._clients) if client not in self._asked.values()]
@@ -367,7 +369,7 @@ class Strategy(flwr.serverapp.strategy.Strategy):
             }
 
     def _size(self, metrics: Mapping[str, float]) -> float:
-        """How much a client's scores count; a size that cannot be is refused like one of training."""
+        """The weight of a client's scores; an invalid size is refused, as in training."""
         known = {name.replace("-", "_"): value for name, value in metrics.items()}
         named = [metrics[theirs] for theirs, ours in self._reader.pairs if ours == "num_examples" and theirs in metrics]
         size = named[0] if named else known.get("num_examples", 1.0)
@@ -379,7 +381,7 @@ class Strategy(flwr.serverapp.strategy.Strategy):
 def _checked_fractions(**fractions: float) -> dict[str, float]:
     for name, value in fractions.items():
         if not 0 <= value <= 1:
-            raise SpecError(f"fraction_{name} is {value}; allowed is 0 to 1")
+            raise SpecError(f"fraction_{name} is {value}; use 0 to 1")
     return fractions
 
 

@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 _SHORT = 300
 _SLOWER = 1.3
-# Messages are timed by the clocks of two machines: let these differ a little.
+# Message times come from the clocks of two machines, which may differ a little.
 _CLOCKS_DIFFER = 60.0
 _UNSENT = "the message could not be sent: it is too large"
 _OWN = 0
-"""Flower's code for an error of unknown kind: for what is found out here, and said in full."""
+"""Flower's code for unknown errors, used for those found here, with their full text."""
 _ERRORS = {
     1: "its app cannot be loaded",
     2: "its app raised an error",
-    3: "the message is no longer there",
+    3: "the message is gone",
     4: "no answer in time",
     5: "its node is not connected",
     7: "it refused the bundle",
@@ -34,12 +34,12 @@ _ERRORS = {
 
 
 class NotSent(FedalloyError):
-    """The SuperLink took none of a round's messages."""
+    """The SuperLink accepted none of a round's messages."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a node sent back, or why there is nothing."""
+    """A node's reply, or why there is none."""
 
     content: RecordDict | None
     problem: str = ""
@@ -47,8 +47,8 @@ class Answer:
 
 @dataclass
 class Transport:
-    """Sends and collects. Looking for replies costs little, so it is done often: every 0.15 s at first, 0.5 s later.
-    Flower's own ``send_and_receive`` looks every three seconds, which is the larger part of a short round."""
+    """Sends messages and collects replies. Polling is cheap, so it is done often: every 0.15 s at first, 0.5 s later.
+    Flower's own ``send_and_receive`` polls every three seconds, which is most of the time of a short round."""
 
     grid: Grid
     clock: Callable[[], float] = time.monotonic
@@ -58,10 +58,10 @@ class Transport:
     def ask(
         self, tensor_messages: Mapping[int, TensorMessage], message_type: str, group: str, seconds: float
     ) -> dict[int, Answer]:
-        """One message to each node; an answer from each within so many seconds, or the reason why not."""
+        """One message to each node; an answer from each within ``seconds``, or the reason why not."""
         from flwr.app import Message
 
-        # A message does not outlive its deadline by much.
+        # A message expires soon after its deadline.
         messages = [
             Message(pack(tensor_message), node, message_type, ttl=seconds + _CLOCKS_DIFFER, group_id=group)
             for node, tensor_message in tensor_messages.items()
@@ -69,8 +69,8 @@ class Transport:
         return attribute(messages, self.exchange(messages, seconds), f"no answer within {seconds:g} s")
 
     def exchange(self, messages: Sequence[Message], seconds: float) -> list[Message]:
-        """Send, and gather replies until everybody answered or the time is over; an error stands for the reply to a
-        message that could not be sent, and for one that cannot be read."""
+        """Send, and collect replies until all nodes have answered or time is over. A message that could not be sent and
+        a reply that cannot be read become error replies."""
         pending, replies = self._send(messages)
         until, gap = self.clock() + seconds, self.gaps[0]
         while pending:
@@ -84,9 +84,9 @@ class Transport:
         return replies
 
     def _send(self, messages: Sequence[Message]) -> tuple[dict[str, Message], list[Message]]:
-        """The messages that were taken, by id, and the replies of those that were not."""
+        """The accepted messages by id, and error replies for the others."""
         ids = list(self.grid.push_messages(messages)) if messages else []
-        if len(ids) != len(messages):  # together they were too large: one by one
+        if len(ids) != len(messages):  # together they were too large: send them one by one
             ids = [next(iter(self.grid.push_messages([message])), "") for message in messages]
         sent = {taken: message for message, taken in zip(messages, ids, strict=True) if taken}
         lost = [message for message, taken in zip(messages, ids, strict=True) if not taken]
@@ -94,9 +94,9 @@ class Transport:
 
 
 def attribute(sent: Sequence[Message], replies: Iterable[Message], unanswered: str) -> dict[int, Answer]:
-    """The answer of every node that was asked; ``silence`` is said of those that gave none.
+    """The answer of every node that was asked; ``unanswered`` is the problem of those that gave none.
 
-    By the message that a reply answers: the sender that it names is not to be trusted, and an error may come from the
+    Matched by the message that a reply answers: the sender it names is not trusted, and an error may come from the
     SuperLink itself.
     """
     asked = {message.metadata.message_id: message.metadata.dst_node_id for message in sent}
@@ -109,20 +109,20 @@ def attribute(sent: Sequence[Message], replies: Iterable[Message], unanswered: s
 
 
 def check_sent(replies: Sequence[Message]) -> None:
-    """Raise :class:`NotSent` where not a single message went out."""
+    """Raise :class:`NotSent` if no message was sent."""
     if replies and all(reply.has_error() and reply.error.reason == _UNSENT for reply in replies):
         raise NotSent(
-            "the SuperLink took none of this round's messages; the model may be too large for one message "
-            "(its log then says so)"
+            "the SuperLink accepted none of this round's messages; the model may be too large for one message "
+            "(see its log)"
         )
 
 
 def _collect(grid: Grid, pending: Mapping[str, Message]) -> list[Message]:
-    """What has arrived. One reply that cannot be read is its sender's error and keeps no other from being read."""
+    """The replies so far. A reply that cannot be read becomes an error of its sender and does not affect others."""
     try:
         return list(grid.pull_messages(list(pending)))
     except Exception:
-        grid.get_node_ids()  # if not even this works, it is the connection: let that be seen
+        grid.get_node_ids()  # raises if the connection itself is broken
     replies: list[Message] = []
     for number, message in pending.items():
         try:
@@ -133,7 +133,7 @@ def _collect(grid: Grid, pending: Mapping[str, Message]) -> list[Message]:
 
 
 def _failed(message: Message, reason: str) -> Message:
-    """What stands for the reply to a message."""
+    """An error reply to a message."""
     from flwr.app import Error, Message
 
     return Message(Error(_OWN, reason), reply_to=message)

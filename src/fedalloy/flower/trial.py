@@ -1,4 +1,4 @@
-"""``fedalloy flower up``: a recipe on a federation that is made for it on this machine, and gone afterwards."""
+"""``fedalloy flower up``: runs a recipe on a temporary federation on this machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedalloy.flower.project_templates import FederationPlan, numbered, write_fe
 
 Say = Callable[[str], None]
 MOST_NODES = 32
-"""Each node is three processes; more than this is what a simulation is for."""
+"""Each node is three processes; for more nodes use a simulation."""
 FOREVER = 10 * 365 * 86_400.0
 
 
@@ -34,7 +34,7 @@ class Trial:
     secure: bool = True
 
     def prepare(self) -> None:
-        """Write what is not there yet; whatever a run was begun with stays as it is."""
+        """Write what is missing; what a run was begun with is not changed."""
         if not self.federation.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
             write_federation(self.federation, FederationPlan(self.nodes, secure=self.secure))
@@ -47,13 +47,13 @@ class Trial:
 
     @property
     def finished(self) -> bool:
-        """Whether there is nothing left to do."""
+        """Whether the run is finished."""
         if not (self.folder / "recipe.toml").exists():
             return False
         return bool(read_run(self.folder).status.get("state") == "finished")
 
     def run(self, say: Say) -> str:
-        """Start the federation, run the recipe to its end, stop the federation; how the run ended."""
+        """Start the federation, run the recipe to its end, stop the federation; returns how the run ended."""
         self.prepare()
         say(f"starting a server and {len(self.nodes)} nodes (logs in {self.federation / 'logs'})")
         with LocalFederation.of(self.federation) as federation:
@@ -74,7 +74,7 @@ def trial_of(
         recipe = _with_clients(recipe, nodes)
     if nodes > MOST_NODES:
         raise SpecError(
-            f"{nodes} nodes are {3 * nodes} processes on one machine; up to {MOST_NODES} are started here. Say "
+            f"{nodes} nodes are {3 * nodes} processes on one machine; up to {MOST_NODES} are started here. Use "
             "--nodes 3 for a trial with three clients, or simulate all of them with 'fedalloy run'"
         )
     return Trial(
@@ -83,7 +83,7 @@ def trial_of(
 
 
 def submit(cli: FlwrCli, recipe: Recipe, folder: Path, seed: int | None) -> SubmittedRun:
-    """Give a recipe to a server; its run folder is on the server's machine. The same again goes on."""
+    """Give a recipe to a server; its run folder is on the server's machine. The same call again continues the run."""
     place = folder.absolute()
     place.mkdir(parents=True, exist_ok=True)
     written = place / "wanted.toml"
@@ -93,7 +93,7 @@ def submit(cli: FlwrCli, recipe: Recipe, folder: Path, seed: int | None) -> Subm
 
 
 def follow(run: SubmittedRun, folder: Path, say: Say) -> str:
-    """Repeat what the run says about itself until it ends; how it ended."""
+    """Print the run's log until it ends; returns how it ended."""
     news = NewLines(folder / "federation.log")
     ended = run.wait(FOREVER, meanwhile=lambda: news.tell(say))
     news.tell(say)
@@ -111,7 +111,7 @@ class NewLines:
         self._read = self.path.stat().st_size if self.path.exists() else 0
 
     def tell(self, say: Say) -> None:
-        """Say every line that is complete and was not said before."""
+        """Print every new complete line."""
         if not self.path.exists():
             return
         with self.path.open("rb") as file:

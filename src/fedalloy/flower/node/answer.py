@@ -1,9 +1,8 @@
-"""The node's half: read an order, check it, carry it out on the node's own data, answer.
+"""The node's side: read an order, check it, carry it out on the node's own data, answer.
 
 Every order names the version of fedalloy that wrote it, its run, its client and, as data, the algorithm and the model.
-An order that this node will not carry out is *refused* with the reason; one that goes wrong has *failed*. Of errors
-the server is told the kind and the stage and no more, because their text may quote the data; the rest is in the
-node's own log.
+An order that this node will not carry out is *refused* with the reason; one that goes wrong has *failed*. The server
+only gets the type and the stage of an error, because its text may quote the data; the rest is in the node's own log.
 """
 
 from __future__ import annotations
@@ -83,14 +82,14 @@ class Order(Generic[Head]):
 
     @property
     def shared(self) -> Shared:
-        """The parts that a client's program looks at, on this node's device."""
+        """The shared parts that a client uses, on this node's device."""
         received = self.parts("shared/")
         shared = whole(received, self.algorithm, self.task.objective, self.store, self.config.device)
         check_shared(shared, self.task.objective)
         return shared
 
     def parts(self, prefix: str) -> dict[str, dict[str, torch.Tensor]]:
-        """The parts whose names begin so, under the rest of their names."""
+        """The parts whose names begin with ``prefix``, without the prefix."""
         chosen = {name: leaves for name, leaves in self.received.parts.items() if name.startswith(prefix)}
         device = self.config.device
         return {
@@ -101,10 +100,10 @@ class Order(Generic[Head]):
 
 @dataclass(frozen=True)
 class WeighedElsewhere(Weighting):
-    """A weighting that the server has: a node knows which statistics it needs and no more."""
+    """A weighting at the server: a node only knows which statistics it needs."""
 
     weight_bound: ClassVar[float] = 1.0
-    """The server has looked at it when it built the algorithm."""
+    """The server has checked it when it built the algorithm."""
 
     statistics: frozenset[str] = frozenset()
 
@@ -117,7 +116,7 @@ class WeighedElsewhere(Weighting):
 
 
 def half_of(spec: AlgorithmSpec) -> Algorithm:
-    """The algorithm as far as a node has to do with it.
+    """The node's part of an algorithm.
 
     >>> half_of(AlgorithmSpec(solver={"kind": "sgd", "lr": 0.5}, weighting="Samples")).solver.lr
     0.5
@@ -134,7 +133,7 @@ def half_of(spec: AlgorithmSpec) -> Algorithm:
 
 
 def respond(content: RecordDict, node_config: Mapping[str, Any], make_task: MakeTask = local_task) -> RecordDict:
-    """The answer to an order; a node that is configured wrongly says so. ``make_task`` reads the node's data."""
+    """The answer to an order; a wrong configuration is reported in it. ``make_task`` reads the node's data."""
     try:
         config = NodeConfig.read(node_config)
         policy = Policy.read(config.policy)
@@ -161,7 +160,7 @@ def _refusal(reason: str) -> RecordDict:
 def answer(
     received: ReceivedOrder, config: NodeConfig, policy: Policy, make_task: MakeTask = local_task
 ) -> TensorMessage:
-    """Carry out an order; whatever happens there is an answer. ``make_task`` reads the node's data."""
+    """Carry out an order; errors become answers. ``make_task`` reads the node's data."""
     head = signed(client=config.client)
     if isinstance(received.head, Hello):
         return TensorMessage({**head, "status": "ok"})
@@ -207,7 +206,7 @@ def _checked(
     try:
         task = make_task(config.data, head.id, head.task, config.device, policy)
     except (SpecError, RegistryError) as error:
-        # The text of an error in code of the operator's own may quote data.
+        # The text of an error in the operator's own code may quote data.
         own = head.task.model is not None and head.task.model.kind in policy.models
         told = type(error).__name__ if own else f"{error!s:.300}"
         raise Refused(f"the task cannot be understood ({told})") from error
@@ -225,7 +224,7 @@ def _train(order: Order[Train]) -> TensorMessage:
     check_protected(algorithm, shared, order.policy)
     check_steps(algorithm.solver, head.epochs, len(examples), order.policy)
     ctx, work = _context(head), Assignment(examples, head.epochs, head.active)
-    # Noise that the server could draw as well would hide nothing from it.
+    # The node's own key: noise that the server can draw too would not protect anything.
     secret = Key(secrets.randbits(64)) if order.policy.require_noise else ctx.key
     key = client_keys(secret, torch.tensor([order.client]))
     state = start.state or _first_state(order, shared)
@@ -262,7 +261,7 @@ def _evaluate(order: Order[Evaluate]) -> TensorMessage:
 
 
 def _kept(order: Order[Evaluate], shared: Shared) -> State:
-    """What this client's solver keeps, for models of its own."""
+    """The state of this client's solver, for its own models."""
     start = order.store.start(order.head.state, "continue") if order.algorithm.stateful else Start(0, None)
     kept: State = _on(start.state or _first_state(order, shared), order.config.device)["solver"]
     return kept
@@ -270,7 +269,7 @@ def _kept(order: Order[Evaluate], shared: Shared) -> State:
 
 def _cross(order: Order[Cross]) -> TensorMessage:
     """The accuracy of every client's model on this client's validation part."""
-    order.policy.check_needs({"accuracy"}, "trying the models of others")
+    order.policy.check_needs({"accuracy"}, "scoring the models of others")
     shared, examples, payload = order.shared, order.task.examples("valid"), order.parts("cohort/")
     count = check_cohort(payload, order.task.objective, order.algorithm.solver.update)
     block = Block.of(examples)
@@ -287,7 +286,7 @@ def _context(head: Train) -> Context:
 
 
 def _first_state(order: Order[Any], shared: Shared) -> State:
-    """What this client keeps before its first round, as in a simulation."""
+    """This client's initial state, as in a simulation."""
     new = Key.of(order.head.seed).fold("new client")
     key = order.algorithm.client_key(new, order.client, order.head.round)
     return order.algorithm.init_client(shared, key, order.task.objective.init)
@@ -301,7 +300,7 @@ def _on(state: Any, device: str) -> State:
 
 
 def _contents(message: TensorMessage) -> dict[str, Any]:
-    """What a message gives away: parts by bytes, numbers by name."""
+    """The contents of a message: parts by bytes, numbers by name."""
     told = {name: value for name, value in message.header.items() if name in ("stats", "scores", "cross_score")}
     return {"bytes": sizes(message.parts), **told}
 
@@ -311,8 +310,8 @@ def _json(value: float) -> float | None:
 
 
 def _in_short(error: Exception) -> str:
-    """The kind of an error and where it happened, without its text."""
+    """The type of an error and where it happened, without its text."""
     if isinstance(error, ClientError):
-        return f"{type(error.cause).__name__} at stage '{error.stage}' (the node's log says more)"
-    kind = error.__cause__ or error  # what the node's own function raised is wrapped on its way
-    return f"{type(kind).__name__} (the node's log says more)"
+        return f"{type(error.cause).__name__} at stage '{error.stage}' (see the node's log)"
+    kind = error.__cause__ or error  # errors of the node's own function are wrapped
+    return f"{type(kind).__name__} (see the node's log)"

@@ -1,8 +1,8 @@
 """A node's own data: from a folder, from a function, or (for trials) its share of the recipe's data.
 
 A folder holds one file for each part, ``train``, ``valid`` and ``test``, or a single file of any name, which is then
-split as the recipe says; files are ``.npz`` (x, y) or ``.parquet`` (features and y or label). A function returns a pair
-``(x, y)``, which is split, or a dict of pairs by part.
+split according to the recipe; files are ``.npz`` (x, y) or ``.parquet`` (features and y or label). A function returns a
+pair ``(x, y)``, which is split, or a dict of pairs by part.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class LocalTask:
 
 
 class MakeTask(Protocol):
-    """The task of one client: :func:`local_task`, or the same with a memory."""
+    """The task of one client: :func:`local_task`, or the same with a cache."""
 
     def __call__(
         self, source: str, client: int, spec: TaskSpec, device: str = "cpu", policy: Policy = NO_POLICY
@@ -63,9 +63,9 @@ class MakeTask(Protocol):
 
 
 def local_task(source: str, client: int, spec: TaskSpec, device: str = "cpu", policy: Policy = NO_POLICY) -> LocalTask:
-    """The task of one client; ``spec`` is what the server says about model and data, and ``source`` what the node does.
+    """The task of one client; ``spec`` is the server's description of model and data, ``source`` the node's data.
 
-    Nothing of what the server says names a file or a function: those are in ``source`` and in the policy.
+    Nothing from the server names a file or a function: those are in ``source`` and in the policy.
     """
     if source == FROM_RECIPE:
         return _share(client, spec, device, policy)
@@ -82,7 +82,7 @@ def local_task(source: str, client: int, spec: TaskSpec, device: str = "cpu", po
 
 
 def _objective(spec: TaskSpec, policy: Policy) -> ModuleObjective:
-    """The model, after a look at how large it would be."""
+    """The model, after a check of its size."""
     _check_model(spec, policy)
     return make_objective(
         spec.shape, spec.classes, _model(spec), loss=spec.loss, dtype=spec.dtype, trainable=spec.trainable,
@@ -101,8 +101,8 @@ def _model(spec: TaskSpec) -> dict[str, Any] | None:
 
 
 def remembering(make: MakeTask, most: int = 2) -> MakeTask:
-    """The same function, which remembers its latest results: a process that carries out many orders reads its data
-    once, and again when a server asks for another task or a file in the node's folder has changed."""
+    """The same function with a cache of its latest results: a process that carries out many orders reads its data
+    once, and again for another task or when a file in the node's folder has changed."""
     known: dict[str, LocalTask] = {}
 
     def remembered(
@@ -118,7 +118,7 @@ def remembering(make: MakeTask, most: int = 2) -> MakeTask:
 
 
 def _stamps(source: str) -> list[tuple[str, int, int]]:
-    """When the files of a folder were written, and how large they are."""
+    """Modification times and sizes of the files in a folder."""
     folder = Path(source).expanduser()
     if ":" in source or source == FROM_RECIPE or not folder.is_dir():
         return []
@@ -127,10 +127,10 @@ def _stamps(source: str) -> list[tuple[str, int, int]]:
 
 
 def _share(client: int, spec: TaskSpec, device: str, policy: Policy) -> LocalTask:
-    """What the recipe's own data give this client: for trials."""
+    """This client's share of the recipe's own data, for trials."""
     if spec.trial is None:
         raise Refused(
-            "this node is set to take its share of the recipe's own data, and the recipe has none that a server may "
+            "this node should use its share of the recipe's own data, and the recipe has none that a server may "
             "name: set 'fedalloy-data' (in node.toml: data) to the node's folder or function"
         )
     data = _trial_data(spec, spec.trial, policy)
@@ -158,14 +158,14 @@ def _trial_data(spec: TaskSpec, trial: TrialSpec, policy: Policy) -> Dataset:
 
 
 def _check_numbers(arguments: Mapping[str, Any], most: int) -> None:
-    """Refuse data that would take too long to make: a client, a character or an edge too many counts as an example."""
+    """Refuse data that would take too long to generate: every number in the arguments is limited like examples."""
     for name, value in arguments.items():
         if isinstance(value, int) and value > most:
             raise Refused(f"the recipe's data have {name} = {value}, the policy of this node allows {most} examples")
 
 
 def check_nameable(dataset: RuleSpec) -> None:
-    """Refuse data that are found by a free text, such as a path or the name of a function."""
+    """Refuse datasets with free-text arguments, such as a path or the name of a function."""
     loader = registry.find("dataset", dataset.kind)
     hints = typing.get_type_hints(loader)
     texts = [one.name for one in dataclasses.fields(loader) if _is_text(hints[one.name])]  # type: ignore[arg-type]
@@ -212,7 +212,7 @@ def _checked(x: Any, y: Any, spec: TaskSpec, source: str) -> Examples:
     """One part as tensors, fitting what the recipe expects."""
     classes = spec.classes
     features, labels = as_pair(x, y, source)
-    if not len(labels):  # whose shape and type say nothing
+    if not len(labels):  # shape and dtype of an empty part mean nothing
         features = torch.empty(0, *spec.shape)
         labels = labels.to(torch.int64 if classes else torch.float32)
     if tuple(features.shape[1:]) != spec.shape:
@@ -225,7 +225,7 @@ def _checked(x: Any, y: Any, spec: TaskSpec, source: str) -> Examples:
 
 
 def _split(examples: Examples, client: int, spec: TaskSpec) -> dict[str, Examples]:
-    """As the client of this number would be split in a simulation of all clients."""
+    """The same split as that of this client in a simulation of all clients."""
     key = Key.of(spec.seed).fold("task").fold("federation")
     mine = split_client(client, examples.y, key, test_fraction=spec.test_fraction, valid_fraction=spec.valid_fraction)
     chosen = {"train": mine.train, "valid": mine.valid, "test": mine.test}

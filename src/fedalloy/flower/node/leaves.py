@@ -1,6 +1,6 @@
-"""The shared parts that a node works with: what it was sent, what it has, and the form of what it never receives.
+"""The shared parts that a node uses: what it received, what it has, and the shapes of what it never receives.
 
-Whether the tensors of an order fit the model that it names is said before anything is computed with them.
+Tensors of an order that do not fit its model are refused before anything is computed with them.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from fedalloy.flower.protocol.header import LeavesLost, Refused
 
 
 def whole(received: Shared, algorithm: Algorithm, objective: Objective, store: NodeStore, device: str) -> Shared:
-    """All parts that a client's program looks at. Leaves that stay at the clients come once and are kept here."""
+    """All parts that a client uses. Local leaves are received once and kept here."""
     shared = _with_own(received, algorithm, store, device) if aspects.local_leaves(algorithm.solver) else received
     return _with_forms(shared, objective, device) if aspects.receives(algorithm.solver) is not None else shared
 
 
 def _with_own(received: Shared, algorithm: Algorithm, store: NodeStore, device: str) -> Shared:
-    """What arrived with the leaves of this node's own in between, in the order in which they first came."""
+    """The received leaves together with this node's local leaves, in their original order."""
     own = {part: aspects.local_leaves(algorithm.solver).split(leaves)[0] for part, leaves in received.items()}
     if any(own.values()):
         store.keep_own(own, {part: list(leaves) for part, leaves in received.items()})
         return received
     kept = store.own()
     if kept is None:
-        raise LeavesLost("this node has no longer the leaves that stay with its client; they must be sent again")
+        raise LeavesLost("this node has lost its client's local leaves; they must be sent again")
     leaves, order = kept
     merged = {part: {**leaves.get(part, {}), **sent} for part, sent in received.items()}
     return {part: _ordered(found, order.get(part, []), device) for part, found in merged.items()}
@@ -42,8 +42,8 @@ def _ordered(leaves: Tree, order: list[str], device: str) -> Tree:
 
 
 def _with_forms(shared: Shared, objective: Objective, device: str) -> Shared:
-    """A model that never travels still has names, shapes and dtypes; its numbers are not known here and are NaN, so
-    that whoever uses them is found out."""
+    """Add a model that is never sent, with names, shapes and dtypes; its values are unknown here and set to NaN, so
+    that wrong uses are noticed."""
     if "params" in shared and "buffers" in shared:
         return shared
     params, buffers = objective.init(Key.of(0))
@@ -67,7 +67,7 @@ def check_shared(shared: Shared, objective: Objective) -> None:
 
 
 def check_cohort(payload: Payload, objective: Objective, update: str) -> int:
-    """Refuse models of other clients that are none; how many there are."""
+    """Refuse models of other clients that do not fit; returns their number."""
     if not payload.get(update):
         raise Refused(f"the order has no part 'cohort/{update}'")
     count = min((len(leaf) if leaf.dim() else 0) for leaf in payload[update].values())

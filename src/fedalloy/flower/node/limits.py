@@ -1,6 +1,6 @@
-"""What a node's policy says about the work itself: the size of a model, local steps, memory, clipping and noise.
+"""The limits that a node's policy sets for the work: model size, local steps, memory, clipping and noise.
 
-Each is decided before the work begins, from what the order says and how many examples there are.
+Each is checked before the work begins, from the order and the number of examples.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from fedalloy.methods.wires.clip import Clip
 from fedalloy.methods.wires.noise import Noise
 
 _TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)
-"""Of glibc; other systems have none."""
+"""glibc's ``malloc_trim``; other systems have none."""
 
 _MOST_LEAVES = 4_000
 _BYTES_PER_PLACE = 48
-"""Of the plan of a round: index and mask of every example of every epoch, and what making them takes."""
+"""Bytes per example and epoch of a round's plan: index and mask, and the memory to build them."""
 _MORE_EPOCHS = ("personal_epochs", "shared_epochs")
 _WITHIN_STEPS = ("inner", "langevin")
 
 
 def check_size(factory: Callable[[], nn.Module], most: int, *, own: bool = False) -> None:
-    """Refuse a model with more parameters than allowed, before memory is asked for.
+    """Refuse a model with more parameters than allowed, before memory is allocated.
 
-    A model is built without content to see how large it is; one of the operator's ``own``, which may not be able to do
-    without, is stopped while it is built.
+    The model is built without data to count its parameters; the operator's ``own`` model, which may need real tensors,
+    is stopped while it is built.
     """
     count = leaves = 0
 
@@ -58,7 +58,7 @@ def check_size(factory: Callable[[], nn.Module], most: int, *, own: bool = False
 
 
 def check_steps(solver: LocalSolver, epochs: int, examples: int, policy: Policy) -> None:
-    """Refuse more local steps than allowed, and plans larger than the memory; ``epochs`` of -1 are the solver's own."""
+    """Refuse more local steps than allowed, and plans larger than the memory; ``epochs`` of -1 means the solver's."""
     said = dict(_numbers(solver))
     passes = (said.get("epochs", 1) if epochs < 0 else epochs) + sum(said.get(name, 0) for name in _MORE_EPOCHS)
     inside = math.prod(max(1, said.get(name, 1)) for name in _WITHIN_STEPS)
@@ -70,7 +70,7 @@ def check_steps(solver: LocalSolver, epochs: int, examples: int, policy: Policy)
 
 
 def check_protected(algorithm: Algorithm, shared: Shared, policy: Policy) -> None:
-    """Refuse a round whose updates would leave without the clipping and the noise that the policy requires."""
+    """Refuse a round whose updates would be sent without the clipping and the noise that the policy requires."""
     if policy.require_clip is None:
         return
     for part, form in algorithm.parts(shared).items():
@@ -84,14 +84,14 @@ def check_protected(algorithm: Algorithm, shared: Shared, policy: Policy) -> Non
 
 
 def _is_noise(wire: Wire, like: str, least: float) -> bool:
-    """Whether a wire draws a number for every entry of a part, and large enough ones. What the numbers are made like
-    comes from the server too: nothing but what the part itself is like will do."""
+    """Whether a wire adds large enough noise to every entry of a part. ``like``, the shape of the noise, comes from the
+    server too: only that of the part itself is accepted."""
     return isinstance(wire, Noise) and wire.std >= least and wire.like == like
 
 
 @contextmanager
 def bounded_memory(megabytes: float, device: str) -> Iterator[None]:
-    """Let this process ask for so much more memory and no more, where the system can do that (Linux, on a CPU)."""
+    """Limit the additional memory of this process, where the system supports it (Linux, on a CPU)."""
     _give_back_free_memory()
     used = _used() if device == "cpu" and math.isfinite(megabytes) else None
     if used is None:
@@ -108,13 +108,14 @@ def bounded_memory(megabytes: float, device: str) -> Iterator[None]:
 
 
 def _give_back_free_memory() -> None:
-    """What malloc keeps for later counts as used already, and could be taken beyond the limit without a word."""
+    """Return free memory to the system: what malloc keeps already counts as used, and could be used beyond the
+    limit."""
     if _TRIM is not None:
         _TRIM(0)
 
 
 def is_memory_error(error: BaseException | None) -> bool:
-    """Whether memory was asked for and not given; torch has no type of its own for that on a CPU."""
+    """Whether an allocation failed; torch has no exception type for that on a CPU."""
     while error is not None:
         if isinstance(error, MemoryError) or "can't allocate memory" in str(error)[:500]:
             return True
@@ -123,7 +124,7 @@ def is_memory_error(error: BaseException | None) -> bool:
 
 
 def _used() -> int | None:
-    """What counts towards the limit now, in bytes."""
+    """The memory that counts towards the limit now, in bytes."""
     with suppress(OSError, ValueError, IndexError):
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData"))
@@ -131,7 +132,7 @@ def _used() -> int | None:
 
 
 def _numbers(solver: LocalSolver) -> Iterator[tuple[str, int]]:
-    """The whole numbers among the settings of a solver, and before them those of a solver inside it."""
+    """The integer settings of a solver, after those of a solver inside it."""
     values = {one.name: getattr(solver, one.name) for one in fields(solver)}  # type: ignore[arg-type]
     for value in values.values():
         if isinstance(value, LocalSolver):
@@ -141,6 +142,6 @@ def _numbers(solver: LocalSolver) -> Iterator[tuple[str, int]]:
 
 def _wanted(part: str, what: str, how: str) -> str:
     return (
-        f"the policy of this node requires {what} of every part that it sends, and '{part}' would leave without it: "
+        f"the policy of this node requires {what} of every part that it sends, and '{part}' would be sent without it: "
         f"add it to the recipe's [[wire]] (kind = '{how}', part = '{part}')"
     )

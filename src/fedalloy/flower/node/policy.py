@@ -1,4 +1,4 @@
-"""What a node never gives away and never does, whatever it is asked: a file of its operator, on its own disk.
+"""A node's policy, what it never sends and never does: a file of its operator, on its own disk.
 
     forbid = ["accuracy_after", "loss"]      # statistics and metrics that are never sent
     models = ["hospital.models:net"]         # own models that a server may name; built-in ones are always allowed
@@ -6,13 +6,13 @@
     max_parameters = 1000000000              # a larger model is not built
     max_steps = 1000000                      # more local steps in one round are not taken
     max_memory_megabytes = 16000             # more memory is not used for one order
-    min_examples = 20                        # with fewer training examples the node takes no part
+    min_examples = 20                        # with fewer training examples the node does not take part
     max_examples = 10000000                  # nor with more
-    require_clip = 1.0                       # updates leave clipped to this length or less, or not at all
+    require_clip = 1.0                       # updates are sent clipped to this norm or less, or not at all
     require_noise = 0.01                     # and with noise of at least this standard deviation, drawn by the node
 
-Everything may be left out. A statistic that the algorithm does not need is simply not sent; where the algorithm needs
-it, the node refuses the round and says which statistic it is. A metric that is forbidden is missing in the scores.
+Every key is optional. A forbidden statistic that the algorithm does not need is not sent; if the algorithm needs
+it, the node refuses the round and names the statistic. A forbidden metric is missing in the scores.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fedalloy.flower.protocol.header import Refused
 
 @dataclass(frozen=True)
 class Policy:
-    """The rules of one node."""
+    """The policy of one node."""
 
     forbid: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
@@ -49,17 +49,17 @@ class Policy:
             if isinstance(value, int | float) and not value >= 0:
                 raise ValueError(f"{field.name} must be 0 or more, got {value}")
         if self.require_noise and not self.require_clip:
-            raise ValueError("require_noise needs require_clip: how much noise hides depends on the longest update")
+            raise ValueError("require_noise needs require_clip: the noise is relative to the largest norm of an update")
 
     @staticmethod
     def read(path: Path | None) -> Policy:
-        """The policy in a file; no file forbids nothing."""
+        """The policy in a file; without a file everything is allowed."""
         if path is None:
             return Policy()
         try:
             values = tomllib.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise SpecError(f"there is no policy file {path}; write one, or leave 'fedalloy-policy' out") from None
+            raise SpecError(f"there is no policy file {path}; write one, or remove 'fedalloy-policy'") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise SpecError(f"policy {path} is not TOML: {error}") from None
         return _checked(values, str(path))
@@ -78,12 +78,12 @@ class Policy:
     def check_examples(self, count: int) -> None:
         """Refuse to train on too few examples, or on more than are allowed."""
         if count < self.min_examples:
-            raise Refused("this node has fewer training examples than its policy wants")
+            raise Refused("this node has fewer training examples than its policy requires")
         if count > self.max_examples:
             raise Refused("this node has more training examples than its policy allows (max_examples)")
 
     def allowed(self, values: Mapping[str, float]) -> dict[str, float]:
-        """What may be sent of some statistics or metrics."""
+        """The statistics or metrics that may be sent."""
         return {name: value for name, value in values.items() if name not in self.forbid}
 
 

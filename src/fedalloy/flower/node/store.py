@@ -1,19 +1,19 @@
-"""What a node keeps between rounds, on its own disk: by run and client, before and after its last round.
+"""What a node keeps between rounds, on its own disk: by run and client, the states before and after its last round.
 
 | file in ``STORE/RUN/CLIENT`` | content |
 |---|---|
 | ``index.json`` | ``before``, ``after``: the rounds whose states are kept (0: the initial one, which needs no file); |
 | | ``ticket``: the newest order that was carried out |
 | ``state-000007.safetensors`` | the state after round 7 |
-| ``own.safetensors`` | the leaves of the model that stay with this client, as the server sent them once |
-| ``sent.jsonl`` | everything that was ever sent, by name and bytes |
+| ``own.safetensors`` | this client's local leaves of the model, as the server sent them once |
+| ``sent.jsonl`` | everything that was sent, by name and bytes |
 | ``lock`` | held while an order is carried out |
 
-The server says which state counts. It is the one after the last round if that contribution was counted, and the one
-before it if not: because the round is run again after an interruption, or because the answer came too late or was
-dropped. A node that has neither (an older disk was restored, the server forgot rounds) *lags*. Then it continues from
-the newest state it has that is not newer, from the initial one if there is none, and says so; or it refuses,
-when the run was set up with ``on_lag = "drop"``.
+The server declares which state is valid. It is the one after the last round if that contribution was used, and the one
+before it if not: because the round is repeated after an interruption, or because the answer was too late or was
+dropped. A node that has neither (an older disk was restored, the server lost rounds) *lags*. Then it continues from
+the newest state it has that is not newer, from the initial one if there is none, and reports it; or it refuses,
+if the run has ``on_lag = "drop"``.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from fedalloy.experiment.records import atomic, checkpoint
 from fedalloy.flower.protocol.header import Refused
 
 Ticket = tuple[int, int]
-"""Which session of the server, and which message of it: later orders have higher tickets."""
+"""The server's session and the number of its message: later orders have higher tickets."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """The state a round begins with: made in ``round`` (0: none yet), and how that differs from what was asked."""
+    """The state a round begins with: made in ``round`` (0: none yet), and how it differs from the requested one."""
 
     round: int
     state: State | None
@@ -54,9 +54,9 @@ class NodeStore:
 
     @staticmethod
     def of(store: Path, run: str, client: str) -> NodeStore:
-        """The place of a run and a client below a node's store."""
+        """The folder of a run and a client below a node's store."""
         if not re.fullmatch(r"[0-9a-f]{8,64}", run):
-            raise Refused("the server gave no proper name for its run")
+            raise Refused("the server gave no valid name for its run")
         return NodeStore(store / run / _file_name(client))
 
     @contextmanager
@@ -74,7 +74,7 @@ class NodeStore:
             raise Refused(f"this order ({ticket}) was overtaken by a newer one ({newest})")
 
     def start(self, wanted: int, on_lag: str = "continue") -> Start:
-        """The state after round ``wanted``, or what stands in for it."""
+        """The state after round ``wanted``, or its substitute."""
         if wanted == 0:
             return Start(0, None)
         index = self._index()
@@ -90,7 +90,7 @@ class NodeStore:
         return Start(0, None, self._lag(wanted, 0, on_lag, trouble))
 
     def finish(self, round: int, started: int, state: State | None, ticket: Ticket) -> None:
-        """Keep the state after a round beside the one before it; without a state only the order is remembered."""
+        """Keep the state after a round beside the one before it; without a state only the ticket is stored."""
         index = self._index() | {"ticket": list(ticket)}
         if state is not None:
             checkpoint.save(self._path(round), state)
@@ -101,8 +101,8 @@ class NodeStore:
                 file.unlink()
 
     def own(self) -> tuple[dict[str, Tree], dict[str, list[str]]] | None:
-        """The leaves that stay with this client, as they first came, and the names of all leaves in their order; None
-        where they have not come or were lost."""
+        """This client's local leaves, as they were received, and the names of all leaves in their order; None if they
+        were never received or are lost."""
         try:
             kept = checkpoint.load(self.folder / "own.safetensors")
             return kept["leaves"], kept["order"]
@@ -110,12 +110,12 @@ class NodeStore:
             return None
 
     def keep_own(self, leaves: Mapping[str, Tree], order: Mapping[str, list[str]]) -> None:
-        """Keep the leaves that stay with this client; they never change while a run lasts."""
+        """Keep this client's local leaves; they do not change during a run."""
         if self.own() is None:
             checkpoint.save(self.folder / "own.safetensors", {"leaves": dict(leaves), "order": dict(order)})
 
     def sent(self, row: Mapping[str, Any]) -> None:
-        """Write down what is about to be sent."""
+        """Record what is about to be sent."""
         with (self.folder / "sent.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
@@ -130,9 +130,9 @@ class NodeStore:
 
     def _lag(self, wanted: int, round: int, on_lag: str, trouble: str) -> str:
         has = f"that of round {round}" if round else "none"
-        said = f"the state of round {wanted} counts, this node has {has}{trouble}"
+        said = f"the valid state is that of round {wanted}, this node has {has}{trouble}"
         if on_lag == "drop":
-            raise Refused(f"{said}; the run is set up to leave out nodes that lag (on_lag = 'drop')")
+            raise Refused(f"{said}; the run drops nodes that lag (on_lag = 'drop')")
         return f"{said} and continues from {'it' if round else 'the initial one'}"
 
 

@@ -1,20 +1,19 @@
 """How the processes of a federation are started: loaded once and forked, or as Flower does it.
 
-:func:`launcher` decides, and is all that others call. Flower starts a process for every message and every run, and
-loading Flower, torch and the data in it takes longer than most orders do. Hence:
+:func:`launcher` decides, and is the only function that others call. Flower starts a process for every message and every
+run, and loading Flower, torch and the data takes longer than most orders. Therefore:
 
-* a program of Flower's that starts processes keeps one in which everything is loaded, of which they are forks
-  (:mod:`~fedalloy.flower.prefork.forkserver`), and looks for work more often after it had some
+* a Flower program that starts processes keeps one in which everything is loaded, and forks it
+  (:mod:`~fedalloy.flower.prefork.forkserver`), and polls for work more often after it had some
   (:mod:`~fedalloy.flower.prefork.polling`);
 * a node has one process that carries out its orders and keeps torch and its data
   (:mod:`~fedalloy.flower.prefork.worker`);
 * the ``flwr`` command line is one process that answers many commands
   (:mod:`~fedalloy.flower.prefork.flwr_process`).
 
-Nothing depends on it. Where Flower is not as :data:`fedalloy.flower.compatibility.PREFORK` says, or the variable
-``FEDALLOY_PREFORK`` is ``off``, there is one new process for each of these things
-(:mod:`~fedalloy.flower.prefork.fallback`): the same results, later. What a node runs is checked in either case
-(:mod:`fedalloy.flower.bundle_guard`).
+Results do not depend on it. If Flower differs from :data:`fedalloy.flower.compatibility.PREFORK`, or the variable
+``FEDALLOY_PREFORK`` is ``off``, each of these is a new process (:mod:`~fedalloy.flower.prefork.fallback`): slower, with
+the same results. In both cases nodes check the app that they run (:mod:`fedalloy.flower.bundle_guard`).
 """
 
 from __future__ import annotations
@@ -34,23 +33,23 @@ if TYPE_CHECKING:
     from flwr.app import RecordDict
 
 SWITCH, ON, OFF = "FEDALLOY_PREFORK", "on", "off"
-"""``off`` is for operators; a launcher says in it to what it starts which way was chosen."""
+"""Operators may set it to ``off``; a launcher uses it to pass its choice to the processes it starts."""
 log = logging.getLogger("fedalloy.flower")
 
 
 class NotCarriedOut(Exception):
-    """An order could not be carried out because of its process; says why."""
+    """An order could not be carried out because of its process, with the reason."""
 
 
 class FlwrProcess(Protocol):
     """The ``flwr`` command line."""
 
     def run(self, arguments: list[str]) -> tuple[int, str]:
-        """The exit code of ``flwr ARGUMENTS`` and what it wrote; ``OSError`` when it ended without an answer."""
+        """The exit code and output of ``flwr ARGUMENTS``; ``OSError`` when it ended without an answer."""
         ...
 
     def close(self) -> None:
-        """End what is still running."""
+        """End the process."""
         ...
 
 
@@ -58,11 +57,11 @@ class Launcher(Protocol):
     """A way of starting processes."""
 
     def command(self, program: str) -> list[str]:
-        """The command line of one of Flower's programs, ready for its arguments."""
+        """The command line of a Flower program, without its arguments."""
         ...
 
     def environment(self, home: Path) -> dict[str, str]:
-        """What the environment of a program must say; ``home`` is for files of its own."""
+        """The environment variables of a program; ``home`` is for its files."""
         ...
 
     def flwr(self, environment: Mapping[str, str]) -> FlwrProcess:
@@ -70,13 +69,13 @@ class Launcher(Protocol):
         ...
 
     def respond(self, store: Path, node_config: Mapping[str, Any], content: RecordDict) -> RecordDict:
-        """A node's answer to an order, made where ``store`` is the working directory; may raise
+        """A node's answer to an order, made with ``store`` as the working directory; may raise
         :class:`NotCarriedOut`."""
         ...
 
 
 def launcher() -> Launcher:
-    """The way in which processes are started here."""
+    """The launcher for this installation."""
     from fedalloy.flower.prefork.fallback import Fallback
     from fedalloy.flower.prefork.forkserver import Prefork
 
@@ -86,7 +85,7 @@ def launcher() -> Launcher:
 
 @functools.cache
 def _looks_different() -> bool:
-    """Whether Flower is not built as we think; says so once."""
+    """Whether Flower differs from what the hooks expect; warns once."""
     from fedalloy.flower.compatibility import differences
 
     found = differences()
@@ -96,7 +95,7 @@ def _looks_different() -> bool:
 
 
 def command_line(program: str) -> list[str]:
-    """The command line of one of Flower's programs, ready for its arguments; the environment decides between ways."""
+    """The command line of a Flower program, without its arguments; the environment selects the way it starts."""
     if not entry_points(group="console_scripts", name=program):
         raise SpecError(f"'{program}' is not installed here; run: pip install 'fedalloy[flower]'")
     return [sys.executable, "-P", "-m", "fedalloy.flower.prefork", program]

@@ -1,4 +1,4 @@
-"""Run one of Flower's programs, a node under guard: ``python -P -m fedalloy.flower.prefork PROGRAM ARGUMENTS``."""
+"""Run a Flower program, a node with the bundle guard: ``python -P -m fedalloy.flower.prefork PROGRAM ARGUMENTS``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedalloy.flower.prefork.forkserver import entry, preforked
 
 
 def main(arguments: list[str]) -> None:
-    """Run the program that is named first; in which way, the environment says."""
+    """Run the program named by the first argument; the environment selects the way."""
     sys.argv, allowed = bundle_guard.take_allowed(arguments)
     program = arguments[0]
     run = entry(program)

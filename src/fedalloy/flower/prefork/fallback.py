@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Fallback:
-    """A launcher that leaves Flower as it is."""
+    """A launcher that does not change Flower."""
 
     def command(self, program: str) -> list[str]:
-        """One of Flower's programs."""
+        """A Flower program."""
         return command_line(program)
 
     def environment(self, home: Path) -> dict[str, str]:
-        """Flower's programs find each other beside this interpreter."""
+        """A ``PATH`` on which Flower's programs find each other: beside this interpreter."""
         return {"PATH": search_path(), SWITCH: OFF}
 
     def flwr(self, environment: Mapping[str, str]) -> FlwrProcess:
@@ -50,7 +50,7 @@ class OneProcessEach:
     environment: dict[str, str]
 
     def run(self, arguments: list[str]) -> tuple[int, str]:
-        """The exit code of a command, and what it wrote."""
+        """The exit code and output of a command."""
         done = subprocess.run(
             [*command_line("flwr"), *arguments], env=self.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, check=False, start_new_session=True,
@@ -58,4 +58,4 @@ class OneProcessEach:
         return done.returncode, done.stdout.decode("utf-8", "replace")
 
     def close(self) -> None:
-        """Nothing is left running."""
+        """Nothing to end."""

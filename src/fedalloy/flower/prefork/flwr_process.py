@@ -1,4 +1,4 @@
-"""The ``flwr`` command line, kept open: loading it takes longer than most of its commands.
+"""The ``flwr`` command line in a persistent process: loading it takes longer than most of its commands.
 
 Run as a program it answers one JSON list of arguments per line of its input with one JSON object.
 """
@@ -22,7 +22,7 @@ class KeptOpen:
     _process: subprocess.Popen[str] | None = None
 
     def run(self, arguments: list[str]) -> tuple[int, str]:
-        """The exit code of a command, and what it wrote; ``OSError`` when the process ended without an answer."""
+        """The exit code and output of a command; ``OSError`` when the process ended without an answer."""
         process = self._process or self._start()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -34,7 +34,7 @@ class KeptOpen:
             self.close()
             raise OSError("flwr ended without an answer") from error
         if answer["code"]:
-            # Flower ends a process that has failed, a few seconds later: the next command gets a new one.
+            # Flower ends a process a few seconds after a failure: use a new one for the next command.
             self.close()
         return int(answer["code"]), str(answer["out"])
 
@@ -59,8 +59,8 @@ class KeptOpen:
 
 
 def serve() -> None:
-    """Answer until the input ends. Some of what ``flwr`` says goes past ``sys.stdout``: the files themselves are
-    exchanged."""
+    """Answer until the input ends. Some output of ``flwr`` bypasses ``sys.stdout``, so the file descriptors themselves
+    are redirected."""
     with os.fdopen(os.dup(1), "w") as answers, tempfile.TemporaryFile() as said:
         for number in (1, 2):
             os.dup2(said.fileno(), number)

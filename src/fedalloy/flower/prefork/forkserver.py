@@ -1,7 +1,7 @@
-"""Programs of Flower's whose processes are forks of one in which everything is loaded already.
+"""Flower programs whose processes are forks of one in which everything is already loaded.
 
-The program that starts processes keeps such a *template* beside it and sends it the arguments of each process by a
-pipe. Where the template is gone, or what it has loaded was replaced on disk, a process is started as Flower does it.
+The program that starts processes keeps such a *template* process and sends it the arguments of each process through a
+pipe. If the template is gone, or what it has loaded was replaced on disk, a process is started in Flower's own way.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
     from flwr.app import RecordDict
 
 TASKS = "FEDALLOY_TASKS"
-"""Set by a server or a node for the program that starts its processes: which of them to keep ready."""
+"""Set by a server or a node for the program that starts its processes: which of them to prepare."""
 _SUPEREXEC = "flower-superexec"
 _STARTS = {"flower-superlink": "flwr-serverapp", "flower-supernode": "flwr-clientapp"}
 
 
 @dataclass(frozen=True)
 class Prefork:
-    """A launcher that loads once what many processes need."""
+    """A launcher that loads only once what many processes need."""
 
     def command(self, program: str) -> list[str]:
-        """One of Flower's programs, which forks its processes."""
+        """A Flower program that forks its processes."""
         return command_line(program)
 
     def environment(self, home: Path) -> dict[str, str]:
-        """Flower finds our way of starting processes before its own."""
+        """A ``PATH`` on which Flower finds our program for starting processes before its own."""
         return {"PATH": search_path(write_stand_in(home / "bin")), SWITCH: ON}
 
     def flwr(self, environment: Mapping[str, str]) -> FlwrProcess:
@@ -59,7 +59,7 @@ class Prefork:
 
 
 def write_stand_in(folder: Path) -> Path:
-    """A folder for the front of ``PATH`` in which Flower finds our way of starting processes instead of its own."""
+    """A folder for the front of ``PATH`` with our replacement of Flower's program for starting processes."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / _SUPEREXEC
     text = f'#!/bin/sh\nexec {shlex.join(command_line(_SUPEREXEC))} "$@"\n'
@@ -72,15 +72,15 @@ def write_stand_in(folder: Path) -> Path:
 
 
 def entry(program: str) -> Callable[[], Any]:
-    """The function behind one of Flower's programs; it is loaded by this."""
+    """Load and return the function of a Flower program."""
     (found,) = entry_points(group="console_scripts", name=program)
     function: Callable[[], Any] = found.load()
     return function
 
 
 def preforked(program: str, run: Callable[[], Any]) -> Callable[[], Any]:
-    """What a program is to do, with our ways of starting processes and of looking for work: every place of
-    :data:`fedalloy.flower.compatibility.PREFORK` is replaced here."""
+    """The function of a program with our ways of starting processes and of polling: every hook of
+    :data:`fedalloy.flower.compatibility.PREFORK` is installed here."""
     retry_sooner()
     if program in _STARTS:
         os.environ[TASKS] = _STARTS[program]
@@ -101,9 +101,9 @@ def preforked(program: str, run: Callable[[], Any]) -> Callable[[], Any]:
 def forking(
     run: Callable[[], Any], place: ModuleType, program: str, starting: Callable[[], None] = lambda: None
 ) -> Callable[[], Any]:
-    """Let the processes of a program that a module of Flower's starts be forks of a template, where there are forks.
+    """Make the processes that a Flower module starts forks of a template, on systems with ``fork``.
 
-    What this process is to do next; the forks return from here as well, with what they are to do.
+    Returns what this process must do next; the forks return from here too, with their own task.
     """
     if sys.platform != "linux":
         return run
@@ -118,7 +118,7 @@ def forking(
 
 
 class Starter:
-    """Stands in for ``subprocess.Popen`` where Flower starts a process and then forgets about it."""
+    """Replaces ``subprocess.Popen`` where Flower starts a process without waiting for it."""
 
     def __init__(self, program: str, orders: int, starting: Callable[[], None] = lambda: None) -> None:
         self.program, self.orders, self.starting = program, orders, starting
@@ -135,9 +135,9 @@ class Starter:
 
 
 def _template(program: str, orders: TextIO) -> Callable[[], Any]:
-    """Load a program and fork for every order, until whoever gives orders is gone. Returns in the forks alone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is for those who give orders
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for forks
+    """Load a program and fork for every order, until the sender is gone. Returns only in the forks."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is handled by the sender
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # reap forks automatically
     run = entry(program)
     if program == "flwr-serverapp":
         with contextlib.suppress(ImportError):
@@ -156,7 +156,7 @@ def _template(program: str, orders: TextIO) -> Callable[[], Any]:
 
 
 def _be_new(silent: bool) -> None:
-    """Be as a new process is: with signals of one's own, and with chance that is nobody else's."""
+    """Reset what a fork inherits: signal handlers and numpy's random state; if ``silent``, discard its output."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if "numpy" in sys.modules:
@@ -169,7 +169,7 @@ def _be_new(silent: bool) -> None:
 
 
 def _versions(packages: Iterable[str]) -> list[tuple[int, int]]:
-    """What tells one installation of packages from another."""
+    """Inodes and times that change when packages are installed again."""
     found = []
     for package in packages:
         with contextlib.suppress(OSError, KeyError):

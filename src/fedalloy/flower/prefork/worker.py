@@ -1,9 +1,8 @@
 """A node's worker: a process that carries out its orders, so that torch and the data are loaded once for many of them.
 
-The process that Flower starts for a message only passes it on, through a socket in the node's store which nobody but
-the node's user can open: a JSON line, then the arrays as they are, no pickle. The worker is started by the first
-message and ends when there has been none for :data:`IDLE` seconds; what it keeps in memory is no more than what can be
-made again.
+The process that Flower starts for a message only forwards it, through a socket in the node's store that only the
+node's user can open: a JSON line, then the raw arrays, no pickle. The worker is started by the first message and ends
+when there has been none for :data:`IDLE` seconds; everything in its memory can be loaded again.
 """
 
 from __future__ import annotations
@@ -32,25 +31,25 @@ SOCKET, LOCK, LOG = "worker.sock", "worker.lock", "node.log"
 LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 IDLE = 300.0
 STARTUP = 300.0
-"""Seconds that a worker has for getting ready: a busy machine needs many times what an idle one does."""
+"""Seconds until a worker must be ready: a busy machine needs many times as long as an idle one."""
 _POLL = 0.05
 _HEAD_BYTES = 8
 _AT_ONCE = 1 << 24
 
 
 def ask(store: Path, node_config: Mapping[str, Any], content: RecordDict) -> RecordDict:
-    """Let the worker of a store answer; one is started if there is none. An order may be carried out again, so one
-    whose worker went away is given to the next, once."""
+    """Send an order to the worker of a store, which is started if there is none. Orders may be repeated, so if the
+    worker ends, the order is sent to a new one, once."""
     for last in (False, True):
         try:
             told, answer = _exchange(store, node_config, content)
         except ConnectionError as error:
             if last:
-                raise NotCarriedOut(f"the node's worker ended at work; {store / LOG} may say why") from error
+                raise NotCarriedOut(f"the node's worker ended during the order; see {store / LOG}") from error
         else:
             if told["status"] == "answered":
                 return answer
-    raise NotCarriedOut("the node's worker is of another version and does not go away")
+    raise NotCarriedOut("the node's worker is of another version and does not end")
 
 
 def _exchange(store: Path, node_config: Mapping[str, Any], content: RecordDict) -> tuple[dict[str, Any], RecordDict]:
@@ -61,7 +60,7 @@ def _exchange(store: Path, node_config: Mapping[str, Any], content: RecordDict) 
 
 @contextlib.contextmanager
 def _connected(store: Path) -> Iterator[socket.socket]:
-    """A connection to the worker; whoever comes first starts it, and the others wait for that."""
+    """A connection to the worker; the first process starts it, and the others wait for that."""
     store.mkdir(parents=True, exist_ok=True, mode=0o700)
     with socket.socket(socket.AF_UNIX) as link:
         with (store / LOCK).open("w") as lock:
@@ -72,7 +71,7 @@ def _connected(store: Path) -> Iterator[socket.socket]:
 
 
 def _connect(link: socket.socket, store: Path) -> bool:
-    # The name of a socket may have a hundred letters: it is named from inside its folder.
+    # A socket path may only have about a hundred characters, so it is opened relative to its folder.
     with contextlib.chdir(store):
         try:
             link.connect(SOCKET)
@@ -90,14 +89,15 @@ def _start(link: socket.socket, store: Path) -> None:
     end = time.monotonic() + STARTUP
     while not _connect(link, store):
         if process.poll() is not None or time.monotonic() > end:
-            raise NotCarriedOut(f"the node's worker did not start; {store / LOG} says why")
+            raise NotCarriedOut(f"the node's worker did not start; see {store / LOG}")
         time.sleep(_POLL)
-    # It outlives this process, which is not to be complained about.
+    # The worker outlives this process: suppress the ResourceWarning.
     process.returncode = 0
 
 
 def serve(store: Path, idle: float = IDLE) -> None:
-    """Answer one order after another until there are none; the data are read again when they have changed only."""
+    """Answer orders until there have been none for ``idle`` seconds; the data are read again only if they have
+    changed."""
     from fedalloy.flower.node.answer import respond
     from fedalloy.flower.node.data import local_task, remembering
 
@@ -122,7 +122,7 @@ def serve(store: Path, idle: float = IDLE) -> None:
 
 
 def _answer(link: socket.socket, respond: Callable[[RecordDict, Mapping[str, Any]], RecordDict]) -> bool:
-    """One order; false when it comes from another version, which should start a worker of its own."""
+    """Answer one order; false if it comes from another version, which needs its own worker."""
     from flwr.app import RecordDict
 
     with contextlib.suppress(ConnectionError, BrokenPipeError):
@@ -150,12 +150,12 @@ def send_frame(link: socket.socket, said: dict[str, Any], content: RecordDict) -
     text = json.dumps(head).encode()
     link.sendall(len(text).to_bytes(_HEAD_BYTES, "big") + text)
     for data in (*(value for _, _, value in strings), *(array.data for _, _, array in arrays)):
-        if data:  # else the other side may have answered and gone by now
+        if data:  # sendall of nothing could fail: the other side may already be gone
             link.sendall(data)
 
 
 def receive_frame(link: socket.socket) -> tuple[dict[str, Any], RecordDict]:
-    """Read what :func:`send_frame` wrote; ``ConnectionError`` when the other side has gone."""
+    """Read what :func:`send_frame` wrote; ``ConnectionError`` when the other side is gone."""
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
     head = json.loads(_read(link, int.from_bytes(_read(link, _HEAD_BYTES), "big")))
@@ -175,12 +175,12 @@ def receive_frame(link: socket.socket) -> tuple[dict[str, Any], RecordDict]:
 
 
 def _read(link: socket.socket, size: int) -> bytes:
-    """So many bytes; memory is asked for as they come, not as they are announced."""
+    """Read ``size`` bytes; memory is allocated as they arrive, not as they are announced."""
     found = bytearray()
     while len(found) < size:
         came = link.recv(min(size - len(found), _AT_ONCE))
         if not came:
-            raise ConnectionError("the other process has gone")
+            raise ConnectionError("the other process is gone")
         found += came
     return bytes(found)
 

@@ -1,7 +1,7 @@
-"""The header of every message: JSON that says which format and which fedalloy wrote it. Nothing heavy is imported here.
+"""The header of every message: JSON with the format and the version of fedalloy. Nothing heavy is imported here.
 
-What Python's reader lets pass and a header never holds is refused: names that occur twice, NaN and infinities, numbers
-of thousands of digits, values too deep inside others, and texts that are no Unicode.
+Some things that Python's JSON parser accepts are refused: duplicate names, NaN and infinities, numbers with thousands
+of digits, deep nesting, and invalid Unicode.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from flwr.app import RecordDict
 
 FORMAT = 3
-"""Of messages; raised when an older reader could misunderstand a newer writer."""
+"""The format of messages; increased when an older reader could misread a newer message."""
 RECORD, HEADER, PARTS = "fedalloy", "header", "parts"
 """Flower's record that holds the header, the header in it, and the list of parts in the header."""
 _MOST_HEADER = 4 << 20
@@ -27,28 +27,28 @@ _DEEPEST = 32
 
 
 class Malformed(FedalloyError):
-    """What arrived cannot be used: it is no message of its kind, says what cannot be, or is larger than allowed."""
+    """A message cannot be used: it has the wrong form, holds invalid values, or is larger than allowed."""
 
 
 class Refused(FedalloyError):
-    """A node will not take part, whatever happens: asking again is of no use."""
+    """A node refuses to take part; asking again does not help."""
 
 
 class Unwell(Malformed):
-    """A node could not do what it was asked to; another time it may."""
+    """A node could not carry out an order; it may succeed another time."""
 
 
 class LeavesLost(Unwell):
-    """A node has lost the leaves that stay with its client: sent again, it can go on."""
+    """A node has lost its client's local leaves: it can continue when they are sent again."""
 
 
 def signed(**said: Any) -> dict[str, Any]:
-    """A header that says what it says, and who wrote it in which format."""
+    """A header with these values, the format and the version."""
     return {"format": FORMAT, "fedalloy": fedalloy.__version__, **said}
 
 
 def plain_record(header: Mapping[str, Any], beside: Mapping[str, bytes] | None = None) -> RecordDict:
-    """A header as the record that Flower carries; one that lists no parts has none."""
+    """A header as a Flower record; without a list of parts it has none."""
     from flwr.app import ConfigRecord, RecordDict
 
     text = json.dumps({**header, PARTS: header.get(PARTS, {})}, separators=(",", ":"))
@@ -56,16 +56,16 @@ def plain_record(header: Mapping[str, Any], beside: Mapping[str, bytes] | None =
 
 
 def read_header(content: RecordDict) -> dict[str, Any]:
-    """The header of what Flower brought, or :class:`Malformed`."""
+    """The header of a received record, or :class:`Malformed`."""
     record = content.config_records.get(RECORD)
     text = record.get(HEADER) if record is not None else None
     if not isinstance(text, str) or len(text) > _MOST_HEADER:
-        raise Malformed("it has no header of fedalloy's")
+        raise Malformed("it has no fedalloy header")
     return strict_object(text)
 
 
 def strict_object(text: str) -> dict[str, Any]:
-    """The object that a header is, or :class:`Malformed`.
+    """The JSON object of a header, or :class:`Malformed`.
 
     >>> strict_object('{"a": 1, "a": 2}')
     Traceback (most recent call last):
@@ -93,7 +93,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse(name: str) -> NoReturn:
-    raise Malformed(f"its header holds {name}, which is no number")
+    raise Malformed(f"its header holds {name}, which is not a number")
 
 
 def _whole(digits: str) -> int:
@@ -110,15 +110,15 @@ def _finite(digits: str) -> float:
 
 
 def _check_texts(found: dict[str, Any]) -> None:
-    """JSON can escape half a character, which no validator or file takes."""
+    """Refuse lone surrogates, which JSON can escape but no validator or file accepts."""
     try:
         json.dumps(found, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:
-        raise Malformed("its header holds a text that is no Unicode (a lone surrogate)") from None
+        raise Malformed("its header holds invalid Unicode (a lone surrogate)") from None
 
 
 def _check_depth(value: Any) -> None:
-    """Level by level, so that the check itself cannot go too deep."""
+    """Level by level, without recursion, so that the check itself cannot overflow the stack."""
     level = [value]
     for _ in range(_DEEPEST):
         level = [
@@ -129,4 +129,4 @@ def _check_depth(value: Any) -> None:
         ]
         if not level:
             return
-    raise Malformed(f"its header has values inside values more than {_DEEPEST} times")
+    raise Malformed(f"its header is nested more than {_DEEPEST} levels deep")

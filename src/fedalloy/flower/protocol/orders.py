@@ -1,10 +1,10 @@
-"""What a server may say to a node: a strict schema, and the one way in.
+"""What a server may send to a node: a strict schema, and the only function that reads it.
 
-:func:`read_order` turns the records that Flower brought into a frozen :class:`ReceivedOrder`, or raises a
-:class:`FedalloyError` that says why not. It reads no file, imports nothing and builds nothing; of a message that is not
-understood not even the tensors are made. Nothing else of a message is ever used. What comes from a server is data:
-registered names and plain arguments. Dotted paths, imports and files come from the node's own configuration alone; a
-model of the node's own is meant when the server's word for it stands in the node's policy.
+:func:`read_order` turns received records into a frozen :class:`ReceivedOrder`, or raises a :class:`FedalloyError` with
+the reason. It reads no file, imports nothing and builds nothing; for an invalid message not even the tensors are made.
+Nothing else of a message is ever used. Everything from a server is data: registered names and plain arguments. Dotted
+paths, imports and files come only from the node's own configuration; a node's own model can be named if the name is
+listed in the node's policy.
 
 (Answers in the other direction: :func:`fedalloy.flower.protocol.replies.read_reply`; those of apps that are not
 fedalloy's: :meth:`fedalloy.flower.foreign.ReplyReader.read`.)
@@ -55,7 +55,7 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
 class StrictTable(BaseModel):
-    """A table whose keys are all known, whose values have the stated types, and which is never changed."""
+    """A frozen table that refuses unknown keys and values of other types."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
@@ -94,7 +94,7 @@ class ModelSpec(RuleSpec):
     def _known(cls, kind: str, info: ValidationInfo) -> str:
         own: tuple[str, ...] = tuple((info.context or {}).get("models", ()))
         if kind in own:
-            return own[own.index(kind)]  # the node's own text, not the server's
+            return own[own.index(kind)]  # the node's own string, not the server's
         if not re.fullmatch(_KIND, kind):
             raise ValueError(f"'{kind:.80}' is not in the list 'models' of this node's policy")
         return kind
@@ -115,7 +115,7 @@ class NoiseSpec(StrictTable):
 
 
 class TrialSpec(StrictTable):
-    """The data of a trial, for nodes that are set to take their share of the recipe's own."""
+    """The data of a trial, for nodes that use their share of the recipe's own."""
 
     dataset: RuleSpec
     partition: RuleSpec | None = None
@@ -125,7 +125,7 @@ class TrialSpec(StrictTable):
 
 
 class TaskSpec(StrictTable):
-    """The model, what the examples look like, and how a node splits its own."""
+    """The model, the form of the examples, and how a node splits its own."""
 
     shape: Annotated[tuple[Extent, ...], _listed, Field(max_length=8)]
     classes: Annotated[int, Field(ge=0, le=MOST_CLASSES)]
@@ -145,12 +145,12 @@ class TaskSpec(StrictTable):
         if self.test_fraction + self.valid_fraction >= 1:
             raise ValueError("test_fraction and valid_fraction leave nothing to train on")
         if math.prod(self.shape) > 1 << 31:
-            raise ValueError("an example has more numbers than any memory")
+            raise ValueError("an example is larger than any memory")
         return self
 
 
 class AlgorithmSpec(StrictTable):
-    """The node's half of an algorithm, and the statistics that the server's half needs."""
+    """The node's part of an algorithm, and the statistics that the server's part needs."""
 
     solver: RuleSpec
     wire: Annotated[tuple[RuleSpec, ...], _listed, Field(max_length=16)] = ()
@@ -159,7 +159,7 @@ class AlgorithmSpec(StrictTable):
 
 
 class Hello(StrictTable):
-    """Who are you? A stranger is told nothing of the run."""
+    """Asks a new node for its identity, without information about the run."""
 
     kind: Literal["hello"]
     format: int
@@ -167,7 +167,7 @@ class Hello(StrictTable):
 
 
 class Addressed(StrictTable):
-    """An order for one client: which run it belongs to, and what is learned how."""
+    """An order for one client, with its run, task and algorithm."""
 
     format: int
     fedalloy: Text
@@ -229,17 +229,17 @@ _ORDERS: TypeAdapter[Hello | Work] = TypeAdapter(Annotated[Hello | Work, Field(d
 
 @dataclass(frozen=True)
 class ReceivedOrder:
-    """A message from a server, checked: what it says, and its tensors by part."""
+    """A checked message from a server: its header, and its tensors by part."""
 
     head: Hello | Work
     parts: Payload
 
 
 def read_order(content: RecordDict, max_bytes: float = math.inf, models: Collection[str] = ()) -> ReceivedOrder:
-    """The order that Flower brought; ``models`` are those of the node's own that a server may name.
+    """The order in a received record; ``models`` are the node's own models that a server may name.
 
-    :class:`~fedalloy.flower.protocol.header.Malformed` where it is no message, :class:`Refused` where it is one that
-    this node does not take.
+    Raises :class:`~fedalloy.flower.protocol.header.Malformed` if it is not a message, :class:`Refused` if this node
+    does not accept it.
     """
     header = outline(content, max_bytes).header
     check_version(header)
@@ -262,7 +262,7 @@ def check_version(header: Mapping[str, Any]) -> None:
 
 
 def check_header(header: Mapping[str, Any], models: Collection[str] = ()) -> Hello | Work:
-    """The header of an order against the schema."""
+    """Check the header of an order against the schema."""
     try:
         return _ORDERS.validate_python(header, context={"models": tuple(models)})
     except ValidationError as error:
@@ -270,15 +270,15 @@ def check_header(header: Mapping[str, Any], models: Collection[str] = ()) -> Hel
 
 
 def check_task(spec: Mapping[str, Any], models: Collection[str] = ()) -> TaskSpec:
-    """What nodes are told about model and data, against the schema; for the server, before it sends it."""
+    """Check the description of model and data for nodes against the schema; for the server, before it sends it."""
     try:
         return TaskSpec.model_validate(spec, context={"models": tuple(models)})
     except ValidationError as error:
-        raise Refused(f"nodes would not understand the task: {problems(error)}") from None
+        raise Refused(f"nodes would refuse the task: {problems(error)}") from None
 
 
 def problems(error: ValidationError) -> str:
-    """The first problems in a few words, without what was sent."""
+    """The first problems as text, without the values that were sent."""
     found = error.errors(include_url=False, include_input=False, include_context=False)[:3]
     return "; ".join(f"{'.'.join(map(str, one['loc']))[:120]}: {_words(str(one['msg']))}" for one in found)
 

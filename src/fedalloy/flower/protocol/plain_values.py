@@ -1,7 +1,7 @@
 """Plain values from a server, for the arguments of rules and models: numbers, words, and lists and tables of them.
 
-A word can name neither a file nor a function: it has no slash and no colon. How many values there are, how deep they
-lie and how large their numbers are is limited, whatever they are for.
+A word can name neither a file nor a function: it has no slash and no colon. The number of values, their nesting and the
+size of numbers are limited.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _INFINITE = {"inf": math.inf, "-inf": -math.inf}
 
 
 def plain_arguments(given: Mapping[str, Any], *, strict: bool = False) -> Mapping[str, Any]:
-    """The arguments, checked and frozen; ``ValueError`` says what is wrong. ``strict`` allows neither dots nor patterns
+    """The arguments, checked and frozen; ``ValueError`` for anything else. ``strict`` allows neither dots nor patterns
     in words.
 
     >>> dict(plain_arguments({"hidden": [8, 8], "activation": "relu", "low": "-inf"}))
@@ -33,20 +33,20 @@ def plain_arguments(given: Mapping[str, Any], *, strict: bool = False) -> Mappin
 
 
 class _Budget:
-    """How many values may still come, and what words look like."""
+    """The number of values that are still allowed, and the pattern of words."""
 
     def __init__(self, left: int, word: re.Pattern[str]) -> None:
         self.left, self.word = left, word
 
     def name(self, text: str) -> str:
         if not re.fullmatch(r"[A-Za-z_]\w{0,63}", text, re.ASCII):
-            raise ValueError(f"'{text:.40}' is no name of an argument")
+            raise ValueError(f"'{text:.40}' is not the name of an argument")
         return text
 
     def value(self, given: Any, deeper: int) -> Any:
         self.left -= 1
         if self.left < 0 or deeper < 0:
-            raise ValueError(f"more than {MOST_VALUES} values, or values inside values more than {DEEPEST} times")
+            raise ValueError(f"more than {MOST_VALUES} values, or nested more than {DEEPEST} levels deep")
         if given is None or isinstance(given, bool):
             return given
         if isinstance(given, int | float):
@@ -57,11 +57,11 @@ class _Budget:
             return tuple(self.value(one, deeper - 1) for one in given)
         if isinstance(given, dict):
             return MappingProxyType({self.name(name): self.value(one, deeper - 1) for name, one in given.items()})
-        raise ValueError(f"a {type(given).__name__} is no plain value")
+        raise ValueError(f"a {type(given).__name__} is not a plain value")
 
     def _number(self, given: float) -> float:
         if not abs(given) <= (LARGEST if isinstance(given, int) else math.inf):
-            raise ValueError("a number is too large, or none at all")
+            raise ValueError("a number is too large or not a number")
         return given
 
     def _text(self, given: str) -> Any:

@@ -1,7 +1,7 @@
-"""What nodes answer: read once, against a strict schema, before anything of it is used.
+"""Answers of nodes: checked once against a strict schema before they are used.
 
-:func:`read_reply` is the one way in for messages from nodes of fedalloy's own: records in, a frozen :class:`Reply` out,
-or a :class:`FedalloyError`. It touches no file and no network, and makes tensors only in ``full``.
+:func:`read_reply` is the only function that reads messages from fedalloy's nodes: it returns a frozen :class:`Reply`
+or raises a :class:`FedalloyError`. It uses no file and no network, and makes tensors only in ``full``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MOST_STATISTICS, _MOST_SCORES, _MOST_TEXT, _SHOWN = 64, 1_000_000, 100_000, 500
 
 
 def _number(value: Any) -> float:
-    """A number out of a header, where null stands for NaN."""
+    """A number from a header, with null for NaN."""
     if value is None:
         return math.nan
     if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > sys.float_info.max:
@@ -38,7 +38,7 @@ Name = Annotated[str, Field(max_length=200)]
 
 
 class ReplyHead(BaseModel):
-    """What the header of an answer may say."""
+    """The schema of an answer's header."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -53,7 +53,7 @@ class ReplyHead(BaseModel):
     lag: Text = ""
 
     def numbers(self, name: Literal["scores", "cross_score"], count: int) -> list[float]:
-        """A list of so many numbers."""
+        """A list of ``count`` numbers."""
         values: list[float] | None = getattr(self, name)
         if values is None or len(values) != count:
             raise Malformed(f"its '{name}' are not {count} numbers")
@@ -62,15 +62,15 @@ class ReplyHead(BaseModel):
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer that says yes: its header, and its parts (without content unless they were asked for in full)."""
+    """A positive answer: its header, and its parts (without content unless read in ``full``)."""
 
     head: ReplyHead
     parts: Payload
 
 
 def read_reply(content: RecordDict, max_bytes: float = math.inf, *, full: bool = False) -> Reply:
-    """A node's answer; :class:`Refused` where it said no, :class:`Unwell` where it failed, :class:`Malformed` where it
-    is no answer at all. Tensors are read only in ``full``; otherwise they have names, shapes and dtypes alone."""
+    """A node's answer; raises :class:`Refused` if it refused, :class:`Unwell` if it failed, :class:`Malformed` if it is
+    not an answer. Tensors are read only in ``full``; otherwise they only have names, shapes and dtypes."""
     tensor_message = unpack(content, max_bytes) if full else outline(content, max_bytes)
     head = _checked(tensor_message)
     if head.status == "refused":
@@ -92,5 +92,5 @@ def _checked(tensor_message: TensorMessage) -> ReplyHead:
 
 
 def _words(message: str) -> str:
-    """Pydantic's words as the end of a sentence."""
-    return message.removeprefix("Value error, ").replace("Extra inputs are not permitted", "is nothing that is known")
+    """Pydantic's message as the end of a sentence."""
+    return message.removeprefix("Value error, ").replace("Extra inputs are not permitted", "is an unknown key")

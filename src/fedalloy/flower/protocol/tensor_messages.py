@@ -1,9 +1,9 @@
-"""What travels between server and nodes: a JSON header and trees of tensors as plain bytes. No pickle.
+"""Messages between server and nodes: a JSON header and trees of tensors as plain bytes. No pickle.
 
-All tensors of a message are one array: Flower carries every array in requests of its own, several for each, which for a
-model of many small tensors is most of the time that a message takes. Few bytes stand beside the header, which costs no
-request at all. The header says where each tensor lies.
-Whatever arrives is checked by its stated types, shapes and sizes before a single tensor is made of it.
+All tensors of a message are one array: Flower transfers every array with several requests, which for a model of many
+small tensors takes most of the time of a message. A few bytes are stored beside the header, which costs no request at
+all. The header has the position of each tensor.
+Everything received is checked by its declared types, shapes and sizes before a tensor is made.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 _TENSORS, _ALL, _STYPE = "tensors", "all", "fedalloy.raw"
 _FEW = 1 << 18
-"""Bytes that stand beside the header. More are an array, which Flower sends once if several nodes are to have it."""
+"""Up to this many bytes are stored beside the header. More are an array, which Flower sends once for several nodes."""
 _ALIGNED = 8
-"""Every tensor begins at a multiple of so many bytes, as the widest of its numbers wants it."""
+"""Every tensor begins at a multiple of this many bytes, the alignment of the widest number."""
 _MOST_DIMENSIONS, _MOST_TENSORS, _MOST_NAME = 16, 10_000, 400
 _MOST_NUMBERS = 1 << 56
 _DTYPES = {
@@ -37,7 +37,7 @@ _DTYPES = {
     )
 }  # fmt: skip
 Described = tuple[torch.dtype, tuple[int, ...]]
-"""What a header says about one tensor."""
+"""The description of one tensor in a header."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class TensorMessage:
 
 
 def pack(message: TensorMessage) -> RecordDict:
-    """A message as the records that Flower carries."""
+    """A message as Flower records."""
     from flwr.app import Array, ArrayRecord
 
     listed = {
@@ -66,7 +66,7 @@ def pack(message: TensorMessage) -> RecordDict:
 
 
 def unpack(content: RecordDict, max_bytes: float = math.inf) -> TensorMessage:
-    """The message that Flower delivered; :class:`Malformed` says what is wrong with it."""
+    """The message in received records; :class:`Malformed` if something is wrong with it."""
     sketch = outline(content, max_bytes)
     data, start = bytearray(_data(content)), 0
     parts: dict[str, Tree] = {}
@@ -79,7 +79,7 @@ def unpack(content: RecordDict, max_bytes: float = math.inf) -> TensorMessage:
 
 
 def outline(content: RecordDict, max_bytes: float = math.inf) -> TensorMessage:
-    """A message whose tensors have names, shapes and dtypes but no content: all that can be known before it is read."""
+    """A message whose tensors have names, shapes and dtypes but no content: all that is known before it is read."""
     size = len(_beside(content))
     size += sum(len(array.data) for record in content.array_records.values() for array in record.values())
     if size > max_bytes:
@@ -112,7 +112,7 @@ def _beside(content: RecordDict) -> bytes:
 
 
 def _data(content: RecordDict) -> bytes:
-    """The bytes of all tensors; nothing but them may be there."""
+    """The bytes of all tensors; refuses other arrays."""
     arrays, beside = content.array_records, _beside(content)
     if not arrays:
         return beside
@@ -125,7 +125,7 @@ def _data(content: RecordDict) -> bytes:
 
 
 def _listed(told: Any) -> dict[str, dict[str, Described]]:
-    """What a header says about the tensors of every part."""
+    """The descriptions of the tensors of every part, from a header."""
     if not isinstance(told, dict):
         raise Malformed("its header does not list its parts")
     if sum(len(entries) for entries in told.values() if isinstance(entries, list)) > _MOST_TENSORS:
@@ -135,7 +135,7 @@ def _listed(told: Any) -> dict[str, dict[str, Described]]:
 
 def _described(part: str, listed: Any) -> dict[str, Described]:
     if not isinstance(listed, list) or len(part) > _MOST_NAME or not all(_is_entry(one) for one in listed):
-        raise Malformed(f"{part:.200} is no list of tensors")
+        raise Malformed(f"{part:.200} is not a list of tensors")
     tree = {name: _describe(f"{part}/{name}"[:200], dtype, shape) for name, dtype, shape in listed}
     if len(tree) < len(listed):
         raise Malformed(f"{part:.200} has two tensors of the same name")
@@ -151,12 +151,12 @@ def _describe(where: str, name: Any, shape: Any) -> Described:
     if dtype is None:
         raise Malformed(f"{where} is written as {name!s:.40}, which is not understood")
     if not _is_shape(shape):
-        raise Malformed(f"{where} has no proper shape")
+        raise Malformed(f"{where} has no valid shape")
     return dtype, tuple(shape)
 
 
 def _is_shape(value: Any) -> bool:
-    """Lengths that torch can count with, in bytes too and even where one of them is 0."""
+    """Lengths whose product torch can represent, in bytes too and even if one of them is 0."""
     if not isinstance(value, list) or len(value) > _MOST_DIMENSIONS:
         return False
     lengths = all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n <= _MOST_NUMBERS for n in value)
@@ -164,7 +164,7 @@ def _is_shape(value: Any) -> bool:
 
 
 def _bytes(dtype: torch.dtype, shape: tuple[int, ...]) -> int:
-    """The bytes that a tensor takes, padded; as a Python integer, which cannot overflow."""
+    """The padded size of a tensor in bytes; a Python integer, which cannot overflow."""
     return -(-math.prod(shape) * dtype.itemsize // _ALIGNED) * _ALIGNED
 
 
@@ -173,7 +173,7 @@ def _sketch(dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
 
 
 def _aligned_size(leaf: Tensor) -> int:
-    """The bytes that a tensor takes up, with what is left free behind it."""
+    """The size of a tensor in bytes, with padding."""
     return _bytes(leaf.dtype, tuple(leaf.shape))
 
 
