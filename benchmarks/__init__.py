@@ -1,1 +1,1 @@
-"""Timing races and long measurements; never part of the tests."""
+"""Benchmarks and long measurements; not part of the tests."""

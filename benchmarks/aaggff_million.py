@@ -1,9 +1,9 @@
-"""One weighting step of AAggFF-D over a million clients: how long it takes, how much it holds.
+"""Time and memory of one weighting step of AAggFF-D over a million clients.
 
     PYTHONPATH=src python -m benchmarks.aaggff_million [--clients 1000000] [--cohort 100] [--rounds 20] [--json]
 
-The promise is under 50 ms a step and under 100 MB of state. The growth of the process is what all steps together
-needed at most at a time, state included, beyond what was there before the first state was made.
+The requirement is under 50 ms per step and under 100 MB of state. The growth of the process is its peak memory over all
+steps, state included, minus the memory before the first state was made.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fedalloy.methods.weightings.cdf import CdfName
 
 
 def cohort(clients: int, size: int, round: int) -> Cohort:
-    """Some clients with losses of their own."""
+    """Some clients with different losses."""
     key = Key.of(0).fold("round", round)
     ids = (key.fold("ids").uniform(4 * size, dtype=torch.float64) * clients).long().unique()
     ids = ids[key.fold("choice").permutation(len(ids))[:size]].sort().values
@@ -37,7 +37,7 @@ def megabytes(state: State) -> float:
 
 
 def resident() -> float:
-    """The most memory this process ever had, in MB."""
+    """The peak memory of this process in MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
 
@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     given = parser.parse_args()
-    measure("weibull", 1000, 10, 2)  # so that what is loaded once does not count
+    measure("weibull", 1000, 10, 2)  # warm-up: one-time loading is not measured
     before = resident()
     rows = [measure(cdf, given.clients, given.cohort, given.rounds) for cdf in get_args(CdfName)]
     grown = resident() - before

@@ -2,14 +2,13 @@
 
     python benchmarks/aggregation.py [--clients 50] [--parameters 11200000] [--repeat 3] [--only samples ewwa]
 
-Measured is the rule's second round, so that rules with a memory have one. `seconds` is what it takes to weigh and
-combine, `server step` adds the screening of every contribution and the step of the model, and `notes` is what the
-engine does before: the norms of every contribution, noted as they are made (here all at once, from memory). Each is run
-in turn with `torch.sum` over the stacked updates; times are medians, and `x sum` is the median of the ratios.
-`extra MB` is the most memory held at any moment beyond the updates and the state of the round before, without mapped
-files; `mapped MB` is what lies in those. A new state counts as extra where it is in memory. Exits with 1 when the
-server's step by samples takes more than 1.5 x `torch.sum`, any rule more than 3 GB extra, or a rule could not be
-measured.
+The rule's second round is measured, so that rules with state have one. `seconds` is the time to weigh and combine,
+`server step` adds the screening of every contribution and the step of the model, and `notes` is the engine's earlier
+work: the norms of every contribution, computed as they are made (here all at once, from memory). Each alternates with
+`torch.sum` over the stacked updates; times are medians, and `x sum` is the median of the ratios.
+`extra MB` is the peak memory beyond the updates and the state of the previous round, without mapped files; `mapped MB`
+is the size of those. A new state in memory counts as extra. Exits with 1 when the server's step by samples takes more
+than 1.5 x `torch.sum`, any rule more than 3 GB extra, or a rule could not be measured.
 """
 
 from __future__ import annotations
@@ -49,14 +48,14 @@ MEGABYTE = 1e6
 
 @dataclass
 class Memory:
-    """The most memory this process held while watched, beyond what it held before."""
+    """The peak memory of this process while watched, beyond what it held before."""
 
     start: tuple[float, float] = (0.0, 0.0)
     peak: list[float] = field(default_factory=lambda: [0.0, 0.0])
 
     @contextmanager
     def watched(self, every: float = 0.005) -> Iterator[None]:
-        """Look at the process again and again from a second thread."""
+        """Sample the memory of the process from a second thread."""
         give_back()
         self.start, stop = resident(), threading.Event()
 
@@ -79,7 +78,7 @@ class Memory:
 
 
 def give_back() -> None:
-    """Return freed memory to the system, or what is held next would hide in it."""
+    """Return freed memory to the system, so that later allocations are visible."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
 
@@ -106,21 +105,21 @@ def updates(clients: int, parameters: int) -> tuple[Tensor, Tree]:
 
 
 def statistics(rule: Weighting, clients: int) -> dict[str, Tensor]:
-    """Random statistics: counts are whole numbers, everything else lies in (0.1, 0.9)."""
+    """Random statistics: counts are whole numbers, everything else is in (0.1, 0.9)."""
     drawn = {name: 0.1 + 0.8 * Key.of(1).fold(name).uniform(clients, dtype=torch.float64) for name in rule.requires}
     counts = {"num_examples", "num_steps", "step_norm", "effective_steps"}
     return {name: (100 * values).ceil() if name in counts else values for name, values in drawn.items()}
 
 
 def cohort_for(rule: Weighting, leaves: Tree) -> Cohort:
-    """The updates with whatever else the rule asks for."""
+    """The updates with everything else that the rule needs."""
     clients = len(next(iter(leaves.values())))
     cross = Key.of(2).uniform(clients, clients, dtype=torch.float64) if "cross_score" in rule.requires else None
     return Cohort(torch.arange(clients), {"delta": leaves}, statistics(rule, clients), cross)
 
 
 def combine(rule: Weighting, cohort: Cohort, state: State, ctx: Context) -> tuple[Tree, State]:
-    """What the server does with a rule, and nothing else."""
+    """Only the server's work for a rule."""
     if isinstance(rule, ElementWeighting):
         round = rule.open(cohort, state, ctx)
         _, combined = combine_elements(round, cohort, "delta", ("delta",))
@@ -130,7 +129,7 @@ def combine(rule: Weighting, cohort: Cohort, state: State, ctx: Context) -> tupl
 
 
 def timed(work: Callable[[], Any]) -> float:
-    """The seconds of one run; what it returns is dropped."""
+    """The seconds of one run; its result is dropped."""
     begin = time.perf_counter()
     result = work()
     seconds = time.perf_counter() - begin
@@ -139,7 +138,7 @@ def timed(work: Callable[[], Any]) -> float:
 
 
 def in_turn(works: list[Callable[[], Any]], repeat: int, least_seconds: float = 3.0) -> list[list[float]]:
-    """The times of each, run one after the other again and again, so that all see the same machine."""
+    """The times of each, run alternately, so that all have the same load on the machine."""
     found: list[list[float]] = [[] for _ in works]
     begin = time.perf_counter()
     while (done := len(found[0])) < repeat or (done < 10 * repeat and time.perf_counter() - begin < least_seconds):
@@ -161,7 +160,7 @@ class Line:
     mapped: float
 
     def ratio(self, times: list[float]) -> float:
-        """How often the yardstick, as it was just before, fits into these times."""
+        """The median ratio of these times to those of ``torch.sum`` just before."""
         return median(mine / sum for mine, sum in zip(times, self.yardstick, strict=True))
 
     def __str__(self) -> str:
@@ -170,7 +169,8 @@ class Line:
 
 
 def measure(name: str, rule: Weighting, matrix: Tensor, leaves: Tree, repeat: int) -> Line:
-    """The rule's second round: watched once, then timed in turn with the yardstick and the whole server step."""
+    """The rule's second round: memory watched once, then timed alternately with ``torch.sum`` and the whole server
+    step."""
     cohort = cohort_for(rule, leaves)
     first, second = (Context(round, len(cohort), Key.of(3).fold(round), local_lr=0.1) for round in (1, 2))
     algorithm, memory = Algorithm(Sgd(), rule, ServerSgd()), Memory()
@@ -190,7 +190,7 @@ def measure(name: str, rule: Weighting, matrix: Tensor, leaves: Tree, repeat: in
 
 
 def broken_promises(line: Line) -> list[str]:
-    """What a line of the table should not say."""
+    """The limits that a line of the table exceeds."""
     times = line.ratio(line.server)
     slow = line.name == "samples" and times > MOST_TIMES_SUM
     late = [f"the server's step by samples takes {times:.2f} x torch.sum, more than {MOST_TIMES_SUM}"] if slow else []
@@ -199,17 +199,17 @@ def broken_promises(line: Line) -> list[str]:
 
 
 def arguments() -> argparse.Namespace:
-    """What was asked for on the command line."""
+    """The command-line arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=50)
     parser.add_argument("--parameters", type=int, default=11_200_000)
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--only", nargs="*", help="weightings to try (all of them when left out)")
+    parser.add_argument("--only", nargs="*", help="weightings to measure; default: all")
     return parser.parse_args()
 
 
 def main() -> int:
-    """Print the table as it comes; say whether the promises hold."""
+    """Print the table line by line; returns 1 if a limit is exceeded."""
     chosen = arguments()
     matrix, leaves = updates(chosen.clients, chosen.parameters)
     size = f"{matrix.nbytes / MEGABYTE:,.0f} MB"
@@ -233,7 +233,7 @@ def main() -> int:
             continue
         print(line, flush=True)
         broken += broken_promises(line)
-    print("\n" + ("; ".join(broken) or "All promises hold."))
+    print("\n" + ("; ".join(broken) or "All limits are kept."))
     return 1 if broken else 0
 
 

@@ -5,7 +5,7 @@
 
 No training: every round reads the states of its cohort, changes them and puts them back, as a run does; every tenth
 round writes a checkpoint. ``--all`` first gives every client a state, so that all of them are on disk (5 GB for the
-default). The promise is that the process stays below 4 GB and that a checkpoint holds no client's state.
+default). The requirement: the process stays below 4 GB and a checkpoint holds no client's state.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def run_round(store: DiskStore, round: int, arguments: argparse.Namespace) -> No
 
 
 def resident() -> float:
-    """The most memory this process ever had, in MB."""
+    """The peak memory of this process in MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
 

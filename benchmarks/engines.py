@@ -1,12 +1,12 @@
-"""How fast is the public ``fit``? Four workloads against a hand-written loop, many clients, and the start.
+"""The speed of the public ``fit``: four workloads against a hand-written loop, many clients, and start-up.
 
     python -m benchmarks.engines [--only W1,W4] [--quick] [--json FILE]
 
-Each workload is one ``fit`` with records in a folder, the default engine, shuffling and masks. Between its rounds
-the sequential loop gets its turn, so that both see the same machine; the loop has its best number of threads. Medians
-and the middle half of the rounds are shown; start-up, the first round and the last, which evaluates, do not count.
+Each workload is one ``fit`` with records in a folder, the default engine, shuffling and masks. Its rounds
+alternate with the sequential loop, so that both have the same load on the machine; the loop has its best number of
+threads. Medians and quartiles are shown; start-up, the first round and the last, which evaluates, are not counted.
 Both must move the model equally far. Exits with 1 when a ratio is below its minimum (``minimums.json``), when
-rounds get slower or larger with the number of clients that exist, or when the first round comes too late.
+rounds get slower or need more memory with the size of the population, or when the first round ends too late.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from fedalloy.tasks.objective import ModuleObjective
 
 MINIMUMS: dict[str, Any] = json.loads(Path(__file__).with_name("minimums.json").read_text())
 SECONDS = {"W1": 20.0, "W2": 25.0, "W3": 60.0, "W4": 20.0}
-"""About how long each workload is measured."""
+"""The approximate time for each workload."""
 POPULATIONS = (1_000, 10_000, 100_000, 1_000_000)
 UNEQUAL = 0.1
 TINY = """
@@ -83,7 +83,7 @@ class Line:
 
 
 def race(load: Workload, seconds: float) -> Line:
-    """One workload: our rounds and the loop's in turns, within one ``fit``."""
+    """One workload: our rounds and the loop's alternately, within one ``fit``."""
     task = task_of(load)
     initial = task.objective.init(Key.of(0).fold("model"))[0]
     threads, once = best_threads(load, initial, task)
@@ -112,7 +112,7 @@ def best_threads(load: Workload, initial: Tree, task: Any) -> tuple[int, float]:
 
 
 class Turns:
-    """Told of every round of a run: notes its time and gives the loop its turn when it comes."""
+    """Called after every round of a run: records its time, and runs the loop when it is its turn."""
 
     def __init__(self, turn: int, sequential: Sequential, threads: int) -> None:
         self.turn, self.sequential, self.threads = turn, sequential, threads
@@ -155,7 +155,8 @@ def _faults(model: Tree, sequential: Sequential, initial: Tree) -> list[str]:
 
 
 def flatness(rounds: int, repeats: int = 3) -> list[dict[str, float]]:
-    """Time and memory of a round with 100 clients out of more and more, in turns; data are drawn when asked for."""
+    """Time and memory of a round with 100 clients from growing populations, alternately; data are generated on
+    access."""
     _lazy_run(POPULATIONS[0], rounds)
     seconds: dict[int, list[float]] = {population: [] for population in POPULATIONS}
     grown = dict.fromkeys(POPULATIONS, 0.0)
@@ -180,7 +181,7 @@ def _lazy_run(population: int, rounds: int) -> list[float]:
 
 
 def start_up(repeats: int = 3) -> float:
-    """Seconds from pressing enter to the end of a run of one round: the first round was finished before."""
+    """Seconds from the start of the command to the end of a run of one round."""
 
     def once() -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -228,7 +229,7 @@ def _flat_faults(rows: list[dict[str, float]]) -> list[str]:
 
 
 def arguments() -> argparse.Namespace:
-    """What was asked for on the command line."""
+    """The command-line arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="W1,W2,W3,W4,flat,start", help="W1,W2,W3,W4,flat,start or some of them")
     parser.add_argument("--quick", action="store_true", help="a fifth of the time")
@@ -237,7 +238,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Measure what was asked for, print as it comes, say whether the minimums are kept."""
+    """Measure the chosen parts and print them; returns 1 if a minimum is not reached."""
     options = arguments()
     wanted, share = options.only.split(","), 0.2 if options.quick else 1.0
     told: dict[str, Any] = {"machine": platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__}
@@ -265,7 +266,7 @@ def main() -> int:
             f"\nfedalloy run: the first round is finished after {seconds:.1f} s (at most {MINIMUMS['start_seconds']})"
         )
         faults += [f"the first round took {seconds:.1f} s"] if seconds > MINIMUMS["start_seconds"] else []
-    print("\n" + ("\n".join(faults) or "All minimums are kept."))
+    print("\n" + ("\n".join(faults) or "All minimums are reached."))
     if options.json:
         options.json.write_text(json.dumps({**told, "faults": faults}, indent=1) + "\n")
     return 1 if faults else 0

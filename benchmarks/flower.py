@@ -5,14 +5,14 @@
 Three ways to train the same perceptron (64-3495-10, 262 135 parameters) on the same digits, in turns, on one
 federation with TLS and node authentication:
 
-* ``flower``: Flower's ``FedAvg`` with a ClientApp of its own (``benchmarks/flower_app``);
+* ``flower``: Flower's ``FedAvg`` with its own ClientApp (``benchmarks/flower_app``);
 * ``strategy``: ``fedalloy.flower.Strategy("fedavg")`` with that same ClientApp;
 * ``engine``: a fedalloy recipe, that is fedalloy's own ServerApp and ClientApp.
 
-A round is what happens from asking the nodes to the new model; there is no evaluation. The first round of every run,
-which also brings the app to the nodes, is left out. Each ClientApp is a process that Flower starts for one message:
-loading torch is the larger part of a round, so a busy machine tells little. The promise: no way is slower than Flower's
-own.
+A round is the time from the messages to the nodes until the new model; there is no evaluation. The first round of every
+run, which also sends the app to the nodes, is left out. Each ClientApp is a process that Flower starts for one message:
+loading torch is most of a round, so results on a busy machine are not meaningful. The requirement: no way is slower
+than Flower's own.
 """
 
 from __future__ import annotations

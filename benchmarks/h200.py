@@ -116,7 +116,7 @@ def timed_fit(
 
 
 def sequential(task: FederatedTask, model: Any, rounds: int, cohort: int, batch: int) -> list[float]:
-    """What one writes by hand: client after client, one autograd call per step."""
+    """A hand-written loop: client after client, one autograd call per step."""
     module = model().cuda()
     params = list(module.parameters())
     server = [leaf.detach().clone() for leaf in params]
@@ -149,7 +149,7 @@ def sequential(task: FederatedTask, model: Any, rounds: int, cohort: int, batch:
 def compare(
     name: str, data: Dataset, model: Any, shape: tuple[int, int, int, int], rounds: int
 ) -> list[dict[str, Any]]:
-    """One shape: the sequential loop before and after every variant of ours, so that both see the same machine."""
+    """One shape: the sequential loop before and after every variant of ours, so that both have the same load."""
     clients, cohort, batch, sequential_rounds = shape
     task = task_for(data, model, clients)
     rows = []
@@ -162,7 +162,7 @@ def compare(
         control += sequential(task, model, sequential_rounds, cohort, batch)
         try:
             gaps, accuracy, peak = timed_fit(task, rounds, cohort, batch, engine)
-        except Exception as error:  # a variant that this torch cannot run is a result, not an end
+        except Exception as error:  # a variant that this torch cannot run is recorded as failed
             rows.append({"shape": name, "variant": label, "failed": f"{type(error).__name__}: {error}"[:300]})
             continue
         ms = 1e3 * statistics.median(gaps)
@@ -180,7 +180,8 @@ def compare(
 
 
 def agreement() -> list[dict[str, Any]]:
-    """Loop against graphs on the GPU, in float64, with ragged clients, dropout and convolutions."""
+    """The loop against CUDA graphs on the GPU, in float64, with clients of different sizes, dropout and
+    convolutions."""
 
     def model() -> nn.Module:
         return nn.Sequential(

@@ -1,6 +1,6 @@
-"""Runs without training, as large as one likes: ``python -m benchmarks.long_run FOLDER [ROUNDS] [CLIENTS]``.
+"""Runs of any size without training: ``python -m benchmarks.long_run FOLDER [ROUNDS] [CLIENTS]``.
 
-Rows have the columns and the digits of a real run in which everybody takes part and is scored every round.
+Rows have the columns and the digits of a real run with full participation that is evaluated every round.
 """
 
 from __future__ import annotations

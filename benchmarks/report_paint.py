@@ -1,4 +1,4 @@
-"""How soon a report can be read: ``python -m benchmarks.report_paint report.html`` measures it in headless Chromium."""
+"""How fast a report is shown: ``python -m benchmarks.report_paint report.html`` measures it in headless Chromium."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ return {first_paint_ms: Math.round(paint.startTime), loaded_ms: Math.round(loade
 
 
 def main() -> None:
-    """Three openings; the first pays for the start of the browser."""
+    """Open the page three times; the first time includes the start of the browser."""
     for page in map(Path, sys.argv[1:]):
         with chromium() as driver:
             for _ in range(3):

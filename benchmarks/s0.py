@@ -1,10 +1,10 @@
-"""The deep-unfolding experiments in one command: learn all tables side by side, compare, draw, take the results home.
+"""The deep-unfolding experiments in one command: learn all tables in parallel, compare, draw, collect the results.
 
     PYTHONPATH=src python -m benchmarks.s0 1 2 3 4 --device cuda [--seconds 480] [--jobs 16] [--out FOLDER]
 
-Every table of every environment is learned in a process of its own; on a GPU these are bound by launching small
-kernels, so side by side they cost little more than one. Then every environment whose tables are there is compared on
-CPU processes. Everything lies in ``runs/s0`` and goes on from there when the command is given again; ``--seconds``
+Every table of every environment is learned in its own process; on a GPU these are limited by launching small
+kernels, so in parallel they cost little more than one. Then every environment with all its tables is compared on
+CPU processes. Everything is in ``runs/s0``, and the same command continues from there; ``--seconds``
 ends the learning in time, with its progress saved. ``--out`` gets the tables, the progress, the accuracies of every
 round and seed (``results.json``) and the pictures. ``--set`` goes to every command: ``--set unfold.iterations=50``.
 """
@@ -80,7 +80,7 @@ def tell(name: str, found: dict[str, Any]) -> None:
 
 
 def draw(names: list[str], out: Path) -> None:
-    """Maps and rows of all learned tables, where matplotlib is there."""
+    """Maps and rows of all learned tables, if matplotlib is installed."""
     for entry in LEARNED:
         tables = [table for name in names if (table := RUNS / recipe_of(name).stem / f"{entry}.json").exists()]
         for kind in ("weights", "rows"):
@@ -112,7 +112,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="+", help="1 2 3 4, or dogs-standin-a, dogs-standin-b")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--seconds", type=float, help="for the learning")
+    parser.add_argument("--seconds", type=float, help="time limit of the learning")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) - 1), help="processes that compare")
     parser.add_argument("--out", type=Path, default=RUNS / "results")
     parser.add_argument("--set", action="append", default=[], dest="changes")

@@ -2,9 +2,9 @@
 
     python -m benchmarks.s2_gpu --minutes 8 --out runs/s2-gpu
 
-Needs torch, numpy and safetensors alone (`fedalloy.fit`). The methods take turns of ``--turn`` rounds, so that all of
-them have played the same number when the time is over; every method's run is in a folder of its own below ``--out`` and
-the same command goes on from there. Afterwards (or with ``--minutes 0``) ``curves.json`` there has test accuracy by
+Needs only torch, numpy and safetensors (`fedalloy.fit`). The methods take turns of ``--turn`` rounds, so that all of
+them have run the same number when the time is over; every method's run has its own folder below ``--out``, and the
+same command continues from there. Afterwards (or with ``--minutes 0``) ``curves.json`` there has test accuracy by
 round and method, and ``s2-mnist.json`` the same runs in the form that `fedalloy reproduce --pages` makes a page of:
 copy it to ``docs/results``. The settings are those of ``recipes/s2/mnist-lenet.toml``; a test compares them.
 """
@@ -91,7 +91,7 @@ def over(folder: Path) -> bool:
 
 
 def take_turns(plan: Plan, deadline: float, dataset: Any = None) -> None:
-    """Every method plays ``turn`` rounds, then the next; a method that failed is passed over."""
+    """Every method runs ``turn`` rounds, then the next; a method that failed is skipped."""
     known = methods()
     for seed in plan.seeds:
         task = federation(seed, dataset)
@@ -124,7 +124,7 @@ def curve(folder: Path) -> dict[str, Any]:
 
 
 def gather(plan: Plan, command: str) -> dict[str, Any]:
-    """Write what was reached: the curves, and one line per run; runs are compared at the last round all have played."""
+    """Write the results: the curves, and one line per run; runs are compared at the last round that all have run."""
     found = {
         (name, seed): folder_of(plan, name, seed)
         for name in plan.names
@@ -146,7 +146,7 @@ def gather(plan: Plan, command: str) -> dict[str, Any]:
 
 
 def _measured(name: str, seed: int, place: Path, common: int) -> Measured:
-    """A run up to the round that all have played; until there it counts as finished."""
+    """A run up to the last round that all have run; it counts as finished up to there."""
     run, told = read_run(place), curve(place)
     failed = run.status.get("state") == "failed"
     kept = [100 * a for r, a in zip(told["rounds"], told["accuracy"], strict=True) if r <= common and a is not None]

@@ -1,7 +1,7 @@
-"""How soon the live page can be read: ``python -m benchmarks.serve [FOLDER]`` measures it in headless Chromium.
+"""How fast the live page is shown: ``python -m benchmarks.serve [FOLDER]`` measures it in headless Chromium.
 
 Writes a run of 10,000 rounds x 1000 clients and a folder of 1000 runs (once; FOLDER keeps them) and opens the page over
-each: first without an index, then with it, then while it is open already. One JSON object per line.
+each: first without an index, then with it, then while it is already open. One JSON object per line.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def serving(root: Path) -> Iterator[tuple[LiveServer, float]]:
 
 
 def opened(driver: Any, url: str, sign: str) -> float:
-    """Milliseconds from the start of the navigation until something useful is drawn."""
+    """Milliseconds from the start of the navigation until the list or a curve is drawn."""
     driver.get("about:blank")
     driver.get(url)
     return round(WebDriverWait(driver, 120, 0.02).until(lambda one: one.execute_script(sign)))

@@ -1,14 +1,14 @@
-"""How long does a round of SuPerFed-MM take? MNIST, 50 clients of two digits, 5 a round, 10 epochs, batch 10, TwoNN.
+"""The time of a round of SuPerFed-MM: MNIST, 50 clients of two digits, 5 a round, 10 epochs, batch 10, TwoNN.
 
     PYTHONPATH=src python -m benchmarks.superfed [--rounds 5] [--engine auto] [--turns] [--public JSON] [--json FILE]
 
 One ``fit`` with records in a folder; both models are trained from the first round on. The first round, which picks the
-engine, and the last, which evaluates, do not count. Beside the times stands a counted floor: the arithmetic of one
-forward and backward pass per step at the rate of a large matrix product, and the bytes of both models, both velocities
-and the received model, each read and (but the last) written once per step, at the rate of adding two vectors
+engine, and the last, which evaluates, are not counted. The times are compared with a computed floor: the arithmetic of
+one forward and backward pass per step at the rate of a large matrix product, and the bytes of both models, both
+velocities and the received model, each read and (but the last) written once per step, at the rate of adding two vectors
 of that size in cache; both measured here on one core and divided by the cores. ``--turns`` waits for a line on standard
-input before every counted round, so that another program can have its turn in between; ``--public`` takes the
-seconds a round of other code, ``{"name": [1.0, 2.0], ...}``, and adds them and the ratios of the medians to the table.
+input before every counted round, so that another program can have its turn in between; ``--public`` takes the seconds a
+round of other code, ``{"name": [1.0, 2.0], ...}``, and adds them and the ratios of the medians to the table.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LOCAL: dict[str, Any] = {
     "lr": 0.01, "decay": 0.999, "momentum": 0.9, "weight_decay": 1e-4, "epochs": EPOCHS, "batch_size": BATCH,
 }  # fmt: skip
 MOVED = 9
-"""Models that every step moves through the core: f, l, two velocities in and out, the received model in."""
+"""Models that every step reads or writes: f, l, two velocities in and out, the received model in."""
 
 
 def federation() -> FederatedTask:
@@ -48,7 +48,7 @@ def federation() -> FederatedTask:
 
 
 class Clock:
-    """Told of every round: notes its seconds, and waits for its turn when there are others."""
+    """Called after every round: records its seconds, and waits for its turn if there are others."""
 
     def __init__(self, turns: bool) -> None:
         self.turns, self.since = turns, 0.0
@@ -78,7 +78,7 @@ def rounds(count: int, engine: str, turns: bool) -> tuple[list[float], dict[str,
 
 
 def floor(cores: int) -> dict[str, float]:
-    """What cannot be undercut, in seconds a round."""
+    """A lower bound, in seconds per round."""
     task = federation()
     params, _ = task.objective.init(Key.of(0))
     sizes = task.data("train", torch.arange(COHORT)).size
@@ -115,7 +115,7 @@ def _cache_bandwidth(size: int) -> float:
 
 
 def _best(work: Callable[[], object], repeats: int = 60) -> float:
-    """The fastest of many: a rate that others on the machine did not disturb."""
+    """The fastest of many runs, which is least affected by other processes."""
     seconds = []
     for _ in range(repeats):
         begin = time.perf_counter()

@@ -3,9 +3,9 @@
     PYTHONPATH=src python -m benchmarks.synthetic_gpu fedevg --data FOLDER --folder RUN --seconds 170 --out RESULTS
 
 ``FOLDER`` holds the data's ``.npz`` files. ``RUN`` is the run's folder: called again with it and the same settings, the
-run goes on where it stopped. ``RESULTS`` gets ``METHOD.json`` (the curve, seconds, bytes) and ``METHOD.npz`` (``x`` and
-``y`` of the last samples, and ``rounds`` and ``history`` of those kept on the way). Needs torch, numpy and safetensors.
-``--rounds`` is the length of the schedule, not of this call; ``--iterations`` limits FedEvg's local steps.
+run continues where it stopped. ``RESULTS`` gets ``METHOD.json`` (the curve, seconds, bytes) and ``METHOD.npz`` (``x``
+and ``y`` of the last samples, and ``rounds`` and ``history`` of those kept during the run). Needs torch, numpy and
+safetensors. ``--rounds`` is the length of the schedule, not of this call; ``--iterations`` limits FedEvg's local steps.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def method(args: argparse.Namespace) -> Algorithm:
 
 
 def task_for(args: argparse.Namespace) -> FederatedTask:
-    """Images dealt by Dirichlet shares; the model of the method, and ResNet-10 as judge."""
+    """Images split by Dirichlet shares; the model of the method, and ResNet-10 as the classifier."""
     size = {} if args.side is None else {"side": args.side}
     norm = {} if args.method == "fedevg" else {"norm": args.norm}
     model: str | dict[str, str] = args.model or {"kind": MODELS[args.method], **norm}
@@ -105,7 +105,7 @@ def run_round(args: argparse.Namespace) -> tuple[RunResult, Clock]:
 
 
 def curve(result: RunResult, clock: Clock, args: argparse.Namespace) -> dict[str, Any]:
-    """What the run has reached so far, over all its sessions."""
+    """The results of the run so far, over all its sessions."""
     rows = list(result.rounds())
     scored = [row for row in rows if "global" in row]
     sums = {name: sum(row.get(name, 0) for row in rows) for name in ("bytes_up", "bytes_down", "bytes_model")}
@@ -125,7 +125,7 @@ def curve(result: RunResult, clock: Clock, args: argparse.Namespace) -> dict[str
 
 
 def save(result: RunResult, found: dict[str, Any], args: argparse.Namespace) -> None:
-    """The curve as JSON, the samples of now and of before as arrays."""
+    """The curve as JSON, the current and earlier samples as arrays."""
     args.out.mkdir(parents=True, exist_ok=True)
     x, y = result.synthetic(args.per_class)
     kept = snapshots.rounds(args.folder)
@@ -136,13 +136,13 @@ def save(result: RunResult, found: dict[str, Any], args: argparse.Namespace) -> 
 
 
 def parse(given: list[str] | None = None) -> argparse.Namespace:
-    """The settings of the experiments on MNIST with 10 clients, unless said otherwise."""
+    """The settings of the experiments on MNIST with 10 clients, unless overridden."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("method", choices=sorted(MODELS))
-    parser.add_argument("--data", type=Path, help="folder of the .npz files; default: as FEDALLOY_DATA says")
+    parser.add_argument("--data", type=Path, help="folder of the .npz files; default: FEDALLOY_DATA")
     parser.add_argument("--folder", type=Path, required=True, help="the run's folder, new or to be resumed")
     parser.add_argument("--out", type=Path, required=True, help="where the curve and the samples go")
-    parser.add_argument("--seconds", type=float, default=170.0, help="stop after this time, safely")
+    parser.add_argument("--seconds", type=float, default=170.0, help="stop after this time, with a checkpoint")
     parser.add_argument("--dataset", default="mnist")
     parser.add_argument("--side", type=int, help="resize images; default: as they are")
     parser.add_argument("--model", help="default: that of the method")
@@ -169,7 +169,7 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--engine", default="batched")
     parser.add_argument("--precision", default="tf32", choices=("float32", "tf32", "bf16"))
-    parser.add_argument("--block", type=int, help="clients at a time; up to 8 run in streams of their own")
+    parser.add_argument("--block", type=int, help="clients at a time; up to 8 run in separate streams")
     return parser.parse_args(given)
 
 

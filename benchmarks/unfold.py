@@ -1,12 +1,12 @@
-"""How long does an outer iteration of deep unfolding take? Environment I: 5 clients, 10 rounds, 2 epochs, batch 50.
+"""The time of an outer iteration of deep unfolding. Environment I: 5 clients, 10 rounds, 2 epochs, batch 50.
 
     PYTHONPATH=src python -m benchmarks.unfold [--public FOLDER] [--iterations 5] [--json FILE]
 
-Ours runs in a process of its own with one thread. With ``--public`` so does the published script: FOLDER is a checkout
-of that experiment outside of this repository (``main_mnist_env1_2.py`` and its ``mnist`` folder); a stand-in for
-torchvision is put in its way, its test set being no part of the learning. The two take turns, iteration by iteration,
-so that a busy machine is busy for both; the first iteration of each does not count. Told are seconds by the wall and by
-the processor, the peak of memory, and a counted floor: the arithmetic of one forward and backward pass over every batch
+Ours runs in a separate process with one thread. With ``--public`` so does the published script: FOLDER is a checkout
+of that experiment outside of this repository (``main_mnist_env1_2.py`` and its ``mnist`` folder); it gets a stub
+of torchvision, since its test set is not used for learning. The two alternate, iteration by iteration, so that both
+have the same load; the first iteration of each is not counted. Reported are wall-clock and processor
+seconds, peak memory, and a computed floor: the arithmetic of one forward and backward pass over every batch
 (and one pass over every example for the final loss) at the rate of a large matrix product on one core.
 """
 
@@ -38,18 +38,18 @@ TORCHVISION = {
 
 
 class Clock:
-    """Notes every iteration, then waits for its turn."""
+    """Records every iteration, then waits for its turn."""
 
     def __init__(self) -> None:
         self.since: tuple[float, float] | None = None
 
     def begin(self) -> None:
-        """Wait to be told, then start."""
+        """Wait for a line on standard input, then start."""
         sys.stdin.readline()
         self.since = (time.perf_counter(), time.process_time())
 
     def end(self) -> None:
-        """Tell what the iteration took."""
+        """Print the time of the iteration."""
         assert self.since is not None
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         wall, cpu = time.perf_counter() - self.since[0], time.process_time() - self.since[1]
@@ -77,7 +77,7 @@ def ours(iterations: int) -> None:
 
 
 def public(iterations: int, folder: str) -> None:
-    """The published learning; it prints before every iteration, which is where the clock listens."""
+    """The published learning; it prints before every iteration, and the clock hooks into that."""
     import torch
 
     torch.set_num_threads(1)
@@ -98,7 +98,7 @@ def public(iterations: int, folder: str) -> None:
 
 
 def race(sides: list[list[str]], iterations: int, env: dict[str, str]) -> list[list[dict[str, float]]]:
-    """One iteration of each in turn; the first of each does not count."""
+    """One iteration of each in turn; the first of each is not counted."""
     children = [
         subprocess.Popen(side, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) for side in sides
     ]
@@ -160,7 +160,7 @@ def main() -> None:
 
 
 def report(folder: str | None, iterations: int, file: str | None) -> None:
-    """Race, then a table."""
+    """Measure both, then print a table."""
     count = iterations + 1
     names = [name for name in SIDES if name == "ours" or folder]
     with tempfile.TemporaryDirectory() as scratch:

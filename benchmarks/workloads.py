@@ -1,4 +1,4 @@
-"""Four federations to measure with, and the sequential loop that one would write for them by hand."""
+"""Four federations for measurements, and a hand-written sequential loop for them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CLASSES = 10
 
 @dataclass(frozen=True)
 class Workload:
-    """So many clients with so many examples each; ``cohort`` of them train one epoch in every round."""
+    """Clients with equal numbers of examples; ``cohort`` of them train one epoch in every round."""
 
     name: str
     what: str
@@ -60,7 +60,7 @@ WORKLOADS = (
 
 
 def task_of(load: Workload) -> FederatedTask:
-    """Random images around a mean per class, straight into the clients' pool: dealing them out is not measured."""
+    """Random images around a mean per class, directly in the clients' pool: splitting is not measured."""
     generator = torch.Generator().manual_seed(0)
     rows = load.clients * load.examples
     y = torch.randint(CLASSES, (rows,), generator=generator)
@@ -77,7 +77,7 @@ def task_of(load: Workload) -> FederatedTask:
 
 
 class Sequential:
-    """What one writes by hand: client after client, one autograd call per step, no optimizer objects."""
+    """A hand-written loop: client after client, one autograd call per step, no optimizer objects."""
 
     def __init__(self, load: Workload, task: FederatedTask, initial: Tree) -> None:
         self.load, self.task, self.module = load, task, load.model()
@@ -87,7 +87,7 @@ class Sequential:
         self.start, self.size = task.train.start.tolist(), task.train.size.tolist()
 
     def round(self) -> None:
-        """A cohort's local epochs and the mean of what they return."""
+        """A cohort's local epochs and the mean of their models."""
         mean = [torch.zeros_like(leaf) for leaf in self.server]
         for client in self._cohort():
             with torch.no_grad():
@@ -120,7 +120,7 @@ class Sequential:
 
 
 def moved(server: list[Tensor] | Tree, initial: Tree) -> float:
-    """How far a model is from where it began: equal work moves it equally far."""
+    """The distance of a model from its initial values: equal work moves it equally far."""
     leaves = server if isinstance(server, list) else [server[name] for name in initial]
     squares = [(leaf - first).double().square().sum() for leaf, first in zip(leaves, initial.values(), strict=True)]
     return float(torch.stack(squares).sum().sqrt())

@@ -1,21 +1,21 @@
-"""Take experiments to a machine that has a GPU and nothing else, and bring the runs back.
+"""Run experiments on a bare machine with a GPU, and bring the runs back.
 
-Such a machine gets one folder, gives back a few small files, has torch, numpy, scipy and safetensors, and can install
-nothing. Here, fill the folder with the code of a commit, the missing packages, data files and the runs to continue:
+Such a machine gets one folder, returns a few small files, has torch, numpy, scipy and safetensors, and cannot install
+anything. Here, fill the folder with the code of a commit, the missing packages, data files and the runs to continue:
 
     python scripts/device_run.py load carried --data mnist_train.npz mnist_test.npz --runs runs
 
-There, work in a folder that outlasts the call, as often as there are calls. Commands are separated by ``--``; they run
-one after another, and all of them are asked to stop cleanly when the minutes are over:
+There, work in a folder that survives between calls. Commands are separated by ``--``; they run one after another, and
+are asked to stop cleanly when the minutes are over:
 
     python3 carried/device_run.py work carried /tmp/there "$OUT" --minutes 9 -- \
         reproduce s1-rounds-to-95 --set engine.device=cuda -j 14
 
-Here again, put what came back where it belongs; a run that stands further here is kept:
+Here again, unpack the returned files; a run that is further along here is kept:
 
     python scripts/device_run.py unload FILES runs
 
-Only the standard library is used, so the far half runs before anything is unpacked.
+Only the standard library is used, so the remote part runs before anything is unpacked.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 PACKAGES = ("pydantic", "typer", "rich")
-"""What fedalloy's command line needs beyond what such a machine has."""
+"""Packages that fedalloy's command line needs in addition to those of such a machine."""
 MOST_FILES, MOST_BYTES, MOST_TOGETHER = 8, 15 * 2**20, 62 * 2**20
-"""What may come back: this many files of this size, a little below the limits of 16 MiB each and 64 MiB together."""
+"""What may be returned: this many files of this size, a little below the limits of 16 MiB each and 64 MiB in total."""
 CLEAN_STOP = 45.0
-"""Seconds that runs get to end their round and write a checkpoint."""
+"""Seconds for runs to end their round and write a checkpoint."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """One of the three halves: load, work, unload."""
+    """One of the three steps: load, work, unload."""
     words, *commands = _split(list(sys.argv[1:] if arguments is None else arguments))
     asked = _parser().parse_args(words)
     if asked.step == "load":
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def load(folder: Path, commit: str, data: Sequence[str], runs: Path | None) -> None:
-    """Fill ``folder`` with everything the far machine needs."""
+    """Fill ``folder`` with everything the remote machine needs."""
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "data").mkdir(parents=True)
     shutil.copy(__file__, folder / "device_run.py")
@@ -98,7 +98,7 @@ def work(
 
 
 def unload(files: Path, runs: Path) -> list[str]:
-    """Unpack what came back below ``runs`` and say what was done; a run that stands further here is kept."""
+    """Unpack returned files below ``runs``; returns what was done. A run that is further along here is kept."""
     told = []
     for archive in sorted(files.glob("runs-*.tar.xz")):
         with tarfile.open(archive) as tar:
@@ -112,17 +112,17 @@ def unload(files: Path, runs: Path) -> list[str]:
 
 
 def pack(runs: Path, out: Path, models: Sequence[str] = ()) -> list[str]:
-    """Write the runs below a folder as ``runs-*.tar.xz`` and say what had to stay.
+    """Write the runs below a folder as ``runs-*.tar.xz``; returns what was left out.
 
-    An ended run leaves its checkpoints and its clients' states behind, which serve only to go on, unless one of the
-    ``models`` is part of its path. A run that does not fit stays whole.
+    Checkpoints and client states of ended runs are left out, since they are only needed to continue, unless one of the
+    ``models`` is part of the run's path. A run that does not fit is left out completely.
     """
     out.mkdir(parents=True, exist_ok=True)
     sized = sorted((_packed_size(runs, files), run, files) for run, files in _chosen(runs, models).items())
     told: list[str] = []
     batch: list[Path] = []
     filled = together = number = 0
-    for size, run, files in sized:  # the smallest first: a large one must not keep finished runs from coming back
+    for size, run, files in sized:  # the smallest first, so that a large run does not block others
         if filled + size > MOST_BYTES and batch:
             number, batch, filled = _write(out, number, _tar(runs, batch)), [], 0
         if size > MOST_BYTES or number >= MOST_FILES or together + size > MOST_TOGETHER:
@@ -135,7 +135,7 @@ def pack(runs: Path, out: Path, models: Sequence[str] = ()) -> list[str]:
 
 
 def _chosen(runs: Path, models: Sequence[str]) -> dict[Path, list[Path]]:
-    """The files of every run that travel."""
+    """The files of every run to transfer."""
     found = {}
     for run in sorted(file.parent for file in runs.rglob("recipe.toml")):
         kept = any(name in run.relative_to(runs).as_posix() for name in models)
@@ -161,7 +161,7 @@ def _tar(root: Path, files: Sequence[Path]) -> bytes:
 
 
 def _travels(file: Path, run: Path, kept: bool) -> bool:
-    """Everything of a run that goes on; of an ended one what can be read, and its last model where it is asked for."""
+    """All files of an unfinished run; of an ended one the records, and its last model if requested."""
     above = file.relative_to(run).parts[:-1]
     if file.name == "lock":
         return False
@@ -216,7 +216,7 @@ def _start(words: Sequence[str], carried: Path, place: Path) -> subprocess.Popen
 
 
 def _wait(started: Sequence[subprocess.Popen[bytes]], end: float) -> int:
-    """The first exit code that is not 0; whoever still runs at the end is asked to stop, then told."""
+    """The first exit code that is not 0; processes still running at the end are asked to stop."""
     while any(one.poll() is None for one in started):
         if time.monotonic() > end:
             _stop(started)
@@ -239,7 +239,7 @@ def _stop(started: Sequence[subprocess.Popen[bytes]]) -> None:
 
 @contextmanager
 def _shared_card() -> Iterator[None]:
-    """NVIDIA's multi-process service for a while, so that several processes run on the card at the same time."""
+    """Start NVIDIA's multi-process service, so that several processes run on the GPU at the same time."""
     control = shutil.which("nvidia-cuda-mps-control")
     if control is None:
         yield
@@ -252,7 +252,7 @@ def _shared_card() -> Iterator[None]:
 
 
 def _install(folder: Path) -> None:
-    """Packages for the far machine's Python, as wheels that need no compiler."""
+    """Packages for the remote machine's Python, as wheels that need no compiler."""
     pip = [sys.executable, "-m", "pip", "install", "-qq", "--disable-pip-version-check", "--target", str(folder)]
     kind = ["--python-version", "3.12", "--platform", "manylinux2014_x86_64", "--only-binary=:all:"]
     subprocess.run([*pip, *kind, "-c", "constraints.txt", *PACKAGES], check=True)
@@ -283,19 +283,19 @@ def _parser() -> argparse.ArgumentParser:
     steps = parser.add_subparsers(dest="step", required=True)
     there = steps.add_parser("load", help="fill a folder with code, packages, data and runs")
     there.add_argument("folder", type=Path)
-    there.add_argument("--commit", default="HEAD", help="whose code is taken")
+    there.add_argument("--commit", default="HEAD", help="the commit whose code is used")
     there.add_argument("--data", nargs="*", default=[], metavar="FILE", help="names in FEDALLOY_DATA")
-    there.add_argument("--runs", type=Path, help="a folder of runs to continue with")
-    at_work = steps.add_parser("work", help="run commands of fedalloy on the far machine")
+    there.add_argument("--runs", type=Path, help="a folder of runs to continue")
+    at_work = steps.add_parser("work", help="run fedalloy commands on the remote machine")
     at_work.add_argument("carried", type=Path)
-    at_work.add_argument("place", type=Path, help="a folder that outlasts the call")
+    at_work.add_argument("place", type=Path, help="a folder that survives between calls")
     at_work.add_argument("out", type=Path, help="where the packed runs go")
     at_work.add_argument("--minutes", type=float, required=True)
-    at_work.add_argument("--at-once", action="store_true", help="all commands side by side")
+    at_work.add_argument("--at-once", action="store_true", help="run all commands in parallel")
     at_work.add_argument(
-        "--models", nargs="*", default=[], metavar="NAME", help="ended runs whose model comes back too"
+        "--models", nargs="*", default=[], metavar="NAME", help="ended runs whose model is returned too"
     )
-    back = steps.add_parser("unload", help="unpack what came back")
+    back = steps.add_parser("unload", help="unpack the returned files")
     back.add_argument("files", type=Path)
     back.add_argument("runs", type=Path)
     return parser

@@ -1,4 +1,4 @@
-"""What the source is like to read, in numbers: sizes, lengths of functions, names used twice, who imports whom.
+"""Metrics of the source: sizes, lengths of functions, names used more than once, and imports between packages.
 
     python scripts/house.py [SOURCE_FOLDER] [--packages FILE.toml] [--json FILE]
 
@@ -7,10 +7,10 @@
 - A *base name* is that of a file without its folders (``__init__`` and ``__main__`` left out).
 - An *edge* leads from a package to one that it imports anywhere, in functions and under TYPE_CHECKING too. A *cycle* is
   a set of packages each of which reaches every other along edges.
-- A *duplicated block* is a run of ten or more code lines that stands in two places, whatever the indentation.
+- A *duplicated block* is a run of ten or more code lines that occurs in two places, ignoring the indentation.
 
 ``--packages`` counts by other packages than the first name below ``fedalloy``, as ``scripts/round_calls.py`` does: each
-line is ``"fedalloy.old.module" = "new"``, and the longest prefix counts.
+line is ``"fedalloy.old.module" = "new"``, and the longest prefix is used.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def look(source: Path, packages: Mapping[str, str] | None = None) -> House:
 
 
 def described(house: House) -> Iterator[str]:
-    """A few lines for people."""
+    """A readable summary."""
     yield f"{house.files} files, {house.code_lines} code lines, {house.short_files} files under {SHORT_FILE} lines"
     yield f"{house.functions} functions: median {house.median_length:g} lines, 95 % within {house.p95_length}"
     yield "longest: " + ", ".join(f"{name} {length}" for name, length in house.longest)
@@ -131,7 +131,7 @@ def _docstring_lines(text: str) -> set[int]:
 
 
 def import_graph(source: Path, texts: Mapping[Path, str], packages: Mapping[str, str]) -> Graph:
-    """Which package imports which others, wherever the import stands."""
+    """The packages that each package imports, anywhere in its files."""
     top, graph = source.name, defaultdict(set)
     for file, text in texts.items():
         parts = file.relative_to(source.parent).with_suffix("").parts
@@ -192,7 +192,7 @@ def _reached(graph: Graph, start: str) -> set[str]:
 
 
 def duplicates(lines: Mapping[str, list[tuple[int, str]]]) -> list[str]:
-    """Runs of code lines that stand in two places; import lines and lone brackets do not make a block alike."""
+    """Runs of code lines that occur in two places; import lines and lone brackets are ignored."""
     places: dict[tuple[str, ...], tuple[str, int]] = {}
     found: list[str] = []
     for file, code in lines.items():

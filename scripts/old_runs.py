@@ -1,11 +1,12 @@
-"""Interrupted runs that later versions must be able to continue: made once, kept with the tests, continued by them.
+"""Interrupted runs that later versions must be able to continue: made once, stored with the tests, and continued by
+them.
 
     PYTHONPATH=src python scripts/old_runs.py make tests/experiment/old_runs
     PYTHONPATH=src python scripts/old_runs.py continue tests/experiment/old_runs OUT.json
 
-``make`` leaves runs of four methods that were stopped after round 2 of 4, a comparison that was stopped in its second
-method, and ``expected.json``: what each reaches when it is continued. ``continue`` works on copies and writes the same
-figures with digests of records and checkpoints, so that two versions can be compared to the bit on one machine.
+``make`` writes runs of four methods that were stopped after round 2 of 4, a comparison that was stopped in its second
+method, and ``expected.json``: the results of continuing each. ``continue`` works on copies and writes the same
+numbers with digests of records and checkpoints, so that two versions can be compared bit for bit on one machine.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 def recipe_of(name: str) -> dict[str, Any]:
-    """A run of seconds: digits, four clients of which three take part, a tiny model."""
+    """A run that takes seconds: digits, four clients of which three take part, a tiny model."""
     return {
         "task": _ENERGY if name == "fedevg" else _TASK,
         "partition": {"kind": "classes", "clients": 4, "per_client": 3},
@@ -59,7 +60,7 @@ def make(place: Path) -> None:
 
 
 def continued(place: Path) -> dict[str, Any]:
-    """Continue copies of all runs and read what they reached, by the run's name."""
+    """Continue copies of all runs; returns their results by the run's name."""
     with tempfile.TemporaryDirectory() as scratch:
         copy = Path(scratch) / "runs"
         shutil.copytree(place, copy)

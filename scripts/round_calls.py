@@ -1,21 +1,21 @@
-"""How much code one round walks through: calls, files and changes of package, on the loop and the batched engine.
+"""How much code one round executes: calls, files and changes of package, on the loop and the batched engine.
 
     PYTHONPATH=src python scripts/round_calls.py [--packages FILE.toml] [--json FILE]
 
 The recipe: FedAvg with its defaults but batches of 32, the embedded digits, an MLP with 16 hidden units, 10 clients
-with equal shares that all take part (5 local steps each), one thread. Records stay in memory, as the clock decides when
-a folder is written; no evaluation falls into the round. Counted is everything between the end of round 2 and the end of
-round 3, as the watcher of ``fit`` is told of them, so that whatever is kept between rounds is warm.
+with equal shares that all take part (5 local steps each), one thread. Records stay in memory, because writing
+to a folder depends on the clock; the round has no evaluation. Everything between the end of round 2 and the end of
+round 3, as reported to the watcher of ``fit``, is counted, so that caches between rounds are warm.
 
 - A *call* is a Python function of fedalloy's own source that begins to run in the run's thread: functions, methods,
-  properties and lambdas. A generator counts once, however often it is resumed. Comprehensions, generator expressions
-  and class bodies belong to the function that contains them, and module bodies count for nothing. What Python
+  properties and lambdas. A generator counts once, no matter how often it is resumed. Comprehensions, generator
+  expressions and class bodies belong to the function that contains them, and module bodies are not counted. What Python
   generates (the ``__init__`` of a dataclass) has no file and does not count, but what it calls does.
 - *Files* are the distinct files of the functions that were called.
-- A *crossing* is a call whose caller lies in another package. The caller is the innermost function of fedalloy's own
-  source that is still running: whatever torch or the standard library does in between is passed over.
+- A *crossing* is a call whose caller is in another package. The caller is the innermost function of fedalloy's own
+  source that is still running: frames of torch or the standard library in between are skipped.
 - A *package* is the first name below ``fedalloy``. ``--packages`` names others, to count an old source by the packages
-  of a new one: each line is ``"fedalloy.old.module" = "new"``, the longest prefix counts, the rest keep their own.
+  of a new one: each line is ``"fedalloy.old.module" = "new"``, the longest prefix is used, others keep their own.
 
 Of fedalloy only ``fit``, ``task`` and ``algorithms.fedavg`` are used, so that any version of the source can be counted.
 """
@@ -56,12 +56,12 @@ class Calls:
         sys.setprofile(self._note)
 
     def stop(self) -> None:
-        """Count no more."""
+        """Stop counting."""
         sys.setprofile(None)
         self._running.clear()
 
     def total(self) -> dict[str, Any]:
-        """The figures, and what they consist of."""
+        """The counts, and their parts."""
         pairs = {f"{caller} -> {callee}": number for (caller, callee), number in self.crossings.most_common()}
         return {
             "calls": self.by_file.total(),
@@ -80,8 +80,8 @@ class Calls:
             self.crossings[str(caller), callee] += 1
 
     def _resumed(self, frame: FrameType) -> bool:
-        """Whether this continues with a function that was counted; such frames are held, so that no other takes their
-        place in memory."""
+        """Whether this resumes a function that was already counted; such frames are kept alive, so that no other frame
+        gets their address."""
         if not frame.f_code.co_flags & _MANY_TIMES:
             return False
         known = frame in self._running
@@ -97,14 +97,14 @@ class Calls:
         return None
 
     def _package(self, code: CodeType) -> str | None:
-        """Where a function lies; None for what does not count."""
+        """The package of a function; None for what is not counted."""
         if code not in self._package_of:
             self._package_of[code] = self._find_package(code)
         return self._package_of[code]
 
     def _find_package(self, code: CodeType) -> str | None:
         file = Path(code.co_filename)
-        # Functions have locals of their own; bodies of modules and classes have not.
+        # Functions have their own locals; bodies of modules and classes do not.
         if code.co_name in _INNER or not code.co_flags & inspect.CO_NEWLOCALS or not file.is_relative_to(self.root):
             return None
         names = file.relative_to(self.root.parent).with_suffix("").parts
@@ -113,7 +113,7 @@ class Calls:
 
 
 def count_round(engine: str, packages: Mapping[str, str]) -> dict[str, Any]:
-    """The figures of the third round on one engine."""
+    """The counts of the third round on one engine."""
     import fedalloy
 
     calls = Calls(Path(str(fedalloy.__file__)).parent, packages)

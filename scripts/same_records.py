@@ -1,13 +1,13 @@
-"""Whether two versions of the source give the same records: run with one, run with the other, compare.
+"""Compare the records of two versions of the source: run with one, run with the other, compare.
 
     PYTHONPATH=before/src python scripts/same_records.py run before.json
     PYTHONPATH=after/src python scripts/same_records.py run after.json
     python scripts/same_records.py compare before.json after.json
 
 Every case is a short run of the loop engine in one thread; two tables of deep unfolding are learned as well.
-All numbers of the records, and a hash of every tensor of the last checkpoint, must be the same to the last bit. Of the
-methods in ``NEAR``, which may take a noted norm in place of a pass over the updates, the records must agree to 1e-12
-(the table that is learned by a first-order gradient, which small differences grow in, to 1e-9), relative for numbers
+All numbers of the records, and a hash of every tensor of the last checkpoint, must be the same to the last bit. For the
+methods in ``NEAR``, which may use a recorded norm instead of a pass over the updates, the records must agree to 1e-12
+(the table learned by a first-order gradient, which amplifies small differences, to 1e-9), relative for numbers
 above 1, and the hashes are not compared.
 """
 
@@ -107,7 +107,7 @@ def run_all() -> dict[str, Any]:
 
 
 def run_case(place: Path, name: str) -> dict[str, Any]:
-    """What a run of one case leaves: its rows, and a hash of every tensor of its last checkpoint."""
+    """The results of one case: its rows, and a hash of every tensor of its last checkpoint."""
     algorithm, model, sets = CASES[name]
     _write_recipe(place, algorithm, model)
     folder = place / name.replace(", ", "-").replace(" ", "-")
@@ -120,7 +120,7 @@ def run_case(place: Path, name: str) -> dict[str, Any]:
 
 
 def learn_table(place: Path, gradient: str) -> dict[str, Any]:
-    """A table of weights learned over links that fail."""
+    """A table of weights learned with failing links."""
     _write_recipe(place, "duw_fedavg", _MLP)
     table = place / f"{gradient}.json"
     learning = ["unfold.iterations=3", f"unfold.gradient='{gradient}'"]
@@ -130,7 +130,7 @@ def learn_table(place: Path, gradient: str) -> dict[str, Any]:
 
 
 def compare(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """The cases that do not agree; what was found about each is printed."""
+    """The cases that do not agree; prints the differences of each."""
     return [case for case in before if not _agrees(case, before[case], after.get(case))]
 
 
@@ -161,7 +161,7 @@ def differences(one: Any, other: Any, place: str = "") -> Iterator[tuple[str, fl
 
 
 def _same(one: Any, other: Any) -> bool:
-    """NaN is the same as NaN: both runs know nothing there."""
+    """NaN equals NaN: both runs have no value there."""
     return bool(one == other or (one != one and other != other))
 
 
@@ -182,7 +182,7 @@ def _sets(sets: list[str]) -> list[str]:
 
 def _fedalloy(place: Path, *words: object) -> None:
     command = [sys.executable, "-m", "fedalloy", *map(str, words)]
-    # Sums are made in another order where several threads share them.
+    # With several threads the order of sums would differ.
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=place, env=env, capture_output=True, text=True)
     if done.returncode:

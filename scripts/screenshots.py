@@ -1,6 +1,6 @@
 """Make the pictures of the README from the demo's runs: ``python scripts/screenshots.py [RUNS]``.
 
-Runs the demo first where there is none. Pictures go to docs/images and are a part of the repository.
+Runs the demo first if its runs do not exist. Pictures are written to docs/images, which is part of the repository.
 """
 
 from __future__ import annotations
@@ -78,12 +78,12 @@ def _demo() -> Path:
 def _take(driver: Any, picture: Picture) -> bytes:
     resize(driver, picture.width, picture.height or 900)
     driver.execute_script("fedalloyCharts.setTheme(arguments[0]); fedalloyCharts.drawAll()", picture.theme)
-    # Two frames later whatever had to be measured again has been drawn.
+    # After two frames everything has been laid out and drawn again.
     driver.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
     place = "return [document.querySelector(arguments[0]).getBoundingClientRect().top + scrollY,"
     place += " document.querySelector(arguments[1]).getBoundingClientRect().bottom + scrollY]"
     top, bottom = driver.execute_script(place, picture.first, picture.last)
-    # The bar at the top follows the page; only pictures of a whole screen show it.
+    # The bar at the top is sticky; only pictures of a whole screen show it.
     hidden = "document.querySelector('.top').style.visibility = arguments[0]"
     driver.execute_script(hidden, "visible" if picture.first == "body" else "hidden")
     height = picture.height or bottom - top

@@ -1,4 +1,4 @@
-"""Fetch the third-party files that the pages carry, through npm, and write down what was fetched.
+"""Fetch the third-party files of the pages through npm, and record their versions and checksums.
 
 python scripts/vendor.py            # refetch everything named in vendor.json
 python scripts/vendor.py --check    # only compare the files with the written checksums
@@ -21,7 +21,7 @@ LISTS = (ROOT / "src/fedalloy/report/assets/vendor/vendor.json", ROOT / "tests/b
 
 
 def main() -> int:
-    """Returns the number of files that are not what the list says."""
+    """Returns the number of files that differ from the list."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="change nothing")
     check = parser.parse_args().check
@@ -32,12 +32,12 @@ def differences(listed: Path) -> int:
     """Compare the files with their checksums."""
     wrong = [name for name, of in _files(listed) if _digest(listed.parent / name) != of["sha256"]]
     for name in wrong:
-        print(f"{listed.parent / name} is not what vendor.json says; run scripts/vendor.py", file=sys.stderr)
+        print(f"{listed.parent / name} differs from vendor.json; run scripts/vendor.py", file=sys.stderr)
     return len(wrong)
 
 
 def refetch(listed: Path) -> int:
-    """Take every package from the registry that npm is set up for; the checksums are renewed."""
+    """Download every package from npm's registry, and update the checksums."""
     packages = json.loads(listed.read_text(encoding="utf-8"))
     for package in packages:
         with tempfile.TemporaryDirectory() as folder:

@@ -1,1 +1,1 @@
-"""What the corrections of docs/corrections.md change, measured: our form beside the printed one and the coded one."""
+"""The effects of the corrections in docs/corrections.md, measured: our form, the printed one and the coded one."""

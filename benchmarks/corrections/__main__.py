@@ -25,7 +25,7 @@ from benchmarks.corrections.server_cases import server_cases
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="measure these cases alone")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="measure only these cases")
     parser.add_argument("--seeds", nargs="+", type=int, default=[], metavar="N", help="other seeds than 0 to 4")
     parser.add_argument("--check", action="store_true", help="compare the page with the stored readings")
     parser.add_argument("--page", action="store_true", help="write the tables from the stored readings")

@@ -1,4 +1,4 @@
-"""Corrections of what clients do and of weights from sizes, losses and angles: the forms laid side by side."""
+"""Corrections of what clients do and of weights from sizes, losses and angles: all forms of each."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def quadratic(seed: int) -> Readings:
 
 
 def _distance(server: ServerOptimizer, key: Key) -> float:
-    """How far the model is from the mean of the minima, which is where equal clients meet."""
+    """The distance of the model from the mean of the minima, which is the optimum for equal clients."""
     curvature = 0.5 + 1.5 * key.fold("curvature").uniform(SIZE, dtype=torch.float64)
     minima = key.fold("minima").normal(CLIENTS, SIZE, dtype=torch.float64)
     algorithm = Algorithm(Sgd(lr=LOCAL_STEP), Information(), server)
@@ -89,7 +89,7 @@ def _gradient(responses: Tensor, size: int) -> float:
 
 
 def doubly_robust(responses: Tensor, ids: Tensor) -> Tensor:
-    """``dr`` of eq. 3.10 for given responses: the mean of those present, and what sets each of them apart."""
+    """``dr`` of eq. 3.10 for given responses: the mean of the participants, and each one's difference from it."""
     mean = responses[ids].mean()
     apart = (responses[ids] - mean) / (len(ids) / len(responses))
     return mean.expand(len(responses)).clone().index_add(0, ids, apart)
@@ -163,7 +163,7 @@ def _split(rule: Partition, one: Form, seed: int) -> dict[str, float]:
 
 
 def _unseen_accuracy(task: FederatedTask, result: RunResult, seen: set[bytes]) -> float:
-    """How often the model is right about digits that are in nobody's training part."""
+    """The accuracy on digits that are in no training part."""
     everything = as_dataset("digits", Key.of(0))
     new = torch.tensor([row not in seen for row in _rows(everything.x)])
     shared = result.ending.state["shared"]

@@ -1,4 +1,4 @@
-"""Local solvers as they are printed or coded elsewhere. They are here to be measured, not to be used."""
+"""Local solvers as printed or coded elsewhere. For measurements only, not for use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedalloy.tasks.federation import FederatedTask
 
 @dataclass(frozen=True)
 class UnsquaredProx(LocalTraining):
-    """FedProx with ``mu sum_l |y_l - w_l|``: a pull of length ``mu`` in every tensor, whatever the distance.
+    """FedProx with ``mu sum_l |y_l - w_l|``: a pull of length ``mu`` in every tensor, independent of the distance.
 
     Over the tensors whose name ends in one of ``pulled``.
     """
@@ -42,7 +42,7 @@ class UnsquaredProx(LocalTraining):
 
 
 def _unit(leaf: Tensor) -> Tensor:
-    """The gradient of a norm: a direction without a length, and nothing at the anchor itself."""
+    """The gradient of a norm: a unit vector, and zero at the anchor itself."""
     length = leaf.square().sum().sqrt()
     return torch.where(length > 0, leaf / length.clamp(min=1e-12), torch.zeros_like(leaf))
 
@@ -51,7 +51,7 @@ def _unit(leaf: Tensor) -> Tensor:
 class StepwiseNova(LocalTraining):
     """FedNova with ``tau_eff / tau_k`` inside every local step; ``extra`` steps beyond ``tau_k`` as in S0's loop.
 
-    ``effective`` is ``tau_eff`` of a federation in which everybody takes part, so that it is known in advance.
+    ``effective`` is ``tau_eff`` of a federation with full participation, so that it is known in advance.
     """
 
     effective: float = 1.0
@@ -82,7 +82,7 @@ class StepwiseNova(LocalTraining):
 
 
 def effective_steps(task: FederatedTask, epochs: tuple[int, ...], batch_size: int) -> float:
-    """``tau_eff = sum_k p_k tau_k`` when everybody takes part."""
+    """``tau_eff = sum_k p_k tau_k`` with full participation."""
     sizes = task.train.size.double()
     steps = (sizes / batch_size).ceil() * torch.tensor(epochs, dtype=torch.float64)
     return float((sizes / sizes.sum() * steps).sum())
@@ -98,7 +98,7 @@ class ScaffoldByEpochs(Scaffold):
 
 @dataclass(frozen=True)
 class ForgetfulBuffers(Sgd):
-    """Plain training whose federation keeps the buffers it began with: only tensors called weight are averaged."""
+    """Plain training whose federation keeps the buffers it began with: only tensors named weight are averaged."""
 
     def absorb(self, shared: Shared, aggregate: Payload, cohort: Contributions, ctx: Context) -> Shared:
         first = {name: _first_statistics(name, leaf) for name, leaf in shared["buffers"].items()}

@@ -1,4 +1,4 @@
-"""A case is a question with several forms of one rule as answers; this is how they are played and read."""
+"""A case compares several forms of one rule; this module runs them and reads their results."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from fedalloy.tasks.assembly import make_task
 from fedalloy.tasks.federation import FederatedTask
 
 SEEDS = (10, 11, 12, 13, 14)
-"""Settings were chosen while looking at the seeds 0 to 4; what is reported comes from these, which nobody had seen."""
+"""Settings were chosen on the seeds 0 to 4; reported results come from these seeds, which were not used before."""
 OURS = "ours"
 EVERY, LAST = 2, 10
-"""A model is scored every other round; accuracies are means over the last ten rounds, which swing less than one."""
+"""A model is scored every other round; accuracies are means over the last ten rounds, which vary less than one."""
 Readings = dict[str, dict[str, float]]
-"""What every form reads in every column, for one seed."""
+"""The value of every form in every column, for one seed."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A number that is read off every form; ``scale`` and ``digits`` say how it is printed.
+    """A number that is read from every form; ``scale`` and ``digits`` define how it is printed.
 
     ``shape``: ``e`` always with a power of ten, ``g`` when it would round to zero, ``f`` only when it is huge.
     """
@@ -64,7 +64,7 @@ class Form:
 
 @dataclass(frozen=True)
 class RoundResult:
-    """A run and the federation it was played on."""
+    """A run and its federation."""
 
     task: FederatedTask
     result: RunResult
@@ -135,7 +135,7 @@ def run_round(one: Form, task: FederatedTask, seed: int, settings: Mapping[str, 
 
 
 def _default(played: RoundResult, first: RoundResult) -> dict[str, float]:
-    """What is read of every run; a run that broke off has nothing but the round in which it did."""
+    """The values of every run; a run that broke off only has the round in which it did."""
     rows = list(played.result.rounds())
     if played.result.status != "finished":
         return {"accuracy": math.nan, "worst": math.nan, "way": math.nan, "apart": math.nan, "broke": len(rows)}
@@ -150,7 +150,7 @@ def _default(played: RoundResult, first: RoundResult) -> dict[str, float]:
 
 
 def _apart(played: RoundResult, first: RoundResult) -> float:
-    """How far a model ended from that of the first form, in units of how far that one travelled."""
+    """The distance of a model from that of the first form, relative to how far that one moved."""
     model, reference = (each.result.ending.state["shared"]["params"] for each in (played, first))
     fed = first.result.ending.trained.fed
     start, _ = fed.task.objective.init(fed.root.fold("model"))
@@ -196,7 +196,7 @@ def over_rounds(read: Callable[[dict[str, Any]], float]) -> Reading:
 
 
 def largest_weight(row: dict[str, Any]) -> float:
-    """The weight of the client that counts most."""
+    """The largest weight of a client."""
     return max(row["weights"]) if row["weights"] else math.nan
 
 

@@ -35,7 +35,7 @@ def gather(case: Case, seeds: Sequence[int]) -> Stored:
 
 
 def _storable(value: float) -> float | None:
-    """Six digits say all; rounding at the last of many would differ between machines."""
+    """Six digits are enough; more would differ between machines by rounding."""
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
@@ -90,12 +90,12 @@ def _gaps(values: Sequence[float | None], first: Sequence[float | None]) -> list
 
 
 def _quantile(seeds: int, comparisons: int) -> float:
-    """How many standard errors a 95 % interval reaches to either side."""
+    """Half the width of a 95 % interval in standard errors."""
     return float(student.ppf(1 - 0.025 / comparisons, seeds - 1))
 
 
 def count_comparisons(cases: Sequence[Case], results: Mapping[str, Any]) -> int:
-    """How many differences of accuracies the page shows."""
+    """The number of differences of accuracies on the page."""
     forms = [list(results[case.name]["forms"].values()) for case in cases if _compared(case, results)]
     return sum(bool(_gaps(one["accuracy"], some[0]["accuracy"])) for some in forms for one in some[1:])
 
@@ -105,7 +105,7 @@ def _compared(case: Case, results: Mapping[str, Any]) -> bool:
 
 
 def filled(text: str, cases: Sequence[Case], results: Mapping[str, Any]) -> str:
-    """The page with every table in its place; a case without a place is an error, and so is the reverse."""
+    """The page with all tables filled in; a case without markers, or markers without a case, is an error."""
     wanted = re.findall(r"<!-- measured: ([\w-]+) -->", text)
     known = {case.name: case for case in cases}
     if sorted(wanted) != sorted(known):

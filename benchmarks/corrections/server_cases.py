@@ -1,4 +1,4 @@
-"""Corrections of servers, of weights on elements and of fair weights: the forms laid side by side."""
+"""Corrections of servers, of weights on elements and of fair weights: all forms of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Server optimizers as they are printed or coded elsewhere. They are here to be measured, not to be used."""
+"""Server optimizers as printed or coded elsewhere. For measurements only, not for use."""
 
 from __future__ import annotations
 

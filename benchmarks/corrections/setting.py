@@ -1,4 +1,4 @@
-"""What the cases share: the local training, what is read off their rounds, and short ways to write an algorithm."""
+"""Shared by the cases: the local training, values read from rounds, and short constructors of algorithms."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def mean_angle(row: dict[str, Any]) -> float:
 
 
 def just_seen(row: dict[str, Any]) -> float:
-    """The mean weight of those who took part over that of those who did not."""
+    """The mean weight of participants over that of the others."""
     p, ids = row["info"]["p"], set(row["ids"])
     inside = [value for client, value in enumerate(p) if client in ids]
     outside = [value for client, value in enumerate(p) if client not in ids]
@@ -70,5 +70,5 @@ def just_seen(row: dict[str, Any]) -> float:
 
 
 def stride(row: dict[str, Any]) -> float:
-    """How far the combined update goes, in units of how far the clients went."""
+    """The norm of the combined update, relative to the clients' updates."""
     return float(row["info"]["seen_move"]) / mean_length(row)

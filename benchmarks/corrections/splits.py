@@ -1,4 +1,4 @@
-"""A Dirichlet split in which clients share examples, as it is coded elsewhere. Here to be measured, not to be used."""
+"""A Dirichlet split in which clients share examples, as coded elsewhere. For measurements only, not for use."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class SharedDirichlet(Partition):
         return torch.cat(hand).sort().values
 
     def _counts(self, pools: list[Tensor], wanted: int, drawing: np.random.Generator) -> np.ndarray:
-        """How many examples of every class are asked for in one go; too few of a class are not asked for at all."""
+        """The number of examples of every class to take at once; classes with too few are skipped."""
         frequencies = np.array([len(pool) for pool in pools], dtype=float)
         while True:
             mix = drawing.dirichlet(self.alpha * frequencies / frequencies.sum())

@@ -1,4 +1,4 @@
-"""Weightings as they are printed or coded elsewhere. They are here to be measured, not to be used."""
+"""Weightings as printed or coded elsewhere. For measurements only, not for use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedalloy.methods.weightings.qfedavg import QFedAvg
 
 @dataclass(frozen=True)
 class AnglesByRound(Angles):
-    """FedAdp that divides by the round number, also for clients that were not there in every round."""
+    """FedAdp that divides by the round number, also for clients that did not take part in every round."""
 
     def weigh(self, cohort: Contributions, state: State, ctx: Context) -> tuple[Weights, State, Info]:
         passed = torch.zeros_like(state["count"]).index_fill(0, cohort.ids, ctx.round - 1.0)
@@ -31,7 +31,7 @@ class AnglesByRound(Angles):
 
 @dataclass(frozen=True)
 class AnglesOneBehind(Angles):
-    """FedAdp of S0's code: a mean that lags by one round, and nothing remembered of those who are away."""
+    """FedAdp of S0's code: a mean that lags by one round, and no memory of absent clients."""
 
     def weigh(self, cohort: Contributions, state: State, ctx: Context) -> tuple[Weights, State, Info]:
         ids, sizes = cohort.ids, cohort.stats["num_examples"].double()
@@ -55,7 +55,7 @@ class AnglesWithoutSizes(Angles):
 
 @dataclass(frozen=True)
 class Received(Weighting):
-    """The average of the models that were received instead of those that were trained: nothing moves."""
+    """The average of the models that were received instead of those that were trained: the model never changes."""
 
     def weigh(self, cohort: Contributions, state: State, ctx: Context) -> tuple[Weights, State, Info]:
         return torch.zeros(len(cohort), dtype=torch.float64), state, {}
@@ -82,7 +82,7 @@ class EwwaPrintedYogi(Ewwa):
 
 @dataclass(frozen=True)
 class EwwaBackwards(Ewwa):
-    """EWWA that meets the same clients in the opposite order."""
+    """EWWA that processes the same clients in the opposite order."""
 
     def open(self, cohort: Contributions, state: State, ctx: Context) -> ElementRound:
         assert isinstance(cohort, Cohort)

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.fuzz``: every way in, one after another, and a table of what came of it."""
+"""``python -m benchmarks.fuzz``: every input, one after another, and a table of the results."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from benchmarks.fuzz.ways import WAYS, ready
 
 
 def main(arguments: list[str]) -> int:
-    """Exit code 0 when nothing harmful was found and every way in got its number of cases."""
+    """Exit code 0 when nothing harmful was found and every input got its number of cases."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fuzz", description=__doc__)
-    parser.add_argument("ways", nargs="*", help=f"of {', '.join(WAYS)}; all when left out")
+    parser.add_argument("ways", nargs="*", help=f"of {', '.join(WAYS)}; default: all")
     parser.add_argument(
         "--seconds",
         type=float,
         default=120.0,
-        help="seconds for each way in; up to three times as long for its least number of cases",
+        help="seconds for each input; up to three times as long to reach its least number of cases",
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--cases", type=int, default=None, help="at most so many cases for each way in")
+    parser.add_argument("--cases", type=int, default=None, help="at most this many cases for each input")
     parser.add_argument("--keep", type=Path, default=None, help="a folder for the findings")
-    parser.add_argument("--json", action="store_true", help="one JSON object per way in")
+    parser.add_argument("--json", action="store_true", help="one JSON object per input")
     given = parser.parse_args(arguments)
     for name in given.ways:
         if name not in WAYS:
-            parser.error(f"there is no way in called '{name}'; known: {', '.join(WAYS)}")
+            parser.error(f"there is no input '{name}'; known: {', '.join(WAYS)}")
     ready()
     good = [_drive(WAYS[name], given) for name in given.ways or WAYS]
     return 0 if all(good) else 1

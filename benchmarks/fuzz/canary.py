@@ -1,4 +1,4 @@
-"""What no input may reach: mutated inputs name this function, and it remembers that it was called."""
+"""A function that no input may call: mutated inputs name it, and it records its calls."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ calls: list[str] = []
 
 
 def sing(*arguments: Any, **named: Any) -> None:
-    """Whoever calls this has followed a path out of an input."""
+    """Called only if a dotted path from an input was imported."""
     calls.append(f"{arguments!r:.100} {named!r:.100}")

@@ -1,4 +1,4 @@
-"""Checkpoints: files whose checksum fits but whose content was made by somebody else, and files that are damaged."""
+"""Checkpoints: files with a valid checksum but foreign content, and damaged files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FILE = "round-000002.safetensors"
 
 @functools.cache
 def examples() -> list[Case]:
-    """A state of every form that occurs."""
+    """States of every form that occurs."""
     from fedalloy.experiment.records import checkpoint
 
     states: list[dict[str, Any]] = [
@@ -50,7 +50,7 @@ def _state() -> dict[str, Any]:
 
 
 def change(case: Case, random: Random) -> Case:
-    """Mostly a change of the header that is signed again: else everything would end at the checksum."""
+    """Mostly a changed header with a new checksum, since otherwise every case would end at the checksum."""
     data = case[_FILE]
     return {_FILE: _signed(data, random) if random.randrange(4) else mutated_bytes(data, random)}
 
@@ -86,7 +86,7 @@ def _digest(data: bytes, skeleton: Any) -> str:
 
 
 def read(case: Case, folder: Path) -> str:
-    """As a run that is resumed does it: the newest checkpoint that is whole, and the records cut to it."""
+    """Read as a resumed run does: the newest intact checkpoint, and the records cut to it."""
     from fedalloy.experiment.records.folder import RunFolder
 
     run = RunFolder.create(folder / "run", {"run": {"rounds": 3}}, {})

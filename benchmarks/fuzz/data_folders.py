@@ -1,4 +1,4 @@
-"""Data folders: files of clients, or of a node, that were made elsewhere."""
+"""Data folders: untrusted files of clients, or of a node."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def read(case: Case, folder: Path) -> str:
         (place / name).write_bytes(data)
     task = fedalloy.task({"kind": "folder", "path": str(place)}, "logistic", loss=None)
     if not bool(task.train.x.isfinite().all()):
-        raise AssertionError("features that are not finite were let in")
+        raise AssertionError("features that are not finite were accepted")
     return "fine"
 
 

@@ -1,4 +1,4 @@
-"""Many cases of one way in, in a process of its own, until the time is over; and what was found."""
+"""Runs many cases of one input in a separate process until the time is over, and collects findings."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ from benchmarks.fuzz.watching import Fault, sandbox, watched
 
 FOUND = Path(__file__).parent / "found"
 _TOGETHER, _AT_ONCE, _MOST_CHANGES = 20, 10, 4
-"""Cases in one example of Hypothesis, whose examples are dear; examples under one seed; changes to a case."""
+"""Cases in one example of Hypothesis, because examples are expensive; examples per seed; changes to a case."""
 _MORE = 3
 _PATIENCE = 40
-"""Times that a finding is seen again while it is made smaller."""
+"""How often a finding is reproduced while it is shrunk."""
 _STUCK = 60.0
-"""Seconds after which a process that cannot even be interrupted is given up."""
+"""Seconds after which a process that cannot be interrupted is killed."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """A way in: valid examples, what reads a case (it says what came of it), and how many cases a long run needs."""
+    """An input: valid examples, the reader of a case (which returns its result), and the cases that a long run
+    needs."""
 
     name: str
     examples: Callable[[], list[Case]]
@@ -47,7 +48,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Finding:
-    """A case that was not taken cleanly."""
+    """A case that was not handled cleanly."""
 
     kind: str
     text: str
@@ -56,7 +57,7 @@ class Finding:
 
 @dataclass
 class RunningSums:
-    """What came of the cases of one way in."""
+    """The results of the cases of one input."""
 
     way: str
     cases: int = 0
@@ -65,14 +66,14 @@ class RunningSums:
     findings: list[Finding] = field(default_factory=list)
 
     def add(self, findings: list[Finding]) -> None:
-        """Keep those that are new: two findings at the same place are one."""
+        """Keep new findings: two findings at the same place are one."""
         known = {_signature(one) for one in self.findings}
         self.findings += [one for one in findings if _signature(one) not in known]
 
 
 def drive(way: Way, seconds: float, start: int = 0, most: int | None = None, least: int = 0) -> RunningSums:
-    """Throw cases at a way in, here; first those that were found before, then mutations until the time is over. On a
-    busy machine it goes on until there were ``least``, but no longer than three times as long."""
+    """Run cases of an input in this process; first earlier findings, then mutations until the time is over. On a busy
+    machine it continues until there are ``least`` cases, but at most three times as long."""
     examples = way.examples()
     _warm_up(way, examples)
     begun, tally, said = time.monotonic(), RunningSums(way.name), Counter[str]()
@@ -92,7 +93,7 @@ def drive(way: Way, seconds: float, start: int = 0, most: int | None = None, lea
 
 
 def _warm_up(way: Way, examples: list[Case]) -> None:
-    """Read valid examples unwatched, so that whatever is loaded once is loaded by then; they must be read cleanly."""
+    """Read valid examples without detectors, so that lazy imports are done; they must be read cleanly."""
     for case in examples[:3]:
         with sandbox() as folder:
             way.read(case, folder)
@@ -101,7 +102,7 @@ def _warm_up(way: Way, examples: list[Case]) -> None:
 def _chunk(
     way: Way, examples: list[Case], number: int, tally: RunningSums, said: Counter[str], until: float, most: int | None
 ) -> None:
-    """Some cases under one seed of Hypothesis, which makes the first new finding as small as it can."""
+    """Some cases under one seed of Hypothesis, which shrinks the first new finding."""
     smallest: dict[str, Finding] = {}
     shrinking, patience = False, _PATIENCE
 
@@ -112,7 +113,7 @@ def _chunk(
             return
         smallest[_signature(finding)] = finding
         patience -= 1
-        if fault.kind not in ("hang", "memory") and patience > 0:  # those would take minutes to make smaller
+        if fault.kind not in ("hang", "memory") and patience > 0:  # shrinking those would take minutes
             shrinking = True
             raise fault
 
@@ -121,7 +122,7 @@ def _chunk(
               suppress_health_check=list(HealthCheck), phases=(Phase.generate, Phase.shrink))  # fmt: skip
     @given(st.lists(_drawn(len(examples)), min_size=_TOGETHER, max_size=_TOGETHER))
     def run_round(drawn: list[tuple[int, tuple[int, ...]]]) -> None:
-        for example, changes in drawn if shrinking else dict.fromkeys(drawn):  # the simplest draws are all alike
+        for example, changes in drawn if shrinking else dict.fromkeys(drawn):  # the simplest draws are all equal
             if shrinking or not (time.monotonic() > until or (most is not None and tally.cases >= most)):
                 _one(way, _made(way, examples[example], changes, number), tally, said, note)
 
@@ -142,7 +143,8 @@ def _drawn(examples: int) -> st.SearchStrategy[tuple[int, tuple[int, ...]]]:
 
 
 def _made(way: Way, example: Case, changes: tuple[int, ...], number: int) -> Case:
-    """The case; simple draws mean something else under every seed of Hypothesis, as each begins with them."""
+    """The case; draws are combined with the seed of Hypothesis, because every seed begins with the same simple
+    draws."""
     case = dict(example)
     for place, change in enumerate(changes):
         case = way.change(case, Random(f"{number} {place} {change}"))
@@ -162,7 +164,7 @@ def _one(way: Way, case: Case, tally: RunningSums, said: Counter[str], note: Cal
 
 
 def isolated(way: Way, seconds: float, start: int = 0, most: int | None = None, least: int = 0) -> RunningSums:
-    """The same in a child process, whose death is a finding as well."""
+    """The same in a child process, whose death is a finding too."""
     with tempfile.TemporaryDirectory(prefix="fuzzing-") as folder:
         result, last = Path(folder) / "tally.json", Path(folder) / "last.json"
         child = os.fork()
@@ -187,7 +189,7 @@ def isolated(way: Way, seconds: float, start: int = 0, most: int | None = None, 
 
 
 def _wait(child: int, last: Path) -> int:
-    """The exit code of a child; one that does not even hear its alarm is killed."""
+    """The exit code of a child; one that does not react to its alarm is killed."""
     begun = time.time()
     while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
         time.sleep(0.05)
@@ -201,7 +203,7 @@ _LAST = "FEDALLOY_FUZZ_LAST"
 
 
 def _remember(case: Case) -> None:
-    """What is being tried, for the case that the process does not survive it."""
+    """Store the current case, in case the process does not survive it."""
     if _LAST in os.environ:
         Path(os.environ[_LAST]).write_text(json.dumps(packed(case)))
 
@@ -234,7 +236,7 @@ def kept(way: str) -> Iterator[Case]:
 
 
 def keep(way: str, finding: Finding, folder: Path = FOUND) -> Path:
-    """Write a finding where the next runs find it."""
+    """Write a finding to the folder that later runs read."""
     value: dict[str, Any] = {"kind": finding.kind, "text": finding.text, "case": finding.case}
     name = hashlib.sha256(json.dumps(finding.case, sort_keys=True).encode()).hexdigest()[:12]
     path = folder / way / f"{finding.kind}-{name}.json"
@@ -248,6 +250,6 @@ def _finding(fault: Fault, case: Case) -> Finding:
 
 
 def _signature(finding: Finding) -> str:
-    """What makes two findings the same: the kind and the place."""
+    """Equal for findings of the same kind at the same place."""
     place = re.search(r"at (\S+?:\d+)", finding.text)
     return f"{finding.kind} {place[1] if place else finding.text[:60]}"

@@ -23,7 +23,7 @@ _LINES = [
 _HEADS = [b"Host: localhost:8421", b"Accept: */*"]
 _POST = [b"Content-Type: application/json", b"X-Fedalloy-Token: " + TOKEN.encode(), b"Content-Length: 11"]
 _ALLOWED = (501, 503, 505)
-"""Of the refusals beyond 4xx: a method or a version that is not spoken, and too many connections."""
+"""Allowed refusals beyond 4xx: an unsupported method or version, and too many connections."""
 
 
 @functools.cache
@@ -89,7 +89,7 @@ def _changed_target(line: bytes, random: Random) -> bytes:
 
 
 def read(case: Case, folder: Path) -> str:
-    """The answer of a server over two runs, in this thread: its status must be a clean one."""
+    """The answer of a server over two runs, in this thread: its status must be an allowed one."""
     status = _status(_server(), case.get("request", b""))
     if 200 <= status < 300:
         return "answered"
@@ -121,12 +121,12 @@ _STARTED: list[Any] = []
 
 
 def _server() -> Any:
-    """A server over two runs of its own, made once; it listens to nobody and its streams end at once."""
+    """A server over two runs, made once; it does not listen, and its streams end at once."""
     if not _STARTED:
         from fedalloy.report.live.server import LiveServer
 
         place = Path(tempfile.mkdtemp(prefix="fuzz-served-", dir="/dev/shm"))
-        HOOK.also = (str(place),)  # what is served is inside, too
+        HOOK.also = (str(place),)  # served files are allowed too
         for name in ("a", "b/c"):
             _write_run(place / name)
         server = LiveServer(place, 0, TOKEN)

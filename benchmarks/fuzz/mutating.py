@@ -1,4 +1,4 @@
-"""Mutations: one small change to a valid thing, chosen by a generator whose seed Hypothesis has drawn."""
+"""Mutations: one small change to a valid input, chosen by a generator whose seed Hypothesis has drawn."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ VALUES: list[Any] = [
     {"kind": "subprocess:Popen", "args": ["true"]}, [["kind", NAME], ["args", ["true"]]],
     [["kind", "subprocess:Popen"], ["args", ["true"]]],
 ]  # fmt: skip
-"""What readers stumble over: limits of numbers, paths, names of functions, emptiness, depth."""
+"""Difficult values: limits of numbers, paths, names of functions, empty values, deep nesting."""
 _BYTES = [b"", b"\x00", b"\xff" * 8, b"\n", b"\r\n", b"{", b"[" * 3000, b'"', b"NaN", b"1e999", b"-1", b"=",
           b"\xef\xbb\xbf", b"PK\x03\x04", b"\x93NUMPY", b"(dp0\n.", b"cos\nsystem\n(S'true'\ntR.", b"null",
           b"\xc3\x28"]  # fmt: skip
@@ -50,7 +50,7 @@ def changed(case: Case, random: Random) -> Case:
 
 
 def mutated(name: str, data: bytes, random: Random) -> bytes:
-    """One piece, changed according to what its name says it is; every fifth time just its bytes."""
+    """One piece, changed according to its file type; every fifth time only its bytes."""
     edit = next((known for ending, known in EDITS.items() if name.endswith(ending)), None)
     if edit is None or random.randrange(5) == 0:
         return mutated_bytes(data, random)
@@ -118,7 +118,7 @@ def _name(random: Random) -> str:
 
 
 def _bent(value: Any, random: Random) -> Any:
-    """The same value in another form: what a lax reader takes for the same."""
+    """The same value in another form, which a lax reader would accept."""
     if isinstance(value, dict):
         return [list(pair) for pair in value.items()]
     if isinstance(value, bool) or value is None or isinstance(value, list):
@@ -163,7 +163,7 @@ def _without_null(value: Any) -> Any:
 
 
 def mutated_array(data: bytes, random: Random) -> bytes:
-    """An array in numpy's own format: mostly its header, which says what the bytes behind it are."""
+    """An array in numpy's format: mostly its header, which describes the bytes after it."""
     if data[:6] != b"\x93NUMPY":
         raise ValueError("no array")
     size = int.from_bytes(data[8:10], "little")
@@ -190,7 +190,7 @@ def mutated_archive(data: bytes, random: Random) -> bytes:
     elif way == 1:
         parts[place] = (("../outside.npy", "x", "y.npy", "/abs.npy", "")[random.randrange(5)], content)
     elif way == 2:
-        parts[place] = (name, content + bytes(1 << 20))  # packed it is small
+        parts[place] = (name, content + bytes(1 << 20))  # small when compressed
     else:
         parts[place] = (name, mutated("x.npy", content, random))
     made = io.BytesIO()

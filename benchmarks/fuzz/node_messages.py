@@ -1,4 +1,4 @@
-"""Messages from nodes: one of three answers to a round is somebody else's, the server's state must stay sound."""
+"""Messages from nodes: one of the answers to a round is mutated, and the server's state must stay valid."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HOW = "how"
 METHODS = ("fedavg", "median", "krum", "fednova", "scaffold", "aaggff_s", "fedadam")
 _PLAYED = 8
 CLIENTS = 4
-"""One of them is the fuzzer; Krum wants three others."""
+"""One of them is the fuzzer; Krum needs three others."""
 
 
 @functools.cache
@@ -43,7 +43,7 @@ def _stage(method: str) -> dict[str, Any]:
 
 
 def _honest(fed: Any, state: Any, client: int) -> Any:
-    """The answer of a node that does what it was asked."""
+    """The answer of an honest node."""
     from fedalloy.core.blocks import client_keys
     from fedalloy.core.client import Assignment, run_client
     from fedalloy.core.types import Context
@@ -65,12 +65,12 @@ def _honest(fed: Any, state: Any, client: int) -> Any:
 
 @functools.cache
 def examples() -> list[Case]:
-    """What the first client honestly answers, for rules that differ in what they make of it."""
+    """The honest answer of the first client, for rules that use it differently."""
     return [{**case_of_message(_stage(method)["answers"][0]), _HOW: method.encode()} for method in METHODS]
 
 
 class _Transport:
-    """Brings the answers, whatever is asked."""
+    """Returns given answers to every message."""
 
     def __init__(self, answers: list[Any]) -> None:
         self._answers = answers
@@ -104,7 +104,7 @@ def _is_no_answer(content: Any) -> bool:
 
 
 def read(case: Case, folder: Path) -> str:
-    """One round; it counts or it is dropped, and the state is sound."""
+    """One round; the answer is used or dropped, and the state stays valid."""
     from fedalloy.experiment.driver import make_store
     from fedalloy.experiment.round import Stopwatch, run_round
     from fedalloy.flower.connection import Connection
@@ -113,7 +113,7 @@ def read(case: Case, folder: Path) -> str:
 
     content = content_of({name: data for name, data in case.items() if name != _HOW})
     if _is_no_answer(content) and zlib.crc32(case.get(HEADER, b"")) % _PLAYED:
-        return "dropped"  # of those only some are taken through a whole round
+        return "dropped"  # only some of those go through a whole round
     method = case.get(_HOW, b"").decode("latin-1")
     stage = _stage(method if method in METHODS else METHODS[0])
     fed, state = stage["fed"], stage["state"]

@@ -1,4 +1,4 @@
-"""Orders to nodes: what a server that is not ours may say, to a node with data and a policy of its own."""
+"""Orders to nodes: what an untrusted server may send to a node with its own data and policy."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _node() -> Path:
 
 @functools.cache
 def examples() -> list[Case]:
-    """One order of every kind, as a server of ours sends it."""
+    """One order of every kind, as a fedalloy server sends it."""
     from fedalloy.flower.protocol.tensor_messages import TensorMessage, pack
     from tests.flower.orders import KINDS, example
 

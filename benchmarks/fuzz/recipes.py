@@ -1,4 +1,4 @@
-"""Recipes: a file that somebody was sent, checked as ``fedalloy recipe check`` does it."""
+"""Recipes: untrusted files, checked as by ``fedalloy recipe check``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run folders: what ``show``, ``report``, ``export``, ``serve`` and a resumed run make of somebody else's."""
+"""Run folders: untrusted ones, read by ``show``, ``report``, ``export``, ``serve`` and a resumed run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def examples() -> list[Case]:
 
 
 def read(case: Case, folder: Path) -> str:
-    """Write the folder and let one of its readers have it."""
+    """Write the folder and run one of its readers."""
     run = folder / "runs" / "run"
     (run / "checkpoints").mkdir(parents=True)
     for name, data in case.items():

@@ -1,4 +1,4 @@
-"""What must hold of a server's state after every round, whoever contributed what."""
+"""Invariants of a server's state after every round, for any contributions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check_finite(state: Any) -> None:
 
 
 def check_length(before: Mapping[str, Tensor], after: Mapping[str, Tensor], limit: float) -> None:
-    """A server that averages moves its model no further than the longest update that may count."""
+    """A server that averages moves its model no further than the largest allowed norm of an update."""
     moved = sum(float((after[name].double() - leaf.double()).pow(2).sum()) for name, leaf in before.items()) ** 0.5
     if not moved <= limit * (1 + 1e-5):
         raise Fault("norm", f"the model moved by {moved:g}, updates are screened at {limit:g}")

@@ -32,7 +32,7 @@ def _npy(value: np.ndarray) -> bytes:
 
 @functools.cache
 def examples() -> list[Case]:
-    """An honest reply, for rules that differ in what they make of it."""
+    """An honest reply, for rules that use it differently."""
     labels = [[name, str(value.dtype), list(value.shape), "numpy.ndarray"] for name, value in START.items()]
     arrays = {f"{_DATA}{place}.npy": _npy(value) for place, value in enumerate(START.values())}
     metrics = json.dumps({"num-examples": 10, "train_loss": 0.5}).encode()
@@ -41,7 +41,7 @@ def examples() -> list[Case]:
 
 
 def _content(case: Case) -> Any:
-    """The records of a case; None where Flower itself would not make them."""
+    """The records of a case; None if Flower itself refuses them."""
     from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 
     try:
@@ -58,7 +58,7 @@ def _content(case: Case) -> Any:
 
 @functools.cache
 def _stage(method: str) -> tuple[Any, Any, Any]:
-    """A strategy that has asked three nodes, the state it was in, and the messages it sent."""
+    """A strategy that has asked three nodes, its state then, and the messages it sent."""
     import logging
 
     from flwr.app import Array, ArrayRecord, ConfigRecord

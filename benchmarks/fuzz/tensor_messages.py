@@ -1,4 +1,4 @@
-"""Letters as cases: the header of a message, the bytes of its tensors, and how Flower carries them."""
+"""Messages as cases: the header of a message, the bytes of its tensors, and their Flower records."""
 
 from __future__ import annotations
 

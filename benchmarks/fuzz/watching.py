@@ -1,4 +1,4 @@
-"""The detectors: what code does while it reads an input, and what it must not do."""
+"""The detectors: what a reader does with an input, and what it must not do."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PROCESSES = {"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.
               "pty.spawn", "os.kill", "socket.connect", "socket.bind", "socket.getaddrinfo",
               "urllib.Request"}  # fmt: skip
 _TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)
-"""Of glibc; other systems have none."""
+"""glibc's ``malloc_trim``; other systems have none."""
 _LOADS = {"pickle.find_class", "ctypes.dlopen"}
 BAIT = frozenset({"turtle", "antigravity", "this", "idlelib"})
 """Modules of the standard library that nothing here needs, and that mutated inputs name."""
@@ -45,18 +45,18 @@ class Fault(Exception):
 
 
 class Hang(BaseException):
-    """Raised in the middle of whatever takes too long; nobody may catch it by accident."""
+    """Raised in code that takes too long; not an ``Exception``, so that it is not caught by accident."""
 
 
 class Event(NamedTuple):
-    """Something that an audit hook heard of."""
+    """An event of the audit hook."""
 
     kind: str
     text: str
 
 
 class _Hook:
-    """One for the process: audit hooks cannot be taken away again."""
+    """One per process: audit hooks cannot be removed."""
 
     def __init__(self) -> None:
         self.active = self.reads_anywhere = self._installed = False
@@ -76,7 +76,7 @@ class _Hook:
     def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
         if not self.active:
             return
-        self.active = False  # what is done here is not to be heard
+        self.active = False  # ignore the events of this method
         try:
             found = self._judge(event, arguments)
             if found is not None and len(self.events) < 20:
@@ -99,7 +99,7 @@ class _Hook:
         return Event("process", f"{event} {arguments!r:.200}") if event in _PROCESSES else None
 
     def _known(self, package: str) -> bool:
-        """Code loads parts of its own packages, and of the standard library, when it first needs them."""
+        """Lazy imports of known packages and of the standard library are allowed."""
         return (package in sys.stdlib_module_names and package not in BAIT) or package in self.loaded
 
     def _file(self, event: str, path: Any, writes: bool) -> Event | None:
@@ -115,7 +115,7 @@ HOOK = _Hook()
 
 
 def _libraries() -> Iterator[str]:
-    """Where Python and its packages read from by themselves."""
+    """Folders that Python and its packages read themselves."""
     here = Path(__file__).resolve().parents[2]
     places = [*sysconfig.get_paths().values(), *site.getsitepackages(), sys.prefix, sys.base_prefix, here]
     yield from {os.path.realpath(str(place)) for place in places}
@@ -139,8 +139,8 @@ def _fast() -> str | None:
 
 
 def watched(call: Callable[[], str], folder: Path, size: int = 0, reads_anywhere: bool = False) -> str:
-    """Let ``call`` read an input of ``size`` bytes. Returns what it says, or ``refused`` for a ``FedalloyError``;
-    raises a :class:`Fault` for whatever it should not have done. Too slow once may be the machine; twice is a hang."""
+    """Let ``call`` read an input of ``size`` bytes. Returns its result, or ``refused`` for a ``FedalloyError``; raises
+    a :class:`Fault` for everything that is not allowed. Being slow once may be due to the machine; twice is a hang."""
     try:
         return _once(call, folder, size, reads_anywhere)
     except Hang:
@@ -175,7 +175,7 @@ def _once(call: Callable[[], str], folder: Path, size: int, reads_anywhere: bool
 
 
 def _check_events() -> None:
-    """What was done on the way counts, whatever came of it."""
+    """Raise a fault for recorded events, whatever the result was."""
     if canary.calls:
         raise Fault("import", f"the canary was called with {canary.calls[0]}")
     if HOOK.events:
@@ -184,7 +184,7 @@ def _check_events() -> None:
 
 @contextmanager
 def _time_limit() -> Iterator[None]:
-    """An alarm after so many seconds of its own; those in which other processes had the core do not count."""
+    """An alarm after this many seconds, without the time in which other processes had the core."""
     begun = _own_seconds()
 
     def ring(number: int, frame: Any) -> None:
@@ -203,7 +203,7 @@ def _time_limit() -> Iterator[None]:
 
 
 def _own_seconds() -> float:
-    """A clock that stands still while this process could run and was not let."""
+    """A clock that stops while this process is runnable but not running."""
     try:
         with open("/proc/self/schedstat", "rb") as file:
             waited = int(file.read().split()[1]) / 1e9
@@ -214,7 +214,8 @@ def _own_seconds() -> float:
 
 @contextmanager
 def _memory_limit(size: int) -> Iterator[None]:
-    """No more address space than the input may cost. Torch's memory counts too, which ``tracemalloc`` would not see."""
+    """Limit the address space to what the input may cost. Includes torch's memory, which ``tracemalloc`` does not
+    see."""
     _give_back_free_memory()
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     with open("/proc/self/statm", "rb") as file:
@@ -227,15 +228,15 @@ def _memory_limit(size: int) -> Iterator[None]:
 
 
 def _give_back_free_memory() -> None:
-    """What malloc keeps for later is address space already, and a case that takes it would pass the limit unseen."""
+    """Return free memory to the system: a case could use what malloc keeps without reaching the limit."""
     if _TRIM is not None:
         _TRIM(0)
 
 
 def _check_memory(error: BaseException | None) -> None:
-    """A refusal that begins with memory which could not be had is none: it was asked for."""
+    """A refusal caused by a failed allocation is a fault: too much memory was requested."""
     seen: set[int] = set()
-    while error is not None and id(error) not in seen:  # an error that was raised again may lead back to itself
+    while error is not None and id(error) not in seen:  # the chain of causes may be circular
         if isinstance(error, MemoryError) or "allocate memory" in str(error) or "Cannot allocate" in str(error):
             raise Fault("memory", f"asked for too much at {_innermost(error)}: {error!s:.200}")
         seen.add(id(error))
@@ -243,7 +244,7 @@ def _check_memory(error: BaseException | None) -> None:
 
 
 def _innermost(error: BaseException) -> str:
-    """Where an error was raised, and by which line of fedalloy: what tells two findings apart."""
+    """Where an error was raised, and by which line of fedalloy, to tell findings apart."""
     trace, last, ours = error.__traceback__, "?", ""
     while trace is not None:
         name = trace.tb_frame.f_code.co_filename

@@ -1,4 +1,4 @@
-"""All ways in, by name."""
+"""All inputs, by name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WAYS: dict[str, Way] = {way.name: way for way in (*_FLOWER, *_OTHERS)}
 
 
 def ready() -> None:
-    """Import what the ways in need, so that the processes that are forked for them need not."""
+    """Import what the inputs need, so that the forked processes need not."""
     import flwr.serverapp.strategy  # noqa: F401
     import pydantic  # noqa: F401
     import torch

@@ -217,7 +217,7 @@ class TestIdentity:
         grid.nodes[103] = FakeNode("key of 3", grid.nodes[100].config | {"fedalloy-client": "north"})
         play(recipe_file(tmp_path), tmp_path / "run", grid)
         row = next(read_run(tmp_path / "run").rounds())
-        assert "it says it is 'north', which is no client of this run; allowed: 0, 1, 2" in str(row["refused"])
+        assert "it says it is 'north', which is not a client of this run; allowed: 0, 1, 2" in str(row["refused"])
 
 
 class TestRefusals:
@@ -331,5 +331,5 @@ def test_memory_is_asked_for_as_bytes_come_and_not_as_they_are_announced():
     with there:
         with here:
             here.sendall((1 << 62).to_bytes(8, "big") + b"{}")
-        with pytest.raises(ConnectionError, match="has gone"):
+        with pytest.raises(ConnectionError, match="is gone"):
             receive_frame(there)

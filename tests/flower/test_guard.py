@@ -52,7 +52,7 @@ def test_our_bundle_passes_and_one_with_a_changed_letter_does_not(tmp_path):
     other = built(tmp_path / "other", client_app="from fedalloy.flower import client\n\napp = client.app \n")
     with pytest.raises(guard.Foreign, match="own app; the app sent has the hash"):
         guard.check(*announced(other), frozenset({HASH}))
-    with pytest.raises(guard.Foreign, match="no other"):
+    with pytest.raises(guard.Foreign, match="only fedalloy"):
         guard.check(*announced(other, fab_hash=HASH, hash_str=HASH), frozenset({HASH}))
     with_its_own_id = announced(other)
     guard.check(*with_its_own_id, frozenset({hashlib.sha256(other).hexdigest()}))
@@ -159,4 +159,4 @@ def test_doctor_names_a_flower_that_was_not_tested(monkeypatch):
     assert doctor._optional("flwr", "1.41.0") == ("1.41.0", True)
     said, fine = doctor._optional("flwr", "1.42.0")
     assert not fine
-    assert "tested is 1.41.*" in said
+    assert "tested with 1.41.*" in said

@@ -245,7 +245,7 @@ def test_the_text_of_an_error_in_the_operators_own_model_stays_at_the_node(tmp_p
         ('{"a\\ud800": 1}', "invalid Unicode"),
         ('{"a": ["\\uDC00"]}', "invalid Unicode"),
         ('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", "not JSON"),
-        ('{"a": ' + "[" * 40 + "]" * 40 + "}", "more than 32 times"),
+        ('{"a": ' + "[" * 40 + "]" * 40 + "}", "more than 32 levels"),
         ("[]", "not an object"),
         ("", "not JSON"),
         ('{"parts": []}', "does not list its parts"),
@@ -254,7 +254,7 @@ def test_the_text_of_an_error_in_the_operators_own_model_stays_at_the_node(tmp_p
         ('{"parts": {"x": [["w", "float64", [1152921504606846976]]]}}', "no valid shape"),
         ('{"parts": {"x": [' + ", ".join(f'["{n}", "int8", [0]]' for n in range(10_001)) + "]}}", "10000 tensors"),
         ('{"parts": {}, "format": [1]}', "install the same version"),
-        (" " * (5 << 20), "no header"),
+        (" " * (5 << 20), "no fedalloy header"),
     ],
 )
 @pytest.mark.parametrize("read", [read_order, read_reply])

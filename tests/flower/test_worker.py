@@ -82,7 +82,7 @@ def test_it_leaves_when_nobody_needs_it(store):
 
 def test_one_that_cannot_start_is_an_answer_and_no_silence(store, monkeypatch):
     monkeypatch.setattr("sys.executable", "/bin/false")
-    with pytest.raises(NotCarriedOut, match=r"did not start; .*node\.log says why"):
+    with pytest.raises(NotCarriedOut, match=r"did not start; see .*node\.log"):
         worker.ask(store, config(store), pack(TensorMessage(HELLO)))
 
 

@@ -16,7 +16,7 @@ app = ServerApp()
 
 
 def timed(strategy: Any, began: list[float], ended: list[float]) -> Any:
-    """The strategy, noting the times at both ends of every training round."""
+    """The strategy, which also records the start and end of every training round."""
     configure, aggregate = strategy.configure_train, strategy.aggregate_train
 
     def begin(*arguments: Any) -> Any:

@@ -50,7 +50,7 @@ class FederationPlan:
         for name in self.nodes:
             if not _NAME.fullmatch(name) or name == "server":
                 raise SpecError(
-                    f"'{name}' is not a valid node name: use letters, digits, dots, dashes, underscores, and not 'server'"
+                    f"'{name}' is not a valid node name: letters, digits, dots, dashes, underscores, and not 'server'"
                 )
         if len(set(self.nodes)) < len(self.nodes):
             raise SpecError(f"two nodes have the same name: {', '.join(self.nodes)}")
