@@ -247,7 +247,9 @@ def test_a_file_that_is_no_table_of_weights_is_not_called_learned(place):
 def test_unusual_data_are_a_note_on_stderr(place):
     small = call("run good.toml -o r --set algorithm.batch_size=600")
     assert small.exit_code == 0
-    assert small.stderr.splitlines() == ["note: clients with less than a batch of 600 to train on: 3 of 3 (0, 1, 2)"]
+    assert small.stderr.splitlines() == [
+        "note: clients with fewer training examples than a batch of 600: 3 of 3 (0, 1, 2)"
+    ]
 
 
 def test_a_run_folder_that_cannot_be_made_in_python(place):

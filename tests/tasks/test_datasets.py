@@ -259,7 +259,7 @@ class TestFolder:
         frame[["y", "height", "age"]][1:].to_parquet(tmp_path / "b.parquet")  # with pandas' row numbers
         assert Folder(str(tmp_path)).load(KEY).x.tolist() == [[1, 0.5], [2, 0.25], [3, 0.75], [2, 0.25], [3, 0.75]]
         frame.rename(columns={"height": "weight"}).to_parquet(tmp_path / "c.parquet")
-        with pytest.raises(DataError, match=r"c\.parquet has other .*lacks: height; it alone has: weight"):
+        with pytest.raises(DataError, match=r"c\.parquet has other .*missing: height; additional: weight"):
             Folder(str(tmp_path)).load(KEY)
 
     @pytest.mark.parametrize("column", [["1", "2"], np.array(["2020-01-01"] * 2, dtype="datetime64[ns]")])

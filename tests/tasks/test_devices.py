@@ -134,6 +134,6 @@ def test_a_bad_profile_says_what_is_allowed(table, message):
 def test_lists_must_fit_the_population():
     with pytest.raises(SpecError, match=r"epochs lists 2 values for 3 clients.*one per client"):
         DeviceProfile(epochs=(1, 2)).check(3)
-    with pytest.raises(SpecError, match="client 2 asks"):
+    with pytest.raises(SpecError, match="there is a client 2"):
         DeviceProfile(success=(0.1, 0.2)).links(torch.tensor([2]), KEY)
     DeviceProfile(epochs=(1, 2), success=0.5).check(2)

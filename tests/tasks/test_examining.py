@@ -117,7 +117,7 @@ def test_tensors_put_into_a_task_in_python_are_looked_at_when_it_runs():
 
 def test_a_model_with_fewer_outputs_than_classes_is_refused_before_round_1():
     task = make_task(from_clients(clients()), model=lambda inputs: torch.nn.Linear(inputs, 2))
-    with pytest.raises(DataError, match=r"a label that is no class number in 0\.\.1 \(found 0\.\.2\)"):
+    with pytest.raises(DataError, match=r"a label that is not a class number in 0\.\.1 \(found 0\.\.2\)"):
         fit(fedavg(), task, rounds=1)
 
 
@@ -181,7 +181,7 @@ def test_a_client_without_examples_is_left_out_and_small_ones_are_told_once(tmp_
         done = fit(fedavg(batch_size=16), task, rounds=2, folder=tmp_path / "run")
     assert done.notices == (
         "clients without any example are left out: empty",
-        "clients with less than a batch of 16 to train on: 2 of 3 (0 'a', 1 'b')",
+        "clients with fewer training examples than a batch of 16: 2 of 3 (0 'a', 1 'b')",
     )
     assert [one.message for one in caplog.records] == list(done.notices)
     assert read_run(tmp_path / "run").environment["notices"] == list(done.notices)
@@ -192,7 +192,7 @@ def test_clients_that_a_partition_leaves_empty_take_part_without_a_step():
     empty = replace(task.train, size=torch.cat([task.train.size[:2], torch.tensor([0])]))
     done = fit(fedavg(batch_size=None), replace(task, train=empty), rounds=2)
     assert done.status == "finished"
-    assert done.notices == ("clients with nothing to train on, who take no steps: 1 of 3 (2)",)
+    assert done.notices == ("clients without training examples, which take no steps: 1 of 3 (2)",)
 
 
 def test_the_batch_size_of_a_solver_inside_another():

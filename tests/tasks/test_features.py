@@ -117,7 +117,7 @@ def test_features_of_a_residual_network_in_double_precision():
 def test_what_would_change_is_not_kept():
     with pytest.raises(SpecError, match=r"'body\.1\.bias' is trained"):
         cached_features(make_task("digits", normed, clients=2), "body")
-    with pytest.raises(SpecError, match="drops at random"):
+    with pytest.raises(SpecError, match="has Dropout"):
         cached_features(frozen_task(dropping), "middle")
     assert cached_features(frozen_task(dropping), "body").train.x.shape[1] == 4
     with pytest.raises(SpecError, match="did you mean 'body'"):

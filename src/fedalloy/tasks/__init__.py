@@ -1,1 +1,1 @@
-"""What is learned and on what: data sets, partitions, devices, models, losses and metrics."""
+"""Learning tasks: data sets, partitions, devices, models, losses and metrics."""

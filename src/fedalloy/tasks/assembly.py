@@ -53,14 +53,13 @@ def make_task(
     dtype: Precision | torch.dtype = "float32",
     device: str | torch.device | None = None,
 ) -> FederatedTask:
-    """Clients with data, a model and a loss; everything drawn is a function of ``seed`` alone.
+    """Clients with data, a model and a loss; all random draws depend on ``seed`` only.
 
-    Without a ``partition`` the data's own clients are taken, and where there are none, ten iid ones. ``model``,
-    ``loss`` and ``standardise`` are those that are usual for the data unless others are given; a ``model`` may also be
-    any function that returns an ``nn.Module`` (:func:`as_factory`). ``noise`` makes labels wrong
-    (:class:`fedalloy.tasks.noise.LabelNoise`), ``newcomers`` is how many of the clients never take part. ``classifier``
-    is the model that learns from synthetic samples where it is another than ``model``, ``synthetic`` the file of
-    samples that every client trains on besides its own.
+    The default ``partition`` is the data's natural clients, or ten iid ones if it has none. ``model``, ``loss`` and
+    ``standardise`` default to the dataset's; a ``model`` may also be any function that returns an ``nn.Module``
+    (:func:`as_factory`). ``noise`` corrupts labels (:class:`fedalloy.tasks.noise.LabelNoise`), ``newcomers`` is the
+    number of clients that never take part. ``classifier`` is the model that is trained on synthetic samples, if it is
+    not ``model``; ``synthetic`` is a file of samples that every client trains on besides its own.
 
     >>> make_task("digits", partition={"kind": "dirichlet", "alpha": 0.3}, clients=5).population
     5
@@ -83,7 +82,7 @@ def make_task(
 def _objective_on(
     data: Dataset, device: str | torch.device | None, model: str | Spec | Callable[..., nn.Module] | None, **more: Any
 ) -> ModuleObjective:
-    """A model for these data, where it is wanted."""
+    """A model for these data, on ``device``."""
     made = make_objective(shape_of(data.x), data.classes, model, **more)
     return made if device is None else made.to(device)
 
@@ -98,7 +97,7 @@ def make_objective(
     dtype: Precision | torch.dtype = "float32",
     bounds: tuple[float, float] | None = None,
 ) -> ModuleObjective:
-    """A model and its loss for examples of this shape; ``classes`` is 0 where targets are numbers.
+    """A model and its loss for examples of this shape; ``classes`` is 0 for regression.
 
     >>> list(make_objective((4,), 3, "logistic").init(Key.of(0))[0])
     ['output.weight', 'output.bias']
@@ -109,7 +108,7 @@ def make_objective(
 
 
 def as_dataset(dataset: str | Spec | DatasetLoader | Dataset, key: Key) -> Dataset:
-    """The examples that a value, a name or a spec stands for."""
+    """The dataset given by a value, a name or a spec."""
     if isinstance(dataset, Dataset):
         return dataset
     loader: DatasetLoader = dataset if isinstance(dataset, DatasetLoader) else from_spec("dataset", dataset, "dataset")
@@ -117,7 +116,7 @@ def as_dataset(dataset: str | Spec | DatasetLoader | Dataset, key: Key) -> Datas
 
 
 def as_partition(partition: str | Spec | Partition | None, data: Dataset) -> Partition:
-    """The rule that a value, a name or a spec stands for; rules inside a rule may be specs as well.
+    """The rule given by a value, a name or a spec; rules inside a rule may be specs too.
 
     >>> as_partition({"kind": "skewed", "label": "classes", "quantity": {"kind": "power_law"}}, None).label
     Classes(per_client=2)
@@ -138,11 +137,11 @@ def as_factory(
     outputs: int,
     bounds: tuple[float, float] | None = None,
 ) -> Factory:
-    """A function without arguments that builds the model for inputs of this shape, between these values.
+    """A function without arguments that builds the model for inputs of this shape and these bounds.
 
-    Without a ``model``, images of at least 16 x 16 get the ``cnn`` and everything else ``logistic``. Of ``inputs``,
-    ``input_shape``, ``classes`` and ``bounds`` (the data's lowest and highest value, None where none are declared) a
-    function gets those it asks for.
+    The default ``model`` is ``cnn`` for images of at least 16 x 16, else ``logistic``. A function gets those of
+    ``inputs``, ``input_shape``, ``classes`` and ``bounds`` (the data's lowest and highest value, None if not declared)
+    that it has parameters for.
     """
     if not callable(model) and not isinstance(input_shape, tuple):
         raise SpecError(
@@ -153,7 +152,7 @@ def as_factory(
         model = "cnn" if len(input_shape) == 3 and min(input_shape[1:]) >= _SMALLEST_IMAGE else "logistic"
     if isinstance(model, nn.Module):
         raise SpecError(
-            "model is a built nn.Module: give the function that builds it, so that each seed has its own start"
+            "model is an nn.Module: give the function that builds it, so that each seed has its own initial values"
         )
     if callable(model):
         return _filled(model, input_shape, outputs, bounds)
@@ -179,7 +178,7 @@ def _filled(
     outputs: int,
     bounds: tuple[float, float] | None,
 ) -> Factory:
-    inputs = math.prod(input_shape) if isinstance(input_shape, tuple) else None  # several inputs have no one size
+    inputs = math.prod(input_shape) if isinstance(input_shape, tuple) else None  # several inputs: no single size
     known = {"inputs": inputs, "input_shape": input_shape, "classes": outputs, "bounds": bounds}
     taken = inspect.signature(factory).parameters
     wanted = {name: value for name, value in known.items() if name in taken}
@@ -187,7 +186,7 @@ def _filled(
 
 
 def _checked(kind: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings of a model as the types its factory declares."""
+    """Settings of a model, converted to the types its factory declares."""
     hints = typing.get_type_hints(resolve(kind))
     return {name: convert(value, hints.get(name, Any), f"model '{kind}'.{name}") for name, value in settings.items()}
 
@@ -195,7 +194,7 @@ def _checked(kind: str, settings: dict[str, Any]) -> dict[str, Any]:
 def _dealing(
     partition: str | Spec | Partition | None, clients: int | None, data: Dataset
 ) -> tuple[Partition, int | None]:
-    """The rule, and the number of clients: as asked, as the rule makes them, or a handful."""
+    """The rule, and the number of clients: as given, as the rule defines it, or the default."""
     rule = as_partition(partition, data)
     told = clients is not None or rule.clients_for(data.owner) is not None
     return rule, clients if told else DEFAULT_CLIENTS

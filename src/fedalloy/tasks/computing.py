@@ -1,4 +1,4 @@
-"""The device that models are computed on: whether this machine has it."""
+"""Checks that this machine has the device that models are to be computed on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _KINDS = ("cpu", "cuda", "mps")
 
 
 def check_device(device: str | torch.device | None) -> None:
-    """Refuse a device that torch does not know, or that is not there.
+    """Refuse a device that torch does not know, or that this machine does not have.
 
     >>> check_device("cpu")
     >>> check_device("tpu")
@@ -36,7 +36,7 @@ def _cuda_trouble(index: int | None) -> str:
     if not torch.backends.cuda.is_built():
         return "this torch is built without CUDA"
     if not torch.cuda.is_available():
-        return "torch finds no CUDA device or no driver (fedalloy doctor says more)"
+        return "torch finds no CUDA device or no driver (see fedalloy doctor)"
     count = torch.cuda.device_count()
     return f"there are {count} CUDA devices, numbered from 0" if index is not None and index >= count else ""
 

@@ -1,7 +1,7 @@
-"""What the clients' devices can do: how much work, how reliably, how fast.
+"""The clients' devices: their work per round, reliability and speed.
 
-Everything is a function of a key and the client id and costs O(cohort). Methods that draw again in every
-round take the key of the round; what belongs to a device for good (being slow) takes the key of the run.
+Everything is a function of a key and the client id and costs O(cohort). Methods that draw in every round take the key
+of the round; permanent properties of a device (being slow) take the key of the run.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class Slow:
 class DeviceProfile:
     """The devices of a federation.
 
-    ``epochs``: local epochs as one number, one per client, a range, or None for what the solver says.
+    ``epochs``: local epochs as one number, one per client, a range, or None for the solver's number.
     ``success``: probability that a client's link works in a round; ``availability``: that it can be sampled
     at all; one number or one per client. The simulated clock counts ``seconds_per_step`` (times the factor of a
     slow client) and ``seconds_per_megabyte``; a client past the ``deadline`` fails in that round. ``on_failure``
-    says whether the contribution of a failed client is dropped or the received model is re-sent.
+    decides whether the contribution of a failed client is dropped or the received model is re-sent.
 
     >>> DeviceProfile(epochs=(2, 1, 1)).epochs_for(torch.tensor([0, 2]), Key.of(0))
     tensor([2, 1])
@@ -109,22 +109,22 @@ class DeviceProfile:
         return self.most_epochs(ids)
 
     def most_epochs(self, ids: Tensor) -> Tensor:
-        """The most local epochs that some clients ever have time for, ``[C]``; -1 leaves it to the solver."""
+        """The largest number of local epochs that some clients can get, ``[C]``; -1 leaves it to the solver."""
         if isinstance(self.epochs, EpochRange):
             return torch.full_like(ids, self.epochs.high)
         value = SOLVER_DEFAULT if self.epochs is None else self.epochs
         return _per_client("epochs", value, ids).to(torch.int64)
 
     def links(self, ids: Tensor, key: Key) -> Tensor:
-        """Whose link works in the round of ``key``."""
+        """Which clients' links work in the round of ``key``."""
         return _chance("success", self.success, ids, key.fold("link"))
 
     def available(self, ids: Tensor, key: Key) -> Tensor:
-        """Who can be sampled in the round of ``key``."""
+        """Which clients can be sampled in the round of ``key``."""
         return _chance("availability", self.availability, ids, key.fold("available"))
 
     def slowdown(self, ids: Tensor, run: Key) -> Tensor:
-        """By how much each device is slower than normal, ``[C]``; ``run`` is the key of the run, not of a round."""
+        """The slowdown factor of each device, ``[C]``; ``run`` is the key of the run, not of a round."""
         factor = torch.ones(len(ids), dtype=torch.float64)
         if self.slow is None:
             return factor
@@ -138,17 +138,17 @@ class DeviceProfile:
         return computing + sending
 
     def late(self, seconds: Tensor) -> Tensor:
-        """Who misses the deadline."""
+        """Which clients miss the deadline."""
         return seconds > (math.inf if self.deadline is None else self.deadline)
 
     def round_seconds(self, seconds: Tensor) -> float:
-        """How long the round lasts: until the last participant is done, at most until the deadline."""
+        """The duration of the round: until the last participant is done, at most until the deadline."""
         longest = float(seconds.max()) if len(seconds) else 0.0
         return longest if self.deadline is None else min(longest, self.deadline)
 
 
 def _chance(name: str, probability: float | tuple[float, ...], ids: Tensor, key: Key) -> Tensor:
-    """One draw per client against its probability; certain things need none."""
+    """One draw per client against its probability; none if the probability is 1."""
     if probability == 1.0:
         return torch.ones(len(ids), dtype=torch.bool)
     return key.each(ids.cpu()).uniform(dtype=torch.float64) < _per_client(name, probability, ids)
@@ -159,7 +159,7 @@ def _per_client(name: str, value: float | tuple[float, ...], ids: Tensor) -> Ten
         return torch.full((len(ids),), float(value), dtype=torch.float64)
     wanted: list[int] = ids.tolist()
     if wanted and not 0 <= min(wanted) <= max(wanted) < len(value):
-        raise SpecError(f"devices.{name} lists {len(value)} values, but client {max(wanted)} asks: give one per client")
+        raise SpecError(f"devices.{name} lists {len(value)} values, but there is a client {max(wanted)}: list one each")
     return torch.tensor([value[i] for i in wanted], dtype=torch.float64)
 
 

@@ -1,4 +1,4 @@
-"""Dropout whose mask is a pure function of a key, so that it means the same in every engine."""
+"""Dropout whose mask is a pure function of a key, so that it is the same in every engine."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from fedalloy.core.keys import Key
 class Dropout(nn.Module):
     """Zero each feature with probability ``p`` in training and scale the rest by ``1 / (1 - p)``.
 
-    The key of the mask arrives as the scalar int64 buffer ``draw``, which the objective puts in place for
-    one call. Feature ``f`` of example slot ``i`` is number ``i * features + f`` of that key, so padding the
-    batch at its end changes nothing. Give every place in a model its own ``Dropout``: a module that is
-    called twice uses one mask twice.
+    The key of the mask is the scalar int64 buffer ``draw``, which the objective sets for one call. Feature ``f``
+    of example slot ``i`` uses number ``i * features + f`` of that key, so padding at the end of the batch changes
+    nothing. Use a separate ``Dropout`` for every place in a model: a module that is called twice uses the same
+    mask twice.
 
     >>> import torch
     >>> Dropout(0.5).eval()(torch.ones(3))

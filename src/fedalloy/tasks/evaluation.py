@@ -16,7 +16,7 @@ from fedalloy.tasks.metrics.metric import Metric, choose
 Metrics = Iterable[str] | Mapping[str, Metric]
 Model = tuple[Tree, Tree]
 """Parameters and buffers."""
-# Measured on a CPU: 32 logistic models are 3 to 8 times faster side by side with 20 examples each, slower with 200.
+# Measured on a CPU: 32 logistic models are 3 to 8 times faster stacked with 20 examples each, but slower with 200.
 _SMALL_MODEL, _FEW_EXAMPLES = 50_000, 64
 
 
@@ -26,9 +26,9 @@ def evaluate_clients(
 ) -> dict[str, Tensor]:
     """Every metric for every client of the block, ``[K]`` in float64 on the CPU; NaN for a client without a score.
 
-    One model for all clients. The pool is read ``chunk`` examples at a time; only rows that a client of the
-    block owns are. A model whose outputs depend on the batch (BatchNorm without running statistics) meets the clients
-    one by one, so that nobody's score depends on who else is scored.
+    One model for all clients. The pool is read ``chunk`` examples at a time, and only the rows of the block's clients.
+    A model whose outputs depend on the batch (BatchNorm without running statistics) is evaluated client by client, so
+    that a client's score does not depend on the other clients.
     """
     if objective.scores_by_batch and len(block.size) > 1:
         return _one_by_one(objective, [(params, buffers)] * len(block.size), block, metrics, chunk)
@@ -43,14 +43,14 @@ def evaluate_models(
 ) -> dict[str, Tensor]:
     """Every client of the block scored with its own model, ``[K]`` in float64 on the CPU.
 
-    On a GPU models run side by side under ``vmap``; on a CPU only where calling them one by one would cost more
-    than they compute. What ``vmap`` cannot take runs one by one.
+    On a GPU models are stacked and run under ``vmap``; on a CPU only if the overhead of single calls would dominate.
+    Models that ``vmap`` does not support run one by one.
     """
     if len(models) > 1 and not objective.scores_by_batch and _worth_stacking(models, block):
         try:
             return _side_by_side(objective, models, block, metrics, chunk)
         except Exception:
-            # One by one tells whether it was the batching or the model: the model's error comes again.
+            # Either vmap does not support the model, or the model itself fails: then it raises again one by one.
             pass
     return _one_by_one(objective, models, block, metrics, chunk)
 
@@ -120,7 +120,7 @@ def _only(block: Block, row: int) -> Block:
 def _side_by_side(
     objective: Objective, models: Sequence[Model], block: Block, metrics: Metrics, chunk: int
 ) -> dict[str, Tensor]:
-    """Models stacked, the largest clients first, so that those with examples left are always the first rows."""
+    """Stack the models, the largest clients first, so that clients with examples left are always the first rows."""
     chosen, size = choose(metrics), block.size.cpu()
     order = size.argsort(descending=True, stable=True)
     params, buffers = (tree.stack([models[row][part] for row in order.tolist()]) for part in (0, 1))
@@ -150,7 +150,7 @@ def _first(stacked: Tree, count: int) -> Tree:
 def _scored(
     chosen: Mapping[str, Metric], kept: Mapping[str, list[Tensor]], owner: Tensor, clients: int
 ) -> dict[str, Tensor]:
-    """Scores from evidence that came in columns: sorted by client, a client's examples stay in their order."""
+    """Scores from evidence in any order of clients: it is sorted by client, keeping the order of its examples."""
     if len(owner) == 0:
         return {name: torch.full((clients,), torch.nan, dtype=torch.float64) for name in chosen}
     order = owner.argsort(stable=True)
@@ -158,7 +158,7 @@ def _scored(
 
 
 def _rows(block: Block, owner: Tensor) -> Tensor | None:
-    """The rows of the pool that the clients own, client by client; None when they are simply all rows."""
+    """The rows of the pool that the clients own, client by client; None if that is the whole pool in order."""
     size, start = block.size.cpu(), block.start.cpu()
     offset = torch.arange(len(owner)) - (size.cumsum(0) - size)[owner]
     rows = start[owner] + offset

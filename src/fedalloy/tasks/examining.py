@@ -1,7 +1,7 @@
-"""Data are looked at once, when they come in: what no model can learn from is refused, with the client it belongs to.
+"""Checks of the data, made once when they are loaded: unusable examples are refused, with the client's name.
 
-Refused are NaN and infinity, and labels that are no class number the model knows. Clients without examples, or with
-less than a batch of them, are fine: :func:`notices` tells of them.
+Refused are NaN and infinity, and labels outside of the model's classes. Clients without examples, or with less than a
+batch of them, are allowed: :func:`notices` reports them.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ ENCODING = (
     "number the classes from 0, alike for all clients, for example with names = sorted(set(labels)) and "
     "y = [names.index(label) for label in labels]"
 )
-"""How labels become class numbers, for error messages."""
+"""Advice on how to turn labels into class numbers, for error messages."""
 Naming = Callable[[int], str]
 
 
 def check_examples(x: Inputs, y: Inputs, classes: int | None, owner: Tensor | None = None, name: Naming = str) -> None:
-    """Refuse examples that are no finite numbers, or whose label is no class below ``classes`` (None: any from 0).
+    """Refuse examples that are not finite, or whose label is not a class below ``classes`` (None: any from 0).
 
-    ``owner`` is the client of every row; without it, or where it is negative, rows are nobody's.
+    ``owner`` is the client of every row; without it, or where it is negative, rows belong to no client.
     """
     for leaf in inputs.leaves(x):
         if not _finite(leaf):
@@ -53,8 +53,8 @@ def check_examples(x: Inputs, y: Inputs, classes: int | None, owner: Tensor | No
 
 
 def examined(task: Task) -> Task:
-    """The task, if its data can be learned from; data that are made when asked for are looked at then, each client's
-    once. Data in memory are looked at once however many runs use them."""
+    """The task, if its data are usable. Data in memory are checked once, however many runs use them; data made on
+    demand are checked when loaded, once per client."""
     pools = task.pools
     if not pools:
         return task if isinstance(task, ExaminedTask) else ExaminedTask(task)
@@ -68,8 +68,8 @@ def examined(task: Task) -> Task:
 
 
 def label_limit(objective: Objective, x: Inputs, y: Inputs) -> int | None:
-    """How many classes a model and its loss tell apart, None where that cannot be known; tried on two examples, so that
-    a model that does not fit the data is found before round 1."""
+    """The number of classes of a model and its loss, None if unknown. It is determined on two examples, so that a model
+    that does not fit the data is found before round 1."""
     if not inputs.length(x) or "classify" not in objective.capabilities:
         return None
     device = inputs.device_of(x)
@@ -84,29 +84,29 @@ def label_limit(objective: Objective, x: Inputs, y: Inputs) -> int | None:
         if isinstance(error, FedalloyError):
             raise
         shapes = f"features of shape {inputs.shape_of(x)} and a label of type {next(inputs.leaves(y)).dtype}"
-        raise SpecError(f"the model or its loss cannot take an example with {shapes}: {error}") from error
+        raise SpecError(f"the model or its loss does not accept an example with {shapes}: {error}") from error
     classes = int(outputs.shape[1]) if outputs.dim() == 2 else None
     return {"binary": 2, "cross_entropy": classes}.get(str(loss))
 
 
 @dataclass(frozen=True, eq=False)
 class ExaminedTask(TaskWrapper):
-    """A task whose clients' examples are looked at when they are loaded for the first time."""
+    """A task whose clients' examples are checked when they are loaded for the first time."""
 
     seen: dict[str, dict[int, bytearray]] = field(default_factory=dict)
     limits: list[int | None] = field(default_factory=list)
 
     def fingerprint(self) -> Mapping[str, Any] | None:
-        """The task's own: the examples are."""
+        """That of the wrapped task, because the examples are the same."""
         return self.task.fingerprint()
 
     def to(self, device: torch.device | str | None, dtype: torch.dtype | None = None) -> Task:
-        """The moved task, to be looked at there."""
+        """The moved task, to be checked on its device."""
         moved = self.task.to(device, dtype)
         return self if moved is self.task else ExaminedTask(moved)
 
     def data(self, part: DataPart, ids: Tensor) -> Block:
-        """The examples of some clients; those that come for the first time are looked at."""
+        """The examples of some clients; those loaded for the first time are checked."""
         block = self.task.data(part, ids)
         fresh = self._fresh(part, ids)
         if fresh:
@@ -126,14 +126,15 @@ class ExaminedTask(TaskWrapper):
         ]
 
     def _remember(self, part: str, clients: Iterable[int]) -> None:
-        """One byte for every client, in pages: nothing grows with a population of which few are ever asked."""
+        """Mark clients as checked: one byte per client, in pages, so that memory grows with the clients that were
+        loaded and not with the population."""
         pages = self.seen[part]
         for client in clients:
             pages.setdefault(client // _PAGE, bytearray(_PAGE))[client % _PAGE] = 1
 
 
 def notices(task: Task, solver: LocalSolver) -> tuple[str, ...]:
-    """What a user should know about the data of a task in memory before it runs."""
+    """Notices for the user about the data of a task; those about sizes only if the data are in memory."""
     told = tuple(task.notices)
     if "train" not in task.pools:
         return told
@@ -143,13 +144,13 @@ def notices(task: Task, solver: LocalSolver) -> tuple[str, ...]:
     name = _naming(task)
     return (
         *told,
-        *_notice(sizes == 0, name, "clients with nothing to train on, who take no steps"),
-        *_notice(few, name, f"clients with less than a batch of {batch} to train on"),
+        *_notice(sizes == 0, name, "clients without training examples, which take no steps"),
+        *_notice(few, name, f"clients with fewer training examples than a batch of {batch}"),
     )
 
 
 def batch_of(solver: LocalSolver) -> int | None:
-    """The batch size of a solver, or of the one inside it; None where it takes all examples at once."""
+    """The batch size of a solver, or of its inner solver; None if it uses all examples in every step."""
     while not hasattr(solver, "batch_size"):
         inner = getattr(solver, "solver", None) or getattr(solver, "inner", None)
         if inner is None:
@@ -169,7 +170,7 @@ def _notice(which: Tensor, name: Naming, what: str) -> list[str]:
 
 
 def _check_block(block: Block, ids: Tensor, part: str, limit: int | None, name: Naming) -> None:
-    """The rows of some clients; a pool that they fill is looked at as it lies."""
+    """Check the rows of some clients; without a copy if they are the whole pool in order."""
     start, size = block.start.cpu(), block.size.cpu()
     owner = torch.repeat_interleave(ids, size)
     x, y = block.x, block.y
@@ -192,7 +193,7 @@ def _check_labels(y: Tensor, classes: int | None, owner: Tensor | None, name: Na
     bad = (y < 0) if classes is None else (y < 0) | (y >= classes)
     allowed = "of 0 or more" if classes is None else f"in 0..{classes - 1}"
     bad = bad.reshape(len(y), -1).any(1)
-    _refuse(bad, owner, name, f"a label that is no class number {allowed} (found {low}..{high})", ENCODING)
+    _refuse(bad, owner, name, f"a label that is not a class number {allowed} (found {low}..{high})", ENCODING)
 
 
 def _refuse(bad: Tensor, owner: Tensor | None, name: Naming, what: str, advice: str) -> None:
@@ -213,7 +214,7 @@ def _whose(client: int, wrong: int, size: int, name: Naming) -> str:
 
 
 def _finite(values: Tensor) -> bool:
-    """Whether all numbers are finite; one pass without a copy, unless the sum of large numbers is not."""
+    """Whether all numbers are finite; one pass without a copy, unless the sum overflows."""
     if not values.is_floating_point() or bool(values.sum().isfinite()):
         return True
     return bool(values.isfinite().all())

@@ -20,11 +20,11 @@ _CHUNK = 256
 
 
 def cached_features(task: FederatedTask, upto: str) -> FederatedTask:
-    """The same task after the layer ``upto``: examples are what the frozen part makes of them.
+    """The same task after the layer ``upto``: examples are replaced by the outputs of the frozen part.
 
-    The model must be an ``nn.Sequential`` in which nothing up to and including ``upto`` is trained. What follows
-    keeps its names and its initial values, so a run gives the model that it gives without the cache, up to
-    rounding, at the price of the head alone.
+    The model must be an ``nn.Sequential`` in which nothing up to and including ``upto`` is trained. The remaining
+    layers keep their names and initial values, so a run gives the same model as without the cache, up to rounding, at
+    the cost of the head only.
     """
     objective = task.objective
     if not isinstance(objective, ModuleObjective):
@@ -41,7 +41,7 @@ def cached_features(task: FederatedTask, upto: str) -> FederatedTask:
 
 
 def _cut(model: nn.Module, upto: str) -> tuple[nn.Sequential, nn.Sequential]:
-    """A chain of layers up to and including one, and the rest of it, all under their own names."""
+    """The layers up to and including ``upto``, and the rest, with their names."""
     layers = dict(model.named_children())
     if not isinstance(model, nn.Sequential):
         raise SpecError(f"only an nn.Sequential can be cut after '{upto}', the model is a {type(model).__name__}")
@@ -55,7 +55,7 @@ def _cut(model: nn.Module, upto: str) -> tuple[nn.Sequential, nn.Sequential]:
 
 
 def _check_frozen(objective: ModuleObjective, body: nn.Sequential) -> None:
-    """Refuse to keep what would have changed: trained leaves, running statistics, layers that draw."""
+    """Refuse to cache layers whose output can change: trained leaves, running statistics, dropout."""
     changing = {name for leaves in objective.init(Key.of(0)) for name in leaves}
     inside = {name for name, _ in [*body.named_parameters(), *body.named_buffers()]}
     if moving := sorted(changing & inside):
@@ -64,7 +64,7 @@ def _check_frozen(objective: ModuleObjective, body: nn.Sequential) -> None:
             "or cut earlier"
         )
     if any(isinstance(layer, Dropout) and layer.training for layer in body.modules()):
-        raise SpecError("the part to be cached drops at random while training: put Dropout after the cut")
+        raise SpecError("the part to be cached has Dropout: move Dropout behind the cut")
 
 
 def _through(frozen: nn.Module, pool: Pool, dtype: torch.dtype) -> Pool:
@@ -73,7 +73,7 @@ def _through(frozen: nn.Module, pool: Pool, dtype: torch.dtype) -> Pool:
 
 @torch.no_grad()
 def _features(frozen: nn.Module, x: Tensor, dtype: torch.dtype) -> Tensor:
-    """In evaluation mode, where the data are."""
+    """The outputs of the frozen part, computed on the device of the data."""
     frozen = frozen.to(x.device)
     parts = [part.to(dtype) if part.is_floating_point() else part for part in x.split(_CHUNK)]
     return torch.cat([frozen(part) for part in parts])

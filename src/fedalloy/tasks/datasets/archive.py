@@ -1,7 +1,7 @@
-"""Arrays of an ``.npz`` file, read without believing what it says about itself.
+"""Arrays of an ``.npz`` file, read without trusting its headers.
 
-Numpy asks for the memory that a header names before it looks whether so much is there, and evaluates some headers as
-Python's literals; here nothing is made before what the archive, the header and the bytes say agrees.
+Numpy allocates the memory that a header declares before it checks the file's size, and evaluates some headers as Python
+literals. Here nothing is allocated before archive, header and byte counts agree.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from fedalloy.core.errors import DataError
 
 _MOST_HEADER = 10_000
 _PACKED = 1100
-"""How much a packed byte can stand for; no more is possible with what ``numpy.savez_compressed`` writes."""
+"""The largest possible compression ratio of files that ``numpy.savez_compressed`` writes."""
 _READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
 def read_arrays(path: Path, names: Iterable[str] | None = None) -> dict[str, NDArray[Any]]:
-    """Some arrays of an archive (all of them, where none are named), each a writable copy in memory."""
+    """Some arrays of an archive (default: all of them), each a writable copy in memory."""
     try:
         with zipfile.ZipFile(path) as archive:
             there = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
@@ -55,9 +55,7 @@ def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) -> NDArr
         if dtype.hasobject:
             raise DataError(f"{where} holds Python objects, not numbers; save it as numbers (allow_pickle stays off)")
         if info.file_size - begin != prod(shape) * dtype.itemsize:
-            raise DataError(
-                f"{where} needs {prod(shape) * dtype.itemsize} bytes, and {info.file_size - begin} are there"
-            )
+            raise DataError(f"{where} needs {prod(shape) * dtype.itemsize} bytes, but has {info.file_size - begin}")
         data = bytearray(start[begin:])
         data += packed.read()
     values: NDArray[Any] = np.frombuffer(data, dtype, prod(shape)) if dtype.itemsize else np.empty(shape, dtype)
@@ -67,14 +65,14 @@ def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) -> NDArr
 def read_npy_header(
     start: bytes, where: str, most: int = _MOST_HEADER
 ) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
-    """Shape, order and type as an array's header of at most ``most`` bytes has them, and where the numbers begin."""
+    """Shape, order and dtype from an array's header of at most ``most`` bytes, and the offset of the data."""
     stream = io.BytesIO(start)
     try:
         read = _READERS[npy.read_magic(stream)]
         shape, by_columns, dtype = read(stream, max_header_size=most)
     except KeyError:
         raise DataError(f"{where} is of an unknown version of numpy's format") from None
-    except Exception as error:  # numpy reads it as Python's own literals, whose errors are of many kinds
+    except Exception as error:  # numpy evaluates it as a Python literal, which raises many kinds of errors
         raise DataError(f"{where} cannot be read: {error!s:.200}") from None
     if not all(isinstance(length, int) and length >= 0 for length in shape):
         raise DataError(f"{where} cannot be read: its shape {shape!s:.100} is impossible")

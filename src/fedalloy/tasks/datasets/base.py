@@ -1,4 +1,4 @@
-"""What a dataset is, and what a loader promises."""
+"""Datasets, and the interface of their loaders."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _MOST_CLASSES = 1 << 16
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Examples before they are dealt to clients.
+    """Examples before they are partitioned.
 
-    ``x`` is a tensor, or a dict of them for a model with several inputs.
+    ``x`` is a tensor, or a dict of tensors for a model with several inputs.
     ``y`` holds class numbers (int64) or targets (float, then ``classes`` is 0). ``owner`` is the natural
-    client of every example (-1: nobody's), ``held_out`` its natural test flag, ``test`` a global test set that
+    client of every example (-1: none), ``held_out`` its natural test flag, ``test`` a global test set that
     comes with the data, ``names`` the names of the natural clients, ``bounds`` the lowest and highest value that the
-    features can have (None: any), ``notices`` what a user should know about the data. Features that are NaN or
-    infinite and labels that are no class number are refused.
+    features can have (None: any), ``notices`` texts about the data for the user. Features that are NaN or infinite and
+    labels that are not class numbers are refused.
     """
 
     x: Inputs
@@ -71,10 +71,10 @@ Standardise = Literal["none", "client"]
 
 @dataclass(frozen=True)
 class DatasetDefaults:
-    """How a dataset is usually learned and scored: what a task takes unless it is told otherwise.
+    """Default settings of a task with this dataset.
 
-    ``standardise = "client"`` scales every client's features by the mean and spread of its own training part.
-    The first of ``metrics`` is the one that targets and tables look at.
+    ``standardise = "client"`` scales every client's features by the mean and standard deviation of its training part.
+    The first of ``metrics`` is the one used for targets and tables.
     """
 
     model: str | None = None
@@ -88,7 +88,7 @@ TWO_CLASSES = DatasetDefaults(loss="binary", metrics=("auroc", "accuracy", "loss
 
 
 class DatasetLoader(ABC):
-    """A way to get a dataset: a frozen dataclass of options, entered with ``@register("dataset", name)``."""
+    """Loads a dataset: a frozen dataclass of options, registered with ``@register("dataset", name)``."""
 
     summary: ClassVar[str] = ""
     """One line for listings."""
@@ -97,20 +97,20 @@ class DatasetLoader(ABC):
     hint: ClassVar[str] = ""
     """How to get these files."""
     defaults: ClassVar[DatasetDefaults] = DatasetDefaults()
-    """How it is learned and scored by default."""
+    """The defaults of tasks with this dataset."""
 
     def __init_subclass__(cls, **given: Any) -> None:
-        """Refuse a class that names its defaults by their old name."""
+        """Refuse a class that defines its defaults by their old name."""
         super().__init_subclass__(**given)
         renamed.refuse_old_members(cls, renamed.DATASET)
 
     @abstractmethod
     def load(self, key: Key) -> Dataset:
-        """The examples; ``key`` matters only to data that are drawn."""
+        """The examples; ``key`` is used only for data that are drawn at random."""
 
 
 def defaults_of(dataset: object) -> DatasetDefaults:
-    """The defaults of a loader, of a loader's name or spec; plain ones for everything else.
+    """The defaults of a loader, given as object, name or spec; those of the base class for anything else.
 
     >>> defaults_of("digits").metrics
     ('accuracy', 'loss')
@@ -124,10 +124,10 @@ def defaults_of(dataset: object) -> DatasetDefaults:
 def from_clients(
     clients: Iterable[tuple[Any, Any]], names: Sequence[str] | None = None, classes: int | None = None
 ) -> Dataset:
-    """One dataset out of one ``(x, y)`` per client: arrays, lists or tensors.
+    """A dataset from one ``(x, y)`` per client: arrays, lists or tensors.
 
-    ``classes`` is the largest label plus one unless said otherwise. Clients without examples are left out, which the
-    dataset's ``notices`` tell.
+    ``classes`` defaults to the largest label plus one. Clients without examples are left out, with a note in the
+    dataset's ``notices``.
 
     >>> from_clients([([[0.0], [1.0]], [0, 1]), ([[2.0]], [1])]).owner
     tensor([0, 0, 1])
@@ -154,7 +154,7 @@ def from_clients(
 
 
 def _pairs(clients: Any) -> list[tuple[Any, Any]]:
-    """One pair per client, also of an iterator."""
+    """One pair per client, from any iterable."""
     made = None if isinstance(clients, str | Mapping) or not isinstance(clients, Iterable) else list(clients)
     if made is None or not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in made):
         raise DataError("clients must be a list with one pair (x, y) per client")
@@ -162,25 +162,25 @@ def _pairs(clients: Any) -> list[tuple[Any, Any]]:
 
 
 def _counted(y: Tensor) -> int:
-    """The number of classes that labels speak of; numbers such as those of patients are no labels."""
+    """The number of classes; refuses numbers that are plainly no labels, such as patient ids."""
     classes = max(1, int(y.max()) + 1)
     if classes > max(_MOST_CLASSES, len(y)):
         raise DataError(
             f"labels go up to {classes - 1}, with {len(y.unique())} different ones in {len(y)} examples: is this the "
-            f"column of labels? If so, {ENCODING}; or say how many classes there are"
+            f"column of labels? If so, {ENCODING}; or give the number of classes"
         )
     return classes
 
 
 def _regression(y: Tensor) -> tuple[str, ...]:
-    """Class numbers that were stored as fractions would silently be learned as quantities."""
+    """A notice if floating-point targets are whole numbers: class numbers would silently be treated as regression."""
     if not y.is_floating_point() or not bool((y == y.round()).all()):
         return ()
     return (f"targets are of type {y.dtype} and therefore quantities (regression); for classes give whole numbers",)
 
 
 def third_party(module: str, package: str, purpose: str) -> Any:
-    """Import a library that only this purpose needs, or say which package to install."""
+    """Import a library that only this purpose needs, or raise an error that names the package to install."""
     try:
         return registry.load(module)
     except ImportError as missing:
@@ -195,7 +195,7 @@ def as_pair(x: Any, y: Any, who: str) -> tuple[Tensor, Tensor]:
     try:
         features, targets = _tensor(x), _tensor(y)
         if features.is_complex() or targets.is_complex():
-            raise TypeError("they are complex; give real and imaginary parts as features of their own")
+            raise TypeError("they are complex; give real and imaginary parts as separate features")
         features = features.to(torch.float32)
     except (TypeError, ValueError, RuntimeError) as cause:
         raise DataError(f"{who}: x and y must be arrays of numbers ({cause})") from cause
@@ -209,7 +209,7 @@ def as_pair(x: Any, y: Any, who: str) -> tuple[Tensor, Tensor]:
 
 
 def _check_no_text(x: Any, y: Any, who: str) -> None:
-    """Words say more than what a conversion to tensors complains about."""
+    """Refuse text, with a clearer error than the conversion to tensors would raise."""
     for what, values in (("labels", y), ("features", x)):
         array = values if isinstance(values, Tensor | np.ndarray) else _array(values, what, who)
         if isinstance(array, np.ndarray) and array.dtype.kind in "OSU" and array.size:
@@ -237,7 +237,7 @@ def _tensor(values: Any) -> Tensor:
 
 
 def _check_alike(pairs: Sequence[tuple[Tensor, Tensor]], labels: Sequence[str]) -> None:
-    """All clients have the same features and the same kind of label."""
+    """Refuse clients whose features or kinds of label differ."""
     x, y = pairs[0]
     for (other_x, other_y), label in zip(pairs, labels, strict=True):
         if other_x.shape[1:] != x.shape[1:]:
@@ -249,5 +249,5 @@ def _check_alike(pairs: Sequence[tuple[Tensor, Tensor]], labels: Sequence[str]) 
             raise DataError(f"{label}: labels are {other_y.dtype}, those of {labels[0]} {y.dtype}; use one kind")
 
 
-if not TYPE_CHECKING:  # for one version: what has been renamed here
+if not TYPE_CHECKING:  # old names, kept for one version
     __getattr__ = renamed.old_names(__name__, {"Usual": "DatasetDefaults", "usual_of": "defaults_of"})

@@ -34,7 +34,7 @@ class Berka(DatasetLoader):
     of the published recipe need the bank's table of transactions and are not here. ``years = "96"`` takes
     unemployment and crimes of 1996 as that recipe does; ``mean`` averages 1995 and 1996 (8 loans have
     no value of 1995 and keep that of 1996). North Bohemia has a single default among 61 loans and is left out
-    unless asked for. Unscaled: a task standardises with each client's training part.
+    by default. Unscaled: a task standardises with each client's training part.
     """
 
     years: Years = "96"

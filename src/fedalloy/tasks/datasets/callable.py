@@ -17,7 +17,7 @@ from fedalloy.tasks.datasets.base import Dataset, DatasetLoader, from_clients
 @register("dataset", "callable")
 @dataclass(frozen=True)
 class FromFunction(DatasetLoader):
-    """What a function returns: a ``Dataset``, or a list with one ``(x, y)`` per client.
+    """The result of a function: a ``Dataset``, or a list with one ``(x, y)`` per client.
 
     The function is called without arguments, or with ``key=`` when it has a parameter of that name.
     """

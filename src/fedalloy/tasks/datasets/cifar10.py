@@ -23,7 +23,7 @@ _CENTRE_AND_SPREAD: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "standard": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
     "symmetric": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
 }
-# Standardised colours have bounds of their own each, so none in common are declared.
+# Standardised colours have different bounds, so no common ones are declared.
 _BOUNDS = {"unit": (0.0, 1.0), "symmetric": (-1.0, 1.0), "standard": None}
 _SIDE = 32
 

@@ -34,8 +34,8 @@ class Digits(DatasetLoader):
 
 
 def _table() -> Any:
-    """64 grey values and the digit, from the file inside scikit-learn: importing all of it takes a second, longer than
-    training on it. Where the file has another place, the package is asked."""
+    """64 grey values and the digit, read directly from scikit-learn's file, because importing the package takes a
+    second, longer than training on the data. If the file is elsewhere, the package is imported."""
     found = find_spec("sklearn")
     file = Path(found.origin or "").parent / "datasets" / "data" / "digits.csv.gz" if found else None
     if file is not None and file.is_file():

@@ -25,21 +25,19 @@ _FILTERS, _SIDE, _STRIDE, _CHUNK = 192, 6, 2, 500
 @register("dataset", "dogs_standin")
 @dataclass(frozen=True)
 class DogsStandIn(DatasetLoader):
-    """768 features of CIFAR-10 images at 5 clients with labels of their own: NOT Stanford Dogs, whose features were
-    not to be had, but in its place a linear model on frozen features under extreme label skew.
+    """768 features of CIFAR-10 images at 5 clients with extreme label skew. This is NOT Stanford Dogs, whose features
+    were not available, but a substitute: a linear model on frozen features.
 
-    The features are the responses of 192 fixed patches (cut from training images once and for all) averaged over
-    quarters of the image, standardised. Labels are dealt by Dir(``alpha``), the same for every seed of a run; the
-    4000 test images are dealt evenly, so that the mean over clients is the accuracy on all of them.
+    The features are the responses of 192 fixed patches of training images, averaged over quarters of the image and
+    standardised. Labels are distributed by Dir(``alpha``), the same for every seed of a run; the 4000 test images are
+    distributed evenly, so that the mean over clients is the accuracy on all of them.
     """
 
     clients: int = 5
     alpha: float = 0.0005
     deal: int = 0
 
-    summary: ClassVar[str] = (
-        "stand-in for Stanford Dogs: 768 features of CIFAR-10 at 5 clients with labels of their own"
-    )
+    summary: ClassVar[str] = "stand-in for Stanford Dogs: 768 features of CIFAR-10 at 5 clients with extreme label skew"
     files: ClassVar[dict[str, str]] = dict(Cifar10.files)
     hint: ClassVar[str] = Cifar10.hint
     defaults: ClassVar[DatasetDefaults] = DatasetDefaults(model="logistic")
@@ -53,7 +51,7 @@ class DogsStandIn(DatasetLoader):
             )
 
     def load(self, key: Key) -> Dataset:
-        """Features, dealt by ``deal`` and not by the seed of the run."""
+        """The features, distributed by the seed ``deal`` and not by the seed of the run."""
         train, test = _features()
         rule = Dirichlet(self.alpha, min_samples=len(train) // (10 * self.clients))
         owner = torch.empty(len(train), dtype=torch.int64)
@@ -64,7 +62,7 @@ class DogsStandIn(DatasetLoader):
 
 @lru_cache(maxsize=1)
 def _features() -> tuple[Examples, Examples]:
-    """Training and test features; a few seconds, so once per process."""
+    """Training and test features; cached, because they take a few seconds."""
     images = Cifar10("standard").load(Key.of(0))
     assert images.test is not None
     filters = _patches(images.x)
@@ -89,7 +87,7 @@ def _patches(images: Tensor) -> Tensor:
 
 
 def _responses(images: Tensor, filters: Tensor) -> Tensor:
-    """Filters as one product with all patches of an image, which on a CPU is many times faster than a convolution."""
+    """Apply the filters as one matrix product with all patches, on a CPU many times faster than a convolution."""
     side = (images.shape[-1] - _SIDE) // _STRIDE + 1
     pooled = []
     for part in images.split(_CHUNK):

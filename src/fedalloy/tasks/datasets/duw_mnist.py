@@ -1,4 +1,4 @@
-"""The MNIST environments of the deep-unfolding experiments: which image is at which client is part of the data."""
+"""The MNIST environments of the deep-unfolding experiments, with their fixed assignment of images to clients."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _TEST = "mnist_test.npz"
 @register("dataset", "duw_mnist")
 @dataclass(frozen=True)
 class DuwMnist(DatasetLoader):
-    """Handwritten digits at 2 or 5 clients, exactly as the deep-unfolding experiments dealt them.
+    """Handwritten digits at 2 or 5 clients, exactly as distributed in the deep-unfolding experiments.
 
     ``environment``: ``one_client_large`` (I), ``rare_labels`` (II: clients with 2, 3, 5, 5 and 5 of the labels),
     ``alike`` (III and IV, which differ in epochs and links), ``two`` (the study of the variance). Grey values lie in
-    [-1, 1]. The 10000 test images of MNIST are dealt evenly to the clients, so that the mean over clients is the
-    accuracy on all of them. ``test_scale = "public_code"`` scales them to [-0.5, 0.5] instead, as the published code
-    does by mistake.
+    [-1, 1]. The 10000 test images of MNIST are distributed evenly to the clients, so that the mean over clients is the
+    accuracy on all of them. ``test_scale = "public_code"`` scales them to [-0.5, 0.5] instead, a mistake of the
+    published code.
     """
 
     environment: Environment = "one_client_large"
@@ -62,7 +62,7 @@ class DuwMnist(DatasetLoader):
                 raise SpecError(f"duw_mnist: unknown {name} '{value}': {nearest(str(value), get_args(kind))}")
 
     def load(self, key: Key) -> Dataset:
-        """The clients' images, then the test images as everybody's held-out part; nothing is drawn."""
+        """The clients' images, then the test images as their held-out parts; nothing is random."""
         train = read_npz(_FILES[self.environment], ("x", "y", "client"), self.hint)
         seen = read_npz(_TEST, ("x", "y"), self.hint)
         test = Examples(
@@ -74,14 +74,14 @@ class DuwMnist(DatasetLoader):
 
 
 def with_common_test(x: Tensor, y: Tensor, owner: Tensor, test: Examples) -> Dataset:
-    """Clients that are all tested on one balanced set, each on its even share of it.
+    """A dataset whose clients are tested on equal shares of one balanced set.
 
     >>> test = Examples(torch.zeros(4, 1), torch.tensor([0, 1, 0, 1]))
     >>> with_common_test(torch.zeros(2, 1), torch.tensor([0, 1]), torch.tensor([0, 1]), test).owner
     tensor([0, 1, 0, 0, 1, 1])
     """
     clients = int(owner.max()) + 1
-    # Every class dealt in turn, so that the shares are as balanced as the set.
+    # Distribute the examples sorted by class in turn, so that the shares are as balanced as the set.
     places = test.y.argsort(stable=True)
     takers = torch.empty(len(test), dtype=torch.int64)
     takers[places] = torch.arange(len(test)) % clients

@@ -22,7 +22,7 @@ _FILE = "femnist_writers.npz"
 
 @dataclass(frozen=True)
 class Characters(DatasetLoader):
-    """What all sets of such characters say about their pixels."""
+    """Base of the character datasets: how pixels are read."""
 
     flat: bool = False
     polarity: Polarity = "leaf"
@@ -34,7 +34,7 @@ class Characters(DatasetLoader):
             )
 
     def pixels(self, grey: NDArray[Any]) -> Tensor:
-        """Grey values in [0, 1], turned round if asked."""
+        """Grey values in [0, 1], inverted for polarity ``mnist``."""
         x = torch.from_numpy(grey).to(torch.float32) / 255
         x = x if self.polarity == "leaf" else 1 - x
         return x.reshape(len(x), -1) if self.flat else x.reshape(len(x), 1, 28, 28)
@@ -45,9 +45,9 @@ class Characters(DatasetLoader):
 class Femnist(Characters):
     """Which of 62 characters is written (0-9, A-Z, a-z): 300 writers as clients, with LEAF's own test parts.
 
-    Grey values in [0, 1]. ``polarity = "leaf"``: dark ink on white ground, 1 is white; ``"mnist"``: turned round,
-    as MNIST has it. A task takes the flags of the data (a tenth of every writer's images is for testing) instead of
-    ``test_fraction``. Four writers have no test image and so no score.
+    Grey values in [0, 1]. ``polarity = "leaf"``: dark ink on white, 1 is white; ``"mnist"``: inverted, as in MNIST. A
+    task uses the data's test flags (a tenth of every writer's images) instead of ``test_fraction``. Four writers have
+    no test image and so no score.
     """
 
     summary: ClassVar[str] = "45958 handwritten characters of 300 writers, 28x28 pixels, 62 classes, with their split"

@@ -23,8 +23,8 @@ class FemnistLetters(Characters):
     """Which of the letters a to j is written: 200 devices with five letters each, after the FedProx experiments.
 
     Device u has the letters u, ..., u + 4 (mod 10), its size is lognormal. Devices share images: 17805 training and
-    2175 test examples point into 3497 images, of which those for testing are never trained on by anybody. It is
-    a partition of our own in that manner; the original file was not to be had. Flags of the data are taken instead of
+    2175 test examples point into 3497 images; no device trains on a test image. The partition was made for fedalloy in
+    that manner, because the original file was not available. The data's test flags are used instead of
     ``test_fraction``. ``polarity`` as in ``femnist``.
     """
 

@@ -1,8 +1,8 @@
 """Your own data: a folder with one file per client.
 
 ``client.npz`` holds arrays ``x`` and ``y``; ``client.parquet`` has one column per feature and a column ``y``
-or ``label``; columns are known by their names, in the order of the first file. Clients are numbered in the order of
-their file names and named after them.
+or ``label``. Columns are matched by name, in the order of the first file. Clients are numbered in the order of their
+file names and named after them.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ def client_files(folder: Path) -> list[Path]:
 
 
 def read_clients(files: Sequence[Path]) -> list[Pair]:
-    """The arrays of several clients; tables have the same columns, and those of the first file are their order."""
+    """The arrays of several clients; all tables must have the columns of the first one and are read in its order."""
     first = next((file for file in files if file.suffix == ".parquet"), None)
     order = list(_features(first)) if first is not None and len(files) > 1 else None
     return [read_client(file, order) for file in files]
 
 
 def read_client(file: Path, order: Sequence[str] | None = None) -> Pair:
-    """The arrays of one client; the features of a table in this order, by name."""
+    """The arrays of one client; ``order`` gives the feature columns of a table by name."""
     return _read_npz(file) if file.suffix == ".npz" else _read_parquet(file, order)
 
 
@@ -80,7 +80,7 @@ def _read_parquet(file: Path, order: Sequence[str] | None) -> Pair:
     if set(features) != set(order):
         lacks, has = ", ".join(sorted({*order} - {*features})), ", ".join(sorted({*features} - {*order}))
         raise DataError(
-            f"{file} has other feature columns than the first file (it lacks: {lacks or 'none'}; it alone has: "
+            f"{file} has other feature columns than the first file (missing: {lacks or 'none'}; additional: "
             f"{has or 'none'}); all clients must have the same features"
         )
     y = next(columns[name] for name in _LABELS if name in columns)
@@ -97,7 +97,7 @@ def _features(file: Path, columns: Mapping[str, Any] | None = None) -> list[str]
 
 
 def _numbers(column: Any, name: str, file: Path) -> Any:
-    """A column as numbers; dates and words that look like numbers are none."""
+    """A column as numbers; dates and text that looks like numbers are refused."""
     text = column.dtype.kind == "O" and any(isinstance(one, str | bytes) for one in column)
     try:
         if text or column.dtype.kind not in "biufO":

@@ -25,8 +25,8 @@ class Heart(DatasetLoader):
     Two ways of preparing the same UCI files, both unscaled (a task standardises with each client's training part):
     ``aaggff`` keeps all 920 patients and 15 features, with missing values set to the mean of the whole
     centre, so that test patients enter these means; ``flamby`` has the 740 patients without missing values, 13
-    features and its own split into training and test, which a task then takes instead of ``test_fraction``.
-    At Switzerland nearly all patients are ill (115 of 123, 45 of 46): its AUROC rests on very few pairs.
+    features and its own split into training and test, which a task then uses instead of ``test_fraction``.
+    In Switzerland nearly all patients are ill (115 of 123, 45 of 46), so its AUROC is based on very few pairs.
     """
 
     variant: Variant = "aaggff"

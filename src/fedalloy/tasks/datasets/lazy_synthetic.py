@@ -1,6 +1,6 @@
-"""Logistic-regression data for any number of clients, drawn when a cohort asks for them.
+"""Logistic-regression data for any number of clients, drawn on demand.
 
-One model W, b serves all; client k has W + alpha D_k and inputs around beta m_k (D_k, m_k standard normal),
+All clients share W and b; client k has W + alpha D_k and inputs around beta m_k (D_k, m_k standard normal),
 x ~ N(beta m_k, diag(j^-1.2)), y = argmax(x W_k + b). With alpha = beta = 0 the clients are iid.
 """
 
@@ -37,7 +37,7 @@ class LogisticClients:
             )
 
     def __call__(self, ids: Tensor, key: Key) -> Block:
-        """The block of the clients ``ids``: client k's part depends on ``key`` and k alone."""
+        """The block of the clients ``ids``; client k's part depends on ``key`` and k only."""
         mine = key.fold("client").each(ids)
         x = self._inputs(mine)
         y = self._labels(x, key, mine)
@@ -67,6 +67,6 @@ def lazy_synthetic(
     test_fraction: float = 0.2,
     valid_fraction: float = 0.0,
 ) -> GeneratedTask:
-    """A task of ``population`` clients, be it a million: data exist only while somebody looks at them."""
+    """A task of ``population`` clients, even a million: data are drawn on demand and not kept."""
     make = clients or LogisticClients()
     return GeneratedTask(objective, population, make, key.fold("lazy_synthetic"), test_fraction, valid_fraction)

@@ -1,4 +1,4 @@
-"""Medical question pairs (MQP): do two questions ask the same?"""
+"""Medical question pairs (MQP): do two questions mean the same?"""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from fedalloy.tasks.datasets.words import tokens
 class MedicalQuestionPairs(DatasetLoader):
     """Whether two questions to a doctor mean the same: 11 doctors as clients, one logit, scored by AUROC.
 
-    An example is ``[2, length]`` token numbers, 0 where a question is shorter. A word's number is a hash of its
-    letters in ``1 .. vocabulary - 1``: nothing is learned from the text, so nothing of the test part leaks, and
-    two words may share a number. It stands in for the pretrained DistilBERT of the published experiment, whose
-    weights are not here. A doctor wrote one alike and one unlike question for every first question, so a split
-    row by row often trains on one of the two and tests on the other, which has the opposite label.
-    ``test_questions`` is the share of a doctor's first questions that are held out with both pairs (a task
-    then does not use ``test_fraction``); 0 gives the published split row by row, by ``test_fraction``.
+    An example is ``[2, length]`` token numbers, padded with 0. A word's number is a hash of its letters in
+    ``1 .. vocabulary - 1``: the vocabulary is not learned from the text, so nothing of the test part leaks, and two
+    words may share a number. This replaces the pretrained DistilBERT of the published experiment, whose weights are not
+    included. For every first question a doctor wrote one with the same meaning and one with another, so a split by row
+    often trains on one of the two pairs and tests on the other, which has the opposite label. ``test_questions`` is the
+    share of a doctor's first questions that are held out with both pairs (a task then does not use
+    ``test_fraction``); 0 gives the published split by row, with ``test_fraction``.
     """
 
     length: int = 48
@@ -66,7 +66,7 @@ class MedicalQuestionPairs(DatasetLoader):
         return tokens(text, self.length, self.vocabulary)
 
     def _held_out(self, questions: Sequence[str], owner: Tensor, key: Key) -> Tensor | None:
-        """A flag on both pairs of some first questions of every doctor."""
+        """Flags on both pairs of some first questions of every doctor."""
         if self.test_questions == 0:
             return None
         flagged: set[tuple[int, str]] = set()

@@ -1,4 +1,4 @@
-"""Data that stay where they are: a recipe for a real federation names their shape and nothing else."""
+"""Data that stay on the nodes: the recipe of a real federation declares only their shape."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from fedalloy.tasks.datasets.base import Dataset, DatasetLoader
 @register("dataset", "nodes")
 @dataclass(frozen=True)
 class OnNodes(DatasetLoader):
-    """Examples of this ``shape``, each node with its own; ``classes`` is 0 where targets are numbers. ``clients`` are
-    the names of the nodes, in the order of their numbers; left out, ``clients`` of ``[partition]`` says how many.
-    ``bounds`` are the values between which features lie, for methods that make samples."""
+    """Examples of this ``shape`` on the nodes; ``classes`` is 0 for regression. ``clients`` are the names of the nodes,
+    in the order of their numbers; without them, ``clients`` of ``[partition]`` gives their number. ``bounds`` are the
+    lowest and highest value of the features, for methods that make samples."""
 
     shape: tuple[int, ...]
     classes: int = 0

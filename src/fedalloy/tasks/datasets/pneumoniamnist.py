@@ -28,8 +28,8 @@ class PneumoniaMnist(DatasetLoader):
     """Grey X-rays ``[1, side, side]`` in [0, 1] (``unit``) or [-1, 1] (``symmetric``): 0 normal, 1 pneumonia.
 
     Reads the arrays under the names that MedMNIST publishes (``train_images``, ``train_labels``, ...) or as
-    ``x_train``, ``y_train``, ...; the 524 images of the published validation part are left aside. Three quarters of
-    the training images are pneumonia.
+    ``x_train``, ``y_train``, ...; the 524 images of the published validation part are not used. Three quarters of the
+    training images show pneumonia.
     """
 
     flat: bool = False
@@ -66,7 +66,7 @@ class PneumoniaMnist(DatasetLoader):
 
 
 def _arrays(hint: str) -> list[NDArray[Any]]:
-    """Training and test arrays, whichever of the two namings the file has."""
+    """Training and test arrays, by either naming scheme."""
     try:
         arrays = read_npz(_FILE, _OURS, hint)
     except DataError:

@@ -1,4 +1,4 @@
-"""Reading a dataset's files: found, opened, and named when they are not what was meant."""
+"""Reading a dataset's files, with errors that name the file."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def read_csv(filename: str, columns: Iterable[str], hint: str = "", header: bool
 
 
 def _text(path: Path) -> TextIO:
-    """The characters of a file, unpacked if it is packed."""
+    """A file opened as text, decompressed if necessary."""
     if path.suffix == ".gz":
         return cast(TextIO, gzip.open(path, "rt", encoding="utf-8", newline=""))
     return path.open(encoding="utf-8", newline="")
 
 
 def _cell(row: dict[str, Any], name: str) -> str:
-    """A cell as text; a row that is too short has none."""
+    """A cell as text; raises for a row that is too short."""
     if not isinstance(row[name], str):
         raise ValueError(f"a row has no '{name}'")
     return str(row[name])

@@ -1,4 +1,4 @@
-"""Sentiment140 (LEAF): tweets of many users, glad or sad."""
+"""Sentiment140 (LEAF): tweets of many users, positive or negative."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _FILE = "sent140_k30_test.csv.gz"
 @register("dataset", "sent140")
 @dataclass(frozen=True)
 class Sent140(DatasetLoader):
-    """Whether a tweet is glad: the users with at least ``min_tweets`` tweets as clients, one logit.
+    """Whether a tweet is positive: the users with at least ``min_tweets`` tweets as clients, one logit.
 
-    An example is ``length`` token numbers, 0 where a tweet is shorter. A word's number is a hash of its letters in
-    ``1 .. vocabulary - 1``; it stands in for the pretrained GloVe vectors of the published experiments, which are
-    not here. These are 16025 tweets of 2875 users, the held-out tenth of the LEAF set with at least 30 tweets per
-    user, and every client gets its own split of them. Users have few tweets (3 to 55) and often of one class
+    An example is ``length`` token numbers, padded with 0. A word's number is a hash of its letters in
+    ``1 .. vocabulary - 1``; this replaces the pretrained GloVe vectors of the published experiments, which are not
+    included. These are 16025 tweets of 2875 users, the held-out tenth of the LEAF set with at least 30 tweets per
+    user, and every client gets its own split of them. Users have few tweets (3 to 55), often of one class
     only, so they are scored by accuracy and not by AUROC.
     """
 

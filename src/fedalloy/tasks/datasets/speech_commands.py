@@ -25,11 +25,11 @@ class SpeechCommands(DatasetLoader):
     """Which of 12 words is said in one second: the speakers as clients, top-1 and top-5 accuracy.
 
     It is the canonical test set (4890 clips of 239 speakers), of which every client gets its own split. An
-    example is ``[1, 49, 40]``: 49 moments of 40 mel bands, log energies (``log``) or the same mapped from their
+    example is ``[1, 49, 40]``: 49 frames of 40 mel bands, log energies (``log``) or the same mapped from their
     stored range, -14 to 10, to [-1, 1] (``symmetric``). They were stored in 8 bits. Speakers with fewer than
-    ``min_clips`` clips are left out with their clips. The 408 clips of silence have no speaker: they are
-    ``nobody``'s (natural clients have none of them; other partitions deal them like all others) or are
-    ``dealt`` in turn to the speakers.
+    ``min_clips`` clips are left out with their clips. The 408 clips of silence have no speaker: with ``nobody`` they
+    stay without one (natural clients have none of them; other partitions distribute them like all others), with
+    ``dealt`` they are given to the speakers in turn.
     """
 
     min_clips: int = 10
@@ -63,7 +63,7 @@ class SpeechCommands(DatasetLoader):
         if not len(kept):
             raise DataError(f"speech_commands: no speaker has {self.min_clips} clips; at most {int(clips.max())}")
         rows = ((owner < 0) | torch.isin(owner, kept)).nonzero().flatten()
-        number = torch.full((len(names) + 1,), -1, dtype=torch.int64)  # one more, so that -1 stays nobody
+        number = torch.full((len(names) + 1,), -1, dtype=torch.int64)  # one more entry, so that index -1 gives -1
         number[kept] = torch.arange(len(kept))
         x = self._energies(torch.from_numpy(arrays["x"])[rows], arrays["scale"].tolist())
         y = torch.from_numpy(arrays["y"])[rows].to(torch.int64)
@@ -74,7 +74,7 @@ class SpeechCommands(DatasetLoader):
         return (low + quantised.to(torch.float32) / 255 * (high - low)).unsqueeze(1)
 
     def _owner(self, owner: Tensor) -> Tensor:
-        """Silence stays nobody's or goes to the speakers in turn."""
+        """Silence stays without an owner, or is given to the speakers in turn."""
         silent = (owner < 0).nonzero().flatten()
         if self.silence == "dealt":
             owner[silent] = torch.arange(len(silent)) % (int(owner.max()) + 1)

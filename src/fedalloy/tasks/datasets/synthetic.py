@@ -4,8 +4,8 @@ For device k: u_k ~ N(0, alpha), W_k and b_k ~ N(u_k, 1), B_k ~ N(0, beta), v_k 
 x ~ N(v_k, diag(j^-1.2)), y = argmax(x W_k + b_k), n_k = int(lognormal(4, 2)) + 50. alpha and beta are
 *standard deviations*, and u_k serves both W_k and b_k. The iid variant has one W and b, and v_k = 0.
 
-The generator is kept as published, with its quirk: u_k is one number added to all weights and biases of a device,
-which raises all classes alike, so alpha changes no label; models differ by their own N(0, 1) parts.
+The generator is kept as published, with its quirk: u_k is one number added to all weights and biases of a device. It
+raises all logits equally, so alpha changes no label; models differ by their N(0, 1) parts.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Synthetic(DatasetLoader):
 
     def __post_init__(self) -> None:
         if self.alpha < 0 or self.beta < 0:
-            raise SpecError(f"synthetic: alpha = {self.alpha} and beta = {self.beta} are spreads: at least 0")
+            raise SpecError(f"synthetic: alpha = {self.alpha} and beta = {self.beta} must be 0 or more")
         _check_devices(self.devices)
 
     def load(self, key: Key) -> Dataset:

@@ -1,4 +1,4 @@
-"""Tiny Shakespeare: what is the next character, with the roles of the plays as clients."""
+"""Tiny Shakespeare: prediction of the next character, with the roles of the plays as clients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedalloy.tasks.datasets.base import Dataset, DatasetDefaults, DatasetLoader
 from fedalloy.tasks.datasets.reading import read_npz
 
 VOCABULARY = len(string.printable)
-"""100 characters; a character's number is its place among Python's printable ones."""
+"""100 characters; a character's number is its index in Python's ``string.printable``."""
 _FILE = "tinyshakespeare_roles.npz"
 
 
@@ -26,11 +26,11 @@ _FILE = "tinyshakespeare_roles.npz"
 class TinyShakespeare(DatasetLoader):
     """The character after ``window`` others: 193 roles with at least 400 characters as clients, 100 classes.
 
-    An example is ``[window]`` character numbers (one byte each); a role's examples begin ``stride`` characters
-    apart: with 20 there are some 50 thousand, with 1 all 995844. The last share ``test_text`` of the characters that
-    a role is asked for is held out, with the text before them as context, so no character is both learned and tested
-    (a task then does not use ``test_fraction``). With ``test_text = 0`` examples are split at random by
-    ``test_fraction``: examples of both parts then overlap, and a model is tested on text that it has read.
+    An example is ``[window]`` character numbers (one byte each); a role's examples start ``stride`` characters apart:
+    20 gives about 50 thousand, 1 all 995844. The last share ``test_text`` of a role's target characters is held out,
+    with the text before them as context, so no character is a target of both training and test (a task then does not
+    use ``test_fraction``). With ``test_text = 0`` examples are split at random by ``test_fraction``: examples of both
+    parts then overlap, and a model is tested on text that it was trained on.
     """
 
     window: int = 80
@@ -69,7 +69,7 @@ class TinyShakespeare(DatasetLoader):
         return Dataset(x, y, VOCABULARY, owner, self._held_out(spans, starts, owner), names=names)
 
     def _held_out(self, spans: list[tuple[int, int]], starts: Tensor, owner: Tensor) -> Tensor | None:
-        """A flag on the examples whose target lies in the last part of what the role is asked for."""
+        """Flags on the examples whose target is in the held-out end of the role's text."""
         if self.test_text == 0:
             return None
         first = [begin + (end - begin - self.window) * (1 - self.test_text) for begin, end in spans]

@@ -1,4 +1,4 @@
-"""Words as numbers: a hash of their letters, so that nothing is learned from the text."""
+"""Words as numbers: a hash of their letters, so that no vocabulary is learned from the text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _WORD = re.compile(r"[a-z0-9']+")
 
 
 def tokens(text: str, length: int, vocabulary: int) -> list[int]:
-    """The first ``length`` words of a text as numbers, filled up with ``PADDING``.
+    """The first ``length`` words of a text as numbers, padded with ``PADDING``.
 
     >>> tokens("Fever, again?", 3, 4096) == [token("fever", 4096), token("again", 4096), PADDING]
     True
