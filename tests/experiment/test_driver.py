@@ -262,7 +262,7 @@ def test_an_error_in_a_client_is_raised_and_told_in_the_folder(tmp_path, monkeyp
 
 
 def test_bad_combinations_fail_before_the_first_round():
-    with pytest.raises(SpecError, match="cohort must lie between"):
+    with pytest.raises(SpecError, match="cohort must be between"):
         train(cohort=99)
     with pytest.raises(SpecError, match=r"devices\.epochs lists 2 values for 5 clients"):
         train(devices=DeviceProfile(epochs=(1, 2)))

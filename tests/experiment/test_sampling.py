@@ -121,7 +121,7 @@ def test_what_a_cohort_setting_means(cohort, size):
 
 @pytest.mark.parametrize("cohort", [0, -1, 11, 1.5e9, -0.5])
 def test_a_cohort_that_cannot_be(cohort):
-    with pytest.raises(SpecError, match="cohort must lie between 1 and the number of clients"):
+    with pytest.raises(SpecError, match="cohort must be between 1 and the number of clients"):
         cohort_size(cohort, 10)
 
 

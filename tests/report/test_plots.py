@@ -108,7 +108,7 @@ def test_the_line_goes_from_the_federated_to_the_local_model(mixed, plain):
     assert places.tolist() == [0.0, 0.5, 1.0]
     for place, row in zip(values, (rows[0.0], rows[0.5], rows[1.0]), strict=True):
         assert place.tolist() == pytest.approx(row["loss"], rel=1e-5)
-    with pytest.raises(SpecError, match="no own model"):
+    with pytest.raises(SpecError, match="no personal model"):
         line.along_the_line(reopen(plain), "loss", 3, 6)
 
 

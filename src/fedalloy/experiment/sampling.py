@@ -144,7 +144,7 @@ def cohort_size(cohort: int | float | None, population: int) -> int:
     if isinstance(cohort, float) and cohort <= 1:
         wanted = math.floor(fraction_of(population, cohort) + 0.5)
     if not (cohort > 0 and wanted <= population):
-        raise SpecError(f"cohort must lie between 1 and the number of clients ({population}), got {cohort}")
+        raise SpecError(f"cohort must be between 1 and the number of clients ({population}), got {cohort}")
     return max(1, wanted)
 
 

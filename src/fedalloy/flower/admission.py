@@ -57,7 +57,7 @@ def keys(place: ServerPlace) -> dict[str, bytes]:
         found[file.stem] = public_key(file)
         twin = next((name for name, key in found.items() if key == found[file.stem] and name != file.stem), None)
         if twin:
-            raise SpecError(f"{file} is also the key of '{twin}'; every node needs a key of its own")
+            raise SpecError(f"{file} is also the key of '{twin}'; every node needs its own key")
     return found
 
 

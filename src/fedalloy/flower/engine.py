@@ -196,7 +196,7 @@ class Flower(Engine):
         return Contribution(payload, stats, {}, Notes.alone(payload, exact=algorithm.exact_norms))
 
     def _numbers(self, client: int, answer: Answer, name: Literal["scores", "cross_score"], count: int) -> Tensor:
-        """A list of numbers in a header; null stands for NaN."""
+        """A list of numbers in a header; null means NaN."""
         reply = self._connected.opened(answer)
         values = reply.head.numbers(name, count)
         self._note_sent(client, reply, {name: count})

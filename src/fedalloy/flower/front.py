@@ -75,7 +75,7 @@ class Side:
     pending: bytes = b""
 
     async def next(self) -> Any:
-        """What came."""
+        """The next event."""
         while True:
             event = self.http.next_event()
             if event is not h11.NEED_DATA:
@@ -83,7 +83,7 @@ class Side:
             self.http.receive_data(await self.reader.read(_CHUNK))
 
     async def body(self) -> AsyncIterator[bytes]:
-        """The parts of a body, as they come."""
+        """The parts of a body, as they arrive."""
         while True:
             event = await self.next()
             if not isinstance(event, h11.Data):
@@ -93,7 +93,7 @@ class Side:
             raise ConnectionResetError("the other side left in the middle")
 
     async def send(self, event: Any) -> None:
-        """Send something, as fast as it is taken; a head goes with the beginning of its body, in one piece."""
+        """Send an event, at the receiver's pace; a head is sent together with the beginning of its body."""
         self.pending += self.http.send(event) or b""
         if not isinstance(event, h11.Request | h11.Response):
             data, self.pending = self.pending, b""

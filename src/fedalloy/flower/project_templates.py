@@ -25,7 +25,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}", re.IGNORECASE)
 _UNSAFE = "**This federation is NOT encrypted and admits any node. Use it on one machine only, and without real data.**"
 _SAFE = (
     "The connection is encrypted. The server proves who it is by `ca.crt`, this machine by `node.key`.\n"
-    "**Keep `node.key` to yourself**; if somebody else may have seen it, tell the coordinator at once."
+    "**Keep `node.key` to yourself**; if another person may have seen it, tell the coordinator at once."
 )
 
 

@@ -31,7 +31,7 @@ def bounds(loader: DatasetLoader) -> Iterator[str]:
         return
     low, high = min(float(x.min()) for x in leaves(data.x)), max(float(x.max()) for x in leaves(data.x))
     if low < data.bounds[0] or high > data.bounds[1]:
-        yield f"features lie in {low:g} to {high:g}, declared are {data.bounds[0]:g} to {data.bounds[1]:g}"
+        yield f"features range from {low:g} to {high:g}, declared bounds are {data.bounds[0]:g} to {data.bounds[1]:g}"
 
 
 def learns(loader: DatasetLoader) -> Iterator[str]:

@@ -49,7 +49,7 @@ class Policy:
             if isinstance(value, int | float) and not value >= 0:
                 raise ValueError(f"{field.name} must be 0 or more, got {value}")
         if self.require_noise and not self.require_clip:
-            raise ValueError("require_noise needs require_clip: the noise is relative to the largest norm of an update")
+            raise ValueError("require_noise needs require_clip: how much noise protects depends on the largest update")
 
     @staticmethod
     def read(path: Path | None) -> Policy:

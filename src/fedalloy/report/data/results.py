@@ -43,7 +43,7 @@ def result_rows(summaries: Sequence[RunSummary]) -> list[dict[str, Any]]:
 
 
 def fairness_rows(summaries: Sequence[RunSummary]) -> list[dict[str, Any]]:
-    """How unequally the clients are served at the end, by algorithm: mean and deviation over finished seeds."""
+    """The inequality between clients at the end, by algorithm: mean and deviation over finished seeds."""
     groups = by_name([summary.outcome for summary in summaries])
     return [
         {"name": name, **{key: _spread(one) for key, one in spreads(runs, FAIRNESS).items()}}
@@ -54,7 +54,7 @@ def fairness_rows(summaries: Sequence[RunSummary]) -> list[dict[str, Any]]:
 def _spread(spread: Spread | None) -> dict[str, Any] | None:
     if spread is None:
         return None
-    # All digits: a table that rounds a rounded number disagrees with one that rounds the number itself.
+    # All digits: rounding a rounded number can give another result than rounding the number itself.
     apart = digits(spread.deviation if spread.deviation is not None else math.nan, 17)
     lost = {} if math.isfinite(spread.mean) else {"overflowed": True}
     return {"mean": digits(spread.mean, 17), "deviation": apart, "count": spread.count, **lost}

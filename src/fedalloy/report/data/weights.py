@@ -1,4 +1,4 @@
-"""How much each contribution counted: rounds across, clients down, one panel per layer."""
+"""The weight of each contribution: one column per round, one row per client, one panel per layer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def weights(summary: RunSummary) -> Chart | None:
 
 
 def heat(summary: RunSummary, grids: dict[str, Grid]) -> dict[str, Any]:
-    """Panels over the same rounds and clients, small enough together."""
+    """Panels over the same rounds and clients, bounded in total size."""
     side = max(16, min(SIDE, int(math.sqrt(MOST_CELLS / len(grids)))))
     made = [heat_panel(title, grid, side, side) for title, grid in grids.items()]
     small = max((grid for _, grid in made), key=lambda grid: (grid.rounds, grid.clients))

@@ -20,7 +20,7 @@ from fedalloy.tasks.evaluation import Model, evaluate_models
 def along_the_line(trained: Trained, metric: str, points: int, clients: int) -> tuple[Tensor, Tensor]:
     """Positions from 0 (federated) to 1 (local) and every client's value there, ``[points]`` and ``[points, K]``."""
     if not aspects.is_personalised(trained.fed.algorithm.solver):
-        raise SpecError("the clients of this run have no own model, so there is no line to draw")
+        raise SpecError("the clients of this run have no personal model, so there is no line to draw")
     task, places = trained.fed.task, torch.linspace(0, 1, points, dtype=torch.float64)
     ids = trained.fed.root.fold("line").choice(task.population, min(clients, task.population))
     values = []

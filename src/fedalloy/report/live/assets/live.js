@@ -299,7 +299,7 @@
   // Stopping --------------------------------------------------------------------------------------------------------------
   async function stop(id) {
     const dialog = byId("ask");
-    byId("ask-text").textContent = `${label(id)} (${id}) will end after the round in progress, with a checkpoint. It can go on later: fedalloy run ${id} --resume`;
+    byId("ask-text").textContent = `${label(id)} (${id}) will end after the round in progress, with a checkpoint. Continue it later with: fedalloy run ${id} --resume`;
     byId("token").value = state.token;
     dialog.returnValue = "no";
     dialog.showModal();
