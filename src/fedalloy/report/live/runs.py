@@ -78,7 +78,7 @@ class RunStore:
         return self._summaries[run][1]
 
     def recipe(self, run: str) -> dict[str, Any]:
-        """The recipe of a run; cached by file, since another run may replace it."""
+        """The recipe of a run; cached by modification time, since another run may replace it."""
         file = self.folder(run) / "recipe.toml"
         changed = file.stat().st_mtime_ns
         known = self._recipes.get(run)
