@@ -1,4 +1,4 @@
-"""Where packages went: an import by the old name works for one version and says what to write instead."""
+"""Moved modules: imports by old names work for one version, with a DeprecationWarning that has the new name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-# The first line that fits counts.
+# The first matching prefix is used, so longer ones come first.
 MOVED = {
     "fedalloy.cli.newcomers": "fedalloy.cli.unseen",
     "fedalloy.conform.vectors": "fedalloy.testing.vectors.files",
@@ -80,7 +80,7 @@ class OldNames:
 
     @staticmethod
     def create_module(spec: ModuleSpec) -> ModuleType:
-        """The module that is meant, with a warning for whoever wrote the import."""
+        """The module of the new name, with a DeprecationWarning."""
         new = str(new_name(spec.name))
         warnings.warn(f"{spec.name} is now {new}; the old name goes with the next version", DeprecationWarning, 2)
         module = import_module(new)

@@ -74,7 +74,7 @@ def test_a_file_is_fetched_once_and_checked(source, tmp_path):
 @pytest.mark.parametrize("ranges", [True, False])
 def test_a_broken_download_goes_on(source, tmp_path, ranges):
     source.breaks_at = 300_000
-    with pytest.raises(DataError, match="goes on from where it broke off"):
+    with pytest.raises(DataError, match="the same command continues the download"):
         fetch(source.original, tmp_path)
     assert (tmp_path / "file.bin.part").stat().st_size == 300_000
     assert not (tmp_path / "file.bin").exists()

@@ -1,4 +1,4 @@
-"""The data of a federation: held in memory, or drawn when somebody asks."""
+"""The data of a federation: in memory, or drawn on demand."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WITNESSES = 100
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """The examples of all clients side by side: client k owns rows ``start[k] .. start[k] + size[k]``."""
+    """The examples of all clients in one tensor: client k owns rows ``start[k] .. start[k] + size[k]``."""
 
     x: Inputs
     y: Inputs
@@ -54,8 +54,8 @@ class Pool:
         return Block(self.x, self.y, self.start, self.size)
 
     def to(self, device: torch.device | str | None, dtype: torch.dtype | None = None) -> Pool:
-        """The pool elsewhere; ``dtype`` changes features and real-valued targets. Who owns what stays on the CPU,
-        where plans are made."""
+        """The pool on another device; ``dtype`` changes features and real-valued targets. Starts and sizes stay on the
+        CPU, where plans are made."""
         x, y = _moved(Examples(self.x, self.y), device, dtype)
         return Pool(x, y, self.start, self.size)
 
@@ -64,11 +64,10 @@ class Pool:
 class FederatedTask(Task):
     """A model and clients whose data are in memory, one pool per part.
 
-    ``metrics`` are those the data are usually scored with, the most telling one first. ``bounds`` are the declared
-    lowest and highest value of the features. The last ``newcomers`` clients
-    exist but are no part of the population: nobody samples or weighs them, and ``data`` knows them by their ids.
-    ``classifier`` is the model that learns from synthetic samples, where it is another than ``objective``. ``notices``
-    are what a user should know about the data; a run tells them.
+    ``metrics`` are the usual ones for the data, the most important one first. ``bounds`` are the declared lowest and
+    highest value of the features. The last ``newcomers`` clients are not part of the population: they are never
+    sampled or weighted, but ``data`` accepts their ids. ``classifier`` is the model that is trained on synthetic
+    samples, if it is not ``objective``. ``notices`` are texts about the data, which a run shows to the user.
     """
 
     objective: Objective
@@ -91,7 +90,7 @@ class FederatedTask(Task):
 
     @property
     def pools(self) -> dict[DataPart, Block]:
-        """Everybody's examples by part."""
+        """All clients' examples by part."""
         return {"train": self.train.everyone(), "valid": self.valid.everyone(), "test": self.test.everyone()}
 
     @property
@@ -131,12 +130,12 @@ def federate(
     newcomers: int = 0,
     key: Key,
 ) -> FederatedTask:
-    """Deal a dataset to clients and split what each has.
+    """Distribute a dataset to clients and split each client's examples.
 
-    ``clients`` may be None when the rule makes its own. The global test set is the one that comes with the
-    data, else the test parts of all clients that take part. ``newcomers`` of the clients, drawn by key, get the last
-    ids and never take part. ``standardise = "client"`` then scales every client's features
-    by the mean and spread of its own training part: nothing of its other parts or of other clients is looked at.
+    ``clients`` may be None if the rule defines the number. The global test set is the one that comes with the data,
+    else the test parts of all clients that take part. ``newcomers`` of the clients, drawn by key, get the last ids and
+    never take part. ``standardise = "client"`` then scales every client's features by the mean and standard deviation
+    of its own training part; its other parts and other clients are not used.
     """
     seen = dataset.y if noise is None else noise.apply(dataset.y, dataset.classes, key.fold("noise"))
     dataset = replace(dataset, y=seen) if noise and noise.first else dataset
@@ -157,7 +156,7 @@ def federate(
 
 @dataclass(frozen=True, eq=False)
 class GeneratedTask(Task):
-    """A model and any number of clients whose data are drawn when asked for: nothing grows with the population.
+    """A model and any number of clients whose data are drawn on demand, so memory does not grow with the population.
 
     ``make(ids, key)`` is a pure function that draws a block for some clients, each from its own key
     (``key.each(ids)``). The last rows of a client are its test part, those before them its validation part.
@@ -194,7 +193,7 @@ class GeneratedTask(Task):
 
     @cached_property
     def global_test(self) -> Examples | None:
-        """The test parts of (at most) 100 clients drawn once for all, as a stand-in for everybody's."""
+        """The test parts of at most 100 clients, drawn once, as a sample of the population's."""
         ids = self.key.fold("witnesses").choice(self.population, min(_WITNESSES, self.population))
         block = self.data("test", ids)
         rows = [block.client(row) for row in range(len(ids))]
@@ -209,7 +208,7 @@ class GeneratedTask(Task):
 def _assignment(dataset: Dataset, partition: Partition, clients: int | None, key: Key) -> list[Tensor]:
     count = clients if clients is not None else partition.clients_for(dataset.owner)
     if count is None:
-        raise SpecError(f"partition {type(partition).__name__} does not say how many clients there are: give 'clients'")
+        raise SpecError(f"partition {type(partition).__name__} does not define the number of clients: give 'clients'")
     assignment = partition.assign(dataset.y, count, key, dataset.owner)
     if not any(len(rows) for rows in assignment):
         raise DataError(f"partition {type(partition).__name__} gives no client an example; use another rule")
@@ -217,7 +216,7 @@ def _assignment(dataset: Dataset, partition: Partition, clients: int | None, key
 
 
 def _unseen_last(assignment: list[Tensor], newcomers: int, key: Key) -> list[Tensor]:
-    """The same clients, those drawn as unseen behind all others, which keep their order."""
+    """The same clients, with those drawn as unseen moved to the end; the others keep their order."""
     if not 0 <= newcomers < len(assignment):
         raise SpecError(
             f"newcomers = {newcomers} of {len(assignment)} clients: allowed are 0 to {len(assignment) - 1}, "
@@ -228,13 +227,13 @@ def _unseen_last(assignment: list[Tensor], newcomers: int, key: Key) -> list[Ten
 
 
 def _union(test: Pool, clients: int) -> Examples | None:
-    """The test parts of the first clients, which lie side by side, as one set."""
+    """The test parts of the first clients, which are contiguous, as one set."""
     count = int(test.size[:clients].sum())
     return Block(test.x, test.y, torch.tensor([0]), torch.tensor([count])).client(0) if count else None
 
 
 def _standardised(pools: Sequence[Pool], dataset: Dataset) -> list[Pool]:
-    """All parts at the scale of the training part, which comes first."""
+    """All parts, scaled by the training part, which is the first pool."""
     if dataset.test is not None:
         raise SpecError(
             "standardise = 'client' has no scale for the common test set of these data, which is no client's: "
@@ -249,7 +248,7 @@ def _standardised(pools: Sequence[Pool], dataset: Dataset) -> list[Pool]:
 
 
 def _names(dataset: Dataset, assignment: Sequence[Tensor]) -> tuple[str, ...] | None:
-    """The natural names, when every client is one natural client."""
+    """The natural names, if every client is exactly one natural client."""
     if dataset.names is None or dataset.owner is None:
         return None
     owners = [dataset.owner[rows].unique().tolist() for rows in assignment]

@@ -1,8 +1,8 @@
-"""Where data files are found, and whether they are the files that were meant.
+"""Finds data files and checks their checksums.
 
 First the folder named by ``FEDALLOY_DATA``, then the user cache (``$XDG_CACHE_HOME/fedalloy/data``, which
 is ``~/.cache/fedalloy/data`` when the variable is not set). Each dataset declares its own files and
-checksums; nothing here knows a dataset by name.
+checksums; this module names no dataset.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Verdict = Literal["ok", "missing", "changed"]
 
 @dataclass(frozen=True)
 class KnownFile:
-    """A file some dataset declares: its checksum, who declares it, and how to get it."""
+    """A file that a dataset declares: its checksum, the dataset, and how to get the file."""
 
     filename: str
     sha256: str
@@ -31,7 +31,7 @@ class KnownFile:
 
 @dataclass(frozen=True)
 class Check:
-    """What was found when a file was looked for: ``path`` and ``found`` are None when it is missing."""
+    """The result of checking a file: ``path`` and ``found`` (its checksum) are None if it is missing."""
 
     filename: str
     verdict: Verdict
@@ -54,7 +54,7 @@ def look(filename: str) -> Path | None:
 
 
 def find(filename: str, hint: str = "") -> Path:
-    """The path of a data file, or an error that says where it was looked for and how to get it."""
+    """The path of a data file, or an error with the searched folders and how to get the file."""
     path = look(filename)
     if path is None:
         searched = ", ".join(str(folder) for folder in folders())

@@ -1,4 +1,4 @@
-"""Losses by name: what one example costs and whether it counts as a hit."""
+"""Losses by name: the loss of each example, and whether it counts as a hit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PerExample = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss per example and the hits (0 or 1, NaN where there is no such thing) that go with it."""
+    """A loss per example and the corresponding hits (0 or 1, NaN if undefined)."""
 
     losses: PerExample
     hits: PerExample
@@ -27,7 +27,7 @@ class Loss:
 
 def choose(loss: str | PerExample | Loss) -> Loss:
     """A loss by name, any function of ``(outputs, y)`` that returns one value per example, or a loss of ``torch.nn``,
-    whose mean over the batch (its ``reduction``) is undone: class weights then scale their examples, no more."""
+    which is used without its ``reduction``: class weights then scale examples without being normalised."""
     if isinstance(loss, Loss):
         return loss
     if isinstance(loss, type):
@@ -41,16 +41,16 @@ def choose(loss: str | PerExample | Loss) -> Loss:
 
 @dataclass(frozen=True)
 class OwnLoss:
-    """A user's function, which must say what every example costs; several values for one are averaged."""
+    """A user's function, which must return a loss per example; several values per example are averaged."""
 
     function: PerExample
 
     def __call__(self, outputs: Tensor, y: Tensor) -> Tensor:
         """One value per example."""
         if isinstance(self.function, nn.Module) and y.is_floating_point() and outputs.numel() == y.numel():
-            outputs = outputs.reshape(y.shape)  # [N, 1] against [N] would be compared everyone with everyone
+            outputs = outputs.reshape(y.shape)  # [N, 1] against [N] would broadcast to [N, N]
         losses = self.function(outputs, y)
-        most = max(outputs.numel(), y.numel())  # more than that: everyone was compared with everyone
+        most = max(outputs.numel(), y.numel())  # more values mean that outputs and y were broadcast
         if not isinstance(losses, Tensor) or losses.dim() == 0 or len(losses) != len(outputs) or losses.numel() > most:
             got = f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
             raise SpecError(
@@ -61,7 +61,7 @@ class OwnLoss:
 
 
 def _unreduced(loss: PerExample) -> PerExample:
-    """A loss of ``torch.nn`` without its reduction; whatever else is as it was."""
+    """A loss of ``torch.nn`` without its reduction; other functions unchanged."""
     reduction = getattr(loss, "reduction", None)
     if not isinstance(loss, nn.Module) or reduction in (None, "none"):
         return loss
@@ -107,12 +107,12 @@ def mse(outputs: Tensor, y: Tensor) -> Tensor:
 
 
 def no_hits(outputs: Tensor, y: Tensor) -> Tensor:
-    """A regression has no hits: NaN, which summaries skip and count."""
+    """NaN, because a regression has no hits; summaries skip and count these values."""
     return torch.full((outputs.shape[0],), torch.nan, dtype=outputs.dtype, device=outputs.device)
 
 
 def guessed_hits(outputs: Tensor, y: Tensor) -> Tensor:
-    """Hits for a user's own loss: classes where outputs and labels look like it, none otherwise."""
+    """Hits for a user's loss: by argmax if outputs and labels look like classification, else NaN."""
     classes = outputs.dim() == 2 and outputs.shape[1] > 1 and y.dim() == 1 and not y.is_floating_point()
     return argmax_hits(outputs, y) if classes else no_hits(outputs, y)
 

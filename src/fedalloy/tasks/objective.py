@@ -24,12 +24,12 @@ from fedalloy.tasks.trainable import Selection, select
 
 Factory = Callable[[], nn.Module]
 _LOSS_IS = ("loss", "_called", "_input", "_others")
-"""What the loss is computed by; a kernel that knows it by name computes none of a subclass's."""
+"""Methods that compute the loss; if a subclass overrides one, kernels for named losses must not be used."""
 
 
 @dataclass(eq=False)
 class ModuleGradient(StepGradient):
-    """``grad_at`` for a module: the plain question, which nearly every step asks, is the loss under one transform."""
+    """``grad_at`` for a module, with a fast path for the plain gradient, which nearly every step uses."""
 
     def __call__(
         self,
@@ -192,7 +192,7 @@ class ModuleObjective(Objective):
         return losses.mean() if mask is None else _masked_mean(losses, mask), new
 
     def outputs(self, params: Tree, buffers: Tree, x: Inputs) -> Tensor:
-        """What the model says, in evaluation mode."""
+        """The model's outputs, in evaluation mode."""
         return self._called(self._evaluation, {**self._others(x, None), **params, **buffers}, x)
 
     @property
@@ -239,7 +239,7 @@ class ModuleObjective(Objective):
             return self._factory().to(self._dtype)
 
     def _called(self, module: nn.Module, leaves: Tree, x: Inputs) -> Tensor:
-        """What a module with these leaves says: of one tensor, or of several by the names of its arguments."""
+        """The outputs of a module with these leaves, for one tensor or for several as keyword arguments."""
         if isinstance(x, Tensor):
             given = x.to(self._dtype) if x.is_floating_point() else x
             result: Tensor = functional_call(module, leaves, (given,))
@@ -293,7 +293,7 @@ def _drops(module: nn.Module) -> bool:
 
 
 def _refuse_foreign_dropout(module: nn.Module) -> None:
-    """Masks from the global generator would depend on the engine and the order of clients."""
+    """Refuse torch's dropout: its masks, from the global generator, would depend on engine and order of clients."""
     for name, part in module.named_modules():
         inside = isinstance(part, nn.RNNBase | nn.MultiheadAttention) and part.dropout > 0
         if isinstance(part, nn.modules.dropout._DropoutNd) or inside:

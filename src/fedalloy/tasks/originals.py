@@ -1,6 +1,6 @@
-"""Public originals of data sets: where they are, what their checksum is, and how they are brought here.
+"""Public originals of data sets: their addresses and checksums, and how they are downloaded.
 
-A file that was fetched half is continued, a file with the wrong checksum is never given its name.
+A partial download is continued; a file with the wrong checksum never gets its final name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _RAW = "https://raw.githubusercontent.com"
 
 @dataclass(frozen=True)
 class Original:
-    """One public file; ``sha256`` is None where nobody has published it: then whoever fetches must name it."""
+    """One public file; ``sha256`` is None if no checksum is published: then the user must give one."""
 
     dataset: str
     url: str
@@ -81,7 +81,7 @@ def fetch(original: Original, folder: Path, told: Callable[[int, int | None], No
     try:
         _check(part, original, "was fetched, but differs: it has changed at its source, or on its way")
     except DataError:
-        part.unlink()  # going on from a wrong beginning would never end well
+        part.unlink()  # continuing a wrong file could never succeed
         raise
     part.replace(path)
     return path
@@ -114,7 +114,7 @@ def _download(url: str, part: Path, told: Callable[[int, int | None], None]) -> 
             return
         raise DataError(f"{url} cannot be fetched: {error.code} {error.reason}") from None
     except OSError as error:
-        raise DataError(f"{url} cannot be fetched: {error}; the same command goes on from where it broke off") from None
+        raise DataError(f"{url} cannot be fetched: {error}; the same command continues the download") from None
 
 
 def _store(answer: Any, part: Path, done: int, told: Callable[[int, int | None], None]) -> None:

@@ -33,8 +33,8 @@ def split(
 ) -> list[Split]:
     """Split every client's rows; client k's draws depend on ``key.fold("split").fold(k)`` alone.
 
-    Where the data come with a test flag (``held_out``), flagged rows are the test part and ``test_fraction``
-    is not used; a client with nothing but flagged rows still trains on one of them.
+    If the data come with a test flag (``held_out``), flagged rows are the test part and ``test_fraction`` is not
+    used; a client with flagged rows only still trains on one of them.
     """
     check_fractions(test_fraction, valid_fraction)
     counts = torch.tensor([len(rows) for rows in assignment], dtype=torch.int64)
@@ -59,7 +59,7 @@ def split_client(
 def part_sizes(sizes: Tensor, test_fraction: float, valid_fraction: float) -> tuple[Tensor, Tensor, Tensor]:
     """How many examples train, validate and test, for clients of these sizes.
 
-    Whoever has two examples tests on at least one and trains on at least one; then validation gets its turn.
+    A client with two or more examples tests on at least one and trains on at least one; validation comes last.
 
     >>> [part.tolist() for part in part_sizes(torch.tensor([1, 2, 3, 10]), 0.2, 0.1)]
     [[1, 1, 1, 7], [0, 0, 1, 1], [0, 1, 1, 2]]

@@ -1,4 +1,4 @@
-"""Features at one scale, client by client, without looking at what is held out."""
+"""Standardisation of features per client, without using held-out data."""
 
 from __future__ import annotations
 

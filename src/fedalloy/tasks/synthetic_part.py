@@ -1,4 +1,4 @@
-"""Synthetic samples mixed into the clients' training: everybody gets all of them besides the own examples."""
+"""Synthetic samples added to the clients' training parts: every client gets all of them."""
 
 from __future__ import annotations
 

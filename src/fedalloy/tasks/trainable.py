@@ -1,4 +1,4 @@
-"""Which leaves of a model are trained and exchanged, and which stay as they are."""
+"""Which leaves of a model are trained and exchanged, and which are frozen."""
 
 from __future__ import annotations
 

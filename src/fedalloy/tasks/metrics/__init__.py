@@ -1,1 +1,1 @@
-"""Metrics by name: what is kept of every example, and how clients are scored from it."""
+"""Metrics by name: the evidence per example, and the score per client computed from it."""

@@ -30,14 +30,14 @@ class Accuracy(Metric):
 @register("metric", "loss", higher_is_better=False)
 @dataclass(frozen=True)
 class MeanLoss(Metric):
-    """Mean loss over the examples; infinite where it overflowed, so that such a client counts as served worst."""
+    """Mean loss over the examples; infinite if it overflowed, so that such a client counts as the worst served."""
 
     def evidence(self, objective: Objective, outputs: Tensor, y: Tensor) -> Tensor:
         """One loss per example."""
         return objective.losses(outputs, y)
 
     def score(self, evidence: Tensor, owner: Tensor, clients: int) -> Tensor:
-        """The mean; NaN is kept for clients without examples, and a mean that is no number is worse than any."""
+        """The mean; NaN for clients without examples, infinity for any other mean that is not finite."""
         found, count = means(evidence, owner, clients), sums(torch.ones_like(evidence), owner, clients)
         return found.masked_fill(~found.isfinite() & (count > 0), torch.inf)
 
@@ -45,7 +45,7 @@ class MeanLoss(Metric):
 @register("metric", "top_k", higher_is_better=True)
 @dataclass(frozen=True)
 class TopKAccuracy(Metric):
-    """Share of examples whose class is among the ``k`` largest logits; among equal logits the lower class leads."""
+    """Share of examples whose class is among the ``k`` largest logits; of equal logits the lower class counts first."""
 
     k: int = 5
 

@@ -57,9 +57,9 @@ class MaximumCalibrationError(Metric):
 @register("metric", "ece_batch", higher_is_better=False)
 @dataclass(frozen=True)
 class BatchedExpectedCalibrationError(Metric):
-    """``ece`` of every ten examples in turn, averaged over these batches: far larger than that of the whole set.
+    """``ece`` of batches of ten examples, averaged over the batches: much larger than that of the whole set.
 
-    Only for comparison with numbers that were made in this way; ``ece`` is the error of a client.
+    Only for comparison with published numbers computed in this way; ``ece`` is the error of a client.
     """
 
     bins: int = 15
@@ -80,7 +80,7 @@ class BatchedExpectedCalibrationError(Metric):
 @register("metric", "mce_batch", higher_is_better=False)
 @dataclass(frozen=True)
 class BatchedMaximumCalibrationError(Metric):
-    """``mce`` of every ten examples in turn, averaged over these batches; only for comparison, as ``ece_batch``."""
+    """``mce`` of batches of ten examples, averaged over the batches; only for comparison, like ``ece_batch``."""
 
     bins: int = 15
     batch: int = 10

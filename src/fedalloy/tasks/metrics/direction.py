@@ -1,7 +1,7 @@
-"""Which way a metric is better, and what follows from it: what beats what, what meets a target, who is served worst.
+"""The direction of a metric and comparisons based on it: better scores, reached targets, the worst served clients.
 
-The registration of a metric is the only place that says it (:func:`fedalloy.core.registry.register`); asking for the
-first time loads the metrics, and with them torch.
+Only the registration of a metric declares its direction (:func:`fedalloy.core.registry.register`); the first call
+imports the metrics, and with them torch.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ _asking = threading.Lock()
 
 
 def higher_is_better(metric: str) -> bool | None:
-    """True, False, or None for a metric without a direction (and for one that nobody registered).
+    """True, False, or None for a metric without a direction or an unknown one.
 
     >>> higher_is_better("accuracy"), higher_is_better("loss"), higher_is_better("top7")
     (True, False, True)
     """
-    with _asking:  # the live page asks from many threads, and a category must not be seen half loaded
+    with _asking:  # the live page calls this from many threads, and a category must not be seen partly loaded
         known = registry.everything("metric")
         generic = metric not in known and top_k(metric) is not None
         return registry.direction("top_k" if generic else metric)
 
 
 def top_k(metric: str) -> int | None:
-    """The k of ``top7`` and its like, which stand for ``top_k`` without being registered one by one."""
+    """The k of names like ``top7``, which mean ``top_k`` and are not registered individually."""
     found = _TOP_K.fullmatch(metric)
     return int(found[1]) if found else None
 
@@ -56,13 +56,13 @@ def reaches(score: float, target: float, higher: bool | None) -> bool:
 
 
 def best(items: Iterable[Item], score: Callable[[Item], float], higher: bool) -> Item | None:
-    """The first of those with the best score; None where nobody has one."""
+    """The first item with the best score; None if no item has one."""
     known = [item for item in items if not math.isnan(score(item))]
     return (max if higher else min)(known, key=score, default=None)
 
 
 def rank(score: float, higher: bool | None) -> float:
-    """A number by which the worst served come first; without a direction simply the lowest.
+    """A sort key that puts the worst served first; without a direction the lowest.
 
     >>> sorted([1.0, 3.0, 2.0], key=lambda score: rank(score, higher=False))
     [3.0, 2.0, 1.0]

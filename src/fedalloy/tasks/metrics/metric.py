@@ -1,4 +1,4 @@
-"""What a metric is: something kept per example, and a score per client made of it."""
+"""The interface of metrics: evidence per example, and a score per client computed from it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedalloy.tasks.metrics.direction import top_k
 
 
 class Metric(ABC):
-    """A frozen value with two pure halves, so that a pool is read once and in chunks."""
+    """A frozen value with two pure functions, so that a pool is read once and in chunks."""
 
     @abstractmethod
     def evidence(self, objective: Objective, outputs: Tensor, y: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""What a vector of per-client values says about the federation: mean, spread, tails, inequality.
+"""Summaries of per-client values: mean, spread, tails, inequality.
 
-Clients without a value (NaN) are skipped; ``summarise`` counts them. A value that overflowed (infinity) is one: of a
-loss it belongs to the worst served. With ``sizes`` a mean or a tail is weighted by the clients' numbers of test
-examples, without it every client counts alike.
+Clients without a value (NaN) are skipped; ``summarise`` counts them. Infinity, a value that overflowed, is not skipped:
+for a loss it marks the worst served. With ``sizes`` a mean or a tail is weighted by the clients' numbers of test
+examples, otherwise every client counts equally.
 
 ``worst`` and ``best`` are the lowest and the highest values, whatever they are values of. Who is served worst depends
 on the metric: ``worst_served`` and ``best_served`` look at its direction, and a metric without one has neither.

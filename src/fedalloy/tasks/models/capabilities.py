@@ -77,7 +77,7 @@ def check_classes(model: str, classes: int) -> None:
 
 
 def declared(model: str, bounds: Bounds | None) -> Bounds:
-    """The bounds of image data; without them nobody knows what black and white are."""
+    """The bounds of image data; refused if not declared, because black and white are then unknown."""
     if bounds is None:
         raise SpecError(
             f"model '{model}' needs data with a declared range of values: scale = 'unit' of mnist or cifar10 has one; "
@@ -86,5 +86,5 @@ def declared(model: str, bounds: Bounds | None) -> Bounds:
     return bounds
 
 
-if not TYPE_CHECKING:  # for one version: what has been renamed here
+if not TYPE_CHECKING:  # old names, kept for one version
     __getattr__ = renamed.old_names(__name__, {"Versatile": "CapabilityModule"})

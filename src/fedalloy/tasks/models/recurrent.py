@@ -14,12 +14,12 @@ from fedalloy.core.registry import register
 
 
 class Lstm(nn.Module):
-    """Layers of LSTM cells without biases, of which only the last state is told.
+    """Layers of LSTM cells without biases; returns the last state only.
 
     ``i, f, g, o = split(W_ih x + W_hh h)``, ``c <- sigmoid(f) c + sigmoid(i) tanh(g)``, ``h <- sigmoid(o) tanh(c)``,
     with the names, shapes and initial values of ``nn.LSTM``. It is written out because ``nn.LSTM`` changes tensors in
-    place, which ``vmap`` refuses where clients share weights. All weights hang on one module, so that they are one
-    layer to whoever works by layers.
+    place, which ``vmap`` refuses if clients share weights. All weights belong to one module, so that layer-wise rules
+    treat them as one layer.
     """
 
     def __init__(self, inputs: int, hidden: int, layers: int) -> None:

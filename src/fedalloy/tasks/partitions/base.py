@@ -1,4 +1,4 @@
-"""What a partition rule promises, and the moves all rules share."""
+"""The interface of partition rules, and their shared helpers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedalloy.core.keys import Key
 
 
 class Partition(ABC):
-    """A way to deal examples to clients: a frozen dataclass, entered with ``@register("partition", name)``."""
+    """Assigns examples to clients: a frozen dataclass, registered with ``@register("partition", name)``."""
 
     @abstractmethod
     def assign(self, labels: Tensor, clients: int, key: Key, owner: Tensor | None = None) -> list[Tensor]:
@@ -22,7 +22,7 @@ class Partition(ABC):
         """
 
     def clients_for(self, owner: Tensor | None) -> int | None:
-        """How many clients the rule makes by itself; None when it must be told."""
+        """The number of clients that the rule defines; None if it must be given."""
         return None
 
 

@@ -23,11 +23,11 @@ _LEAK = 1e-3
 class Skewed(Partition):
     """The label mix of one rule with the sizes of another.
 
-    ``label`` says which mix of classes each client has, ``quantity`` how many examples. Examples are dealt
-    again, by class: the table of counts is the one nearest (in relative entropy) to "size times mix" among
-    those that use no example twice. The two wishes may collide (a giant client of a rare class); ``keep`` says
-    who gives way. ``labels``: a client never gets a class its label rule did not give it, may fall short of its
-    size, and examples may stay unused. ``sizes``: sizes are met exactly, with other classes where it must be.
+    ``label`` defines each client's mix of classes, ``quantity`` its number of examples. Examples are then assigned by
+    class: the table of counts is the one nearest (in relative entropy) to "size times mix" among those that use no
+    example twice. The two rules may conflict (a very large client of a rare class); ``keep`` decides which one holds.
+    ``labels``: a client never gets a class that its label rule did not give it, may fall short of its size, and
+    examples may stay unused. ``sizes``: sizes are met exactly, with other classes if necessary.
     """
 
     label: Partition
