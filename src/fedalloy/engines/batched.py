@@ -78,7 +78,7 @@ class Batched(Engine):
                         kept |= zip(done.ids.tolist(), vmapped.unstack(done.states, len(done.ids)), strict=True)
                 return Outcome(gathering.cohort(), kept)
         except Exception as error:
-            # The loop tells whether it was the batching or the client: a client's error comes back with its name.
+            # Either vmap does not support the step, or a client fails: the loop then raises its error with its name.
             outcome = Loop()(algorithm, task, shared, states, work, ctx)
             self._give_up(error)
             return outcome
@@ -154,7 +154,7 @@ def dense_of(objective: Objective, shared: Shared) -> tuple[fused.Dense, ...] | 
 
 
 def _refused(work: Work, reason: str) -> Outcome:
-    """What clients send is not what the solver declares, so nobody counts."""
+    """The clients do not send what the solver declares, so none of them counts."""
     return Outcome(Cohort(work.ids[:0], {}, {}), {}, dict.fromkeys(work.ids.tolist(), reason))
 
 

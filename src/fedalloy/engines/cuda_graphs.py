@@ -29,7 +29,7 @@ from fedalloy.engines.im2col import ConvolutionsAsProducts
 
 Precision = Literal["float32", "tf32", "bf16"]
 FEW = 8
-"""Up to this many clients run in streams of their own; more are mapped."""
+"""Up to this many clients run in separate CUDA streams; more are vmapped."""
 _WARM_UPS = 3
 DIFFERENTIABLE = False
 
@@ -64,7 +64,7 @@ class CudaGraphs:
     _captured: dict[tuple[Any, ...], CapturedStep] = field(default_factory=dict, repr=False)
 
     def train(self, training: BlockTraining) -> TrainingResult:
-        """Every step of a block by replaying graphs; steps that not everybody takes in full use a masked one."""
+        """Run every step of a block by replaying graphs; steps with unused slots use a masked graph."""
         algorithm, objective, ctx = training.algorithm, training.objective, training.ctx
         block, device, carry, buffers = training.block, training.device, training.carry, training.buffers
         drawn = {name: leaf.to(device) for name, leaf in block.draws.items()}
@@ -168,7 +168,7 @@ def _keeping(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _in_streams(one: Callable[..., Any], whole: bool, clients: int) -> Callable[..., Any]:
-    """Every client's own step in a stream of its own, joined at the end; inside a capture this becomes a fork."""
+    """Every client's step in a separate stream, joined at the end; inside a capture this becomes a fork."""
     streams = [torch.cuda.Stream() for _ in range(clients)]
 
     def step(carry: Any, buffers: Any, x: Tensor, y: Tensor, mask: Tensor, *rest: Any) -> Any:

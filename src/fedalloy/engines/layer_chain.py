@@ -1,4 +1,4 @@
-"""Looks into a module for a plain chain of layers, for which engines have kernels of their own."""
+"""Detects modules that are plain chains of layers, for which engines have fast kernels."""
 
 from __future__ import annotations
 

@@ -49,8 +49,8 @@ class Loop(Engine):
 
 
 def planned(algorithm: Algorithm, work: Work, data: Block, shared: Shared, ctx: Context) -> Iterator[Prepared]:
-    """Every client as a block of one. Plans and draws are made for all of them at once, as nobody's depend on the
-    others; where that fails, for one after another, so that the error says whose it is."""
+    """Every client as a block of one. Plans and draws are made for all clients at once, because they are independent;
+    if that fails, client by client, so that the error names the client."""
     try:
         block = prepare(algorithm, work, data, shared, ctx)
     except ClientError as error:

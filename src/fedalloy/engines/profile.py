@@ -1,4 +1,4 @@
-"""Where an engine's time went, when somebody asks: outside ``collecting`` a phase costs next to nothing."""
+"""Times of an engine's phases, measured inside ``collecting``; outside of it a phase costs almost nothing."""
 
 from __future__ import annotations
 

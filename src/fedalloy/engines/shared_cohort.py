@@ -33,7 +33,7 @@ class Overwritten(FedalloyError):
 
 
 class Summing(Protocol):
-    """Whoever owns the rows."""
+    """The owner of the shared rows."""
 
     calls: int
 

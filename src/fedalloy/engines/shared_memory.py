@@ -17,7 +17,7 @@ _ALIGN = 64
 
 @dataclass(frozen=True)
 class Slot:
-    """Where one leaf lies inside a row; a ``plain`` one is a Python number."""
+    """The position of one leaf inside a row; a ``plain`` one is a Python number."""
 
     path: tuple[str, ...]
     shape: torch.Size

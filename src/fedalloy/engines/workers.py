@@ -77,7 +77,7 @@ class Workers(Engine):
                 crew = self._hire(algorithm, task, shared, states, len(work))
                 return crew.run_round(shared, states, work, ctx, self.on_crash)
         except BaseException:
-            self.close()  # some are still at work on this round: nobody could tell their answers from later ones
+            self.close()  # some still work on this round: their answers could not be told from later ones
             raise
 
     def limit_threads(self, threads: int) -> None:
@@ -135,7 +135,7 @@ class Crew:
     def run_round(
         self, shared: Shared, states: Mapping[int, State], work: Work, ctx: Context, on_crash: str
     ) -> Outcome:
-        """One round: the longest work first, whoever is free takes the next client."""
+        """One round: clients with the most work first, each given to the next free worker."""
         self.calls += 1
         ids = work.ids.tolist()
         self.layouts["shared"].write(self.shared[0], shared)
@@ -255,7 +255,7 @@ class Crew:
 
     def sum_there(self, part: str, weights: list[float], columns: Sequence[Columns]) -> Tree | None:
         """A part's leaves summed by the processes, each its own columns; None when one of them is gone."""
-        if not self._end.alive:  # they were dismissed: whoever is started now would never be ended
+        if not self._end.alive:  # already closed: a worker started now would never be stopped
             return None
         try:
             for member, share in zip(self.members, columns, strict=True):
@@ -263,7 +263,7 @@ class Crew:
             for member in self.members:
                 member.pipe.recv()
         except BaseException as error:
-            for member in list(self.members):  # whoever is left has an answer under way that nobody waits for
+            for member in list(self.members):  # the remaining workers have answers that will not be read
                 member.process.terminate()
                 self._replace(member)
             if isinstance(error, EOFError | OSError):
@@ -319,7 +319,7 @@ def _serve(crew: Crew, pipe: Connection, parents_end: Connection) -> None:
 
 
 def _done(crew: Crew, order: tuple[Any, ...]) -> WorkerReply | str | ClientError | None:
-    """What a worker is told to do: to run a client, or to sum some columns of what all clients sent."""
+    """A worker's job: run a client, or sum some columns of what all clients sent."""
     if isinstance(order[0], int):
         return _answer(crew, *order)
     part, weights, columns = order
@@ -340,13 +340,13 @@ def _answer(
 
 
 def _portable(error: ClientError) -> ClientError:
-    """The same error with a cause that can travel, whatever the original was."""
+    """The same error with a cause that can be pickled, whatever the original was."""
     cause = RuntimeError(f"{type(error.cause).__name__}: {error.cause}")
     return ClientError(error.stage, cause, client=error.client, round=error.round)
 
 
 def _stacked(rows: Tensor, layout: Layout, good: list[int]) -> Payload:
-    """Views of the shared rows; where somebody is missing among them, one copy of the others."""
+    """Views of the shared rows; if some clients are missing, one copy of the other rows."""
     taken = rows[: len(good)] if _in_front(good) else rows[torch.tensor(good, dtype=torch.int64)]
     payload: Payload = {}
     for slot in layout.slots:
