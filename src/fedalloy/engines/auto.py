@@ -1,4 +1,4 @@
-"""Picks an engine by measuring the first round, and remembers what it picked."""
+"""Chooses an engine by measuring the first round, and keeps that choice."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 @dataclass(frozen=True)
 class Candidate:
-    """An engine by name with the number of torch threads it likes."""
+    """An engine by name, with its number of torch threads."""
 
     name: str
     threads: int
@@ -95,7 +95,7 @@ class Auto(Engine):
         self._threads = threads
 
     def close(self) -> None:
-        """Let the engine's processes go."""
+        """End the engine's processes."""
         _close(self._engine)
 
     def _choose(self, candidate: Candidate, engine: Engine) -> None:
@@ -132,7 +132,7 @@ def expected(algorithm: Algorithm, task: Task, shared: Shared, clients: int, cor
         return [Candidate("batched", torch.get_num_threads())]
     threads = cores if size * clients > THREADS_PAY_BYTES else 1
     if plain_sgd_of(algorithm) is not None and dense_of(task.objective, shared) is not None:
-        # Threads that wait for each other lose on a machine that is busy otherwise: one alone is always a rival.
+        # On a busy machine threads wait for each other, so a single thread is always among the candidates.
         alone = [Candidate("batched", 1)] if threads > 1 else []
         large = size * min(clients, 10) > CACHE_BYTES and cores > 1
         return [Candidate("batched", threads), *alone, *([Candidate("workers", 1, cores)] if large else [])]

@@ -57,7 +57,7 @@ class CapturedStep:
 
 @dataclass
 class CudaGraphs:
-    """Captured steps by shape; ``train`` is the kernel ``mapped.train`` for models on a GPU."""
+    """Captured steps by shape; ``train`` is the kernel ``vmap_kernel.train`` for models on a GPU."""
 
     precision: Precision = "float32"
     compiled: bool = False
@@ -102,7 +102,7 @@ class CudaGraphs:
     def _capture(
         self, algorithm: Algorithm, objective: Objective, ctx: Context, values: dict[str, Any], whole: bool
     ) -> CapturedStep:
-        """Warm up on a side stream, as capture wants it, then record one step."""
+        """Warm up on a side stream, as capturing requires, then record one step."""
         device = values["mask"].device
         static = tree_map(lambda leaf: leaf.to(device, copy=True).contiguous(), values)
         lr = torch.tensor(ctx.local_lr, device=device, dtype=_floating(values["carry"]))

@@ -49,9 +49,9 @@ class Captured:
 class FusedGraphs:
     """Captured blocks by their shape; ``train`` is the kernel ``fused.train`` for models on a GPU.
 
-    A graph repeats the same steps with the same clients, so rounds whose clients take other numbers of steps get one
-    of their own. The first replay is compared with the kernel; a machine where that fails, or where nothing can be
-    captured, goes on without graphs after one warning.
+    A graph repeats the same steps for the same number of clients, so rounds with other numbers of steps get another
+    graph. The first replay is compared with the kernel; if they differ, or if nothing can be captured, the engine
+    continues without graphs after one warning.
     """
 
     _captured: dict[tuple[Any, ...], Captured] = field(default_factory=dict, repr=False)
@@ -104,7 +104,7 @@ def agree(found: Result, expected: Result) -> bool:
 
 
 def _capture(kernel: Kernel, params: Tree, block: Prepared, ctx: Context) -> Captured:
-    """Record one block on buffers of its own, after it has run once on the side, as capturing wants it."""
+    """Record one block on separate buffers, after a warm-up on a side stream, as capturing requires."""
     static = {name: leaf.clone() for name, leaf in params.items()}
     rows, mask = block.rows.clone(), block.mask.clone()
     own = replace(block, rows=rows, mask=mask)

@@ -1,4 +1,4 @@
-"""The truth: one client after another, nothing clever. Every other engine is tested against this one."""
+"""The reference engine: one client after another, without optimisations. All other engines are tested against it."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def run_one(
     kernel: Kernel | None = None,
     apply: Applied = plain,
 ) -> Contribution:
-    """One client of a cohort; an error says who, when and where."""
+    """One client of a cohort; an error names client, round and stage."""
     try:
         return run_alone(algorithm, task.objective, shared, state, block, ctx, kernel, apply)
     except ClientError as error:

@@ -1,7 +1,7 @@
 """Contributions that stay in the memory they were written to: rows that processes share, and sums that they make there.
 
 Every process sums a range of columns over all clients, in the chunks and in the order in which one process would do it:
-the result depends neither on how many there are nor on who is faster.
+the result depends neither on the number of processes nor on their speed.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def train(training: BlockTraining) -> TrainingResult:
 
 
 def step_of(algorithm: Algorithm, objective: Objective, ctx: Context) -> Any:
-    """The body of one step of one client, as vmap wants it."""
+    """The body of one step of one client, as a function to vmap."""
 
     def one_step(
         carry: Carry,

@@ -1,9 +1,9 @@
 """The loop's body in single-threaded processes: the fastest way to train convolutions on a CPU. Plain descent moves
 its model in place; a federated and a local model trained at once use the fused kernel, which takes few clients anyhow.
 
-Processes are forked, so they see the data and the model without a copy; models, payloads and client states travel
-through shared memory. A process that dies is replaced and its client is run once more, which gives the
-same numbers because every draw has an address; if it dies again, ``on_crash`` decides.
+Processes are forked, so they see the data and the model without a copy; models, payloads and client states are passed
+through shared memory. A process that dies is replaced and its client is run once more, which gives the same numbers
+because every draw is keyed; if it dies again, ``on_crash`` decides.
 """
 
 from __future__ import annotations
@@ -306,7 +306,7 @@ class Crew:
 
 
 def _serve(crew: Crew, pipe: Connection, parents_end: Connection) -> None:
-    """A worker's life: one thread, no signals from the terminal, gone when the parent is."""
+    """A worker's main loop: one thread, ignores terminal signals, ends when the parent does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
