@@ -51,6 +51,7 @@ CATEGORIES: dict[str, str] = {
 _HIGHER = {"engine": {"flower": "fedalloy.flower.engine"}}
 """Rules in higher packages than their category: the module of each, imported when the rule is requested."""
 
+_ALIASED = ("solver", "weighting", "server", "wire")
 _UNGUARDED = frozenset({"conform"})
 _SETTINGS = {"algorithm": ("fedalloy.methods.solvers.training", "LocalTraining")}
 """The class whose fields the ``**`` argument of a category's functions accepts."""
@@ -75,11 +76,11 @@ def register(
     (a count). Such a metric is recorded, but cannot be used for tuning, targets or early stopping.
     """
     _check_direction(category, name, higher_is_better)
+    _check_aliases(category, name, aliases)
 
     def enter(rule: Rule) -> Rule:
         rules = _category(category)
-        _enter_aliases(category, name, aliases)
-        taken = rules.get(name) or rules.get(_aliases[category].get(name, ""))
+        taken = rules.get(name)
         if taken is not None and not _same_source(taken, rule):
             raise RegistryError(
                 f"{category} '{name}' is taken by {taken.__module__}.{taken.__qualname__}; "
@@ -88,6 +89,7 @@ def register(
         rules[name] = (
             rule if category in _UNGUARDED else guard(rule, f"{category} '{name}'", lambda: settings_of(category))
         )
+        _aliases[category].update(dict.fromkeys(aliases, name))
         if higher_is_better != "unsaid":
             _directions[name] = higher_is_better
         return cast(Rule, rules[name])
@@ -110,7 +112,7 @@ def find(category: str, name: str) -> Callable[..., Any]:
     if name not in rules and name in _HIGHER.get(category, {}):
         importlib.import_module(_HIGHER[category][name])
     if name not in rules:
-        raise RegistryError(f"unknown {category} '{name}': {nearest(name, names(category))}")
+        raise RegistryError(f"unknown {category} '{name}': {nearest(name, [*names(category), *_aliases[category]])}")
     return rules[name]
 
 
@@ -121,9 +123,9 @@ def direction(metric: str) -> bool | None:
 
 
 def canonical(category: str, name: str) -> str:
-    """The registered name of a rule, given that name or an alias; other names are returned unchanged."""
-    _own(category)
-    return _aliases[category].get(name, name)
+    """The registered name of a rule, given that name or an alias; other names are returned unchanged. A rule that is
+    registered under what is an alias of another one goes first."""
+    return name if name in _own(category) else _aliases[category].get(name, name)
 
 
 def knows(category: str, name: str) -> bool:
@@ -133,8 +135,8 @@ def knows(category: str, name: str) -> bool:
 
 def aliases_of(category: str, name: str) -> list[str]:
     """Other names of a rule, sorted."""
-    _own(category)
-    return sorted(alias for alias, known in _aliases[category].items() if known == name)
+    rules = _own(category)
+    return sorted(alias for alias, known in _aliases[category].items() if known == name and alias not in rules)
 
 
 def names(category: str) -> list[str]:
@@ -171,12 +173,15 @@ def name_of(category: str, rule: Callable[..., Any]) -> str:
     )
 
 
-def _enter_aliases(category: str, name: str, aliases: Sequence[str]) -> None:
-    known = _aliases[category]
+def _check_aliases(category: str, name: str, aliases: Sequence[str]) -> None:
+    if isinstance(aliases, str):
+        raise RegistryError(f"{category} '{name}': aliases are a list of names, got '{aliases}'")
+    if aliases and category not in _ALIASED:
+        raise RegistryError(f"{category} '{name}': only rules of {', '.join(_ALIASED)} have aliases")
     for alias in aliases:
-        if known.get(alias, name) != name or alias in _rules[category]:
-            raise RegistryError(f"{category} '{name}': the alias '{alias}' is taken; choose another")
-    known.update(dict.fromkeys(aliases, name))
+        owner = _aliases[category].get(alias, name)
+        if owner != name or alias == name:
+            raise RegistryError(f"{category} '{name}': '{alias}' is a name of '{owner}' already; choose another alias")
 
 
 def _check_direction(category: str, name: str, said: object) -> None:

@@ -172,6 +172,7 @@ def check_task(task: object, where: str) -> None:
     """Refuse an object that is not a task, or whose objective is not an ``Objective``."""
     if not isinstance(task, Task):
         raise SpecError(f"{where} must be a task, {_inherit('task', task, Task)}; fedalloy.task makes one")
+    renamed.refuse_old_attributes(task, renamed.TASK)
     if not isinstance(task.objective, Objective):
         raise SpecError(
             f"{where} must have an objective, {_inherit('objective', task.objective, Objective)}; "

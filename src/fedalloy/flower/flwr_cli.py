@@ -136,7 +136,7 @@ def write_connection(place: ServerPlace) -> None:
 
 def _last_object(text: str) -> dict[str, Any]:
     """The JSON object at the end of a command's output."""
-    for position in (index for index, message in enumerate(text) if message == "{"):
+    for position in (index for index, character in enumerate(text) if character == "{"):
         with contextlib.suppress(ValueError):
             found = json.loads(text[position:])
             return found if isinstance(found, dict) else {}

@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from fedalloy.core import renamed
 from fedalloy.core.errors import SpecError, nearest
 from fedalloy.experiment.records.reading import RunRecord, last_rows, read_run
 from fedalloy.results.clients import Client, clients_at
@@ -163,3 +164,7 @@ def _curve(history: History, metric: str, higher: bool | None) -> tuple[tuple[in
         return int(row["round"]), mean, worst
 
     return tuple(point(row) for row in history.evaluations if row["evaluation"].get(metric))
+
+
+if not TYPE_CHECKING:  # for one version: what has been renamed here
+    __getattr__ = renamed.old_names(__name__, {"Story": "RunSummary"})

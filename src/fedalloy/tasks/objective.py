@@ -81,7 +81,7 @@ class ModuleObjective(Objective):
         module = self._build(Key.of(0).fold("skeleton"))
         _refuse_foreign_dropout(module)
         self._selection: Selection = select(module, trainable)
-        renamed.refuse_old_members(type(module), renamed.MODEL)
+        renamed.refuse_old_attributes(module, renamed.MODEL)
         self._training = _skeleton(module).train()
         self._evaluation = _skeleton(module).eval()
         for name in self._selection.frozen_modules:

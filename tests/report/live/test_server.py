@@ -126,7 +126,7 @@ def test_a_run_that_went_back_is_read_anew(serving, root):
     events = client.events("/events?run=a:4")
     lines = (root / "a" / "rounds.jsonl").read_bytes().splitlines(keepends=True)
     (root / "a" / "rounds.jsonl").write_bytes(b"".join(lines[:2]))
-    assert events.until("reload") == {"run": "a"}
+    assert events.until("anew") == {"run": "a"}
     assert client.get("/api/run?run=a").json["rows"] == 2
 
 

@@ -73,9 +73,19 @@ class Experiment:
 def resolve(recipe: Recipe, seed: int | None = None, entry: str | None = None) -> Experiment:
     """One run of a recipe: one seed (default: the first), one entry of its comparison (or none)."""
     single = single_of(recipe, recipe.run.seeds[0] if seed is None else seed, entry)
-    resolved = single.model_dump(exclude_none=True, exclude={"compare", "grid"})
+    resolved = _with_names(single.model_dump(exclude_none=True, exclude={"compare", "grid"}))
     config = config_of(single)
     return Experiment(algorithm_of(single), lambda: task_of(single), config, resolved)
+
+
+def _with_names(resolved: dict[str, Any]) -> dict[str, Any]:
+    """The recipe with rules by name, not by alias, so that results see one rule as one."""
+    for category in _PARTS:
+        if category in resolved:
+            resolved[category]["kind"] = registry.canonical(category, resolved[category]["kind"])
+    for wire in resolved.get("wire", ()):
+        wire["kind"] = registry.canonical("wire", wire["kind"])
+    return resolved
 
 
 def quick(recipe: Recipe) -> Recipe:

@@ -50,7 +50,7 @@ def details(store: RunStore, run: str, index: Index) -> dict[str, Any]:
 
 def gathered(store: RunStore, run: str, index: Index) -> dict[str, Any]:
     """The pictures over clients."""
-    weights, running_sums = cast(Weights, index.gathered["weights"]), cast(RunningSums, index.gathered["sums"])
+    weights, running_sums = cast(Weights, index.gathered["weights"]), cast(RunningSums, index.gathered["tally"])
     spent, population = index.seconds(), manifest_of(store.folder(run)).get("clients") or 0
     return {
         "weights": weights.to_json(),

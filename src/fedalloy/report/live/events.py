@@ -62,7 +62,7 @@ class Events:
             found = additions(index, self._rows[run])
             if found is None:
                 self._rows[run] = 0
-                yield _event("reload", {"run": run})
+                yield _event("anew", {"run": run})
                 return
             if found["rows"] > self._rows[run]:
                 self._rows[run] = found["rows"]

@@ -70,7 +70,7 @@ def participation(running_sums: RunningSums, population: int) -> dict[str, Any]:
 
 def gathered() -> dict[str, Accumulator]:
     """New accumulators, for the index of a run."""
-    return {"weights": Weights(), "sums": RunningSums()}
+    return {"weights": Weights(), "tally": RunningSums()}
 
 
 def _packed(values: Mapping[str, Any]) -> bytes:

@@ -117,6 +117,7 @@ def defaults_of(dataset: object) -> DatasetDefaults:
     """
     kind = dataset.get("kind") if isinstance(dataset, Mapping) else dataset
     loader = registry.everything("dataset").get(kind) if isinstance(kind, str) else kind
+    renamed.refuse_old_attributes(loader, renamed.DATASET)
     found: DatasetDefaults = getattr(loader, "defaults", DatasetDefaults())
     return found
 

@@ -267,7 +267,7 @@
     source.onerror = () => connection("not connected: is fedalloy serve still running?", true);
     source.addEventListener("runs", (event) => { JSON.parse(event.data).forEach(changed); plan(); });
     source.addEventListener("added", (event) => { added(JSON.parse(event.data)); plan(); });
-    source.addEventListener("reload", async (event) => { await load(JSON.parse(event.data).run); show(); listen(); });
+    source.addEventListener("anew", async (event) => { await load(JSON.parse(event.data).run); show(); listen(); });
     source.addEventListener("trouble", (event) => { const { run, text } = JSON.parse(event.data); if (state.data.has(run)) state.data.get(run).trouble = text; plan(); });
   }
   function connection(text, bad) {
