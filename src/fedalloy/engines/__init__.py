@@ -1,1 +1,1 @@
-"""Engines: ways to run the client half over a cohort."""
+"""Engines: ways to run the local program of a cohort's clients."""

@@ -1,4 +1,4 @@
-"""Chooses an engine by measuring the first round, and keeps that choice."""
+"""Chooses an engine by timing the candidates in the first round, and keeps that choice."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from fedalloy.engines.loop import Loop
 from fedalloy.engines.workers import Workers
 
 CACHE_BYTES = 16 << 20
-"""Stacked models larger than this leave the cache, and stacking no longer pays on a CPU."""
+"""Stacked models larger than this do not fit in the cache, and stacking is no longer faster on a CPU."""
 THREADS_PAY_BYTES = 4 << 20
-"""Below this much of stacked models, several threads wait for each other longer than they compute."""
+"""With smaller stacked models, several threads wait for each other longer than they compute."""
 MUCH_FASTER = 1.5
-"""A measured rival replaces the expected engine only when it is this much faster: machines are noisy, and the same
+"""A measured rival replaces the expected engine only if it is faster by this factor: timings are noisy, and the same
 seed should get the same engine."""
 SECOND_LOOK_SECONDS = 3.0
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -37,14 +37,14 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 @dataclass(frozen=True)
 class Candidate:
-    """An engine by name, with its number of torch threads."""
+    """An engine by name, with its numbers of torch threads and of processes."""
 
     name: str
     threads: int
     processes: int = 1
 
     def make(self) -> Engine:
-        """The engine itself."""
+        """A new engine; only ``workers`` uses ``processes``."""
         engines: dict[str, Any] = {"loop": Loop, "batched": Batched, "workers": Workers}
         if self.name not in engines:
             raise SpecError(f"auto cannot pick '{self.name}': {nearest(self.name, engines)}")
@@ -54,7 +54,7 @@ class Candidate:
 
 @dataclass
 class TrialRun:
-    """A candidate's trial of the first round."""
+    """What a candidate did in the first round, and how long it took."""
 
     candidate: Candidate
     engine: Engine
@@ -65,8 +65,8 @@ class TrialRun:
 @register("engine", "auto")
 @dataclass
 class Auto(Engine):
-    """Expects an engine from the model's shape, measures it against its rivals in the first round, and stays with
-    the winner. ``choice`` says what was picked and is stored with the run; a resumed run keeps it.
+    """Predicts the fastest engine from the model's shape, times it against its rivals in the first round, and keeps
+    the winner. ``choice`` records what was picked and is stored with the run; a resumed run keeps it.
     """
 
     choice: dict[str, Any] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class Auto(Engine):
         return self._engine(algorithm, task, shared, states, work, ctx)
 
     def restore(self, choice: Mapping[str, Any]) -> None:
-        """Stay with what an earlier session of the same run picked."""
+        """Keep what an earlier session of the same run picked."""
         self.close()
         self.choice, self._engine = dict(choice), None
 
@@ -132,7 +132,7 @@ def expected(algorithm: Algorithm, task: Task, shared: Shared, clients: int, cor
         return [Candidate("batched", torch.get_num_threads())]
     threads = cores if size * clients > THREADS_PAY_BYTES else 1
     if plain_sgd_of(algorithm) is not None and dense_of(task.objective, shared) is not None:
-        # On a busy machine threads wait for each other, so a single thread is always among the candidates.
+        # On a busy machine threads wait for each other, so one candidate always uses a single thread.
         alone = [Candidate("batched", 1)] if threads > 1 else []
         large = size * min(clients, 10) > CACHE_BYTES and cores > 1
         return [Candidate("batched", threads), *alone, *([Candidate("workers", 1, cores)] if large else [])]
@@ -141,15 +141,16 @@ def expected(algorithm: Algorithm, task: Task, shared: Shared, clients: int, cor
         return [Candidate("workers", 1, cores), Candidate("batched", 1)]
     small = size * clients <= CACHE_BYTES and not _convolutional(shared)
     if cores == 1 or clients == 1:
-        # Little to gain, so nothing is measured: comparisons give each run one core, and are the same every time.
+        # There is little to gain, so nothing is measured. Comparisons give each run one core, so they get the same
+        # engine every time.
         return [Candidate("batched" if small and clients > 1 else "loop", threads)]
     rivals = [Candidate("batched", threads), Candidate("workers", 1, cores)]
     return rivals if small else rivals[::-1]
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep what a block has freed for the next one: giving it back and getting it again costs page faults,
-    a tenth of a round with blocks of 100 MB. Elsewhere nothing happens."""
+    """Make glibc keep the memory that one block frees for the next one: returning it to the system and getting it
+    again costs page faults, a tenth of a round with blocks of 100 MB. Does nothing without ``mallopt``."""
     with suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, 256 << 20)
@@ -165,7 +166,8 @@ def _device(shared: Shared) -> str:
 
 
 def _timed(engine: Engine, *call: Any) -> tuple[Outcome, float]:
-    """The round's outcome and its time; a short round gets a second look, because the first pays for starting up."""
+    """The round's outcome and its time. A short round is run twice and the faster time counts, because the first
+    includes starting up."""
     begin = time.perf_counter()
     outcome = engine(*call)
     seconds = time.perf_counter() - begin

@@ -1,4 +1,4 @@
-"""Many clients at once: padded blocks under ``vmap``, or a fused kernel where the model and the solver allow it."""
+"""Many clients at once: padded blocks under ``vmap``, or a fused kernel if the model and the solver allow it."""
 
 from __future__ import annotations
 
@@ -32,15 +32,17 @@ from fedalloy.engines.loop import Loop
 from fedalloy.engines.profile import phase
 
 _dense: Any = WeakIdKeyDictionary()
-"""The dense layers of the objectives met so far, None for those that are more than that; gone with the objective."""
+"""The dense layers of every objective looked up so far; None if its model has other layers. Entries are removed with
+their objective."""
 
 
 @register("engine", "batched")
 @dataclass
 class Batched(Engine):
-    """Clients stacked into blocks. ``memory_mb`` bounds a block's models and gradients; ``kernel = "mapped"`` never
-    fuses. On a GPU the step is captured in a CUDA graph; ``precision`` and ``compiled`` apply there. What cannot be
-    batched runs in the loop engine, after one warning.
+    """Stacks clients into blocks. ``memory_mb`` limits a block's models and gradients (default: 1024, on a GPU 8192);
+    ``block`` limits the number of its clients instead. ``kernel``: ``best`` uses a fused kernel on a CPU if there is
+    one, ``fused`` uses only that, also on a GPU, ``mapped`` never does. On a GPU the step is captured in a CUDA graph;
+    ``precision`` and ``compiled`` apply only to it. What cannot be batched runs in the loop engine, after one warning.
     """
 
     memory_mb: float | None = None
@@ -78,13 +80,14 @@ class Batched(Engine):
                         kept |= zip(done.ids.tolist(), vmapped.unstack(done.states, len(done.ids)), strict=True)
                 return Outcome(gathering.cohort(), kept)
         except Exception as error:
-            # Either vmap does not support the step, or a client fails: the loop then raises its error with its name.
+            # Either vmap does not support the step, or a client fails: then the loop raises an error that names it.
             outcome = Loop()(algorithm, task, shared, states, work, ctx)
             self._give_up(error)
             return outcome
 
     def _most(self, algorithm: Algorithm, objective: Objective, shared: Shared, states: Mapping[int, State]) -> int:
-        """How many clients fit: a model, what the client keeps, their gradients and what the step keeps of them."""
+        """How many clients fit into the memory: each needs four times the size of its model and state, for the values,
+        their gradients and what the step keeps of them. The interpolated kernel is limited by the cache instead."""
         if interpolated_sgd_of(algorithm) is not None and self._fused(algorithm, objective, shared) is not None:
             return fused_interpolated.clients_in_cache(shared["params"])
         kept = tree_leaves(next(iter(states.values()), {}))
@@ -118,8 +121,8 @@ class Batched(Engine):
             return run_block(algorithm, task.objective, shared, states, block, ctx, kernel, vmapped)
 
     def _kernel(self, algorithm: Algorithm, objective: Objective, shared: Shared, data: Block) -> Kernel:
-        """What takes the local steps: fused where model and solver allow it; otherwise graphs on a GPU, and plain vmap
-        elsewhere and where batches must not be padded."""
+        """The kernel for the local steps: a fused one if ``_fused`` finds layers; otherwise CUDA graphs on a GPU, and
+        plain vmap on a CPU or if batches must not be padded."""
         on_gpu = _on_gpu(shared)
         layers = self._fused(algorithm, objective, shared) if isinstance(data.x, Tensor) else None
         if layers is not None and plain_sgd_of(algorithm) is None:
@@ -135,7 +138,7 @@ class Batched(Engine):
         return self._cuda_graphs.train
 
     def _fused(self, algorithm: Algorithm, objective: Objective, shared: Shared) -> tuple[fused.Dense, ...] | None:
-        """The dense layers of the model when the whole local program can be fused."""
+        """The dense layers of the model if the local program can be fused; on a GPU only with kernel ``fused``."""
         plain = is_fusible(algorithm) and not shared["buffers"]
         possible = plain and self.kernel != "mapped" and (self.kernel == "fused" or not _on_gpu(shared))
         layers = dense_of(objective, shared) if possible else None
@@ -145,8 +148,8 @@ class Batched(Engine):
 
 
 def dense_of(objective: Objective, shared: Shared) -> tuple[fused.Dense, ...] | None:
-    """The model as dense layers, if it is nothing else. Looked up once per objective: tracing a module costs more
-    than a small round."""
+    """The model as dense layers, None if it has others. Cached by objective: tracing a module takes longer than a
+    small round."""
     if objective not in _dense:
         _dense[objective] = fused.dense_layers(chain_of(objective, shared["params"]), objective.loss_name)
     layers: tuple[fused.Dense, ...] | None = _dense[objective]
@@ -154,7 +157,7 @@ def dense_of(objective: Objective, shared: Shared) -> tuple[fused.Dense, ...] | 
 
 
 def _refused(work: Work, reason: str) -> Outcome:
-    """The clients do not send what the solver declares, so none of them counts."""
+    """A round without contributions, because the clients do not send what the solver declares."""
     return Outcome(Cohort(work.ids[:0], {}, {}), {}, dict.fromkeys(work.ids.tolist(), reason))
 
 

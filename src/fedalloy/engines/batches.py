@@ -1,4 +1,4 @@
-"""The batches of a block, read from the pool."""
+"""The batches of a block, read from the pool of all clients' examples."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedalloy.core.blocks import Prepared
 from fedalloy.core.inputs import Inputs
 from fedalloy.engines.profile import phase
 
-# What is copied out of the pool at a time: on a CPU few enough to be still in cache when its steps come.
+# How much is copied out of the pool at a time: on a CPU little enough to be still in the cache when it is used.
 _GATHER_BYTES = {"cpu": 4 << 20}
 _GATHER_BYTES_ELSEWHERE = 256 << 20
 
@@ -25,7 +25,7 @@ def batches(block: Prepared) -> Iterator[tuple[Inputs, Inputs]]:
 
 
 def padded_batches(block: Prepared) -> Iterator[tuple[Inputs, Inputs]]:
-    """``x, y`` of every step for all clients: one indexed read for as many steps as fit."""
+    """``x, y`` of every step for all clients: one indexed read for as many steps as fit into the limit above."""
     x, y = block.data.x, block.data.y
     step = inputs.bytes_each(x) * block.rows[:1].numel()
     at_once = _GATHER_BYTES.get(inputs.device_of(x).type, _GATHER_BYTES_ELSEWHERE) // max(1, step)
@@ -36,7 +36,7 @@ def padded_batches(block: Prepared) -> Iterator[tuple[Inputs, Inputs]]:
 
 
 def dropout_keys(block: Prepared) -> Tensor:
-    """One 64-bit key per client and step for dropout masks, ``[C, S]``, where the data is."""
+    """One 64-bit key per client and step for dropout masks, ``[C, S]``, on the device of the data."""
     return block.dropout_keys().to(inputs.device_of(block.data.y))
 
 

@@ -1,8 +1,8 @@
-"""The mapped step on a GPU, captured once as a CUDA graph and replayed for every step of every round.
+"""The step of all clients on a GPU, captured once per shape as a CUDA graph and replayed in every step of every round.
 
-Launching a step's hundreds of small kernels costs more than running them; a graph launches them together. Few
-clients run side by side in streams, many under ``vmap``. Values live in static buffers: a replay reads this step's
-batch from them and writes the new carry back.
+Launching a step's hundreds of small kernels takes longer than running them; a graph launches them together. Up to
+``FEW`` clients run in parallel streams, more under ``vmap``. The values are in static buffers: a replay reads this
+step's batch from them and writes the new carry back.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ DIFFERENTIABLE = False
 
 
 class StepContext(Context):
-    """What a step may read while it is captured; a graph would continue with this round's values in every later one."""
+    """The context of a captured step, without what changes between rounds: the graph would keep this round's values."""
 
     def __getattribute__(self, name: str) -> Any:
-        """Refuse what changes from round to round; the step size is a tensor of the graph."""
+        """Refuse what changes between rounds, except the step size, which is a tensor of the graph."""
         if name in ("round", "key", "absent"):
             raise AttributeError(f"a local step reads ctx.{name}: read it in 'begin' and put it into the carry")
         return super().__getattribute__(name)
@@ -46,7 +46,8 @@ class StepContext(Context):
 
 @dataclass
 class CapturedStep:
-    """A graph and the buffers it reads and writes; ``owners`` live as long, or others could get their ids."""
+    """A graph and the buffers it reads and writes. ``owners`` are kept alive because their ids are in the graph's key:
+    Python may give the id of a deleted object to another."""
 
     graph: torch.cuda.CUDAGraph
     values: dict[str, Any]
@@ -57,14 +58,14 @@ class CapturedStep:
 
 @dataclass
 class CudaGraphs:
-    """Captured steps by shape; ``train`` is the kernel ``vmap_kernel.train`` for models on a GPU."""
+    """Captured steps by shape; ``train`` does what ``vmap_kernel.train`` does, for models on a GPU."""
 
     precision: Precision = "float32"
     compiled: bool = False
     _captured: dict[tuple[Any, ...], CapturedStep] = field(default_factory=dict, repr=False)
 
     def train(self, training: BlockTraining) -> TrainingResult:
-        """Run every step of a block by replaying graphs; steps with unused slots use a masked graph."""
+        """Run every step of a block by replaying graphs; steps with padding or finished clients use a masked graph."""
         algorithm, objective, ctx = training.algorithm, training.objective, training.ctx
         block, device, carry, buffers = training.block, training.device, training.carry, training.buffers
         drawn = {name: leaf.to(device) for name, leaf in block.draws.items()}
@@ -125,7 +126,7 @@ class CudaGraphs:
     def _step(
         self, algorithm: Algorithm, objective: Objective, ctx: Context, whole: bool, clients: int
     ) -> Callable[..., Any]:
-        """The step of a whole block: in streams for few clients, mapped for many."""
+        """The step of a whole block: in streams for few clients, under ``vmap`` for many."""
         one = vmap_kernel.step_of(algorithm, objective, ctx)
         if clients <= FEW:
             return _in_streams(one, whole, clients)
@@ -141,7 +142,7 @@ class CudaGraphs:
 
 
 def _advance(step: Callable[..., Any], static: dict[str, Any]) -> Tensor:
-    """One step on the static buffers, the new carry written back into them."""
+    """Take one step on the static buffers and write the new carry back into them."""
     carry, buffers, loss = step(
         static["carry"], static["buffers"], static["x"], static["y"], static["mask"],
         static["dropout"], static["inputs"], static["phase"],
@@ -153,7 +154,7 @@ def _advance(step: Callable[..., Any], static: dict[str, Any]) -> Tensor:
 
 
 def _keeping(step: Callable[..., Any]) -> Callable[..., Any]:
-    """A step after which clients without an example in it are as before."""
+    """The step, but clients without an example in it keep their values."""
 
     def kept(carry: Any, buffers: Any, x: Tensor, y: Tensor, mask: Tensor, *rest: Any) -> Any:
         on = mask.any(1)
@@ -168,7 +169,7 @@ def _keeping(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _in_streams(one: Callable[..., Any], whole: bool, clients: int) -> Callable[..., Any]:
-    """Every client's step in a separate stream, joined at the end; inside a capture this becomes a fork."""
+    """Every client's step in a separate stream, joined at the end; a captured graph has them as parallel branches."""
     streams = [torch.cuda.Stream() for _ in range(clients)]
 
     def step(carry: Any, buffers: Any, x: Tensor, y: Tensor, mask: Tensor, *rest: Any) -> Any:
@@ -189,7 +190,7 @@ def _in_streams(one: Callable[..., Any], whole: bool, clients: int) -> Callable[
 
 @contextmanager
 def precise(precision: Precision) -> Iterator[None]:
-    """Matrix products in float32, in tf32 (the same range, ten bits of mantissa), or in bf16."""
+    """Matrix products and convolutions in float32, in tf32 (the same range, ten bits of mantissa), or in bf16."""
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "float32"
     try:
@@ -200,12 +201,12 @@ def precise(precision: Precision) -> Iterator[None]:
 
 
 def _floating(carry: Any) -> torch.dtype:
-    """The precision of the models: a step size in another one would round differently than in the loop."""
+    """The precision of the models; with a step size in another one, rounding would differ from the loop engine."""
     return next((leaf.dtype for leaf in tree_flatten(carry)[0] if leaf.is_floating_point()), torch.float32)
 
 
 def _ready(batch: Tensor) -> Tensor:
-    """A batch that is not on the GPU is pinned, so that copying it does not hold up the steps in flight."""
+    """The batch, pinned if it is not on the GPU, so that copying it does not block the steps in progress."""
     return batch if batch.is_cuda else batch.contiguous().pin_memory()
 
 

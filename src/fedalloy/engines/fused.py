@@ -1,8 +1,8 @@
 """Plain descent on a chain of linear layers: hand-written backward, updates fused in place. Not differentiable.
 
-Every leaf of all clients' models lies in one ``[C, *shape]`` buffer that this kernel owns, and one ``baddbmm_``
-computes the gradient and applies it. What is returned are those buffers minus the received model: combining
-them by client is one read of memory.
+Every leaf of all clients' models is in one ``[C, *shape]`` buffer that this kernel owns, and one ``baddbmm_`` computes
+the gradient of a weight and applies it (without momentum). The kernel returns these buffers minus the received model;
+combining them over clients reads the memory once.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Dense:
 
 @dataclass
 class Memory:
-    """The engine-owned buffers of a block, ``[C, *shape]`` each: the clients' models and their velocities."""
+    """The buffers of a block, ``[C, *shape]`` each: the clients' models and their velocities. ``received`` is the model
+    that all clients start from."""
 
     received: Tree
     model: Tree
@@ -49,7 +50,7 @@ class Memory:
 
 
 def dense_layers(chain: Chain | None, loss: str | None) -> tuple[Dense, ...] | None:
-    """The chain as dense layers, or None when it holds anything else."""
+    """The chain as dense layers; None if it has other layers, an activation at the end, or a loss not in ``LOSSES``."""
     if chain is None or loss not in LOSSES:
         return None
     layers: list[Dense] = []
@@ -66,13 +67,13 @@ def dense_layers(chain: Chain | None, loss: str | None) -> tuple[Dense, ...] | N
 
 
 def train(layers: tuple[Dense, ...], training: BlockTraining) -> TrainingResult:
-    """The kernel, for a model that is these layers and a solver that says it is plain descent."""
+    """The kernel, for a model of these layers and a solver that declares plain descent."""
     deltas, loss_sum = descend(*setting(layers, training), training.shared["params"], training.block, training.ctx)
     return TrainingResult({}, {}, loss_sum, sent={"delta": deltas})
 
 
 def setting(layers: tuple[Dense, ...], training: BlockTraining) -> tuple[tuple[Dense, ...], str, PlainSgd]:
-    """What is the same in all rounds: the layers, the name of the loss and what the descent is made of."""
+    """What is the same in all rounds: the layers, the name of the loss and the settings of SGD."""
     sgd = plain_sgd_of(training.algorithm)
     assert sgd is not None
     return layers, training.objective.loss_name or "", sgd
@@ -81,7 +82,7 @@ def setting(layers: tuple[Dense, ...], training: BlockTraining) -> tuple[tuple[D
 def descend(
     layers: tuple[Dense, ...], loss: str, sgd: PlainSgd, params: Tree, block: Prepared, ctx: Context
 ) -> tuple[Tree, Tensor]:
-    """Every step of a block: the clients' deltas and the sums of their training losses (see ``summed_losses``)."""
+    """Take every step of a block; returns the clients' deltas and the sums of their losses (see ``summed_losses``)."""
     clients = len(block)
     memory = _allocate(params, clients, momentum=sgd.momentum > 0)
     deltas, now, passes = memory.model, memory, Passes(layers, loss, block)
@@ -96,7 +97,7 @@ def descend(
 
 
 class Passes:
-    """The forward passes of a block, noting the losses on the way."""
+    """The forward passes of a block; also adds up the losses."""
 
     def __init__(self, layers: tuple[Dense, ...], loss: str, block: Prepared) -> None:
         self.layers, self.loss, self.block = layers, loss, block
@@ -104,8 +105,8 @@ class Passes:
         self.summed = torch.zeros(self.seen.shape, dtype=torch.float64, device=self.seen.device)
 
     def forward(self, model: Tree, step: int, x: Tensor, y: Tensor) -> tuple[list[Tensor], Tensor, float]:
-        """The inputs of all layers, the gradient of the running clients' losses by the output, and what is still to be
-        multiplied to it to make it that of a mean."""
+        """The inputs of all layers, the gradient of the running clients' losses with respect to the output, and the
+        factor that the gradient must still be multiplied by to be that of the mean loss."""
         running, scale = self.block.running[step], 1.0 / x.shape[1]
         values = _forward(self.layers, model, x.flatten(2))
         out_grad, losses = _output_gradient(self.loss, values.pop(), y.unsqueeze(1))
@@ -127,14 +128,14 @@ def _activation(chain: Chain, position: int) -> str | None:
 
 
 def _allocate(params: Tree, clients: int, momentum: bool) -> Memory:
-    # One contiguous buffer per leaf: baddbmm_ on rows of one wide matrix copies them there and back.
+    # One contiguous buffer per leaf: on slices of one wide matrix, baddbmm_ would copy them there and back.
     model = {name: leaf.repeat(clients, *[1] * leaf.dim()) for name, leaf in params.items()}
     return Memory(params, model, {name: torch.zeros_like(leaf) for name, leaf in model.items()} if momentum else {})
 
 
 def _forward(layers: tuple[Dense, ...], model: Tree, x: Tensor) -> list[Tensor]:
-    """The input of every layer, ``[c, B, features]``, and last the output, ``[c, classes, B]``: with the batch as the
-    last axis the softmax over a few classes is four times faster."""
+    """The input of every layer, ``[c, B, features]``, followed by the output, ``[c, classes, B]``: with the batch as
+    the last axis, the softmax over a few classes is four times faster."""
     values = [x.to(model[layers[0].weight].dtype)]
     for layer in layers[:-1]:
         bias = None if layer.bias is None else model[layer.bias].unsqueeze(1)
@@ -158,7 +159,8 @@ def _activate(out: Tensor, activation: str | None) -> Tensor:
 
 
 def _output_gradient(loss: str, out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Derivative of every example's loss by the output ``[c, classes, B]``, and the losses ``[c, B]``."""
+    """The gradient of every example's loss with respect to the output, ``[c, classes, B]``, and the losses, ``[c, B]``.
+    Overwrites ``out`` if the loss is binary."""
     if loss == "binary":
         target = y.to(out.dtype).reshape(out.shape)
         losses = functional.binary_cross_entropy_with_logits(out, target, reduction="none")
@@ -177,7 +179,8 @@ def _backward(
     scale: float,
     lr: float,
 ) -> None:
-    """From the last layer to the first: pass the gradient on, update the layer. Gradients are ``[c, features, B]``."""
+    """From the last layer to the first: compute the gradient for the layer before it, then update the layer.
+    Gradients are ``[c, features, B]``."""
     for depth in reversed(range(len(layers))):
         layer, before = layers[depth], inputs[depth]
         onward = torch.bmm(out_grad.transpose(1, 2), memory.model[layer.weight]) if depth else out_grad
@@ -189,7 +192,7 @@ def _backward(
 
 
 def through(out_grad: Tensor, value: Tensor, activation: str | None) -> Tensor:
-    """The gradient before an activation whose output was ``value``."""
+    """The gradient with respect to the input of an activation with the output ``value``; may overwrite ``out_grad``."""
     if activation == "relu":
         result: Tensor = torch.ops.aten.threshold_backward(out_grad, value, 0)
         return result
@@ -201,7 +204,7 @@ def through(out_grad: Tensor, value: Tensor, activation: str | None) -> Tensor:
 def _move_weight(
     memory: Memory, leaf: str, sgd: PlainSgd, out_grad: Tensor, before: Tensor, scale: float, lr: float
 ) -> None:
-    """``w <- w - lr (out_grad before + wd w + pull (w - received))``: without momentum the gradient never exists."""
+    """``w <- w - lr (out_grad before + wd w + pull (w - received))``; without momentum the gradient is never stored."""
     weight = memory.model[leaf]
     if sgd.momentum:
         _momentum(memory, leaf, sgd, torch.bmm(out_grad, before).mul_(scale), lr)
@@ -223,7 +226,7 @@ def _move_bias(memory: Memory, leaf: str, sgd: PlainSgd, out_grad: Tensor, scale
 
 
 def _momentum(memory: Memory, leaf: str, sgd: PlainSgd, grad: Tensor, lr: float) -> None:
-    """The step with a velocity; ``grad`` is this kernel's to overwrite."""
+    """A step with momentum; overwrites ``grad``."""
     value, velocity = memory.model[leaf], memory.velocity[leaf]
     if sgd.weight_decay or sgd.pull:
         grad.add_(value, alpha=sgd.weight_decay + sgd.pull)

@@ -1,4 +1,4 @@
-"""A whole block of fused local training as one CUDA graph: its thousands of small kernels are launched at once."""
+"""A whole block of fused local training as one CUDA graph, which launches its thousands of small kernels at once."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ from fedalloy.engines.kinds import PlainSgd
 
 DIFFERENTIABLE = False
 _CLOSE = 1e-3
-"""How far a first replay may be from the kernel itself, relative to the largest update."""
+"""How much a graph's first replay may differ from the kernel: updates relative to the largest one, losses relative
+to themselves."""
 Result = tuple[Tree, Tensor]
 Kernel = tuple[tuple[Dense, ...], str, PlainSgd]
 
 
 @dataclass(frozen=True)
 class Captured:
-    """A graph, what it reads and what it writes; ``pool`` lives as long, or other data could get its place."""
+    """A graph, what it reads and what it writes. ``pool`` is kept alive because its address is in the graph's key:
+    other data could get the same address."""
 
     graph: torch.cuda.CUDAGraph
     params: Tree
@@ -35,7 +37,7 @@ class Captured:
     pool: Tensor
 
     def replay(self, params: Tree, block: Prepared) -> Result:
-        """Train with these values."""
+        """Train from these parameters on these batches; the result is a copy."""
         for name, leaf in params.items():
             self.params[name].copy_(leaf)
         self.rows.copy_(block.rows)
@@ -47,24 +49,24 @@ class Captured:
 
 @dataclass
 class FusedGraphs:
-    """Captured blocks by their shape; ``train`` is the kernel ``fused.train`` for models on a GPU.
+    """Captured blocks by ``signature``; ``train`` does what ``fused.train`` does, for models on a GPU.
 
-    A graph repeats the same steps for the same number of clients, so rounds with other numbers of steps get another
-    graph. The first replay is compared with the kernel; if they differ, or if nothing can be captured, the engine
-    continues without graphs after one warning.
+    A graph repeats the same steps for the same number of clients, so rounds with other numbers of steps need another
+    graph. The first replay of each graph is compared with the kernel; if they differ, or if capturing fails, the
+    engine continues without graphs after one warning.
     """
 
     _captured: dict[tuple[Any, ...], Captured] = field(default_factory=dict, repr=False)
     _given_up: bool = False
 
     def train(self, layers: tuple[Dense, ...], training: BlockTraining) -> TrainingResult:
-        """Every step of a block."""
+        """The kernel, for a model of these layers and a solver that declares plain descent."""
         kernel, params = fused.setting(layers, training), training.shared["params"]
         deltas, loss_sum = self.descend(kernel, params, training.block, training.ctx)
         return TrainingResult({}, {}, loss_sum, sent={"delta": deltas})
 
     def descend(self, kernel: Kernel, params: Tree, block: Prepared, ctx: Context) -> Result:
-        """What ``fused.descend`` does."""
+        """The same result as ``fused.descend``, from a graph where possible."""
         if self._given_up or not capturable(params, block):
             return fused.descend(*kernel, params, block, ctx)
         key = signature(kernel, params, block, ctx)
@@ -85,12 +87,12 @@ class FusedGraphs:
 
 
 def capturable(params: Tree, block: Prepared) -> bool:
-    """Whether models and data are on a GPU and anybody takes a step."""
+    """Whether models and data are on a GPU and at least one client takes a step."""
     return bool(block.running) and block.data.x.is_cuda and all(leaf.is_cuda for leaf in params.values())
 
 
 def signature(kernel: Kernel, params: Tree, block: Prepared, ctx: Context) -> tuple[Any, ...]:
-    """What a graph has fixed: steps, clients, shapes, the step size and where the data lie."""
+    """What is fixed in a graph: layers, loss, SGD settings, steps, clients, shapes, step size, address of the data."""
     shapes = tuple((name, leaf.shape, leaf.dtype) for name, leaf in params.items())
     data = (block.data.x.data_ptr(), block.data.y.data_ptr(), block.data.x.shape)
     return (kernel, shapes, tuple(block.running), tuple(block.full), block.rows.shape, ctx.local_lr, data)
@@ -104,7 +106,7 @@ def agree(found: Result, expected: Result) -> bool:
 
 
 def _capture(kernel: Kernel, params: Tree, block: Prepared, ctx: Context) -> Captured:
-    """Record one block on separate buffers, after a warm-up on a side stream, as capturing requires."""
+    """Record one block on separate buffers, after the warm-up on a side stream that capturing requires."""
     static = {name: leaf.clone() for name, leaf in params.items()}
     rows, mask = block.rows.clone(), block.mask.clone()
     own = replace(block, rows=rows, mask=mask)

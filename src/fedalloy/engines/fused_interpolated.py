@@ -1,8 +1,9 @@
-"""SGD on a federated and a local model at once, on a chain of linear layers: in place. Not differentiable.
+"""SGD on a federated and a local model at once, in place, for a chain of linear layers. Not differentiable.
 
-All leaves of a client's model lie in one row of a ``[C, d]`` buffer that this kernel owns. A step is one forward and
-backward pass at the mixture and then a handful of sums of multiples, each one pass over rows that stay in the
-processor's cache: nothing is allocated, and a block should hold no more clients than fit there.
+All leaves of a client's model are in one row of a ``[C, d]`` buffer that this kernel owns. A step is one forward and
+backward pass at the interpolated model and then a few linear combinations of rows. Each of them reads the rows once
+and allocates no new ones, so it is fast while all rows are in the processor's cache: a block should have no more
+clients than fit there.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from fedalloy.engines.kinds import InterpolatedSgd, interpolated_sgd_of
 
 DIFFERENTIABLE = False
 CACHE_BYTES = 8 << 20
-"""What the rows of a block may take."""
+"""The most memory that the rows of a block should take."""
 _ROWS = 7
 Span = tuple[slice, int]
-"""Columns that share a mixing coefficient, and which one."""
+"""Columns with the same mixing coefficient, and the index of this coefficient."""
 
 
 @dataclass(frozen=True)
 class InterpolationMemory:
-    """One row per client: both models, their velocities, the interpolated model and the gradient of the loss there.
-    ``local`` and ``mixed`` are the federated model while there is no local one. ``received`` is the same for all."""
+    """One row per client: both models, their velocities, the interpolated model and the gradient of the loss at it.
+    Without a local model, ``local`` and ``mixed`` are the federated one. ``received`` is one row for all clients."""
 
     received: Tensor
     federated: Tensor
@@ -61,12 +62,12 @@ class InterpolationMemory:
 
 
 def clients_in_cache(params: Tree) -> int:
-    """How many clients a block should hold."""
+    """How many clients a block should have so that its rows fit in the cache."""
     return max(1, CACHE_BYTES // (_ROWS * max(1, tree.nbytes(params))))
 
 
 def train(layers: tuple[Dense, ...], training: BlockTraining) -> TrainingResult:
-    """Every step of a block."""
+    """The kernel, for a model of these layers and a solver of the kind ``pair_descent``."""
     interpolated, params = interpolated_sgd_of(training.algorithm), training.shared["params"]
     assert interpolated is not None
     block, carry = training.block, training.carry
@@ -83,7 +84,7 @@ def train(layers: tuple[Dense, ...], training: BlockTraining) -> TrainingResult:
         values, out_grad, scale = passes.forward(now.mixed_leaves, step, x, y)
         _backward(layers, now, values, out_grad)
         _move(now, interpolated, share, spans, scale, training.ctx.local_lr)
-    # Copies: rows of one buffer would keep all of it alive in the clients' states.
+    # Copies, because a client's state that is a view would keep the whole buffer alive.
     kept = {"params": memory.federated, **({"local": memory.local} if memory.mixes else {})}
     models = {name: {n: leaf.clone() for n, leaf in _leaves(flat, params).items()} for name, flat in kept.items()}
     return TrainingResult({**carry, **models}, {}, passes.totals())
@@ -108,13 +109,13 @@ def _slices(params: Tree) -> list[slice]:
 
 
 def _leaves(flat: Tensor, params: Tree) -> Tree:
-    """The rows as leaves ``[C, *shape]``, without a copy."""
+    """Views of the rows as leaves ``[C, *shape]``."""
     named = zip(params.items(), _slices(params), strict=True)
     return {name: flat[:, span].unflatten(1, leaf.shape) for (name, leaf), span in named}
 
 
 def _shares(mix: Tensor, params: Tree) -> tuple[Tensor, list[Span]]:
-    """The coefficients ``[C, S, n]`` in the model's precision, and which columns each of them mixes."""
+    """The coefficients ``[C, S, n]`` in the model's precision, and the columns that each of them applies to."""
     dtype, slices = next(iter(params.values())).dtype, _slices(params)
     if mix.dim() == 2:
         return mix.to(dtype).unsqueeze(2), [(slice(0, slices[-1].stop), 0)]
@@ -130,7 +131,7 @@ def _mix(memory: InterpolationMemory, share: Tensor, spans: list[Span]) -> None:
 
 
 def _backward(layers: tuple[Dense, ...], memory: InterpolationMemory, inputs: list[Tensor], out_grad: Tensor) -> None:
-    """From the last layer to the first: the gradients of the summed loss by the leaves of the interpolated model."""
+    """Compute the gradients with respect to the leaves of the interpolated model, from the last layer to the first."""
     for depth in reversed(range(len(layers))):
         layer, before = layers[depth], inputs[depth]
         torch.bmm(out_grad, before, out=memory.gradient_leaves[layer.weight])
@@ -149,7 +150,8 @@ def _move(
     scale: float,
     lr: float,
 ) -> None:
-    """Both models at once; each one's gradient is that at the interpolated model plus multiples of the models."""
+    """Update both models. The gradient of each is its share of the gradient at the interpolated model plus multiples
+    of both models and of the received one."""
     f, own, both = memory.federated, memory.local, memory.mixes and interpolated.angle > 0
     cross, along_f, along_own = _angle(f, own, interpolated.angle) if both else (None, 0.0, 0.0)
     _gather(memory.velocity, interpolated, f, interpolated.weight_decay + interpolated.pull - along_f, own, cross)
@@ -196,5 +198,5 @@ def _angle(f: Tensor, own: Tensor, nu: float) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _inner(one: Tensor, other: Tensor) -> Tensor:
-    """The inner products of the rows, ``[C, 1]``; as matrix products, which is faster than any reduction."""
+    """The inner products of the rows, ``[C, 1]``. ``bmm`` is faster here than any reduction."""
     return torch.bmm(one.unsqueeze(1), other.unsqueeze(2)).squeeze(2)

@@ -1,9 +1,9 @@
 """Convolutions of many clients on a GPU: as one matrix product or as one grouped convolution, whichever is faster.
 
-Mapping a convolution over clients makes it a grouped convolution. Its kernels run client after client for some shapes
-(few input channels, more outputs than inputs; backward with a stride), and there a batched product of unfolded columns
-wins. ``Convolve`` is written for a stack of clients and tells ``vmap`` so; torch's own unfold launches one kernel per
-image, which costs more than everything else together.
+``vmap`` of a convolution over clients is a grouped convolution. For some shapes (few input channels, more outputs than
+inputs, backward with a stride) its kernels run one client after another, and a batched product of unfolded columns is
+faster. ``Convolve`` works on a stack of clients and defines its own ``vmap``. It does not use
+``torch.nn.functional.unfold``, which launches one kernel per image: that takes longer than everything else together.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from torch.overrides import TorchFunctionMode
 
 Pair = tuple[int, int]
 FEW_CHANNELS = 8
-"""With fewer input channels (colour images) grouped kernels are slow in both directions."""
+"""With fewer input channels (colour images) grouped kernels are slow both forward and backward."""
 
 
 class ConvolutionsAsProducts(TorchFunctionMode):
-    """While active, plain 2-d convolutions run as matrix products, for any module."""
+    """While active, 2-d convolutions of any module without groups or dilation run through ``Convolve``."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Replace the convolutions we know, leave everything else alone."""
+        """Replace the convolutions that ``Convolve`` supports and call everything else unchanged."""
         if func is torch.conv2d and not kwargs and _known(*args):
             return convolve(*args[:5])
         return func(*args, **(kwargs or {}))
@@ -45,7 +45,7 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any 
 
 
 class Convolve(torch.autograd.Function):
-    """``[B, in, H, W]`` and ``[out, in, h, w]`` to ``[B, out, H', W']``; a stack of clients at once under vmap."""
+    """``[B, in, H, W]`` and ``[out, in, h, w]`` to ``[B, out, H', W']``; under vmap for all clients at once."""
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> Tensor:
@@ -54,16 +54,16 @@ class Convolve(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Columns are made again on the way back: they are nine times larger than the images."""
+        """Save images, not their columns, which are nine times larger with 3x3 kernels: backward makes them again."""
         x, weight, ctx.stride, ctx.padding = inputs
         ctx.save_for_backward(x, weight)
 
     @staticmethod
     def backward(ctx: Any, out_grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        """Gradients by the images and by the weights, each where it is asked for."""
+        """The gradients with respect to the images and the weights, each only if it is needed."""
         x, weight = ctx.saved_tensors
         by_weight = by_input = None
-        if ctx.needs_input_grad[1]:  # not in Langevin steps, which differentiate by the images alone
+        if ctx.needs_input_grad[1]:  # not in Langevin steps, which need only the gradient of the images
             by_weight = ByWeight.apply(out_grad, x, weight.shape[-2:], ctx.stride, ctx.padding)  # type: ignore[no-untyped-call]
         if ctx.needs_input_grad[0]:
             by_input = ByInput.apply(out_grad, weight, x.shape[-2:], ctx.stride, ctx.padding)  # type: ignore[no-untyped-call]
@@ -76,7 +76,7 @@ class Convolve(torch.autograd.Function):
 
 
 class ByWeight(torch.autograd.Function):
-    """The gradient of a convolution by its weights."""
+    """The gradient of a convolution with respect to its weights."""
 
     @staticmethod
     def forward(out_grad: Tensor, x: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
@@ -85,7 +85,7 @@ class ByWeight(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Nothing is kept: there are no second derivatives here."""
+        """Save nothing: second derivatives are not supported."""
 
     @staticmethod
     def vmap(info: Any, dims: tuple[Any, ...], out_grad: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, int]:
@@ -94,7 +94,7 @@ class ByWeight(torch.autograd.Function):
 
 
 class ByInput(torch.autograd.Function):
-    """The gradient of a convolution by its input."""
+    """The gradient of a convolution with respect to its input."""
 
     @staticmethod
     def forward(out_grad: Tensor, weight: Tensor, size: Pair, stride: Pair, padding: Pair) -> Tensor:
@@ -103,7 +103,7 @@ class ByInput(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Nothing is kept: there are no second derivatives here."""
+        """Save nothing: second derivatives are not supported."""
 
     @staticmethod
     def vmap(info: Any, dims: tuple[Any, ...], out_grad: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, int]:
@@ -145,7 +145,7 @@ def _by_input(out_grad: Tensor, weight: Tensor, size: Pair, stride: Pair, paddin
 
 
 def _scatter(columns: Tensor, size: Pair, stride: Pair, padding: Pair) -> Tensor:
-    """Columns back into images: one addition per place of the kernel."""
+    """Sum columns back into images, with one addition per position of the kernel."""
     clients, inputs, tall, wide, batch, height, width = columns.shape
     (down, right), (top, left) = stride, padding
     image = columns.new_zeros(clients, inputs, batch, size[0] + 2 * top, size[1] + 2 * left)
@@ -159,8 +159,9 @@ def _scatter(columns: Tensor, size: Pair, stride: Pair, padding: Pair) -> Tensor
 def _grouped_backward(
     out_grad: Tensor, x: Tensor, weight: Tensor, stride: Pair, padding: Pair, *, by_weight: bool
 ) -> Tensor:
-    """The library's own backward with a group per client, by the weights or by the images; the other of the two is
-    only looked at for its shape. Under autocast the gradient has fewer bits than the rest, which it then shares."""
+    """Torch's backward with one group per client, with respect to the weights or to the images. The tensor
+    whose gradient is computed is used only for its shape. Under autocast ``out_grad`` has a lower precision than the
+    others, which are converted to it."""
     grads: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.convolution_backward(
         _grouped(out_grad), _grouped(x.to(out_grad.dtype)), weight.to(out_grad.dtype),
         None, stride, padding, (1, 1), False, (0, 0), x.shape[0], (not by_weight, by_weight, False),
@@ -174,7 +175,7 @@ def _grouped(x: Tensor) -> Tensor:
 
 
 def _columns(x: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> tuple[Tensor, Pair]:
-    """``[C, in h w, B H' W']``: one copy, in the order the product reads it."""
+    """The columns ``[C, in h w, B H' W']`` and ``(H', W')``; one copy, in the order in which the product reads it."""
     top, left = padding
     padded = functional.pad(x, (left, left, top, top)) if top or left else x
     windows = padded.unfold(3, kernel[0], stride[0]).unfold(4, kernel[1], stride[1])
@@ -189,7 +190,7 @@ def _rows(out_grad: Tensor) -> Tensor:
 
 
 def _front(value: Tensor, dim: int | None, info: Any) -> Tensor:
-    """The client axis first; what all clients share is repeated without a copy."""
+    """The value with the client axis first; a value that all clients share is expanded without a copy."""
     return value.expand(info.batch_size, *value.shape) if dim is None else value.movedim(dim, 0)
 
 

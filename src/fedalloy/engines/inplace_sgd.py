@@ -1,8 +1,8 @@
-"""Plain descent on any model of one client: plain autograd, updates in place. Not differentiable.
+"""Plain SGD on any model of one client: autograd, updates in place. Not differentiable.
 
-Rules are pure, so the loop makes a new model in every step. This kernel owns one and overwrites it, and lays images
-out with their channels last where a model takes maxima of them: there torch's pooling on a CPU is several times
-faster. Used by processes, for models that no fused kernel knows.
+Rules are pure, so the loop makes a new model in every step. This kernel owns one model and overwrites it. If the model
+has max pooling, it also converts images to channels-last layout, with which torch's pooling on a CPU is several times
+faster. The ``workers`` engine uses it for all models trained with plain SGD.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DIFFERENTIABLE = False
 
 
 class InplaceModel:
-    """One client's parameters, moved in place by their gradients."""
+    """One client's parameters, updated in place."""
 
     def __init__(self, received: Tree, sgd: PlainSgd) -> None:
         self.names, self.received = list(received), list(received.values())
@@ -35,11 +35,11 @@ class InplaceModel:
         return dict(zip(self.names, self.leaves, strict=True))
 
     def trained(self) -> Tree:
-        """The parameters by name, without their history."""
+        """The parameters by name, detached from autograd."""
         return {name: leaf.detach() for name, leaf in self.tree.items()}
 
     def descend(self, loss: Tensor, lr: float) -> None:
-        """One step down this loss."""
+        """Take one SGD step on this loss."""
         grads = list(torch.autograd.grad(loss, self.leaves))
         how, leaves = self.sgd, [leaf.detach() for leaf in self.leaves]
         if how.weight_decay or how.pull:
@@ -54,7 +54,7 @@ class InplaceModel:
 
 
 def train(training: BlockTraining) -> TrainingResult:
-    """What ``core.client.train`` does, for a solver that says it is plain descent."""
+    """Does what ``core.client.train`` does, for a solver that declares plain descent."""
     sgd, block, objective = plain_sgd_of(training.algorithm), training.block, training.objective
     assert sgd is not None
     carry, buffers = training.carry, training.buffers
@@ -72,14 +72,14 @@ def train(training: BlockTraining) -> TrainingResult:
 
 
 def _pools(objective: Objective) -> bool:
-    """Whether the model takes maxima of images."""
+    """Whether the model has max pooling."""
     structure = objective.structure
     return structure is not None and any(isinstance(part, nn.MaxPool2d) for part in structure.modules())
 
 
 def _channels_last(x: Tensor) -> Tensor:
-    """A copy with this layout. With one channel both layouts are the same memory, and ``contiguous`` would leave the
-    strides that tell torch which one is meant."""
+    """A copy in channels-last layout. With one channel both layouts are the same memory; ``contiguous`` would then
+    return the tensor with its old strides, from which torch would not recognise the layout."""
     if x.dim() != 4 or x.device.type != "cpu":
         return x
     return torch.empty_like(x, memory_format=torch.channels_last).copy_(x)

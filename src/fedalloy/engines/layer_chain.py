@@ -25,7 +25,7 @@ _MODULES: dict[type[nn.Module], str] = {
 
 @dataclass(frozen=True)
 class Layer:
-    """One link of a chain: its kind, its name in the parameter tree and the module itself where there is one."""
+    """One layer of a chain: its kind and, unless it is a function, its module and its name in the model."""
 
     kind: str
     name: str = ""
@@ -36,7 +36,7 @@ Chain = tuple[Layer, ...]
 
 
 def chain_of(objective: Objective, params: Tree) -> Chain | None:
-    """The layers in order, or None when the model is anything but a chain whose leaves are all trained."""
+    """The layers in order; None if the model is not a chain or if its parameters are not exactly ``params``."""
     structure = objective.structure
     layers = None if structure is None else _layers(structure)
     if layers is None or sorted(_leaves(layers)) != sorted(params):
@@ -45,7 +45,7 @@ def chain_of(objective: Objective, params: Tree) -> Chain | None:
 
 
 def _layers(structure: nn.Module) -> list[Layer] | None:
-    if type(structure) in _MODULES:  # tracing would look inside a model that is a single layer
+    if type(structure) in _MODULES:  # tracing would trace the inside of a model that is a single layer
         return [Layer(_MODULES[type(structure)], "", structure)] if _plain(structure) else None
     try:
         graph = fx.symbolic_trace(structure).graph
@@ -55,7 +55,7 @@ def _layers(structure: nn.Module) -> list[Layer] | None:
 
 
 def _walk(graph: fx.Graph, structure: nn.Module) -> list[Layer] | None:
-    """Follow the single path from input to output; None as soon as it forks or meets something unknown."""
+    """The layers on the only path from input to output; None if it branches or has an unsupported operation."""
     layers: list[Layer] = []
     previous: fx.Node | None = None
     for node in graph.nodes:
@@ -86,7 +86,7 @@ def _layer(node: fx.Node, structure: nn.Module) -> Layer | None:
 
 
 def _plain(module: nn.Module) -> bool:
-    """Settings the kernels do not know are refused, and so are hooks, which may change a weight before its use."""
+    """Whether the kernels support the module's settings. Hooks are refused: they may change a weight before its use."""
     if module._forward_pre_hooks or module._forward_hooks:
         return False
     if isinstance(module, nn.Conv2d):
@@ -99,7 +99,8 @@ def _plain(module: nn.Module) -> bool:
 
 
 def _leaves(layers: list[Layer]) -> list[str]:
-    """Every leaf as often as it is used: a layer that comes twice is no chain, its two gradients belong together."""
+    """The names of all leaves, repeated if a layer is used twice. Such a model is not treated as a chain, because the
+    gradients of both uses must be added."""
     return [
         f"{layer.name}.{leaf}".removeprefix(".")
         for layer in layers

@@ -20,7 +20,7 @@ from fedalloy.core.types import Block, Context, Contribution, State, Work
 from fedalloy.engines.profile import phase
 
 _PLANNED_AT_ONCE = 32
-"""Clients whose plans and draws are made in the same calls; the memory for it grows with their number."""
+"""How many clients' plans and draws are made in one call; the memory for them grows with this number."""
 
 
 @register("engine", "loop")
@@ -49,8 +49,8 @@ class Loop(Engine):
 
 
 def planned(algorithm: Algorithm, work: Work, data: Block, shared: Shared, ctx: Context) -> Iterator[Prepared]:
-    """Every client as a block of one. Plans and draws are made for all clients at once, because they are independent;
-    if that fails, client by client, so that the error names the client."""
+    """Every client as a block of one. Plans and draws do not depend on other clients, so they are made for all clients
+    at once; if that fails, they are made client by client, so that the error names the client."""
     try:
         block = prepare(algorithm, work, data, shared, ctx)
     except ClientError as error:
@@ -72,7 +72,7 @@ def run_one(
     kernel: Kernel | None = None,
     apply: Applied = plain,
 ) -> Contribution:
-    """One client of a cohort; an error names client, round and stage."""
+    """Run one client of a cohort; an error names client, round and stage."""
     try:
         return run_alone(algorithm, task.objective, shared, state, block, ctx, kernel, apply)
     except ClientError as error:

@@ -1,4 +1,4 @@
-"""Times of an engine's phases, measured inside ``collecting``; outside of it a phase costs almost nothing."""
+"""Measures the time of an engine's phases inside ``collecting``; elsewhere a ``phase`` costs almost nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _collected: ContextVar[dict[str, float] | None] = ContextVar("fedalloy_profile",
 
 @contextmanager
 def collecting() -> Iterator[dict[str, float]]:
-    """Seconds by phase for everything run inside."""
+    """Yields a dict that collects the seconds of every phase run inside."""
     seconds: dict[str, float] = {}
     token = _collected.set(seconds)
     try:
@@ -25,8 +25,8 @@ def collecting() -> Iterator[dict[str, float]]:
 
 @contextmanager
 def phase(name: str) -> Iterator[None]:
-    """Count the time inside as ``name``, but for the phases within it, which count for themselves; on a GPU the
-    device is waited for, so that the work is counted where it is."""
+    """Count the time inside as ``name``, without that of nested phases, which are counted under their own names. Waits
+    for the GPU at the end, so that its work is counted in the phase that started it."""
     seconds = _collected.get()
     if seconds is None:
         yield

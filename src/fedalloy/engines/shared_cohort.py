@@ -1,7 +1,7 @@
-"""Contributions that stay in the memory they were written to: rows that processes share, and sums that they make there.
+"""Contributions that stay in the shared memory that the workers wrote them to and are summed by these processes.
 
-Every process sums a range of columns over all clients, in the chunks and in the order in which one process would do it:
-the result depends neither on the number of processes nor on their speed.
+Every process sums a range of columns over all clients, in the same chunks and order as a single process would: the
+result depends neither on the number of processes nor on their speed.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from fedalloy.core.types import Cohort, Payload, Tree, Weights
 from fedalloy.engines.shared_memory import Layout, leaf_in
 
 SHARED_FROM = 1 << 22
-"""Numbers of a leaf, all clients together, from which telling others to sum it is worth while."""
+"""Leaves with at least this many numbers, over all clients, are summed by the processes; for smaller ones the
+messages to them are not worth it."""
 
 Columns = dict[str, tuple[int, int]]
-"""Which columns of which leaves one process sums."""
+"""The columns ``(begin, end)`` that one process sums, by leaf."""
 
 
 class Overwritten(FedalloyError):
@@ -38,13 +39,14 @@ class Summing(Protocol):
     calls: int
 
     def sum_there(self, part: str, weights: list[float], columns: Sequence[Columns]) -> Tree | None:
-        """The leaves of a part summed by the processes, each its columns; None when they cannot."""
+        """The leaves of a part, each process summing its columns; None if the processes are not available."""
 
 
 @dataclass(frozen=True)
 class SharedCohort(Cohort):
-    """A cohort whose payload is rows of shared memory, valid until the engine's next call (``made`` counts them). What
-    copies them has no ``owner``; ``original`` is what the processes see."""
+    """A cohort whose payload is rows of shared memory, valid until the engine's next call: ``made`` is the number of
+    the call that wrote them. ``resend`` and ``with_payload`` return a cohort without ``owner``, which is not checked.
+    ``original`` is the payload that the processes have."""
 
     owner: Summing | None = None
     made: int = 0
@@ -56,7 +58,7 @@ class SharedCohort(Cohort):
         stacked = self.payload[part]
         large = {name: leaf for name, leaf in stacked.items() if _is_large(leaf)}
         by_client = isinstance(weights, Tensor) and weights.dim() == 1
-        # Parts under another name are not the ones that the processes see.
+        # The processes have only the original rows, under the original names of the parts.
         if not large or not by_client or self.owner is None or self.payload is not self.original or self.workers < 2:
             return super().combine(part, weights)
         assert isinstance(weights, Tensor)
@@ -111,7 +113,7 @@ def _is_large(leaf: Tensor) -> bool:
 
 
 def split_columns(widths: dict[str, int], workers: int) -> list[Columns]:
-    """Every leaf's columns in as many ranges as there are workers, cut where ``tree.combine`` cuts them too.
+    """Every leaf's columns in one range per worker, split only where ``tree.combine`` splits them too.
 
     >>> split_columns({"w": 100_000}, 2)
     [{'w': (0, 65536)}, {'w': (65536, 100000)}]
@@ -127,7 +129,7 @@ def split_columns(widths: dict[str, int], workers: int) -> list[Columns]:
 
 
 def sum_columns(rows: Tensor, sums: Tensor, layout: Layout, part: str, weights: list[float], columns: Columns) -> None:
-    """In a process: add its columns up over the first rows, one per weight, and put them where the sums belong."""
+    """In a worker: sum its columns over the first ``len(weights)`` rows and write the result into ``sums``."""
     weight = torch.tensor(weights, dtype=torch.float64)
     for slot in layout.slots:
         whose, name = slot.path
@@ -138,12 +140,12 @@ def sum_columns(rows: Tensor, sums: Tensor, layout: Layout, part: str, weights: 
 
 
 def plain_notes(notes: Notes) -> tuple[Any, ...]:
-    """Notes as lists: a tensor in a pipe would open files and start a thread to pass it."""
+    """Notes as lists: sending a tensor through a pipe would open files and start a thread."""
     return notes.leaves, notes.squares.tolist(), notes.finite.tolist(), notes.negative.tolist()
 
 
 def read_notes(told: tuple[Any, ...]) -> Notes:
-    """Notes from lists."""
+    """The notes that ``plain_notes`` made into lists."""
     leaves, squares, finite, negative = told
     shape = (len(leaves), -1) if leaves else (0, 0)
     made = torch.tensor(squares, dtype=torch.float64), torch.tensor(finite, dtype=torch.bool)

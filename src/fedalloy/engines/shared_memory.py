@@ -1,4 +1,4 @@
-"""Trees in memory that several processes see: written on one side, read on the other, never serialised."""
+"""Trees in memory that processes share: one process writes them, another reads them, without serialisation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ALIGN = 64
 
 @dataclass(frozen=True)
 class Slot:
-    """The position of one leaf inside a row; a ``plain`` one is a Python number."""
+    """The position of one leaf in a row; a ``plain`` leaf is a Python number."""
 
     path: tuple[str, ...]
     shape: torch.Size
@@ -29,7 +29,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Layout:
-    """How a nested dict of tensors lies in one row of bytes."""
+    """How a nested dict of tensors and numbers is stored in a row of bytes; ``empty`` are the paths of empty dicts."""
 
     slots: tuple[Slot, ...]
     size: int
@@ -37,7 +37,7 @@ class Layout:
 
     @staticmethod
     def of(example: Mapping[str, Any]) -> Layout:
-        """The layout of everything shaped like ``example``."""
+        """The layout of all trees with the structure and shapes of ``example``."""
         slots, empty, begin = [], [], 0
         for path, leaf in _walk(example, ()):
             if leaf is None:
@@ -50,7 +50,7 @@ class Layout:
         return Layout(tuple(slots), max(begin, _ALIGN), tuple(empty))
 
     def write(self, row: Tensor, values: Mapping[str, Any]) -> None:
-        """Copy ``values`` into a row; refused when they are not shaped like the example."""
+        """Copy ``values`` into a row; refused if their structure is not that of the example."""
         found, known = dict(_walk(values, ())), {*(slot.path for slot in self.slots), *self.empty}
         if found.keys() != known:
             strange = ", ".join(sorted(".".join(path) for path in found.keys() ^ known))
@@ -59,7 +59,7 @@ class Layout:
             leaf_in(row, slot).copy_(torch.as_tensor(found[slot.path], dtype=slot.dtype))
 
     def read(self, row: Tensor) -> dict[str, Any]:
-        """The values in a row, as views of it."""
+        """The values in a row: tensors as views of it, Python numbers as copies."""
         values: dict[str, Any] = {}
         for path in self.empty:
             _place(values, path)[path[-1]] = {}
@@ -81,7 +81,7 @@ def leaf_in(row: Tensor, slot: Slot) -> Tensor:
 
 
 def _walk(tree: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every leaf with its path; an empty dict is a leaf that is None."""
+    """Every leaf with its path; an empty dict counts as a leaf with the value None."""
     for name, value in tree.items():
         if isinstance(value, Mapping) and value:
             yield from _walk(value, (*path, name))
@@ -90,14 +90,14 @@ def _walk(tree: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[tupl
 
 
 def _place(values: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
-    """The dict that holds the last name of a path, made on the way."""
+    """The innermost dict of a path; missing dicts are created."""
     for name in path[:-1]:
         values = values.setdefault(name, {})
     return values
 
 
 def _kind(leaf: Any) -> torch.dtype:
-    """The dtype that holds a leaf as it is; Python's numbers have 64 bits."""
+    """The dtype that stores a leaf without loss; Python's ints and floats get 64 bits."""
     if isinstance(leaf, Tensor):
         return leaf.dtype
     for kind, dtype in ((bool, torch.bool), (int, torch.int64), (float, torch.float64)):

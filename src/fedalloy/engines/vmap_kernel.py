@@ -1,4 +1,4 @@
-"""The kernel for any solver and any module: the plain one's step under ``torch.func.vmap``. Differentiable."""
+"""The kernel for any solver and any module: the plain kernel's step under ``torch.func.vmap``. Differentiable."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DIFFERENTIABLE = True
 
 
 def train(training: BlockTraining) -> TrainingResult:
-    """Every step of a block; only the clients that still run take part in it."""
+    """Take every step of a block, each for the clients that have not finished."""
     block, objective, device = training.block, training.objective, training.device
     carry, buffers = training.carry, training.buffers
     dropout, mask_of = dropout_keys(block).to(device), block.mask.to(device)
@@ -69,8 +69,8 @@ def step_of(algorithm: Algorithm, objective: Objective, ctx: Context) -> Any:
 
 
 def _even(objective: Objective, block: Prepared, step: int) -> list[tuple[Tensor | None, int]]:
-    """The running clients in groups that can share a call: all of them where padding is harmless; by the size of
-    their batch where examples see each other (BatchNorm)."""
+    """The running clients in groups that can share a call, with the size of their batches: one group if padding does no
+    harm; grouped by batch size if an example's result depends on the others (BatchNorm)."""
     width = block.mask.shape[2]
     if block.full[step] or not objective.needs_full_batches:
         return [(None, width)]
@@ -79,14 +79,14 @@ def _even(objective: Objective, block: Prepared, step: int) -> list[tuple[Tensor
 
 
 def _taker(rows: Tensor | None, count: int) -> Any:
-    """Chooses the clients of a call from anything with a client axis."""
+    """A function that selects the clients of a call from values whose first axis is the client."""
     if rows is None:
         return lambda value: tree_map(lambda leaf: leaf[:count], value)
     return lambda value: tree_map(lambda leaf: leaf[:count].index_select(0, rows), value)
 
 
 def _put(old: Any, new: Any, rows: Tensor | None, count: int) -> Any:
-    """The old values with the called clients' rows replaced; pure, so that gradients flow."""
+    """The old values with the rows of the call's clients replaced; not in place, so that it is differentiable."""
 
     def merge(before: Tensor, after: Tensor) -> Tensor:
         if rows is not None:

@@ -1,9 +1,10 @@
-"""The loop's body in single-threaded processes: the fastest way to train convolutions on a CPU. Plain descent moves
-its model in place; a federated and a local model trained at once use the fused kernel, which takes few clients anyhow.
+"""The loop's body in single-threaded processes: the fastest way to train convolutions on a CPU. Plain SGD updates its
+model in place. A federated and a local model of dense layers trained at once use the fused kernel, whose blocks hold
+few clients anyway.
 
-Processes are forked, so they see the data and the model without a copy; models, payloads and client states are passed
-through shared memory. A process that dies is replaced and its client is run once more, which gives the same numbers
-because every draw is keyed; if it dies again, ``on_crash`` decides.
+Processes are forked, so they use the data and the module without a copy; parameters, payloads and client states are
+passed through shared memory. A process that dies is replaced and its client is run once more, which gives the same
+numbers because every draw is keyed; if it dies again, ``on_crash`` decides.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from fedalloy.engines.shared_cohort import Columns, SharedCohort, plain_notes, r
 from fedalloy.engines.shared_memory import Layout, shared_rows
 
 WorkerReply = tuple[dict[str, float], tuple[Any, ...]]
-"""A client's statistics, and what was noted of what it sends."""
+"""A client's statistics, and the notes on its payload as ``plain_notes`` returns them."""
 TRIES = 2
 _PARENT_CHECK_SECONDS = 2.0
 
@@ -77,11 +78,11 @@ class Workers(Engine):
                 crew = self._hire(algorithm, task, shared, states, len(work))
                 return crew.run_round(shared, states, work, ctx, self.on_crash)
         except BaseException:
-            self.close()  # some still work on this round: their answers could not be told from later ones
+            self.close()  # workers may still run clients of this round, and a later round would read their answers
             raise
 
     def limit_threads(self, threads: int) -> None:
-        """Use no more cores than this, unless a number of processes was given."""
+        """Use no more cores than this, unless ``processes`` is set."""
         self.processes = self.processes or threads
 
     def close(self) -> None:
@@ -93,7 +94,7 @@ class Workers(Engine):
     def _hire(
         self, algorithm: Algorithm, task: Task, shared: Shared, states: Mapping[int, State], clients: int
     ) -> Crew:
-        """The running crew if it fits this federation, otherwise a new one."""
+        """The running crew if it is for this algorithm and task and large enough, otherwise a new one."""
         crew = self._crew
         if crew is None or crew.algorithm is not algorithm or crew.task is not task or crew.slots < clients:
             self.close()
@@ -104,7 +105,7 @@ class Workers(Engine):
 
 @dataclass
 class Member:
-    """One process and our end of its pipe; ``slot`` is the client it is working on."""
+    """One process and the parent's end of its pipe; ``slot`` is the row of the client it runs, None if it is idle."""
 
     process: ForkProcess
     pipe: Connection
@@ -112,7 +113,7 @@ class Member:
 
 
 class Crew:
-    """A fixed number of processes for one algorithm and task, and the memory they share with us."""
+    """A fixed number of processes for one algorithm and task, and the memory that they share with the parent."""
 
     def __init__(
         self, algorithm: Algorithm, task: Task, shared: Shared, state: State, slots: int, processes: int
@@ -127,7 +128,7 @@ class Crew:
         self.sums = shared_rows(1, self.layouts["payload"])
         self.calls = 0
         self.states = shared_rows(slots, self.layouts["state"])
-        # What the first gradient imports (a second's worth) is imported once, before the processes part.
+        # The first gradient imports modules, which takes about a second: do it once, before forking.
         torch.func.grad(torch.sum)(torch.zeros(1))
         self.members = [self._start() for _ in range(min(processes, slots))]
         self._end = weakref.finalize(self, _dismiss, self.members)
@@ -161,7 +162,7 @@ class Crew:
         ours, theirs = context.Pipe()
         process = context.Process(target=_serve, args=(self, theirs, ours), daemon=True)
         with warnings.catch_warnings():
-            # Forking beside a progress display's thread is safe here: the child touches nothing of it.
+            # Forking while a progress display's thread runs is safe here: the child does not use the display.
             warnings.simplefilter("ignore", DeprecationWarning)
             process.start()
         theirs.close()
@@ -171,11 +172,11 @@ class Crew:
         for member in list(self.members):
             if member.slot is None and queue:
                 slot = queue.popleft()
-                # Plain numbers: tensors in a pipe would open files and start a thread to pass them.
+                # Plain numbers: sending tensors through a pipe would open files and start a thread.
                 order = slot, int(work.ids[slot]), int(work.epochs[slot]), bool(work.active[slot]), ctx
                 try:
                     member.pipe.send(order)
-                except OSError:  # it was killed while it had nothing to do
+                except OSError:  # it was killed while it was idle
                     member = self._replace(member)
                     member.pipe.send(order)
                 member.slot = slot
@@ -194,7 +195,7 @@ class Crew:
         ctx: Context,
         on_crash: str,
     ) -> None:
-        """Take a member's answer, or replace it when it died."""
+        """Receive a member's answer, or replace the member if it died."""
         slot = member.slot
         assert slot is not None
         try:
@@ -203,7 +204,7 @@ class Crew:
             self._replace(member)
             crashes[slot] = crashes.get(slot, 0) + 1
             reason = WorkerDied(f"its worker process died {crashes[slot]} times (exit code {member.process.exitcode})")
-            reason.passing = member.process.exitcode in (-signal.SIGKILL, -signal.SIGTERM)  # as where memory ends
+            reason.passing = member.process.exitcode in (-signal.SIGKILL, -signal.SIGTERM)  # e.g. out of memory
             if crashes[slot] < TRIES:
                 queue.appendleft(slot)
             elif on_crash == "drop":
@@ -223,7 +224,7 @@ class Crew:
         return self.members[place]
 
     def _gather(self, ids: list[int], answers: dict[int, Any]) -> Outcome:
-        """The cohort from the shared rows; a text instead of statistics says why a client does not count."""
+        """The round's outcome from the shared rows; an answer that is a string is the reason of a client's failure."""
         good = [slot for slot in range(len(ids)) if isinstance(answers[slot], tuple)]
         failures = {ids[slot]: answers[slot] for slot in range(len(ids)) if slot not in good}
         payload: Payload = {part: {} for part in self.algorithm.parts(self._shared())}
@@ -238,7 +239,7 @@ class Crew:
         present = torch.tensor([ids[slot] for slot in good], dtype=torch.int64)
         if not good:
             return Outcome(Cohort(present, {}), states, failures)
-        if not _in_front(good):  # then the rows were copied
+        if not _in_front(good):  # then ``payload`` is a copy of the rows
             return Outcome(Cohort(present, payload, stats, noted=noted), states, failures)
         cohort = SharedCohort(
             present,
@@ -254,7 +255,7 @@ class Crew:
         return Outcome(cohort, states, failures)
 
     def sum_there(self, part: str, weights: list[float], columns: Sequence[Columns]) -> Tree | None:
-        """A part's leaves summed by the processes, each its own columns; None when one of them is gone."""
+        """A part's leaves, each process summing its columns; None if the crew is closed or a process died."""
         if not self._end.alive:  # already closed: a worker started now would never be stopped
             return None
         try:
@@ -280,7 +281,8 @@ class Crew:
         return self.layouts["state"].read(row)
 
     def run(self, slot: int, work: Work, ctx: Context) -> WorkerReply | str:
-        """In the worker: one client's program, its results put into its rows."""
+        """In the worker: run one client's program and write its payload and state into its rows. If the payload is not
+        what the solver declares, return the reason."""
         shared, state = self._shared(), self._state(slot, copy=True)
         found = self._contribution(shared, state, work, ctx)
         reason = unlike(found.payload, self.algorithm.templates(shared))
@@ -298,15 +300,15 @@ class Crew:
             return run_one(self.algorithm, self.task, shared, state, block, ctx, *self.kernel(data))
 
     def kernel(self, data: Block) -> tuple[Kernel | None, Applied]:
-        """What takes the local steps, and on trees of which form: in place where they are plain descent, fused where
-        they are that on two models; None: the plain kernel."""
+        """The kernel for the local steps and how it applies rules to trees: ``inplace_sgd`` for plain SGD, the fused
+        kernel for SGD on two models of dense layers, otherwise None, the plain kernel."""
         if self.layers is not None and isinstance(data.x, Tensor):
             return partial(fused_interpolated.train, self.layers), vmapped
         return inplace_sgd.train if plain_sgd_of(self.algorithm) is not None else None, plain
 
 
 def _serve(crew: Crew, pipe: Connection, parents_end: Connection) -> None:
-    """A worker's main loop: one thread, ignores terminal signals, ends when the parent does."""
+    """A worker's main loop: uses one thread, ignores Ctrl-C, ends when the parent does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
@@ -319,7 +321,7 @@ def _serve(crew: Crew, pipe: Connection, parents_end: Connection) -> None:
 
 
 def _done(crew: Crew, order: tuple[Any, ...]) -> WorkerReply | str | ClientError | None:
-    """A worker's job: run a client, or sum some columns of what all clients sent."""
+    """Do what the parent ordered: run a client, or sum some columns of all clients' payloads."""
     if isinstance(order[0], int):
         return _answer(crew, *order)
     part, weights, columns = order
@@ -335,18 +337,18 @@ def _answer(
         return crew.run(slot, work, ctx)
     except ClientError as error:
         return _portable(error)
-    except Exception as error:  # the data, or a state that does not fit: not the end of this process
+    except Exception as error:  # e.g. reading the data, or a state that does not fit: the process continues
         return _portable(ClientError("worker", error, client=client, round=ctx.round))
 
 
 def _portable(error: ClientError) -> ClientError:
-    """The same error with a cause that can be pickled, whatever the original was."""
+    """The same error with a cause that can be pickled; the original may not be."""
     cause = RuntimeError(f"{type(error.cause).__name__}: {error.cause}")
     return ClientError(error.stage, cause, client=error.client, round=error.round)
 
 
 def _stacked(rows: Tensor, layout: Layout, good: list[int]) -> Payload:
-    """Views of the shared rows; if some clients are missing, one copy of the other rows."""
+    """Views of the first rows if these are the ones wanted, otherwise a copy of the wanted rows."""
     taken = rows[: len(good)] if _in_front(good) else rows[torch.tensor(good, dtype=torch.int64)]
     payload: Payload = {}
     for slot in layout.slots:
@@ -357,12 +359,12 @@ def _stacked(rows: Tensor, layout: Layout, good: list[int]) -> Payload:
 
 
 def _in_front(slots: list[int]) -> bool:
-    """Whether these are the first rows, none missing."""
+    """Whether these are the first rows, in order and without gaps."""
     return slots == list(range(len(slots)))
 
 
 def _possible(shared: Shared) -> bool:
-    """Forked processes cannot use a GPU that the parent has touched."""
+    """Whether the system can fork and all leaves are on the CPU: a forked process cannot use CUDA if its parent has."""
     on_cpu = all(leaf.device.type == "cpu" for leaves in shared.values() for leaf in leaves.values())
     return on_cpu and "fork" in multiprocessing.get_all_start_methods()
 
