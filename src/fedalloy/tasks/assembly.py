@@ -1,4 +1,4 @@
-"""A whole task in one call: data, partition, model and loss, each as a value, a name or a spec."""
+"""Builds a task in one call from data, partition, model and loss, each given as a value, a name or a spec."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def _filled(
     outputs: int,
     bounds: tuple[float, float] | None,
 ) -> Factory:
-    inputs = math.prod(input_shape) if isinstance(input_shape, tuple) else None  # several inputs: no single size
+    inputs = math.prod(input_shape) if isinstance(input_shape, tuple) else None  # several inputs have no single size
     known = {"inputs": inputs, "input_shape": input_shape, "classes": outputs, "bounds": bounds}
     taken = inspect.signature(factory).parameters
     wanted = {name: value for name, value in known.items() if name in taken}

@@ -1,4 +1,4 @@
-"""Label noise: which class becomes which, as a transition matrix, and whose labels are touched."""
+"""Label noise, given by a transition matrix between classes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ KINDS = ("pair", "symmetric")
 @checked("noise")
 @dataclass(frozen=True)
 class LabelNoise:
-    """A share ``ratio`` of the clients' labels is wrong: their training and validation labels, and those of their test
-    parts with ``test = "noisy"``.
+    """Each of the clients' training and validation labels is wrong with probability ``ratio``, and so are the labels of
+    their test parts with ``test = "noisy"``.
 
-    ``protocol = "paper"``: examples are dealt and split by their true labels, then corrupted; a global test set
-    stays clean. ``protocol = "public_code"`` repeats what the published numbers were made with: the kinds are
-    swapped (``pair`` flips symmetrically and the other way round) and everything is corrupted before it is dealt and
-    split, so that the clients' test labels are noisy whatever ``test`` says.
+    ``protocol = "paper"``: examples are assigned and split by their true labels, then corrupted; a global test set
+    stays clean. ``protocol = "public_code"`` reproduces the code behind the published numbers: the kinds are swapped
+    (``pair`` flips symmetrically and vice versa) and labels are corrupted before examples are assigned and split, so
+    the clients' test labels are noisy regardless of ``test``.
     """
 
     kind: Literal["pair", "symmetric"]
@@ -39,11 +39,11 @@ class LabelNoise:
 
     @property
     def first(self) -> bool:
-        """Whether labels are corrupted before anything else is done with them."""
+        """Whether labels are corrupted before examples are assigned and split."""
         return self.protocol == "public_code"
 
     def apply(self, labels: Tensor, classes: int, key: Key) -> Tensor:
-        """The labels as the clients see them; what becomes of a label depends on its place in the data and the key."""
+        """The corrupted labels; the draw for a label depends on its row number and the key only."""
         if labels.is_floating_point() or labels.dim() != 1 or classes < 2:
             raise SpecError("label noise needs one class number per example; leave 'noise' out for these data")
         swapped = {"pair": "symmetric", "symmetric": "pair"}[self.kind] if self.first else self.kind
@@ -51,7 +51,7 @@ class LabelNoise:
 
 
 def as_noise(noise: LabelNoise | Mapping[str, Any] | None) -> LabelNoise | None:
-    """The noise that a value or a table stands for."""
+    """Label noise given as a value or a table."""
     if noise is None or isinstance(noise, LabelNoise):
         return noise
     made: LabelNoise = build(LabelNoise, dict(noise), "noise")
@@ -77,7 +77,7 @@ def transition(kind: str, classes: int, ratio: float) -> Tensor:
 
 
 def corrupt(labels: Tensor, matrix: Tensor, key: Key) -> Tensor:
-    """Labels after one draw from their row of the transition matrix; label ``i`` depends on ``key`` and ``i`` only."""
+    """Replace each label by a draw from its row of ``matrix``; draw ``i`` depends on ``key`` and ``i`` only."""
     edges = matrix.cumsum(1)[labels]
     draws = key.uniform(len(labels), dtype=torch.float64) * edges[:, -1]
     return (edges <= draws.unsqueeze(1)).sum(1).clamp(max=matrix.shape[1] - 1).to(labels.dtype)

@@ -51,12 +51,12 @@ class ModuleGradient(StepGradient):
 class ModuleObjective(Objective):
     """A model built by ``factory`` and a loss.
 
-    Examples that are dicts of tensors reach the model as keyword arguments.
+    Examples that are dicts of tensors are passed to the model as keyword arguments.
     ``loss`` is ``cross_entropy``, ``binary``, ``mse`` or a function of ``(outputs, y)`` with one value per
-    example. ``trainable`` are name patterns (``head.*``): what they do not match is frozen, stays inside
-    the objective and is neither trained nor exchanged. All functions are pure, so they work under
-    ``torch.func.grad`` and ``vmap``; two skeletons, one in training and one in evaluation mode, are
-    filled for the length of a call and never changed.
+    example. ``trainable`` are name patterns (``head.*``): leaves that they do not match are frozen: the
+    objective keeps them, and they are neither trained nor exchanged. All functions are pure, so they work under
+    ``torch.func.grad`` and ``vmap``: every call passes its leaves to one of two skeletons of the module, in training
+    or in evaluation mode, which never change.
 
     >>> objective = ModuleObjective(lambda: nn.Linear(4, 3))
     >>> params, buffers = objective.init(Key.of(1))
@@ -92,11 +92,11 @@ class ModuleObjective(Objective):
 
     @property
     def needs_full_batches(self) -> bool:
-        """Whether examples of a training batch see each other (BatchNorm), so that no row may be padding."""
+        """Whether training outputs depend on the whole batch (BatchNorm), so that no row may be padding."""
         return any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in self._training.modules())
 
     def trains_on_one(self, x: Inputs) -> bool:
-        """Whether the model can be trained on the one example ``x``: BatchNorm over vectors finds no spread there."""
+        """Whether the model can be trained on the single example ``x``; with BatchNorm over vectors it cannot."""
         if not self.needs_full_batches:
             return True
         params, buffers = self.init(Key.of(0))
@@ -110,18 +110,18 @@ class ModuleObjective(Objective):
 
     @property
     def scores_by_batch(self) -> bool:
-        """Whether examples see each other in evaluation too: BatchNorm without running statistics uses the batch's."""
+        """Whether outputs depend on the batch in evaluation too (BatchNorm without running statistics)."""
         norms = (m for m in self._evaluation.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
         return any(norm.running_mean is None for norm in norms)
 
     @property
     def structure(self) -> nn.Module:
-        """The module itself, for engines that look for a structure they have a fast kernel for. Read only."""
+        """The module, for engines that have fast kernels for some structures. Read only."""
         return self._training
 
     @property
     def loss_name(self) -> str | None:
-        """The loss by name; None for a function of the user's, also where a subclass computes it in another way."""
+        """The name of the loss; None for a user's function, or if a subclass or instance overrides the computation."""
         mine = type(self)
         if any(name in vars(self) or getattr(mine, name) is not getattr(ModuleObjective, name) for name in _LOSS_IS):
             return None
@@ -139,7 +139,7 @@ class ModuleObjective(Objective):
 
     @property
     def forms(self) -> dict[str, Tree]:
-        """Names, shapes and types of what is exchanged, ``params`` and ``buffers``, without content."""
+        """Names, shapes and types of the exchanged ``params`` and ``buffers``, as meta tensors without data."""
         named = {**dict(self._training.named_parameters()), **dict(self._training.named_buffers())}
         chosen = {"params": self._selection.params, "buffers": self._selection.buffers}
         return {part: {name: named[name].detach().to("meta") for name in names} for part, names in chosen.items()}
@@ -155,13 +155,13 @@ class ModuleObjective(Objective):
         return self._dtype
 
     def to(self, device: torch.device | str) -> Self:
-        """The same objective with its frozen leaves on a device; exchanged leaves live where the caller puts them."""
+        """The same objective with its frozen leaves on a device; the caller places the exchanged leaves."""
         moved = copy.copy(self)
         moved._constants = {name: leaf.to(device) for name, leaf in self._constants.items()}
         return moved
 
     def remodelled(self, change: Callable[[nn.Module], nn.Module]) -> ModuleObjective:
-        """The same loss, patterns and precision for what ``change`` makes of the model, initial values included."""
+        """The same loss, patterns and precision for the model that ``change`` returns, with its initial values."""
         factory = self._factory
         return ModuleObjective(
             lambda: change(factory()), self._loss, trainable=self._patterns, dtype=self._dtype, hits=self._hits
@@ -197,13 +197,13 @@ class ModuleObjective(Objective):
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """What the model can do, by name; an ordinary one only classifies."""
+        """The names of the model's capabilities; an ordinary model only classifies."""
         known: frozenset[str] = getattr(self._training, "capabilities", frozenset({"classify"}))
         return known
 
     @property
     def classes(self) -> int:
-        """How many classes a model with capabilities knows; 0 for an ordinary one, which has outputs instead."""
+        """The number of classes of a model with capabilities; 0 for an ordinary model, which does not declare it."""
         return int(getattr(self._training, "classes", 0))
 
     def apply_capability(
@@ -215,7 +215,7 @@ class ModuleObjective(Objective):
         draw: Tensor | None = None,
         training: bool = False,
     ) -> tuple[Any, Tree]:
-        """What one of the model's capabilities returns (:class:`fedalloy.tasks.models.capabilities.CapabilityModule`),
+        """The result of one of the model's capabilities (:class:`fedalloy.tasks.models.capabilities.CapabilityModule`),
         and the buffers after it. ``draw`` is the key of the dropout masks, as in ``loss``."""
         given = tuple(self._input(value) for value in inputs)
         new = _own(buffers, given[0], params) if training and buffers else buffers
@@ -233,7 +233,7 @@ class ModuleObjective(Objective):
         return self._hits(outputs, y)
 
     def _build(self, key: Key) -> nn.Module:
-        """The factory under a key; the global generator is left as it was."""
+        """The factory's model, with initial values from a key; the global generator is not changed."""
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(key.seed())
             return self._factory().to(self._dtype)
@@ -251,8 +251,8 @@ class ModuleObjective(Objective):
         return x.to(self._dtype) if x.is_floating_point() else x
 
     def _others(self, x: Inputs, draw: Tensor | None) -> Tree:
-        """What a call needs besides the exchanged leaves: the frozen ones where the data is (no copy when ``to`` has
-        put them there) and, with a draw, one key per dropout, the draw folded with the module's ordinal."""
+        """The leaves of a call besides the exchanged ones: the frozen ones on the device of the data (no copy if ``to``
+        has moved them there) and, with a draw, one key per dropout: the draw folded with the module's ordinal."""
         frozen = {name: leaf.to(device_of(x)) for name, leaf in self._constants.items()}
         if draw is None:
             return frozen
@@ -263,13 +263,13 @@ class ModuleObjective(Objective):
 
 
 def _leaves(module: nn.Module) -> Tree:
-    """Every parameter and buffer by name, detached copies."""
+    """Detached copies of all parameters and buffers, by name."""
     named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     return {name: leaf.detach().clone() for name, leaf in named.items()}
 
 
 def _skeleton(module: nn.Module) -> nn.Module:
-    """A copy of the structure that shares its tensors: calls replace all of them, so none needs its own."""
+    """A copy of the structure that shares its tensors, because every call replaces all of them."""
     return copy.deepcopy(module, {id(leaf): leaf for leaf in [*module.parameters(), *module.buffers()]})
 
 
@@ -293,7 +293,7 @@ def _drops(module: nn.Module) -> bool:
 
 
 def _refuse_foreign_dropout(module: nn.Module) -> None:
-    """Refuse torch's dropout: its masks, from the global generator, would depend on engine and order of clients."""
+    """Refuse torch's dropout: it uses the global generator, so masks would depend on engine and order of clients."""
     for name, part in module.named_modules():
         inside = isinstance(part, nn.RNNBase | nn.MultiheadAttention) and part.dropout > 0
         if isinstance(part, nn.modules.dropout._DropoutNd) or inside:

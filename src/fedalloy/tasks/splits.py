@@ -1,4 +1,4 @@
-"""Each client's own training, validation and test part."""
+"""The training, validation and test part of each client."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def split(
     """Split every client's rows; client k's draws depend on ``key.fold("split").fold(k)`` alone.
 
     If the data come with a test flag (``held_out``), flagged rows are the test part and ``test_fraction`` is not
-    used; a client with flagged rows only still trains on one of them.
+    used; a client that has only flagged rows trains on one of them.
     """
     check_fractions(test_fraction, valid_fraction)
     counts = torch.tensor([len(rows) for rows in assignment], dtype=torch.int64)
@@ -50,16 +50,17 @@ def split(
 def split_client(
     client: int, labels: Tensor, key: Key, *, test_fraction: float = 0.2, valid_fraction: float = 0.0
 ) -> Split:
-    """The split of one client that has all of these rows, as :func:`split` gives it to the client of this number."""
+    """The split of a client that owns all of these rows, the same as :func:`split` makes for this client number."""
     check_fractions(test_fraction, valid_fraction)
     _, valid, test = part_sizes(torch.tensor([len(labels)]), test_fraction, valid_fraction)
     return _drawn(torch.arange(len(labels)), labels, int(valid[0]), int(test[0]), key.fold("split").fold(client))
 
 
 def part_sizes(sizes: Tensor, test_fraction: float, valid_fraction: float) -> tuple[Tensor, Tensor, Tensor]:
-    """How many examples train, validate and test, for clients of these sizes.
+    """The numbers of training, validation and test examples, for clients of these sizes.
 
-    A client with two or more examples tests on at least one and trains on at least one; validation comes last.
+    If ``test_fraction`` is positive, a client with two or more examples has at least one for testing and one for
+    training; validation gets one only if a third is left.
 
     >>> [part.tolist() for part in part_sizes(torch.tensor([1, 2, 3, 10]), 0.2, 0.1)]
     [[1, 1, 1, 7], [0, 0, 1, 1], [0, 1, 1, 2]]
@@ -79,7 +80,7 @@ def check_fractions(test_fraction: float, valid_fraction: float) -> None:
 
 
 def _share(sizes: Tensor, fraction: float, available: Tensor) -> Tensor:
-    """The fraction in whole examples: at least 1 if any is wanted, and 1 of what is available stays."""
+    """The fraction in whole examples: at least 1 unless the fraction is 0, but one available example is left."""
     if fraction == 0:
         return torch.zeros_like(sizes)
     wanted = fractions_of(sizes, fraction).round().to(sizes.dtype).clamp(min=1)
@@ -97,10 +98,10 @@ def _given(rows: Tensor, labels: Tensor, test: Tensor, valid_size: int, key: Key
 
 
 def _stratified(labels: Tensor, places: Tensor, size: int, key: Key) -> Tensor:
-    """A flag on ``size`` of the ``places`` such that every class gives its share, up to rounding.
+    """Flags ``size`` of the ``places``, the same share of every class up to rounding.
 
     Systematic sampling: shuffle, sort by class, take evenly spaced places from a random start. A class with a
-    single place keeps it for training while the others suffice.
+    single place keeps it for training if the other classes suffice.
     """
     chosen = torch.zeros(len(labels), dtype=torch.bool)
     if size == 0:
@@ -117,14 +118,14 @@ def _stratified(labels: Tensor, places: Tensor, size: int, key: Key) -> Tensor:
 
 
 def _in_company(labels: Tensor, places: Tensor, size: int) -> Tensor:
-    """The places whose class has more than one, if these are enough."""
+    """The places whose class has more than one, if these suffice; otherwise all."""
     classes = labels[places]
     several = places[torch.bincount(classes)[classes] > 1]
     return several if len(several) >= size else places
 
 
 def _never_all(flagged: Tensor) -> Tensor:
-    """The natural test flags, less one when nothing would be left for training."""
+    """The data's test flags, without the first if nothing would be left for training."""
     flags = flagged.to(torch.bool).clone()
     if len(flags) and bool(flags.all()):
         flags[0] = False

@@ -14,8 +14,8 @@ from fedalloy.core.errors import SpecError
 class Scaler:
     """The centre and spread of every client's features, ``[K, ...]``, learned from training rows alone.
 
-    Both are computed in float64; the spread divides by n. A feature that is constant in a client's training
-    part has spread 1: it becomes 0 there, and what differs in the test part stays as far off as it was.
+    Both are computed in float64; the spread is the standard deviation with divisor n. A feature that is constant in a
+    client's training part has spread 1: it becomes 0 there, and deviations from it in the test part keep their size.
     """
 
     centre: Tensor
@@ -23,7 +23,7 @@ class Scaler:
 
     @staticmethod
     def learn(x: Tensor, sizes: Tensor) -> Scaler:
-        """From all clients' training rows, client by client: the first ``sizes[0]`` are those of client 0.
+        """Learn from all clients' training rows, sorted by client: the first ``sizes[0]`` rows are those of client 0.
 
         >>> Scaler.learn(torch.tensor([[1.0], [3.0], [7.0]]), torch.tensor([2, 1])).centre.flatten()
         tensor([2., 7.], dtype=torch.float64)
@@ -31,15 +31,15 @@ class Scaler:
         if not x.is_floating_point():
             raise SpecError(f"features of type {x.dtype} are no measurements: leave 'standardise' out (or 'none')")
         parts = x.double().split(sizes.tolist())
-        # A client without training rows has no scale: its other rows, if any, stay as they are.
+        # A client without training rows has no scale: its other rows, if any, are not changed.
         none = torch.zeros(x.shape[1:], dtype=torch.float64, device=x.device)
         centre = torch.stack([part.mean(0) if len(part) else none for part in parts])
         spread = torch.stack([part.std(0, correction=0) if len(part) else none for part in parts])
-        # Rounding alone gives a constant column a spread of some 1e-16 of its size.
+        # Because of rounding, a constant column can have a spread of about 1e-16 of its magnitude.
         constant = spread <= 1e-12 * (1 + centre.abs())
         return Scaler(centre, torch.where(constant, 1.0, spread))
 
     def apply(self, x: Tensor, sizes: Tensor) -> Tensor:
-        """Any part of the clients' rows, client by client, at the scale of their training rows."""
+        """Scale any part of the clients' rows, sorted by client, with the centre and spread of their training rows."""
         owner = torch.repeat_interleave(sizes)
         return ((x.double() - self.centre[owner]) / self.spread[owner]).to(x.dtype)

@@ -24,10 +24,11 @@ class Selection:
 
 
 def select(module: nn.Module, patterns: tuple[str, ...]) -> Selection:
-    """Parameters that match a pattern are trained; a buffer follows the module it belongs to.
+    """Parameters that match a pattern are trained; buffers are exchanged unless their module is frozen.
 
-    A module is frozen when the closest module around it that has parameters has none to train. It then
-    stays in evaluation mode: a frozen BatchNorm neither reads nor writes statistics of a batch.
+    A module is frozen if none of its parameters is trained; one without parameters is treated like the closest
+    enclosing module that has some. Frozen modules stay in evaluation mode: a frozen BatchNorm neither uses the
+    statistics of a batch nor updates its own.
 
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 1))
     >>> select(model, ("2.*",)).buffers
@@ -59,7 +60,7 @@ def _check(module: nn.Module, names: list[str], patterns: tuple[str, ...]) -> No
 
 
 def _is_frozen(module: str, names: list[str], params: tuple[str, ...]) -> bool:
-    """Climb from the module to the first one around it that has parameters."""
+    """Whether the module, or the closest enclosing one with parameters, has none that are trained."""
     while True:
         prefix = f"{module}." if module else ""
         if any(name.startswith(prefix) for name in names) or not module:

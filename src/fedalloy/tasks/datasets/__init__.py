@@ -1,1 +1,1 @@
-"""Where examples come from: one small loader per data set."""
+"""Loaders of examples, one per dataset."""

@@ -1,4 +1,4 @@
-"""Handwritten digits, 8x8 grey values, embedded in scikit-learn: needs no download."""
+"""Handwritten digits, 8x8 grey values, included in scikit-learn: needs no download."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class OnNodes(DatasetLoader):
             raise SpecError("dataset 'nodes': two of the clients have the same name; give every node its own")
 
     def load(self, key: Key) -> Dataset:
-        """Nothing can be loaded here."""
+        """Refused: the data are on the nodes."""
         raise DataError(
             "dataset 'nodes': these data are on the nodes of a federation. Run the recipe there (fedalloy flower "
             "--help), or name data of this machine in [task] dataset"

@@ -1,4 +1,4 @@
-"""The Frechet distance between two clouds of features (FID when an Inception network made them)."""
+"""The Frechet distance between two sets of features (FID if they come from an Inception network)."""
 
 from __future__ import annotations
 

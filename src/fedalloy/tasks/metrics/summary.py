@@ -4,8 +4,8 @@ Clients without a value (NaN) are skipped; ``summarise`` counts them. Infinity, 
 for a loss it marks the worst served. With ``sizes`` a mean or a tail is weighted by the clients' numbers of test
 examples, otherwise every client counts equally.
 
-``worst`` and ``best`` are the lowest and the highest values, whatever they are values of. Who is served worst depends
-on the metric: ``worst_served`` and ``best_served`` look at its direction, and a metric without one has neither.
+``worst`` and ``best`` are the lowest and the highest values of any metric. Which clients are served worst depends on
+the direction of the metric: ``worst_served`` and ``best_served`` use it, and a metric without a direction has neither.
 """
 
 from __future__ import annotations

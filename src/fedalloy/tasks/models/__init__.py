@@ -1,1 +1,1 @@
-"""Models by name: each file registers the factories of one family; ``build`` finds them."""
+"""Models by name: each file registers the factories of one family, and ``build`` looks them up."""

@@ -1,4 +1,4 @@
-"""A generator of wanted classes and a discriminator that names them: AC-GAN (Odena et al. 2017, arXiv 1610.09585)."""
+"""AC-GAN: a class-conditional generator, a discriminator that also classifies (Odena et al. 2017, arXiv 1610.09585)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from fedalloy.tasks.models.sides import Frame
 
 _SLOPE = 0.2
 _START_SPREAD = 0.02
-# Channels in units of the width, from the narrowest image outwards, by the side of the image.
+# Channels of each layer in units of the width, by the side of the image; the generator's begin with its 4 x 4 maps,
+# the discriminator's with the image.
 _GENERATOR = {8: (2,), 16: (2, 1), 32: (4, 2, 1), 64: (4, 2, 2, 1)}
 _DISCRIMINATOR = {8: (2,), 16: (1, 2), 32: (1, 2, 4), 64: (1, 2, 4, 4)}
 
@@ -26,9 +27,9 @@ _DISCRIMINATOR = {8: (2,), 16: (1, 2), 32: (1, 2, 4), 64: (1, 2, 4, 4)}
 class Acgan(CapabilityModule):
     """A generator and a discriminator: ``generate(draw, y)``, ``judge(x)`` and ``classify(x)``.
 
-    ``draw`` is the state of a key, from which the noise U(-1, 1) is made: example slot i has the numbers
-    ``i * latent ..`` of that key, whatever the size of the batch. ``judge`` gives the logit of being real ``[N]``
-    and those of the classes ``[N, classes]``. Inside, values lie in [-1, 1].
+    ``draw`` is the state of the key that the noise U(-1, 1) is drawn from: example slot i uses the numbers from
+    ``i * latent`` on, independently of the batch size. ``judge`` returns the logit of being real ``[N]`` and those of
+    the classes ``[N, classes]``. The networks work on values in [-1, 1].
     """
 
     capabilities = frozenset({"classify", "generate", "judge"})
@@ -49,19 +50,19 @@ class Acgan(CapabilityModule):
         self.between = Between(bounds, (-1.0, 1.0))
 
     def generate(self, draw: Tensor, y: Tensor) -> Tensor:
-        """Examples of the classes ``y``, in the data's own values."""
+        """Examples of the classes ``y``, in the range of the data."""
         dtype = next(self.generator.parameters()).dtype
         noise = 2.0 * Key(draw).uniform(len(y), self.latent, dtype=dtype, device=y.device) - 1.0
         made = self.generator(torch.cat([noise, one_hot(y, self.classes, dtype)], dim=1))
         return self.between.outward(made).reshape(len(y), *self.input_shape)
 
     def judge(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """How real every example looks, and of which class."""
+        """The logits of being real and of the classes, for every example."""
         logits = self.discriminator(self.between.inward(x))
         return logits[:, 0], logits[:, 1:]
 
     def classify(self, x: Tensor) -> Tensor:
-        """The discriminator as a classifier: what ordinary evaluation sees."""
+        """The discriminator's class logits, which ordinary evaluation uses."""
         return self.judge(x)[1]
 
 
@@ -76,9 +77,10 @@ def acgan(
 ) -> nn.Module:
     """AC-GAN for images: 2 931 083 parameters for MNIST, 2 935 179 for CIFAR-10 (32 px; 64 px has one layer more).
 
-    Sides that are no power of two are framed (28 becomes 32) and cut back. ``latent`` is twice the width unless said
-    otherwise. ``bounds`` are the data's lowest and highest value, known from the data. ``norm = "group"`` has the same
-    number of parameters and no running statistics. For 8 x 8 digits ``width = 16`` is plenty.
+    Images are padded to a square of 8, 16, 32 or 64 pixels (28 becomes 32) and the output is cropped. The default of
+    ``latent`` is twice the width. ``bounds`` are the data's lowest and highest value, by default those that the dataset
+    declares. ``norm = "group"`` has the same number of parameters and no running statistics. ``width = 16`` is enough
+    for 8 x 8 digits.
     """
     channels, height, breadth = image_shape(input_shape)
     size, frame = latent or 2 * width, Frame(height, breadth, ground=-1.0)
@@ -95,7 +97,7 @@ def acgan_rows(
     latent: int = 16,
     bounds: Bounds | None = None,
 ) -> nn.Module:
-    """AC-GAN of dense layers, two hidden ones on each side, for rows of a table or small flat images.
+    """AC-GAN of dense layers, two hidden ones in each network, for rows of a table or small flat images.
 
     Without ``bounds`` the generator's output is linear (standardised features); with them it ends in tanh.
     """
@@ -107,7 +109,7 @@ def acgan_rows(
 
 
 class _Generator(nn.Module):
-    """A point grows to 4 x 4 and doubles until it is the image."""
+    """Transposed convolutions: from a point to 4 x 4, then twice the side per layer up to the image."""
 
     def __init__(self, inputs: int, channels: int, widths: list[int], norm: Norm, frame: Frame) -> None:
         super().__init__()
@@ -122,7 +124,7 @@ class _Generator(nn.Module):
 
 
 class _Discriminator(nn.Module):
-    """The image is halved to 4 x 4, then to a point, then to one logit for real and one per class."""
+    """Convolutions that halve the image down to 4 x 4, one down to a point, then the logits of real and the classes."""
 
     def __init__(self, channels: int, classes: int, widths: list[int], norm: Norm, frame: Frame) -> None:
         super().__init__()
@@ -140,7 +142,7 @@ class _Discriminator(nn.Module):
 
 
 def _small_start(layer: nn.Module) -> None:
-    """Weights from N(0, 0.02^2), scales from N(1, 0.02^2): larger ones let the discriminator win at once."""
+    """Weights from N(0, 0.02^2), scales from N(1, 0.02^2): with larger ones the discriminator wins immediately."""
     if isinstance(layer, nn.Conv2d | nn.ConvTranspose2d | nn.Linear):
         nn.init.normal_(layer.weight, 0.0, _START_SPREAD)
     elif isinstance(layer, nn.BatchNorm2d | nn.GroupNorm):

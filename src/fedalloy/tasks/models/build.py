@@ -1,4 +1,4 @@
-"""A model from a name or a dotted path, its sizes filled in from the data."""
+"""Builds a model from a name or a dotted path, with its sizes filled in from the data."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from fedalloy.core.own_code import import_own, own_code
 def build(name: str, input_shape: tuple[int, ...], classes: int, /, **args: Any) -> nn.Module:
     """A registered model, or ``"package.module:function"``, for inputs of this shape.
 
-    Whichever of ``inputs`` (the number of features), ``input_shape`` and ``classes`` the factory takes and
-    ``args`` does not give is filled in from the data.
+    Those of ``inputs`` (the number of features), ``input_shape`` and ``classes`` that the factory has parameters for
+    and ``args`` does not contain are filled in from the data.
 
     >>> build("logistic", (8, 8), 10)
     Sequential(
@@ -49,7 +49,7 @@ def resolve(name: str) -> Callable[..., Any]:
     found = getattr(there, function, None)
     if found is None:
         functions = [public for public in dir(there) if callable(getattr(there, public)) and public[0] != "_"]
-        close = difflib.get_close_matches(function, functions, n=5) or functions[:20]  # a library has hundreds
+        close = difflib.get_close_matches(function, functions, n=5) or functions[:20]  # a library may have hundreds
         raise SpecError(f"model '{name}': module {module} has no function '{function}': {nearest(function, close)}")
     if not callable(found):
         raise SpecError(f"model '{name}' is a {type(found).__name__}, not a function that returns an nn.Module")
@@ -58,17 +58,17 @@ def resolve(name: str) -> Callable[..., Any]:
 
 
 def _check_sizes(name: str, args: dict[str, Any]) -> None:
-    """Every whole number that a registered model takes is a size, so none is below 1."""
+    """Refuse sizes below 1: every integer argument of a registered model is a size."""
     for key, value in args.items():
         if isinstance(value, int) and not isinstance(value, bool) and value < 1:
             raise SpecError(f"model '{name}'.{key} must be 1 or more, got {value}")
 
 
 def _arguments(factory: Callable[..., Any]) -> set[str] | None:
-    """The names a factory takes; None when it takes any or does not tell."""
+    """The parameter names of a factory; None if it accepts any or has no readable signature."""
     try:
         parameters = inspect.signature(factory).parameters.values()
-    except ValueError:  # some functions written in C have none
+    except ValueError:  # some functions written in C have no signature
         return None
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None

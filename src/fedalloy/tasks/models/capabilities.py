@@ -1,4 +1,4 @@
-"""Models that do more than classify: several capabilities behind one ``forward``, so that every engine can run each."""
+"""Models with several capabilities, all called through one ``forward``, so that every engine can run them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Bounds = tuple[float, float]
 class CapabilityModule(nn.Module):
     """A module whose ``forward(*inputs, capability=...)`` runs one of its ``capabilities``; by default it classifies.
 
-    A capability is a method of that name. A generative model of your own needs only this class and the
-    capabilities that its solver names.
+    A capability is a method of that name. To write a generative model, inherit from this class and define the
+    capabilities that its solver needs.
     """
 
     capabilities: frozenset[str] = frozenset({"classify"})
@@ -32,9 +32,9 @@ class CapabilityModule(nn.Module):
 
 
 class Between(nn.Module):
-    """Values as a network likes them and as the data have them: ``[inner]`` stands for the data's ``bounds``.
+    """Scales values linearly between the data's range ``bounds`` and the network's range ``inner``.
 
-    Without bounds nothing is changed, for rows whose values may be anything.
+    Without bounds values are not changed, because rows of a table may have any values.
 
     >>> between = Between((0.0, 1.0), (-1.0, 1.0))
     >>> between.inward(torch.tensor([0.0, 0.5])), between.outward(torch.tensor([1.0]))
@@ -59,7 +59,7 @@ class Between(nn.Module):
 
 
 def one_hot(y: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
-    """``[N, classes]``, made by comparison so that it works under ``vmap``.
+    """One-hot rows ``[N, classes]``, computed by comparison so that it works under ``vmap``.
 
     >>> one_hot(torch.tensor([1]), 3, torch.float32)
     tensor([[0., 1., 0.]])
@@ -68,7 +68,7 @@ def one_hot(y: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
 
 
 def check_classes(model: str, classes: int) -> None:
-    """Refuse a conditional model without classes to condition on."""
+    """Refuse a conditional model for fewer than two classes."""
     if classes < 2:
         raise SpecError(
             f"model '{model}' makes examples of a wanted class and needs two classes or more, not {classes} output: "
@@ -77,7 +77,7 @@ def check_classes(model: str, classes: int) -> None:
 
 
 def declared(model: str, bounds: Bounds | None) -> Bounds:
-    """The bounds of image data; refused if not declared, because black and white are then unknown."""
+    """The bounds of image data, which must be declared: without them the values of black and white are unknown."""
     if bounds is None:
         raise SpecError(
             f"model '{model}' needs data with a declared range of values: scale = 'unit' of mnist or cifar10 has one; "

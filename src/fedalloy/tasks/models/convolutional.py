@@ -12,7 +12,7 @@ from fedalloy.core.registry import register
 
 
 class AsImage(nn.Module):
-    """Give every example the shape of an image, whatever shape it was stored in."""
+    """Reshape every example to an image."""
 
     def __init__(self, shape: tuple[int, int, int]) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ def image_shape(input_shape: tuple[int, ...]) -> tuple[int, int, int]:
 
 
 def _after_pooling(extent: int, input_shape: tuple[int, ...]) -> int:
-    """What is left of a side after convolution, pooling, convolution, pooling."""
+    """The length of a side after convolution, pooling, convolution, pooling."""
     left = ((extent - 4) // 2 - 4) // 2
     if left < 1:
         raise SpecError(

@@ -1,4 +1,4 @@
-"""Conditional autoencoders that know the class in the decoder alone: VAEs (Kingma & Welling 2014, arXiv:1312.6114)."""
+"""Conditional VAEs in which only the decoder gets the class (Kingma & Welling 2014, arXiv:1312.6114)."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _ENCODER = {8: (2, 4), 16: (1, 2, 4), 32: (1, 1, 2, 4), 64: (1, 1, 2, 4)}
 class ConditionalVae(CapabilityModule):
     """An encoder and a decoder: ``reconstruct(x, y, draw)``, ``generate(draw, y)`` and ``classify(x)``.
 
-    Inside, values lie in [0, 1]. ``reconstruct`` gives target and reconstruction ``[N, d]`` as the network sees them,
-    and mean and spread of the latent code. ``classify`` asks under which class an example is reconstructed best:
-    logits are minus the squared errors of decoding the mean code, one decoding per class.
+    The networks work on values in [0, 1]. ``reconstruct`` returns target and reconstruction ``[N, d]`` in this range,
+    and mean and spread of the latent code. ``classify`` prefers the class with the best reconstruction: logits are
+    minus the squared errors of decoding the mean code, one decoding per class.
     """
 
     capabilities = frozenset({"classify", "generate", "reconstruct"})
@@ -47,11 +47,11 @@ class ConditionalVae(CapabilityModule):
         self.between = Between(bounds, (0.0, 1.0))
 
     def _get_name(self) -> str:
-        """What the printed model says, of which run folders keep a hash."""
+        """The name in the printed model; fixed, because run folders keep a hash of that text."""
         return "Cvae"
 
     def generate(self, draw: Tensor, y: Tensor) -> Tensor:
-        """Examples of the classes ``y`` from codes drawn from N(0, I), in the data's own values."""
+        """Examples of the classes ``y`` from codes drawn from N(0, I), in the range of the data."""
         made = self._decode(self._noise(draw, len(y), y.device), y)
         return self.between.outward(made).reshape(len(y), *self.input_shape)
 
@@ -94,8 +94,9 @@ def cvae(
 ) -> nn.Module:
     """Conditional VAE for images: 1 850 881 parameters for MNIST, 1 854 979 for CIFAR-10.
 
-    Sides that are no power of two are framed (28 becomes 32) and cut back. ``bounds`` are the data's lowest and highest
-    value, known from the data. For 8 x 8 digits ``width = 16`` and ``latent = 16`` are plenty.
+    Images are padded to a square of 8, 16, 32 or 64 pixels (28 becomes 32) and the output is cropped. ``bounds`` are
+    the data's lowest and highest value, by default those that the dataset declares. ``width = 16`` and ``latent = 16``
+    are enough for 8 x 8 digits.
     """
     channels, height, breadth = image_shape(input_shape)
     frame = Frame(height, breadth, ground=0.0)
@@ -115,7 +116,7 @@ def cvae_rows(
     latent: int = 8,
     bounds: Bounds | None = None,
 ) -> nn.Module:
-    """Conditional VAE of dense layers, one hidden one on each side, for rows of a table or small flat images.
+    """Conditional VAE of dense layers, one hidden one in each network, for rows of a table or small flat images.
 
     Without ``bounds`` the decoder's output is linear (standardised features); with them it ends in a sigmoid.
     """
@@ -128,7 +129,7 @@ def cvae_rows(
 
 
 class _Encoder(nn.Module):
-    """The image is halved by every layer, then read by a dense one."""
+    """Convolutions that each halve the image, then a dense layer."""
 
     def __init__(self, channels: int, widths: list[int], latent: int, norm: Norm, frame: Frame) -> None:
         super().__init__()
@@ -145,7 +146,7 @@ class _Encoder(nn.Module):
 
 
 class _Decoder(nn.Module):
-    """The encoder backwards, ending in [0, 1]."""
+    """The encoder's layers in reverse, with outputs in [0, 1]."""
 
     def __init__(self, inputs: int, widths: list[int], channels: int, norm: Norm, frame: Frame) -> None:
         super().__init__()

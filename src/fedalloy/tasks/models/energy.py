@@ -1,4 +1,4 @@
-"""Classifiers that serve as energy models: smooth everywhere, no batch statistics, a last layer of norm one."""
+"""Classifiers for use as energy models: smooth activations, no batch statistics, a last layer of spectral norm 1."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class SpectralLinear(nn.Linear):
 
 
 def spectral_norm(weight: Tensor) -> Tensor:
-    """The largest singular value of a matrix, by squaring ``W W'`` (or ``W' W``) ten times: ``tr(G^(n+1)) / tr(G^n)``.
+    """The largest singular value of a matrix: the root of ``tr(G^(n+1)) / tr(G^n)`` with ``G = W W'`` (or ``W' W``).
 
-    What is left of the next singular value's share is its ratio to the largest to the power 2048.
+    Ten squarings give n = 1024, so the second singular value has a relative weight of only ``(s2 / s1)^2048``.
 
     >>> round(float(spectral_norm(torch.diag(torch.tensor([3.0, 2.0, 1.0])))), 4)
     3.0
@@ -62,7 +62,7 @@ class SmoothBlock(nn.Module):
 
 @register("model", "resnet10")
 def resnet10(input_shape: tuple[int, ...] = (1, 32, 32), classes: int = 10, spectral: bool = True) -> nn.Module:
-    """ResNet-10 with GroupNorm and SiLU, the last image flattened without pooling, a spectrally normed last layer.
+    """ResNet-10 with GroupNorm and SiLU, no pooling before the last layer, and a spectrally normalised last layer.
 
     4 979 914 parameters for 10 classes of grey images of 25 to 32 pixels, 4 981 066 for colour.
     """
@@ -84,9 +84,9 @@ def resnet10(input_shape: tuple[int, ...] = (1, 32, 32), classes: int = 10, spec
 def energy_cnn(
     input_shape: tuple[int, ...] = (1, 8, 8), classes: int = 10, width: int = 16, spectral: bool = True
 ) -> nn.Module:
-    """Two 3x3 convolutions with GroupNorm and SiLU (the second halves the image) and a spectrally normed last layer.
+    """Two 3x3 convolutions with GroupNorm and SiLU (the second halves the image), a spectrally normalised last layer.
 
-    For small images; flat inputs are read as square ones.
+    For small images; flat inputs are read as square images.
     """
     shape = image_shape(input_shape)
     left = 2 * width * -(-shape[1] // 2) * -(-shape[2] // 2)
@@ -109,7 +109,7 @@ def energy_cnn(
 def energy_mlp(
     inputs: int = 64, classes: int = 10, hidden: tuple[int, ...] = (64, 64), spectral: bool = True
 ) -> nn.Module:
-    """Linear layers with SiLU and a spectrally normed last one: for rows of a table."""
+    """Linear layers with SiLU, the last one spectrally normalised: for rows of a table."""
     layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
     for number, width in enumerate(hidden, start=1):
         layers[f"hidden{number}"], layers[f"silu{number}"] = nn.Linear(inputs, width), nn.SiLU()

@@ -13,7 +13,7 @@ _GROUPS = 4
 
 
 class OverTime(nn.Module):
-    """The mean over time of every channel and frequency: a word may be said early or late."""
+    """The mean over time of every channel and frequency, because a word may be said early or late."""
 
     def forward(self, x: Tensor) -> Tensor:
         """``[N, channels, time, bands]`` to ``[N, channels * bands]``."""
@@ -26,8 +26,8 @@ def keyword_cnn(
 ) -> nn.Module:
     """Three strided convolutions with GroupNorm, the mean over time, and a linear ``head``.
 
-    27 628 parameters for 12 words from 49 moments of 40 mel bands: 448 + 4 704 + 18 624 + 3 852, the first
-    three with the scales and shifts of their GroupNorm.
+    27 628 parameters for 12 words from 49 frames of 40 mel bands: 448 + 4 704 + 18 624 + 3 852, the first
+    three including the scales and shifts of their GroupNorm.
     """
     channels, _, bands = image_shape(input_shape)
     layers: OrderedDict[str, nn.Module] = OrderedDict(image=AsImage(image_shape(input_shape)))

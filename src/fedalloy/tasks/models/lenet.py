@@ -1,4 +1,4 @@
-"""The small LeNet with sigmoids of the element-wise weighting experiments."""
+"""The small LeNet with sigmoids that the element-wise weighting experiments use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SIDE, _CHANNELS, _MAPS = 32, 3, 12
 
 
 class AsColour32(nn.Module):
-    """Any small image as 3 x 32 x 32: zeros around it, a grey value in all three colours."""
+    """Pads a small image with zeros to 3 x 32 x 32 and repeats grey values in all three channels."""
 
     def __init__(self, shape: tuple[int, int, int]) -> None:
         super().__init__()
@@ -43,11 +43,12 @@ class AsColour32(nn.Module):
 def lenet(input_shape: tuple[int, ...] = (3, 32, 32), classes: int = 10, spread: float | None = 0.5) -> nn.Module:
     """LeNet with sigmoids: three 5x5 convolutions with 12 maps (strides 2, 2, 1; padding 2) and one linear layer.
 
-    15 826 parameters with 10 classes: 912 + 3 612 + 3 612 + 7 690, for 3 x 32 x 32 inputs. Grey and smaller
-    images (MNIST: 28 x 28) get zeros around them and their grey value in all three colours, so that the count
-    holds for them as well. All initial values are drawn uniformly from [-spread, spread]: behind three sigmoids
-    torch's own smaller ones (``spread`` = nothing, in Python) learn nothing for several epochs of MNIST, and steps
-    much above 0.01 with momentum 0.9 saturate either. The published initial values are not known.
+    15 826 parameters with 10 classes: 912 + 3 612 + 3 612 + 7 690, for 3 x 32 x 32 inputs. Smaller
+    images (MNIST: 28 x 28) are padded with zeros and grey values are repeated in all three channels, so the count is
+    the same for them. All initial values are drawn uniformly from [-spread, spread]: with torch's smaller ones
+    (``spread=None``, only from Python) a network with three sigmoids learns nothing for several epochs of MNIST. With
+    either, learning rates much above 0.01 with momentum 0.9 saturate the sigmoids. The published initial values are
+    not known.
     """
     image = AsColour32(image_shape(input_shape))
     model = nn.Sequential(

@@ -1,4 +1,4 @@
-"""Chains of linear layers: logistic regression, the MLP, and two of its published sizes."""
+"""Chains of linear layers: logistic regression, the MLP, and two published MLPs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def mlp(
 def twonn(inputs: int = 784, classes: int = 10, width: int = 200) -> nn.Module:
     """TwoNN of the personalisation experiments: three hidden layers without biases, 238 800 parameters on MNIST.
 
-    The last two linear layers are the ``classifier``, the block that FedPer and its kin keep or share.
+    The last two linear layers are the ``classifier``, the block that FedPer and similar methods keep local or share.
     """
     features = OrderedDict(
         flatten=nn.Flatten(),

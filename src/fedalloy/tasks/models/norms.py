@@ -13,7 +13,7 @@ _GROUPS = 8
 
 
 def norm_layer(width: int, norm: Norm) -> nn.Module:
-    """Batch statistics, or groups of channels (at most 8) of one example; both have two parameters per channel.
+    """BatchNorm, or GroupNorm with the largest possible number of groups up to 8; both have two parameters per channel.
 
     >>> norm_layer(12, "group").num_groups
     6

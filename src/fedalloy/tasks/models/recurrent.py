@@ -1,4 +1,4 @@
-"""Recurrent networks that engines can batch: the next character, and the mood of a tweet."""
+"""Recurrent networks that run under ``vmap``: next-character prediction and the sentiment of tweets."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Lstm(nn.Module):
                 self.register_parameter(f"weight_{name}_l{layer}", nn.Parameter(weight))
 
     def forward(self, x: Tensor, known: Tensor | None = None) -> Tensor:
-        """``[N, length, inputs]`` to ``[N, hidden]``; the state rests where ``known`` ``[N, length]`` is false."""
+        """``[N, length, inputs]`` to ``[N, hidden]``; where ``known`` ``[N, length]`` is false the state is kept."""
         for layer in range(self.layers):
             states = self._states(x, layer, known)
             if layer < self.layers - 1:
@@ -58,9 +58,9 @@ class Lstm(nn.Module):
 
 
 class Reader(nn.Module):
-    """Symbols as vectors, read one after the other by an LSTM.
+    """An embedding of symbols, followed by an LSTM.
 
-    ``padded``: token 0 is no symbol and is passed over, and numbers beyond the vocabulary are folded back into it
+    ``padded``: token 0 is padding and is skipped, and numbers beyond the vocabulary are mapped into it by a modulo
     (tokens are hashes). Otherwise all numbers are symbols.
     """
 
@@ -89,7 +89,7 @@ def char_lstm(
     hidden: int = 256,
     layers: int = 2,
 ) -> nn.Module:
-    """The next character from those before: an embedding of 100 x 8, two layers of 256 LSTM cells, a linear layer.
+    """Predicts the next character: an embedding of 100 x 8, two layers of 256 LSTM cells, a linear layer.
 
     821 024 parameters without biases: 800 + 794 624 + 25 600. ``classifier`` is the last layer.
     """
@@ -105,10 +105,10 @@ def sent140_lstm(
     hidden: int = 256,
     layers: int = 2,
 ) -> nn.Module:
-    """The mood of a tweet: word vectors, two layers of 256 LSTM cells, a linear layer; without biases.
+    """The sentiment of a tweet: word vectors, two layers of 256 LSTM cells, a linear layer; without biases.
 
-    1 114 368 parameters with one logit: 262 144 + 851 968 + 256. The published experiments have 300 GloVe values per
-    word, trained elsewhere and frozen; here 64 are learned for each of 4096 hashed words.
+    1 114 368 parameters with one logit: 262 144 + 851 968 + 256. The published experiments use frozen, pretrained
+    GloVe vectors of 300 values per word; here 64 values are learned for each of 4096 hashed words.
     """
     return _reading("sent140_lstm", input_shape, classes, vocabulary, width, hidden, layers, padded=True)
 

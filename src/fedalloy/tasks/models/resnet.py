@@ -20,7 +20,7 @@ _GROUPS = 8
 class ResidualBlock(nn.Module):
     """``relu(f(x) + shortcut(x))`` with two 3x3 convolutions in f.
 
-    The shortcut has no parameters (option A): where the block halves the image it takes every second pixel and
+    The shortcut has no parameters (option A): where the block halves the image, it takes every second pixel and
     fills the new channels with zeros.
     """
 
@@ -44,7 +44,7 @@ class ResidualBlock(nn.Module):
 def resnet20(input_shape: tuple[int, ...] = (3, 32, 32), classes: int = 10, norm: Norm = "batch") -> nn.Module:
     """ResNet-20 with option-A shortcuts: 269 722 parameters for 10 classes of colour images, 275 572 for 100.
 
-    The last layer is ``head``, so ``trainable = ["head.*"]`` freezes the rest. ``norm = "group"`` (8 groups) has the
+    The last layer is ``head``: ``trainable = ["head.*"]`` freezes the rest. ``norm = "group"`` (8 groups) has the
     same number of parameters, no running statistics, and runs with padded batches on every engine.
     """
     return _resnet(3, input_shape, classes, norm)
@@ -57,7 +57,7 @@ def resnet32(input_shape: tuple[int, ...] = (3, 32, 32), classes: int = 10, norm
 
 
 def _resnet(blocks: int, input_shape: tuple[int, ...], classes: int, norm: Norm) -> nn.Module:
-    """Three stages of ``blocks`` blocks each: 6 blocks + 2 layers."""
+    """Three stages of ``blocks`` blocks each: ``6 * blocks + 2`` layers."""
     if norm not in get_args(Norm):
         raise SpecError(f"a residual network with norm '{norm}': {nearest(str(norm), get_args(Norm))}")
     shape = image_shape(input_shape)

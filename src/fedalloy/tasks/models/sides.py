@@ -1,4 +1,4 @@
-"""Images of any side for networks that halve and double: framed to a power of two, and cut back."""
+"""Pads images to a square whose side is a power of two, for networks that halve and double it, and crops the result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SIDES = (8, 16, 32, 64)
 
 
 class Frame(nn.Module):
-    """A ``height x width`` image in the middle of a square of ``side``; the frame has the value ``ground``.
+    """Centres a ``height x width`` image in a square of ``side``, padded with ``ground``; ``cut`` undoes it.
 
     >>> import torch
     >>> frame = Frame(2, 3, ground=-1.0)

@@ -12,10 +12,10 @@ from fedalloy.core.registry import register
 
 
 class PairEmbedding(nn.Module):
-    """Two texts as the means u and v of their words' vectors, then ``[u, v, |u - v|, u v]``.
+    """``[u, v, |u - v|, u v]``, where u and v are the means of the word vectors of two texts.
 
-    Token 0 is padding and counts for nothing. Numbers beyond the vocabulary are folded back into it: tokens
-    are hashes, so a smaller vocabulary only lets more words share a vector.
+    Token 0 is padding and is ignored. Numbers beyond the vocabulary are mapped into it by a modulo: tokens are hashes,
+    so with a smaller vocabulary only more words share a vector.
     """
 
     def __init__(self, vocabulary: int, width: int) -> None:
@@ -41,7 +41,7 @@ def text_pair(
     width: int = 32,
     hidden: int = 64,
 ) -> nn.Module:
-    """Word vectors, their mean for each of two texts, and a perceptron on how the two differ.
+    """Word vectors, their means u and v for two texts, and a perceptron on ``[u, v, |u - v|, u v]``.
 
     139 393 parameters with one logit: 131 072 in ``embedding``, 8 321 in the ``head`` (hidden and output layer).
     """

@@ -1,7 +1,7 @@
-"""Convolutional networks without biases, as the personalisation experiments have them.
+"""Convolutional networks without biases, as used in the personalisation experiments.
 
-Every one is a ``features`` block and a ``classifier`` block of two or three linear layers, the block that FedPer and
-its kin keep or share. Convolutions and linear layers begin with Xavier's normal values (Glorot and Bengio 2010).
+Each has a ``features`` block and a ``classifier`` block of two or three linear layers, which FedPer and similar methods
+keep local or share. Initial weights are Xavier normal (Glorot and Bengio 2010).
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ _GROUPS = 8
 
 @register("model", "twocnn")
 def twocnn(input_shape: tuple[int, ...] = (3, 28, 28), classes: int = 10, width: int = 200) -> nn.Module:
-    """Two 5x5 convolutions (32 and 64 maps; they and the max-pooling padded by 1) and three linear layers.
+    """Two 5x5 convolutions (32 and 64 maps) with max-pooling, all padded by 1, and three linear layers.
 
-    722 800 parameters for 28 x 28 colours (``cifar10`` with ``side = 28``): 2 400 + 51 200 + 627 200 + 40 000 + 2 000.
+    722 800 parameters for 28 x 28 colour images (``cifar10`` with ``side = 28``): 2 400 + 51 200 + 627 200 + 40 000 +
+    2 000.
     """
     shape = image_shape(input_shape)
     features: Layers = OrderedDict(image=AsImage(shape))
@@ -42,9 +43,9 @@ def twocnn(input_shape: tuple[int, ...] = (3, 28, 28), classes: int = 10, width:
 
 @register("model", "vgg9")
 def vgg9(input_shape: tuple[int, ...] = (1, 28, 28), classes: int = 62) -> nn.Module:
-    """Six 3x3 convolutions (16 to 512 maps, twice as many each time), four max-poolings, two linear layers.
+    """Six 3x3 convolutions (16 to 512 maps, doubled each time), four max-poolings, two linear layers.
 
-    1 718 416 parameters for 62 classes of 28 x 28 grey values: 1 571 472 + 131 072 + 15 872.
+    1 718 416 parameters for 62 classes of 28 x 28 grey images: 1 571 472 + 131 072 + 15 872.
     """
     shape = image_shape(input_shape)
     features: Layers = OrderedDict(image=AsImage(shape))
@@ -59,8 +60,8 @@ def vgg9(input_shape: tuple[int, ...] = (1, 28, 28), classes: int = 62) -> nn.Mo
 
 
 class ProjectedBlock(nn.Module):
-    """``relu(f(x) + shortcut(x))`` with two 3x3 convolutions in f; a 1x1 convolution is the shortcut where the shape
-    changes, x itself where it does not."""
+    """``relu(f(x) + shortcut(x))`` with two 3x3 convolutions in f; the shortcut is a 1x1 convolution if the shape
+    changes, else the identity."""
 
     def __init__(self, inputs: int, width: int, stride: int, norm: Norm) -> None:
         super().__init__()
@@ -81,8 +82,9 @@ def resnet9(input_shape: tuple[int, ...] = (3, 32, 32), classes: int = 100, norm
     """A strided convolution, max-pooling, four residual blocks (64 to 512 maps) and two linear layers.
 
     5 054 784 parameters for 100 classes of colour images, 5 031 744 for 10. ``norm = "batch"`` is BatchNorm without
-    running statistics: a client is scored with those of its own test part. ``"group"`` (8 groups) looks at one example
-    at a time and has as many parameters. The first block has its shortcut, which the public code leaves out.
+    running statistics: a client is scored with the statistics of its own test part. ``"group"`` (8 groups) normalises
+    each example by itself and has the same number of parameters. The first block has a shortcut, which the public code
+    omits.
     """
     _check_norm("resnet9", norm)
     shape = image_shape(input_shape)
@@ -97,10 +99,10 @@ def resnet9(input_shape: tuple[int, ...] = (3, 32, 32), classes: int = 100, norm
 
 @register("model", "mobilenet")
 def mobilenet(input_shape: tuple[int, ...] = (3, 64, 64), classes: int = 200, norm: Norm = "batch") -> nn.Module:
-    """A strided convolution, four convolutions in two steps (each map by itself, then across maps), two linear layers.
+    """A strided convolution, four depthwise separable convolutions and two linear layers.
 
-    364 480 parameters for 200 classes of colour images. The depthwise convolutions are not padded, so images of less
-    than 33 x 33 are too small. ``norm`` as in ``resnet9``.
+    364 480 parameters for 200 classes of colour images. The depthwise convolutions are not padded, so images must
+    be at least 33 x 33. ``norm`` as in ``resnet9``.
     """
     _check_norm("mobilenet", norm)
     shape = image_shape(input_shape)
@@ -119,7 +121,7 @@ def mobilenet(input_shape: tuple[int, ...] = (3, 64, 64), classes: int = 200, no
 
 
 def _after(extent: int, poolings: int, once: Callable[[int], int], model: str, shape: tuple[int, int, int]) -> int:
-    """What is left of a side after all poolings (and the convolutions before them)."""
+    """The length of a side after all poolings (and the convolutions before them)."""
     for _ in range(poolings):
         extent = once(extent)
     if extent < 1:

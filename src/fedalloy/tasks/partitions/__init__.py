@@ -1,1 +1,1 @@
-"""How examples are dealt to clients: one rule per file."""
+"""Rules that assign examples to clients, one per file."""

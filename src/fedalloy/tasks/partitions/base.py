@@ -16,9 +16,9 @@ class Partition(ABC):
 
     @abstractmethod
     def assign(self, labels: Tensor, clients: int, key: Key, owner: Tensor | None = None) -> list[Tensor]:
-        """One sorted tensor of row numbers per client; no row is given twice.
+        """One sorted tensor of row numbers per client; no row is assigned twice.
 
-        ``owner`` is the natural client of every row, for the rules that look at it.
+        ``owner`` is the natural client of every row, for the rules that use it.
         """
 
     def clients_for(self, owner: Tensor | None) -> int | None:
@@ -27,7 +27,7 @@ class Partition(ABC):
 
 
 def group(owner: Tensor, clients: int) -> list[Tensor]:
-    """The rows of every client, from the client of every row (-1: nobody's).
+    """The rows of every client, from the client of every row (-1: none).
 
     >>> group(torch.tensor([1, 0, -1, 1]), 2)
     [tensor([1]), tensor([0, 3])]
@@ -38,12 +38,12 @@ def group(owner: Tensor, clients: int) -> list[Tensor]:
 
 
 def deal_in_order(order: Tensor, sizes: Tensor) -> list[Tensor]:
-    """Cut the row numbers ``order`` into consecutive hands of these sizes."""
+    """Cut the row numbers ``order`` into consecutive parts of these sizes, each sorted."""
     return [hand.sort().values for hand in order[: int(sizes.sum())].split(sizes.tolist())]
 
 
 def deal_by_class(table: Tensor, labels: Tensor, key: Key) -> list[Tensor]:
-    """Give client k ``table[k, c]`` rows of class c, drawn without replacement."""
+    """Assign ``table[k, c]`` rows of class c to client k, drawn without replacement."""
     owner = torch.full_like(labels, -1)
     everyone = torch.arange(len(table))
     for label in range(table.shape[1]):
@@ -55,7 +55,7 @@ def deal_by_class(table: Tensor, labels: Tensor, key: Key) -> list[Tensor]:
 
 
 def class_totals(labels: Tensor, rule: str) -> Tensor:
-    """How many examples each class has; an error when labels are not classes."""
+    """The number of examples of each class; an error if labels are not classes."""
     if labels.is_floating_point() or labels.dim() != 1:
         raise DataError(
             f"partition '{rule}' deals by class but the labels are {labels.dtype} of shape {tuple(labels.shape)}; "
@@ -65,7 +65,7 @@ def class_totals(labels: Tensor, rule: str) -> Tensor:
 
 
 def check_supply(rule: str, examples: int, clients: int, each: int = 1) -> None:
-    """Refuse a request that no assignment can meet."""
+    """Refuse less than one client, and more clients than there are examples for."""
     if clients < 1:
         raise DataError(f"partition '{rule}': {clients} clients asked for; at least 1 is needed")
     if clients * each > examples:
@@ -76,6 +76,6 @@ def check_supply(rule: str, examples: int, clients: int, each: int = 1) -> None:
 
 
 def check_clients(rule: str, clients: int, made: int) -> None:
-    """Refuse a number of clients that contradicts the rule's own."""
+    """Refuse a number of clients other than the one that the rule defines."""
     if clients != made:
         raise DataError(f"partition '{rule}' makes {made} clients but {clients} were asked for; leave the number out")

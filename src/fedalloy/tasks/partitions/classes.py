@@ -17,10 +17,11 @@ from fedalloy.tasks.partitions.margins import apportion, fill, fit, floored
 @register("partition", "classes")
 @dataclass(frozen=True)
 class Classes(Partition):
-    """Every client has exactly ``per_client`` classes; sizes are as equal as the classes allow.
+    """Every client gets exactly ``per_client`` classes; sizes are as equal as the classes allow.
 
-    A class has holders in proportion to its size, at least one where ``clients * per_client`` suffices: then
-    every example is given. With fewer places than classes, the largest classes are held and the rest is unused.
+    The number of clients with a class is proportional to its size, up to rounding. If ``clients * per_client`` is at
+    least the number of classes, every class has a client and every example is used; otherwise only the largest classes
+    are used.
     """
 
     per_client: int = 2
@@ -37,7 +38,7 @@ class Classes(Partition):
 
 
 def choose_classes(totals: Tensor, clients: int, per_client: int, key: Key) -> Tensor:
-    """Who holds which class, ``[K, classes]`` of 0 and 1, ``per_client`` ones in each row."""
+    """Which client gets which class, ``[K, classes]`` of 0 and 1, ``per_client`` ones in each row."""
     present = int((totals > 0).sum())
     if per_client > present:
         raise DataError(
@@ -57,24 +58,24 @@ def choose_classes(totals: Tensor, clients: int, per_client: int, key: Key) -> T
 
 
 def _neediest(free: Tensor, load: Tensor, key: Key) -> Tensor:
-    """Clients with most free places first (so the places always come out even), then the least loaded, then by lot."""
+    """Clients by free places (most first, so that all places can be filled), then by load; ties in random order."""
     order = key.permutation(len(free))
     order = order[load[order].argsort(stable=True)]
     return order[free[order].argsort(descending=True, stable=True)]
 
 
 def covering_table(holds: Tensor, totals: Tensor) -> Tensor:
-    """Share every held class completely, with rows as equal as can be and at least 1 where a class is held."""
+    """Distribute every chosen class completely: rows as equal as possible, at least 1 where ``holds`` is 1."""
     held = totals * (holds.sum(0) > 0)
     sizes = apportion(torch.ones(len(holds)), int(held.sum()))
     table = fit(holds, sizes, held, cover=True)
-    # Up to the wanted sizes first; what then is left of a class goes beyond them.
+    # First fill up to the wanted sizes; then distribute the rest of each class, beyond these sizes.
     shared = fill(floored(table, holds, held).T, table.T, held, sizes)
     return fill(shared, table.T, held, torch.full_like(sizes, int(held.sum()))).T
 
 
 def _places(totals: Tensor, clients: int, per_client: int) -> Tensor:
-    """How many holders each class gets: by size, at least 1 if possible, at most one per client or example."""
+    """How many clients get each class: by its size, at least 1 if possible, at most one per client and per example."""
     most = totals.clamp(max=clients)
     needed = clients * per_client
     if int(most.sum()) < needed:
@@ -82,7 +83,8 @@ def _places(totals: Tensor, clients: int, per_client: int) -> Tensor:
             f"{clients} clients with {per_client} classes each need {needed} places, the classes have room for "
             f"{int(most.sum())} (one per client and example); ask for fewer clients or classes"
         )
-    # Webster's rule: the next place goes to the class with the largest n_c / (places + 1/2), first places before all.
+    # Webster's rule: the next place goes to the class with the largest n_c / (places + 1/2), all first places before
+    # any second one.
     place = torch.arange(clients)
     claim = totals.unsqueeze(1) / (place + 0.5).to(torch.float64)
     claim[:, 0] += float(totals.sum()) * (totals > 0)

@@ -1,7 +1,7 @@
 """Label skew by Dirichlet proportions.
 
-For every class, p ~ Dir(alpha 1) over clients says how its examples are shared; small alpha: few clients per
-class, large alpha: nearly iid. Disjoint, and every example is given.
+For every class, p ~ Dir(alpha 1) gives the clients' shares of its examples; small alpha: few clients per class, large
+alpha: nearly iid. Every example is assigned to exactly one client.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _REJECTIONS = 64
 class Dirichlet(Partition):
     """Dir(alpha) shares of each class, every client with at least ``min_samples``.
 
-    A draw that leaves a client below the minimum is repeated a few times; then examples are moved from the
-    largest clients. ``balance``: a client that has its N / K examples takes no part in the remaining classes.
+    A draw that leaves a client below the minimum is repeated, up to 10 draws in all; then examples are moved from the
+    largest clients. ``balance``: a client that already has N / K examples gets none of the remaining classes.
     """
 
     alpha: float = 0.5
@@ -57,8 +57,8 @@ class Dirichlet(Partition):
 def log_gamma_draws(alpha: float, shape: tuple[int, int], key: Key) -> Tensor:
     """Logarithms of Gamma(alpha) draws, exact for any alpha: their softmax is a Dirichlet draw.
 
-    log G(a) = log G(a + 1) + log(U) / a, so that a tiny alpha cannot underflow to "nobody gets anything";
-    G(a + 1) by Marsaglia and Tsang's rejection (2000), which accepts more than 95 of 100 candidates.
+    log G(a) = log G(a + 1) + log(U) / a, so that with a tiny alpha the shares do not all underflow to zero.
+    G(a + 1) is drawn by Marsaglia and Tsang's rejection (2000), which accepts more than 95 of 100 candidates.
     """
     d = alpha + 1 - 1 / 3
     result = torch.full(shape, float("nan"), dtype=torch.float64)
@@ -86,6 +86,6 @@ def _shared(log_shares: Tensor, totals: Tensor, balance: bool) -> Tensor:
             full = table.sum(1) * clients >= int(totals.sum())
             shares = shares.masked_fill(full, float("-inf")) if not bool(full.all()) else shares
         ends = (shares.softmax(0).cumsum(0) * totals[label]).round().to(torch.int64)
-        ends[-1] = totals[label]  # the sum of the shares is one only up to rounding
+        ends[-1] = totals[label]  # the shares sum to one only up to rounding
         table[:, label] = ends.diff(prepend=torch.zeros(1, dtype=torch.int64))
     return table

@@ -1,4 +1,4 @@
-"""Everyone gets a random hand of equal size."""
+"""Random parts of equal size."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedalloy.tasks.partitions.margins import apportion
 @register("partition", "iid")
 @dataclass(frozen=True)
 class Iid(Partition):
-    """Shuffle, then cut into equal hands (sizes differ by at most one); every example is given."""
+    """Shuffle, then cut into equal parts (sizes differ by at most one); every example is used."""
 
     def assign(self, labels: Tensor, clients: int, key: Key, owner: Tensor | None = None) -> list[Tensor]:
         check_supply("iid", len(labels), clients)

@@ -1,4 +1,4 @@
-"""The record of a partition: who got how much of what, and a fingerprint of exactly which examples."""
+"""The record of a partition: counts per client and class, and a hash of the assigned rows."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Manifest:
-    """``sizes`` is ``[K]``, ``class_counts`` ``[K, classes]``; ``digest`` changes with any example that changes
-    hands; ``unused`` examples belong to nobody."""
+    """``sizes`` is ``[K]``, ``class_counts`` ``[K, classes]``; ``digest`` changes if any example is assigned
+    differently; ``unused`` is the number of examples without a client."""
 
     sizes: Tensor
     class_counts: Tensor

@@ -1,4 +1,4 @@
-"""Tables of counts with wanted margins: who gets how much (rows) of which class (columns)."""
+"""Tables of counts with given margins, for example examples by client (rows) and class (columns)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _SCALINGS = 300
 
 
 def apportion(weights: Tensor, total: int, minimum: int = 0) -> Tensor:
-    """``minimum`` for everyone and the rest by weight, in whole numbers (largest remainders).
+    """``minimum`` for each and the rest by weight, in whole numbers (largest remainders).
 
     >>> apportion(torch.tensor([3.0, 1.0, 1.0]), 10, minimum=1).tolist()
     [5, 3, 2]
@@ -26,8 +26,8 @@ def fit(seed: Tensor, rows: Tensor, columns: Tensor, *, cover: bool) -> Tensor:
     """Scale rows and columns of ``seed`` in turn until its margins are ``rows`` and ``columns``.
 
     Iterative proportional fitting: of all tables with these margins it tends to the one nearest to ``seed``
-    in relative entropy, and zeros stay zero. Column sums end exactly at ``columns`` when ``cover``, else at
-    most there; row sums come as near as the zeros allow.
+    in relative entropy, and zeros stay zero. Column sums are exactly ``columns`` with ``cover``, else at most these;
+    row sums are as near as the zeros allow.
     """
     table, wanted = seed.to(torch.float64), rows.to(torch.float64)
     for _ in range(_SCALINGS):
@@ -42,7 +42,8 @@ def fit(seed: Tensor, rows: Tensor, columns: Tensor, *, cover: bool) -> Tensor:
 def fill(counts: Tensor, table: Tensor, needs: Tensor, capacity: Tensor) -> Tensor:
     """Raise whole ``counts`` towards ``table`` until row sums are ``needs``, with column sums within ``capacity``.
 
-    A row takes only where ``table`` is positive: first one each by what it lacks most, then by weight.
+    Counts are added only where ``table`` is positive: first one per column, largest deficit first, then as many as
+    possible, largest value of ``table`` first. A row stays short if the capacity does not suffice.
     """
     given = counts.tolist()
     left = (capacity - counts.sum(0)).clamp(min=0).tolist()
@@ -63,7 +64,10 @@ def _fill_row(given: list[int], weights: Tensor, missing: int, left: list[int]) 
 
 
 def floored(table: Tensor, least: Tensor, capacity: Tensor) -> Tensor:
-    """``table`` rounded down but at least ``least``; what exceeds a column's ``capacity`` is taken from its largest."""
+    """``table`` rounded down but at least ``least``.
+
+    In a column above its ``capacity``, counts that exceed ``least`` most are reduced first.
+    """
     counts = torch.maximum(table.floor().to(torch.int64), least)
     for column in (counts.sum(0) > capacity).nonzero().flatten().tolist():
         for _ in range(int(counts[:, column].sum() - capacity[column])):
@@ -72,7 +76,7 @@ def floored(table: Tensor, least: Tensor, capacity: Tensor) -> Tensor:
 
 
 def level_up(counts: Tensor, minimum: int) -> Tensor:
-    """Move examples from the largest clients (from their commonest class) to those below ``minimum``."""
+    """Move examples from the largest clients (from their most frequent class) to those below ``minimum``."""
     counts, sizes = counts.clone(), counts.sum(1)
     for needy in (sizes < minimum).nonzero().flatten().tolist():
         while (missing := minimum - int(sizes[needy])) > 0:

@@ -27,8 +27,9 @@ from fedalloy.tasks.partitions.margins import apportion, fill, fit, floored
 class Mixed(Partition):
     """Clients 0 .. iid-1 are iid, the next ``non_iid`` have ``classes`` classes each.
 
-    Everyone has ``samples`` examples (a client whose classes run out has fewer) and the rest is unused;
-    without ``samples`` all examples are given, N / K each as nearly as the classes allow.
+    Every client gets ``samples`` examples (fewer if its classes run out) and the rest is unused. Without ``samples``
+    the iid clients get N / K examples each, and the others all that is left of their classes, in sizes as equal as the
+    classes allow; what is left of a class that none of them has is unused.
     """
 
     iid: int

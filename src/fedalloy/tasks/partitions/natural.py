@@ -1,4 +1,4 @@
-"""The clients the data came from."""
+"""The natural clients of the data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedalloy.tasks.partitions.base import Partition, group
 @register("partition", "natural")
 @dataclass(frozen=True)
 class Natural(Partition):
-    """Every natural owner is a client; when fewer clients are asked for, that many owners are drawn."""
+    """Every natural owner is a client; if fewer clients are requested, that many owners are drawn at random."""
 
     def clients_for(self, owner: Tensor | None) -> int | None:
         return None if owner is None else len(_owners(owner))
@@ -30,7 +30,7 @@ class Natural(Partition):
         if not 1 <= clients <= len(owners):
             raise DataError(f"partition 'natural': the data have {len(owners)} clients, {clients} were asked for")
         chosen = owners[key.choice(len(owners), clients)]
-        number = torch.full((int(owners.max()) + 2,), -1, dtype=torch.int64)  # one more, so that -1 stays nobody
+        number = torch.full((int(owners.max()) + 2,), -1, dtype=torch.int64)  # one more: index -1 gives -1
         number[chosen] = torch.arange(clients)
         return group(number[owner], clients)
 

@@ -19,7 +19,7 @@ from fedalloy.tasks.partitions.margins import apportion
 class PowerLaw(Partition):
     """The r-th largest client gets ``min_samples`` and a share of the rest proportional to r^-exponent.
 
-    Which client is the r-th is drawn; every example is given. 0: equal sizes, 1: Zipf's law, 2: one giant.
+    Ranks are drawn at random; every example is used. 0: equal sizes, 1: Zipf's law, 2: one very large client.
     """
 
     exponent: float = 1.0

@@ -1,4 +1,4 @@
-"""The pathological split: sort by label, cut into shards, give each client a few."""
+"""The pathological split: sort by label, cut into shards, assign a few to each client."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Deal = Literal["random", "stride"]
 @register("partition", "shards")
 @dataclass(frozen=True)
 class Shards(Partition):
-    """``clients * per_client`` equal shards of the examples sorted by label; every example is given.
+    """``clients * per_client`` equal shards of the examples sorted by label; every example is used.
 
-    ``random`` deals shards by chance; ``stride`` gives client i the shards i, i + K, i + 2K, ... and keeps
-    the order of the data: no chance at all.
+    ``deal = "random"`` shuffles the examples of a label and assigns shards at random. ``"stride"`` keeps the order of
+    the data and gives client i the shards i, i + K, i + 2K, ...; nothing is random.
     """
 
     per_client: int = 2

@@ -16,7 +16,7 @@ from fedalloy.tasks.partitions.base import Partition, check_clients, deal_in_ord
 @register("partition", "sizes")
 @dataclass(frozen=True)
 class Sizes(Partition):
-    """Client k gets ``sizes[k]`` examples, drawn iid; what is left belongs to nobody."""
+    """Client k gets ``sizes[k]`` examples, drawn iid; the rest is unused."""
 
     sizes: tuple[int, ...]
 

@@ -51,7 +51,7 @@ class Skewed(Partition):
         if self.keep == "sizes":
             mix = mix + _LEAK * totals / totals.sum()
         table = fit(mix, sizes, totals, cover=False)
-        # A client that rounding might leave with nothing starts with one example of its commonest class.
+        # A client that might get nothing after rounding starts with one example of its most frequent class.
         poor = (table.floor().sum(1) < 2).unsqueeze(1)
         first = torch.nn.functional.one_hot(counts.argmax(1), counts.shape[1]) * poor
         return fill(floored(table * ~poor, first, totals), table, sizes, totals)
