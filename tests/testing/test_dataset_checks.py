@@ -47,7 +47,7 @@ def test_a_data_set_of_ours_keeps_its_promises(loader):
     ("loader", "problem"),
     [
         (Forgetful(), "same again: a second load with the same key differs: x"),
-        (Unbounded(), "bounds: features lie in "),
+        (Unbounded(), "bounds: features range from "),
         (Steep(), "learns: round 2: the training loss is None"),
     ],
 )
