@@ -13,8 +13,11 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import product
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
 
 ALPHA = 0.05
 FEWEST_PAIRS = 3
@@ -87,14 +90,18 @@ def permutation_test(differences: Sequence[float]) -> float | None:
     """
     if not FEWEST_EXACT <= len(differences) <= MOST_EXACT:
         return None
-    seen = abs(math.fsum(differences)) * (1 - 1e-12)
-    first, *others = differences  # a pattern and its mirror image are equally far from zero: half of them are enough
-    sums = (
-        abs(math.fsum((first, *map(math.prod, zip(signs, others, strict=True)))))
-        for signs in product((1, -1), repeat=len(others))
-    )
-    counted = [total >= seen for total in sums]
-    return sum(counted) / len(counted)
+    values = np.asarray(differences, dtype=np.float64)
+    totals = abs(_signs(len(values)) @ values)
+    slack = 1e-12 * abs(values).sum()  # sums of the same numbers with other signs round differently
+    return float((totals >= totals[0] - slack).mean())
+
+
+@cache
+def _signs(count: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """All patterns of signs that begin with +1, the one without a minus first: a pattern and its mirror image give
+    sums equally far from zero, so half of them are enough."""
+    rest = list(product((1.0, -1.0), repeat=count - 1))
+    return np.concatenate([np.ones((len(rest), 1)), np.array(rest)], axis=1)
 
 
 def rank_test(mine: Sequence[float | None], theirs: Sequence[float | None]) -> float:
