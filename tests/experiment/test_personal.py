@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import fedalloy
 from fedalloy import algorithms
 from fedalloy.core.errors import CheckpointError
 from fedalloy.core.keys import Key
@@ -19,7 +20,7 @@ from fedalloy.experiment.records.disk_store import DiskStore
 from fedalloy.experiment.records.folder import RunFolder
 from fedalloy.experiment.records.store import MemoryStore, read_store
 from fedalloy.tasks.devices import DeviceProfile
-from fedalloy.tasks.evaluation import evaluate_clients, evaluate_pool
+from fedalloy.tasks.evaluation import evaluate_clients, evaluate_models, evaluate_pool
 from fedalloy.tasks.metrics.summary import summarise
 from fedalloy.testing import small_task
 from fedalloy.testing.comparing import differences
@@ -124,6 +125,37 @@ def test_mixtures_are_recorded_for_every_client_and_read_in_three_ways(name):
     assert last["fixed"]["mean"] <= last["best_mean"]["mean"] <= last["oracle"]["mean"]
     losses = list(result.rounds())[-1]["evaluation_mix"]["loss"]
     assert losses["oracle"]["mean"] <= losses["best_mean"]["mean"] <= losses["fixed"]["mean"]
+
+
+def test_lambda_is_chosen_on_the_validation_part_and_scored_on_the_test_part():
+    test = torch.tensor([[0.1] * 3, *[[0.3] * 3] * 4, [0.5] * 3, *[[0.7] * 3] * 4, [0.9] * 3])
+    valid = torch.full((11, 3), torch.nan)
+    valid[:, 0] = torch.arange(11)  # best at lambda = 1, where its test value is 0.9
+    valid[:, 1] = 1.0  # a tie: the nearest to 0.5
+    assert readings(test, True, valid)["validated"]["mean"] == pytest.approx((0.9 + 0.5 + 0.5) / 3)
+    assert readings(test, False, valid)["validated"]["mean"] == pytest.approx((0.1 + 0.5 + 0.5) / 3)
+    assert "validated" not in readings(test, True)
+    assert "validated" not in readings(test, None, valid)
+
+
+def test_a_run_has_a_validated_mixture_only_if_the_task_has_validation_parts():
+    def mixtures(valid_fraction: float) -> tuple[Any, RunResult, dict[str, Any]]:
+        task = fedalloy.task("digits", clients=4, valid_fraction=valid_fraction)
+        result = fit(algorithms.named("superfed_mm", **LOCAL, start=0.0), task, rounds=2, engine="loop")
+        return task, result, list(result.rounds())[-1]["evaluation_mix"]["accuracy"]
+
+    assert "validated" not in mixtures(0.0)[2]
+    task, result, last = mixtures(0.05)
+    ids = torch.arange(4)
+    models = [result.trained.models(ids, mix) for mix in LAMBDAS]
+    valid, test = (
+        torch.stack([evaluate_models(task.objective, some, task.data(part, ids))["accuracy"] for some in models])
+        for part in ("valid", "test")
+    )
+    order = [5, 4, 6, 3, 7, 2, 8, 1, 9, 0, 10]  # away from 0.5: max() keeps the first of equal ones
+    chosen = [max(order, key=lambda mix: float(valid[mix, client])) for client in range(4)]
+    assert last["validated"]["mean"] == pytest.approx(float(test[chosen, ids].mean()))
+    assert last["validated"]["mean"] < last["oracle"]["mean"]
 
 
 def test_mixtures_follow_their_schedule_and_the_last_round_has_one():

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedalloy.core import aspects
 from fedalloy.core.engine import ModelName
+from fedalloy.core.protocols import DataPart
 from fedalloy.experiment.trained import Trained
 from fedalloy.tasks.evaluation import evaluate_clients, evaluate_models, evaluate_pool
 from fedalloy.tasks.metrics.direction import higher_is_better
@@ -50,9 +51,16 @@ def evaluate(trained: Trained, metrics: tuple[str, ...], ids: Tensor) -> Evaluat
 
 
 def personal_scores(
-    trained: Trained, metrics: tuple[str, ...], ids: Tensor, mixes: Sequence[float | None] = (None,)
+    trained: Trained,
+    metrics: tuple[str, ...],
+    ids: Tensor,
+    mixes: Sequence[float | None] = (None,),
+    part: DataPart = "test",
 ) -> list[Values]:
-    """Every client's own model on its own test part, once per mix; states are read a few clients at a time."""
+    """Every client's own model on its own part of the data, once per mix; states are read a few clients at a time.
+
+    Where the clients' data are elsewhere, the part is their test part.
+    """
     if not trained.fed.engine.data_at_hand:
         models: list[ModelName] = ["personal" if mix is None else mix for mix in mixes]
         algorithm, states = trained.fed.algorithm, trained.states(ids)
@@ -60,7 +68,7 @@ def personal_scores(
     parts: list[list[Values]] = [[] for _ in mixes]
     task = trained.fed.task
     for some in ids.split(trained.at_once):
-        states, block = trained.states(some), task.data("test", some)
+        states, block = trained.states(some), task.data(part, some)
         for mix, found in zip(mixes, parts, strict=True):
             theirs = [trained.model_of(states[client], mix) for client in some.tolist()]
             found.append(evaluate_models(task.objective, theirs, block, metrics))

@@ -1,8 +1,10 @@
 """Mixtures of the federated and the local model: every client's scores at lambda = 0, 0.1, ..., 1, and summaries.
 
-Three summaries answer three questions. ``fixed``: lambda = 0.5 for all clients, chosen in advance. ``best_mean``: the
-one lambda that is best for the mean over clients; it was chosen on the test parts, once. ``oracle``: every client at
-the lambda that is best on its own test part; no client could choose it in practice, so it is an upper bound and not a
+Four summaries answer four questions. ``fixed``: lambda = 0.5 for all clients, chosen in advance. ``validated``: every
+client at the lambda that is best on its own validation part, which it can choose in practice (ties: the nearest to
+0.5); there is one if the task has validation parts and the clients' data are in this process. ``best_mean``: the one
+lambda that is best for the mean over clients; it was chosen on the test parts, once. ``oracle``: every client at the
+lambda that is best on its own test part; no client could choose it in practice, so it is an upper bound and not a
 result.
 """
 
@@ -13,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedalloy.experiment.evaluate import client_row, personal_scores
+from fedalloy.experiment.evaluate import Values, client_row, personal_scores
 from fedalloy.experiment.trained import Trained
 from fedalloy.tasks.metrics.direction import higher_is_better
 from fedalloy.tasks.metrics.summary import mean, summarise
@@ -27,14 +29,22 @@ def evaluate_mixes(
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The entry ``evaluation_mix`` of the round's row, and the rows of ``clients.jsonl``."""
     found = personal_scores(trained, metrics, ids, LAMBDAS)
-    together = {name: torch.stack([values[name] for values in found]) for name in metrics}
-    brief = {name: readings(values, higher_is_better(name)) for name, values in together.items()}
+    valid = _on_validation(trained, metrics, ids)
+    brief = {name: readings(_stacked(found, name), higher_is_better(name), valid.get(name)) for name in metrics}
     full = [client_row("mixed", ids, values, mix=mix) for mix, values in zip(LAMBDAS, found, strict=True)]
     return {"evaluation_mix": brief}, full
 
 
-def readings(values: Tensor, higher: bool | None) -> dict[str, Any]:
-    """The mean at every lambda and the three summaries, from values ``[lambdas, clients]``.
+def _on_validation(trained: Trained, metrics: tuple[str, ...], ids: Tensor) -> Values:
+    """By metric the values ``[lambdas, clients]`` on the validation parts; empty where there are none."""
+    if not trained.fed.engine.data_at_hand or not bool(trained.fed.task.data("valid", ids).size.any()):
+        return {}
+    found = personal_scores(trained, metrics, ids, LAMBDAS, "valid")
+    return {name: _stacked(found, name) for name in metrics}
+
+
+def readings(values: Tensor, higher: bool | None, valid: Tensor | None = None) -> dict[str, Any]:
+    """The mean at every lambda and the summaries, from values ``[lambdas, clients]`` on test and validation parts.
 
     A client without a value is skipped everywhere. A metric without a direction has ``fixed`` only.
 
@@ -50,10 +60,23 @@ def readings(values: Tensor, higher: bool | None) -> dict[str, Any]:
     sign = 1.0 if higher else -1.0
     best = int(_known(sign * means).argmax())
     oracle = torch.where(values.isnan().all(0), torch.nan, sign * _known(sign * values).max(0).values)
+    if valid is not None:
+        read["validated"] = summarise(_at_best(values, sign * valid), higher_is_better=higher)
     return read | {
         "best_mean": {"lambda": LAMBDAS[best], **summarise(values[best], higher_is_better=higher)},
         "oracle": summarise(oracle, higher_is_better=higher),
     }
+
+
+def _at_best(values: Tensor, valid: Tensor) -> Tensor:
+    """Every client's value at the lambda with the largest validation value; 0.5 without a validation value."""
+    nearest_first = torch.arange(len(LAMBDAS)).sub(FIXED).abs().argsort(stable=True)
+    best = nearest_first[_known(valid)[nearest_first].argmax(0)]
+    return values.gather(0, best.unsqueeze(0)).squeeze(0)
+
+
+def _stacked(found: list[Values], name: str) -> Tensor:
+    return torch.stack([values[name] for values in found])
 
 
 def _known(values: Tensor) -> Tensor:

@@ -107,6 +107,13 @@ def test_the_objective_adds_up():
     assert float(infos[-1]["objective"]) == float(state["objective"])
 
 
+@pytest.mark.parametrize("mode", ["paper", "official"])
+def test_the_weighted_loss_has_the_weights_that_made_the_received_model(mode):
+    _, infos = play(AaggffS(mode=mode), [[1.0, 3.0], [2.0, 6.0]])
+    assert float(infos[0]["weighted_loss"]) == pytest.approx(2.0)  # equal weights, also where the code's p sums to 2
+    assert float(infos[1]["weighted_loss"]) == pytest.approx(float(infos[0]["p"] @ torch.tensor([2.0, 6.0]).double()))
+
+
 def test_a_client_that_drops_out_responds_with_the_mean():
     rule = AaggffS()
     weights, state, info = weigh(rule, heard([1.0, 3.0], [0, 2]), rule.init(3), ctx(1, 3, absent=[1]))

@@ -54,7 +54,10 @@ set = { "algorithm.name" = "fedavg", "algorithm.lr" = 1e39 }
 CLAIMS = """
 title = "Small steps learn little"
 source = "nobody"
-also = ["gini", "weighted_mean", "rounds", "global", "best_global", "regret", "objective", "loss:mean"]
+also = [
+  "gini", "weighted_mean", "rounds", "global", "best_global", "regret", "objective", "cumulative_loss",
+  "logged_objective", "loss:mean",
+]
 [published]
 scores = ["mean", "worst20"]
 cases.digits.fedavg = [90.5, 40]
@@ -140,6 +143,8 @@ def test_scores_are_those_of_the_records(place, measured):
     decided = measured.of("digits", "aaggff_s")[0].scores
     assert decided["regret"] >= 0
     assert decided["objective"] < 0
+    assert decided["logged_objective"] < 0 < decided["cumulative_loss"]
+    assert decided["cumulative_loss"] > -decided["logged_objective"]  # log(1 + x) is below x
     # Records also hold bytes of memory, which are no seconds.
     assert one.seconds is not None
     assert 0 < one.seconds < 3600

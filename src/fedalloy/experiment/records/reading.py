@@ -17,7 +17,7 @@
 | ``info`` | ``{name: value}``: intermediate values of the rules |
 | ``evaluation`` | ``{metric: {"mean": ..., "worst_served": ..., ...}}`` over clients; only in rounds that evaluate |
 | ``evaluation_global`` | the same for the global model, where ``evaluation`` is of the clients' own models |
-| ``evaluation_mix`` | ``{metric: {"lambda", "mean", "fixed", "best_mean", "oracle"}}`` (:mod:`fedalloy.experiment.mixing`) |
+| ``evaluation_mix`` | ``{metric: {"lambda", "mean", "fixed", "validated", "best_mean", "oracle"}}`` (:mod:`fedalloy.experiment.mixing`) |
 | ``global`` | ``{metric: value}`` on the global test set; only in rounds that evaluate |
 
 ``worst_served`` and ``best_served`` are the means over the 10 % of clients that are served worst and best; a metric without

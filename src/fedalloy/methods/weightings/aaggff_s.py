@@ -65,12 +65,14 @@ class AaggffS(Weighting):
     def weigh(self, cohort: Contributions, state: State, ctx: Context) -> tuple[Weights, State, Info]:
         K, p = ctx.population, state["p"]
         high = 1 / K if self.C2 is None else self.C2
-        present = respond(usable(cohort.stats["loss_before"]), self.cdf, self.C1, high)
+        losses = usable(cohort.stats["loss_before"])
+        present = respond(losses, self.cdf, self.C1, high)
         r = everyone(present, cohort.ids, K)
         earned = p @ r
         g, loss = -r / (1 + earned), -torch.log1p(earned)
         new = self._decide({**state, "objective": state["objective"] + loss}, g, high / (1 + self.C1))
         info = {"responses": r, "gradient": g, "decision_loss": loss, "p": new["p"], "objective": new["objective"]}
+        info["weighted_loss"] = among(p, cohort.ids) @ losses
         return among(new["p"], cohort.ids), new, {**info, **imputed(cohort.ids, K)}
 
     def _decide(self, state: State, g: Tensor, gradient: float) -> State:

@@ -32,7 +32,7 @@ from fedalloy.studies.reproduce.declaring import Claim, PaperExperiment, target_
 from fedalloy.studies.reproduce.results import Measured, Results
 from fedalloy.tasks.metrics.direction import better, higher_is_better
 
-_SMALL = re.compile(r"variance|gini|gap\d*|rounds|objective|regret(_half)?")
+_SMALL = re.compile(r"variance|gini|gap\d*|rounds|objective|logged_objective|cumulative_loss|regret(_half)?")
 
 
 @dataclass(frozen=True)

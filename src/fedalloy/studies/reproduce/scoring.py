@@ -11,7 +11,10 @@ A score is a statistic of the target metric over clients at the last evaluation,
 | ``global``, ``best_global`` | on the global test set, at the end and at its best round |
 | ``rounds`` | the round that reached the target; one more than were run where none did |
 | ``mix_fixed``, ``mix_best_mean``, ``mix_oracle`` | mixtures of two models (:mod:`fedalloy.experiment.mixing`) |
-| ``objective`` | the sum of AAggFF's decision losses |
+| ``mix_validated`` | the same with lambda chosen on validation parts; a method without mixtures has its mean |
+| ``objective`` | the sum of AAggFF's decision losses -log(1 + <p, r>) |
+| ``cumulative_loss`` | the sum over rounds of AAggFF-S's weighted loss sum_i p_i F_i, with the p that made the model |
+| ``logged_objective`` | what the public code of AAggFF logs: the sum of -log(1 + sum_i p_i F_i) |
 | ``regret``, ``regret_half`` | per round, against the best fixed decision in hindsight: all rounds, the first half |
 
 Metrics of which more is better (accuracies and other shares) are in percent, others (losses, calibration errors) as they
@@ -41,7 +44,7 @@ from fedalloy.tasks.metrics import summary
 from fedalloy.tasks.metrics.direction import best
 
 _TAIL = re.compile(r"(worst|best|gap)(\d+)?")
-_MIX = {"mix_fixed": "fixed", "mix_best_mean": "best_mean", "mix_oracle": "oracle"}
+_MIX = {"mix_fixed": "fixed", "mix_validated": "validated", "mix_best_mean": "best_mean", "mix_oracle": "oracle"}
 Row = dict[str, Any]
 
 
@@ -82,8 +85,12 @@ def _score(
         return float(outcome.reached or outcome.round + 1)
     if statistic in ("global", "best_global"):
         return _on_global(rows, metric, statistic == "best_global", higher, unit)
+    if statistic == "mix_validated" and not any("evaluation_mix" in row for row in rows):
+        statistic = "mean"
     if statistic in _MIX:
         return _mixed(rows, metric, _MIX[statistic], unit)
+    if statistic in ("cumulative_loss", "logged_objective"):
+        return _weighted_losses(rows, statistic == "logged_objective")
     if statistic in ("objective", "regret", "regret_half"):
         return _decisions(rows, statistic)
     if metric not in last:
@@ -131,6 +138,11 @@ def _mixed(rows: list[Row], metric: str, kind: str, unit: float) -> float | None
     value = found[-1].get(kind) if found else None
     value = value.get("mean") if isinstance(value, Mapping) else value
     return None if value is None else unit * float(value)
+
+
+def _weighted_losses(rows: list[Row], logged: bool) -> float | None:
+    told = [float(row["info"]["weighted_loss"]) for row in rows if "weighted_loss" in row.get("info", {})]
+    return sum(-math.log1p(loss) if logged else loss for loss in told) if told else None
 
 
 def _decisions(rows: list[Row], statistic: str) -> float | None:
