@@ -51,8 +51,9 @@ def test_the_table_averages_over_seeds_and_pairs_by_seed():
     assert first.mean.deviation == pytest.approx(statistics.stdev([0.5, 0.7]))
     assert first.difference is None
     assert second.difference is not None
-    assert second.difference.mean == pytest.approx(0.15)
+    assert second.difference.estimate == pytest.approx(0.15)
     assert second.difference.deviation == pytest.approx(statistics.stdev([0.1, 0.2]))
+    assert second.difference.outcome == "too few seeds"
     assert first.target_text == "1.0 (1/2)"
     assert summarise([run("a", 0, 0.5)])[0].target_text == "not reached"
     assert summarise([RunOutcome("a", 0, "finished", scores={"mean": 0.5})])[0].target_text == "", "nobody asked"

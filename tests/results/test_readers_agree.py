@@ -116,7 +116,7 @@ def test_compare_has_the_numbers_that_were_written(compared):
             assert row[score]["mean"] == pytest.approx(statistics.fmean(expected(row["name"], score)))
             assert row[score]["deviation"] == pytest.approx(statistics.stdev(expected(row["name"], score)))
     apart = [mine - losses_of for mine, losses_of in zip(_at("alpha", (0, 2)), _at("zeta", (0, 2)), strict=True)]
-    assert table[1]["difference"]["mean"] == pytest.approx(statistics.fmean(apart)), "paired by the seeds of both"
+    assert table[1]["difference"]["estimate"] == pytest.approx(statistics.fmean(apart)), "paired by the seeds of both"
     assert [row["coverage"] for row in table] == ["3 of 4 (1 stopped)", "3 of 4 (1 failed)"]
 
 
@@ -210,8 +210,8 @@ def test_a_reproduction_averages_and_pairs_as_a_comparison_does(compared):
     apart = Interval.of(differences(runs["alpha"], runs["zeta"], "mean", "mean"))
     assert apart is not None
     assert rows[1].difference is not None
-    assert apart.mean == pytest.approx(rows[1].difference.mean)
-    assert apart.count == rows[1].difference.count == 2
+    assert apart.mean == pytest.approx(rows[1].difference.estimate)
+    assert apart.count == rows[1].difference.pairs == 2
     assert apart.low < apart.mean < apart.high
 
 

@@ -159,7 +159,7 @@ def _notes(folder: Path) -> list[str]:
 
 def _cells(row: ResultRow) -> list[str]:
     shown = [_text(value, row) for value in (row.mean, row.worst_served, row.gini)]
-    paired = row.difference.text(signed=True) if row.difference else ""
+    paired = row.difference.text() if row.difference else ""
     return [row.name, *shown, row.target_text, paired, row.coverage]
 
 

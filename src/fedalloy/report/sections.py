@@ -26,7 +26,6 @@ from fedalloy.report.markup import (
 from fedalloy.results.runs import by_name
 from fedalloy.results.statistics import leading
 from fedalloy.results.table import summarise
-from fedalloy.tasks.metrics.direction import better
 
 PARTICIPATION = {
     "contributions": "contributions", "per_client": "per client", "fewest": "fewest", "most": "most",
@@ -61,8 +60,8 @@ def results(context: ReportContext) -> str:
     body = [_result(row, context, leaders) for row in rows]
     note = "Mean ± standard deviation over seeds; the best of each column is bold."
     if len(rows) > 1:
-        note += f" Differences are paired: each seed's run against the same seed's run of {rows[0]['name']}; coloured "
-        note += "where the mean is further from zero than one deviation."
+        note += f" Differences are paired: each seed's run against the same seed's run of {rows[0]['name']}, with "
+        note += "simultaneous intervals; coloured where they are decided (Holm)."
     made = table("Results", [*head, "seeds"], body)
     return section("results", "Results", made, paragraph(note, "soft"), _trouble(context))
 
@@ -269,8 +268,7 @@ def _result(row: dict[str, Any], context: ReportContext, leaders: Mapping[str, f
     if context.summaries[0].outcome.target is not None:
         cells.append(_to_target(row, cell("rounds_to_target", 1)))
     if len(context.styles) > 1:
-        apart = row["difference"]
-        cells.append(spread(apart, signed=True, kind=_sign(apart, context.summaries[0].outcome.higher_is_better)))
+        cells.append(_apart(row["difference"]))
     return [*cells, Cell(row["coverage"], row["seeds"])]
 
 
@@ -281,17 +279,11 @@ def _to_target(row: dict[str, Any], found: Cell) -> Cell:
     return Cell(found.text + missing, found.value, found.kind)
 
 
-def _sign(apart: dict[str, Any] | None, higher: bool | None) -> str:
-    """Green or red only when the mean difference exceeds its deviation over seeds; never for one seed."""
-    if (
-        higher is None
-        or apart is None
-        or apart["mean"] is None
-        or apart["deviation"] is None
-        or abs(apart["mean"]) <= apart["deviation"]
-    ):
-        return ""
-    return "up" if better(apart["mean"], 0.0, higher) else "down"
+def _apart(found: dict[str, Any] | None) -> Cell:
+    """A difference with its interval; green or red only where it is decided."""
+    if found is None:
+        return Cell("", None)
+    return Cell(found["text"], found["mean"], {"better": "up", "worse": "down"}.get(found["outcome"], ""))
 
 
 def _trouble(context: ReportContext) -> str:

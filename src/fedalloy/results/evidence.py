@@ -2,69 +2,125 @@
 
 Runs are paired by seed. Student's t over the paired differences decides at 95 %, from three pairs on. Where several
 differences are shown together, verdicts follow Holm and the intervals are Bonferroni's, so that all of them cover at
-once in 95 of 100 comparisons. From six pairs on an exact permutation test of the same differences stands beside t.
-Where seeds redraw the split of one small data set, runs share examples and their spread is too small: the correction
-of Nadeau and Bengio (2003) widens it. Rounds to a target that some runs never reach are compared by ranks.
+once in 95 of 100 comparisons. From six pairs on an exact test of the same differences stands beside t. Where seeds
+redraw the split of one data set into training and test part, runs share examples and their spread is too small: the
+correction of Nadeau and Bengio (2003) widens it. Rounds to a target that some runs never reach, values that overflowed
+and differences without any spread are compared by ranks.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
+from fedalloy.results.statistics import ALPHA, Spread, student
 
-ALPHA = 0.05
+if TYPE_CHECKING:
+    import numpy as np
+
 FEWEST_PAIRS = 3
 """Fewer paired differences decide nothing."""
 FEWEST_EXACT = 6
 """With fewer pairs than this an exact test cannot reach 5 %, whatever the differences are."""
 MOST_EXACT = 16
-"""With more pairs the exact test has too many sign patterns to count; t is accurate there."""
+"""With more pairs there are too many sign patterns to count them all."""
+MOST_SEEDS = 1000
+"""Numbers of seeds beyond this are not searched for."""
+_SAME = 1e-9
+"""Relative to their size, differences that vary less than this are equal: the rest is rounding."""
 
-Outcome = Literal["better", "worse", "undecided", "too few seeds"]
+Outcome = Literal["better", "worse", "higher", "lower", "undecided", "too few seeds", "not finished"]
+DECIDED = ("better", "worse", "higher", "lower")
+
+
+@dataclass(frozen=True)
+class PairedDifferences:
+    """Mine minus theirs, one value for every seed that both have; NaN is not allowed.
+
+    ``reused`` is the ratio of test to training examples where every seed draws another split of the same examples,
+    else 0. ``ranked`` says that the values are ordered but their size means little, because runs never reached the
+    target; so are infinite ones.
+    """
+
+    values: tuple[float, ...]
+    higher_is_better: bool | None = True
+    reused: float = 0.0
+    ranked: bool = False
+
+    @property
+    def by_ranks(self) -> bool:
+        """Whether ranks decide, because Student's t needs finite values that differ."""
+        if self.ranked or not all(map(math.isfinite, self.values)):
+            return True
+        return len(self.values) > 1 and _without_spread(self.values)
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What paired differences say about their mean; positive is better.
+    """What paired differences say. Their sign is that of mine minus theirs; ``outcome`` knows which sign is better.
 
-    ``low`` and ``high`` are the simultaneous interval over the ``family`` of differences shown together. ``p`` is
-    Student's, ``exact`` the permutation test's (None where it cannot reach 5 %, or would take too long).
+    ``estimate`` is the mean, or the median where ranks decide (``ranked``). ``low`` and ``high`` are the simultaneous
+    interval over the ``family`` of differences shown together, at 1 - ``alpha``; infinite where there is none. ``p``
+    is NaN where nothing can be tested. ``exact`` is the p of the ``exact_test`` beside Student's t, None below six
+    pairs and where ranks decide. ``decided_on`` is the number of pairs of an earlier look, if only that one decided.
     """
 
-    mean: float
+    estimate: float
     low: float
     high: float
     pairs: int
     p: float
     exact: float | None
+    exact_test: Literal["permutation", "sign"] | None
     outcome: Outcome
+    ranked: bool = False
+    deviation: float | None = None
+    reused: float = 0.0
     family: int = 1
+    alpha: float = ALPHA
+    decided_on: int | None = None
+
+    @property
+    def decided(self) -> bool:
+        """Whether there is a verdict."""
+        return self.outcome in DECIDED
 
     @property
     def holm_alone(self) -> bool:
         """Whether Holm decides although the simultaneous interval covers zero, which a table has to explain."""
-        return self.outcome in ("better", "worse") and self.low <= 0 <= self.high
+        return self.decided and self.low <= 0 <= self.high
+
+    def text(self, digits: int = 3) -> str:
+        """The estimate and its simultaneous interval for a table.
+
+        >>> compare_together([PairedDifferences((0.02, 0.03, 0.04))])[0].text()
+        '+0.030 [+0.005, +0.055]'
+        """
+        if math.isnan(self.estimate):
+            return ""
+        inside = f" [{self.low:+.{digits}f}, {self.high:+.{digits}f}]"
+        return f"{self.estimate:+.{digits}f}" + (inside if self.low > -math.inf or self.high < math.inf else "")
 
 
-def compare_together(families: Sequence[Sequence[float]], reused: float = 0.0) -> list[Evidence]:
+def compare_together(families: Sequence[PairedDifferences], alpha: float = ALPHA) -> list[Evidence]:
     """The evidence of several lists of paired differences that are shown together.
 
-    ``reused`` is the ratio of test to training examples where every seed splits the same data, else 0.
-
-    >>> [one.outcome for one in compare_together([[1.0, 1.1, 0.9, 1.0], [0.5, -0.4, 0.1, -0.2], [1.0]])]
+    >>> lists = [(1.0, 1.1, 0.9, 1.0), (0.5, -0.4, 0.1, -0.2), (1.0,)]
+    >>> [one.outcome for one in compare_together([PairedDifferences(one) for one in lists])]
     ['better', 'undecided', 'too few seeds']
     """
-    size = max(1, sum(len(one) >= FEWEST_PAIRS for one in families))
-    found = [_evidence(one, size, reused) for one in families]
-    decided = holm([one.p if one.pairs >= FEWEST_PAIRS else math.nan for one in found])
-    return [replace(one, outcome=_outcome(one, real)) for one, real in zip(found, decided, strict=True)]
+    size = max(1, sum(map(_testable, families)))
+    found = [_evidence(one, size, alpha) for one in families]
+    decided = holm([one.p for one in found], alpha)
+    return [
+        replace(one, outcome=_outcome(one, asked.higher_is_better, real))
+        for one, asked, real in zip(found, families, decided, strict=True)
+    ]
 
 
 def holm(values: Sequence[float], alpha: float = ALPHA) -> list[bool]:
@@ -82,17 +138,173 @@ def holm(values: Sequence[float], alpha: float = ALPHA) -> list[bool]:
     return found
 
 
-def permutation_test(differences: Sequence[float]) -> float | None:
+def rounds_apart(
+    mine: Mapping[int, float | None], theirs: Mapping[int, float | None], reused: float = 0.0
+) -> PairedDifferences:
+    """The rounds to a target, paired by seed; None is a run that never reached it.
+
+    A run that reached the target beats one that did not, by more than any two that did differ; two that did not are
+    tied.
+
+    >>> rounds_apart({0: 3, 1: 4, 2: None}, {0: 9, 1: None, 2: None, 3: 5})
+    PairedDifferences(values=(-6, -inf, 0.0), higher_is_better=False, reused=0.0, ranked=True)
+    """
+    pairs = [(rounds, theirs[seed]) for seed, rounds in mine.items() if seed in theirs]
+    censored = any(rounds is None for pair in pairs for rounds in pair)
+    return PairedDifferences(tuple(_gap(*pair) for pair in pairs), False, reused, censored)
+
+
+def fewest_by_ranks(family: int, alpha: float = ALPHA) -> int:
+    """How many seeds a verdict by ranks needs at least, if every seed says the same: 2^(1-n) <= alpha / family.
+
+    >>> fewest_by_ranks(1), fewest_by_ranks(4), fewest_by_ranks(8)
+    (6, 8, 9)
+    """
+    return math.ceil(1 - math.log2(alpha / family))
+
+
+def seeds_to_decide(found: Evidence, alpha: float | None = None) -> int | None:
+    """About how many more seeds would decide, if their mean and spread were like these; 0 where they do.
+
+    None where no number up to 1000 would. ``alpha`` is that of the look at these seeds, by default the same again. With
+    ranks it is known only while every seed says the same.
+
+    >>> one, = compare_together([PairedDifferences((1.0, -0.6, 0.8, -0.2))])
+    >>> seeds_to_decide(one)
+    36
+    """
+    if found.decided:
+        return 0
+    level = (found.alpha if alpha is None else alpha) / found.family
+    if found.ranked:
+        same = found.p <= 2.0 ** (1 - found.pairs) and found.estimate != 0
+        return max(0, fewest_by_ranks(1, level) - found.pairs) if same else None
+    if found.deviation is None:
+        return None
+    import numpy as np
+    from scipy import stats
+
+    seeds = np.arange(max(found.pairs, FEWEST_PAIRS), MOST_SEEDS + 1)
+    half = stats.t.isf(level / 2, seeds - 1) * found.deviation * np.sqrt(1 / seeds + found.reused)
+    enough = seeds[half <= abs(found.estimate)]
+    return int(enough[0]) - found.pairs if len(enough) else None
+
+
+def exact_p(values: Sequence[float]) -> tuple[float, Literal["permutation", "sign"]] | None:
+    """The two-sided exact p of a mean under random signs, and which test it is; None below six values.
+
+    All sign patterns are counted up to 16 values. Beyond, the sign test counts only the signs.
+
+    >>> exact_p([1.0, 2.0, 1.5, 0.5, 1.0, 2.5]), exact_p([1.0, 2.0, 3.0])
+    ((0.03125, 'permutation'), None)
+    """
+    if len(values) < FEWEST_EXACT:
+        return None
+    counted = permutation_test(values)
+    if counted is not None:
+        return counted, "permutation"
+    from scipy import stats
+
+    signs = [value > 0 for value in values if value]
+    return (float(stats.binomtest(sum(signs), len(signs)).pvalue) if signs else 1.0), "sign"
+
+
+def permutation_test(values: Sequence[float]) -> float | None:
     """The two-sided exact p of a mean under random signs; None where it could not be significant or takes too long.
 
     >>> permutation_test([1.0, 2.0, 1.5, 0.5, 1.0, 2.5]), permutation_test([1.0, 2.0, 3.0])
     (0.03125, None)
     """
-    if not FEWEST_EXACT <= len(differences) <= MOST_EXACT:
-        return None
-    values = np.asarray(differences, dtype=np.float64)
-    totals = abs(_signs(len(values)) @ values)
-    slack = 1e-12 * abs(values).sum()  # sums of the same numbers with other signs round differently
+    return _permuted(values) if FEWEST_EXACT <= len(values) <= MOST_EXACT else None
+
+
+def rank_p(values: Sequence[float]) -> float:
+    """The two-sided sign-rank p of paired differences, exact up to 16 that are not zero; infinite ones rank highest.
+
+    >>> rank_p([-1.0, -math.inf, -2.0, -math.inf, -3.0, -1.0])
+    0.03125
+    """
+    from scipy import stats
+
+    apart = [value for value in values if value]
+    if not apart:
+        return 1.0
+    ranks = stats.rankdata([abs(value) for value in apart])
+    signed = [math.copysign(float(rank), value) for rank, value in zip(ranks, apart, strict=True)]
+    return _permuted(signed) if len(signed) <= MOST_EXACT else float(stats.wilcoxon(signed).pvalue)
+
+
+def _testable(one: PairedDifferences) -> bool:
+    return len(one.values) >= FEWEST_PAIRS and not (one.by_ranks and one.reused)
+
+
+def _evidence(one: PairedDifferences, size: int, alpha: float) -> Evidence:
+    if one.by_ranks:
+        return _by_ranks(one, size, alpha)
+    found = Spread.of(one.values)
+    if found is None or found.deviation is None:
+        alone = found.mean if found else math.nan
+        return Evidence(alone, -math.inf, math.inf, len(one.values), math.nan, None, None, "too few seeds", family=size)
+    error = found.deviation * math.sqrt(1 / found.count + one.reused)
+    half = student(found.count - 1, alpha / size) * error
+    p = _student_p(found.mean / error, found.count - 1) if _testable(one) else math.nan
+    exact, test = (None if one.reused else exact_p(one.values)) or (None, None)
+    return Evidence(
+        found.mean, found.mean - half, found.mean + half, found.count, p, exact, test, "undecided",
+        deviation=found.deviation, reused=one.reused, family=size, alpha=alpha,
+    )  # fmt: skip
+
+
+def _by_ranks(one: PairedDifferences, size: int, alpha: float) -> Evidence:
+    """The median, with the interval of the sign test. Ranks cannot be corrected for examples that splits share."""
+    low, high = _median_interval(one.values, alpha / size) if _testable(one) else (-math.inf, math.inf)
+    p = rank_p(one.values) if _testable(one) else math.nan
+    return Evidence(
+        statistics.median(one.values), low, high, len(one.values), p, None, None, "undecided", ranked=True,
+        reused=one.reused, family=size, alpha=alpha,
+    )  # fmt: skip
+
+
+def _median_interval(values: Sequence[float], alpha: float) -> tuple[float, float]:
+    """From one order statistic to its mirror image, as far inside as covers the median with 1 - alpha."""
+    from scipy import stats
+
+    inside = int(stats.binom.ppf(alpha / 2, len(values), 0.5))
+    ordered = sorted(values)
+    return (ordered[inside - 1], ordered[-inside]) if inside else (-math.inf, math.inf)
+
+
+def _outcome(one: Evidence, higher: bool | None, real: bool) -> Outcome:
+    if one.pairs < FEWEST_PAIRS:
+        return "too few seeds"
+    if not real:
+        return "undecided"
+    above = one.estimate > 0
+    if higher is None:
+        return "higher" if above else "lower"
+    return "better" if above == higher else "worse"
+
+
+def _gap(mine: float | None, theirs: float | None) -> float:
+    if mine is None or theirs is None:
+        return 0.0 if mine is theirs else math.inf if mine is None else -math.inf
+    return mine - theirs
+
+
+def _without_spread(values: Sequence[float]) -> bool:
+    return statistics.stdev(values) <= _SAME * max(map(abs, values))
+
+
+def _permuted(values: Sequence[float]) -> float:
+    """The share of all sign patterns whose sum is as far from zero as this one.
+
+    ``scipy.stats.permutation_test`` counts the same and takes half a second for 16 values.
+    """
+    import numpy as np
+
+    found = np.asarray(values, dtype=np.float64)
+    totals = abs(_signs(len(found)) @ found)
+    slack = 1e-12 * abs(found).sum()  # sums of the same numbers with other signs round differently
     return float((totals >= totals[0] - slack).mean())
 
 
@@ -100,92 +312,13 @@ def permutation_test(differences: Sequence[float]) -> float | None:
 def _signs(count: int) -> np.ndarray[Any, np.dtype[np.float64]]:
     """All patterns of signs that begin with +1, the one without a minus first: a pattern and its mirror image give
     sums equally far from zero, so half of them are enough."""
+    import numpy as np
+
     rest = list(product((1.0, -1.0), repeat=count - 1))
-    return np.concatenate([np.ones((len(rest), 1)), np.array(rest)], axis=1)
+    return np.concatenate([np.ones((len(rest), 1)), np.array(rest).reshape(len(rest), count - 1)], axis=1)
 
 
-def rank_test(mine: Sequence[float | None], theirs: Sequence[float | None]) -> float:
-    """The two-sided exact sign-rank p of rounds to a target, paired; None is a run that never reached it.
-
-    A run that reached the target beats one that did not, by more than any two that did differ; two that did not are
-    tied.
-
-    >>> rank_test([3, 4, 2, 5, 3, 4], [None, 9, 8, None, 7, 9])
-    0.03125
-    """
+def _student_p(t: float, freedom: int) -> float:
     from scipy import stats
 
-    gaps = [_gap(one, other) for one, other in zip(mine, theirs, strict=True)]
-    ranks = stats.rankdata([abs(gap) for gap in gaps if gap])
-    signed = [rank * math.copysign(1.0, gap) for rank, gap in zip(ranks, filter(None, gaps), strict=True)]
-    if not signed:
-        return 1.0
-    if len(signed) > MOST_EXACT:
-        return float(stats.wilcoxon(signed).pvalue)
-    seen = abs(math.fsum(signed)) * (1 - 1e-12)
-    totals = [
-        abs(sum(rank * sign for rank, sign in zip(ranks, signs, strict=True))) >= seen
-        for signs in product((1, -1), repeat=len(ranks))
-    ]
-    return float(sum(totals) / len(totals))
-
-
-def seeds_to_decide(differences: Sequence[float], most: int = 1000) -> int | None:
-    """How many more seeds would make a mean and spread like these significant; 0 where they are, None beyond ``most``.
-
-    >>> seeds_to_decide([1.0, 1.1, 0.9]), seeds_to_decide([1.0, -0.6, 0.8, -0.2])
-    (0, 36)
-    """
-    count = len(differences)
-    if count < 2:
-        return None
-    mean, deviation = statistics.fmean(differences), statistics.stdev(differences)
-    for wanted in range(max(count, FEWEST_PAIRS), most + 1):
-        if deviation == 0 or abs(mean) > _student(wanted - 1, ALPHA) * deviation / math.sqrt(wanted):
-            return wanted - count
-    return None
-
-
-def _evidence(differences: Sequence[float], size: int, reused: float) -> Evidence:
-    count = len(differences)
-    mean = statistics.fmean(differences) if differences else math.nan
-    if count < 2:
-        return Evidence(mean, -math.inf, math.inf, count, math.nan, None, "too few seeds", size)
-    error = statistics.stdev(differences) * math.sqrt(1 / count + reused)
-    half = _student(count - 1, ALPHA / size) * error
-    return Evidence(
-        mean,
-        mean - half,
-        mean + half,
-        count,
-        _p(mean, error, count - 1),
-        permutation_test(differences),
-        "undecided",
-        size,
-    )
-
-
-def _outcome(one: Evidence, real: bool) -> Outcome:
-    if one.pairs < FEWEST_PAIRS:
-        return "too few seeds"
-    return "undecided" if not real else "better" if one.mean > 0 else "worse"
-
-
-def _gap(mine: float | None, theirs: float | None) -> float:
-    if mine is None or theirs is None:
-        return math.inf * ((mine is None) - (theirs is None)) if (mine is None) != (theirs is None) else 0.0
-    return mine - theirs
-
-
-def _student(freedom: int, alpha: float) -> float:
-    from scipy import stats
-
-    return float(stats.t.ppf(1 - alpha / 2, freedom))
-
-
-def _p(mean: float, error: float, freedom: int) -> float:
-    from scipy import stats
-
-    if error == 0:
-        return 1.0 if mean == 0 else 0.0
-    return float(2 * stats.t.sf(abs(mean) / error, freedom))
+    return float(2 * stats.t.sf(abs(t), freedom))

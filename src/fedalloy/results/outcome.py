@@ -9,6 +9,7 @@ from typing import Any
 
 from fedalloy.experiment.records.reading import RunRecord, name_of, read_run, seed_of
 from fedalloy.results import served
+from fedalloy.results.redrawn import Drawn, drawn_by
 from fedalloy.results.statistics import number
 from fedalloy.tasks.metrics.direction import reaches
 
@@ -20,7 +21,7 @@ class RunOutcome:
     ``scores`` summarises the target metric over clients (mean, worst_served, best_served, gini, ...); ``reached`` is
     the first round whose mean is as good as ``target``. Where the run uses the global test set, ``mean`` is the
     value there. ``higher_is_better`` is the direction of the metric, None where it has none.
-    ``quick`` marks a run that was shortened to see whether it runs.
+    ``quick`` marks a run that was shortened to see whether it runs. ``drawn`` is what it drew, for runs with records.
     """
 
     name: str
@@ -36,6 +37,7 @@ class RunOutcome:
     folder: Path | None = None
     quick: bool = False
     higher_is_better: bool | None = True
+    drawn: Drawn | None = None
 
     @property
     def finished(self) -> bool:
@@ -49,7 +51,7 @@ class RunOutcome:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        values = {name: value for name, value in vars(self).items() if name != "folder"}
+        values = {name: value for name, value in vars(self).items() if name not in ("folder", "drawn")}
         return values | {"folder": str(self.folder) if self.folder else None}
 
 
@@ -88,6 +90,7 @@ def outcome_of(record: RunRecord, rows: Iterable[Mapping[str, Any]]) -> RunOutco
         record.path,
         bool(settings.get("quick")),
         higher,
+        drawn_by(record, on_global),
     )
 
 

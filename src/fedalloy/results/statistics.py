@@ -14,7 +14,8 @@ from typing import Literal
 
 from fedalloy.tasks.metrics.direction import best
 
-CONFIDENCE = 0.95
+ALPHA = 0.05
+"""The share of intervals that may miss: they are at 95 %."""
 
 
 @dataclass(frozen=True)
@@ -160,15 +161,15 @@ def leading(spreads: Sequence[Spread | None], higher: bool | None) -> float | No
     return best(known, lambda value: value, higher) if higher is not None and len(known) > 1 else None
 
 
-def student(freedom: int) -> float:
-    """Student's t at the confidence, two-sided.
+def student(freedom: int, alpha: float = ALPHA) -> float:
+    """Student's t, two-sided.
 
     >>> student(4)
     2.776
     """
     from scipy import stats
 
-    return float(stats.t.ppf(0.5 + CONFIDENCE / 2, freedom))
+    return float(stats.t.isf(alpha / 2, freedom))
 
 
 Verdict = Literal["holds", "does not hold", "not decidable", "not measured"]

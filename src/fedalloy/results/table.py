@@ -1,4 +1,4 @@
-"""One line per algorithm: mean and spread over seeds, and the paired difference to the first algorithm."""
+"""One line per algorithm: mean and spread over seeds, and the evidence of its difference to the first algorithm."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedalloy.results.against_first import AgainstFirst, evidence_of
+from fedalloy.results.evidence import Evidence
+from fedalloy.results.looks import Look
 from fedalloy.results.outcome import RunOutcome
 from fedalloy.results.runs import by_name
-from fedalloy.results.statistics import Spread, paired
+from fedalloy.results.statistics import Spread
 
 _SCORES = ("mean", "worst", "best", "worst_served", "best_served", "gini", "variance")
 
@@ -20,7 +23,9 @@ class ResultRow:
     """One algorithm over its seeds; only finished runs are used, the others are named.
 
     ``worst`` and ``best`` are the lowest and the highest tenth of the clients; which clients are served worst and best
-    depends on ``higher_is_better``, the direction of the metric; without a direction there are none.
+    depends on ``higher_is_better``, the direction of the metric; without a direction there are none. ``difference``
+    and ``rounds_difference`` are to the first algorithm, paired by seed, in the mean and in the rounds to the target;
+    the two of all algorithms are one family. The first algorithm has none, and neither has one without a common seed.
     """
 
     name: str
@@ -35,7 +40,8 @@ class ResultRow:
     target: float | None
     to_target: Spread | None
     reached: int
-    difference: Spread | None
+    difference: Evidence | None
+    rounds_difference: Evidence | None
     failed: tuple[RunOutcome, ...]
     unfinished: tuple[RunOutcome, ...]
     higher_is_better: bool | None
@@ -76,7 +82,7 @@ class ResultRow:
     def to_json(self) -> dict[str, Any]:
         """Plain values for machines."""
         plain = {
-            name: vars(value) if isinstance(value, Spread) else value
+            name: vars(value) if isinstance(value, Spread | Evidence) else value
             for name, value in vars(self).items()
             if name not in ("failed", "unfinished")
         }
@@ -85,11 +91,13 @@ class ResultRow:
         return plain | {"failed": failed, "unfinished": unfinished, "asked": self.asked, "coverage": self.coverage}
 
 
-def summarise(outcomes: Sequence[RunOutcome]) -> list[ResultRow]:
-    """One row per name, in order of appearance; differences are paired by seed with the first name."""
-    groups = by_name(outcomes)
-    first = values_by_seed(next(iter(groups.values()), []))
-    return [_row(name, runs, first, is_first=i == 0) for i, (name, runs) in enumerate(groups.items())]
+def summarise(outcomes: Sequence[RunOutcome], recorded: Sequence[Look] = ()) -> list[ResultRow]:
+    """One row per name, in order of appearance; differences are paired by seed with the first name.
+
+    ``recorded`` are the looks at the comparison so far (:func:`fedalloy.results.looks.read_looks`).
+    """
+    found = evidence_of(outcomes, recorded)
+    return [_row(name, runs, found.get(name, AgainstFirst())) for name, runs in by_name(outcomes).items()]
 
 
 def spreads(runs: Sequence[RunOutcome], scores: Sequence[str]) -> dict[str, Spread | None]:
@@ -97,12 +105,7 @@ def spreads(runs: Sequence[RunOutcome], scores: Sequence[str]) -> dict[str, Spre
     return {key: Spread.of(run.scores.get(key, math.nan) for run in runs if run.finished) for key in scores}
 
 
-def values_by_seed(runs: Sequence[RunOutcome]) -> dict[int, float]:
-    """The mean over clients of every finished run that has one."""
-    return {run.seed: run.scores["mean"] for run in runs if run.finished and "mean" in run.scores}
-
-
-def _row(name: str, runs: Sequence[RunOutcome], first: dict[int, float], is_first: bool) -> ResultRow:
+def _row(name: str, runs: Sequence[RunOutcome], found: AgainstFirst) -> ResultRow:
     done = [run for run in runs if run.finished]
     reached = [float(run.reached) for run in done if run.reached is not None]
     return ResultRow(
@@ -112,7 +115,8 @@ def _row(name: str, runs: Sequence[RunOutcome], first: dict[int, float], is_firs
         target=runs[0].target,
         to_target=Spread.of(reached),
         reached=len(reached),
-        difference=None if is_first else Spread.of(paired(values_by_seed(runs).items(), first)),
+        difference=found.mean,
+        rounds_difference=found.rounds,
         failed=tuple(run for run in runs if run.state == "failed"),
         unfinished=tuple(run for run in runs if not run.ended),
         higher_is_better=runs[0].higher_is_better,

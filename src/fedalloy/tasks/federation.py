@@ -18,7 +18,7 @@ from fedalloy.core.types import Block, Examples
 from fedalloy.tasks.datasets.base import Dataset, Standardise
 from fedalloy.tasks.noise import LabelNoise
 from fedalloy.tasks.partitions.base import Partition
-from fedalloy.tasks.partitions.manifest import Manifest
+from fedalloy.tasks.partitions.manifest import Manifest, SplitRecord
 from fedalloy.tasks.splits import check_fractions, part_sizes, split
 from fedalloy.tasks.standardise import Scaler
 
@@ -137,16 +137,19 @@ def federate(
     never take part. ``standardise = "client"`` then scales every client's features by the mean and standard deviation
     of its own training part; its other parts and other clients are not used.
     """
-    seen = dataset.y if noise is None else noise.apply(dataset.y, dataset.classes, key.fold("noise"))
+    true = dataset.y
+    seen = true if noise is None else noise.apply(true, dataset.classes, key.fold("noise"))
     dataset = replace(dataset, y=seen) if noise and noise.first else dataset
     assignment = _assignment(dataset, partition, clients, key.fold("partition"))
     assignment = _unseen_last(assignment, newcomers, key.fold("newcomers"))
     fractions = {"test_fraction": test_fraction, "valid_fraction": valid_fraction}
     parts = split(assignment, dataset.y, key, **fractions, held_out=dataset.held_out)
     labels = {"train": seen, "valid": seen, "test": seen if noise and noise.test == "noisy" else dataset.y}
-    pools = [Pool.gather(dataset.x, labels[part], [getattr(client, part) for client in parts]) for part in _PARTS]
+    rows = {part: [getattr(client, part) for client in parts] for part in _PARTS}
+    pools = [Pool.gather(dataset.x, labels[part], rows[part]) for part in _PARTS]
     train, valid, test = _standardised(pools, dataset) if standardise == "client" else pools
-    manifest = Manifest.of(assignment, dataset.y, dataset.classes)
+    dealt = SplitRecord.of(true, rows["train"], rows["test"], dataset.test is not None)
+    manifest = Manifest.of(assignment, dataset.y, dataset.classes, dealt)
     common = dataset.test or _union(test, len(assignment) - newcomers)
     names = _names(dataset, assignment)
     return FederatedTask(

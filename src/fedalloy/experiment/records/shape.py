@@ -19,6 +19,8 @@ _RECIPE: dict[str, Types] = {
 }  # fmt: skip
 _MANIFEST: dict[str, Types] = {
     "sizes": (list,), "class_counts": (list,), "names": (list,), "clients": (int,), "digest": (str,), "unused": (int,),
+    "split": (dict,), "split.train": (int,), "split.test": (int,), "split.labels": (str,), "split.rows": (str,),
+    "split.common_test": (bool,),
 }  # fmt: skip
 _ROUND: dict[str, Types] = {
     "round": (int,), "ids": (list,), "dropped": (dict,), "weights": (list, dict, type(None)), "absent": (list,),

@@ -8,6 +8,7 @@ from typing import Any
 
 from fedalloy.report.data.plain import digits
 from fedalloy.report.palette import assign
+from fedalloy.results.evidence import Evidence
 from fedalloy.results.runs import by_name
 from fedalloy.results.statistics import Spread
 from fedalloy.results.summaries import RunSummary
@@ -32,7 +33,7 @@ def result_rows(summaries: Sequence[RunSummary]) -> list[dict[str, Any]]:
             "gini": _spread(row.gini),
             "rounds_to_target": _spread(row.to_target),
             "reached": row.reached,
-            "difference": _spread(row.difference),
+            "difference": _evidence(row.difference),
             "seeds": len(row.seeds),
             "failed": len(row.failed),
             "unfinished": len(row.unfinished),
@@ -58,3 +59,11 @@ def _spread(spread: Spread | None) -> dict[str, Any] | None:
     apart = digits(spread.deviation if spread.deviation is not None else math.nan, 17)
     lost = {} if math.isfinite(spread.mean) else {"overflowed": True}
     return {"mean": digits(spread.mean, 17), "deviation": apart, "count": spread.count, **lost}
+
+
+def _evidence(found: Evidence | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    numbers = {"mean": found.estimate, "low": found.low, "high": found.high}
+    shown = {name: digits(value, 17) for name, value in numbers.items()}
+    return {**shown, "text": found.text(), "count": found.pairs, "outcome": found.outcome}

@@ -1,28 +1,52 @@
-"""The record of a partition: counts per client and class, and a hash of the assigned rows."""
+"""The record of a partition: counts per client and class, hashes of the assigned and of the test rows."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 
+@dataclass(frozen=True)
+class SplitRecord:
+    """The numbers of training and test examples of all clients, and what tells two splits apart.
+
+    ``labels`` is a hash of all labels: other examples, other hash. ``rows`` is a hash of the rows that are for testing.
+    ``common_test`` says that the data come with a global test set of their own.
+    """
+
+    train: int
+    test: int
+    labels: str
+    rows: str
+    common_test: bool
+
+    @staticmethod
+    def of(labels: Tensor, train: Sequence[Tensor], test: Sequence[Tensor], common_test: bool) -> SplitRecord:
+        """Describe a split; which client has a row does not matter."""
+        rows = torch.cat(list(test)).sort().values
+        counts = sum(map(len, train)), sum(map(len, test))
+        seen = hashlib.sha256(labels.contiguous().numpy().tobytes()).hexdigest()
+        return SplitRecord(*counts, seen, digest([rows]), common_test)
+
+
 @dataclass(frozen=True, eq=False)
 class Manifest:
     """``sizes`` is ``[K]``, ``class_counts`` ``[K, classes]``; ``digest`` changes if any example is assigned
-    differently; ``unused`` is the number of examples without a client."""
+    differently; ``unused`` is the number of examples without a client; ``split`` is None where it is not known."""
 
     sizes: Tensor
     class_counts: Tensor
     digest: str
     unused: int = 0
+    split: SplitRecord | None = None
 
     @staticmethod
-    def of(assignment: Sequence[Tensor], labels: Tensor, classes: int) -> Manifest:
+    def of(assignment: Sequence[Tensor], labels: Tensor, classes: int, split: SplitRecord | None = None) -> Manifest:
         """Describe an assignment.
 
         >>> Manifest.of([torch.tensor([0, 2]), torch.tensor([1])], torch.tensor([0, 1, 0]), 2).class_counts.tolist()
@@ -30,7 +54,7 @@ class Manifest:
         """
         sizes = torch.tensor([len(rows) for rows in assignment], dtype=torch.int64)
         counts = _class_counts(assignment, sizes, labels, classes)
-        return Manifest(sizes, counts, digest(assignment), len(labels) - int(sizes.sum()))
+        return Manifest(sizes, counts, digest(assignment), len(labels) - int(sizes.sum()), split)
 
     def to_json(self) -> dict[str, Any]:
         """Plain numbers, lists and strings."""
@@ -40,6 +64,7 @@ class Manifest:
             "class_counts": self.class_counts.tolist(),
             "unused": self.unused,
             "digest": self.digest,
+            **({"split": asdict(self.split)} if self.split else {}),
         }
 
 

@@ -1,0 +1,155 @@
+"""The first line about a comparison: what its evidence decides, in a sentence.
+
+>>> from fedalloy.results.outcome import RunOutcome
+>>> scores = {"fedavg": (0.90, 0.91, 0.92), "scaffold": (0.95, 0.97, 0.97), "fednova": (0.91, 0.91, 0.95)}
+>>> runs = [RunOutcome(name, seed, "finished", scores={"mean": one}) for name in scores
+...         for seed, one in enumerate(scores[name])]
+>>> print(conclusion(runs))
+scaffold beats fedavg in accuracy at 95 % over 3 seeds. About 13 more seeds would decide fednova.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from fedalloy.results.evidence import FEWEST_PAIRS, Evidence, fewest_by_ranks, seeds_to_decide
+from fedalloy.results.looks import Look, alpha_of, looks_until
+from fedalloy.results.outcome import RunOutcome
+from fedalloy.results.table import ResultRow, summarise
+
+MOST_SAID = 100
+"""More seeds than this are not proposed."""
+
+
+def conclusion(outcomes: Sequence[RunOutcome], recorded: Sequence[Look] = ()) -> str:
+    """Which algorithms beat the first, which are worse, which need how many more seeds; or why nobody can say."""
+    rows = summarise(outcomes, recorded)
+    metric = outcomes[0].metric if outcomes else ""
+    number = len(looks_until(outcomes, recorded)) if outcomes else 1
+    return _nothing(rows, outcomes) or " ".join(_sentences(rows, metric, number))
+
+
+def _nothing(rows: Sequence[ResultRow], outcomes: Sequence[RunOutcome]) -> str:
+    """Why there is no verdict; empty where there can be one."""
+    if len(rows) < 2:
+        return "No verdict: there is one algorithm; name another one to compare it with." if rows else "No runs."
+    first, others = rows[0], [row.difference for row in rows[1:] if row.difference]
+    if open_ones := sum(not run.ended for run in outcomes):
+        return f"No verdict yet: {_count(open_ones, 'run')} of {len(outcomes)} did not finish."
+    if not first.mean:
+        return f"No verdict: no run of {first.name}, with which the others are compared, finished with a value."
+    if not others:
+        return f"No verdict: no seed has a value of {first.name} and of another algorithm.{_failures(rows)}"
+    if any(run.quick for run in outcomes):
+        return "No verdict: the runs were shortened (--quick)."
+    if (most := max(one.pairs for one in others)) < FEWEST_PAIRS:
+        return f"No verdict over {_count(most, 'seed')}: one needs at least {FEWEST_PAIRS}.{_failures(rows)}"
+    return ""
+
+
+def _sentences(rows: Sequence[ResultRow], metric: str, look: int) -> Iterable[str]:
+    first, others = rows[0].name, rows[1:]
+    compared = [row for row in others if row.difference]
+    seeds = [row.difference.pairs for row in compared if row.difference]
+    level = f"at 95 % over {_range(seeds)} seeds" + (f" (look {look}, at {_percent(1 - alpha_of(look))})" * (look > 1))
+    clauses = [_main(compared, first, metric, level), *(_rounds(row, rows[0]) for row in others)]
+    yield "; ".join(filter(None, clauses)) + "."
+    if more := _more(others, look):
+        yield more
+    if failed := _failures(rows):
+        yield failed.strip()
+
+
+def _main(rows: Sequence[ResultRow], first: str, metric: str, level: str) -> str:
+    """The clause about the mean."""
+    by = {outcome: [row.name for row in rows if row.difference and row.difference.outcome == outcome]
+          for outcome in ("better", "worse", "higher", "lower")}  # fmt: skip
+    if rows[0].higher_is_better is None:
+        said = [f"{_listed(by[way])} {_verb(by[way], 'has', 'have')} {a} {way} {metric} than {first}"
+                for way, a in (("higher", "a"), ("lower", "a")) if by[way]]  # fmt: skip
+        return f"{'; '.join(said)} {level}" if said else f"No method differs from {first} in {metric} {level}"
+    better, worse = by["better"], by["worse"]
+    head = f"{_listed(better)} {_verb(better, 'beats', 'beat')}" if better else "No method beats"
+    tail = f"; {_listed(worse)} {_verb(worse, 'is', 'are')} worse" if worse else ""
+    return f"{head} {first} in {metric} {level}{tail}"
+
+
+def _rounds(row: ResultRow, first: ResultRow) -> str:
+    """The clause about an algorithm's rounds to the target, if they are decided."""
+    found = row.rounds_difference
+    if found is None or not found.decided:
+        return ""
+    sooner = found.outcome == "better"
+    if not math.isfinite(found.estimate):
+        never = first if sooner else row
+        missing = len(never.seeds) - never.reached
+        return (
+            f"{row.name} reaches {row.target:g} {'sooner' if sooner else 'later'} "
+            f"({never.name} did not reach it with {missing} of {len(never.seeds)} seeds)"
+        )
+    return f"{row.name} needs {_apart(found.estimate)} to reach {row.target:g}{_interval(found)}"
+
+
+def _interval(found: Evidence) -> str:
+    """The interval of a number of rounds, without a sign where it is on one side."""
+    low, high = sorted((found.low, found.high), key=abs)
+    if not math.isfinite(high):
+        return f" (at least {abs(low):.3g})" if math.isfinite(low) and not found.holm_alone else ""
+    if found.low <= 0 <= found.high:
+        return f" (from {_apart(found.low)} to {_apart(found.high)})"
+    return f" ({abs(low):.3g} to {abs(high):.3g})"
+
+
+def _apart(rounds: float) -> str:
+    return f"{_count(abs(rounds), 'round')} {'fewer' if rounds < 0 else 'more'}"
+
+
+def _more(rows: Sequence[ResultRow], look: int) -> str:
+    """How many more seeds would decide, for those that are nearest to a verdict."""
+    needed = {row.name: seeds_to_decide(row.difference, alpha_of(look + 1)) for row in rows
+              if row.difference and not row.difference.decided}  # fmt: skip
+    known = sorted((count, name) for name, count in needed.items() if count is not None and count <= MOST_SAID)
+    if not needed:
+        return ""
+    if not known:
+        return f"{_listed(list(needed))}: undecided, and {MOST_SAID} more seeds would not change that at this spread."
+    (count, name), *rest = known
+    also = "".join(f", about {count} {name}" for count, name in rest)
+    return f"About {_count(max(1, count), 'more seed')} would decide {name}{also}."
+
+
+def _failures(rows: Sequence[ResultRow]) -> str:
+    lost = [f"{len(row.failed)} of {row.asked} runs of {row.name}" for row in rows if row.failed]
+    return f" Failed and not counted: {', '.join(lost)}." if lost else ""
+
+
+def seeds_needed(comparisons: int, questions: int, look: int = 1) -> str:
+    """How many seeds verdicts need, before anything has run."""
+    family = comparisons * questions
+    ranks = fewest_by_ranks(family, alpha_of(look))
+    return (
+        f"a verdict needs at least {FEWEST_PAIRS} seeds, and {ranks} where a run never reaches the target (a rank "
+        f"test over {_count(family, 'comparison')})"
+    )
+
+
+def _count(number: float, what: str) -> str:
+    return f"{number:.3g} {what}{'' if number == 1 else 's'}"
+
+
+def _range(counts: Sequence[int]) -> str:
+    low, high = min(counts), max(counts)
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.4g} %"
+
+
+def _verb(names: Sequence[str], one: str, several: str) -> str:
+    return one if len(names) == 1 else several
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,100 @@
+"""How often somebody has looked for a verdict at a comparison: more seeds after a look are a second chance.
+
+Every look that gives verdicts is recorded in ``looks.json`` in the folder of the comparison. The first look has 4 of
+the 5 % that all looks together may err by, each further one a fifth of the one before: their sum stays below 5 %, and
+every look uses all seeds there are. The same seeds looked at again are the same look.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fedalloy.core.errors import CheckpointError
+from fedalloy.experiment.records import atomic
+from fedalloy.results.outcome import RunOutcome
+from fedalloy.results.statistics import ALPHA
+
+FILE = "looks.json"
+_FIRST, _NEXT = 0.8, 0.2
+_TYPES: dict[str, tuple[type, ...]] = {
+    "seeds": (list,), "entries": (list,), "rounds": (int,), "metric": (str,), "target": (int, float, type(None)),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Look:
+    """What somebody looked at: the seeds, the entries (the first, then the others by name), after how many rounds, by
+    which metric and target."""
+
+    seeds: tuple[int, ...]
+    entries: tuple[str, ...]
+    rounds: int
+    metric: str
+    target: float | None
+
+    def holds(self, run: RunOutcome) -> bool:
+        """Whether a run was part of it."""
+        return run.seed in self.seeds and run.name in self.entries
+
+    def is_part_of(self, other: Look) -> bool:
+        """Whether it asked the same about some of the same runs."""
+        same = (self.rounds, self.metric, self.target) == (other.rounds, other.metric, other.target)
+        inside = set(self.seeds) <= set(other.seeds) and set(self.entries) <= set(other.entries)
+        return same and inside and self.entries[:1] == other.entries[:1]
+
+
+def alpha_of(look: int) -> float:
+    """The share of errors of a look; the first is number 1.
+
+    >>> [alpha_of(look) for look in (1, 2, 3)]
+    [0.04, 0.008, 0.0016]
+    """
+    return ALPHA * _FIRST * _NEXT ** (look - 1)
+
+
+def look_at(runs: Sequence[RunOutcome]) -> Look:
+    """The look at these runs."""
+    first, seeds = runs[0], sorted({run.seed for run in runs})
+    entries = (first.name, *sorted({run.name for run in runs} - {first.name}))
+    return Look(tuple(seeds), entries, max(run.rounds for run in runs), first.metric, first.target)
+
+
+def looks_until(runs: Sequence[RunOutcome], recorded: Sequence[Look]) -> list[Look]:
+    """The recorded looks up to the one at these runs; it is the last of them, whether recorded or new."""
+    now = look_at(runs)
+    before = list(recorded[: recorded.index(now)]) if now in recorded else list(recorded)
+    return [*before, now]
+
+
+def read_looks(folder: Path) -> list[Look]:
+    """The looks at the comparison in a folder; none where none is recorded."""
+    file = folder / FILE
+    if not file.is_file():
+        return []
+    try:
+        return [_look(one) for one in json.loads(file.read_text(encoding="utf-8"))["looks"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{file} is damaged ({error}): restore it, or delete it and forget that these seeds were looked at"
+        ) from None
+
+
+def write_looks(folder: Path, looks: Sequence[Look]) -> None:
+    """Record the looks."""
+    text = json.dumps({"looks": [asdict(one) for one in looks]}, indent=2)
+    atomic.write_text(folder / FILE, text + "\n")
+
+
+def _look(found: Mapping[str, Any]) -> Look:
+    if set(found) != set(_TYPES):
+        raise ValueError(f"a look has {', '.join(_TYPES)}, not {', '.join(found)}")
+    for name, types in _TYPES.items():
+        if not isinstance(found[name], types) or isinstance(found[name], bool):
+            raise ValueError(f"'{name}' cannot be {found[name]!r}")
+    if not all(type(seed) is int for seed in found["seeds"]) or not all(type(one) is str for one in found["entries"]):
+        raise ValueError("seeds are whole numbers, entries are names")
+    return Look(tuple(found["seeds"]), tuple(found["entries"]), found["rounds"], found["metric"], found["target"])

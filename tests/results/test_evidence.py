@@ -1,0 +1,145 @@
+"""Evidence: what decides, and what cannot be decided."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import pytest
+from scipy import stats
+
+from fedalloy.results.evidence import (
+    PairedDifferences,
+    compare_together,
+    exact_p,
+    fewest_by_ranks,
+    rank_p,
+    rounds_apart,
+    seeds_to_decide,
+)
+
+
+def one(*values: float, **more):
+    return compare_together([PairedDifferences(values, **more)])[0]
+
+
+def some(seed: int, count: int, mean: float = 0.0) -> tuple[float, ...]:
+    draw = random.Random(seed)
+    return tuple(draw.gauss(mean, 1.0) for _ in range(count))
+
+
+@pytest.mark.parametrize("count", [3, 4, 9, 25])
+def test_a_single_comparison_is_the_paired_t_test(count):
+    values = some(count, count, 0.5)
+    found, known = one(*values), stats.ttest_1samp(values, 0.0)
+    inside = known.confidence_interval(0.95)
+    assert (found.p, found.low, found.high) == pytest.approx((known.pvalue, inside.low, inside.high))
+
+
+def test_the_correction_for_shared_examples_widens_by_its_factor():
+    plain, wide = one(1.0, 2.0, 4.0, 3.0), one(1.0, 2.0, 4.0, 3.0, reused=0.3 / 0.7)
+    assert (wide.high - wide.low) / (plain.high - plain.low) == pytest.approx(math.sqrt(1 + 4 * 0.3 / 0.7))
+    assert (plain.outcome, wide.outcome) == ("better", "undecided")
+
+
+def test_holm_decides_more_than_the_intervals_show_and_says_so():
+    lists = [(1.0, 1.01, 0.99, 1.0), (1.0, 1.6, 0.6, 1.2)]
+    sure, less = compare_together([PairedDifferences(values) for values in lists])
+    assert (sure.outcome, less.outcome) == ("better", "better")
+    assert (sure.family, sure.holm_alone) == (2, False)
+    together = compare_together([PairedDifferences(lists[0]), PairedDifferences((1.0, 1.9, 0.4, 1.1))])[1]
+    assert together.outcome == "better"
+    assert together.holm_alone, "Holm has alpha for the second, the interval half of it"
+
+
+@pytest.mark.parametrize(
+    ("higher", "above", "below"),
+    [(True, "better", "worse"), (False, "worse", "better"), (None, "higher", "lower")],
+)
+def test_the_direction_of_the_metric_gives_the_word(higher, above, below):
+    values = (1.0, 1.1, 0.9, 1.05)
+    assert one(*values, higher_is_better=higher).outcome == above
+    assert one(*(-value for value in values), higher_is_better=higher).outcome == below
+
+
+def test_too_few_pairs_decide_nothing_and_are_not_part_of_the_family():
+    assert one(5.0).outcome == one(5.0, 5.1).outcome == "too few seeds"
+    assert compare_together([PairedDifferences(())])[0].outcome == "too few seeds"
+    found = compare_together([PairedDifferences(values) for values in ((1.0, 1.1, 0.9), (1.0, 1.2))])
+    assert [each.family for each in found] == [1, 1]
+
+
+def test_equal_differences_are_no_proof_until_the_exact_test_can_speak():
+    assert one(2.0, 2.0, 2.0).outcome == "undecided"
+    assert one(0.1 + 0.2, 0.3, 0.3).outcome == "undecided", "rounding is no spread"
+    found = one(*[2.0] * 6)
+    assert (found.outcome, found.p, found.low, found.high) == ("better", 0.03125, 2.0, 2.0)
+    same = one(*[0.0] * 8)
+    assert (same.outcome, same.p) == ("undecided", 1.0)
+
+
+def test_an_overflowed_value_is_compared_by_ranks():
+    few = one(-math.inf, 0.1, 0.2, 0.1)
+    assert (few.outcome, few.ranked) == ("undecided", True)
+    many = one(math.inf, *some(1, 7, 9.0), higher_is_better=False)
+    assert (many.outcome, many.p) == ("worse", 2 / 2**8)
+    assert math.isfinite(many.low)
+
+
+def test_shared_examples_leave_ranks_without_a_verdict():
+    found = one(*[-math.inf] * 9, higher_is_better=False, reused=0.25)
+    assert found.outcome == "undecided"
+    assert math.isnan(found.p)
+
+
+@pytest.mark.parametrize("count", [6, 9, 12])
+def test_the_exact_test_counts_every_pattern_of_signs(count):
+    values = some(count, count, 0.4)
+    sums = [abs(sum(s * v for s, v in zip(signs, values, strict=True)))
+            for signs in itertools.product((1, -1), repeat=count)]  # fmt: skip
+    assert exact_p(values) == (sum(each >= sums[0] - 1e-9 for each in sums) / 2**count, "permutation")
+
+
+def test_the_exact_test_speaks_for_every_number_of_seeds_from_six_on():
+    assert exact_p(some(0, 5)) is None
+    for count in range(6, 40):
+        p, test = exact_p([1.0] * count) or (math.nan, "")
+        assert p == pytest.approx(2.0 ** (1 - count))
+        assert test == ("permutation" if count <= 16 else "sign")
+    assert exact_p([0.0] * 20) == (1.0, "sign")
+
+
+def test_ranks_agree_with_scipy():
+    for count in (7, 12, 30):
+        values = some(count, count, 0.3)
+        assert rank_p(values) == pytest.approx(stats.wilcoxon(values).pvalue)
+
+
+def test_a_run_that_never_reached_the_target_loses_against_one_that_did():
+    found = rounds_apart({0: 3, 1: None, 2: None, 5: 1}, {0: 4, 1: 9, 2: None, 7: 2})
+    assert found.values == (-1, math.inf, 0.0)
+    assert found.ranked
+    assert not rounds_apart({0: 3}, {0: 4}).ranked
+
+
+def test_censored_rounds_need_as_many_seeds_as_the_rank_test():
+    for family in (1, 4, 8):
+        fewest = fewest_by_ranks(family)
+        for count, outcome in ((fewest - 1, "undecided"), (fewest, "better")):
+            reached = rounds_apart(dict.fromkeys(range(count), 5), dict.fromkeys(range(count)))
+            others = [PairedDifferences(some(place, count)) for place in range(family - 1)]
+            assert compare_together([reached, *others])[0].outcome == outcome
+
+
+def test_about_as_many_more_seeds_as_the_spread_asks_for():
+    found = one(*some(3, 5, 0.4))
+    more = seeds_to_decide(found)
+    assert more is not None
+    for seeds, enough in ((5 + more, True), (5 + more - 1, False)):
+        half = stats.t.isf(0.025, seeds - 1) * (found.deviation or 0) / math.sqrt(seeds)
+        assert (half <= abs(found.estimate)) == enough
+    assert seeds_to_decide(one(1.0, 1.1, 0.9)) == 0
+    assert (seeds_to_decide(found, alpha=0.008) or 0) > more, "a second look has less"
+    assert seeds_to_decide(one(1.0, 1.8, 0.2, 1.2, reused=0.9)) is None, "more seeds share the same examples"
+    assert seeds_to_decide(one(2.0, 2.0, 2.0)) == 3
