@@ -11,8 +11,8 @@ import pytest
 
 from tests.browser import chromium
 
-SECTIONS = ("what", "results", "curves", "clients", "fairness", "weights", "info", "personal", "participation", "data",
-            "cost", "reproduce")  # fmt: skip
+SECTIONS = ("what", "results", "curves", "clients", "gains", "fairness", "weights", "info", "personal", "participation",
+            "data", "cost", "reproduce")  # fmt: skip
 AXE = Path(__file__).parent / "assets" / "axe.min.js"
 
 
@@ -146,7 +146,7 @@ def test_all_kinds_of_charts_have_rows(page):
     count = "return Object.values(JSON.parse(document.getElementById('fedalloy-data').textContent).charts)"
     count += ".filter((c) => c.kind !== 'curves').map((c) => [c.kind, fedalloyCharts.tableOf(c).rows.length])"
     found = page.execute_script(count)
-    assert {kind for kind, _ in found} == {"line", "strip", "heat", "bars", "calibration"}
+    assert {kind for kind, _ in found} == {"line", "strip", "sorted", "heat", "bars", "calibration"}
     assert all(rows > 0 for _, rows in found)
 
 

@@ -21,6 +21,7 @@ from fedalloy.report import data
 from fedalloy.report.data.personal import reliabilities
 from fedalloy.report.data.pictures import data_uri
 from fedalloy.report.page import page
+from fedalloy.results.gains import client_gains
 from fedalloy.results.summaries import gather, tell
 
 
@@ -111,6 +112,28 @@ def test_everyone_is_a_dot_and_the_worst_come_first(run):
     worst = data.worst_clients([story], 1)
     assert worst == [{"name": "mine", "seed": 0, "client": "client 2", "score": 0.1, "finite": True, "examples": 7,
                       "common_class": 1, "common_share": 1, "rounds": 0}]  # fmt: skip
+
+
+def test_gains_are_bars_from_the_largest_loss_on(run):
+    rows = [row(1, [0], [1.0], evaluation={"loss": summary(0, 0, 0, higher=False)})]
+    runs = [
+        run(rows, [{**scores(1, []), "ids": [0, 1, 2], "loss": values}], name=name, manifest={"digest": "same"},
+            run={"target_metric": "loss"})
+        for name, values in (("first", [1.0, 1.0, 1.0]), ("second", [0.5, 3.0, 1.0]))
+    ]  # fmt: skip
+    found = client_gains(runs, "loss")
+    chart = data.sorted_gains(found)
+    assert chart is not None
+    (group,) = chart["groups"]
+    assert (group["labels"], group["values"]) == (["client 1", "client 2", "client 0"], [-2, 0, 0.5])
+    assert (group["before"], group["after"]) == ([1, 1, 1], [3, 1, 0.5])
+    (lost,) = data.largest_losses(found)
+    assert (lost["client"], lost["first"], lost["score"], lost["gain"]) == ("client 1", 1, 3, -2)
+    text = page(runs)
+    assert "Who gains, who loses</h2>" in text
+    assert "one seed (a single draw)" in text
+    assert "No single client can be told from chance" in text
+    assert "Who gains" not in page(runs[:1])
 
 
 def test_weights_by_layer_are_panels_and_absence_is_empty(run):

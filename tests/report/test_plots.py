@@ -16,12 +16,14 @@ from fedalloy.core.errors import SpecError
 from fedalloy.core.keys import Key
 from fedalloy.experiment.recipe import parse, reopen, resolve
 from fedalloy.experiment.records.reading import read_run
-from fedalloy.report.plots import line, plane, reliability
+from fedalloy.report.plots import line, plane, recorded, reliability
 from fedalloy.report.plots.canvas import Options
 from fedalloy.report.plots.kinds import KINDS, draw
 from fedalloy.report.plots.mixture import gather_mixture
 from fedalloy.tasks.evaluation import evaluate_pool
 
+COMPARING = {"gains", "rows", "variance"}
+"""Kinds that need more than one run."""
 MAGIC = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xml"}
 
 
@@ -49,7 +51,11 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("kind", "suffix"),
-    [*((kind, ".png") for kind in sorted(KINDS.keys() - {"rows", "variance"})), ("curves", ".pdf"), ("lambda", ".svg")],
+    [
+        *((kind, ".png") for kind in sorted(KINDS.keys() - COMPARING)),
+        ("curves", ".pdf"),
+        ("lambda", ".svg"),
+    ],
 )
 def test_every_picture_is_drawn(kind, suffix, mixed, tmp_path):
     draw(kind, [mixed], tmp_path / "deep" / f"picture{suffix}", Options(points=3, clients=2))
@@ -58,6 +64,22 @@ def test_every_picture_is_drawn(kind, suffix, mixed, tmp_path):
 
 def axes():
     return Figure().add_subplot()
+
+
+def test_gains_are_sorted_and_a_falling_loss_is_one(plain, mixed, tmp_path):
+    shown = {}
+    for metric in ("accuracy", "loss"):
+        drawn = axes()
+        recorded.draw_gains(drawn, [plain, mixed], Options(metric=metric))
+        (line,) = [one for one in drawn.lines if one.get_label() == "superfed_mm"]
+        shown[metric] = list(line.get_ydata())
+    before, after = (read_run(run).clients() for run in (plain, mixed))
+    last = [[row for row in rows if row.get("mix") is None][-1]["loss"] for rows in (before, after)]
+    assert shown["loss"] == sorted(shown["loss"])
+    assert shown["loss"] == pytest.approx(sorted(first - mine for first, mine in zip(*last, strict=True)))
+    assert len(shown["accuracy"]) == 6
+    with pytest.raises(SpecError, match="at least two algorithms"):
+        draw("gains", [plain], tmp_path / "alone.png")
 
 
 def test_curves_are_the_means_of_the_evaluations(mixed, plain):

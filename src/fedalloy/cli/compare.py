@@ -127,6 +127,7 @@ def count(recipe: Recipe) -> int:
 
 def _present(done: Comparison, recipe: Recipe) -> None:
     from fedalloy.experiment.recipe.resolving import scored
+    from fedalloy.results.gains import lines
 
     for tuned in done.tuned:
         rows = [[_settings(one.settings), number(one.score) or "failed"] for one in tuned.tried]
@@ -140,6 +141,8 @@ def _present(done: Comparison, recipe: Recipe) -> None:
         range(1, 7),
     )
     out = console()
+    for line in lines(done.gains):
+        out.print(line, markup=False, soft_wrap=True)
     for note in _notes(done.folder):
         out.print(f"note: {note}", markup=False)
     for row in done.rows:

@@ -16,6 +16,7 @@ class Kind(StrEnum):
 
     curves = "curves"
     clients = "clients"
+    gains = "gains"
     weights = "weights"
     fairness = "fairness"
     participation = "participation"
@@ -51,8 +52,8 @@ def plot(
 ) -> None:
     """Draw a run for a paper. Needs matplotlib, which the extra 'report' installs.
 
-    curves: a metric over rounds. clients: every client's score. weights: how much each contribution counted, or
-    the table that 'fedalloy unfold' learned.
+    curves: a metric over rounds. clients: every client's score. gains: every client against the first algorithm,
+    sorted. weights: how much each contribution counted, or the table that 'fedalloy unfold' learned.
     fairness: the share of clients below every score. participation: how often clients contributed. lambda: a metric
     against the share of the local model, with the spread over clients. reliability: accuracy against confidence. line:
     the loss between federated and local models. plane: the loss around the global model.

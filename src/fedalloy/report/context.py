@@ -10,6 +10,7 @@ from fedalloy.experiment.records import toml
 from fedalloy.report import data, words
 from fedalloy.report.data.personal import reliabilities
 from fedalloy.report.data.plain import Chart
+from fedalloy.results.gains import client_gains
 from fedalloy.results.runs import by_name
 from fedalloy.results.summaries import RunSummary
 
@@ -28,6 +29,7 @@ class ReportContext:
 
     def __post_init__(self) -> None:
         self.styles = data.styles(self.summaries)
+        self.gains = client_gains(self.summaries, self.summaries[0].metric)
         self.words = words.summary(self.summaries)
         self.recipe = words.common_recipe(self.summaries)
         self._collect()
@@ -48,7 +50,7 @@ class ReportContext:
         summaries = self.summaries
         single = {"curves": data.curves(summaries), "train-loss": data.losses(summaries),
                   "distribution": data.distribution(summaries), "heterogeneity": data.heterogeneity(summaries),
-                  "lambda": data.mixture(summaries)}  # fmt: skip
+                  "gains": data.sorted_gains(self.gains), "lambda": data.mixture(summaries)}  # fmt: skip
         self.charts |= {key: chart for key, chart in single.items() if chart}
         firsts = [runs[0] for runs in by_name(summaries).values()]
         reliable, self.missing = reliabilities(summaries)

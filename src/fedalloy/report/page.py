@@ -10,7 +10,7 @@ from string import Template
 from typing import Any
 
 from fedalloy.experiment.records import atomic
-from fedalloy.report import assets, data, sections, words
+from fedalloy.report import assets, data, gains, sections, words
 from fedalloy.report.context import ReportContext
 from fedalloy.report.markup import plain_json
 from fedalloy.results.summaries import RunSummary, gather, tunings
@@ -21,6 +21,7 @@ PARTS: dict[str, Callable[[ReportContext], str]] = {
     "Results": sections.results,
     "Curves": sections.curves,
     "Clients": sections.clients,
+    "Gains": gains.section,
     "Fairness": sections.fairness,
     "Weights": sections.weights,
     "Rules": sections.info,

@@ -207,6 +207,36 @@
     });
   }
 
+  // Sorted bars: a row per algorithm, a bar per client, all on one scale ------------------------------------------------
+  const SORTED = 112;
+  charts.sorted = function (element, chart, width) {
+    const height = chart.groups.length * SORTED + 22;
+    const svg = sheet(element, chart, width, height);
+    svg.append("text").attr("class", "label").attr("x", 0).attr("y", 9).text(chart.y);
+    const [low, high] = d3.extent([0, ...chart.groups.flatMap((group) => group.values)]);
+    const y = d3.scaleLinear(low === high ? [-1, 1] : [low, high], [SORTED - 34, 0]).nice();
+    chart.groups.forEach((group, i) => sortedRow(svg, chart, group, y, 22 + i * SORTED, width));
+    return svg.node();
+  };
+  function sortedRow(svg, chart, group, y, top, width) {
+    const g = svg.append("g").attr("transform", `translate(0,${top})`), body = g.append("g").attr("transform", "translate(0,20)");
+    const box = { left: 46, right: width - 8, top: 0, bottom: SORTED - 34 }, colour = charts.colour(group.name);
+    const head = g.append("text").attr("class", "name").attr("x", box.left).attr("y", 11).style("--own", colour).text(clip(group.name, 24));
+    const room = Math.floor((box.right - box.left) / 6.3) - Math.min(24, group.name.length) - 3;
+    head.append("tspan").attr("class", "aside").attr("dx", 10).text(clip(group.about, Math.max(12, room)));
+    yAxis(body, y, { ...box, bottom: 110 });
+    const x = d3.scaleBand(d3.range(group.values.length), [box.left, box.right]).paddingInner(group.values.length > 120 ? 0 : 0.15);
+    body.selectAll("rect.bar").data(group.values).join("rect").attr("class", "bar").attr("x", (_, i) => x(i)).attr("width", Math.max(1, x.bandwidth()))
+      .attr("y", (value) => Math.min(y(0), y(value))).attr("height", (value) => Math.abs(y(value) - y(0))).style("fill", colour);
+    body.append("line").attr("class", "zero").attr("x1", box.left).attr("x2", box.right).attr("y1", y(0)).attr("y2", y(0));
+    body.append("rect").attr("class", "catch").attr("x", box.left).attr("y", 0).attr("width", box.right - box.left).attr("height", box.bottom)
+      .on("pointermove", (event) => {
+        const i = Math.max(0, Math.min(group.values.length - 1, Math.floor((d3.pointer(event)[0] - box.left) / x.step())));
+        tip(event, [{ name: group.name, text: group.labels[i], strong: true }, { text: `${chart.y}: ${charts.number(group.values[i])}` },
+          { text: `${charts.number(group.after[i])}; ${charts.number(group.before[i])} under ${chart.against}` }]);
+      }).on("pointerleave", hide);
+  }
+
   // Heat maps -----------------------------------------------------------------------------------------------------------
   charts.heat = function (element, chart, width) {
     const count = chart.panels.length, across = count === 1 ? 1 : Math.max(1, Math.min(count, Math.floor(width / 300)));

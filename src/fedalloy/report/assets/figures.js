@@ -132,6 +132,8 @@
     heat: (c) => [["panel", c.rows.title, c.columns.title, c.value], joined(c.panels.map((p) => joined(p.values.map((row, r) =>
       row.map((value, i) => [p.title, c.rows.labels[r], c.columns.labels[i], value])))))
       .filter((row) => row[3] !== null)],
+    sorted: (c) => [["series", "client", `under ${c.against}`, "under the algorithm", c.y],
+      joined(c.groups.map((g) => g.values.map((value, i) => [g.name, g.labels[i], g.before[i], g.after[i], value])))],
     bars: (c) => [["name", c.x], c.bars.map((bar) => [bar.name, bar.value])],
     calibration: (c) => [["bin from", "bin to", "confidence", "accuracy", "examples"], c.accuracy.map((accuracy, i) =>
       [i / c.bins, (i + 1) / c.bins, c.confidence[i], accuracy, c.count[i]])],

@@ -9,6 +9,7 @@ Sizes do not grow with the run: at most 400 points on a line, 40,000 cells in a 
 from fedalloy.report.data.clients import distribution, heterogeneity, worst_clients
 from fedalloy.report.data.cost import cost_bars, cost_rows
 from fedalloy.report.data.curves import curves, losses
+from fedalloy.report.data.gains import largest_losses, sorted_gains
 from fedalloy.report.data.info import info_charts
 from fedalloy.report.data.participation import participation, participation_rows
 from fedalloy.report.data.personal import mixture, reliability
@@ -24,6 +25,7 @@ __all__ = [
     "fairness_rows",
     "heterogeneity",
     "info_charts",
+    "largest_losses",
     "losses",
     "mixture",
     "participation",
@@ -31,6 +33,7 @@ __all__ = [
     "pictures",
     "reliability",
     "result_rows",
+    "sorted_gains",
     "styles",
     "weights",
     "worst_clients",

@@ -14,11 +14,11 @@ Draw = Callable[[Any, Sequence[Path], Options], None]
 
 KINDS: dict[str, Draw] = {
     "curves": recorded.draw_curves, "clients": recorded.draw_clients, "weights": recorded.draw_contributions,
-    "fairness": recorded.draw_fairness, "participation": recorded.draw_participation, "lambda": mixture.draw,
-    "reliability": reliability.draw, "line": line.draw, "plane": plane.draw, "rows": learned.draw_rows,
-    "variance": learned.draw_variance,
+    "gains": recorded.draw_gains, "fairness": recorded.draw_fairness, "participation": recorded.draw_participation,
+    "lambda": mixture.draw, "reliability": reliability.draw, "line": line.draw, "plane": plane.draw,
+    "rows": learned.draw_rows, "variance": learned.draw_variance,
 }  # fmt: skip
-SEVERAL = frozenset({"curves", "clients", "fairness", "participation", "rows", "variance"})
+SEVERAL = frozenset({"curves", "clients", "gains", "fairness", "participation", "rows", "variance"})
 """Kinds that accept several runs, or several tables of learned weights; ``weights`` accepts several tables too."""
 
 

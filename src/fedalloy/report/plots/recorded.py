@@ -1,4 +1,4 @@
-"""Pictures of what runs recorded: curves, every client's score, fairness, participation, weights."""
+"""Pictures of what runs recorded: curves, every client's score and gain, fairness, participation, weights."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from fedalloy.core.errors import SpecError
 from fedalloy.core.keys import Key
 from fedalloy.report.palette import Style, assign
 from fedalloy.report.plots.canvas import Options, whole_numbers
+from fedalloy.results.gains import client_gains
 from fedalloy.results.lines import by_round
 from fedalloy.results.runs import by_name
 from fedalloy.results.statistics import Band
@@ -69,6 +70,27 @@ def draw_clients(axes: Any, runs: Sequence[Path], options: Options) -> None:
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
     axes.set_xlabel(f"{options.metric or summaries[0].metric} of a client (line: median)")
+
+
+def draw_gains(axes: Any, runs: Sequence[Path], options: Options) -> None:
+    """Every client against the first algorithm: one line per other algorithm, the largest loss at the left."""
+    summaries = gather(runs, options.metric)
+    metric = options.metric or summaries[0].metric
+    found = client_gains(summaries, metric)
+    styles, drawn = assign(summary.name for summary in summaries), 0
+    for one in found:
+        gains = [client.gain for client in one.clients if math.isfinite(client.gain)]
+        if gains:
+            shares = 100 * (np.arange(len(gains)) + 0.5) / len(gains)
+            axes.step(shares, gains, where="mid", label=one.name, color=styles[one.name].light)
+            drawn += 1
+    if not drawn:
+        why = "; ".join(one.reason for one in found if one.reason) or "give the runs of at least two algorithms"
+        raise SpecError(f"no client gains or loses: {why}")
+    axes.axhline(0.0, color="0.1", linewidth=0.8)
+    axes.set(xlabel="clients in %, those that lose most first", ylabel=f"better off by ({metric})")
+    axes.set_title(f"against {found[0].against}")
+    axes.legend()
 
 
 def draw_fairness(axes: Any, runs: Sequence[Path], options: Options) -> None:

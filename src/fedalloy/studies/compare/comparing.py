@@ -19,6 +19,7 @@ from fedalloy.experiment.recipe.resolving import cores, entry_names, resolve, sc
 from fedalloy.experiment.recipe.tables import EntryTable, Recipe
 from fedalloy.experiment.records import atomic
 from fedalloy.experiment.records.reading import is_run
+from fedalloy.results.gains import ClientGains, client_gains, read_scores
 from fedalloy.results.outcome import RunOutcome, read_outcome
 from fedalloy.results.table import ResultRow, spreads, summarise
 from fedalloy.studies.compare.jobs import Broken, Job, Watcher, is_done, leave_if_starting, run_jobs
@@ -52,11 +53,17 @@ class Comparison:
         """One row per algorithm."""
         return summarise(self.outcomes)
 
+    @property
+    def gains(self) -> list[ClientGains]:
+        """Every algorithm against the first one, client by client."""
+        return client_gains([read_scores(outcome) for outcome in self.outcomes], self.outcomes[0].metric)
+
     def to_json(self) -> dict[str, Any]:
         """Plain values for machines."""
         return {
             "folder": str(self.folder),
             "table": [row.to_json() for row in self.rows],
+            "clients": [one.to_json() for one in self.gains],
             "tuned": [tuned_json(tuned) for tuned in self.tuned],
             "runs": [outcome.to_json() for outcome in self.outcomes],
         }
