@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,12 +20,16 @@ if TYPE_CHECKING:
     from fedalloy.studies.reproduce.measuring import Wish
     from fedalloy.studies.reproduce.results import Results
 
-_NAME = typer.Argument(help="An experiment (--list shows all), or a file that declares one.")
+_NAME = typer.Argument(
+    help="An experiment (--list shows all), or a file that declares one; with --pages the folder, default docs/results."
+)
 
 
 def reproduce(
     name: Annotated[str | None, _NAME] = None,
-    listed: Annotated[bool, typer.Option("--list", help="Show all experiments with what they cost.")] = False,
+    listed: Annotated[
+        bool, typer.Option("--list", help="Show all experiments, their verdicts and what they cost.")
+    ] = False,
     quick: Annotated[
         bool, typer.Option("--quick", help="At most 3 rounds and 2 seeds: only shows that it runs, no results.")
     ] = False,
@@ -41,21 +46,22 @@ def reproduce(
         typer.Option("--gather", metavar="CASE=FOLDER", help="Run nothing: use the runs in a folder for a case."),
     ] = None,
     pages: Annotated[
-        Path | None, typer.Option(help="Run nothing: write all pages of a folder of results again.", metavar="FOLDER")
-    ] = None,
+        bool, typer.Option("--pages", help="Run nothing: write all pages of a folder of results again.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Run a published experiment (all its recipes and seeds) and write its page: published numbers beside ours.
 
     Runs that are finished are reused and interrupted ones are resumed, so the same command continues after Ctrl-C.
-    A .json file beside the page holds every measurement. With --quick the page is written into the folder of the runs.
+    A .json file beside the page holds every measurement. With --quick, and with --set for anything but engine and
+    seeds, the runs are preliminary and their page is written into the folder of the runs.
     """
     from fedalloy.core.errors import SpecError
 
     if listed:
         _list(as_json)
-    elif pages is not None:
-        _pages(pages)
+    elif pages:
+        _pages(name)
     elif name is None:
         raise SpecError("which experiment? 'fedalloy reproduce --list' shows all")
     elif gathered:
@@ -109,9 +115,11 @@ def _gather(name: str, gathered: list[str], output: Path | None, as_json: bool) 
 
 
 def _page(experiment: PaperExperiment, wish: Wish, runs: Path) -> Path:
+    from fedalloy.studies.reproduce.departures import changes
     from fedalloy.studies.reproduce.index import RESULTS
 
-    folder = wish.folder(experiment, runs) if wish.quick else RESULTS
+    preliminary = wish.quick or changes(wish.settings)
+    folder = wish.folder(experiment, runs) if preliminary else RESULTS
     return folder / f"{experiment.name}.md"
 
 
@@ -132,12 +140,16 @@ def _finish(experiment: PaperExperiment, results: Results, page: Path, as_json: 
 
     judged = judge(experiment, results)
     if as_json:
-        claims = [{"claim": j.claim.text, "case": j.case, "verdict": j.verdict, "measured": j.measured} for j in judged]
+        claims = [
+            {"claim": j.claim.text, "case": j.case, "verdict": j.verdict, "measured": j.measured, "seeds": j.seeds,
+             "remarks": list(j.remarks), "control": j.control or None}
+            for j in judged
+        ]  # fmt: skip
         print_json({"experiment": experiment.name, "quick": results.quick, "page": str(page), "claims": claims})
         return
-    rows = [[j.claim.text, j.case, j.measured, j.verdict] for j in judged]
+    rows = [[j.words, j.claim.text, j.case, j.measured, "; ".join(j.remarks)] for j in judged]
     if rows:
-        print_table(["claim", "case", "measured", "verdict"], rows, experiment.title)
+        print_table(["verdict", "claim", "case", "measured", "remarks"], rows, experiment.title)
     if results.quick:
         typer.echo("--quick only shows that the experiment runs: omit it for results")
     console().print(f"page: {page}", markup=False)
@@ -145,17 +157,35 @@ def _finish(experiment: PaperExperiment, results: Results, page: Path, as_json: 
 
 def _list(as_json: bool) -> None:
     from fedalloy.studies.reproduce.declaring import experiment_names, load_experiment
+    from fedalloy.studies.reproduce.index import as_text
 
     found = {name: load_experiment(name) for name in experiment_names()}
+    verdicts = {name: _verdicts(one) for name, one in found.items()}
     if as_json:
         costs = {name: _cost(one, quick=False) for name, one in found.items()}
-        print_json({n: {"title": one.title, "cost": vars(c) if (c := costs[n]) else None} for n, one in found.items()})
+        print_json(
+            {
+                name: {"title": one.title, "verdicts": verdicts[name], "cost": vars(cost) if cost else None}
+                for (name, one), cost in zip(found.items(), costs.values(), strict=True)
+            }
+        )
         return
     rows = []
     for name, one in found.items():
         full, short = _cost(one, quick=False), _cost(one, quick=True)
-        rows.append([name, one.title, *([str(full.runs), full.text, short.text] if full and short else ["", "", ""])])
-    print_table(["name", "what it is", "runs", "one core", "--quick"], rows, numbers=(2, 3, 4))
+        costs_text = [str(full.runs), full.text, short.text] if full and short else ["", "", ""]
+        rows.append([name, one.title, as_text(verdicts[name]), *costs_text])
+    print_table(["name", "what it is", "verdicts", "runs", "one core", "--quick"], rows, numbers=(3, 4, 5))
+
+
+def _verdicts(experiment: PaperExperiment) -> Counter[str]:
+    """How often each verdict was reached by the results in this checkout; all claims are not run elsewhere."""
+    from fedalloy.studies.reproduce.index import RESULTS, Judged, count
+    from fedalloy.studies.reproduce.results import read_results
+
+    file = RESULTS / f"{experiment.name}.json"
+    judged = Judged.of(experiment, read_results(file) if file.is_file() else None)
+    return count([(judged, judged.judgements)])
 
 
 def _cost(experiment: PaperExperiment, quick: bool) -> Cost | None:
@@ -166,12 +196,14 @@ def _cost(experiment: PaperExperiment, quick: bool) -> Cost | None:
     return estimate(chosen(experiment, Wish(quick=quick))) if experiment.cases else None
 
 
-def _pages(folder: Path) -> None:
+def _pages(named: str | None) -> None:
     from fedalloy.core.errors import SpecError
-    from fedalloy.studies.reproduce.index import write_pages
+    from fedalloy.studies.reproduce.index import RESULTS, write_pages
 
-    if not folder.is_dir():
-        raise SpecError(f"--pages {folder}: there is no such folder; results are usually in docs/results")
+    folder = Path(named) if named else RESULTS
+    if not list(folder.glob("*.json")):
+        where = f"{folder} holds no results" if folder.is_dir() else f"there is no folder {folder} here"
+        raise SpecError(f"--pages: {where}; work in a checkout of fedalloy, or name the folder: --pages FOLDER")
     changed = write_pages(folder)
     typer.echo("\n".join(map(str, changed)) if changed else "all pages match their results")
 

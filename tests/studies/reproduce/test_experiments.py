@@ -64,7 +64,7 @@ def test_claims_and_published_numbers_are_about_methods_that_are_run(name):
         return
     for claim in experiment.claims:
         for case in claim.cases:
-            assert {claim.method, *claim.others} <= set(known[case]), (claim.text, case)
+            assert {claim.method, *claim.others, *claim.controls} <= set(known[case]), (claim.text, case)
     for case, rows in experiment.published.cases.items():
         assert set(rows) <= set(known[case]), case
 
@@ -79,6 +79,30 @@ def test_every_case_of_an_experiment_resolves(name):
         if recipe.partition.kind:
             from_spec("partition", _plain({"kind": recipe.partition.kind, **recipe.partition.arguments}), "partition")
         from_spec("dataset", recipe.task.dataset, "dataset")
+
+
+@pytest.mark.parametrize("name", experiment_names())
+def test_every_claim_has_a_published_length_or_says_that_there_is_none(name):
+    """Nothing is left to a default: whoever declares an experiment has looked at the paper."""
+    experiment = load_experiment(name)
+    assert experiment.paper
+    for case in {case for claim in experiment.claims for case in claim.cases}:
+        told = experiment.protocol.model_dump(exclude_none=True) | (
+            experiment.protocol.cases[case].model_dump(exclude_none=True) if case in experiment.protocol.cases else {}
+        )
+        assert {"rounds", "clients", "cohort"} <= set(told), case
+
+
+@pytest.mark.parametrize("name", experiment_names())
+def test_recipes_are_as_long_as_the_paper(name):
+    experiment = load_experiment(name)
+    for case in experiment.cases:
+        stated, recipe = experiment.protocol.of(case.name), recipe_of(experiment, case)
+        assert stated.rounds in ("not stated", recipe.run.rounds), case.name
+        if isinstance(recipe.sampling.cohort, int):
+            assert stated.cohort == recipe.sampling.cohort, case.name
+        if "clients" in recipe.partition.arguments:
+            assert stated.clients == recipe.partition.arguments["clients"], case.name
 
 
 def test_the_stated_settings_of_the_papers():
@@ -111,7 +135,12 @@ def test_nobody_finds_an_unknown_experiment():
         ({"others": []}, "give one of 'others', 'than' or 'value'"),
         ({"value": 1.0}, "give one of 'others', 'than' or 'value'"),
         ({"cases": ["nowhere"]}, "has no case 'nowhere'"),
-        ({"relation": "near", "others": [], "value": 3.0}, "needs a value and a tolerance"),
+        ({"relation": "near", "others": [], "value": 3.0}, "'near' needs a margin"),
+        ({"margin": 3.0}, "'near' needs a margin, and no other relation has one"),
+        ({"relation": "bounded"}, "needs the score of the bound in 'than'"),
+        ({"controls": ["b"]}, "b is on both sides"),
+        ({"controls": ["m"]}, "m is on both sides"),
+        ({"length_tolerance": 1.0}, "length_tolerance"),
         ({"relation": "fails"}, "about the method alone"),
         ({"relation": "over"}, "relation"),
     ],

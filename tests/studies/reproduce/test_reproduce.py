@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from fedalloy.results.outcome import read_outcome
 from fedalloy.studies.compare.jobs import JobNews, Watcher
 from fedalloy.studies.reproduce.declaring import load_experiment, target_of
 from fedalloy.studies.reproduce.index import pages, write_pages
+from fedalloy.studies.reproduce.judging import judge
 from fedalloy.studies.reproduce.measuring import Wish, measure
 from fedalloy.studies.reproduce.page import write_page
 from fedalloy.studies.reproduce.results import Measured, Results, read_results, write_results
@@ -138,7 +140,9 @@ def test_scores_are_those_of_the_records(place, measured):
     assert one.scores["mean"] == pytest.approx(100 * float(values.mean()))
     assert one.scores["worst20"] == pytest.approx(100 * float(values.min()))  # a fifth of six clients is one
     assert one.scores["loss:mean"] == pytest.approx(sum(last["loss"]) / 6)
-    assert one.scores["rounds"] == (read_outcome(folder).reached or 5)
+    assert one.scores["rounds"] == (read_outcome(folder).reached or math.inf)
+    assert measured.of("digits", "slow")[0].scores["rounds"] == math.inf, "it never reached the target"
+    assert (one.planned, one.clients, one.cohort, one.table) == (4, 6, 6, "")
     assert "regret" not in one.scores
     decided = measured.of("digits", "aaggff_s")[0].scores
     assert decided["regret"] >= 0
@@ -186,7 +190,7 @@ def test_best_and_last_value_on_the_global_test_set(place, measured):
 
 def test_the_page_has_numbers_verdicts_failures_and_the_command(place, measured):
     page = write_page(load_experiment(str(place / "mine.toml")), measured)
-    assert "| A sensible step is better | digits |" in page
+    assert "| **holds** | A sensible step is better | digits |" in page
     assert page.count("**holds**") == 2
     assert "| fedavg | 90.5 |" in page
     assert "| wild | failed | failed | failed | failed |" in page
@@ -199,6 +203,8 @@ def test_results_survive_their_file(place, measured, tmp_path):
     found = read_results(tmp_path / "mine.json")
     assert [run.seed for run in found.runs] == [run.seed for run in measured.runs]
     assert found.runs[0].scores == pytest.approx(measured.runs[0].scores, rel=1e-5)
+    slow = [run for run in found.runs if run.method == "slow"]
+    assert [run.scores["rounds"] for run in slow] == [math.inf] * 3, "null in the file"
     assert len((tmp_path / "mine.json").read_text().splitlines()) > len(measured.runs)
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(DataError, match="does not hold the results"):
@@ -220,6 +226,9 @@ def test_other_values_are_other_runs_and_the_command_says_them(place):
     wish = Wish(changes=("run.rounds=2",), cases=("digits",), methods=("fedavg",))
     made, _ = run(place, wish)
     assert made.settings == {"run.rounds": 2}
+    assert {run.planned for run in made.runs} == {2}
+    experiment = load_experiment(str(place / "mine.toml"))
+    assert [one.verdict for one in judge(experiment, made)] == ["not run", "not run"], "there is no other side"
     assert {run.method for run in made.runs} == {"fedavg"}
     assert made.command == "fedalloy reproduce mine --set run.rounds=2 --case digits --methods fedavg"
     with pytest.raises(SpecError, match="has no method 'fedavgg': did you mean 'fedavg'"):
@@ -277,12 +286,30 @@ def test_runs_of_other_commands_are_gathered(place, measured, tmp_path):
     assert nothing.exit_code == 2
 
 
-def test_the_list_says_what_everything_costs():
-    done = CliRunner().invoke(app, ["reproduce", "--list"])
+def test_the_list_says_what_everything_costs_and_what_is_preliminary(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    done = CliRunner().invoke(app, ["reproduce", "--list", "--json"])
     assert done.exit_code == 0, done.output
-    assert "s3-synthetic" in done.stdout
+    told = json.loads(done.stdout)
+    assert told["s4-ch2-noise"]["verdicts"]["preliminary"] > 0
+    assert set(told["s2-cifar10"]["verdicts"]) == {"not run"}
+    assert "s3-synthetic" in CliRunner().invoke(app, ["reproduce", "--list"]).stdout
     nothing = CliRunner().invoke(app, ["reproduce"])
     assert nothing.exit_code == 2
+
+
+def test_shorter_runs_are_preliminary_on_the_command_line_and_their_page_stays_with_them(place, measured, tmp_path):
+    runs = tmp_path / "runs"
+    command = ["reproduce", str(place / "mine.toml"), "--runs", str(runs), "-j", "1", "--case", "digits", "--json"]
+    done = CliRunner().invoke(app, [*command, "--set", "run.rounds=3", "--methods", "fedavg,slow"])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert Path(told["page"]).is_relative_to(runs)
+    first = told["claims"][0]
+    assert (first["verdict"], first["seeds"]) == ("preliminary", 3)
+    assert first["remarks"][0] == "3 of the recipe's 4 rounds (75 %)"
+    full = judge(load_experiment(str(place / "mine.toml")), measured)
+    assert [one.verdict for one in full] == ["holds", "holds"]
 
 
 def stale_pages(folder: Path) -> list[Path]:
@@ -291,22 +318,38 @@ def stale_pages(folder: Path) -> list[Path]:
 
 
 def test_pages_of_a_folder_are_a_function_of_its_results(tmp_path):
+    scores = {"fedfa": [60.0, 61.0, 62.5], "fedfa_mo": [50.0, 51.5, 52.0]}
     runs = tuple(
-        Measured("1-1", name, seed, "finished", 60, {"mean": level + seed, "worst20": level})
-        for name, level in (("fedfa", 60.0), ("fedfa_mo", 50.0))
-        for seed in range(3)
+        Measured("1-1", name, seed, "finished", 200, {"worst20": value}, planned=200, clients=30, cohort=10)
+        for name, values in scores.items()
+        for seed, value in enumerate(values)
     )
     write_results(Results("s3-synthetic", "by hand", runs), tmp_path / "s3-synthetic.json")
     assert {file.name for file in write_pages(tmp_path)} == {"s3-synthetic.md", "index.md"}
     assert stale_pages(tmp_path) == []
     index = (tmp_path / "index.md").read_text()
-    assert "[s3-synthetic](s3-synthetic.md)" in index
-    assert "| **holds** |" in index
-    (tmp_path / "index.md").write_text(index.replace("**holds**", "**does not hold**"))
+    assert "| holds 1, " in index
+    assert "(s3-synthetic.md)" in index
+    assert "200 rounds, 3 seeds" in index
+    (tmp_path / "index.md").write_text(index.replace("holds 1", "holds 2"))
     assert [file.name for file in stale_pages(tmp_path)] == ["index.md"]
+
+
+def test_pages_are_written_where_results_are_and_nowhere_else(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    nowhere = CliRunner().invoke(app, ["reproduce", "--pages"])
+    assert nowhere.exit_code == 2
+    assert "there is no folder docs/results here" in nowhere.output
+    empty = CliRunner().invoke(app, ["reproduce", "--pages", str(tmp_path)])
+    assert (empty.exit_code, list(tmp_path.iterdir())) == (2, [])
+    shutil.copytree(ROOT / "docs" / "results", tmp_path / "docs" / "results")
+    (tmp_path / "docs" / "results" / "index.md").unlink()
+    done = CliRunner().invoke(app, ["reproduce", "--pages"])
+    assert (done.exit_code, done.stdout.split()) == (0, ["docs/results/index.md"])
+    assert CliRunner().invoke(app, ["reproduce", "--pages", "docs/results"]).stdout.startswith("all pages match")
 
 
 def test_the_committed_pages_say_what_the_committed_results_say():
     folder = ROOT / "docs" / "results"
-    assert not stale_pages(folder), "run: fedalloy reproduce --pages docs/results"
+    assert not stale_pages(folder), "run: fedalloy reproduce --pages"
     assert len(pages(folder)) > 1

@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -21,6 +23,18 @@ def regret(responses: Tensor, losses: Tensor) -> Tensor:
     """
     best = best_fixed(responses).expand(len(responses), -1)
     return losses.double().sum() - decision_losses(responses, best).sum()
+
+
+def regret_bound(rounds: int, clients: int, low: float = 0.0, high: float | None = None) -> float:
+    """What the regret of AAggFF-S cannot exceed (Hahn et al. 2024): ``2 L K (1 + log(1 + T / (16 K)))``.
+
+    ``L`` is the largest gradient, ``high / (1 + low)`` for responses between ``low`` and ``high`` (default ``1 / K``).
+
+    >>> round(regret_bound(100, 7), 3)
+    3.276
+    """
+    largest = (1 / clients if high is None else high) / (1 + low)
+    return 2 * largest * clients * (1 + math.log1p(rounds / (16 * clients)))
 
 
 def decision_losses(responses: Tensor, decisions: Tensor) -> Tensor:

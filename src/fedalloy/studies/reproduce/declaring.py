@@ -14,7 +14,9 @@ from fedalloy.experiment.recipe import Recipe, entry_names, parse, quick, read
 from fedalloy.experiment.recipe.changes import assign, put
 from fedalloy.experiment.recipe.resolving import scored
 
-Relation = Literal["above", "below", "near", "fails"]
+Relation = Literal["above", "below", "near", "bounded", "fails"]
+DataKind = Literal["as published", "part of it", "stand-in"]
+Stated = int | Literal["not stated", "with the data"]
 
 
 class DeclaredTable(BaseModel):
@@ -50,17 +52,22 @@ class Claim(DeclaredTable):
     score: str
     """What is compared (see `fedalloy.studies.reproduce.scoring`)."""
     relation: Relation
-    """`above` or `below` all others (or a value), `near` a value, or `fails`: runs diverge or end worse than it."""
+    """`above` or `below` all others (or a value), `near` them, `bounded`: at most `than` in every run, or `fails`: runs
+    diverge or end worse than the value."""
     others: list[str] = []
-    """The methods it is compared with, paired by seed."""
+    """The methods that the paper compares it with, and no others; paired by seed."""
+    controls: list[str] = []
+    """Methods that we compare it with and the paper does not: each has a line of its own, outside the verdict."""
     than: str | None = None
     """Another score of the same method to compare with."""
     value: float | None = None
     """A number to compare with."""
-    tolerance: float | None = None
-    """How far from the value is still near."""
+    margin: float | None = None
+    """For `near`: how far away is still near, written down before the runs."""
+    length_tolerance: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """By which share rounds, clients and cohort may differ from the published ones; beyond it a run is preliminary."""
     source: str | None = None
-    """Where it is claimed; default: the experiment's source."""
+    """The table, figure or theorem, where it is another than the experiment's."""
     note: str = ""
     """What readers must know to understand the verdict."""
 
@@ -74,14 +81,45 @@ class Published(DeclaredTable):
     """`cases.CASE.METHOD = [..]`; a text (such as "failed") where there is no number."""
 
 
+class Protocol(DeclaredTable):
+    """The published length of the runs, and how our data relate to the published ones."""
+
+    rounds: Stated | None = None
+    """The rounds of a run, or `"not stated"`: then the recipe's count."""
+    clients: Stated | None = None
+    """The number of clients; `"with the data"` where adapted data bring their own."""
+    cohort: Stated | None = None
+    """How many of them take part in a round."""
+    data: DataKind | None = None
+    """`"as published"`, `"part of it"` or `"stand-in"`; the last two are judged and labelled "adapted data"."""
+    adapted: str | None = None
+    """What else differs from the paper, in words: judged and labelled."""
+
+
+class Protocols(Protocol):
+    """The protocol of all cases, and where single cases differ from it."""
+
+    cases: dict[str, Protocol] = {}
+    """`cases.CASE`: the values that differ."""
+
+    def of(self, case: str) -> Protocol:
+        """The protocol of a case; what nobody declares is not stated, and the data are as published."""
+        unknown = {"rounds": "not stated", "clients": "not stated", "cohort": "not stated", "data": "as published"}
+        general = self.model_dump(exclude={"cases"}, exclude_none=True)
+        special = self.cases[case].model_dump(exclude_none=True) if case in self.cases else {}
+        return Protocol.model_validate(unknown | general | special)
+
+
 class PaperExperiment(DeclaredTable):
     """An experiment of a paper: what is run, what was published, what is claimed."""
 
     name: str = ""
     title: str
     """One line."""
+    paper: str = ""
+    """The paper, by its authors and its method."""
     source: str
-    """The paper and the table or figure."""
+    """The table or figure."""
     setting: str = ""
     """What readers must know about the protocol, in Markdown."""
     reading: str = ""
@@ -93,6 +131,7 @@ class PaperExperiment(DeclaredTable):
     cases: list[Case] = []
     """The cases; none where another program makes the measurements."""
     published: Published = Published()
+    protocol: Protocols = Protocols()
     claims: list[Claim] = []
     command: str | None = None
     """The command to measure it, if it is not `fedalloy reproduce NAME`."""
@@ -135,8 +174,12 @@ def target_of(experiment: PaperExperiment, case: str) -> str:
     """The metric of a case's scores, unless they name another; accuracy where another program measures."""
     if not experiment.cases:
         return "accuracy"
-    recipe = recipe_of(experiment, experiment.case(case), near=experiment._folder)
-    return str(scored(recipe).run.target_metric)
+    return str(scored(declared_recipe(experiment, case)).run.target_metric)
+
+
+def declared_recipe(experiment: PaperExperiment, case: str) -> Recipe:
+    """The recipe of a case as it is declared, without changes of a user."""
+    return recipe_of(experiment, experiment.case(case), near=experiment._folder)
 
 
 def recipe_of(
@@ -173,17 +216,11 @@ def _recipe_file(recipe: str, near: Path | None) -> Path:
 def _check(experiment: PaperExperiment) -> None:
     """Refuse claims that cannot be decided, before anything runs."""
     for number, claim in enumerate(experiment.claims):
-        where = f"{experiment.name}: claims.{number}"
-        sides = sum((bool(claim.others), claim.than is not None, claim.value is not None))
-        if claim.relation == "fails":
-            if claim.others or claim.than is not None:
-                raise SpecError(f"{where}: 'fails' is about the method alone: leave 'others' and 'than' out")
-        elif sides != 1:
-            raise SpecError(f"{where}: give one of 'others', 'than' or 'value' to compare with, not {sides}")
-        if claim.relation == "near" and (claim.value is None or claim.tolerance is None):
-            raise SpecError(f"{where}: 'near' needs a value and a tolerance")
+        _check_claim(claim, f"{experiment.name}: claims.{number}")
         for case in claim.cases if experiment.cases else []:
             experiment.case(case)
+    for case in experiment.protocol.cases if experiment.cases else []:
+        experiment.case(case)
     for case, rows in experiment.published.cases.items():
         for method, numbers in rows.items():
             if len(numbers) != len(experiment.published.scores):
@@ -191,6 +228,23 @@ def _check(experiment: PaperExperiment) -> None:
                     f"{experiment.name}: published.cases.{case}.{method} has {len(numbers)} numbers for "
                     f"{len(experiment.published.scores)} scores"
                 )
+
+
+def _check_claim(claim: Claim, where: str) -> None:
+    sides = sum((bool(claim.others or claim.controls), claim.than is not None, claim.value is not None))
+    if claim.relation == "fails":
+        if claim.others or claim.controls or claim.than is not None:
+            raise SpecError(f"{where}: 'fails' is about the method alone: leave 'others', 'controls' and 'than' out")
+    elif sides != 1:
+        raise SpecError(f"{where}: give one of 'others', 'than' or 'value' to compare with, not {sides}")
+    if claim.relation == "bounded" and claim.than is None:
+        raise SpecError(f"{where}: 'bounded' needs the score of the bound in 'than'")
+    if (claim.relation == "near") != (claim.margin is not None):
+        raise SpecError(f"{where}: 'near' needs a margin, and no other relation has one")
+    both = set(claim.others) & set(claim.controls)
+    if both or claim.method in (*claim.others, *claim.controls):
+        twice = ", ".join(sorted(both)) or claim.method
+        raise SpecError(f"{where}: {twice} is on both sides: name each method once")
 
 
 _PACKAGE = Path(__file__).resolve().parents[2]

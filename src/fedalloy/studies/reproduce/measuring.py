@@ -13,6 +13,8 @@ from fedalloy.core.errors import FedalloyError, SpecError, nearest
 from fedalloy.experiment.recipe import Recipe
 from fedalloy.experiment.recipe.changes import assign, leaves
 from fedalloy.experiment.records.reading import find_runs, is_run, name_of, read_run, seed_of
+from fedalloy.results.outcome import RunOutcome
+from fedalloy.results.redrawn import drawn_by, redrawn
 from fedalloy.studies.compare.comparing import Comparison, compare
 from fedalloy.studies.compare.jobs import Watcher
 from fedalloy.studies.compare.naming import folders as folders_of
@@ -108,11 +110,12 @@ def collect(experiment: PaperExperiment, wish: Wish, runs: Path, near: Path | No
     for case in experiment.cases:
         place = folder / safe(case.name)
         recipe = recipe_of(experiment, case, list(wish.changes), wish.quick, near)
-        for method in methods_of(recipe):
-            for run in sorted(find_runs(place / safe(method)), key=_seed):
-                if read_run(run).status.get("state") in ("finished", "failed"):
-                    found.append(measure_run(run, case.name, method, experiment.scores))
-                    machine = machine or _machine(run)
+        ended = {method: _ended(sorted(find_runs(place / safe(method)), key=_seed)) for method in methods_of(recipe)}
+        reused = _reused([run for runs in ended.values() for run in runs])
+        for method, folders in ended.items():
+            for run in folders:
+                found.append(measure_run(run, case.name, method, experiment.scores, reused))
+                machine = machine or _machine(run)
     return Results(experiment.name, wish.command(experiment.name), tuple(found), wish.settings, wish.quick, machine)
 
 
@@ -120,14 +123,13 @@ def gather(experiment: PaperExperiment, folders: Mapping[str, Path]) -> Results:
     """The results of other commands: all runs that ended below each case's folder, under their own names."""
     found, machine = [], ""
     for case, folder in folders.items():
-        runs = find_runs(folder)
-        if not runs:
+        if not find_runs(folder):
             raise SpecError(f"--gather {case}={folder}: there are no runs")
+        runs = _ended(find_runs(folder))
+        reused = _reused(runs)
         for run in runs:
-            record = read_run(run)
-            if record.status.get("state") in ("finished", "failed"):
-                found.append(measure_run(run, case, name_of(record.recipe), experiment.scores))
-                machine = machine or _machine(run)
+            found.append(measure_run(run, case, name_of(read_run(run).recipe), experiment.scores, reused))
+            machine = machine or _machine(run)
     found.sort(key=lambda run: list(folders).index(run.case))
     words = [word for case, folder in folders.items() for word in ("--gather", f"{case}={folder}")]
     command = shlex.join(["fedalloy", "reproduce", experiment.name, *words])
@@ -147,6 +149,17 @@ def _check(done: Comparison, case: Case) -> None:
 def _only(recipe: Recipe, methods: Sequence[str]) -> Recipe:
     kept = [entry for entry in recipe.compare if entry.name in methods]
     return recipe.model_copy(update={"compare": kept}) if methods else recipe
+
+
+def _ended(runs: Sequence[Path]) -> list[Path]:
+    return [run for run in runs if read_run(run).status.get("state") in ("finished", "failed")]
+
+
+def _reused(runs: Sequence[Path]) -> float:
+    """The test examples per training example where the seeds of a case split the same examples again, else 0."""
+    drawn = [drawn_by(read_run(run), on_global=False) for run in runs]
+    found = redrawn([RunOutcome("", one.seed, "finished", drawn=one) for one in drawn])
+    return found.reused if found else 0.0
 
 
 def _seed(run: Path) -> int:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from fedalloy.results.statistics import Interval, Spread
 from fedalloy.studies.reproduce.declaring import PaperExperiment
-from fedalloy.studies.reproduce.judging import Judgement, differences, judge, values_of
-from fedalloy.studies.reproduce.results import Measured, Results, seeds_of, summary_of_settings
+from fedalloy.studies.reproduce.departures import planned_rounds
+from fedalloy.studies.reproduce.judging import Judgement, judge, values_of
+from fedalloy.studies.reproduce.pairing import by_table, differences, observed
+from fedalloy.studies.reproduce.results import Measured, Results, is_rounds, seeds_of, summary_of_settings
 
 GENERATED = (
     "<!-- Generated from {name}.json by `fedalloy reproduce --pages`; edit recipes/claims/{name}.toml instead. -->"
 )
 RULE = (
-    "A verdict uses differences paired by seed: the claim *holds* if the whole 95 % interval of the mean difference is "
-    "on the claimed side of zero, it *does not hold* if the whole interval is on the other side, and otherwise it is "
-    "*not decidable* with these runs "
-    "(`fedalloy.studies.reproduce.judging`)."
+    "A claim *holds* or *does not hold* only in runs with the published rounds, clients and cohort, from three seeds "
+    "on, with differences paired by seed: it holds if every 95 % interval is on the claimed side of zero, and does not "
+    "if one is on the other side after Holm's correction. Everything else is *undecided*; shorter or changed runs are "
+    "*preliminary*. [The rules](../reproduce.md#how-a-verdict-is-made)."
 )
 NUMBERS = {
     "mean": "mean",
@@ -60,22 +63,32 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def verdict_table(judgements: Sequence[Judgement]) -> str:
-    """One row per claim and case."""
-    rows = [
-        [
-            one.claim.text + (f" ({one.claim.note})" if one.claim.note else ""),
-            one.case,
-            one.measured,
-            f"**{one.verdict}**",
-        ]
-        for one in judgements
-    ]
-    return table(["claim", "case", "measured: difference to, 95 % interval", "verdict"], rows)
+    """One row per claim and case, and one for all cases of a claim that were not run."""
+    rows = [_verdict_row(one, [one.case]) for one in judgements if one.verdict != "not run"]
+    waiting: dict[tuple[str, str], list[Judgement]] = {}
+    for one in judgements:
+        if one.verdict == "not run":
+            waiting.setdefault((one.claim.text, one.control), []).append(one)
+    rows += [_verdict_row(same[0], [one.case for one in same]) for same in waiting.values()]
+    return table(["verdict", "claim", "case", "measured: difference to, 95 % interval", "rests on"], rows)
+
+
+def _verdict_row(one: Judgement, cases: Sequence[str]) -> list[str]:
+    details = [text for text in (one.claim.source, one.claim.note) if text]
+    claimed = one.claim.text + (f" ({'; '.join(details)})" if details else "")
+    against = f"{claimed}, against `{one.control}`" if one.control else claimed
+    where = cases[0] if len(cases) == 1 else f"{len(cases)} cases"
+    return [f"**{one.words}**", against, where, one.measured, "; ".join([*_seeds_text(one.seeds), *one.remarks])]
+
+
+def _seeds_text(seeds: int) -> list[str]:
+    return [f"{seeds} seed{'s' if seeds > 1 else ''}"] if seeds else []
 
 
 def _introduction(experiment: PaperExperiment, results: Results) -> str:
     seeds = seeds_of(results.runs)
-    lines = [f"Source: {experiment.source}. Command:", f"```\n{results.command}\n```"]
+    named = f"{experiment.paper}, {experiment.source}" if experiment.paper else experiment.source
+    lines = [f"Source: {named}. Command:", f"```\n{results.command}\n```"]
     if results.quick:
         lines.append("**A quick run: at most 3 rounds and 2 seeds. These numbers are not results.**")
     if results.settings:
@@ -101,7 +114,7 @@ def _cases(experiment: PaperExperiment, results: Results) -> list[str]:
 def _case(experiment: PaperExperiment, results: Results, case: str) -> list[str]:
     """A heading and one table: every score as published and as measured."""
     runs = [run for run in results.runs if run.case == case]
-    rounds = sorted({run.round for run in runs if run.finished})
+    rounds = planned_rounds(runs)
     result = f"{rounds[0]} rounds" if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]} rounds" if rounds else ""
     scores = [score for score in experiment.scores if any(score in run.scores for run in runs)]
     published = experiment.published.cases.get(case, {})
@@ -150,9 +163,11 @@ def _measured(runs: Sequence[Measured], score: str) -> str:
     if not runs:
         return ""
     spread = Spread.of(values_of(runs, score))
+    never = sum(run.finished and run.scores.get(score) == math.inf for run in runs)
+    said = f"never in {never} of {len(runs)}" if never and is_rounds(score) else ""
     if spread is None:
-        return "failed" if all(run.state == "failed" for run in runs) else ""
-    return spread.text(_digits(spread.mean))
+        return said or ("failed" if all(run.state == "failed" for run in runs) else "")
+    return spread.text(_digits(spread.mean)) + (f" ({said})" if said else "")
 
 
 def _digits(value: float) -> int:
@@ -160,7 +175,9 @@ def _digits(value: float) -> int:
 
 
 def _paired(mine: Sequence[Measured], reference: Sequence[Measured], score: str, same: bool) -> str:
-    found = None if same else Interval.of(differences(mine, reference, score, score))
+    """Empty where a run has no value: a mean over the others would look too good."""
+    apart = [] if same else by_table(differences(observed(mine, score, True), observed(reference, score, True)))
+    found = Interval.of(apart) if all(map(math.isfinite, apart)) else None
     return found.text() if found else ""
 
 

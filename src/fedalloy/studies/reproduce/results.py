@@ -17,7 +17,12 @@ FORM = 1
 
 @dataclass(frozen=True)
 class Measured:
-    """One run: its case, method and seed, how it ended, and its scores by name (percent where they are shares)."""
+    """One run: its case, method and seed, how it ended, and its scores by name (percent where they are shares).
+
+    ``planned``, ``clients`` and ``cohort`` are what its recipe asked for; ``table`` names the learned table of weights
+    that it used, if any. ``reused`` is the ratio of test to training examples where every seed of the case splits the
+    same examples again, else 0. A run that never reached its target has infinitely many ``rounds``.
+    """
 
     case: str
     method: str
@@ -27,6 +32,11 @@ class Measured:
     scores: dict[str, float] = field(default_factory=dict)
     reason: str = ""
     seconds: float | None = None
+    planned: int | None = None
+    clients: int | None = None
+    cohort: int | None = None
+    table: str = ""
+    reused: float = 0.0
 
     @property
     def finished(self) -> bool:
@@ -90,16 +100,28 @@ def summary_of_settings(settings: dict[str, Any]) -> str:
 
 
 def _plain(run: Measured) -> dict[str, Any]:
-    """Plain values with six digits, which is finer than the spread over seeds; null for numbers that are not finite."""
+    """Plain values with six digits, which is finer than the spread over seeds; null for rounds without end."""
     scores = {name: float(f"{value:.6g}") if math.isfinite(value) else None for name, value in run.scores.items()}
-    kept = {name: value for name, value in vars(run).items() if value not in ("", None)}
+    kept = {
+        name: value for name, value in vars(run).items() if value not in ("", None) and (name, value) != ("reused", 0.0)
+    }
     seconds = {} if run.seconds is None else {"seconds": round(run.seconds, 2)}
     return kept | {"scores": scores} | seconds
 
 
 def _numbers(run: dict[str, Any]) -> dict[str, Any]:
-    scores = {name: math.nan if value is None else float(value) for name, value in run.get("scores", {}).items()}
+    missing = {name: math.inf if is_rounds(name) else math.nan for name in run.get("scores", {})}
+    scores = {name: missing[name] if value is None else float(value) for name, value in run.get("scores", {}).items()}
     return {**run, "scores": scores}
+
+
+def is_rounds(score: str) -> bool:
+    """Whether a score is a number of rounds to a target, which some runs never reach.
+
+    >>> is_rounds("rounds"), is_rounds("loss:rounds"), is_rounds("mean")
+    (True, True, False)
+    """
+    return score.rpartition(":")[2] == "rounds"
 
 
 def seeds_of(runs: Sequence[Measured]) -> list[int]:
