@@ -75,6 +75,7 @@ def test_runs_are_searched_ticked_and_compared(browser, wait, find, text, servin
     browser.get(serving(token=None).server.url)
     wait(lambda: len(find("#runs .run")) == 3)
     assert text("#advice").startswith("Tick one or more runs")
+    assert not find("#verdict")[0].is_displayed()
     find("#search")[0].send_keys("scaf")
     wait(lambda: len(find("#runs .run")) == 1)
     find("#runs input")[0].click()
@@ -88,11 +89,20 @@ def test_runs_are_searched_ticked_and_compared(browser, wait, find, text, servin
             wait(lambda: find("#runs input")[box].is_selected())  # noqa: B023
     wait(lambda: text("#title") == "3 runs compared")
     wait(lambda: len(find("#curves path.line")) == 3)
+    assert text("#verdict").startswith("All of these have ended")
     assert not find("#runs img"), "names are text"
     assert "not finite" in text("#events")
     assert not any(one.is_displayed() for one in find(".stop")), "without a token nothing can be stopped"
     browser.refresh()
     wait(lambda: text("#title") == "3 runs compared", "the address remembers what was ticked")
+    assert faults(browser) == []
+
+
+def test_there_is_no_verdict_while_a_run_is_open(browser, wait, text, serving, root):
+    for name, state in (("fedavg", "finished"), ("scaffold", "stopped")):
+        make_run(root / name, state=state, recipe={"name": name, "run": {"rounds": 5, "seeds": [3]}})
+    browser.get(f"{serving().server.url}#run=fedavg&run=scaffold")
+    wait(lambda: text("#verdict") == "Running: no verdict yet, 1 of 2 runs have not finished.")
     assert faults(browser) == []
 
 

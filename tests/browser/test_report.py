@@ -11,7 +11,7 @@ import pytest
 
 from tests.browser import chromium
 
-SECTIONS = ("what", "results", "curves", "clients", "gains", "fairness", "weights", "info", "personal", "participation",
+SECTIONS = ("results", "curves", "what", "clients", "gains", "fairness", "weights", "info", "personal", "participation",
             "data", "cost", "reproduce")  # fmt: skip
 AXE = Path(__file__).parent / "assets" / "axe.min.js"
 
@@ -72,14 +72,16 @@ def test_the_theme_switches_and_heat_maps_follow(page):
 
 
 def test_tables_sort_both_ways(page):
+    table = "#results [aria-label=Results]"
+
     def column() -> list[float]:
-        cells = page.find_elements("css selector", "#results tbody tr td:nth-child(2)")
+        cells = page.find_elements("css selector", f"{table} tbody tr td:nth-child(2)")
         return [float(cell.get_attribute("data-value")) for cell in cells]
 
-    heading = one(page, "#results thead th:nth-child(2) button")
+    heading = one(page, f"{table} thead th:nth-child(2) button")
     press(page, heading)
     assert column() == sorted(column(), reverse=True)
-    assert one(page, "#results thead th:nth-child(2)").get_attribute("aria-sort") == "descending"
+    assert one(page, f"{table} thead th:nth-child(2)").get_attribute("aria-sort") == "descending"
     press(page, heading)
     assert column() == sorted(column())
     assert len(column()) == 3

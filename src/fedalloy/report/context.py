@@ -10,7 +10,9 @@ from fedalloy.experiment.records import toml
 from fedalloy.report import data, words
 from fedalloy.report.data.personal import reliabilities
 from fedalloy.report.data.plain import Chart
+from fedalloy.results.conclusion import conclusion
 from fedalloy.results.gains import client_gains
+from fedalloy.results.looks import Look
 from fedalloy.results.runs import by_name
 from fedalloy.results.summaries import RunSummary
 
@@ -24,12 +26,14 @@ class ReportContext:
 
     summaries: Sequence[RunSummary]
     tunings: Sequence[dict[str, Any]] = ()
+    looks: Sequence[Look] = ()
     charts: dict[str, Chart] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.styles = data.styles(self.summaries)
         self.gains = client_gains(self.summaries, self.summaries[0].metric)
+        self.conclusion = conclusion([summary.outcome for summary in self.summaries], self.looks)
         self.words = words.summary(self.summaries)
         self.recipe = words.common_recipe(self.summaries)
         self._collect()

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from pathlib import Path
 from string import Template
 from typing import Any
 
 from fedalloy.experiment.records import atomic
-from fedalloy.report import assets, data, gains, sections, words
+from fedalloy.report import assets, gains, sections, verdicts, words
 from fedalloy.report.context import ReportContext
 from fedalloy.report.markup import plain_json
+from fedalloy.results.looks import Look, read_looks
 from fedalloy.results.summaries import RunSummary, gather, tunings
-from fedalloy.tasks.metrics.direction import best
 
 PARTS: dict[str, Callable[[ReportContext], str]] = {
-    "Run": sections.what,
-    "Results": sections.results,
+    "Results": verdicts.results,
     "Curves": sections.curves,
+    "Run": sections.what,
     "Clients": sections.clients,
     "Gains": gains.section,
     "Fairness": sections.fairness,
@@ -54,6 +54,7 @@ PAGE = Template("""<!doctype html>
 </div></header>
 <main>
 <h1>$title</h1>
+$verdict
 $facts
 $body
 <footer class="soft">Made by fedalloy. Every chart has a table behind it and can be saved as CSV, SVG or PNG.</footer>
@@ -69,19 +70,21 @@ _PLACE = re.compile(r'<section id="([\w-]+)"')
 def write_page(places: Sequence[Path], output: Path) -> int:
     """Write the page about the runs in some folders; returns the number of runs."""
     summaries = gather(places)
+    looks = read_looks(places[0]) if len(places) == 1 else []
     output.parent.mkdir(parents=True, exist_ok=True)
-    atomic.write_text(output, page(summaries, tunings(places)))
+    atomic.write_text(output, page(summaries, tunings(places), looks))
     return len(summaries)
 
 
-def page(summaries: Sequence[RunSummary], tried: Sequence[dict[str, Any]] = ()) -> str:
-    """The page as text."""
-    context = ReportContext(summaries, tried)
+def page(summaries: Sequence[RunSummary], tried: Sequence[dict[str, Any]] = (), looks: Sequence[Look] = ()) -> str:
+    """The page as text; ``tried`` is what tuning tried, ``looks`` the recorded looks at the comparison."""
+    context = ReportContext(summaries, tried, looks)
     parts = {short: made for short, section in PARTS.items() if (made := section(context))}
     links = "".join(_link(short, made) for short, made in parts.items())
     return PAGE.substitute(
-        policy=POLICY, title=escape(words.title(summaries)), style=assets.style(), links=links, facts=_facts(context),
-        body="\n".join(parts.values()), data=plain_json(context.to_json()), script=assets.script(),
+        policy=POLICY, title=escape(words.title(summaries)), style=assets.style(), links=links,
+        verdict=verdicts.first_line(context), facts=_facts(context), body="\n".join(parts.values()),
+        data=plain_json(context.to_json()), script=assets.script(),
     )  # fmt: skip
 
 
@@ -91,31 +94,21 @@ def _link(short: str, section: str) -> str:
 
 
 def _facts(context: ReportContext) -> str:
-    """The key numbers."""
-    rows, outcome = data.result_rows(context.summaries), context.summaries[0].outcome
-    higher = outcome.higher_is_better
-    done = sum(summary.outcome.finished for summary in context.summaries)
-    facts = [
-        _leader(f"Best mean {outcome.metric}", rows, "mean", higher),
-        _leader("Best for the worst 10\u00a0%", rows, "worst_served", higher),
-        _leader(f"Fewest rounds to {outcome.target:g}", rows, "rounds_to_target", False, 1)
-        if outcome.target is not None
-        else "",
-        _fact("Runs", f"{done} of {len(context.summaries)}", "finished"),
-    ]
-    return f'<dl class="facts">{"".join(facts)}</dl>'
+    """The size of the comparison."""
+    summaries = context.summaries
+    done = sum(summary.outcome.finished for summary in summaries)
+    facts = {
+        "Runs": (f"{done} of {len(summaries)}", "finished"),
+        "Seeds": (f"{len({summary.seed for summary in summaries})}", ""),
+        "Clients": (_range(summary.population for summary in summaries), ""),
+        "Rounds": (_range(summary.outcome.rounds for summary in summaries), ""),
+    }
+    return f'<dl class="facts">{"".join(_fact(label, *about) for label, about in facts.items())}</dl>'
 
 
-def _leader(label: str, rows: Sequence[dict[str, Any]], key: str, higher: bool | None, digits: int = 3) -> str:
-    """The best algorithm; none for a metric without a direction."""
-    if higher is None:
-        return ""
-    known = [row for row in rows if row[key] and row[key]["mean"] is not None]
-    if not known:
-        return _fact(label, "none", "no finished run has a value")
-    leader = best(known, lambda row: float(row[key]["mean"]), higher)
-    assert leader is not None
-    return _fact(label, f"{leader[key]['mean']:.{digits}f}", leader["name"])
+def _range(counts: Iterable[int]) -> str:
+    known = sorted(set(counts))
+    return f"{known[0]:,}" if len(known) == 1 else f"{known[0]:,} to {known[-1]:,}"
 
 
 def _fact(label: str, value: str, about: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 
@@ -24,8 +24,6 @@ from fedalloy.report.markup import (
     text,
 )  # fmt: skip
 from fedalloy.results.runs import by_name
-from fedalloy.results.statistics import leading
-from fedalloy.results.table import summarise
 
 PARTICIPATION = {
     "contributions": "contributions", "per_client": "per client", "fewest": "fewest", "most": "most",
@@ -48,22 +46,6 @@ def what(context: ReportContext) -> str:
         body = [[named(name, context.styles), *(text(value) for value in values)] for name, values in rows]
         said += paragraph("What differs between them:", "soft") + table("Settings that differ", head, body)
     return section("what", "What was run", said, details("The recipe they share", code(context.recipe)))
-
-
-def results(context: ReportContext) -> str:
-    """Mean and spread over seeds, and the paired difference to the first algorithm."""
-    rows, first = data.result_rows(context.summaries), context.summaries[0].outcome
-    head = ["algorithm", f"mean {first.metric}", "worst 10 %", "Gini"]
-    head += [f"rounds to {first.target:g}"] if first.target is not None else []
-    head += [f"difference to {rows[0]['name']}"] if len(rows) > 1 else []
-    leaders = _leaders(context)
-    body = [_result(row, context, leaders) for row in rows]
-    note = "Mean ± standard deviation over seeds; the best of each column is bold."
-    if len(rows) > 1:
-        note += f" Differences are paired: each seed's run against the same seed's run of {rows[0]['name']}, with "
-        note += "simultaneous intervals; coloured where they are decided (Holm)."
-    made = table("Results", [*head, "seeds"], body)
-    return section("results", "Results", made, paragraph(note, "soft"), _trouble(context))
 
 
 def curves(context: ReportContext) -> str:
@@ -243,56 +225,6 @@ def switched(context: ReportContext, group: str, keys: Sequence[str]) -> list[st
     options = "".join(f'<option value="{place}">{title}</option>' for place, title in enumerate(titles))
     chooser = f'<label class="choose">Show <select data-shows="{group}">{options}</select></label>'
     return [chooser, *(figure(key, group=group, member=str(place)) for place, key in enumerate(keys))]
-
-
-def _leaders(context: ReportContext) -> dict[str, float | None]:
-    """The best value of each column."""
-    rows, higher = (
-        summarise([summary.outcome for summary in context.summaries]),
-        context.summaries[0].outcome.higher_is_better,
-    )
-    return {
-        "mean": leading([row.mean for row in rows], higher),
-        "worst_served": leading([row.worst_served for row in rows], higher),
-        "gini": leading([row.gini for row in rows], higher=False),
-        "rounds_to_target": leading([row.to_target for row in rows], higher=False),
-    }
-
-
-def _result(row: dict[str, Any], context: ReportContext, leaders: Mapping[str, float | None]) -> list[Cell]:
-    def cell(key: str, digits: int = 3) -> Cell:
-        leads = row[key] is not None and leaders[key] is not None and row[key]["mean"] == leaders[key]
-        return spread(row[key], digits, kind="best" if leads else "")
-
-    cells = [named(row["name"], context.styles), cell("mean"), cell("worst_served"), cell("gini")]
-    if context.summaries[0].outcome.target is not None:
-        cells.append(_to_target(row, cell("rounds_to_target", 1)))
-    if len(context.styles) > 1:
-        cells.append(_apart(row["difference"]))
-    return [*cells, Cell(row["coverage"], row["seeds"])]
-
-
-def _to_target(row: dict[str, Any], found: Cell) -> Cell:
-    if not found.text:
-        return Cell("not reached", None)
-    missing = f" ({row['reached']}/{row['seeds']})" if row["reached"] < row["seeds"] else ""
-    return Cell(found.text + missing, found.value, found.kind)
-
-
-def _apart(found: dict[str, Any] | None) -> Cell:
-    """A difference with its interval; green or red only where it is decided."""
-    if found is None:
-        return Cell("", None)
-    return Cell(found["text"], found["mean"], {"better": "up", "worse": "down"}.get(found["outcome"], ""))
-
-
-def _trouble(context: ReportContext) -> str:
-    """The runs that did not finish, and why."""
-    lost = [summary.outcome for summary in context.summaries if not summary.outcome.finished]
-    return "".join(
-        paragraph(f"{run.name}, seed {run.seed}: {run.state} in round {run.round} of {run.rounds}. {run.reason}", "bad")
-        for run in lost
-    )
 
 
 def _score(row: dict[str, Any]) -> Cell:

@@ -9,6 +9,7 @@ from typing import Any
 from fedalloy.report.data.plain import digits
 from fedalloy.report.palette import assign
 from fedalloy.results.evidence import Evidence
+from fedalloy.results.looks import Look
 from fedalloy.results.runs import by_name
 from fedalloy.results.statistics import Spread
 from fedalloy.results.summaries import RunSummary
@@ -22,9 +23,9 @@ def styles(summaries: Sequence[RunSummary]) -> dict[str, Any]:
     return {name: style.to_json() for name, style in assign(summary.name for summary in summaries).items()}
 
 
-def result_rows(summaries: Sequence[RunSummary]) -> list[dict[str, Any]]:
-    """One row per algorithm: mean and deviation over seeds, and the paired difference to the first."""
-    rows = summarise([summary.outcome for summary in summaries])
+def result_rows(summaries: Sequence[RunSummary], looks: Sequence[Look] = ()) -> list[dict[str, Any]]:
+    """One row per algorithm: mean and deviation over seeds, and the evidence of its difference to the first."""
+    rows = summarise([summary.outcome for summary in summaries], looks)
     return [
         {
             "name": row.name,
@@ -34,6 +35,7 @@ def result_rows(summaries: Sequence[RunSummary]) -> list[dict[str, Any]]:
             "rounds_to_target": _spread(row.to_target),
             "reached": row.reached,
             "difference": _evidence(row.difference),
+            "rounds_difference": _evidence(row.rounds_difference, 1),
             "seeds": len(row.seeds),
             "failed": len(row.failed),
             "unfinished": len(row.unfinished),
@@ -61,9 +63,11 @@ def _spread(spread: Spread | None) -> dict[str, Any] | None:
     return {"mean": digits(spread.mean, 17), "deviation": apart, "count": spread.count, **lost}
 
 
-def _evidence(found: Evidence | None) -> dict[str, Any] | None:
+def _evidence(found: Evidence | None, places: int = 3) -> dict[str, Any] | None:
     if found is None:
         return None
-    numbers = {"mean": found.estimate, "low": found.low, "high": found.high}
+    numbers = {"mean": found.estimate, "low": found.low, "high": found.high, "p": found.p}
     shown = {name: digits(value, 17) for name, value in numbers.items()}
-    return {**shown, "text": found.text(), "count": found.pairs, "outcome": found.outcome}
+    about = {name: getattr(found, name) for name in
+             ("outcome", "decided", "holm_alone", "ranked", "exact", "decided_on", "family", "alpha")}  # fmt: skip
+    return {**shown, **about, "text": found.text(places), "count": found.pairs}

@@ -127,11 +127,20 @@
     byId("advice").hidden = some.length > 0;
     byId("title").textContent = some.length === 0 ? "Runs" : some.length === 1 ? label(some[0].id) : `${some.length} runs compared`;
     byId("charts").hidden = some.length === 0;
+    verdict(some);
     cards(some);
     pictures(some);
     events(some);
     recipes(some);
     if (some.length) { document.documentElement.dataset.drawn = "true"; performance.mark("fedalloy-drawn"); }
+  }
+  // Scores of unfinished runs decide nothing, and looking at them must not: a verdict is for the report.
+  function verdict(some) {
+    const runs = some.map((data) => state.runs.get(data.id) || data), names = new Set(runs.map((run) => run.name));
+    const open = runs.filter((run) => run.state !== "finished" && run.state !== "failed").length;
+    byId("verdict").hidden = names.size < 2;
+    say(byId("verdict"), open ? `Running: no verdict yet, ${open} of ${runs.length} runs have not finished.`
+      : "All of these have ended; fedalloy report on their folder says what they decide.");
   }
   function cards(some) {
     keep(byId("cards"), some.map((data) => card(state.runs.get(data.id) || data, data)));

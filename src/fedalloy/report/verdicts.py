@@ -1,0 +1,108 @@
+"""What a comparison decides: its first line, and the table with simultaneous intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fedalloy.report import data
+from fedalloy.report.context import ReportContext
+from fedalloy.report.markup import Cell, named, paragraph, section, spread, table, text
+from fedalloy.results.redrawn import redrawn
+
+OPEN = "not finished"
+_COLOURS = {"better": "up", "worse": "down"}
+
+
+def first_line(context: ReportContext) -> str:
+    """The conclusion, as a sentence; nothing for one algorithm, which is compared with none."""
+    return paragraph(context.conclusion, "lead verdict") if len(context.styles) > 1 else ""
+
+
+def results(context: ReportContext) -> str:
+    """Mean and spread over seeds; differences to the first algorithm with simultaneous intervals and verdicts."""
+    rows, first = data.result_rows(context.summaries, context.looks), context.summaries[0].outcome
+    head = ["algorithm", f"mean {first.metric}", "worst 10 %", "Gini"]
+    head += [f"rounds to {first.target:g}"] if first.target is not None else []
+    body = [_means(row, context) for row in rows]
+    made = table("Results", [*head, "seeds"], body)
+    note = paragraph("Mean ± standard deviation over seeds, which is not the uncertainty of the mean.", "soft")
+    return section("results", "Results", _differences(context, rows), made, note, _trouble(context))
+
+
+def _differences(context: ReportContext, rows: Sequence[dict[str, Any]]) -> str:
+    """The table of what decides; empty for one algorithm."""
+    if len(rows) < 2:
+        return ""
+    first, metric = rows[0]["name"], context.summaries[0].outcome.metric
+    exact = any(row["difference"] and row["difference"]["exact"] is not None for row in rows)
+    on_rounds = any(row["rounds_difference"] for row in rows)
+    head = ["algorithm", "verdict", f"{metric} against {first}", "p", *["exact p"] * exact]
+    head += ["verdict (rounds)", f"rounds against {first}", "p (rounds)"] * on_rounds
+    body = [
+        [named(row["name"], context.styles), *_cells(row["difference"], exact),
+         *(_cells(row["rounds_difference"]) if on_rounds else ())]
+        for row in rows[1:]
+    ]  # fmt: skip
+    said = _note(first, [found for row in rows for found in (row["difference"], row["rounds_difference"]) if found])
+    drawn = redrawn([summary.outcome for summary in context.summaries])
+    made = table(f"Differences to {first}", head, body)
+    return made + paragraph(f"{said} {drawn.text if drawn else ''}".strip(), "soft")
+
+
+def _cells(found: dict[str, Any] | None, exact: bool = False) -> list[Cell]:
+    """A verdict, the difference with its interval, and its p; green or red only where it is decided."""
+    if found is None:
+        return [text("no common seed"), *[Cell("", None)] * (2 + exact)]
+    kind = _COLOURS.get(found["outcome"], "")
+    verdict = Cell(_verdict(found), "", f"text {kind}".strip())
+    # The p of runs that have not finished would be read as a verdict.
+    ps = [None, None] if found["outcome"] == OPEN else [found["p"], found["exact"]]
+    return [verdict, Cell(found["text"], found["mean"], kind), *(_p(value) for value in ps[: 1 + exact])]
+
+
+def _verdict(found: dict[str, Any]) -> str:
+    said = str(found["outcome"]).replace(OPEN, "no verdict yet")
+    if found["decided_on"]:
+        return f"{said} (at an earlier look, over {found['decided_on']} seeds)"
+    if found["holm_alone"]:
+        return f"{said} (by Holm; the simultaneous interval is wider and covers zero)"
+    return f"{said} (by ranks)" if found["ranked"] and found["decided"] else said
+
+
+def _p(value: float | None) -> Cell:
+    return Cell("", None) if value is None else Cell("< 0.0001" if value < 1e-4 else f"{value:.4f}", value)
+
+
+def _note(first: str, found: Sequence[dict[str, Any]]) -> str:
+    said = f"Every seed's run against the same seed's run of {first}."
+    if not found:
+        return said
+    level = f"{100 * (1 - found[0]['alpha']):.4g} %"
+    said += f" Intervals are simultaneous: all {found[0]['family']} together cover with {level} (Bonferroni); what is "
+    said += "missing to 95 % is kept for looks with more seeds. Verdicts and colours follow Holm over the same "
+    said += "differences: Student's t, or a rank test where runs did not reach the target."
+    return said
+
+
+def _means(row: dict[str, Any], context: ReportContext) -> list[Cell]:
+    cells = [named(row["name"], context.styles), *(spread(row[key]) for key in ("mean", "worst_served", "gini"))]
+    if context.summaries[0].outcome.target is not None:
+        cells.append(_to_target(row, spread(row["rounds_to_target"], 1)))
+    return [*cells, Cell(row["coverage"], row["seeds"])]
+
+
+def _to_target(row: dict[str, Any], found: Cell) -> Cell:
+    if not found.text:
+        return Cell("not reached", None)
+    missing = f" ({row['reached']}/{row['seeds']})" if row["reached"] < row["seeds"] else ""
+    return Cell(found.text + missing, found.value, found.kind)
+
+
+def _trouble(context: ReportContext) -> str:
+    """The runs that did not finish, and why."""
+    lost = [summary.outcome for summary in context.summaries if not summary.outcome.finished]
+    return "".join(
+        paragraph(f"{run.name}, seed {run.seed}: {run.state} in round {run.round} of {run.rounds}. {run.reason}", "bad")
+        for run in lost
+    )
