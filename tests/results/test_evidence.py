@@ -9,6 +9,7 @@ import random
 import pytest
 from scipy import stats
 
+from fedalloy.results.conclusion import conclusion
 from fedalloy.results.evidence import (
     PairedDifferences,
     compare_together,
@@ -18,6 +19,7 @@ from fedalloy.results.evidence import (
     rounds_apart,
     seeds_to_decide,
 )
+from fedalloy.results.outcome import RunOutcome
 
 
 def one(*values: float, **more):
@@ -143,3 +145,19 @@ def test_about_as_many_more_seeds_as_the_spread_asks_for():
     assert (seeds_to_decide(found, alpha=0.008) or 0) > more, "a second look has less"
     assert seeds_to_decide(one(1.0, 1.8, 0.2, 1.2, reused=0.9)) is None, "more seeds share the same examples"
     assert seeds_to_decide(one(2.0, 2.0, 2.0)) == 3
+
+
+@pytest.mark.parametrize(("higher", "word"), [(False, "worse"), (True, "better"), (None, "higher")])
+def test_ties_do_not_turn_the_direction_of_a_rank_test(higher, word):
+    """Both never reach the target with seven seeds, I never with six more: the median is zero."""
+    (one,) = compare_together([PairedDifferences((0.0,) * 7 + (math.inf,) * 6, higher, ranked=True)])
+    assert (one.estimate, one.outcome) == (0.0, word)
+
+
+def test_a_later_run_with_a_median_of_zero_is_said_to_be_later():
+    def run(name: str, seed: int, reached: int | None) -> RunOutcome:
+        return RunOutcome(name, seed, "finished", scores={"mean": 0.5 + seed / 100}, reached=reached, target=0.8)
+
+    mine = [run("mine", seed, None) for seed in range(19)]
+    first = [run("first", seed, 5 if seed < 9 else None) for seed in range(19)]
+    assert "mine reaches 0.8 later (mine did not reach it with 19 of 19 seeds)" in conclusion([*first, *mine])

@@ -81,13 +81,11 @@ def _rounds(row: ResultRow, first: ResultRow) -> str:
     if found is None or not found.decided:
         return ""
     sooner = found.outcome == "better"
-    if not math.isfinite(found.estimate):
+    if not found.estimate or not math.isfinite(found.estimate):
         never = first if sooner else row
         missing = len(never.seeds) - never.reached
-        return (
-            f"{row.name} reaches {row.target:g} {'sooner' if sooner else 'later'} "
-            f"({never.name} did not reach it with {missing} of {len(never.seeds)} seeds)"
-        )
+        why = f" ({never.name} did not reach it with {missing} of {len(never.seeds)} seeds)" if missing else ""
+        return f"{row.name} reaches {row.target:g} {'sooner' if sooner else 'later'}{why}"
     return f"{row.name} needs {_apart(found.estimate)} to reach {row.target:g}{_interval(found)}"
 
 

@@ -118,7 +118,7 @@ def compare_together(families: Sequence[PairedDifferences], alpha: float = ALPHA
     found = [_evidence(one, size, alpha) for one in families]
     decided = holm([one.p for one in found], alpha)
     return [
-        replace(one, outcome=_outcome(one, asked.higher_is_better, real))
+        replace(one, outcome=_outcome(one, asked, real))
         for one, asked, real in zip(found, families, decided, strict=True)
     ]
 
@@ -224,14 +224,25 @@ def rank_p(values: Sequence[float]) -> float:
     >>> rank_p([-1.0, -math.inf, -2.0, -math.inf, -3.0, -1.0])
     0.03125
     """
+    signed = _signed_ranks(values)
+    if not signed:
+        return 1.0
+    if len(signed) <= MOST_EXACT:
+        return _permuted(signed)
+    from scipy import stats
+
+    return float(stats.wilcoxon(signed).pvalue)
+
+
+def _signed_ranks(values: Sequence[float]) -> list[float]:
+    """The ranks of the sizes of all values but zeros, with the values' signs."""
     from scipy import stats
 
     apart = [value for value in values if value]
-    if not apart:
-        return 1.0
-    ranks = stats.rankdata([abs(value) for value in apart])
-    signed = [math.copysign(float(rank), value) for rank, value in zip(ranks, apart, strict=True)]
-    return _permuted(signed) if len(signed) <= MOST_EXACT else float(stats.wilcoxon(signed).pvalue)
+    return [
+        math.copysign(float(rank), value)
+        for rank, value in zip(stats.rankdata(list(map(abs, apart))), apart, strict=True)
+    ]
 
 
 def _testable(one: PairedDifferences) -> bool:
@@ -274,15 +285,16 @@ def _median_interval(values: Sequence[float], alpha: float) -> tuple[float, floa
     return (ordered[inside - 1], ordered[-inside]) if inside else (-math.inf, math.inf)
 
 
-def _outcome(one: Evidence, higher: bool | None, real: bool) -> Outcome:
+def _outcome(one: Evidence, asked: PairedDifferences, real: bool) -> Outcome:
     if one.pairs < FEWEST_PAIRS:
         return "too few seeds"
     if not real:
         return "undecided"
-    above = one.estimate > 0
-    if higher is None:
+    # Ranks leave ties out, so they may decide although the median is zero: their own sum has the direction.
+    above = (sum(_signed_ranks(asked.values)) if one.ranked else one.estimate) > 0
+    if asked.higher_is_better is None:
         return "higher" if above else "lower"
-    return "better" if above == higher else "worse"
+    return "better" if above == asked.higher_is_better else "worse"
 
 
 def _gap(mine: float | None, theirs: float | None) -> float:
