@@ -1,4 +1,4 @@
-"""S2 on a GPU: MNIST with LeNet, three non-iid clients, five methods, as many rounds as fit into some minutes.
+"""EWWA-FL on a GPU: MNIST with LeNet, three non-iid clients, five methods, as many rounds as fit into some minutes.
 
     python -m benchmarks.s2_gpu --minutes 8 --out runs/s2-gpu
 

@@ -206,7 +206,7 @@ def test_the_schema_is_json_and_knows_the_registered_names():
 
 
 class TestPersonalisationRecipes:
-    """The recipes of S4 chapter II: what cannot be seen without data is that data and model fit each other."""
+    """The recipes of SuPerFed: what cannot be seen without data is that data and model fit each other."""
 
     SHAPES: ClassVar[dict[str, tuple[tuple[int, ...], int]]] = {
         "mnist": ((784,), 10),

@@ -94,8 +94,7 @@ def _reproduce(name: str, wish: Wish, output: Path | None, runs: Path, jobs: int
 
     results = measure(experiment, wish, runs, watch, processes=jobs, near=near)
     page = output or _page(experiment, wish, runs)
-    _write(experiment, results, page)
-    _finish(experiment, results, page, as_json)
+    _finish(experiment, _write(experiment, results, page), page, as_json)
 
 
 def _gather(name: str, gathered: list[str], output: Path | None, as_json: bool) -> None:
@@ -110,29 +109,32 @@ def _gather(name: str, gathered: list[str], output: Path | None, as_json: bool) 
     experiment = load_experiment(name)
     results = gather(experiment, {case: Path(folder) for case, _, folder in pairs})
     page = output or RESULTS / f"{experiment.name}.md"
-    _write(experiment, results, page)
-    _finish(experiment, results, page, as_json)
+    _finish(experiment, _write(experiment, results, page), page, as_json)
 
 
 def _page(experiment: PaperExperiment, wish: Wish, runs: Path) -> Path:
-    from fedalloy.studies.reproduce.departures import changes
     from fedalloy.studies.reproduce.index import RESULTS
+    from fedalloy.studies.reproduce.results import changes
 
-    preliminary = wish.quick or changes(wish.settings)
+    preliminary = wish.quick or "run.rounds" in wish.settings or changes(wish.settings)
     folder = wish.folder(experiment, runs) if preliminary else RESULTS
     return folder / f"{experiment.name}.md"
 
 
-def _write(experiment: PaperExperiment, results: Results, page: Path) -> None:
+def _write(experiment: PaperExperiment, results: Results, page: Path) -> Results:
+    """Write page and measurements; those of other cases and methods that are there already are kept."""
     from fedalloy.experiment.records import atomic
     from fedalloy.studies.reproduce.index import INDEX, RESULTS, write_pages
     from fedalloy.studies.reproduce.page import write_page
-    from fedalloy.studies.reproduce.results import write_results
+    from fedalloy.studies.reproduce.results import merged, read_results, write_results
 
-    write_results(results, page.with_suffix(".json"))
-    atomic.write_text(page, write_page(experiment, results))
+    file = page.with_suffix(".json")
+    together = merged(read_results(file), results) if file.is_file() else results
+    write_results(together, file)
+    atomic.write_text(page, write_page(experiment, together))
     if page.parent == RESULTS or (page.parent / INDEX).is_file():
         write_pages(page.parent)
+    return together
 
 
 def _finish(experiment: PaperExperiment, results: Results, page: Path, as_json: bool) -> None:

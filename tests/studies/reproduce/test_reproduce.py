@@ -7,6 +7,7 @@ import math
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from fedalloy.studies.reproduce.index import pages, write_pages
 from fedalloy.studies.reproduce.judging import judge
 from fedalloy.studies.reproduce.measuring import Wish, measure
 from fedalloy.studies.reproduce.page import write_page
-from fedalloy.studies.reproduce.results import Measured, Results, read_results, write_results
+from fedalloy.studies.reproduce.results import Measured, Results, merged, read_results, write_results
 from fedalloy.studies.reproduce.scoring import over_clients, scores_of
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -263,6 +264,23 @@ def test_the_command_line_writes_page_and_results(place, measured, tmp_path):
     assert read_results(page.with_suffix(".json")).runs
 
 
+def test_a_later_command_keeps_the_cells_that_it_did_not_run(place, measured, tmp_path):
+    page = tmp_path / "mine.md"
+    short = replace(measured, settings={"evaluate.every": 2}, command="before", machine="another")
+    write_results(replace(short, runs=tuple(short.of("digits", "slow"))), page.with_suffix(".json"))
+    command = ["reproduce", str(place / "mine.toml"), "--runs", str(place / "runs"), "-o", str(page), "-j", "1"]
+    done = CliRunner().invoke(app, [*command, "--case", "digits", "--json"])
+    assert done.exit_code == 0, done.output
+    assert {run.changed for run in read_results(page.with_suffix(".json")).runs} == {""}, "it was run again"
+    found = merged(short, replace(measured, runs=tuple(measured.of("digits", "fedavg"))))
+    assert len(found.runs) == len(measured.runs)
+    assert {run.changed for run in found.of("digits", "slow")} == {"evaluate.every = 2"}
+    assert {run.changed for run in found.of("digits", "fedavg")} == {""}
+    assert (found.command, found.machine) == (f"before\n{measured.command}", f"another; {measured.machine}")
+    told = judge(load_experiment(str(place / "mine.toml")), found)
+    assert [(one.verdict, one.remarks[:1]) for one in told] == [("preliminary", ("evaluate.every = 2",))] * 2
+
+
 def test_runs_of_other_commands_are_gathered(place, measured, tmp_path):
     page, runs = tmp_path / "mine.md", tmp_path / "run.rounds=3"
     shutil.copytree(place / "runs" / "mine", runs)
@@ -307,7 +325,7 @@ def test_shorter_runs_are_preliminary_on_the_command_line_and_their_page_stays_w
     assert Path(told["page"]).is_relative_to(runs)
     first = told["claims"][0]
     assert (first["verdict"], first["seeds"]) == ("preliminary", 3)
-    assert first["remarks"][0] == "3 of the recipe's 4 rounds (75 %)"
+    assert first["remarks"][0] == "3 of 4 rounds of the recipe (75 %)"
     full = judge(load_experiment(str(place / "mine.toml")), measured)
     assert [one.verdict for one in full] == ["holds", "holds"]
 

@@ -1,4 +1,4 @@
-"""The GPU benchmark of S2: its settings are those of the recipe, it stops in time, and it goes on from there."""
+"""The GPU benchmark of EWWA-FL: its settings are those of the recipe, it stops in time, and it goes on from there."""
 
 from __future__ import annotations
 

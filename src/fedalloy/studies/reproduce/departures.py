@@ -7,13 +7,11 @@ the engine and the seeds. Adapted data are declared, not measured: they are judg
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from fedalloy.studies.reproduce.declaring import Claim, PaperExperiment, Protocol, declared_recipe
-from fedalloy.studies.reproduce.results import Measured, Results, summary_of_settings
+from fedalloy.studies.reproduce.results import Measured, Results, changes
 
-_SAME_EXPERIMENT = ("engine.", "run.seeds")
 _LENGTHS = ("rounds", "clients", "cohort")
 
 
@@ -21,10 +19,14 @@ def departures(
     experiment: PaperExperiment, claim: Claim, case: str, results: Results, others: Sequence[str]
 ) -> list[str]:
     """Every way in which the runs of the claim's method and of these others are not the published experiment."""
-    protocol = experiment.protocol.of(case)
     runs = [run for name in (claim.method, *others) for run in results.of(case, name)]
-    found = [text for what in _LENGTHS if (text := _length(what, protocol, runs, claim.length_tolerance))]
-    return [*(["a quick run"] if results.quick else []), *found, *_changed(experiment, case, protocol, results)]
+    changed = dict.fromkeys(text for run in runs if (text := run.changed or changes(results.settings)))
+    return [
+        *(["a quick run"] if results.quick else []),
+        *_rounds(experiment, case, runs, claim.length_tolerance),
+        *_clients(experiment.protocol.of(case), runs, claim.length_tolerance),
+        *changed,
+    ]
 
 
 def labels(experiment: PaperExperiment, case: str) -> list[str]:
@@ -34,15 +36,6 @@ def labels(experiment: PaperExperiment, case: str) -> list[str]:
     silent = [what for what in _LENGTHS if getattr(protocol, what) == "not stated"]
     data += [f"adapted: {protocol.adapted}"] if protocol.adapted else []
     return [*data, *([f"{' and '.join(silent)} not stated in the paper"] if silent and experiment.paper else [])]
-
-
-def changes(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that make it another experiment: all but the engine and the seeds.
-
-    >>> changes({"engine.device": "cuda", "run.rounds": 30})
-    {'run.rounds': 30}
-    """
-    return {path: value for path, value in settings.items() if not path.startswith(_SAME_EXPERIMENT)}
 
 
 def wanted_rounds(experiment: PaperExperiment, case: str) -> int | None:
@@ -58,18 +51,26 @@ def planned_rounds(runs: Iterable[Measured]) -> list[int]:
     return sorted({run.round if run.planned is None else run.planned for run in runs})
 
 
-def _length(what: str, protocol: Protocol, runs: Sequence[Measured], tolerance: float) -> str:
-    published = getattr(protocol, what)
-    if not isinstance(published, int) or not runs:
-        return ""
-    if what == "rounds":
-        found: list[int] = planned_rounds(runs)
-    else:
-        known = {getattr(run, what) for run in runs}
-        if None in known:
-            return f"{what} not recorded"
-        found = sorted(known)
-    return "" if all(abs(one - published) <= tolerance * published for one in found) else _share(found, published, what)
+def _rounds(experiment: PaperExperiment, case: str, runs: Sequence[Measured], tolerance: float) -> list[str]:
+    wanted, found = wanted_rounds(experiment, case), planned_rounds(runs)
+    if wanted is None or _close(found, wanted, tolerance):
+        return []
+    stated = experiment.protocol.of(case).rounds == wanted
+    return [_share(found, wanted, "rounds" if stated else "rounds of the recipe")]
+
+
+def _clients(protocol: Protocol, runs: Sequence[Measured], tolerance: float) -> list[str]:
+    """Departures in the number of clients, and in how many of them take part in a round."""
+    told = []
+    for name, unit in (("clients", "clients"), ("cohort", "clients a round")):
+        published, found = getattr(protocol, name), sorted({getattr(run, name) or 0 for run in runs})
+        if isinstance(published, int) and not _close(found, published, tolerance):
+            told.append(_share(found, published, unit) if found[0] else f"{name} not recorded")
+    return told
+
+
+def _close(found: Sequence[int], published: int, tolerance: float) -> bool:
+    return all(abs(one - published) <= tolerance * published for one in found)
 
 
 def _share(found: Sequence[int], published: int, what: str) -> str:
@@ -80,15 +81,4 @@ def _share(found: Sequence[int], published: int, what: str) -> str:
     """
     ends = list(dict.fromkeys((found[0], found[-1])))
     shares = list(dict.fromkeys(f"{100 * one / published:.0f}" for one in ends))
-    unit = "clients a round" if what == "cohort" else what
-    return f"{' to '.join(map(str, ends))} of {published} {unit} ({' to '.join(shares)} %)"
-
-
-def _changed(experiment: PaperExperiment, case: str, protocol: Protocol, results: Results) -> list[str]:
-    """Settings that make it another experiment; a stated number of rounds is compared with the runs instead."""
-    found = changes(results.settings)
-    rounds, wanted = found.pop("run.rounds", None), wanted_rounds(experiment, case)
-    told = [summary_of_settings(found)] if found else []
-    if rounds in (None, wanted) or wanted is None or protocol.rounds != "not stated":
-        return told
-    return [_share([rounds], wanted, "rounds").replace(" of ", " of the recipe's "), *told]
+    return f"{' to '.join(map(str, ends))} of {published} {what} ({' to '.join(shares)} %)"

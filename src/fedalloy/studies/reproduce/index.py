@@ -143,19 +143,17 @@ def _link(one: Judged) -> str:
 
 def _runs(one: Judged, judgements: Sequence[Judgement]) -> str:
     """Rounds, seeds and data of the runs behind some verdicts."""
-    if one.results is None:
-        return ""
-    cases = {judgement.case for judgement in judgements if judgement.verdict != "not run"}
-    runs = [run for run in one.results.runs if run.case in cases]
-    if not runs:
-        return ""
-    rounds, seeds = planned_rounds(runs), len(seeds_of(runs))
+    cases = dict.fromkeys(judgement.case for judgement in judgements if judgement.verdict != "not run")
+    return "; ".join(dict.fromkeys(_runs_of(one.experiment, one.results, case) for case in cases if one.results))
+
+
+def _runs_of(experiment: PaperExperiment, results: Results, case: str) -> str:
+    runs = [run for run in results.runs if run.case == case]
+    rounds, seeds, wanted = planned_rounds(runs), len(seeds_of(runs)), wanted_rounds(experiment, case)
     length = " to ".join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))
-    stated = {wanted_rounds(one.experiment, case) for case in cases}
-    wanted = next(iter(stated)) if len(stated) == 1 else None
     short = f" of {wanted}" if wanted and rounds != [wanted] else ""
-    data = sorted({str(one.experiment.protocol.of(case).data) for case in cases} - {"as published"})
-    adapted = f", adapted data ({', '.join(data)})" if data else ""
+    data = experiment.protocol.of(case).data
+    adapted = f", adapted data ({data})" if data != "as published" else ""
     return f"{length}{short} rounds, {seeds} seed{'s' if seeds > 1 else ''}{adapted}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ class Measured:
 
     ``planned``, ``clients`` and ``cohort`` are what its recipe asked for; ``table`` names the learned table of weights
     that it used, if any. ``reused`` is the ratio of test to training examples where every seed of the case splits the
-    same examples again, else 0. A run that never reached its target has infinitely many ``rounds``.
+    same examples again, else 0. ``changed`` says how its settings differ from the declared ones, where that is not
+    what the other runs have. A run that never reached its target has infinitely many ``rounds``.
     """
 
     case: str
@@ -37,6 +38,7 @@ class Measured:
     cohort: int | None = None
     table: str = ""
     reused: float = 0.0
+    changed: str = ""
 
     @property
     def finished(self) -> bool:
@@ -88,6 +90,29 @@ def read_results(file: Path) -> Results:
         return Results(runs=runs, **data)
     except (KeyError, TypeError, json.JSONDecodeError) as error:
         raise DataError(f"{file} does not hold the results of an experiment: {error!r}; measure them again") from None
+
+
+def merged(old: Results, new: Results) -> Results:
+    """All new runs, and the old ones of other cells, which keep the settings that they were made with."""
+    cells = {(run.case, run.method) for run in new.runs}
+    before = changes(old.settings)
+    kept = [replace(run, changed=run.changed or before) for run in old.runs if (run.case, run.method) not in cells]
+    if not kept:
+        return new
+    commands = dict.fromkeys([*old.command.splitlines(), *new.command.splitlines()])
+    machines = "; ".join(dict.fromkeys([*old.machine.split("; "), *new.machine.split("; ")]))
+    return replace(new, runs=(*kept, *new.runs), command="\n".join(commands), machine=machines)
+
+
+def changes(settings: dict[str, Any]) -> str:
+    """The settings that make it another experiment, as text: all but the engine and the seeds. The number of rounds is
+    left out because every run records it.
+
+    >>> changes({"engine.device": "cuda", "run.rounds": 30, "partition.alpha": 0.1})
+    'partition.alpha = 0.1'
+    """
+    same = ("engine.", "run.seeds", "run.rounds")
+    return summary_of_settings({path: value for path, value in settings.items() if not path.startswith(same)})
 
 
 def summary_of_settings(settings: dict[str, Any]) -> str:
