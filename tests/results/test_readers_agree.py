@@ -143,7 +143,9 @@ def test_report_command_line_and_latex_print_the_same_table(compared, tmp_path):
         numbers = re.sub(r"\\mathbf\{([^}]*)\}", r"\1", line).replace("$", "").replace(r"\pm", "±")
         cells = [cell.strip(" \\") for cell in numbers.split("&")]
         assert cells[0] == f"{row.name}, {row.coverage} seeds"
-        assert cells[1:] == [one.text() for one in (row.mean, row.worst_served, row.best_served, row.gini) if one]
+        assert cells[1:-1] == [one.text() for one in (row.mean, row.worst_served, row.best_served, row.gini) if one]
+        assert cells[-1] == (row.difference.text() if row.difference else "--")
+    assert r"\mathbf" not in "".join(lines), "nothing is decided while a run is stopped"
 
 
 def test_exported_shown_live_tracked_and_reproduced_runs_have_the_same_scores(compared, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,11 +17,10 @@ from fedalloy.cli.run import Changes, Json, Quick, Track
 
 if TYPE_CHECKING:
     from fedalloy.experiment.recipe import Recipe
+    from fedalloy.results.evidence import Evidence
     from fedalloy.results.statistics import Spread
     from fedalloy.results.table import ResultRow
     from fedalloy.studies.compare.comparing import Comparison
-
-COLUMNS = ("algorithm", "mean", "worst 10 %", "Gini", "rounds to target", "vs first (paired)", "seeds")
 
 
 def compare(
@@ -36,22 +36,28 @@ def compare(
     quick: Quick = False,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="The folder; default: runs/NAME.")] = None,
     jobs: Annotated[int | None, typer.Option("-j", "--jobs", min=1, help="Processes; default: one per core.")] = None,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Say how many runs and seeds this needs; train nothing.")
+    ] = False,
     as_json: Json = False,
     track: Track = None,
     allow_imports: AllowImports = False,
 ) -> None:
-    """Run several algorithms with several seeds and print one table.
+    """Run several algorithms with several seeds; print what they decide and one table.
 
     Every run has its own folder below the output folder. Runs that are finished are reused and interrupted ones
     are resumed, so the same command continues after Ctrl-C.
     """
-    from fedalloy.core.errors import FedalloyError
     from fedalloy.studies.compare.comparing import compare as run_all
+    from fedalloy.studies.compare.planning import count
 
     wanted = prepare(recipe, changes or [], algorithms, grid or [], quick)
     for note in unreached(wanted, changes or []):
         typer.echo(note, err=True)
     folder = output or Path("runs") / recipe.stem
+    if plan:
+        _print_plan(wanted, folder, as_json)
+        return
     try:
         with watch_jobs(count(wanted), as_json) as watcher:
             done = run_all(wanted, folder, processes=jobs, watcher=watcher, track=track or [])
@@ -59,13 +65,17 @@ def compare(
         if not as_json:
             typer.echo("interrupted; nothing is lost: the same command continues from here", err=True)
         raise
-    if as_json:
-        print_json(done.to_json())
-    else:
-        _present(done, wanted)
-    if open_ones := sum(len(row.unfinished) for row in done.rows):
+    print_json(done.to_json()) if as_json else _present(done, wanted)
+    _exit(done)
+
+
+def _exit(done: Comparison) -> None:
+    """Exit with a code that says whether runs failed or did not finish."""
+    from fedalloy.core.errors import FedalloyError
+
+    if open_ones := sum(not run.ended for run in done.outcomes):
         raise FedalloyError(f"{open_ones} runs did not finish; the same command continues with them")
-    if any(row.failed for row in done.rows):
+    if any(run.state == "failed" for run in done.outcomes):
         raise typer.Exit(1)
 
 
@@ -115,33 +125,33 @@ def read_grid(text: str) -> tuple[str, list[Any]]:
     return path.strip(), together if isinstance(together, list) else [literal(one.strip()) for one in values.split(",")]
 
 
-def count(recipe: Recipe) -> int:
-    """The number of runs of a comparison, tuning included."""
-    import math
+def _print_plan(recipe: Recipe, folder: Path, as_json: bool) -> None:
+    from fedalloy.studies.compare.planning import plan
 
-    entries = max(1, len(recipe.compare))
-    grids = [{**recipe.grid, **entry.grid} for entry in recipe.compare] or [recipe.grid]
-    tuning = sum(math.prod(map(len, grid.values())) for grid in grids if grid) * len(recipe.run.tuning_seeds)
-    return entries * len(recipe.run.seeds) + tuning
+    made = plan(recipe, folder)
+    if as_json:
+        print_json(made.to_json())
+    else:
+        typer.echo("\n".join(made.lines()))
 
 
 def _present(done: Comparison, recipe: Recipe) -> None:
     from fedalloy.experiment.recipe.resolving import scored
     from fedalloy.results.gains import lines
 
+    out = console()
+    out.print(done.conclusion, style="bold", markup=False)
     for tuned in done.tuned:
         rows = [[_settings(one.settings), number(one.score) or "failed"] for one in tuned.tried]
         seeds = ", ".join(map(str, recipe.run.tuning_seeds))
         print_table(["setting", "mean"], rows, f"{tuned.name}, tuned on seeds {seeds}: {_settings(tuned.best)}", (1,))
     seeds = ", ".join(map(str, recipe.run.seeds))
-    print_table(
-        COLUMNS,
-        map(_cells, done.rows),
-        f"{scored(recipe).run.target_metric} after {recipe.run.rounds} rounds, seeds {seeds}",
-        range(1, 7),
-    )
-    out = console()
-    for line in lines(done.gains):
+    metric = str(scored(recipe).run.target_metric)
+    table = [_cells(row, metric, done.rows[0].name) for row in done.rows]
+    columns = [name for name in table[0] if any(cells[name] for cells in table)]
+    body = [[cells[name] for name in columns] for cells in table]
+    print_table(columns, body, f"{metric} after {recipe.run.rounds} rounds, seeds {seeds}", range(1, len(columns)))
+    for line in (*done.notes, *lines(done.gains)):
         out.print(line, markup=False, soft_wrap=True)
     for note in _notes(done.folder):
         out.print(f"note: {note}", markup=False)
@@ -160,10 +170,33 @@ def _notes(folder: Path) -> list[str]:
     return list(dict.fromkeys(map(str, said)))
 
 
-def _cells(row: ResultRow) -> list[str]:
-    shown = [_text(value, row) for value in (row.mean, row.worst_served, row.gini)]
-    paired = row.difference.text() if row.difference else ""
-    return [row.name, *shown, row.target_text, paired, row.coverage]
+def _cells(row: ResultRow, metric: str, first: str) -> dict[str, str]:
+    """A row of the table by column; columns that are empty in all rows are not shown."""
+    shown = {"mean": row.mean, "worst 10 %": row.worst_served, "Gini": row.gini}
+    return {
+        "algorithm": row.name,
+        **{name: _text(value, row) for name, value in shown.items()},
+        f"{metric} vs {first}": _difference(row.difference, 3),
+        "p": _p(row.difference),
+        "rounds to target": row.target_text,
+        f"rounds vs {first}": _difference(row.rounds_difference, 1),
+        "seeds": row.coverage,
+    }
+
+
+def _difference(found: Evidence | None, digits: int) -> str:
+    """The difference, its interval, and the verdict where there is one."""
+    if found is None:
+        return ""
+    return f"{found.text(digits)} {found.word}" if found.decided else found.text(digits)
+
+
+def _p(found: Evidence | None) -> str:
+    """The p that decides; from six seeds on that of the exact test stands beside it."""
+    if found is None or math.isnan(found.p) or found.outcome == "not finished":
+        return ""
+    exact = f" ({found.exact_test} test {found.exact:.2g})" if found.exact is not None else ""
+    return f"{found.p:.2g}{exact}"
 
 
 def _text(spread: Spread | None, row: ResultRow) -> str:

@@ -102,7 +102,8 @@ def plain_jobs() -> Callable[[JobNews], None]:
     def tell(news: JobNews) -> None:
         if news.kind != "round":
             said = {"reused": "already there", "broken": f"{news.state}: {news.text}"}.get(news.kind, news.text)
-            typer.echo(f"{time.monotonic() - begun:6.1f} s  {news.job.name}, seed {news.job.seed}: {said}")
+            line = f"{time.monotonic() - begun:6.1f} s  {news.job.name}, seed {news.job.seed}: {said}"
+            typer.echo(line, err=True)
 
     return tell
 

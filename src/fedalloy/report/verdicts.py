@@ -45,7 +45,7 @@ def _differences(context: ReportContext, rows: Sequence[dict[str, Any]]) -> str:
         for row in rows[1:]
     ]  # fmt: skip
     said = _note(first, [found for row in rows for found in (row["difference"], row["rounds_difference"]) if found])
-    drawn = redrawn([summary.outcome for summary in context.summaries])
+    drawn = redrawn(one.outcome.drawn for one in context.summaries if one.name == first)
     made = table(f"Differences to {first}", head, body)
     return made + paragraph(f"{said} {drawn.text if drawn else ''}".strip(), "soft")
 

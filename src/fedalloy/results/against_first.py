@@ -52,7 +52,7 @@ def _at(outcomes: Sequence[RunOutcome], look: Look, alpha: float) -> dict[str, A
     """The evidence of one look: all algorithms and both questions are one family."""
     groups = by_name(run for run in outcomes if look.holds(run))
     first = groups.pop(next(iter(groups)))
-    shared = redrawn(first)
+    shared = redrawn(run.drawn for run in first)
     asked = {
         (name, question): one
         for name, runs in groups.items()

@@ -13,9 +13,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from fedalloy.results.evidence import FEWEST_PAIRS, Evidence, fewest_by_ranks, seeds_to_decide
+from fedalloy.results.evidence import FEWEST_PAIRS, Evidence, seeds_to_decide
 from fedalloy.results.looks import Look, alpha_of, looks_until
 from fedalloy.results.outcome import RunOutcome
+from fedalloy.results.redrawn import redrawn
 from fedalloy.results.table import ResultRow, summarise
 
 MOST_SAID = 100
@@ -28,6 +29,32 @@ def conclusion(outcomes: Sequence[RunOutcome], recorded: Sequence[Look] = ()) ->
     metric = outcomes[0].metric if outcomes else ""
     number = len(looks_until(outcomes, recorded)) if outcomes else 1
     return _nothing(rows, outcomes) or " ".join(_sentences(rows, metric, number))
+
+
+def notes(outcomes: Sequence[RunOutcome], recorded: Sequence[Look] = ()) -> list[str]:
+    """What stands under the table: what the intervals are and what decides, the looks, and what a seed redraws."""
+    found = [one for row in summarise(outcomes, recorded) for one in (row.difference, row.rounds_difference) if one]
+    shared = redrawn(run.drawn for run in outcomes if run.name == outcomes[0].name)
+    said = [_about(found[0], looks_until(outcomes, recorded))] if found else []
+    if any(one.holm_alone for one in found):
+        said.append(
+            "(Holm): decided although the interval covers zero, because Holm tests one by one and intervals all."
+        )
+    if any(one.ranked for one in found):
+        said.append(
+            "Where a run never reached the target or all differences are equal, ranks decide and the median is shown."
+        )
+    return [*said, *([shared.text] if shared else [])]
+
+
+def _about(one: Evidence, looks: Sequence[Look]) -> str:
+    """The intervals, and the looks before this one."""
+    intervals = f"{one.family} simultaneous intervals" if one.family > 1 else "one interval"
+    said = f"Differences: paired by seed, {intervals} at {_percent(1 - one.alpha)}; verdicts follow Holm."
+    if len(looks) == 1:
+        return f"{said} The rest of the 5 % is kept for later looks at more seeds."
+    before = "; ".join(f"seeds {', '.join(map(str, look.seeds))}" for look in looks[:-1])
+    return f"{said} This is look {len(looks)}, after {before}: it has {_percent(one.alpha)} of the 5 % of all looks."
 
 
 def _nothing(rows: Sequence[ResultRow], outcomes: Sequence[RunOutcome]) -> str:
@@ -55,7 +82,7 @@ def _sentences(rows: Sequence[ResultRow], metric: str, look: int) -> Iterable[st
     level = f"at 95 % over {_range(seeds)} seeds" + (f" (look {look}, at {_percent(1 - alpha_of(look))})" * (look > 1))
     clauses = [_main(compared, first, metric, level), *(_rounds(row, rows[0]) for row in others)]
     yield "; ".join(filter(None, clauses)) + "."
-    if more := _more(others, look):
+    if more := more_seeds(others, look):
         yield more
     if failed := _failures(rows):
         yield failed.strip()
@@ -103,33 +130,28 @@ def _apart(rounds: float) -> str:
     return f"{_count(abs(rounds), 'round')} {'fewer' if rounds < 0 else 'more'}"
 
 
-def _more(rows: Sequence[ResultRow], look: int) -> str:
-    """How many more seeds would decide, for those that are nearest to a verdict."""
+def more_seeds(rows: Sequence[ResultRow], look: int) -> str:
+    """How many more seeds would decide the means that are not decided at this look; empty where all are."""
     needed = {row.name: seeds_to_decide(row.difference, alpha_of(look + 1)) for row in rows
               if row.difference and not row.difference.decided}  # fmt: skip
     known = sorted((count, name) for name, count in needed.items() if count is not None and count <= MOST_SAID)
     if not needed:
         return ""
     if not known:
-        return f"{_listed(list(needed))}: undecided, and {MOST_SAID} more seeds would not change that at this spread."
+        return f"More seeds{_why(rows)} would not decide {_listed(list(needed))}."
     (count, name), *rest = known
     also = "".join(f", about {count} {name}" for count, name in rest)
     return f"About {_count(max(1, count), 'more seed')} would decide {name}{also}."
 
 
+def _why(rows: Sequence[ResultRow]) -> str:
+    shared = any(row.difference.reused for row in rows if row.difference)
+    return ", which split the same examples again," if shared else f" (up to {MOST_SAID})"
+
+
 def _failures(rows: Sequence[ResultRow]) -> str:
     lost = [f"{len(row.failed)} of {row.asked} runs of {row.name}" for row in rows if row.failed]
     return f" Failed and not counted: {', '.join(lost)}." if lost else ""
-
-
-def seeds_needed(comparisons: int, questions: int, look: int = 1) -> str:
-    """How many seeds verdicts need, before anything has run."""
-    family = comparisons * questions
-    ranks = fewest_by_ranks(family, alpha_of(look))
-    return (
-        f"a verdict needs at least {FEWEST_PAIRS} seeds, and {ranks} where a run never reaches the target (a rank "
-        f"test over {_count(family, 'comparison')})"
-    )
 
 
 def _count(number: float, what: str) -> str:

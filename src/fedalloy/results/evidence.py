@@ -95,6 +95,13 @@ class Evidence:
         """Whether Holm decides although the simultaneous interval covers zero, which a table has to explain."""
         return self.decided and self.low <= 0 <= self.high
 
+    @property
+    def word(self) -> str:
+        """The verdict for a table, with the reason where the interval does not show it."""
+        if self.decided_on is not None:
+            return f"{self.outcome} (over the first {self.decided_on} seeds)"
+        return f"{self.outcome} (Holm)" if self.holm_alone else self.outcome
+
     def text(self, digits: int = 3) -> str:
         """The estimate and its simultaneous interval for a table.
 

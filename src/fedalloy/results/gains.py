@@ -264,7 +264,7 @@ def _collected(
     found = [_one(seed, some, higher) for (_, seed), some in together.items() if some]
     known = sorted((one for one in found if not math.isnan(one.gain)), key=lambda one: one.gain)
     seeds = tuple(sorted(run.outcome.seed for run, _ in pairs))
-    drawn = redrawn_by([run.outcome for run, _ in pairs])
+    drawn = redrawn_by(run.outcome.drawn for run, _ in pairs)
     resplit = not redrawn and drawn is not None and bool(drawn.reused)
     reason = "" if known else f"no client was scored by '{metric}' under both"
     return ClientGains(name, first, metric, tuple(known), seeds, redrawn, len(together) - len(known), reason, resplit)

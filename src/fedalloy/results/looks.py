@@ -8,6 +8,7 @@ every look uses all seeds there are. The same seeds looked at again are the same
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 from fedalloy.core.errors import CheckpointError
 from fedalloy.experiment.records import atomic
+from fedalloy.results.evidence import FEWEST_PAIRS
 from fedalloy.results.outcome import RunOutcome
 from fedalloy.results.statistics import ALPHA
 
@@ -59,8 +61,17 @@ def alpha_of(look: int) -> float:
 def look_at(runs: Sequence[RunOutcome]) -> Look:
     """The look at these runs."""
     first, seeds = runs[0], sorted({run.seed for run in runs})
-    entries = (first.name, *sorted({run.name for run in runs} - {first.name}))
+    entries = in_order([run.name for run in runs])
     return Look(tuple(seeds), entries, max(run.rounds for run in runs), first.metric, first.target)
+
+
+def in_order(names: Sequence[str]) -> tuple[str, ...]:
+    """The first name, then the others by name: their order does not make another look.
+
+    >>> in_order(["fedavg", "scaffold", "fednova", "scaffold"])
+    ('fedavg', 'fednova', 'scaffold')
+    """
+    return names[0], *sorted({*names[1:]} - {names[0]})
 
 
 def looks_until(runs: Sequence[RunOutcome], recorded: Sequence[Look]) -> list[Look]:
@@ -83,10 +94,25 @@ def read_looks(folder: Path) -> list[Look]:
         ) from None
 
 
-def write_looks(folder: Path, looks: Sequence[Look]) -> None:
-    """Record the looks."""
-    text = json.dumps({"looks": [asdict(one) for one in looks]}, indent=2)
-    atomic.write_text(folder / FILE, text + "\n")
+def looks_in(places: Sequence[Path]) -> list[Look]:
+    """The looks at the comparison in some folders; none where they hold several, which nobody looked at together."""
+    found = [looks for place in places if (looks := read_looks(place))]
+    return found[0] if len(found) == 1 else []
+
+
+def record_look(folder: Path, runs: Sequence[RunOutcome], recorded: Sequence[Look]) -> tuple[Look, ...]:
+    """Record the look at these runs, unless it is recorded or gives no verdict; returns all looks.
+
+    Unfinished and shortened runs give none, and neither do too few seeds.
+    """
+    now = look_at(runs)
+    counts = Counter(run.name for run in runs if run.finished)
+    enough = counts[now.entries[0]] >= FEWEST_PAIRS and sum(each >= FEWEST_PAIRS for each in counts.values()) > 1
+    if now in recorded or not enough or not all(run.ended and not run.quick for run in runs):
+        return tuple(recorded)
+    looks = (*recorded, now)
+    atomic.write_text(folder / FILE, json.dumps({"looks": [asdict(one) for one in looks]}, indent=2) + "\n")
+    return looks
 
 
 def _look(found: Mapping[str, Any]) -> Look:

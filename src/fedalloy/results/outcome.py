@@ -90,7 +90,7 @@ def outcome_of(record: RunRecord, rows: Iterable[Mapping[str, Any]]) -> RunOutco
         record.path,
         bool(settings.get("quick")),
         higher,
-        drawn_by(record, on_global),
+        drawn_by(record.recipe, record.manifest or {}, on_global),
     )
 
 

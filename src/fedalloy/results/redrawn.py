@@ -7,11 +7,11 @@ over seeds is corrected (:mod:`fedalloy.results.evidence`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from fedalloy.experiment.records.reading import RunRecord, seed_of
+from fedalloy.experiment.records.reading import seed_of
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,6 @@ class Drawn:
     test_rows: str
     reused: float
     chances: tuple[str, ...]
-
-
-class HasDrawn(Protocol):
-    """A run that knows what it drew."""
-
-    @property
-    def drawn(self) -> Drawn | None:
-        """What it drew; None where it has no records."""
 
 
 @dataclass(frozen=True)
@@ -56,36 +48,34 @@ class Redrawn:
         said = f"A seed redraws {_listed([*self.chances, *data])}."
         if self.reused:
             said += (
-                " The splits share their examples, so the intervals are widened after Nadeau and Bengio (2003), with "
-                f"{self.reused:.2f} test examples per training example; ranks, where runs never reach the target, "
-                "give no verdict here."
+                " As these splits share their examples, the intervals are widened after Nadeau and Bengio (2003), with "
+                f"{self.reused:.2f} test examples per training example, and ranks give no verdict."
             )
         return said
 
 
-def drawn_by(record: RunRecord, on_global: bool) -> Drawn:
+def drawn_by(recipe: Mapping[str, Any], manifest: Mapping[str, Any], on_global: bool) -> Drawn:
     """What a run drew. Without a record of the split, every seed of a recipe is taken to draw another one."""
-    manifest, task = record.manifest or {}, record.recipe.get("task")
+    task = recipe.get("task")
     split: Mapping[str, Any] = manifest.get("split", {})
     test = float(split.get("test", task.get("test_fraction", 0.2) if task else 0.0))
     train = float(split.get("train", 1 - test - (task or {}).get("valid_fraction", 0.0)))
     own = on_global and bool(split.get("common_test", False))
     return Drawn(
-        seed_of(record.recipe),
+        seed_of(recipe),
         str(manifest.get("digest", "")),
         str(split.get("labels", "")),
         str(split.get("rows", "")),
         0.0 if own or not train else test / train,
-        _chances(record.recipe),
+        _chances(recipe),
     )
 
 
-def redrawn(runs: Sequence[HasDrawn]) -> Redrawn | None:
-    """What the seeds of some runs redraw; None where there are no records, or one seed."""
-    known = {run.drawn.seed: run.drawn for run in runs if run.drawn is not None}
-    if len(known) < 2:
+def redrawn(runs: Iterable[Drawn | None]) -> Redrawn | None:
+    """What the seeds of an algorithm's runs redraw; None where there are no records, or one seed."""
+    drawn = [one for one in runs if one is not None]
+    if len({one.seed for one in drawn}) < 2:
         return None
-    drawn = list(known.values())
     examples = _differ([one.examples for one in drawn])
     rows = [one.test_rows for one in drawn]
     split = not examples and (_differ(rows) or not any(rows)) and any(one.reused for one in drawn)

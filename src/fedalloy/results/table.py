@@ -100,6 +100,15 @@ def summarise(outcomes: Sequence[RunOutcome], recorded: Sequence[Look] = ()) -> 
     return [_row(name, runs, found.get(name, AgainstFirst())) for name, runs in by_name(outcomes).items()]
 
 
+def leaders(rows: Sequence[ResultRow]) -> list[str]:
+    """The names to set in bold: those that are decided to be better than the first, or the first where all others are
+    decided to be worse."""
+    outcomes = [row.difference.outcome if row.difference else None for row in rows[1:]]
+    if outcomes and all(outcome == "worse" for outcome in outcomes):
+        return [rows[0].name]
+    return [row.name for row, outcome in zip(rows[1:], outcomes, strict=True) if outcome == "better"]
+
+
 def spreads(runs: Sequence[RunOutcome], scores: Sequence[str]) -> dict[str, Spread | None]:
     """Every score over the finished runs."""
     return {key: Spread.of(run.scores.get(key, math.nan) for run in runs if run.finished) for key in scores}

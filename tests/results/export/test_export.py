@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from fedalloy.results.export import writing
 from fedalloy.results.export.latex import escape, latex
 from fedalloy.results.export.tables import TABLES, rows
 from fedalloy.results.export.writing import WRITERS, write_csv, write_parquet
-from fedalloy.results.outcome import read_outcome
+from fedalloy.results.outcome import RunOutcome, read_outcome
 from fedalloy.results.runs import runs_in
 from fedalloy.results.table import summarise
 from tests.report.live.conftest import make_run
@@ -81,8 +82,8 @@ def test_columns_that_come_late_are_there_from_the_beginning(tmp_path):
 
 
 def test_the_latex_table_has_the_numbers_of_the_comparison(runs):
-    table = summarise([read_outcome(run) for run in runs])
-    text = latex(table, "accuracy")
+    outcomes = [read_outcome(run) for run in runs]
+    table, text = summarise(outcomes), latex(outcomes)
     lines = [line for line in text.splitlines() if line.endswith(r"\\")]
     assert len(lines) == 3
     for row, line in zip(table, lines[1:], strict=True):
@@ -90,10 +91,21 @@ def test_the_latex_table_has_the_numbers_of_the_comparison(runs):
         assert row.mean is not None
         assert f"{row.mean.mean:.3f}" in line
         assert rf"\pm {row.mean.deviation:.3f}" in line
-    assert text.count(r"\mathbf") == 4  # the best clients of both are alike
+    assert r"\mathbf" not in text, "two seeds decide nothing"
+    assert r"\caption{No verdict over 2 seeds: one needs at least 3.}" in text
     assert not re.search(r"(?<!\\)[_#]", text)
-    best = max(row.mean.mean for row in table if row.mean)
-    assert rf"\mathbf{{{best:.3f}}}" in text
+
+
+def test_latex_sets_in_bold_what_is_decided_and_says_so_in_the_caption():
+    scores = {"a_b": (0.80, 0.81, 0.79, 0.80), "better": (0.90, 0.92, 0.89, 0.91), "unsure": (0.80, 0.90, 0.75, 0.95)}
+    runs = [RunOutcome(name, seed, "finished", scores={"mean": one}) for name in scores
+            for seed, one in enumerate(scores[name])]  # fmt: skip
+    text = latex(runs)
+    assert re.findall(r"\\mathbf\{([\d.]+)\}", text) == ["0.905"]
+    assert r"\caption{better beats a\_b in accuracy at 95 \% over 4 seeds." in text
+    assert re.search(r"better & .* & \$\+0\.105 \[\+0\.\d+, \+0\.\d+\]\$", text)
+    reversed_ones = [replace(run, higher_is_better=False) for run in runs]
+    assert r"\caption{No method beats a\_b in accuracy at 95 \% over 4 seeds; better is worse." in latex(reversed_ones)
 
 
 def test_the_command_writes_all_formats(runs, tmp_path):

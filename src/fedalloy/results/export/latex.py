@@ -1,4 +1,5 @@
-"""The table of results as a paper prints it: one line per algorithm, mean and deviation over seeds, best in bold."""
+"""The table of results as a paper prints it: what it decides as the caption, one line per algorithm with mean and
+deviation over seeds and the difference to the first with its interval. Bold is what is decided to lead."""
 
 from __future__ import annotations
 
@@ -8,9 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedalloy.experiment.records import atomic
+from fedalloy.results.conclusion import conclusion, notes
+from fedalloy.results.evidence import Evidence
+from fedalloy.results.looks import Look, looks_in
+from fedalloy.results.outcome import RunOutcome
 from fedalloy.results.runs import read_outcomes
-from fedalloy.results.statistics import Spread, leading
-from fedalloy.results.table import ResultRow, summarise
+from fedalloy.results.statistics import Spread
+from fedalloy.results.table import ResultRow, leaders, summarise
 
 _SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 _SPECIAL |= {one: f"\\{one}" for one in "&%$#_{}"}
@@ -20,30 +25,30 @@ def write_latex(path: Path, places: Sequence[Path]) -> int:
     """Write the table of the runs in some folders (needs the LaTeX package booktabs); returns its number of
     algorithms."""
     outcomes = read_outcomes(places)
-    table = summarise(outcomes)
-    atomic.write_text(path, latex(table, outcomes[0].metric))
-    return len(table)
+    atomic.write_text(path, latex(outcomes, looks_in(places)))
+    return len({run.name for run in outcomes})
 
 
-def latex(table: Sequence[ResultRow], metric: str) -> str:
-    """The table as text."""
-    higher = table[0].higher_is_better if table else None
-    columns: dict[str, tuple[list[Spread | None], bool | None]] = {
-        "mean": ([row.mean for row in table], higher),
-        r"worst 10\,\%": ([row.worst_served for row in table], higher),
-        r"best 10\,\%": ([row.best_served for row in table], higher),
-        "Gini": ([row.gini for row in table], False),
-    }
-    cells = [_column(*column) for column in columns.values()]
-    body = [
-        f"{escape(_named(row))} & {' & '.join(line)} \\\\"
-        for row, line in zip(table, zip(*cells, strict=True), strict=True)
-    ]
-    seeds = sorted({len(row.seeds) for row in table})
-    note = f"% {metric} over clients; mean and standard deviation over {'/'.join(map(str, seeds))} seeds; best in bold"
-    head = " & ".join([escape(metric), *columns]) + r" \\"
-    rules = [r"\toprule", head, r"\midrule", *body, r"\bottomrule"]
-    return "\n".join([note, rf"\begin{{tabular}}{{l{'r' * len(columns)}}}", *rules, r"\end{tabular}", ""])
+def latex(outcomes: Sequence[RunOutcome], recorded: Sequence[Look] = ()) -> str:
+    """The table as text; what the intervals mean is a comment above it."""
+    rows, metric = summarise(outcomes, recorded), outcomes[0].metric
+    head = [escape(metric), "mean", r"worst 10\,\%", r"best 10\,\%", "Gini"]
+    head += [escape(f"against {rows[0].name}")] if len(rows) > 1 else []
+    leading = leaders(rows)
+    body = [" & ".join(_line(row, row.name in leading, len(rows) > 1)) + r" \\" for row in rows]
+    seeds = "/".join(map(str, sorted({len(row.seeds) for row in rows})))
+    said = [f"{metric} over clients; mean and standard deviation over {seeds} seeds; bold where it is decided to lead"]
+    rules = [r"\toprule", " & ".join(head) + r" \\", r"\midrule", *body, r"\bottomrule"]
+    return "\n".join([
+        *(f"% {line}" for line in (*said, *notes(outcomes, recorded))),
+        r"\begin{table}", r"\centering", rf"\caption{{{escape(conclusion(outcomes, recorded))}}}",
+        rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}", *rules, r"\end{tabular}", r"\end{table}", "",
+    ])  # fmt: skip
+
+
+def _line(row: ResultRow, bold: bool, compared: bool) -> list[str]:
+    cells = [_cell(row.mean, bold), *(_cell(one) for one in (row.worst_served, row.best_served, row.gini))]
+    return [escape(_named(row)), *cells, *([_apart(row.difference)] if compared else [])]
 
 
 def _named(row: ResultRow) -> str:
@@ -60,14 +65,15 @@ def escape(text: str) -> str:
     return re.sub(r"[\\~^&%$#_{}]", lambda found: _SPECIAL[found[0]], text)
 
 
-def _column(values: Sequence[Spread | None], higher: bool | None) -> list[str]:
-    leader = leading(values, higher)
-    return [_cell(one, one is not None and one.mean == leader) for one in values]
-
-
-def _cell(spread: Spread | None, bold: bool) -> str:
+def _cell(spread: Spread | None, bold: bool = False) -> str:
     if spread is None:
         return "--"
     mean = f"{spread.mean:.3f}" if math.isfinite(spread.mean) else r"\infty"
     mean = rf"\mathbf{{{mean}}}" if bold else mean
     return f"${mean}$" if spread.deviation is None else rf"${mean} \pm {spread.deviation:.3f}$"
+
+
+def _apart(found: Evidence | None) -> str:
+    if found is None or math.isnan(found.estimate):
+        return "--"
+    return f"${found.text()}$".replace("inf", r"\infty") + (" (Holm)" if found.holm_alone else "")

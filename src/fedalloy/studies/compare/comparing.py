@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,9 @@ from fedalloy.experiment.recipe.resolving import cores, entry_names, resolve, sc
 from fedalloy.experiment.recipe.tables import EntryTable, Recipe
 from fedalloy.experiment.records import atomic
 from fedalloy.experiment.records.reading import is_run
+from fedalloy.results.conclusion import conclusion, notes
 from fedalloy.results.gains import ClientGains, client_gains, read_scores
+from fedalloy.results.looks import Look, read_looks, record_look
 from fedalloy.results.outcome import RunOutcome, read_outcome
 from fedalloy.results.table import ResultRow, spreads, summarise
 from fedalloy.studies.compare.jobs import Broken, Job, Watcher, is_done, leave_if_starting, run_jobs
@@ -42,16 +44,27 @@ class Stuck:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All outcomes, what tuning chose, and the table."""
+    """All outcomes, what tuning chose, the looks at the comparison, this one included, and the table."""
 
     folder: Path
     outcomes: tuple[RunOutcome, ...]
     tuned: tuple[Tuned, ...]
+    looks: tuple[Look, ...] = ()
 
     @property
     def rows(self) -> list[ResultRow]:
         """One row per algorithm."""
-        return summarise(self.outcomes)
+        return summarise(self.outcomes, self.looks)
+
+    @property
+    def conclusion(self) -> str:
+        """What the runs decide, in a sentence."""
+        return conclusion(self.outcomes, self.looks)
+
+    @property
+    def notes(self) -> list[str]:
+        """What the intervals and verdicts of the table mean, and what a seed redraws."""
+        return notes(self.outcomes, self.looks)
 
     @property
     def gains(self) -> list[ClientGains]:
@@ -62,6 +75,9 @@ class Comparison:
         """Plain values for machines."""
         return {
             "folder": str(self.folder),
+            "conclusion": self.conclusion,
+            "notes": self.notes,
+            "looks": [asdict(look) for look in self.looks],
             "table": [row.to_json() for row in self.rows],
             "clients": [one.to_json() for one in self.gains],
             "tuned": [tuned_json(tuned) for tuned in self.tuned],
@@ -83,16 +99,16 @@ def compare(
     call this under ``if __name__ == "__main__":``, as the ``processes`` (default: one per core) import the script.
     Where there is a grid, each entry first tries every setting on the tuning seeds (in ``folder/tuning``) and
     continues with the one whose target metric is best at the end, on average over these seeds. ``track`` names
-    trackers for the reported runs (:mod:`fedalloy.results.track`).
+    trackers for the reported runs (:mod:`fedalloy.results.track`). When all runs have ended and there are enough seeds
+    for verdicts, this is recorded as a look at the comparison (:mod:`fedalloy.results.looks`).
     """
     leave_if_starting()
     _check_processes(processes)
-    entries = _single_threaded(_as_entries(_as_recipe(recipe)))
+    entries = _single_threaded(as_entries(_as_recipe(recipe)))
     check_seeds(entries)
     where, places = Path(folder), folders(entry_names(entries))
-    for _, one in _each(entries):
-        resolve(one)  # refuse a bad entry before the first round of any run
-    check_grids(entries)
+    recorded = read_looks(where)
+    _check_entries(entries)
     tuning = {name: _tuning_jobs(entries, name, where) for name in entry_names(entries) if grid_of(entries, name)}
     for name, one in _each(entries):  # and a folder that holds something else
         for seed in entries.run.seeds if name not in tuning else ():
@@ -112,7 +128,7 @@ def compare(
     going = [replace(job, track=tuple(track)) for job in jobs if job.name not in stuck]
     broken = run_jobs(going, workers, watcher)
     outcomes = [stuck[job.name].of(job) if job.name in stuck else _outcome(job, broken) for job in jobs]
-    return Comparison(where, tuple(outcomes), tuple(tuned))
+    return Comparison(where, tuple(outcomes), tuple(tuned), record_look(where, outcomes, recorded))
 
 
 def select(recipe: Recipe, names: Sequence[str]) -> Recipe:
@@ -141,7 +157,7 @@ def check_seeds(recipe: Recipe) -> None:
 
 def check_grids(recipe: Recipe) -> None:
     """Tuning needs one metric that is evaluated and has a direction."""
-    entries = _as_entries(recipe)
+    entries = as_entries(recipe)
     for name in entry_names(entries):
         grid, entry = grid_of(entries, name), scored(with_entry(entries, name))
         if not grid:
@@ -170,13 +186,20 @@ def _check_processes(processes: int | None) -> None:
         raise SpecError(f"compare: processes is {processes!r}; it must be a whole number of at least 1")
 
 
+def _check_entries(recipe: Recipe) -> None:
+    """Refuse a bad entry before the first round of any run."""
+    for _, one in _each(recipe):
+        resolve(one)
+    check_grids(recipe)
+
+
 def _as_recipe(given: Recipe | Mapping[str, Any] | str | Path) -> Recipe:
     if isinstance(given, Recipe):
         return given
     return load(given) if isinstance(given, str | Path) else parse(given)
 
 
-def _as_entries(recipe: Recipe) -> Recipe:
+def as_entries(recipe: Recipe) -> Recipe:
     """A recipe without a comparison becomes a comparison of one entry."""
     names = entry_names(recipe)
     twice = sorted({name for name in names if names.count(name) > 1})

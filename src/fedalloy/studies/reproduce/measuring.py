@@ -13,7 +13,6 @@ from fedalloy.core.errors import FedalloyError, SpecError, nearest
 from fedalloy.experiment.recipe import Recipe
 from fedalloy.experiment.recipe.changes import assign, leaves
 from fedalloy.experiment.records.reading import find_runs, is_run, name_of, read_run, seed_of
-from fedalloy.results.outcome import RunOutcome
 from fedalloy.results.redrawn import drawn_by, redrawn
 from fedalloy.studies.compare.comparing import Comparison, compare
 from fedalloy.studies.compare.jobs import Watcher
@@ -157,8 +156,8 @@ def _ended(runs: Sequence[Path]) -> list[Path]:
 
 def _reused(runs: Sequence[Path]) -> float:
     """The test examples per training example where the seeds of a case split the same examples again, else 0."""
-    drawn = [drawn_by(read_run(run), on_global=False) for run in runs]
-    found = redrawn([RunOutcome("", one.seed, "finished", drawn=one) for one in drawn])
+    records = [read_run(run) for run in runs]
+    found = redrawn(drawn_by(one.recipe, one.manifest or {}, on_global=False) for one in records)
     return found.reused if found else 0.0
 
 

@@ -1,0 +1,131 @@
+"""What a comparison takes before it runs: how many runs, and how many seeds a verdict needs. Trains nothing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedalloy.experiment.recipe.resolving import Experiment, entry_names, resolve, scored, with_entry
+from fedalloy.experiment.recipe.tables import Recipe
+from fedalloy.experiment.records.reading import find_runs
+from fedalloy.results.conclusion import more_seeds
+from fedalloy.results.evidence import FEWEST_EXACT, FEWEST_PAIRS, fewest_by_ranks
+from fedalloy.results.looks import Look, alpha_of, in_order, read_looks
+from fedalloy.results.outcome import RunOutcome
+from fedalloy.results.redrawn import Drawn, Redrawn, drawn_by, redrawn
+from fedalloy.results.runs import read_outcomes
+from fedalloy.results.table import summarise
+from fedalloy.studies.compare.comparing import as_entries, check_seeds, grid_of
+
+
+@dataclass(frozen=True)
+class ComparisonPlan:
+    """The numbers of runs and seeds. ``redrawn`` is what the recipe's seeds redraw; ``more`` says how many seeds would
+    decide what has run."""
+
+    algorithms: int
+    seeds: int
+    tuning_runs: int
+    rounds: int
+    target: float | None
+    comparisons: int
+    look: int
+    finished: int
+    redrawn: Redrawn | None
+    more: str
+
+    @property
+    def runs(self) -> int:
+        """The number of runs, tuning included."""
+        return self.algorithms * self.seeds + self.tuning_runs
+
+    @property
+    def by_ranks(self) -> int | None:
+        """How many seeds a verdict about runs that never reach the target needs; None without a target."""
+        if self.target is None or not self.comparisons:
+            return None
+        return fewest_by_ranks(self.comparisons, alpha_of(self.look))
+
+    def lines(self) -> list[str]:
+        """The plan in words."""
+        tuning = f", {self.tuning_runs} of them to tune" if self.tuning_runs else ""
+        there = f"; {self.finished} have finished" if self.finished else ""
+        what = f"{_count(self.algorithms, 'algorithm')}, {_count(self.seeds, 'seed')}"
+        said = [f"{_count(self.runs, 'run')} of {_count(self.rounds, 'round')}{tuning}: {what}{there}."]
+        if not self.comparisons:
+            return [*said, "One algorithm has nothing to be compared with: there will be no verdict."]
+        said.append(
+            f"{_count(self.comparisons, 'comparison')}, look {self.look}. A verdict by Student's t needs "
+            f"{FEWEST_PAIRS} seeds; from {FEWEST_EXACT} on the exact test stands beside it.{self._short(FEWEST_PAIRS)}"
+        )
+        said += [self._ranks(self.by_ranks)] if self.by_ranks is not None else []
+        return [*said, *([self.redrawn.text] if self.redrawn else []), *([self.more] if self.more else [])]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for machines."""
+        shared = {"redrawn": vars(self.redrawn) if self.redrawn else None}
+        return {**vars(self), **shared, "runs": self.runs, "fewest": FEWEST_PAIRS, "by_ranks": self.by_ranks}
+
+    def _ranks(self, needed: int) -> str:
+        said = f"Where a run never reaches {self.target:g}, ranks decide, from {needed} seeds on"
+        if self.redrawn and self.redrawn.reused:
+            return f"{said}; but not here, because the seeds' splits share their examples."
+        return f"{said}.{self._short(needed)}"
+
+    def _short(self, needed: int) -> str:
+        return f" The recipe has {self.seeds}: too few." if self.seeds < needed else ""
+
+
+def plan(recipe: Recipe, folder: Path) -> ComparisonPlan:
+    """The plan of a comparison. The data are made for two seeds, to see what a seed redraws; nothing is trained."""
+    entries = as_entries(recipe)
+    check_seeds(entries)
+    names, run, recorded = entry_names(entries), scored(entries).run, read_looks(folder)
+    asked = Look(tuple(sorted(run.seeds)), in_order(names), run.rounds, str(run.target_metric), run.target)
+    look = recorded.index(asked) if asked in recorded else len(recorded)
+    ran = [one for one in _outcomes(folder) if one.name in names and one.seed in run.seeds]
+    questions = 1 if run.target is None else 2
+    return ComparisonPlan(
+        algorithms=len(names),
+        seeds=len(run.seeds),
+        tuning_runs=tuning_runs(entries),
+        rounds=run.rounds,
+        target=run.target,
+        comparisons=(len(names) - 1) * questions,
+        look=look + 1,
+        finished=sum(one.finished for one in ran),
+        redrawn=_redrawn(entries),
+        more=more_seeds(summarise(ran, recorded)[1:], look + 1),
+    )
+
+
+def tuning_runs(recipe: Recipe) -> int:
+    """The number of runs that try the grids."""
+    grids = [grid_of(recipe, name) for name in entry_names(recipe)]
+    return sum(math.prod(map(len, grid.values())) for grid in grids if grid) * len(recipe.run.tuning_seeds)
+
+
+def count(recipe: Recipe) -> int:
+    """The number of runs of a comparison, tuning included."""
+    entries = as_entries(recipe)
+    return len(entries.compare) * len(entries.run.seeds) + tuning_runs(entries)
+
+
+def _outcomes(folder: Path) -> list[RunOutcome]:
+    return read_outcomes([folder]) if find_runs(folder) else []
+
+
+def _redrawn(recipe: Recipe) -> Redrawn | None:
+    """What the seeds of the first entry redraw, from its data for two of them."""
+    first = with_entry(recipe, entry_names(recipe)[0])
+    return redrawn(_drawn(resolve(first, seed)) for seed in recipe.run.seeds[:2])
+
+
+def _drawn(made: Experiment) -> Drawn:
+    return drawn_by(made.resolved, made.task().manifest.to_json(), made.config.target_on == "global")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
