@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -31,7 +31,8 @@ def unfold(
     entry: Annotated[str | None, typer.Option(help="Only this entry of the recipe's comparison.")] = None,
     changes: Changes = None,
     seed: Annotated[
-        list[int] | None, typer.Option(help="Seed of the learning; given several times, the tables are averaged.")
+        list[int] | None,
+        typer.Option(help="Seed of the learning; tables of several are averaged, if the recipe names one."),
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="Learn tables again that exist already.")] = False,
     as_json: Json = False,
@@ -43,11 +44,12 @@ def unfold(
     (rounds x clients) takes a gradient step on the summed loss of all rounds, and this is repeated
     (recipe table [unfold]: iterations, lr, gradient, level, smoothness, patience, ...).
 
-    If entries of the recipe's comparison use tables, all are learned and written where the recipe reads them:
+    If entries of the recipe's comparison use tables, all are learned and written where the recipe reads them; a name
+    with {seed} in it means one table per seed of the recipe, or per --seed:
 
-      fedalloy unfold recipes/s0/environment-1.toml
+      fedalloy unfold recipes/s0/environment-1.toml --seed 0
 
-      fedalloy compare recipes/s0/environment-1.toml -o runs/s0/environment-1
+      fedalloy compare recipes/s0/environment-1.toml -o runs/s0/environment-1 --set run.seeds=[0]
 
     Any other recipe: fedalloy unfold RECIPE -o weights.json, then run it with [weighting] kind = "unfolded",
     table = "weights.json". Pictures: fedalloy plot weights weights.json; rows and variance draw the rest.
@@ -64,18 +66,23 @@ def unfold(
         return
     if len(sources) > 1:
         raise typer.BadParameter("give one recipe, or tables only", param_hint="RECIPE")
-    for wanted in _wanted(sources[0], changes, entry, output, seed or [None]):
+    for wanted in _wanted(sources[0], changes, entry, output, seed):
         _learn(wanted, again, as_json)
 
 
 def _wanted(recipe: Path, changes: list[str] | None, entry: str | None, output: Path | None, seeds: Any) -> list[Any]:
-    """The jobs of every table: one per seed; with several seeds, each writes its own file first."""
+    """The jobs of every table: one per seed; several seeds of one file are averaged."""
     from fedalloy.experiment.recipe import load
-    from fedalloy.studies.unfolding.recipes import jobs
+    from fedalloy.studies.unfolding.recipes import jobs, seeds_of
 
     loaded = load(recipe, changes)
-    by_seed = [jobs(loaded, entry, output, one) for one in seeds]
-    return [list(group) for group in zip(*by_seed, strict=True)]
+    groups = zip(*[jobs(loaded, entry, output, one) for one in seeds or seeds_of(loaded)], strict=True)
+    return [part for group in groups for part in _by_file(group)]
+
+
+def _by_file(group: Sequence[Any]) -> list[list[Any]]:
+    files = dict.fromkeys(job.output for job in group)
+    return [[job for job in group if job.output == file] for file in files]
 
 
 def _learn(group: list[Any], again: bool, as_json: bool) -> None:

@@ -100,6 +100,22 @@ def test_several_seeds_are_averaged(recipe, capsys):
     torch.testing.assert_close(load_table("again.json").weights, mean.weights)
 
 
+def test_every_seed_has_its_own_table_where_the_name_says_so(recipe, capsys):
+    recipe.write_text(
+        RECIPE.replace("tables/avg.json", "tables/avg-{seed}.json").replace("seeds = [0]", "seeds = [3, 4]")
+    )
+    assert command("unfold", recipe, "--entry", "duw_fedavg") == 0
+    three, four = (load_table(f"tables/avg-{seed}.json") for seed in (3, 4))
+    assert (three.runs, four.runs) == (1, 1)
+    assert not torch.equal(three.weights, four.weights)
+    used = [resolve(load(recipe), seed=seed, entry="duw_fedavg").resolved["algorithm"]["table"] for seed in (3, 4)]
+    torch.testing.assert_close(torch.tensor(used), torch.stack([three.weights, four.weights]), check_dtype=False)
+    with pytest.raises(AlgorithmError, match=r"no table 'tables/avg-5\.json"):
+        resolve(load(recipe), seed=5, entry="duw_fedavg").run()
+    assert command("unfold", recipe, "--entry", "duw_fedavg", "--seed", 5, "--seed", 6) == 0
+    assert resolve(load(recipe), seed=5, entry="duw_fedavg").run()[0].status == "finished"
+
+
 def test_a_recipe_without_a_table_gets_one_for_its_algorithm(recipe):
     recipe.write_text(RECIPE.split("[[compare]]")[0])
     assert command("unfold", recipe, "-o", "weights.json") == 0

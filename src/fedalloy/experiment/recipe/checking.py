@@ -83,9 +83,12 @@ def _check_run(recipe: Recipe, found: Findings) -> None:
 def _check_names(recipe: Recipe, config: RunConfig) -> None:
     if not recipe.imports:
         choose(config.metrics)
-    table = table_file(recipe)
-    if table is not None and not table.exists():
-        raise SpecError(f"there is no table of weights {table}: learn it with 'fedalloy unfold', or correct its name")
+    for seed in recipe.run.seeds:
+        table = table_file(recipe, seed)
+        if table is not None and not table.exists():
+            raise SpecError(
+                f"there is no table of weights {table}: learn it with 'fedalloy unfold', or correct its name"
+            )
 
 
 def _foreign_rules(recipe: Recipe, found: Findings) -> bool:

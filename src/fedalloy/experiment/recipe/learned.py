@@ -14,26 +14,34 @@ from fedalloy.experiment.weight_files import load_table
 _PLACES = ("algorithm", "weighting")
 
 
-def table_file(recipe: Recipe) -> Path | None:
-    """The file of weights that a one-run recipe names, whether it is there or not."""
+SEED = "{seed}"
+"""In the name of a table: every seed has its own."""
+
+
+def table_file(recipe: Recipe, seed: int | None = None) -> Path | None:
+    """The file of weights that a one-run recipe names, whether it is there or not; the seed fills in ``{seed}``."""
     for place in _PLACES:
         table = getattr(recipe, place)
         named = table.arguments.get("table") if table is not None else None
         if isinstance(named, str):
-            return Path(named)
+            return Path(named if seed is None else named.replace(SEED, str(seed)))
     return None
 
 
-def with_table(recipe: Recipe) -> Recipe:
-    """The recipe with the numbers of its table instead of the file name. A table that is not learned yet stays a name;
-    running such a recipe is refused."""
-    file = table_file(recipe)
-    if file is None or not file.exists():
+def with_table(recipe: Recipe, seed: int) -> Recipe:
+    """The recipe of a seed with the numbers of its table instead of the file name. A table that is not learned yet
+    stays a name; running such a recipe is refused."""
+    file = table_file(recipe, seed)
+    if file is None:
         return recipe
-    table, data = load_table(file), recipe.model_dump(exclude_none=True)
+    data = recipe.model_dump(exclude_none=True)
     place = data[next(name for name in _PLACES if isinstance(data.get(name, {}).get("table"), str))]
-    _check_kind(place, table.normalise, file)
-    place |= {name: value for name, value in table.arguments().items() if name == "table" or name not in place}
+    if file.exists():
+        table = load_table(file)
+        _check_kind(place, table.normalise, file)
+        place |= {name: value for name, value in table.arguments().items() if name == "table" or name not in place}
+    else:
+        place["table"] = str(file)
     return parse(data, str(file))
 
 

@@ -227,7 +227,7 @@ def check_names(field: str, category: str, names: list[str]) -> None:
 
 def single_of(recipe: Recipe, seed: int, entry: str | None) -> Recipe:
     """One seed, one entry, no comparison and no grid; the number of threads filled in."""
-    chosen = with_table(scored(with_entry(recipe, entry) if entry is not None else recipe))
+    chosen = with_table(scored(with_entry(recipe, entry) if entry is not None else recipe), seed)
     table = chosen.run.model_copy(update={"seeds": [seed], "tuning_seeds": []})
     engine = chosen.engine.model_copy(update={"threads": chosen.engine.threads or _default_threads()})
     return chosen.model_copy(update={"run": table, "engine": engine, "compare": [], "grid": {}})

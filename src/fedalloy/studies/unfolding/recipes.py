@@ -10,7 +10,7 @@ from typing import Any
 from fedalloy.core.errors import SpecError
 from fedalloy.experiment.interrupt import Caught
 from fedalloy.experiment.recipe import Experiment, Recipe, entry_names, resolve
-from fedalloy.experiment.recipe.learned import table_file
+from fedalloy.experiment.recipe.learned import SEED, table_file
 from fedalloy.experiment.recipe.resolving import with_entry
 from fedalloy.experiment.recipe.tables import UnfoldTable
 from fedalloy.experiment.sampling import UniformSampling
@@ -66,6 +66,13 @@ def jobs(
     return [_job(recipe, name, output, seed) for name in names]
 
 
+def seeds_of(recipe: Recipe) -> list[int | None]:
+    """The seeds that need a table of their own, or None for the one of the recipe."""
+    entries = [with_entry(recipe, name) for name in _entries(recipe)] or [recipe]
+    own = any(SEED in str(table_file(one)) for one in entries)
+    return list(recipe.run.seeds) if own else [None]
+
+
 def _entries(recipe: Recipe) -> list[str]:
     """The entries of the comparison that use a table."""
     return [name for name in entry_names(recipe) if table_file(with_entry(recipe, name)) is not None]
@@ -73,8 +80,9 @@ def _entries(recipe: Recipe) -> list[str]:
 
 def _job(recipe: Recipe, entry: str | None, output: Path | None, seed: int | None) -> LearningJob:
     single = with_entry(recipe, entry) if entry is not None else recipe
-    named, table = table_file(single), single.unfold or UnfoldTable()
+    table = single.unfold or UnfoldTable()
     table = table if seed is None else table.model_copy(update={"seed": seed})
+    named = table_file(single, table.seed)
     experiment = resolve(recipe, table.seed, entry)
     if experiment.config.sampling not in (UniformSampling(), UniformSampling(1.0)):
         raise SpecError("unfold: the table has a weight for every client in every round: remove [sampling]")
