@@ -34,7 +34,7 @@ MOST_SEEDS = 1000
 _SAME = 1e-9
 """Relative to their size, differences that vary less than this are equal: the rest is rounding."""
 
-Outcome = Literal["better", "worse", "higher", "lower", "undecided", "too few seeds", "not finished"]
+EvidenceOutcome = Literal["better", "worse", "higher", "lower", "undecided", "too few seeds", "not finished"]
 DECIDED = ("better", "worse", "higher", "lower")
 
 
@@ -77,7 +77,7 @@ class Evidence:
     p: float
     exact: float | None
     exact_test: Literal["permutation", "sign"] | None
-    outcome: Outcome
+    outcome: EvidenceOutcome
     ranked: bool = False
     deviation: float | None = None
     reused: float = 0.0
@@ -292,7 +292,7 @@ def _median_interval(values: Sequence[float], alpha: float) -> tuple[float, floa
     return (ordered[inside - 1], ordered[-inside]) if inside else (-math.inf, math.inf)
 
 
-def _outcome(one: Evidence, asked: PairedDifferences, real: bool) -> Outcome:
+def _outcome(one: Evidence, asked: PairedDifferences, real: bool) -> EvidenceOutcome:
     if one.pairs < FEWEST_PAIRS:
         return "too few seeds"
     if not real:
