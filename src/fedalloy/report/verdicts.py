@@ -10,8 +10,7 @@ from fedalloy.report.context import ReportContext
 from fedalloy.report.markup import Cell, named, paragraph, section, spread, table, text
 from fedalloy.results.redrawn import redrawn
 
-OPEN = "not finished"
-_COLOURS = {"better": "up", "worse": "down"}
+COLOURS = {"better": "up", "worse": "down"}
 
 
 def first_line(context: ReportContext) -> str:
@@ -54,20 +53,11 @@ def _cells(found: dict[str, Any] | None, exact: bool = False) -> list[Cell]:
     """A verdict, the difference with its interval, and its p; green or red only where it is decided."""
     if found is None:
         return [text("no common seed"), *[Cell("", None)] * (2 + exact)]
-    kind = _COLOURS.get(found["outcome"], "")
-    verdict = Cell(_verdict(found), "", f"text {kind}".strip())
+    kind = COLOURS.get(found["outcome"], "")
+    verdict = Cell(found["verdict"], "", f"text {kind}".strip())
     # The p of runs that have not finished would be read as a verdict.
-    ps = [None, None] if found["outcome"] == OPEN else [found["p"], found["exact"]]
+    ps = [None, None] if found["outcome"] == data.OPEN else [found["p"], found["exact"]]
     return [verdict, Cell(found["text"], found["mean"], kind), *(_p(value) for value in ps[: 1 + exact])]
-
-
-def _verdict(found: dict[str, Any]) -> str:
-    said = str(found["outcome"]).replace(OPEN, "no verdict yet")
-    if found["decided_on"]:
-        return f"{said} (at an earlier look, over {found['decided_on']} seeds)"
-    if found["holm_alone"]:
-        return f"{said} (by Holm; the simultaneous interval is wider and covers zero)"
-    return f"{said} (by ranks)" if found["ranked"] and found["decided"] else said
 
 
 def _p(value: float | None) -> Cell:

@@ -20,6 +20,7 @@
     return size >= 1e6 || size < 1e-3 ? d3.format(".3~g")(value) : d3.format(",.4~r")(value);
   };
   const short = (value) => (Math.abs(value) >= 1e4 ? d3.format(".3~s")(value) : d3.format(".4~g")(value));
+  const fitting = (width) => Math.max(5, Math.floor((width - 8) / 7.6));  // letters of a bold name
   const clip = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
 
   // The tooltip at the pointer ------------------------------------------------------------------------------------------
@@ -236,6 +237,73 @@
           { text: `${charts.number(group.after[i])}; ${charts.number(group.before[i])} under ${chart.against}` }]);
       }).on("pointerleave", hide);
   }
+
+  // Differences by federation: a block per federation, in it a dot with its interval per algorithm -----------------------
+  const LINE = 17, HEAD = 24;
+  charts.forest = function (element, chart, width) {
+    const tops = [0];
+    chart.rows.forEach((row) => tops.push(tops.at(-1) + HEAD + LINE * Math.max(1, row.points.length)));
+    const height = tops.at(-1) + 54, svg = sheet(element, chart, width, height);
+    const names = chart.rows.flatMap((row) => row.points.map((point) => point.name.length));
+    const box = { left: Math.min(width * 0.36, 16 + 7 * Math.min(18, d3.max(names) || 0)), right: width - 12, top: 4, bottom: height - 44 };
+    const x = d3.scaleLinear(reach(chart.rows.flatMap((row) => row.points)), [box.left + 6, box.right - 6]).clamp(true);
+    xAxis(svg, x, box, chart.x);
+    svg.append("line").attr("class", "zero").attr("x1", x(0)).attr("x2", x(0)).attr("y1", box.top).attr("y2", box.bottom);
+    chart.rows.forEach((row, i) => {
+      svg.append("text").attr("class", "panel halo").attr("x", 0).attr("y", tops[i] + 16).text(clip(row.name, Math.floor(width / 7)));
+      row.points.forEach((point, j) => interval(svg, chart, row, point, x, tops[i] + HEAD + LINE * (j + 0.5), box));
+    });
+    return svg.node();
+  };
+  // Intervals of few seeds can be hundreds of times wider than the differences: the axis shows the differences.
+  function reach(points) {
+    const [low, high] = d3.extent([0, ...points.map((point) => point.value)]), room = 3 * (high - low) || 1;
+    const ends = points.flatMap((point) => [point.low, point.high]).filter((value) => value !== null);
+    return [Math.max(low - room, d3.min([low, ...ends])), Math.min(high + room, d3.max([high, ...ends]))];
+  }
+  function interval(svg, chart, row, point, x, y, box) {
+    const colour = charts.colour(point.name), g = svg.append("g").attr("class", "interval").style("color", colour);
+    g.append("text").attr("class", "name").attr("x", box.left - 6).attr("y", y + 4).attr("text-anchor", "end").style("--own", colour).text(clip(point.name, fitting(box.left)));
+    if (point.low !== null && point.high !== null) {
+      g.append("line").attr("x1", x(point.low)).attr("x2", x(point.high)).attr("y1", y).attr("y2", y);
+      [[point.low, -1], [point.high, 1]].forEach(([end, way]) => {
+        const cut = end < x.domain()[0] || end > x.domain()[1];  // an arrow where the interval goes on
+        const shape = cut ? `M${x(end) - 5 * way},${y - 4}L${x(end)},${y}L${x(end) - 5 * way},${y + 4}` : `M${x(end)},${y - 4}V${y + 4}`;
+        g.append("path").attr("d", shape);
+      });
+    }
+    g.append("circle").attr("cx", x(point.value)).attr("cy", y).attr("r", 4.5).attr("class", point.decided ? "decided" : "open");
+    g.append("rect").attr("class", "catch").attr("x", 0).attr("y", y - LINE / 2).attr("width", box.right).attr("height", LINE)
+      .on("pointermove", (event) => tip(event, [{ name: point.name, text: `${point.name}, ${row.name}: ${point.outcome}`, strong: true },
+        { text: `${chart.x} ${charts.number(point.value)}` }, { text: `from ${charts.number(point.low)} to ${charts.number(point.high)}` }]))
+      .on("pointerleave", hide);
+  }
+
+  // Average ranks on a line, the best at the left; bars join algorithms that are not told apart ---------------------------
+  charts.ranks = function (element, chart, width) {
+    const count = chart.points.length, half = Math.ceil(count / 2), step = 20;
+    const edge = Math.min(width * 0.3, 14 + 7 * Math.min(18, d3.max(chart.points, (point) => point.name.length)));
+    const box = { left: edge, right: width - edge }, axis = 62, bars = axis + 12, labels = bars + 9 * chart.groups.length + 14;
+    const svg = sheet(element, chart, width, labels + half * step + 8);
+    const x = d3.scaleLinear([1, count], [box.left, box.right]);
+    svg.append("g").attr("class", "axis").attr("transform", `translate(0,${axis})`)
+      .call(d3.axisTop(x).tickValues(d3.range(1, count + 1)).tickFormat(d3.format("d")).tickSizeOuter(0));
+    const end = Math.min(x(1 + chart.critical), box.right);
+    svg.append("path").attr("class", "critical").attr("d", `M${x(1)},22V30M${x(1)},26H${end}M${end},22V30`);
+    svg.append("text").attr("class", "label").attr("x", x(1)).attr("y", 14).text(`critical difference ${charts.number(chart.critical)}`);
+    const at = Object.fromEntries(chart.points.map((point) => [point.name, x(point.rank)]));
+    chart.groups.forEach((group, i) => {
+      const [low, high] = d3.extent(group, (name) => at[name]);
+      svg.append("line").attr("class", "joined").attr("x1", low - 4).attr("x2", high + 4).attr("y1", bars + 9 * i).attr("y2", bars + 9 * i);
+    });
+    chart.points.forEach((point, i) => {
+      const left = i < half, y = labels + step * (left ? i : count - 1 - i) + 8, side = left ? box.left : box.right, colour = charts.colour(point.name);
+      svg.append("path").attr("class", "lead").style("stroke", colour).attr("d", `M${at[point.name]},${axis}V${y}H${left ? side - 2 : side + 2}`);
+      svg.append("text").attr("class", "name").attr("x", left ? side - 6 : side + 6).attr("y", y + 4).attr("text-anchor", left ? "end" : "start")
+        .style("--own", colour).text(clip(point.name, fitting(edge))).append("title").text(`${point.name}: ${charts.number(point.rank)}`);
+    });
+    return svg.node();
+  };
 
   // Heat maps -----------------------------------------------------------------------------------------------------------
   charts.heat = function (element, chart, width) {

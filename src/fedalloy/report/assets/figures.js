@@ -134,6 +134,9 @@
       .filter((row) => row[3] !== null)],
     sorted: (c) => [["series", "client", `under ${c.against}`, "under the algorithm", c.y],
       joined(c.groups.map((g) => g.values.map((value, i) => [g.name, g.labels[i], g.before[i], g.after[i], value])))],
+    forest: (c) => [["federation", "series", c.x, "low", "high", "verdict"],
+      joined(c.rows.map((row) => row.points.map((p) => [row.name, p.name, p.value, p.low, p.high, p.outcome])))],
+    ranks: (c) => [["series", "average rank"], c.points.map((p) => [p.name, p.rank])],
     bars: (c) => [["name", c.x], c.bars.map((bar) => [bar.name, bar.value])],
     calibration: (c) => [["bin from", "bin to", "confidence", "accuracy", "examples"], c.accuracy.map((accuracy, i) =>
       [i / c.bins, (i + 1) / c.bins, c.confidence[i], accuracy, c.count[i]])],

@@ -14,10 +14,11 @@ from fedalloy.report.data.info import info_charts
 from fedalloy.report.data.participation import participation, participation_rows
 from fedalloy.report.data.personal import mixture, reliability
 from fedalloy.report.data.pictures import pictures
-from fedalloy.report.data.results import fairness_rows, result_rows, styles
+from fedalloy.report.data.results import OPEN, fairness_rows, result_rows, styles, verdict_text
 from fedalloy.report.data.weights import weights
 
 __all__ = [
+    "OPEN",
     "cost_bars",
     "cost_rows",
     "curves",
@@ -35,6 +36,7 @@ __all__ = [
     "result_rows",
     "sorted_gains",
     "styles",
+    "verdict_text",
     "weights",
     "worst_clients",
 ]

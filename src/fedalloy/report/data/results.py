@@ -15,6 +15,8 @@ from fedalloy.results.statistics import Spread
 from fedalloy.results.summaries import RunSummary
 from fedalloy.results.table import spreads, summarise
 
+OPEN = "not finished"
+"""The outcome of evidence while runs are open."""
 FAIRNESS = ("mean", "worst_served", "best_served", "parity_gap", "variance", "gini")
 
 
@@ -68,6 +70,15 @@ def _evidence(found: Evidence | None, places: int = 3) -> dict[str, Any] | None:
         return None
     numbers = {"mean": found.estimate, "low": found.low, "high": found.high, "p": found.p}
     shown = {name: digits(value, 17) for name, value in numbers.items()}
-    about = {name: getattr(found, name) for name in
-             ("outcome", "decided", "holm_alone", "ranked", "exact", "decided_on", "family", "alpha")}  # fmt: skip
-    return {**shown, **about, "text": found.text(places), "count": found.pairs}
+    about = {name: getattr(found, name) for name in ("outcome", "exact", "family", "alpha")}
+    return {**shown, **about, "verdict": verdict_text(found), "text": found.text(places), "count": found.pairs}
+
+
+def verdict_text(found: Evidence) -> str:
+    """The verdict, with the reason where the interval does not show it."""
+    said = str(found.outcome).replace(OPEN, "no verdict yet")
+    if found.decided_on:
+        return f"{said} (at an earlier look, over {found.decided_on} seeds)"
+    if found.holm_alone:
+        return f"{said} (by Holm; the simultaneous interval is wider and covers zero)"
+    return f"{said} (by ranks)" if found.ranked and found.decided else said
