@@ -107,11 +107,12 @@ def test_simultaneous_intervals_are_labelled_and_a_verdict_by_holm_alone_is_expl
     step = 0.0303  # decides after Holm's first step, while Bonferroni's interval over both covers zero
     runs = summaries({"good": CLEAR, "close": tuple(0.05 + sign * step for sign in (1, -1, 0.5, -0.5))})
     text = page(runs)
-    assert "Intervals are simultaneous: all 2 together cover with 96 % (Bonferroni)" in text
+    assert "2 simultaneous intervals at 96 %; verdicts follow Holm." in text
+    assert "(Holm): decided although the interval covers zero" in text
     cells = rows(text)["close"]
     low, high = map(float, re.findall(r"[-+][\d.]+", cells[1][1])[1:])
     assert low < 0 < high
-    assert cells[0] == ("text up", "better (by Holm; the simultaneous interval is wider and covers zero)")
+    assert cells[0] == ("text up", "better (Holm)")
 
 
 def test_a_recorded_look_makes_the_next_one_stricter():

@@ -11,7 +11,7 @@ from fedalloy.report import federations, gains, sections, verdicts, words
 from fedalloy.report.context import ReportContext
 from fedalloy.report.document import document
 from fedalloy.results.federations import read_federations
-from fedalloy.results.looks import Look, read_looks
+from fedalloy.results.looks import Look, looks_in
 from fedalloy.results.summaries import RunSummary, gather, tunings
 
 PARTS: dict[str, Callable[[ReportContext], str]] = {
@@ -44,8 +44,7 @@ def write_page(places: Sequence[Path], output: Path) -> int:
         text, count = federations.page(several), sum(len(one.outcomes) for one in several.all)
     else:
         summaries = gather(places)
-        looks = read_looks(places[0]) if len(places) == 1 else []
-        text, count = page(summaries, tunings(places), looks), len(summaries)
+        text, count = page(summaries, tunings(places), looks_in(places)), len(summaries)
     output.parent.mkdir(parents=True, exist_ok=True)
     atomic.write_text(output, text)
     return count

@@ -8,7 +8,7 @@ from typing import Any
 from fedalloy.report import data
 from fedalloy.report.context import ReportContext
 from fedalloy.report.markup import Cell, named, paragraph, section, spread, table, text
-from fedalloy.results.redrawn import redrawn
+from fedalloy.results.conclusion import notes
 
 COLOURS = {"better": "up", "worse": "down"}
 
@@ -43,10 +43,8 @@ def _differences(context: ReportContext, rows: Sequence[dict[str, Any]]) -> str:
          *(_cells(row["rounds_difference"]) if on_rounds else ())]
         for row in rows[1:]
     ]  # fmt: skip
-    said = _note(first, [found for row in rows for found in (row["difference"], row["rounds_difference"]) if found])
-    drawn = redrawn(one.outcome.drawn for one in context.summaries if one.name == first)
-    made = table(f"Differences to {first}", head, body)
-    return made + paragraph(f"{said} {drawn.text if drawn else ''}".strip(), "soft")
+    said = " ".join(notes([summary.outcome for summary in context.summaries], context.looks))
+    return table(f"Differences to {first}", head, body) + paragraph(said, "soft")
 
 
 def _cells(found: dict[str, Any] | None, exact: bool = False) -> list[Cell]:
@@ -62,17 +60,6 @@ def _cells(found: dict[str, Any] | None, exact: bool = False) -> list[Cell]:
 
 def _p(value: float | None) -> Cell:
     return Cell("", None) if value is None else Cell("< 0.0001" if value < 1e-4 else f"{value:.4f}", value)
-
-
-def _note(first: str, found: Sequence[dict[str, Any]]) -> str:
-    said = f"Every seed's run against the same seed's run of {first}."
-    if not found:
-        return said
-    level = f"{100 * (1 - found[0]['alpha']):.4g} %"
-    said += f" Intervals are simultaneous: all {found[0]['family']} together cover with {level} (Bonferroni); what is "
-    said += "missing to 95 % is kept for looks with more seeds. Verdicts and colours follow Holm over the same "
-    said += "differences: Student's t, or a rank test where runs did not reach the target."
-    return said
 
 
 def _means(row: dict[str, Any], context: ReportContext) -> list[Cell]:

@@ -272,7 +272,7 @@ def _direction(run: RunOutcome) -> str:
 
 def _asked(one: Federation) -> dict[str, PairedDifferences]:
     first, *others = one.groups.items()
-    shared = redrawn(first[1])
+    shared = redrawn(run.drawn for run in first[1])
     return {
         name: PairedDifferences(
             tuple(paired(values_by_seed(runs).items(), values_by_seed(first[1]))),

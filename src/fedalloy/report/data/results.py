@@ -75,10 +75,5 @@ def _evidence(found: Evidence | None, places: int = 3) -> dict[str, Any] | None:
 
 
 def verdict_text(found: Evidence) -> str:
-    """The verdict, with the reason where the interval does not show it."""
-    said = str(found.outcome).replace(OPEN, "no verdict yet")
-    if found.decided_on:
-        return f"{said} (at an earlier look, over {found.decided_on} seeds)"
-    if found.holm_alone:
-        return f"{said} (by Holm; the simultaneous interval is wider and covers zero)"
-    return f"{said} (by ranks)" if found.ranked and found.decided else said
+    """The verdict in a word; while runs are open there is none."""
+    return "no verdict yet" if found.outcome == OPEN else found.word
