@@ -56,18 +56,23 @@ def unfold(
 
     Ctrl-C ends after the iteration in progress; the same command continues from there.
     """
-    from fedalloy.experiment.weight_files import load_table
-    from fedalloy.methods.weightings.weight_table import average
-
     if all(source.suffix == ".json" for source in sources):
-        if output is None:
-            raise typer.BadParameter("name the file for the mean of the tables", param_hint="-o")
-        _finish(average([load_table(source) for source in sources]), output, as_json)
+        _average(sources, output, as_json)
         return
     if len(sources) > 1:
         raise typer.BadParameter("give one recipe, or tables only", param_hint="RECIPE")
     for wanted in _wanted(sources[0], changes, entry, output, seed):
         _learn(wanted, again, as_json)
+
+
+def _average(tables: list[Path], output: Path | None, as_json: bool) -> None:
+    """Write the mean of learned tables."""
+    from fedalloy.experiment.weight_files import load_table
+    from fedalloy.methods.weightings.weight_table import average
+
+    if output is None:
+        raise typer.BadParameter("name the file for the mean of the tables", param_hint="-o")
+    _finish(average([load_table(table) for table in tables]), output, as_json)
 
 
 def _wanted(recipe: Path, changes: list[str] | None, entry: str | None, output: Path | None, seeds: Any) -> list[Any]:
