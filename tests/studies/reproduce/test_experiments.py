@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,36 @@ def test_every_claim_has_a_published_length_or_says_that_there_is_none(name):
             experiment.protocol.cases[case].model_dump(exclude_none=True) if case in experiment.protocol.cases else {}
         )
         assert {"rounds", "clients", "cohort"} <= set(told), case
+
+
+@pytest.mark.parametrize("name", experiment_names())
+def test_comparators_are_rows_of_the_published_table_and_controls_are_not(name):
+    """Where a table is published, a claim names methods of it alone, and one about the best of all names all others."""
+    experiment = load_experiment(name)
+    for claim in experiment.claims:
+        for case in claim.cases:
+            rows = set(experiment.published.cases.get(case, {}))
+            if rows:
+                assert set(claim.others) <= rows, (claim.text, case)
+                assert not set(claim.controls) & rows, (claim.text, case)
+            superlative = re.search(r"\b(most|highest|lowest|smallest|best)\b", claim.text)
+            if rows and superlative and claim.others:
+                own_code = {
+                    row for row in rows if row.endswith("_code")
+                }  # the same row of the table, in its code's form
+                assert set(claim.others) == rows - own_code - {claim.method}, (claim.text, case)
+
+
+def test_comparators_of_figures():
+    """They have no rows, so the methods that the figures show are written down here."""
+    shown = {
+        "s0-mnist": {"fedavg", "drfedavg"},
+        "s4-ch3-cdfs": {"weibull", "frechet", "gumbel", "exponential", "logistic"},
+    }
+    for name, methods in shown.items():
+        found = [set(claim.others) for claim in load_experiment(name).claims if claim.others]
+        assert found
+        assert all(others == methods for others in found), name
 
 
 @pytest.mark.parametrize("name", experiment_names())

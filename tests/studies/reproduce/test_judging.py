@@ -186,6 +186,23 @@ def test_controls_of_ours_have_their_own_lines_and_no_part_in_the_verdict():
     assert [found.control for found in judge(experiment(claim(controls=["c"])), behind)] == ["c"]
 
 
+def test_what_stands_beside_a_claim_is_judged_and_not_counted():
+    told = judge(experiment(claim(), claim(beside=True), claim("below", beside=True)), results(m=FIRST, b=FAR))
+    assert [(found.words, found.ours) for found in told] == [
+        ("holds", False),
+        ("ahead (not counted)", True),
+        ("behind (not counted)", True),
+    ]
+
+
+def test_mixtures_are_compared_with_the_only_model_of_a_method_without_them():
+    runs = [replace(run, scores={"mean": 0.0, "mix_oracle": 2.0 + run.seed / 10}) for run in results(m=FIRST).runs]
+    both = Results("t", "c", (*runs, *results(b=[1.0, 1.1, 1.3]).runs))
+    assert judged(claim(score="mix_oracle"), both).verdict == "holds"
+    assert judged(claim(score="mean"), both).verdict == "does not hold"
+    assert judged(claim(score="mix_validated"), both).verdict == "not run"
+
+
 @pytest.mark.parametrize(
     ("value", "margin", "verdict"),
     [(2.0, 4.0, "holds"), (30.0, 1.0, "does not hold"), (2.0, 0.5, "undecided"), (5.0, 1.0, "undecided")],

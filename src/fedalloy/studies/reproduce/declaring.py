@@ -58,6 +58,8 @@ class Claim(DeclaredTable):
     """The methods that the paper compares it with, and no others; paired by seed."""
     controls: list[str] = []
     """Methods that we compare it with and the paper does not: each has a line of its own, outside the verdict."""
+    beside: bool = False
+    """Whether it stands beside a claim of the paper, measured in another way, and is no part of the verdict."""
     than: str | None = None
     """Another score of the same method to compare with."""
     value: float | None = None

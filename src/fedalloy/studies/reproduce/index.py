@@ -79,7 +79,7 @@ def write_index(judged: Sequence[Judged]) -> str:
     controls: Counter[str] = Counter()
     for found in lines.values():
         total += count(found)
-        controls += Counter(judgement.words for _, mine in found for judgement in mine if judgement.control)
+        controls += Counter(judgement.words for _, mine in found for judgement in mine if judgement.ours)
     parts = [_OPENING.format(rule=RULE), f"{total.total()} claims in their settings: {as_text(total)}.\n"]
     if controls:
         parts.append(f"Comparisons of ours beside them: {_listed(controls)}.\n")
@@ -95,7 +95,7 @@ def count(found: Sequence[Found]) -> Counter[str]:
     for one, judgements in found:
         for judgement in judgements:
             key = judgement.claim.text, *_setting(one.experiment, judgement.case)
-            if not judgement.control and (key not in best or _rank(judgement.verdict) < _rank(best[key])):
+            if not judgement.ours and (key not in best or _rank(judgement.verdict) < _rank(best[key])):
                 best[key] = judgement.verdict
     return Counter(best.values())
 
@@ -131,7 +131,7 @@ def _row(source: str, found: Sequence[Found]) -> list[str]:
     counted = count(found)
     links = ", ".join(dict.fromkeys(_link(one) for one, _ in found))
     runs = "; ".join(dict.fromkeys(text for one, mine in found if (text := _runs(one, mine))))
-    return [as_text(counted) or "controls of ours", f"{source}: {links}", runs]
+    return [as_text(counted) or "comparisons of ours", f"{source}: {links}", runs]
 
 
 def _link(one: Judged) -> str:
@@ -152,8 +152,9 @@ def _runs_of(experiment: PaperExperiment, results: Results, case: str) -> str:
     rounds, seeds, wanted = planned_rounds(runs), len(seeds_of(runs)), wanted_rounds(experiment, case)
     length = " to ".join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))
     short = f" of {wanted}" if wanted and rounds != [wanted] else ""
-    data = experiment.protocol.of(case).data
-    adapted = f", adapted data ({data})" if data != "as published" else ""
+    protocol = experiment.protocol.of(case)
+    adapted = f", adapted data ({protocol.data})" if protocol.data != "as published" else ""
+    adapted += ", adapted settings" if protocol.adapted else ""
     return f"{length}{short} rounds, {seeds} seed{'s' if seeds > 1 else ''}{adapted}"
 
 

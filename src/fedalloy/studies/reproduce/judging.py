@@ -17,7 +17,8 @@ failed or, where there is a value, with a score that is worse: below it, or abov
 variance, rounds to a target).
 
 Methods that only we compare with (``controls``) are judged in the same way, each by itself, and are no part of the
-paper's verdict. Every claim is read by itself: nothing is corrected for their number.
+paper's verdict. The same holds for claims that stand ``beside`` one of the paper because they are measured in another
+way. Every claim is read by itself: nothing is corrected for their number.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from fedalloy.results.evidence import (
 from fedalloy.results.statistics import ALPHA, Interval
 from fedalloy.studies.reproduce.declaring import Claim, PaperExperiment, target_of
 from fedalloy.studies.reproduce.departures import departures, labels
-from fedalloy.studies.reproduce.pairing import Observed, by_table, differences, observed
+from fedalloy.studies.reproduce.pairing import Observed, by_table, differences, observed, score_for
 from fedalloy.studies.reproduce.results import Measured, Results, is_rounds
 from fedalloy.tasks.metrics.direction import better, higher_is_better
 
@@ -46,6 +47,7 @@ Verdict = Literal["holds", "does not hold", "undecided", "preliminary", "not run
 VERDICTS: tuple[Verdict, ...] = ("holds", "does not hold", "undecided", "preliminary", "not run")
 _SMALL = re.compile(r"variance|gini|gap\d*|rounds|objective|logged_objective|cumulative_loss|regret(_half|_bound)?")
 _OF_CONTROLS = {"holds": "ahead of our control", "does not hold": "behind our control"}
+_BESIDE = {"holds": "ahead (not counted)", "does not hold": "behind (not counted)"}
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,14 @@ class Judgement:
     @property
     def words(self) -> str:
         """The verdict as a table shows it."""
-        return _OF_CONTROLS.get(self.verdict, f"{self.verdict} (our control)") if self.control else self.verdict
+        if self.control:
+            return _OF_CONTROLS.get(self.verdict, f"{self.verdict} (our control)")
+        return _BESIDE.get(self.verdict, f"{self.verdict} (not counted)") if self.claim.beside else self.verdict
+
+    @property
+    def ours(self) -> bool:
+        """Whether it is a comparison of ours, which is not counted among the verdicts on the paper."""
+        return bool(self.control) or self.claim.beside
 
 
 @dataclass(frozen=True)
@@ -133,7 +142,8 @@ def _sides(
     target = target_of(experiment, case)
 
     def of(name: str, score: str) -> Observed:
-        return observed(results.of(case, name), score, more_is_better(score, target))
+        runs = results.of(case, name)
+        return observed(runs, score_for(runs, score), more_is_better(score, target))
 
     mine, reused = of(claim.method, claim.score), _reused(claim, results.of(case, claim.method))
     if claim.than is not None:

@@ -31,6 +31,17 @@ def observed(runs: Sequence[Measured], score: str, higher_is_better: bool) -> Ob
     return {run.seed: (run.table, run.scores[score] if _known(run, score) else worst) for run in ended}
 
 
+def score_for(runs: Sequence[Measured], score: str) -> str:
+    """The score itself, or the mean where it is one of mixtures of two models and the method has only one model.
+
+    >>> score_for([Measured("a", "fedper", 0, "finished", 5, {"mean": 3.0})], "mix_oracle")
+    'mean'
+    """
+    metric, colon, statistic = score.rpartition(":")
+    has_some = any(name.rpartition(":")[2].startswith("mix_") for run in runs for name in run.scores)
+    return f"{metric}{colon}mean" if statistic.startswith("mix_") and not has_some else score
+
+
 def differences(mine: Observed, theirs: Observed) -> list[tuple[str, float]]:
     """Mine minus theirs for every seed that both have, with the table that was used; two without a value are tied.
 
