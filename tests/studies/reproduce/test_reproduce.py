@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -328,6 +329,22 @@ def test_shorter_runs_are_preliminary_on_the_command_line_and_their_page_stays_w
     assert first["remarks"][0] == "3 of 4 rounds of the recipe (75 %)"
     full = judge(load_experiment(str(place / "mine.toml")), measured)
     assert [one.verdict for one in full] == ["holds", "holds"]
+
+
+def test_runs_of_two_commands_keep_their_own_settings():
+    """Neither command's changes are said of the other's runs."""
+
+    def results(method: str, settings: dict[str, Any]) -> Results:
+        return Results("x", method, (Measured("a", method, 0, "finished", 3, {}),), settings)
+
+    plain, changed = (
+        results("b", {"engine.device": "cuda"}),
+        results("c", {"engine.device": "cuda", "partition.alpha": 1}),
+    )
+    for old, new in ((plain, changed), (changed, plain)):
+        both = merged(old, new)
+        assert {run.method: run.changed for run in both.runs} == {"b": "", "c": "partition.alpha = 1"}
+        assert both.settings == {"engine.device": "cuda"}
 
 
 def stale_pages(folder: Path) -> list[Path]:

@@ -16,6 +16,7 @@ from fedalloy.studies.reproduce.results import Results, read_results, seeds_of
 
 RESULTS = Path("docs") / "results"
 INDEX = "index.md"
+_SIDES = {"holds": "ahead", "does not hold": "behind"}
 _OPENING = """<!-- Generated from the .json files in this folder by `fedalloy reproduce --pages`. -->
 
 # Published claims, tested
@@ -79,10 +80,10 @@ def write_index(judged: Sequence[Judged]) -> str:
     controls: Counter[str] = Counter()
     for found in lines.values():
         total += count(found)
-        controls += Counter(judgement.words for _, mine in found for judgement in mine if judgement.ours)
+        controls += Counter(_SIDES.get(one.verdict, one.verdict) for _, mine in found for one in mine if one.ours)
     parts = [_OPENING.format(rule=RULE), f"{total.total()} claims in their settings: {as_text(total)}.\n"]
     if controls:
-        parts.append(f"Comparisons of ours beside them: {_listed(controls)}.\n")
+        parts.append(f"Not counted: {controls.total()} comparisons of ours beside them ({_listed(controls)}).\n")
     for paper in dict.fromkeys(paper for paper, _ in places):
         rows = [_row(source, lines[paper, source]) for named, source in places if named == paper]
         parts.append(f"## {paper or 'Without a paper'}\n\n{table(['verdicts', 'claims', 'runs'], rows)}\n")

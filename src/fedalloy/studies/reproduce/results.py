@@ -93,15 +93,22 @@ def read_results(file: Path) -> Results:
 
 
 def merged(old: Results, new: Results) -> Results:
-    """All new runs, and the old ones of other cells, which keep the settings that they were made with."""
+    """All new runs, and the old ones of other cells; each keeps the settings that it was made with."""
     cells = {(run.case, run.method) for run in new.runs}
-    before = changes(old.settings)
-    kept = [replace(run, changed=run.changed or before) for run in old.runs if (run.case, run.method) not in cells]
+    kept = [run for run in _with_changes(old) if (run.case, run.method) not in cells]
     if not kept:
         return new
+    same = {path: value for path, value in new.settings.items() if old.settings.get(path) == value}
     commands = dict.fromkeys([*old.command.splitlines(), *new.command.splitlines()])
     machines = "; ".join(dict.fromkeys([*old.machine.split("; "), *new.machine.split("; ")]))
-    return replace(new, runs=(*kept, *new.runs), command="\n".join(commands), machine=machines)
+    runs = (*kept, *_with_changes(new))
+    return replace(new, runs=runs, settings=same, command="\n".join(commands), machine=machines)
+
+
+def _with_changes(results: Results) -> list[Measured]:
+    """The runs, each of which says itself how its settings differ from the declared ones."""
+    told = changes(results.settings)
+    return [replace(run, changed=run.changed or told) for run in results.runs]
 
 
 def changes(settings: dict[str, Any]) -> str:
