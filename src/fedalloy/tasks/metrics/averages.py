@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -10,35 +11,41 @@ from torch import Tensor
 from fedalloy.core.errors import SpecError
 from fedalloy.core.protocols import Objective
 from fedalloy.core.registry import register
-from fedalloy.tasks.metrics.metric import Metric, means, sums
+from fedalloy.tasks.kinds import TaskKind
+from fedalloy.tasks.metrics.metric import Metric, counted_means, means, sums, with_counts
 
 
 @register("metric", "accuracy", higher_is_better=True)
 @dataclass(frozen=True)
 class Accuracy(Metric):
-    """Share of examples classified correctly."""
+    """Share of examples classified correctly; with several targets per example (labels, tokens, pixels) share of the
+    targets that count."""
+
+    kinds: ClassVar[tuple[TaskKind, ...]] = ("classification", "multilabel", "segmentation", "tokens")
 
     def evidence(self, objective: Objective, outputs: Tensor, y: Tensor) -> Tensor:
-        """One hit per example."""
-        return objective.hits(outputs, y)
+        """The share of every example's targets that is right, and how many count."""
+        return with_counts(objective, objective.hits(outputs, y), y)
 
     def score(self, evidence: Tensor, owner: Tensor, clients: int) -> Tensor:
-        """The mean."""
-        return means(evidence, owner, clients)
+        """The mean over all targets that count."""
+        return counted_means(evidence, owner, clients)
 
 
 @register("metric", "loss", higher_is_better=False)
 @dataclass(frozen=True)
 class MeanLoss(Metric):
-    """Mean loss over the examples; infinite if it overflowed, so that such a client counts as the worst served."""
+    """Mean loss over the examples, or over all their targets that count; infinite if it overflowed, so that
+    such a client counts as the worst served."""
 
     def evidence(self, objective: Objective, outputs: Tensor, y: Tensor) -> Tensor:
-        """One loss per example."""
-        return objective.losses(outputs, y)
+        """The loss of every example, and how many of its targets count."""
+        return with_counts(objective, objective.losses(outputs, y), y)
 
     def score(self, evidence: Tensor, owner: Tensor, clients: int) -> Tensor:
         """The mean; NaN for clients without examples, infinity for any other mean that is not finite."""
-        found, count = means(evidence, owner, clients), sums(torch.ones_like(evidence), owner, clients)
+        found, each = counted_means(evidence, owner, clients), evidence.reshape(len(evidence), -1)
+        count = sums(torch.ones_like(evidence) if each.shape[1] == 1 else each[:, 1], owner, clients)
         return found.masked_fill(~found.isfinite() & (count > 0), torch.inf)
 
 
