@@ -25,10 +25,10 @@ LOSSES: dict[str, str] = {
 """The loss of a kind unless another one is given."""
 METRICS: dict[str, tuple[str, ...]] = {
     "classification": ("accuracy", "loss"),
-    "multilabel": ("accuracy", "loss"),
-    "regression": ("loss",),
-    "segmentation": ("accuracy", "loss"),
-    "tokens": ("loss", "accuracy"),
+    "multilabel": ("f1_macro", "auroc", "loss"),
+    "regression": ("mae", "r2", "loss"),
+    "segmentation": ("iou", "accuracy", "loss"),
+    "tokens": ("perplexity", "accuracy", "loss"),
 }
 """The metrics of a kind unless others are given, the most important one first."""
 _WORDS = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -12,7 +12,9 @@ from fedalloy.core.errors import SpecError
 from fedalloy.core.protocols import Objective
 from fedalloy.core.registry import register
 from fedalloy.tasks.kinds import TaskKind
-from fedalloy.tasks.metrics.metric import Metric, counted_means, means, sums, with_counts
+from fedalloy.tasks.losses.classes import CrossEntropy
+from fedalloy.tasks.losses.layout import classes_last, mean_of_counted
+from fedalloy.tasks.metrics.metric import Metric, counted_means, sums, with_counts
 
 
 @register("metric", "accuracy", higher_is_better=True)
@@ -49,10 +51,32 @@ class MeanLoss(Metric):
         return found.masked_fill(~found.isfinite() & (count > 0), torch.inf)
 
 
+@register("metric", "perplexity", higher_is_better=False)
+@dataclass(frozen=True)
+class Perplexity(Metric):
+    """The exponential of the mean negative log-likelihood over the targets that count: that of the loss, without label
+    smoothing."""
+
+    kinds: ClassVar[tuple[TaskKind, ...]] = ("tokens", "classification")
+
+    def evidence(self, objective: Objective, outputs: Tensor, y: Tensor) -> Tensor:
+        """The loss of every example, and how many of its targets count."""
+        rule = objective.loss_rule
+        plain = replace(rule, label_smoothing=0.0) if isinstance(rule, CrossEntropy) else objective
+        return with_counts(objective, plain.losses(outputs, y), y)
+
+    def score(self, evidence: Tensor, owner: Tensor, clients: int) -> Tensor:
+        """``exp`` of the mean loss."""
+        return MeanLoss().score(evidence, owner, clients).exp()
+
+
 @register("metric", "top_k", higher_is_better=True)
 @dataclass(frozen=True)
 class TopKAccuracy(Metric):
-    """Share of examples whose class is among the ``k`` largest logits; of equal logits the lower class counts first."""
+    """Share of examples (or of tokens that count) whose class is among the ``k`` largest logits; of equal logits the
+    lower class counts first."""
+
+    kinds: ClassVar[tuple[TaskKind, ...]] = ("classification", "tokens")
 
     k: int = 5
 
@@ -61,12 +85,20 @@ class TopKAccuracy(Metric):
             raise SpecError(f"metric 'top_k': k is {self.k}; allowed: 1 or more")
 
     def evidence(self, objective: Objective, outputs: Tensor, y: Tensor) -> Tensor:
-        """One hit per example."""
-        return topk_hits(outputs, y, self.k)
+        """One hit per example; of several targets the share, and how many count."""
+        if y.dim() == 1:
+            return topk_hits(outputs, y, self.k)
+        rule = objective.loss_rule
+        shift, ignored = (rule.shift, rule.ignore_index) if isinstance(rule, CrossEntropy) else (0, None)
+        logits, y_now = classes_last(outputs, y)[:, : y.shape[1] - shift], y[:, shift:]
+        counted = torch.ones_like(y_now, dtype=torch.bool) if ignored is None else y_now != ignored
+        known = y_now.where(counted, torch.zeros_like(y_now)).flatten()
+        hits = topk_hits(logits.flatten(0, -2), known, self.k).reshape(y_now.shape)
+        return with_counts(objective, mean_of_counted(hits, counted), y)
 
     def score(self, evidence: Tensor, owner: Tensor, clients: int) -> Tensor:
-        """The mean."""
-        return means(evidence, owner, clients)
+        """The mean over all targets that count."""
+        return counted_means(evidence, owner, clients)
 
 
 @register("metric", "top3", higher_is_better=True)
