@@ -39,7 +39,7 @@ NEEDED: dict[str, Any] = {
     "classes": 2, "kind": "pair", "ratio": 0.5, "low": 0, "high": 1, "fraction": 0.5, "factor": 2.0, "cohorts": ((0,),),
     "label": Iid(), "quantity": Iid(),
 }  # fmt: skip
-MAY_BE_NEGATIVE = {"low", "high", "tilt", "zeta", "seed", "target"}
+MAY_BE_NEGATIVE = {"ignore_index", "low", "high", "tilt", "zeta", "seed", "target"}
 
 
 RULES = {f"{category}-{name}": rule for category in CATEGORIES for name, rule in registry.everything(category).items()}

@@ -20,8 +20,8 @@ from fedalloy.core import registry
 from fedalloy.core.errors import RegistryError, nearest
 
 CATEGORIES = (
-    "algorithm", "solver", "weighting", "server", "wire", "dataset", "partition", "model", "metric", "engine",
-    "tracker",
+    "algorithm", "solver", "weighting", "server", "wire", "dataset", "partition", "model", "loss", "metric",
+    "engine", "tracker",
 )  # fmt: skip
 CITED = ("solver", "weighting", "server", "wire")
 """Categories with one file per idea; the file's docstring begins with the idea and its source."""

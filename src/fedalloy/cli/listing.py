@@ -22,9 +22,15 @@ class Category(StrEnum):
     datasets = "datasets"
     partitions = "partitions"
     models = "models"
+    losses = "losses"
     metrics = "metrics"
     engines = "engines"
     trackers = "trackers"
+
+    @property
+    def category(self) -> str:
+        """The name in the registry."""
+        return self.value.removesuffix("es" if self.value == "losses" else "s")
 
 
 def list_rules(
@@ -36,12 +42,12 @@ def list_rules(
     from fedalloy.core import registry
 
     found = {
-        chosen.value: {name: summary(rule) for name, rule in sorted(registry.everything(chosen.value[:-1]).items())}
+        chosen: {name: summary(rule) for name, rule in sorted(registry.everything(chosen.category).items())}
         for chosen in ([category] if category else Category)
     }
     if as_json:
-        print_json(found)
+        print_json({chosen.value: rules for chosen, rules in found.items()})
         return
     for chosen, rules in found.items():
-        rows = [[", ".join([name, *registry.aliases_of(chosen[:-1], name)]), line] for name, line in rules.items()]
-        print_table(["name", "what it is"], rows, chosen)
+        rows = [[", ".join([name, *registry.aliases_of(chosen.category, name)]), line] for name, line in rules.items()]
+        print_table(["name", "what it is"], rows, chosen.value)

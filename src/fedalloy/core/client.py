@@ -77,6 +77,9 @@ def train(training: BlockTraining) -> TrainingResult:
     for step, (x, y, count) in enumerate(batches_of_one(block)):
         training.at.name = f"step {step + 1} of {len(block.running)}"
         grad_at = objective.gradient(objective, x, y, None, buffers, dropout[step])
+        counted = grad_at.counted()
+        if counted is not None and not bool(counted):
+            continue
         draws = {name: leaf[0, step] for name, leaf in block.draws.items()}
         carry = solver.step(carry, grad_at, draws, phase[step], ctx)
         buffers = grad_at.buffers

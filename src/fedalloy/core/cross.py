@@ -47,13 +47,16 @@ def cross_scores(
     owner = torch.repeat_interleave(size)
     rows = (valid.start.cpu() - size.cumsum(0) + size)[owner] + torch.arange(len(owner))
     rows = rows.to(inputs.device_of(valid.y))
-    hits = torch.zeros(len(cohort), len(cohort), dtype=torch.float64)
+    hits, weight = (torch.zeros(len(cohort), len(cohort), dtype=torch.float64) for _ in range(2))
     for some, whose in zip(rows.split(_CHUNK), owner.split(_CHUNK), strict=True):
         x, y = (inputs.to(inputs.take(part, some), device) for part in (valid.x, valid.y))
         for row in range(len(cohort)):
             right = objective.hits(objective.outputs(*_model(shared, cohort, row, update), x), y)
-            hits[row].index_add_(0, whose, right.double().cpu())
-    return hits / size
+            counts = objective.counts(y)
+            each = torch.ones(len(whose), dtype=torch.float64) if counts is None else counts.double().cpu()
+            hits[row].index_add_(0, whose, each * right.double().cpu())
+            weight[row].index_add_(0, whose, each)
+    return hits / weight
 
 
 def _model(shared: Shared, cohort: Contributions, row: int, update: str) -> tuple[Tree, Tree]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -73,6 +73,13 @@ class StepGradient(GradAt):
         """A new ``grad_at`` for the same batch, with another objective if given."""
         asked = objective or self.objective
         return asked.gradient(asked, self.x, self.y, self.mask, self.buffers, self.draw)
+
+    def counted(self) -> Tensor | None:
+        """Whether anything in this batch counts, as a bool tensor; None if something always does."""
+        counts = self.objective.counts(self.y)
+        if counts is None:
+            return None
+        return (counts > 0).any() if self.mask is None else ((counts > 0) & self.mask).any()
 
     def answer(
         self,
@@ -168,6 +175,16 @@ class Objective(ABC):
     @abstractmethod
     def hits(self, outputs: Tensor, y: Inputs) -> Tensor:
         """Whether every example is classified correctly, as 0 or 1."""
+
+    def counts(self, y: Inputs) -> Tensor | None:
+        """How many targets of every example count, ``[N]`` (the tokens of a sequence that are no padding): the loss of
+        a batch is the mean over all of them, and a batch without any is no step. None: every example counts once."""
+        return None
+
+    @declared
+    def unit(self) -> Literal["examples", "targets"]:
+        """What ``num_examples`` counts: examples, or the targets that count."""
+        return "examples"
 
     @declared
     def needs_full_batches(self) -> bool:

@@ -142,7 +142,7 @@ def _before(training: BlockTraining) -> Stats:
     """The clients' statistics before training."""
     algorithm, block = training.algorithm, training.block
     planned, requires = block.planned.double(), algorithm.requires
-    stats = {"num_examples": block.data.size.cpu().double(), "num_steps": planned}
+    stats = {**_sizes(training), "num_steps": planned}
     if algorithm.described:
         training.at.name = "plan"
         stats |= aspects.describe(algorithm.solver, planned, training.ctx)
@@ -151,6 +151,17 @@ def _before(training: BlockTraining) -> Stats:
         stats["loss_before"] = training.loss_before()
     training.at.name = None
     return stats
+
+
+def _sizes(training: BlockTraining) -> Stats:
+    """``num_examples``; if it counts targets, the number of examples is ``num_sequences``."""
+    data, objective = training.block.data, training.objective
+    examples = data.size.cpu().double()
+    if objective.unit == "examples":
+        return {"num_examples": examples}
+    counts = [objective.counts(data.client(row).y) for row in range(len(examples))]
+    told = [number if one is None else one.sum() for one, number in zip(counts, examples, strict=True)]
+    return {"num_examples": torch.stack([one.double().cpu() for one in told]), "num_sequences": examples}
 
 
 def _after(training: BlockTraining, trained: TrainingResult) -> Stats:

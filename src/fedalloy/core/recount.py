@@ -15,13 +15,14 @@ def recounted(
     algorithm: Algorithm, cohort: Contributions, work: Work, ctx: Context, sizes: SizeLimits
 ) -> Contributions:
     """The cohort with ``num_steps``, and with the solver's statistics that the weighting requires, recomputed from the
-    clients' sizes, epochs and solver, for every engine and whatever clients reported.
+    clients' sizes, epochs and solver, for every engine and whatever clients reported. Where ``num_examples`` counts
+    targets, the sizes are ``num_sequences``.
 
     A client whose size is unknown (its node does not send it, because no rule needs it) or impossible is left as it is.
     """
     if len(cohort) == 0 or "num_examples" not in cohort.stats:
         return cohort
-    told, solver = cohort.stats["num_examples"], algorithm.solver
+    told, solver = cohort.stats.get("num_sequences", cohort.stats["num_examples"]), algorithm.solver
     known = sizes.usable(told)
     everyone = bool(known.all())
     # The cohort is a subset of the work's clients, so equal lengths mean the same clients.

@@ -42,6 +42,7 @@ CATEGORIES: dict[str, str] = {
     "dataset": "fedalloy.tasks.datasets",
     "partition": "fedalloy.tasks.partitions",
     "model": "fedalloy.tasks.models",
+    "loss": "fedalloy.tasks.losses",
     "metric": "fedalloy.tasks.metrics",
     "engine": "fedalloy.engines",
     "tracker": "fedalloy.results.track",

@@ -58,6 +58,7 @@ class Statistic:
 
 STATISTICS: Mapping[str, Statistic] = {
     "num_examples": Statistic("how many examples the client trained on", 0, whole=True),
+    "num_sequences": Statistic("how many examples it has, if num_examples counts their targets", 0, whole=True),
     "num_steps": Statistic("how many local steps it took", 0, MAX_STEPS, whole=True),
     "step_norm": Statistic(
         "how far unit gradients carry it in its local steps, |a|_1 (without momentum: the number of steps)",

@@ -58,6 +58,12 @@ class Task(ABC):
         return None
 
     @declared
+    def kind(self) -> str | None:
+        """What the targets are: ``classification``, ``multilabel``, ``regression``, ``segmentation`` or ``tokens``;
+        None if it is not known."""
+        return None
+
+    @declared
     def metrics(self) -> tuple[str, ...]:
         """The usual metrics for the data, the most important one first; empty: the defaults of a run."""
         return ()
@@ -127,6 +133,11 @@ class TaskWrapper(Task):
     def names(self) -> Sequence[str] | None:
         """The task's own."""
         return self.task.names
+
+    @property
+    def kind(self) -> str | None:
+        """The task's own."""
+        return self.task.kind
 
     @property
     def metrics(self) -> tuple[str, ...]:

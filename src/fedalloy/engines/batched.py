@@ -124,7 +124,7 @@ class Batched(Engine):
         """The kernel for the local steps: a fused one if ``_fused`` finds layers; otherwise CUDA graphs on a GPU, and
         plain vmap on a CPU or if batches must not be padded."""
         on_gpu = _on_gpu(shared)
-        layers = self._fused(algorithm, objective, shared) if isinstance(data.x, Tensor) else None
+        layers = self._fused(algorithm, objective, shared) if _one_target(data) else None
         if layers is not None and plain_sgd_of(algorithm) is None:
             return partial(fused_interpolated.train, layers)
         if layers is not None and not on_gpu:
@@ -159,6 +159,11 @@ def dense_of(objective: Objective, shared: Shared) -> tuple[fused.Dense, ...] | 
 def _refused(work: Work, reason: str) -> Outcome:
     """A round without contributions, because the clients do not send what the solver declares."""
     return Outcome(Cohort(work.ids[:0], {}, {}), {}, dict.fromkeys(work.ids.tolist(), reason))
+
+
+def _one_target(data: Block) -> bool:
+    """Whether examples are tensors with one target each, as the fused kernels need them."""
+    return isinstance(data.x, Tensor) and isinstance(data.y, Tensor) and data.y.dim() == 1
 
 
 def _on_gpu(shared: Shared) -> bool:

@@ -62,6 +62,8 @@ def train(training: BlockTraining) -> TrainingResult:
     losses: list[tuple[int, float]] = []
     for step, (x, y, count) in enumerate(batches_of_one(block)):
         training.at.name = f"step {step + 1} of {len(block.running)}"
+        if not _counts(objective, y):
+            continue
         with torch.enable_grad():
             x = inputs.each(_channels_last, x) if pools else x
             loss, buffers = objective.loss(model.tree, buffers, x, y, None, dropout[step])
@@ -69,6 +71,12 @@ def train(training: BlockTraining) -> TrainingResult:
             losses.append((count, float(loss.detach())))
     settled = {name: leaf.detach() for name, leaf in buffers.items()}
     return TrainingResult({**carry, "params": model.trained()}, settled, loss_sums(losses))
+
+
+def _counts(objective: Objective, y: inputs.Inputs) -> bool:
+    """Whether anything in a batch counts: otherwise it is no step."""
+    counts = objective.counts(y)
+    return counts is None or bool((counts > 0).any())
 
 
 def _pools(objective: Objective) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -61,9 +62,14 @@ def step_of(algorithm: Algorithm, objective: Objective, ctx: Context) -> Any:
         phase: Tensor,
     ) -> tuple[Carry, Tree, Tensor]:
         grad_at = objective.gradient(objective, x, y, mask, buffers, draw)
-        carry = algorithm.solver.step(carry, grad_at, drawn, phase, ctx)
+        moved = algorithm.solver.step(carry, grad_at, drawn, phase, ctx)
         loss = grad_at.loss if grad_at.loss is not None else torch.zeros((), device=inputs.device_of(x))
-        return carry, grad_at.buffers, loss
+        counted = grad_at.counted()
+        if counted is None:
+            return moved, grad_at.buffers, loss
+        # A batch in which nothing counts is no step: momentum, decay and batch statistics must not move either.
+        kept, fresh = tree_map(partial(torch.where, counted), (moved, grad_at.buffers), (carry, buffers))
+        return kept, fresh, loss * counted
 
     return one_step
 

@@ -78,8 +78,9 @@ class RunResult:
         """One row per evaluation with every client's value."""
         return self._rows("clients")
 
-    def last(self, metric: str = "accuracy") -> dict[str, float]:
-        """The newest summary of a metric over clients: mean, worst, best, gini, ..."""
+    def last(self, metric: str | None = None) -> dict[str, float]:
+        """The newest summary of a metric (default: the run's target metric) over clients: mean, worst, best, gini."""
+        metric = self.trained.fed.config.target_metric if metric is None else metric
         found: dict[str, float] = {}
         known: set[str] = set()
         for row in self.rounds():

@@ -156,6 +156,7 @@ def _model(objective: Objective) -> Plain:
     return {
         "structure": {"exact": digest(type(objective).__qualname__ if structure is None else repr(structure))},
         "loss": loss, "frozen": _leaves(objective.frozen),
+        **({} if objective.unit == "examples" else {"unit": objective.unit}),
     }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedalloy.core.algorithm import Algorithm, ServerState
-from fedalloy.core.capabilities import check_capabilities
+from fedalloy.core.capabilities import check_capabilities, check_targets
 from fedalloy.core.cross import check_validation
 from fedalloy.core.engine import check_answers
 from fedalloy.core.errors import SpecError, nearest
@@ -21,6 +21,7 @@ from fedalloy.experiment.health import check_able
 from fedalloy.experiment.machinery import make_engine
 from fedalloy.experiment.placement import at_work, looked_at, on_device, told
 from fedalloy.experiment.round import Federation
+from fedalloy.tasks.metrics.metric import check_metrics
 
 
 def assemble(algorithm: Algorithm, task: Task, config: RunConfig) -> Federation:
@@ -31,6 +32,8 @@ def assemble(algorithm: Algorithm, task: Task, config: RunConfig) -> Federation:
     algorithm.check_able(config.sampling.smallest(task.population), task.population)
     engine = make_engine(config)
     task = looked_at(task, engine)
+    check_targets(algorithm, task)
+    check_metrics(config.metrics, task.kind)
     algorithm = algorithm.bind(task, Key.of(config.seed))
     check_capabilities(algorithm, task)
     check_answers(engine, algorithm)

@@ -95,6 +95,7 @@ class Flower(Engine):
         full = trained_on(algorithm, shared, known=False)
         before = self._connected.sent
         needed = algorithm.needs(shared) - counted_here(algorithm)
+        needed |= {"num_sequences"} if task.objective.unit == "targets" else set()
         found: dict[int, Contribution] = {}
         failures: dict[int, str] = {}
         patience = _Patience(self, len(work))

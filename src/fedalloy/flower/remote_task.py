@@ -24,6 +24,11 @@ from fedalloy.flower.protocol.orders import RuleSpec, check_task
 from fedalloy.tasks.assembly import make_objective
 from fedalloy.tasks.datasets.base import defaults_of
 from fedalloy.tasks.datasets.nodes import OnNodes
+from fedalloy.tasks.federation import FederatedTask
+from fedalloy.tasks.kinds import KINDS
+from fedalloy.tasks.losses.loss import Loss
+
+_KINDS = f"allowed: {', '.join(KINDS)}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +39,7 @@ class RemoteTask(Task):
     names: tuple[str, ...]
     spec: dict[str, Any]
     known: DataSpec
+    kind: str | None = None
 
     @property
     def population(self) -> int:
@@ -70,12 +76,16 @@ def remote_task(recipe: Recipe) -> RemoteTask:
         raise SpecError("dataset 'nodes': give the names of its clients, or their number as clients in [partition]")
     if recipe.noise:
         raise SpecError("noise: wrong labels are for simulations; remove [noise] if the data are on nodes")
-    spec = _spec(recipe, loader.shape, loader.classes, loader.bounds, None)
-    model = {name: spec[name] for name in ("model", "loss", "dtype")}
+    if loader.targets and recipe.task.kind is None:
+        raise SpecError(f"task.kind is missing: the targets on the nodes have shape {list(loader.targets)}; {_KINDS}")
+    form = {"targets": list(loader.targets), "real": loader.real, "ignore_index": loader.ignore_index}
+    spec = _spec(recipe, loader.shape, loader.classes, loader.bounds, None) | form
+    model = {name: spec[name] for name in ("model", "loss", "dtype", "kind", "unit")}
     objective = make_objective(
-        loader.shape, loader.classes, **model, trainable=tuple(spec["trainable"]), bounds=loader.bounds
-    )
-    return RemoteTask(objective, names, spec, _declared(loader, objective.dtype))
+        loader.shape, loader.classes, **model, trainable=tuple(spec["trainable"]), bounds=loader.bounds,
+        targets=loader.targets,
+    )  # fmt: skip
+    return RemoteTask(objective, names, spec, _declared(loader, objective.dtype), recipe.task.kind)
 
 
 def _declared(loader: OnNodes, dtype: torch.dtype) -> DataSpec:
@@ -96,10 +106,19 @@ def _trial(recipe: Recipe) -> RemoteTask:
     task = task_of(recipe)
     shape = tuple(task.train.x.shape[1:])
     names = task.names or tuple(str(number) for number in range(task.population))
-    classes = int(task.manifest.class_counts.shape[1])
     known = data_spec_of(task, Key.of(0))
-    spec = _spec(recipe, shape, classes, task.bounds, _trial_spec(recipe))
-    return RemoteTask(task.objective, names[: task.population], spec, known)
+    spec = _spec(recipe, shape, task.classes, task.bounds, _trial_spec(recipe)) | _targets(task)
+    return RemoteTask(task.objective, names[: task.population], spec, known, task.kind)
+
+
+def _targets(task: FederatedTask) -> dict[str, Any]:
+    """The form of the targets, for nodes; nothing for one class or quantity per example."""
+    y, rule = task.train.y, task.objective.loss_rule
+    ignored = rule.ignored if isinstance(rule, Loss) else None
+    if y.dim() == 1 and y.is_floating_point() == (task.classes == 0):
+        return {}
+    form = {"kind": task.kind, "targets": list(y.shape[1:]), "real": y.is_floating_point()}
+    return form if ignored is None else {**form, "ignore_index": ignored}
 
 
 def _trial_spec(recipe: Recipe) -> dict[str, Any] | None:
@@ -136,6 +155,8 @@ def _spec(
         "bounds": None if bounds is None else list(bounds),
         "model": model,
         "loss": table.loss or defaults.loss,
+        "kind": table.kind,
+        "unit": table.unit,
         "dtype": table.dtype,
         "trainable": list(table.trainable),
         "standardise": table.standardise or defaults.standardise,

@@ -19,9 +19,10 @@ from fedalloy.core.inputs import shape_of
 from fedalloy.core.keys import Key
 from fedalloy.core.spec import from_spec
 from fedalloy.tasks.computing import check_device
-from fedalloy.tasks.datasets.base import Dataset, DatasetLoader, Standardise, defaults_of
+from fedalloy.tasks.datasets.base import Dataset, DatasetDefaults, DatasetLoader, Standardise, defaults_of
 from fedalloy.tasks.federation import FederatedTask, federate
-from fedalloy.tasks.losses import PerExample
+from fedalloy.tasks.kinds import LOSSES, METRICS, TaskKind, kind_of, outputs_for, told
+from fedalloy.tasks.losses.loss import Loss, PerExample, choose
 from fedalloy.tasks.models.build import build, resolve
 from fedalloy.tasks.noise import LabelNoise, as_noise
 from fedalloy.tasks.objective import Factory, ModuleObjective
@@ -30,6 +31,7 @@ from fedalloy.tasks.synthetic_part import SyntheticPart, as_part, mixed_in
 
 Spec = Mapping[str, Any]
 Precision = Literal["float32", "float64"]
+Unit = Literal["examples", "targets"]
 DEFAULT_CLIENTS = 10
 _SMALLEST_IMAGE = 16
 
@@ -43,7 +45,9 @@ def make_task(
     test_fraction: float = 0.2,
     valid_fraction: float = 0.0,
     seed: int = 0,
-    loss: str | PerExample | None = None,
+    loss: str | Spec | PerExample | Loss | None = None,
+    kind: TaskKind | None = None,
+    unit: Unit = "examples",
     standardise: Standardise | None = None,
     noise: LabelNoise | Spec | None = None,
     newcomers: int = 0,
@@ -55,35 +59,56 @@ def make_task(
 ) -> FederatedTask:
     """Clients with data, a model and a loss; all random draws depend on ``seed`` only.
 
-    The default ``partition`` is the data's natural clients, or ten iid ones if it has none. ``model``, ``loss`` and
-    ``standardise`` default to the dataset's; a ``model`` may also be any function that returns an ``nn.Module``
-    (:func:`as_factory`). ``noise`` corrupts labels (:class:`fedalloy.tasks.noise.LabelNoise`), ``newcomers`` is the
-    number of clients that never take part. ``classifier`` is the model that is trained on synthetic samples, if it is
-    not ``model``; ``synthetic`` is a file of samples that every client trains on besides its own.
+    The default ``partition`` is the data's natural clients, or ten iid ones if it has none. ``model`` (or a function
+    that builds it), ``loss`` (or a function) and ``standardise`` default to the dataset's. ``kind`` says what targets
+    are, where data and loss leave it open; ``unit``, what ``num_examples`` counts. ``noise`` corrupts labels,
+    ``newcomers`` never take part. ``classifier`` is trained on synthetic samples instead of ``model``; ``synthetic`` is
+    a file of samples that every client trains on besides its own.
 
     >>> make_task("digits", partition={"kind": "dirichlet", "alpha": 0.3}, clients=5).population
     5
     """
-    check_device(device)
     key, defaults = Key.of(seed).fold("task"), defaults_of(dataset)
     data, scaling = as_dataset(dataset, key.fold("dataset")), _scaling(standardise or defaults.standardise)
-    bounds = data.bounds if scaling == "none" else None
-    learn = partial(_objective_on, data, device, loss=loss or defaults.loss, dtype=dtype)
-    objective = learn(defaults.model if model is None else model, trainable=trainable, bounds=bounds)
+    bounds, (of, rule) = data.bounds if scaling == "none" else None, kind_and_loss(data, loss or defaults.loss, kind)
+    learn = partial(_objective_on, data, device, loss=rule, dtype=dtype, kind=of, unit=unit)
     made = federate(
-        data, *_dealing(partition, clients, data), objective, test_fraction=test_fraction, newcomers=newcomers,
-        valid_fraction=valid_fraction, standardise=scaling, noise=as_noise(noise), key=key.fold("federation"),
+        data, *_dealing(partition, clients, data),
+        learn(defaults.model if model is None else model, trainable=trainable, bounds=bounds),
+        test_fraction=test_fraction, valid_fraction=valid_fraction, newcomers=newcomers, standardise=scaling,
+        noise=as_noise(noise), key=key.fold("federation"),
     )  # fmt: skip
-    other = None if classifier is None else learn(classifier)
+    made = replace(made, classifier=None if classifier is None else learn(classifier), bounds=bounds, kind=of)
     made = made if synthetic is None else mixed_in(made, *as_part(synthetic).load())
-    return replace(made, classifier=other, metrics=defaults.metrics, bounds=bounds).to(device, _precision(dtype))
+    return _shown(made, data, defaults, inferred=kind is None).to(device, _precision(dtype))
+
+
+def _shown(made: FederatedTask, data: Dataset, defaults: DatasetDefaults, inferred: bool) -> FederatedTask:
+    """The task with its metrics, and with a notice about its kind if that was inferred."""
+    metrics = defaults.metrics or METRICS.get(made.kind or "", ("loss",))
+    return replace(made, metrics=metrics, notices=(*made.notices, *(told(made.kind, data.y) if inferred else ())))
+
+
+def kind_and_loss(
+    data: Dataset, loss: str | Spec | PerExample | Loss | None, said: str | None = None
+) -> tuple[TaskKind | None, Loss]:
+    """The kind of task and its loss: each follows from the other and from the targets, unless it is given. A loss by
+    name ignores what the data say does not count."""
+    rule = None if loss is None else choose(loss)
+    kind = kind_of(data.y, rule, said)
+    rule = rule or choose(LOSSES[kind or "classification"])
+    named = loss is None or isinstance(loss, str)
+    if named and rule.ignored not in (None, data.ignore_index):
+        rule = replace(rule, ignore_index=data.ignore_index)  # type: ignore[type-var]
+    return kind, rule
 
 
 def _objective_on(
     data: Dataset, device: str | torch.device | None, model: str | Spec | Callable[..., nn.Module] | None, **more: Any
 ) -> ModuleObjective:
     """A model for these data, on ``device``."""
-    made = make_objective(shape_of(data.x), data.classes, model, **more)
+    check_device(device)
+    made = make_objective(shape_of(data.x), data.classes, model, targets=tuple(data.y.shape[1:]), **more)
     return made if device is None else made.to(device)
 
 
@@ -92,19 +117,23 @@ def make_objective(
     classes: int,
     model: str | Spec | Callable[..., nn.Module] | None = None,
     *,
-    loss: str | PerExample | None = None,
+    loss: str | Spec | PerExample | Loss | None = None,
     trainable: tuple[str, ...] = ("*",),
     dtype: Precision | torch.dtype = "float32",
     bounds: tuple[float, float] | None = None,
+    kind: TaskKind | None = None,
+    targets: tuple[int, ...] = (),
+    unit: Unit = "examples",
 ) -> ModuleObjective:
-    """A model and its loss for examples of this shape; ``classes`` is 0 for regression.
+    """A model and its loss for examples of this shape; ``classes`` is 0 for regression, ``targets`` the shape of an
+    example's targets.
 
     >>> list(make_objective((4,), 3, "logistic").init(Key.of(0))[0])
     ['output.weight', 'output.bias']
     """
-    chosen = loss or ("cross_entropy" if classes else "mse")
-    factory = as_factory(model, input_shape, 1 if chosen == "binary" else max(1, classes), bounds)
-    return ModuleObjective(factory, chosen, trainable=trainable, dtype=_precision(dtype))
+    rule = choose(loss or LOSSES[kind or ("classification" if classes else "regression")])
+    factory = as_factory(model, input_shape, outputs_for(kind, rule, targets, classes), bounds)
+    return ModuleObjective(factory, rule, trainable=trainable, dtype=_precision(dtype), unit=unit)
 
 
 def as_dataset(dataset: str | Spec | DatasetLoader | Dataset, key: Key) -> Dataset:

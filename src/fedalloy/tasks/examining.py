@@ -21,6 +21,7 @@ from fedalloy.core.keys import Key
 from fedalloy.core.protocols import DataPart, LocalSolver, Objective, Task
 from fedalloy.core.task import TaskWrapper
 from fedalloy.core.types import Block
+from fedalloy.tasks.losses.loss import Loss
 
 _NAMED = 3
 _PAGE = 4096
@@ -35,8 +36,19 @@ ENCODING = (
 Naming = Callable[[int], str]
 
 
-def check_examples(x: Inputs, y: Inputs, classes: int | None, owner: Tensor | None = None, name: Naming = str) -> None:
-    """Refuse examples that are not finite, or whose label is not a class below ``classes`` (None: any from 0).
+@dataclass(frozen=True)
+class LabelLimits:
+    """Which targets are allowed: class numbers below ``classes`` (None: any from 0), where an example has several also
+    ``ignored``, and quantities within ``bounds`` (None: any). ``any_number`` allows every whole number."""
+
+    classes: int | None = None
+    ignored: int | None = None
+    bounds: tuple[float, float] | None = None
+    any_number: bool = False
+
+
+def check_examples(x: Inputs, y: Inputs, limits: LabelLimits, owner: Tensor | None = None, name: Naming = str) -> None:
+    """Refuse examples that are not finite, or whose targets are not within the limits.
 
     ``owner`` is the client of every row; without it, or where it is negative, rows belong to no client.
     """
@@ -48,8 +60,12 @@ def check_examples(x: Inputs, y: Inputs, classes: int | None, owner: Tensor | No
         if not _finite(leaf):
             bad = ~leaf.reshape(len(leaf), -1).isfinite().all(1)
             _refuse(bad, owner, name, "NaN or infinity as their target", "leave these examples out")
-    if isinstance(y, Tensor) and not y.is_floating_point() and len(y):
-        _check_labels(y, classes, owner, name)
+    if not isinstance(y, Tensor) or not len(y):
+        return
+    if not y.is_floating_point() and not limits.any_number:
+        _check_labels(y, limits, owner, name)
+    elif y.is_floating_point() and limits.bounds is not None:
+        _check_bounds(y, *limits.bounds, owner, name)
 
 
 def examined(task: Task) -> Task:
@@ -60,33 +76,36 @@ def examined(task: Task) -> Task:
         return task if isinstance(task, ExaminedTask) else ExaminedTask(task)
     if task in _examined:
         return task
-    limit = label_limit(task.objective, *_two(pools["train"]))
+    limit = label_limits(task.objective, *_two(pools["train"]))
     for part, pool in pools.items():
         _check_block(pool, torch.arange(len(pool.size)), part, limit, _naming(task))
     _examined[task] = True
     return task
 
 
-def label_limit(objective: Objective, x: Inputs, y: Inputs) -> int | None:
-    """The number of classes of a model and its loss, None if unknown. It is determined on two examples, so that a model
-    that does not fit the data is found before round 1."""
+def label_limits(objective: Objective, x: Inputs, y: Inputs) -> LabelLimits:
+    """The targets that a model and its loss allow. They are determined on two examples, so that a model that does not
+    fit the data is found before round 1."""
     if not inputs.length(x) or "classify" not in objective.capabilities:
-        return None
+        return LabelLimits()
     device = inputs.device_of(x)
     params, buffers = ({name: leaf.to(device) for name, leaf in made.items()} for made in objective.init(Key.of(0)))
-    loss = objective.loss_name
+    rule, classes = objective.loss_rule, None
     try:
         with torch.no_grad():
             outputs = objective.outputs(params, buffers, x)
-            if loss is None:
-                objective.losses(outputs, y)
+            if isinstance(rule, Loss):
+                classes = rule.classes(outputs, y)
+            if objective.loss_name is None or _several(y):
+                objective.losses(outputs, _harmless(y, rule))
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         if isinstance(error, FedalloyError):
             raise
         shapes = f"features of shape {inputs.shape_of(x)} and a label of type {next(inputs.leaves(y)).dtype}"
         raise SpecError(f"the model or its loss does not accept an example with {shapes}: {error}") from error
-    classes = int(outputs.shape[1]) if outputs.dim() == 2 else None
-    return {"binary": 2, "cross_entropy": classes}.get(str(loss))
+    if not isinstance(rule, Loss):
+        return LabelLimits(ignored=-100)
+    return LabelLimits(classes, rule.ignored, rule.bounds, rule.kinds == ("regression",))
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +113,7 @@ class ExaminedTask(TaskWrapper):
     """A task whose clients' examples are checked when they are loaded for the first time."""
 
     seen: dict[str, dict[int, bytearray]] = field(default_factory=dict)
-    limits: list[int | None] = field(default_factory=list)
+    limits: list[LabelLimits] = field(default_factory=list)
 
     def fingerprint(self) -> Mapping[str, Any] | None:
         """That of the wrapped task, because the examples are the same."""
@@ -113,7 +132,7 @@ class ExaminedTask(TaskWrapper):
             rows = torch.tensor(fresh)
             some = Block(block.x, block.y, block.start.cpu()[rows], block.size.cpu()[rows])
             if not self.limits:
-                self.limits.append(label_limit(self.objective, *_two(block)))
+                self.limits.append(label_limits(self.objective, *_two(block)))
             _check_block(some, ids.cpu()[rows], part, self.limits[0], _naming(self.task))
             self._remember(part, [int(ids[row]) for row in fresh])
         return block
@@ -169,7 +188,7 @@ def _notice(which: Tensor, name: Naming, what: str) -> list[str]:
     return [f"{what}: {len(clients)} of {len(which)} ({named}{more})"]
 
 
-def _check_block(block: Block, ids: Tensor, part: str, limit: int | None, name: Naming) -> None:
+def _check_block(block: Block, ids: Tensor, part: str, limit: LabelLimits, name: Naming) -> None:
     """Check the rows of some clients; without a copy if they are the whole pool in order."""
     start, size = block.start.cpu(), block.size.cpu()
     owner = torch.repeat_interleave(ids, size)
@@ -186,14 +205,38 @@ def _two(block: Block) -> tuple[Inputs, Inputs]:
     return inputs.take(block.x, slice(2)), inputs.take(block.y, slice(2))
 
 
-def _check_labels(y: Tensor, classes: int | None, owner: Tensor | None, name: Naming) -> None:
-    low, high = int(y.min()), int(y.max())
+def _check_labels(y: Tensor, limits: LabelLimits, owner: Tensor | None, name: Naming) -> None:
+    low, high, classes = int(y.min()), int(y.max()), limits.classes
     if low >= 0 and (classes is None or high < classes):
         return
     bad = (y < 0) if classes is None else (y < 0) | (y >= classes)
     allowed = "of 0 or more" if classes is None else f"in 0..{classes - 1}"
+    if y.dim() > 1 and limits.ignored is not None:
+        bad &= y != limits.ignored
+        allowed += f" or {limits.ignored}, which does not count"
+    if not bool(bad.any()):
+        return
     bad = bad.reshape(len(y), -1).any(1)
     _refuse(bad, owner, name, f"a label that is not a class number {allowed} (found {low}..{high})", ENCODING)
+
+
+def _check_bounds(y: Tensor, low: float, high: float, owner: Tensor | None, name: Naming) -> None:
+    bad = ((y < low) | (y > high)).reshape(len(y), -1).any(1)
+    if bool(bad.any()):
+        found = f"{float(y.min()):g}..{float(y.max()):g}"
+        _refuse(
+            bad, owner, name, f"a target outside of {low:g}..{high:g} (found {found})", "choose a loss for quantities"
+        )
+
+
+def _several(y: Inputs) -> bool:
+    return any(leaf.dim() > 1 for leaf in inputs.leaves(y))
+
+
+def _harmless(y: Inputs, rule: object) -> Inputs:
+    """The targets of two examples with class 0 instead of numbers that are checked afterwards: a loss over classes
+    fails on those with a message that names no example."""
+    return torch.zeros_like(y) if isinstance(rule, Loss) and rule.kinds and isinstance(y, Tensor) else y
 
 
 def _refuse(bad: Tensor, owner: Tensor | None, name: Naming, what: str, advice: str) -> None:

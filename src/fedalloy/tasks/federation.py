@@ -16,6 +16,7 @@ from fedalloy.core.keys import Key
 from fedalloy.core.protocols import DataPart, Objective, Task
 from fedalloy.core.types import Block, Examples
 from fedalloy.tasks.datasets.base import Dataset, Standardise
+from fedalloy.tasks.kinds import TaskKind
 from fedalloy.tasks.noise import LabelNoise
 from fedalloy.tasks.partitions.base import Partition
 from fedalloy.tasks.partitions.manifest import Manifest, SplitRecord
@@ -64,6 +65,7 @@ class Pool:
 class FederatedTask(Task):
     """A model and clients whose data are in memory, one pool per part.
 
+    ``kind`` says what the targets are (None: unknown), ``classes`` how many classes they have.
     ``metrics`` are the usual ones for the data, the most important one first. ``bounds`` are the declared lowest and
     highest value of the features. The last ``newcomers`` clients are not part of the population: they are never
     sampled or weighted, but ``data`` accepts their ids. ``classifier`` is the model that is trained on synthetic
@@ -79,6 +81,8 @@ class FederatedTask(Task):
     names: tuple[str, ...] | None = None
     metrics: tuple[str, ...] = ("accuracy", "loss")
     newcomers: int = 0
+    kind: TaskKind | None = None
+    classes: int = 0
     classifier: Objective | None = None
     bounds: tuple[float, float] | None = None
     notices: tuple[str, ...] = ()
@@ -153,8 +157,9 @@ def federate(
     common = dataset.test or _union(test, len(assignment) - newcomers)
     names = _names(dataset, assignment)
     return FederatedTask(
-        objective, train, valid, test, manifest, common, names, newcomers=newcomers, notices=dataset.notices
-    )
+        objective, train, valid, test, manifest, common, names, newcomers=newcomers, notices=dataset.notices,
+        classes=dataset.classes,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from fedalloy.core.keys import Key
 from fedalloy.core.objective import ApplyCapability, Objective, StepGradient
 from fedalloy.core.types import Tree
 from fedalloy.tasks.dropout import Dropout
-from fedalloy.tasks.losses import LOSSES, Loss, PerExample, choose
+from fedalloy.tasks.losses.loss import Loss, PerExample, choose, name_of
 from fedalloy.tasks.trainable import Selection, select
 
 Factory = Callable[[], nn.Module]
@@ -52,8 +52,9 @@ class ModuleObjective(Objective):
     """A model built by ``factory`` and a loss.
 
     Examples that are dicts of tensors are passed to the model as keyword arguments.
-    ``loss`` is ``cross_entropy``, ``binary``, ``mse`` or a function of ``(outputs, y)`` with one value per
-    example. ``trainable`` are name patterns (``head.*``): leaves that they do not match are frozen: the
+    ``loss`` is the name of a loss, a loss, or a function of ``(outputs, y)`` with one value per example; ``unit`` says
+    what ``num_examples`` counts.
+    ``trainable`` are name patterns (``head.*``): leaves that they do not match are frozen: the
     objective keeps them, and they are neither trained nor exchanged. All functions are pure, so they work under
     ``torch.func.grad`` and ``vmap``: every call passes its leaves to one of two skeletons of the module, in training
     or in evaluation mode, which never change.
@@ -74,7 +75,9 @@ class ModuleObjective(Objective):
         trainable: tuple[str, ...] = ("*",),
         dtype: torch.dtype = torch.float32,
         hits: PerExample | None = None,
+        unit: Literal["examples", "targets"] = "examples",
     ) -> None:
+        self._unit: Literal["examples", "targets"] = unit
         self._factory, self._dtype, self._patterns = factory, dtype, trainable
         self._loss = choose(loss)
         self._hits = hits or self._loss.hits
@@ -125,7 +128,7 @@ class ModuleObjective(Objective):
         mine = type(self)
         if any(name in vars(self) or getattr(mine, name) is not getattr(ModuleObjective, name) for name in _LOSS_IS):
             return None
-        return next((name for name, known in LOSSES.items() if known is self._loss), None)
+        return name_of(self._loss)
 
     @property
     def loss_rule(self) -> Loss:
@@ -164,8 +167,9 @@ class ModuleObjective(Objective):
         """The same loss, patterns and precision for the model that ``change`` returns, with its initial values."""
         factory = self._factory
         return ModuleObjective(
-            lambda: change(factory()), self._loss, trainable=self._patterns, dtype=self._dtype, hits=self._hits
-        )
+            lambda: change(factory()), self._loss, trainable=self._patterns, dtype=self._dtype, hits=self._hits,
+            unit=self._unit,
+        )  # fmt: skip
 
     def init(self, key: Key) -> tuple[Tree, Tree]:
         """Fresh parameters and buffers: the model as ``factory`` initialises it under this key."""
@@ -189,7 +193,7 @@ class ModuleObjective(Objective):
         new = _own(buffers, x, params) if buffers else {}
         others = self._others(x, draw) if self._constants or self._dropouts else {}
         losses = self._loss.losses(self._called(self._training, {**others, **params, **new}, x), y)
-        return losses.mean() if mask is None else _masked_mean(losses, mask), new
+        return _mean(losses, mask, self._loss.counts(y)), new
 
     def outputs(self, params: Tree, buffers: Tree, x: Inputs) -> Tensor:
         """The model's outputs, in evaluation mode."""
@@ -227,6 +231,15 @@ class ModuleObjective(Objective):
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The loss of every example."""
         return self._loss.losses(outputs, y)
+
+    def counts(self, y: Inputs) -> Tensor | None:
+        """How many targets of every example count; None: every example counts once."""
+        return self._loss.counts(y)
+
+    @property
+    def unit(self) -> Literal["examples", "targets"]:
+        """What ``num_examples`` counts."""
+        return self._unit
 
     def hits(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Whether every example is classified correctly, as 0 or 1; NaN for a regression."""
@@ -283,9 +296,16 @@ def _own(buffers: Tree, x: Inputs, params: Tree) -> Tree:
     return {name: leaf + zero.to(leaf.dtype) for name, leaf in buffers.items()}
 
 
-def _masked_mean(losses: Tensor, mask: Tensor) -> Tensor:
-    kept = torch.where(mask, losses, torch.zeros_like(losses))
-    return kept.sum() / mask.sum().clamp(min=1)
+def _mean(losses: Tensor, mask: Tensor | None, counts: Tensor | None) -> Tensor:
+    """The mean over the examples of a batch, or over all their targets that count."""
+    if counts is None and mask is None:
+        return losses.mean()
+    if counts is None:
+        assert mask is not None
+        return torch.where(mask, losses, torch.zeros_like(losses)).sum() / mask.sum().clamp(min=1)
+    counts = counts if mask is None else counts * mask
+    kept = torch.where(counts > 0, losses * counts, torch.zeros_like(losses))
+    return kept.sum() / counts.sum().clamp(min=1)
 
 
 def _drops(module: nn.Module) -> bool:

@@ -98,7 +98,7 @@ def _given(rows: Tensor, labels: Tensor, test: Tensor, valid_size: int, key: Key
 
 
 def _stratified(labels: Tensor, places: Tensor, size: int, key: Key) -> Tensor:
-    """Flags ``size`` of the ``places``, the same share of every class up to rounding.
+    """Flags ``size`` of the ``places``, the same share of every class up to rounding where an example has one class.
 
     Systematic sampling: shuffle, sort by class, take evenly spaced places from a random start. A class with a
     single place keeps it for training if the other classes suffice.
@@ -106,10 +106,11 @@ def _stratified(labels: Tensor, places: Tensor, size: int, key: Key) -> Tensor:
     chosen = torch.zeros(len(labels), dtype=torch.bool)
     if size == 0:
         return chosen
-    if not labels.is_floating_point():
+    by_class = labels.dim() == 1 and not labels.is_floating_point()
+    if by_class:
         places = _in_company(labels, places, size)
     places = places[key.fold("order").permutation(len(places))]
-    if not labels.is_floating_point():
+    if by_class:
         places = places[labels[places].argsort(stable=True)]
     start = float(key.fold("start").uniform(dtype=torch.float64))
     steps = ((torch.arange(size, dtype=torch.float64) + start) * (len(places) / size)).to(torch.int64)

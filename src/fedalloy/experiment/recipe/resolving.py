@@ -19,7 +19,7 @@ from fedalloy.experiment.interrupt import Caught, put_off
 from fedalloy.experiment.recipe.changes import merge
 from fedalloy.experiment.recipe.learned import with_table
 from fedalloy.experiment.recipe.reading import parse
-from fedalloy.experiment.recipe.tables import EntryTable, Recipe, SamplingTable, SyntheticTable
+from fedalloy.experiment.recipe.tables import EntryTable, Recipe, SamplingTable, SyntheticTable, TaskTable
 from fedalloy.experiment.recorder import Recorder
 from fedalloy.experiment.sampling import BySize, Listed, Sampling, UniformSampling
 from fedalloy.methods.classifier import ClassifierTraining
@@ -27,6 +27,8 @@ from fedalloy.tasks.assembly import make_task
 from fedalloy.tasks.datasets.base import defaults_of
 from fedalloy.tasks.devices import DeviceProfile
 from fedalloy.tasks.federation import FederatedTask
+from fedalloy.tasks.kinds import METRICS
+from fedalloy.tasks.losses.loss import choose
 
 QUICK_ROUNDS, QUICK_SEEDS = 3, 2
 _PARTS = ("solver", "weighting", "server")
@@ -152,6 +154,8 @@ def task_of(recipe: Recipe) -> FederatedTask:
         valid_fraction=table.valid_fraction,
         seed=recipe.run.seeds[0],
         loss=table.loss,
+        kind=table.kind,
+        unit=table.unit,
         standardise=table.standardise,
         noise=recipe.noise.model_dump() if recipe.noise else None,
         newcomers=dealt.newcomers,
@@ -164,13 +168,21 @@ def task_of(recipe: Recipe) -> FederatedTask:
 
 
 def scored(recipe: Recipe) -> Recipe:
-    """The recipe with its metrics and target metric filled in: by default those of its dataset."""
-    defaults = defaults_of(recipe.task.dataset).metrics
+    """The recipe with its metrics and target metric filled in: by default those of its dataset, or of the kind of its
+    task if kind or loss say it. Without either it is a classification, and a run on other data is refused."""
+    defaults = defaults_of(recipe.task.dataset).metrics or METRICS[_kind(recipe.task)]
     metrics = recipe.evaluate.metrics or list(defaults)
     target = recipe.run.target_metric or (defaults[0] if defaults[0] in metrics else metrics[0])
     evaluate = recipe.evaluate.model_copy(update={"metrics": metrics})
     run_table = recipe.run.model_copy(update={"target_metric": target})
     return recipe.model_copy(update={"evaluate": evaluate, "run": run_table})
+
+
+def _kind(table: TaskTable) -> str:
+    """The kind of task, as far as the recipe says it."""
+    loss = table.loss or defaults_of(table.dataset).loss
+    kinds = choose(loss).kinds if loss is not None else ()
+    return table.kind or (kinds[0] if kinds else "classification")
 
 
 def config_of(recipe: Recipe) -> RunConfig:

@@ -59,8 +59,12 @@ class TaskTable(Closed):
     """A dataset's name, or a table of its `kind` and arguments."""
     model: str | Table | None = None
     """A model's name, `package.module:function`, or a table of `kind` and arguments; default: chosen by the data."""
-    loss: Literal["cross_entropy", "binary", "mse"] | None = None
-    """Default: that of the dataset, else cross-entropy for classes and squared error for numbers."""
+    loss: str | Table | None = None
+    """A loss's name, or a table of its `kind` and arguments; default: that of the dataset, else by the kind of task."""
+    kind: Literal["classification", "multilabel", "regression", "segmentation", "tokens"] | None = None
+    """What the targets are; default: as loss and targets say, which is refused where they leave it open."""
+    unit: Literal["examples", "targets"] = "examples"
+    """What `num_examples` counts, by which clients are weighted: examples, or the targets (tokens) that count."""
     standardise: Literal["none", "client"] | None = None
     """`client`: scale every client's features by its own training part; default: that of the dataset."""
     trainable: list[str] = ["*"]

@@ -32,7 +32,9 @@ from fedalloy.tasks.assembly import as_dataset, as_factory, make_objective, make
 from fedalloy.tasks.datasets.base import Dataset, as_pair
 from fedalloy.tasks.datasets.callable import resolve
 from fedalloy.tasks.datasets.folder import client_files, read_client, read_clients
-from fedalloy.tasks.examining import check_examples
+from fedalloy.tasks.examining import LabelLimits, check_examples
+from fedalloy.tasks.kinds import LOSSES, outputs_for
+from fedalloy.tasks.losses.loss import choose
 from fedalloy.tasks.objective import ModuleObjective
 from fedalloy.tasks.splits import split_client
 from fedalloy.tasks.standardise import Scaler
@@ -85,13 +87,14 @@ def _objective(spec: TaskSpec, policy: Policy) -> ModuleObjective:
     """The model, after a check of its size."""
     _check_model(spec, policy)
     return make_objective(
-        spec.shape, spec.classes, _model(spec), loss=spec.loss, dtype=spec.dtype, trainable=spec.trainable,
-        bounds=spec.bounds,
+        spec.shape, spec.classes, _model(spec), loss=_spec(spec.loss), dtype=spec.dtype, trainable=spec.trainable,
+        bounds=spec.bounds, kind=spec.kind, targets=spec.targets, unit=spec.unit,
     )  # fmt: skip
 
 
 def _check_model(spec: TaskSpec, policy: Policy) -> None:
-    outputs = 1 if spec.loss == "binary" else max(1, spec.classes)
+    loss = choose(_spec(spec.loss) or LOSSES[spec.kind or ("classification" if spec.classes else "regression")])
+    outputs = outputs_for(spec.kind, loss, spec.targets, spec.classes)
     own = spec.model is not None and spec.model.kind in policy.models
     check_size(as_factory(_model(spec), spec.shape, outputs, spec.bounds), policy.max_parameters, own=own)
 
@@ -137,7 +140,8 @@ def _share(client: int, spec: TaskSpec, device: str, policy: Policy) -> LocalTas
     _check_model(spec, policy)
     task = make_task(
         data, _model(spec), _spec(spec.trial.partition), spec.trial.clients, test_fraction=spec.test_fraction,
-        valid_fraction=spec.valid_fraction, seed=spec.seed, loss=spec.loss, standardise=spec.standardise,
+        valid_fraction=spec.valid_fraction, seed=spec.seed, loss=_spec(spec.loss), standardise=spec.standardise,
+        kind=spec.kind, unit=spec.unit,
         noise=spec.trial.noise.model_dump() if spec.trial.noise else None, newcomers=spec.trial.newcomers,
         trainable=spec.trainable, dtype=spec.dtype, device=device,
     )  # fmt: skip
@@ -210,17 +214,20 @@ def _from_function(path: str) -> dict[str, tuple[Any, Any]]:
 
 def _checked(x: Any, y: Any, spec: TaskSpec, source: str) -> Examples:
     """One part as tensors, fitting what the recipe expects."""
-    classes = spec.classes
+    classes, real = spec.classes, spec.classes == 0 if spec.real is None else spec.real
     features, labels = as_pair(x, y, source)
     if not len(labels):  # shape and dtype of an empty part mean nothing
         features = torch.empty(0, *spec.shape)
-        labels = labels.to(torch.int64 if classes else torch.float32)
+        labels = torch.empty(0, *spec.targets, dtype=torch.float32 if real else torch.int64)
     if tuple(features.shape[1:]) != spec.shape:
         shape = tuple(features.shape[1:])
         raise DataError(f"{source}: examples have shape {shape}, the recipe's {spec.shape}")
-    if labels.is_floating_point() != (classes == 0):
+    if tuple(labels.shape[1:]) != spec.targets:
+        raise DataError(f"{source}: targets have shape {tuple(labels.shape[1:])}, the recipe's {spec.targets}")
+    if labels.is_floating_point() != real:
         raise DataError(f"{source}: labels are {labels.dtype}, the recipe expects {classes or 'no'} classes")
-    check_examples(features, labels, classes, torch.zeros(len(labels), dtype=torch.int64), lambda _: source)
+    limits = LabelLimits(classes or None, spec.ignore_index)
+    check_examples(features, labels, limits, torch.zeros(len(labels), dtype=torch.int64), lambda _: source)
     return Examples(features, labels)
 
 

@@ -131,7 +131,12 @@ class TaskSpec(StrictTable):
     classes: Annotated[int, Field(ge=0, le=MOST_CLASSES)]
     bounds: Annotated[tuple[float, float], _listed] | None = None
     model: ModelSpec | None = None
-    loss: Literal["cross_entropy", "binary", "mse"] | None = None
+    loss: RuleSpec | None = None
+    kind: Literal["classification", "multilabel", "regression", "segmentation", "tokens"] | None = None
+    unit: Literal["examples", "targets"] = "examples"
+    targets: Annotated[tuple[Extent, ...], _listed, Field(max_length=8)] = ()
+    real: bool | None = None
+    ignore_index: int = -100
     dtype: Literal["float32", "float64"] = "float32"
     trainable: Annotated[tuple[Pattern, ...], _listed, Field(min_length=1, max_length=256)] = ("*",)
     standardise: Literal["none", "client"] = "none"
@@ -144,7 +149,7 @@ class TaskSpec(StrictTable):
     def _together(self) -> TaskSpec:
         if self.test_fraction + self.valid_fraction >= 1:
             raise ValueError("test_fraction and valid_fraction leave nothing to train on")
-        if math.prod(self.shape) > 1 << 31:
+        if math.prod(self.shape) > 1 << 31 or math.prod(self.targets) > 1 << 31:
             raise ValueError("an example is larger than any memory")
         return self
 

@@ -16,7 +16,7 @@ from fedalloy.core.errors import DataError
 from fedalloy.core.inputs import Inputs
 from fedalloy.core.keys import Key
 from fedalloy.core.types import Examples
-from fedalloy.tasks.examining import ENCODING, check_examples
+from fedalloy.tasks.examining import ENCODING, LabelLimits, check_examples
 
 _MOST_CLASSES = 1 << 16
 
@@ -26,7 +26,8 @@ class Dataset:
     """Examples before they are partitioned.
 
     ``x`` is a tensor, or a dict of tensors for a model with several inputs.
-    ``y`` holds class numbers (int64) or targets (float, then ``classes`` is 0). ``owner`` is the natural
+    ``y`` holds class numbers (int64) or targets (float, then ``classes`` is 0), one or many per example; where there
+    are many, ``ignore_index`` is the class number of those that do not count. ``owner`` is the natural
     client of every example (-1: none), ``held_out`` its natural test flag, ``test`` a global test set that
     comes with the data, ``names`` the names of the natural clients, ``bounds`` the lowest and highest value that the
     features can have (None: any), ``notices`` texts about the data for the user. Features that are NaN or infinite and
@@ -42,6 +43,7 @@ class Dataset:
     names: tuple[str, ...] | None = None
     bounds: tuple[float, float] | None = None
     notices: tuple[str, ...] = ()
+    ignore_index: int = -100
 
     def __post_init__(self) -> None:
         for name in ("x", "owner", "held_out"):
@@ -55,9 +57,10 @@ class Dataset:
             raise DataError("dataset has no examples")
         if self.owner is not None and self.names is not None and int(self.owner.max()) >= len(self.names):
             raise DataError(f"dataset names {len(self.names)} clients but has an owner number {int(self.owner.max())}")
-        check_examples(self.x, self.y, self.classes, self.owner, self._name)
+        limits = LabelLimits(self.classes or None, self.ignore_index)
+        check_examples(self.x, self.y, limits, self.owner, self._name)
         if self.test is not None:
-            check_examples(self.test.x, self.test.y, self.classes, torch.full((len(self.test),), -1), self._name)
+            check_examples(self.test.x, self.test.y, limits, torch.full((len(self.test),), -1), self._name)
 
     def __len__(self) -> int:
         return len(self.y)
@@ -74,12 +77,12 @@ class DatasetDefaults:
     """Default settings of a task with this dataset.
 
     ``standardise = "client"`` scales every client's features by the mean and standard deviation of its training part.
-    The first of ``metrics`` is the one used for targets and tables.
+    The first of ``metrics`` is the one used for targets and tables; None: those of the kind of task.
     """
 
     model: str | None = None
     loss: str | None = None
-    metrics: tuple[str, ...] = ("accuracy", "loss")
+    metrics: tuple[str, ...] | None = None
     standardise: Standardise = "none"
 
 
@@ -112,8 +115,8 @@ class DatasetLoader(ABC):
 def defaults_of(dataset: object) -> DatasetDefaults:
     """The defaults of a loader, given as object, name or spec; those of the base class for anything else.
 
-    >>> defaults_of("digits").metrics
-    ('accuracy', 'loss')
+    >>> defaults_of("berka").metrics
+    ('auroc', 'accuracy', 'loss')
     """
     kind = dataset.get("kind") if isinstance(dataset, Mapping) else dataset
     loader = registry.everything("dataset").get(kind) if isinstance(kind, str) else kind
@@ -123,12 +126,15 @@ def defaults_of(dataset: object) -> DatasetDefaults:
 
 
 def from_clients(
-    clients: Iterable[tuple[Any, Any]], names: Sequence[str] | None = None, classes: int | None = None
+    clients: Iterable[tuple[Any, Any]],
+    names: Sequence[str] | None = None,
+    classes: int | None = None,
+    ignore_index: int = -100,
 ) -> Dataset:
     """A dataset from one ``(x, y)`` per client: arrays, lists or tensors.
 
-    ``classes`` defaults to the largest label plus one. Clients without examples are left out, with a note in the
-    dataset's ``notices``.
+    ``classes`` defaults to the largest label plus one; ``ignore_index`` is that of :class:`Dataset`. Clients
+    without examples are left out, with a note in the dataset's ``notices``.
 
     >>> from_clients([([[0.0], [1.0]], [0, 1]), ([[2.0]], [1])]).owner
     tensor([0, 0, 1])
@@ -148,10 +154,11 @@ def from_clients(
     sizes = torch.tensor([len(pair[1]) for pair in pairs])
     owner = torch.repeat_interleave(torch.arange(len(pairs)), sizes)
     if classes is None:
-        classes = 0 if y.is_floating_point() else _counted(y)
+        classes = 0 if y.is_floating_point() else _counted(y, ignore_index)
     kept = tuple(labels) if names or empty else None
     told = (*_left_out(empty), *_regression(y))
-    return Dataset(torch.cat([pair[0] for pair in pairs]), y, classes, owner, names=kept, notices=told)
+    x = torch.cat([pair[0] for pair in pairs])
+    return Dataset(x, y, classes, owner, names=kept, notices=told, ignore_index=ignore_index)
 
 
 def _pairs(clients: Any) -> list[tuple[Any, Any]]:
@@ -162,10 +169,11 @@ def _pairs(clients: Any) -> list[tuple[Any, Any]]:
     return made
 
 
-def _counted(y: Tensor) -> int:
+def _counted(y: Tensor, ignored: int) -> int:
     """The number of classes; refuses numbers that are plainly no labels, such as patient ids."""
-    classes = max(1, int(y.max()) + 1)
-    if classes > max(_MOST_CLASSES, len(y)):
+    counted = y if y.dim() == 1 else y[y != ignored]
+    classes = max(1, int(counted.max()) + 1) if counted.numel() else 1
+    if classes > max(_MOST_CLASSES, y.numel()):
         raise DataError(
             f"labels go up to {classes - 1}, with {len(y.unique())} different ones in {len(y)} examples: is this the "
             f"column of labels? If so, {ENCODING}; or give the number of classes"
@@ -175,7 +183,7 @@ def _counted(y: Tensor) -> int:
 
 def _regression(y: Tensor) -> tuple[str, ...]:
     """A notice if floating-point targets are whole numbers: class numbers would silently be treated as regression."""
-    if not y.is_floating_point() or not bool((y == y.round()).all()):
+    if y.dim() > 1 or not y.is_floating_point() or not bool((y == y.round()).all()):
         return ()
     return (f"targets are of type {y.dtype} and therefore quantities (regression); for classes give whole numbers",)
 
@@ -201,10 +209,15 @@ def as_pair(x: Any, y: Any, who: str) -> tuple[Tensor, Tensor]:
     except (TypeError, ValueError, RuntimeError) as cause:
         raise DataError(f"{who}: x and y must be arrays of numbers ({cause})") from cause
     targets = targets.to(torch.float32 if targets.is_floating_point() else torch.int64)
-    if targets.dim() != 1 or features.dim() < 1 or len(features) != len(targets):
+    if targets.dim() < 1 or features.dim() < 1 or len(features) != len(targets):
         raise DataError(
             f"{who}: x has shape {tuple(features.shape)} and y {tuple(targets.shape)}; "
-            "y must be one number per example and x must have as many rows"
+            "both must have one row per example"
+        )
+    if targets.dim() == 2 and targets.shape[1] == 1 and not targets.is_floating_point():
+        raise DataError(
+            f"{who}: y has shape {tuple(targets.shape)}, a column of class numbers; give one number per example, "
+            "y.reshape(-1)"
         )
     return features, targets
 
@@ -245,6 +258,11 @@ def _check_alike(pairs: Sequence[tuple[Tensor, Tensor]], labels: Sequence[str]) 
             raise DataError(
                 f"{label}: examples have shape {tuple(other_x.shape[1:])}, those of {labels[0]} "
                 f"{tuple(x.shape[1:])}; all clients must have the same features"
+            )
+        if other_y.shape[1:] != y.shape[1:]:
+            raise DataError(
+                f"{label}: targets have shape {tuple(other_y.shape[1:])}, those of {labels[0]} {tuple(y.shape[1:])}; "
+                "pad them to one length (class numbers with ignore_index, -100)"
             )
         if other_y.dtype != y.dtype:
             raise DataError(f"{label}: labels are {other_y.dtype}, those of {labels[0]} {y.dtype}; use one kind")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -10,42 +11,72 @@ from torch import Tensor
 from fedalloy.core.errors import SpecError
 from fedalloy.core.protocols import Objective
 from fedalloy.core.registry import register
-from fedalloy.tasks.metrics.metric import Metric, means, sums
+from fedalloy.tasks.kinds import TaskKind
+from fedalloy.tasks.losses.classes import CrossEntropy
+from fedalloy.tasks.losses.layout import classes_last, mean_of_counted
+from fedalloy.tasks.metrics.metric import Metric, counted_means, sums, with_counts
 
 
 @register("metric", "accuracy", higher_is_better=True)
 @dataclass(frozen=True)
 class Accuracy(Metric):
-    """Share of examples classified correctly."""
+    """Share of examples classified correctly; with several targets per example (labels, tokens, pixels) share of the
+    targets that count."""
+
+    kinds: ClassVar[tuple[TaskKind, ...]] = ("classification", "multilabel", "segmentation", "tokens")
 
     def evidence(self, objective: Objective, outputs: Tensor, y: Tensor) -> Tensor:
-        """One hit per example."""
-        return objective.hits(outputs, y)
+        """The share of every example's targets that is right, and how many count."""
+        return with_counts(objective, objective.hits(outputs, y), y)
 
     def score(self, evidence: Tensor, owner: Tensor, clients: int) -> Tensor:
-        """The mean."""
-        return means(evidence, owner, clients)
+        """The mean over all targets that count."""
+        return counted_means(evidence, owner, clients)
 
 
 @register("metric", "loss", higher_is_better=False)
 @dataclass(frozen=True)
 class MeanLoss(Metric):
-    """Mean loss over the examples; infinite if it overflowed, so that such a client counts as the worst served."""
+    """Mean loss over the examples, or over all their targets that count; infinite if it overflowed, so that
+    such a client counts as the worst served."""
 
     def evidence(self, objective: Objective, outputs: Tensor, y: Tensor) -> Tensor:
-        """One loss per example."""
-        return objective.losses(outputs, y)
+        """The loss of every example, and how many of its targets count."""
+        return with_counts(objective, objective.losses(outputs, y), y)
 
     def score(self, evidence: Tensor, owner: Tensor, clients: int) -> Tensor:
         """The mean; NaN for clients without examples, infinity for any other mean that is not finite."""
-        found, count = means(evidence, owner, clients), sums(torch.ones_like(evidence), owner, clients)
+        found, each = counted_means(evidence, owner, clients), evidence.reshape(len(evidence), -1)
+        count = sums(torch.ones_like(evidence) if each.shape[1] == 1 else each[:, 1], owner, clients)
         return found.masked_fill(~found.isfinite() & (count > 0), torch.inf)
+
+
+@register("metric", "perplexity", higher_is_better=False)
+@dataclass(frozen=True)
+class Perplexity(Metric):
+    """The exponential of the mean negative log-likelihood over the targets that count: that of the loss, without label
+    smoothing."""
+
+    kinds: ClassVar[tuple[TaskKind, ...]] = ("tokens", "classification")
+
+    def evidence(self, objective: Objective, outputs: Tensor, y: Tensor) -> Tensor:
+        """The loss of every example, and how many of its targets count."""
+        rule = objective.loss_rule
+        plain = replace(rule, label_smoothing=0.0) if isinstance(rule, CrossEntropy) else objective
+        return with_counts(objective, plain.losses(outputs, y), y)
+
+    def score(self, evidence: Tensor, owner: Tensor, clients: int) -> Tensor:
+        """``exp`` of the mean loss."""
+        return MeanLoss().score(evidence, owner, clients).exp()
 
 
 @register("metric", "top_k", higher_is_better=True)
 @dataclass(frozen=True)
 class TopKAccuracy(Metric):
-    """Share of examples whose class is among the ``k`` largest logits; of equal logits the lower class counts first."""
+    """Share of examples (or of tokens that count) whose class is among the ``k`` largest logits; of equal logits the
+    lower class counts first."""
+
+    kinds: ClassVar[tuple[TaskKind, ...]] = ("classification", "tokens")
 
     k: int = 5
 
@@ -54,12 +85,20 @@ class TopKAccuracy(Metric):
             raise SpecError(f"metric 'top_k': k is {self.k}; allowed: 1 or more")
 
     def evidence(self, objective: Objective, outputs: Tensor, y: Tensor) -> Tensor:
-        """One hit per example."""
-        return topk_hits(outputs, y, self.k)
+        """One hit per example; of several targets the share, and how many count."""
+        if y.dim() == 1:
+            return topk_hits(outputs, y, self.k)
+        rule = objective.loss_rule
+        shift, ignored = (rule.shift, rule.ignore_index) if isinstance(rule, CrossEntropy) else (0, None)
+        logits, y_now = classes_last(outputs, y)[:, : y.shape[1] - shift], y[:, shift:]
+        counted = torch.ones_like(y_now, dtype=torch.bool) if ignored is None else y_now != ignored
+        known = y_now.where(counted, torch.zeros_like(y_now)).flatten()
+        hits = topk_hits(logits.flatten(0, -2), known, self.k).reshape(y_now.shape)
+        return with_counts(objective, mean_of_counted(hits, counted), y)
 
     def score(self, evidence: Tensor, owner: Tensor, clients: int) -> Tensor:
-        """The mean."""
-        return means(evidence, owner, clients)
+        """The mean over all targets that count."""
+        return counted_means(evidence, owner, clients)
 
 
 @register("metric", "top3", higher_is_better=True)

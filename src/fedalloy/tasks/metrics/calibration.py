@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -10,12 +11,19 @@ from torch import Tensor
 from fedalloy.core.errors import SpecError
 from fedalloy.core.protocols import Objective
 from fedalloy.core.registry import register
+from fedalloy.tasks.kinds import TaskKind
 from fedalloy.tasks.metrics.metric import Metric, means, sums
+
+
+class CalibrationMetric(Metric):
+    """A metric of confidence and hits, for one class per example."""
+
+    kinds: ClassVar[tuple[TaskKind, ...]] = ("classification",)
 
 
 @register("metric", "ece", higher_is_better=False)
 @dataclass(frozen=True)
-class ExpectedCalibrationError(Metric):
+class ExpectedCalibrationError(CalibrationMetric):
     """Mean gap between confidence and accuracy over bins ``(lo, hi]``, weighted by their examples."""
 
     bins: int = 15
@@ -35,7 +43,7 @@ class ExpectedCalibrationError(Metric):
 
 @register("metric", "mce", higher_is_better=False)
 @dataclass(frozen=True)
-class MaximumCalibrationError(Metric):
+class MaximumCalibrationError(CalibrationMetric):
     """Largest gap between confidence and accuracy over the bins ``(lo, hi]`` that hold examples."""
 
     bins: int = 15
@@ -56,7 +64,7 @@ class MaximumCalibrationError(Metric):
 
 @register("metric", "ece_batch", higher_is_better=False)
 @dataclass(frozen=True)
-class BatchedExpectedCalibrationError(Metric):
+class BatchedExpectedCalibrationError(CalibrationMetric):
     """``ece`` of batches of ten examples, averaged over the batches: much larger than that of the whole set.
 
     Only for comparison with published numbers computed in this way; ``ece`` is the error of a client.
@@ -79,7 +87,7 @@ class BatchedExpectedCalibrationError(Metric):
 
 @register("metric", "mce_batch", higher_is_better=False)
 @dataclass(frozen=True)
-class BatchedMaximumCalibrationError(Metric):
+class BatchedMaximumCalibrationError(CalibrationMetric):
     """``mce`` of batches of ten examples, averaged over the batches; only for comparison, like ``ece_batch``."""
 
     bins: int = 15

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedalloy.core import registry
+from fedalloy.core.errors import SpecError
+from fedalloy.core.inputs import Inputs
 from fedalloy.core.protocols import Objective
+from fedalloy.tasks.kinds import TaskKind
 from fedalloy.tasks.metrics.direction import top_k
 
 
 class Metric(ABC):
     """A frozen value with two pure functions, so that a pool is read once and in chunks."""
+
+    kinds: ClassVar[tuple[TaskKind, ...]] = ()
+    """The kinds of task that it is for; empty: any."""
 
     @abstractmethod
     def evidence(self, objective: Objective, outputs: Tensor, y: Tensor) -> Tensor:
@@ -47,6 +54,38 @@ def sums(values: Tensor, owner: Tensor, clients: int) -> Tensor:
 def means(values: Tensor, owner: Tensor, clients: int) -> Tensor:
     """The mean of every client's rows; NaN for a client without any."""
     return sums(values, owner, clients) / sums(torch.ones_like(values), owner, clients)
+
+
+def with_counts(objective: Objective, values: Tensor, y: Inputs) -> Tensor:
+    """Every example's value, ``[N]``; where examples have several targets also how many count, ``[N, 2]``."""
+    counts = objective.counts(y)
+    return values if counts is None else torch.stack([values.double(), counts.double()], 1)
+
+
+def counted_means(evidence: Tensor, owner: Tensor, clients: int) -> Tensor:
+    """The mean over all targets that count, from ``with_counts``; NaN for a client without any. An example in which
+    nothing counts has no value, whatever its column says."""
+    if evidence.dim() == 1:
+        return means(evidence, owner, clients)
+    values = torch.where(evidence[:, 1] > 0, evidence[:, 0] * evidence[:, 1], 0.0)
+    return sums(values, owner, clients) / sums(evidence[:, 1], owner, clients)
+
+
+def check_metrics(names: Iterable[str], kind: str | None) -> None:
+    """Refuse metrics that a task of this kind does not have."""
+    chosen = choose(names)
+    for name, metric in chosen.items() if kind is not None else ():
+        if metric.kinds and kind not in metric.kinds:
+            fitting = [other for other, rule in registry.everything("metric").items() if _fits(rule(), str(kind))]
+            raise SpecError(
+                f"metric '{name}' is for tasks of the kind {' or '.join(metric.kinds)}, and this is one of the kind "
+                f"{kind}: choose metrics among {', '.join(fitting)}; a recipe that gives the kind or the loss of its "
+                "task has fitting ones by default"
+            )
+
+
+def _fits(metric: Metric, kind: str) -> bool:
+    return not metric.kinds or kind in metric.kinds
 
 
 def _metric(name: str) -> Metric:

@@ -36,8 +36,9 @@ class SplitRecord:
 
 @dataclass(frozen=True, eq=False)
 class Manifest:
-    """``sizes`` is ``[K]``, ``class_counts`` ``[K, classes]``; ``digest`` changes if any example is assigned
-    differently; ``unused`` is the number of examples without a client; ``split`` is None where it is not known."""
+    """``sizes`` is ``[K]``, ``class_counts`` ``[K, classes]`` (``[K, 0]`` if an example has several targets);
+    ``digest`` changes if any example is assigned differently; ``unused`` is the number of examples without a client;
+    ``split`` is None where it is not known."""
 
     sizes: Tensor
     class_counts: Tensor
@@ -78,8 +79,8 @@ def digest(assignment: Sequence[Tensor]) -> str:
 
 
 def _class_counts(assignment: Sequence[Tensor], sizes: Tensor, labels: Tensor, classes: int) -> Tensor:
-    if classes == 0 or not assignment:
-        return torch.zeros(len(assignment), classes, dtype=torch.int64)
+    if classes == 0 or not assignment or labels.dim() > 1 or labels.is_floating_point():
+        return torch.zeros(len(assignment), classes if labels.dim() == 1 else 0, dtype=torch.int64)
     client = torch.arange(len(sizes)).repeat_interleave(sizes)
     cell = client * classes + labels[torch.cat(list(assignment))]
     return torch.bincount(cell, minlength=len(sizes) * classes).reshape(-1, classes)
