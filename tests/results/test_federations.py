@@ -18,7 +18,14 @@ from fedalloy.core.errors import SpecError
 from fedalloy.experiment.records.folder import RunFolder
 from fedalloy.report.data.federations import forest, rank_line
 from fedalloy.report.federations import page
-from fedalloy.results.federations import Federation, Federations, Ranks, _ranks, critical_difference, read_federations
+from fedalloy.results.federations import (
+    ComparedFederation,
+    Federations,
+    Ranks,
+    _ranks,
+    critical_difference,
+    read_federations,
+)
 from fedalloy.results.outcome import RunOutcome
 
 # Demsar (2006), table 5 (a): critical values of the two-tailed Nemenyi test at 0.05 for 2 to 10 algorithms.
@@ -51,13 +58,13 @@ def two(tmp_path) -> list[Path]:
     return [comparison(tmp_path / "one", BETTER), comparison(tmp_path / "two", ALIKE)]
 
 
-def federation(name: str, scores: Mapping[str, Sequence[float]], higher: bool | None = True) -> Federation:
+def federation(name: str, scores: Mapping[str, Sequence[float]], higher: bool | None = True) -> ComparedFederation:
     groups = {
         algorithm: [RunOutcome(algorithm, seed, "finished", scores={"mean": value}, higher_is_better=higher)
                     for seed, value in enumerate(values)]
         for algorithm, values in scores.items()
     }  # fmt: skip
-    return Federation(name, Path(name), groups)
+    return ComparedFederation(name, Path(name), groups)
 
 
 def together(all_scores: Sequence[Mapping[str, Sequence[float]]], higher: bool | None = True) -> Federations:
