@@ -145,6 +145,15 @@ def test_the_interval_of_censored_rounds_covers_what_longer_runs_might_have_show
     assert known.low == -3, "one unknown of ten does not move the inner order statistics"
 
 
+def test_what_cannot_be_tested_makes_nothing_else_easier():
+    values = (1.0, 1.9, 0.4, 1.1)
+    equal = PairedDifferences((0.0,) * 4, reused=0.25)
+    alone, beside = one(*values), compare_together([PairedDifferences(values), equal, equal])[0]
+    assert (alone.outcome, alone.family) == ("better", 1)
+    assert (beside.outcome, beside.family) == ("undecided", 3)
+    assert beside.high - beside.low > alone.high - alone.low
+
+
 def test_censored_rounds_need_as_many_seeds_as_the_rank_test():
     for family in (1, 4, 8):
         fewest = fewest_by_ranks(family)

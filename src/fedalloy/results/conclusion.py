@@ -35,7 +35,9 @@ def notes(outcomes: Sequence[RunOutcome], recorded: Sequence[Look] = ()) -> list
     """What stands under the table: what the intervals are and what decides, the looks, and what a seed redraws."""
     found = [one for row in summarise(outcomes, recorded) for one in (row.difference, row.rounds_difference) if one]
     shared = redrawn(run.drawn for run in outcomes if run.name == outcomes[0].name)
-    said = [_about(found[0], looks_until(outcomes, recorded))] if found else []
+    said = [_about(found[0], looks_until(outcomes, recorded))] if any(one.pairs > 1 for one in found) else []
+    if any(run.ends_at_target for run in outcomes):
+        said.append("The runs end when they reach the target: their scores are those of that round and not compared.")
     if any(one.holm_alone for one in found):
         said.append(
             "(Holm): decided although the interval covers zero, because Holm tests one by one and intervals all."

@@ -129,17 +129,20 @@ def compare_together(families: Sequence[PairedDifferences], alpha: float = ALPHA
     >>> [one.outcome for one in compare_together([PairedDifferences(one) for one in lists])]
     ['better', 'undecided', 'too few seeds']
     """
-    size = max(1, sum(map(_testable, families)))
+    # Which of them can be tested depends on the data, and must not make the others easier to decide.
+    size = max(1, sum(len(one.values) >= FEWEST_PAIRS for one in families))
     found = [_evidence(one, size, alpha) for one in families]
-    decided = holm([one.p for one in found], alpha)
+    decided = holm([one.p for one in found], alpha, size)
     return [
         replace(one, outcome=_outcome(one, asked, real))
         for one, asked, real in zip(found, families, decided, strict=True)
     ]
 
 
-def holm(values: Sequence[float], alpha: float = ALPHA) -> list[bool]:
-    """Which of several p-values are significant together, by Holm's step-down method; NaN are not part of it.
+def holm(values: Sequence[float], alpha: float = ALPHA, family: int | None = None) -> list[bool]:
+    """Which of several p-values are significant together, by Holm's step-down method.
+
+    NaN are not part of it, unless the size of the ``family`` is given.
 
     >>> holm([0.01, 0.04, 0.03]), holm([0.01, 0.02, math.nan])
     ([True, False, False], [True, True, False])
@@ -147,7 +150,7 @@ def holm(values: Sequence[float], alpha: float = ALPHA) -> list[bool]:
     order = sorted((place for place, p in enumerate(values) if not math.isnan(p)), key=lambda place: values[place])
     found = [False] * len(values)
     for rank, place in enumerate(order):
-        if values[place] > alpha / (len(order) - rank):
+        if values[place] > alpha / ((family or len(order)) - rank):
             break
         found[place] = True
     return found
@@ -179,12 +182,21 @@ def seeds_to_decide(found: Evidence, alpha: float | None = None) -> int | None:
     if found.deviation is None:
         return None
     import numpy as np
+
+    seeds, quantiles = _quantiles(level)
+    half = quantiles * found.deviation * np.sqrt(1 / seeds + found.reused)
+    enough = seeds[(half <= abs(found.estimate)) & (seeds >= found.pairs)]
+    return int(enough[0]) - found.pairs if len(enough) else None
+
+
+@cache
+def _quantiles(level: float) -> tuple[np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.float64]]]:
+    """Numbers of seeds, and Student's t for each."""
+    import numpy as np
     from scipy import stats
 
-    seeds = np.arange(max(found.pairs, FEWEST_PAIRS), MOST_SEEDS + 1)
-    half = stats.t.isf(level / 2, seeds - 1) * found.deviation * np.sqrt(1 / seeds + found.reused)
-    enough = seeds[half <= abs(found.estimate)]
-    return int(enough[0]) - found.pairs if len(enough) else None
+    seeds = np.arange(FEWEST_PAIRS, MOST_SEEDS + 1)
+    return seeds, stats.t.isf(level / 2, seeds - 1)
 
 
 def _seeds_by_ranks(found: Evidence, level: float) -> int | None:

@@ -259,6 +259,11 @@ def _check_alike(found: Sequence[ComparedFederation]) -> None:
                     f"{one.name} is scored by '{run.metric}' ({_direction(run)}), {found[0].name} by '{first.metric}' "
                     f"({_direction(first)}): ranks and differences need one metric (run.target_metric)"
                 )
+            if run.ends_at_target:
+                raise SpecError(
+                    f"the runs of {one.name} end when they reach their target (run.stop_at_target): their scores are "
+                    "those of that round and cannot be compared"
+                )
     seen: dict[tuple[object, ...], str] = {}
     for one in found:
         runs = tuple((run.name, run.seed, tuple(run.scores.items())) for run in one.outcomes)
