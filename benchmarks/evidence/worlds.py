@@ -64,11 +64,10 @@ class World:
         return [self._run(method, seed, scores, rounds) for method in range(len(scores)) for seed in range(seeds)]
 
     def _rounds(self, rng: np.random.Generator, seeds: int) -> Array:
-        apart = SOURCES[self.source](rng, len(self.truths), seeds)
-        sign = rng.choice((-1.0, 1.0), size=seeds)  # methods that need equally many rounds differ either way
-        base = TYPICAL + APART * rng.normal(size=seeds)
-        shifts = np.array(self.rounds_truths)[:, None]
-        return np.vstack([np.rint(base), np.rint(base) + np.rint(APART * sign * apart) + shifts])
+        """Two methods that need equally many rounds can be exchanged: neither ends later, or varies more."""
+        apart = APART * rng.choice((-1.0, 1.0), size=seeds) * SOURCES[self.source](rng, len(self.truths), seeds)
+        base = TYPICAL + APART * rng.normal(size=seeds) - apart[0] / 2
+        return np.vstack([np.rint(base), np.rint(base + apart) + np.array(self.rounds_truths)[:, None]])
 
     def _run(self, method: int, seed: int, scores: Array, rounds: Array | None) -> RunOutcome:
         name, mean = f"method {method}", {"mean": float(scores[method, seed])}

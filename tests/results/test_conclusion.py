@@ -51,6 +51,13 @@ def test_how_many_more_seeds_would_decide():
     assert never.endswith("More seeds (up to 100) would not decide b.")
 
 
+def test_a_method_that_equals_the_first_is_said_to():
+    found = runs(avg=BASE[:4], a=BASE[:4], b=up(0.0, 4, 0.01))
+    assert conclusion(found).endswith("More seeds (up to 100) would not decide b. a equals avg in every run.")
+    lost = [replace(run, state="failed") if (run.name, run.seed) == ("a", 0) else run for run in found]
+    assert "equal" not in conclusion(lost)
+
+
 @pytest.mark.parametrize(("seeds", "said"), [(1, "1 seed"), (2, "2 seeds")])
 def test_too_few_seeds_give_no_verdict(seeds, said):
     assert conclusion(runs(avg=BASE[:seeds], a=up(0.1, seeds))) == f"No verdict over {said}: one needs at least 3."
@@ -76,6 +83,12 @@ def test_there_must_be_something_to_compare():
     assert conclusion([]) == "No runs."
     assert conclusion(runs(avg=BASE)).startswith("No verdict: there is one algorithm")
     assert conclusion([replace(run, quick=True) for run in runs(avg=BASE, a=up(0.1, 9))]).endswith("(--quick).")
+
+
+def test_runs_of_different_lengths_are_said():
+    found = [replace(run, rounds=4) if run.name == "a" else run for run in runs(avg=BASE[:4], a=up(0.1, 4))]
+    assert "Not all are equally long: avg 10 rounds, a 4 rounds." in notes(found)
+    assert not any("long" in note for note in notes(runs(avg=BASE[:4], a=up(0.1, 4))))
 
 
 def with_rounds(found: list[RunOutcome], **rounds: list[int | None]) -> list[RunOutcome]:

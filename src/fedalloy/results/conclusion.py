@@ -11,7 +11,7 @@ scaffold beats fedavg in accuracy at 95 % over 3 seeds. About 13 more seeds woul
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from fedalloy.results.evidence import FEWEST_PAIRS, Evidence, seeds_to_decide
 from fedalloy.results.looks import Look, alpha_of, looks_until
@@ -47,7 +47,15 @@ def notes(outcomes: Sequence[RunOutcome], recorded: Sequence[Look] = ()) -> list
             "Where a run failed or never reached the target, or all differences are equal, ranks decide and the median "
             "is shown; a run that failed is worse than any that finished."
         )
-    return [*said, *([shared.text] if shared else [])]
+    return [*said, *_lengths(outcomes), *([shared.text] if shared else [])]
+
+
+def _lengths(outcomes: Sequence[RunOutcome]) -> list[str]:
+    """The planned rounds by name, where they differ."""
+    rounds = {run.name: run.rounds for run in outcomes if run.finished}
+    if len(set(rounds.values())) < 2:
+        return []
+    return [f"Not all are equally long: {', '.join(f'{name} {count} rounds' for name, count in rounds.items())}."]
 
 
 def _about(one: Evidence, looks: Sequence[Look]) -> str:
@@ -88,7 +96,7 @@ def _sentences(rows: Sequence[ResultRow], metric: str, look: int) -> Iterable[st
         yield "; ".join([_main(compared, first, metric, level), *about]) + "."
     else:  # the runs end at the target: there are only rounds to compare
         yield f"{'; '.join(about) or f'No method reaches the target sooner than {first}'} {level}."
-    if more := more_seeds(others, look):
+    if more := more_seeds(rows, look):
         yield more
     if failed := _failures(rows):
         yield failed.strip()
@@ -147,8 +155,14 @@ def _apart(rounds: float) -> str:
 def more_seeds(rows: Sequence[ResultRow], look: int) -> str:
     """How many more seeds would decide the means that are not decided at this look, or the rounds where runs end at the
     target; empty where all are."""
-    asked = {row.name: one for row in rows if (one := row.difference or row.rounds_difference)}
-    needed = {name: seeds_to_decide(one, alpha_of(look + 1)) for name, one in asked.items() if not one.decided}
+    asked = {row.name: one for row in rows[1:] if (one := row.difference or row.rounds_difference) and not one.decided}
+    alike = [name for name, one in asked.items() if one.estimate == one.deviation == 0]
+    needed = {name: seeds_to_decide(one, alpha_of(look + 1)) for name, one in asked.items() if name not in alike}
+    same = f"{_listed(alike)} {_verb(alike, 'equals', 'equal')} {rows[0].name} in every run." if alike else ""
+    return " ".join(filter(None, [_proposed(rows, needed), same]))
+
+
+def _proposed(rows: Sequence[ResultRow], needed: Mapping[str, int | None]) -> str:
     known = sorted((count, name) for name, count in needed.items() if count is not None and count <= MOST_SAID)
     if not needed:
         return ""

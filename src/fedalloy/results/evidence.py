@@ -293,9 +293,10 @@ def _by_ranks(one: PairedDifferences, size: int, alpha: float) -> Evidence:
     """The median, with the interval of the sign test. Ranks cannot be corrected for examples that splits share."""
     low, high = _median_interval(one, alpha / size) if _testable(one) else (-math.inf, math.inf)
     p = rank_p(one.values) if _testable(one) else math.nan
+    equal = len(set(one.values)) == 1 and not one.ranked
     return Evidence(
         statistics.median(one.values), low, high, len(one.values), p, None, None, "undecided", ranked=True,
-        reused=one.reused, family=size, alpha=alpha,
+        deviation=0.0 if equal else None, reused=one.reused, family=size, alpha=alpha,
     )  # fmt: skip
 
 

@@ -98,7 +98,7 @@ def plan(recipe: Recipe, folder: Path) -> ComparisonPlan:
         look=look + 1,
         finished=sum(one.finished for one in ran),
         redrawn=_redrawn(entries),
-        more=more_seeds(summarise(ran, recorded)[1:], look + 1),
+        more=more_seeds(summarise(ran, recorded), look + (asked in seen)),  # for the next look that is not recorded
     )
 
 
