@@ -42,7 +42,7 @@ def check() -> int:
 
 def misses(row: Row) -> list[str]:
     """The bounds that a stored row misses; controls have none."""
-    world = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+    world: dict[str, Any] = {**row, "truths": tuple(row["truths"])}
     figures = Figures(*(world.pop(name) for name in ("false", "covered", "right")))
     return [] if row["source"] in CONTROLS else wrong(World(**world), figures)
 

@@ -49,10 +49,13 @@ def test_holm_decides_more_than_the_intervals_show_and_says_so():
     lists = [(1.0, 1.01, 0.99, 1.0), (1.0, 1.6, 0.6, 1.2)]
     sure, less = compare_together([PairedDifferences(values) for values in lists])
     assert (sure.outcome, less.outcome) == ("better", "better")
-    assert (sure.family, sure.holm_alone) == (2, False)
+    assert (sure.family, sure.reason) == (2, "")
     together = compare_together([PairedDifferences(lists[0]), PairedDifferences((1.0, 1.9, 0.4, 1.1))])[1]
     assert together.outcome == "better"
-    assert together.holm_alone, "Holm has alpha for the second, the interval half of it"
+    assert together.word == "better (Holm)", "Holm has alpha for the second, the interval half of it"
+    by_ranks = one(-0.1, -0.2, *(1.0 + place / 10 for place in range(7)), ranked=True)
+    assert by_ranks.low < 0 < by_ranks.high
+    assert by_ranks.word == "better (ranks)"
 
 
 @pytest.mark.parametrize(

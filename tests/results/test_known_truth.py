@@ -50,7 +50,7 @@ def splits_as_if_independent(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("world", "fault"),
     [
-        (World("looks again", "normal", 4, looks=3), looking_naively),
+        (World("looks twice", "normal", 4, looks=2), looking_naively),
         (World("family", "recorded", 5, (0.0,) * 4), one_by_one),
         (World("censored", "recorded", 16, (1.0,), horizon=20), one_round_more),
         (World("splits", "normal", 5, shared=0.25), splits_as_if_independent),

@@ -21,6 +21,10 @@ from fedalloy.results.table import ResultRow, summarise
 
 MOST_SAID = 100
 """More seeds than this are not proposed."""
+_REASONS = {
+    "Holm": "(Holm): decided although the interval covers zero, because Holm tests one by one and intervals all.",
+    "ranks": "(ranks): decided although the interval of the median covers zero, because ranks also weigh sizes.",
+}
 
 
 def conclusion(outcomes: Sequence[RunOutcome], recorded: Sequence[Look] = ()) -> str:
@@ -38,10 +42,7 @@ def notes(outcomes: Sequence[RunOutcome], recorded: Sequence[Look] = ()) -> list
     said = [_about(found[0], looks_until(outcomes, recorded))] if any(one.pairs > 1 for one in found) else []
     if any(run.ends_at_target for run in outcomes):
         said.append("The runs end when they reach the target: their scores are those of that round and not compared.")
-    if any(one.holm_alone for one in found):
-        said.append(
-            "(Holm): decided although the interval covers zero, because Holm tests one by one and intervals all."
-        )
+    said += [text for reason, text in _REASONS.items() if any(one.reason == reason for one in found)]
     if any(one.ranked for one in found):
         said.append(
             "Where a run failed or never reached the target, or all differences are equal, ranks decide and the median "
@@ -142,7 +143,7 @@ def _interval(found: Evidence) -> str:
     """The interval of a number of rounds, without a sign where it is on one side."""
     low, high = sorted((found.low, found.high), key=abs)
     if not math.isfinite(high):
-        return f" (at least {abs(low):.3g})" if math.isfinite(low) and not found.holm_alone else ""
+        return f" (at least {abs(low):.3g})" if math.isfinite(low) and not found.reason else ""
     if found.low <= 0 <= found.high:
         return f" (from {_apart(found.low)} to {_apart(found.high)})"
     return f" ({abs(low):.3g} to {abs(high):.3g})"

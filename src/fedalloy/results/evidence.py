@@ -92,16 +92,16 @@ class Evidence:
         return self.outcome in DECIDED
 
     @property
-    def holm_alone(self) -> bool:
-        """Whether Holm decides although the simultaneous interval covers zero, which a table has to explain."""
-        return self.decided and self.low <= 0 <= self.high
+    def reason(self) -> str:
+        """What decides although the interval covers zero, for a table to explain: an earlier look, Holm, or ranks."""
+        if not self.decided or self.decided_on is not None:
+            return self.earlier
+        return ("ranks" if self.ranked else "Holm") if self.low <= 0 <= self.high else ""
 
     @property
     def word(self) -> str:
         """The verdict for a table, with the reason where the interval does not show it."""
-        if earlier := self.earlier:
-            return f"{self.outcome} ({earlier})"
-        return f"{self.outcome} (Holm)" if self.holm_alone else self.outcome
+        return f"{self.outcome} ({self.reason})" if self.reason else self.outcome
 
     @property
     def earlier(self) -> str:
@@ -190,13 +190,13 @@ def seeds_to_decide(found: Evidence, alpha: float | None = None) -> int | None:
 
 
 @cache
-def _quantiles(level: float) -> tuple[np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.float64]]]:
+def _quantiles(level: float) -> tuple[np.ndarray[Any, np.dtype[np.float64]], np.ndarray[Any, np.dtype[np.float64]]]:
     """Numbers of seeds, and Student's t for each."""
     import numpy as np
     from scipy import stats
 
-    seeds = np.arange(FEWEST_PAIRS, MOST_SEEDS + 1)
-    return seeds, stats.t.isf(level / 2, seeds - 1)
+    seeds = np.arange(FEWEST_PAIRS, MOST_SEEDS + 1, dtype=np.float64)
+    return seeds, np.asarray(stats.t.isf(level / 2, seeds - 1))
 
 
 def _seeds_by_ranks(found: Evidence, level: float) -> int | None:
