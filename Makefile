@@ -42,6 +42,8 @@ format: $(DEV)  ## Put the code into the house format
 docs: $(DEV)  ## Run every example of the documentation, check the generated pages, build site/ strictly
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) src/fedalloy tests/site
 	@$(BIN)/python -m fedalloy.cli.docs --check
+	@$(BIN)/python scripts/readme.py --check
+	@$(BIN)/python -m benchmarks.evidence --check
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "Open site/index.html"
 

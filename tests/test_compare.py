@@ -60,13 +60,14 @@ def test_the_table_averages_over_seeds_and_pairs_by_seed():
     assert second.target_text == "3.0 ± 1.4"
 
 
-def test_a_failed_run_is_named_and_does_not_count():
+def test_a_failed_run_is_named_and_has_no_part_in_the_mean():
     rows = summarise(
         [run("a", 0, 0.5), run("b", 0, 0.1, state="failed"), run("b", 1, 0.9), run("c", 0, 0.2, state="stopped")]
     )
     assert rows[1].mean == Spread(0.9, None, 1)
     assert [one.seed for one in rows[1].failed] == [0]
-    assert rows[1].difference is None, "seed 1 has no partner"
+    assert rows[1].difference is not None
+    assert (rows[1].difference.estimate, rows[1].difference.pairs) == (-math.inf, 1), "seed 1 has no partner"
     assert rows[1].trouble == "seed 0 failed in round 2"
     assert rows[2].mean is None
     assert rows[2].trouble == "seed 0 stopped in round 2"

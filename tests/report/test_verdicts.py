@@ -89,10 +89,11 @@ def test_while_a_run_is_open_there_is_no_verdict_and_no_p(state):
         assert cells[2][1] == ""
 
 
-def test_a_failed_run_is_named_and_not_counted():
+def test_a_failed_run_is_named_and_worse_than_any_other():
     text = page(summaries({"good": CLEAR}, states={("good", 3): "failed"}))
-    assert "Failed and not counted: 1 of 4 runs of good." in text
-    assert rows(text)["good"][1][1].startswith("+0.100")
+    assert "No method beats first" in text
+    assert "Failed, which is worse than any result: 1 of 4 runs of good." in text
+    assert rows(text)["good"][1][1] == "+0.095", "the median, without an interval"
     assert "good, seed 3: failed in round 3" in text
 
 

@@ -51,6 +51,13 @@ def test_how_many_more_seeds_would_decide():
     assert never.endswith("More seeds (up to 100) would not decide b.")
 
 
+def test_a_method_that_equals_the_first_is_said_to():
+    found = runs(avg=BASE[:4], a=BASE[:4], b=up(0.0, 4, 0.01))
+    assert conclusion(found).endswith("More seeds (up to 100) would not decide b. a equals avg in every run.")
+    lost = [replace(run, state="failed") if (run.name, run.seed) == ("a", 0) else run for run in found]
+    assert "equal" not in conclusion(lost)
+
+
 @pytest.mark.parametrize(("seeds", "said"), [(1, "1 seed"), (2, "2 seeds")])
 def test_too_few_seeds_give_no_verdict(seeds, said):
     assert conclusion(runs(avg=BASE[:seeds], a=up(0.1, seeds))) == f"No verdict over {said}: one needs at least 3."
@@ -59,15 +66,16 @@ def test_too_few_seeds_give_no_verdict(seeds, said):
 def test_runs_that_failed_or_did_not_finish_are_said():
     done = runs(avg=BASE[:5], a=up(0.1, 5))
     failed = [replace(run, state="failed") if (run.name, run.seed) == ("a", 0) else run for run in done]
-    assert (
-        conclusion(failed) == "a beats avg in accuracy at 95 % over 4 seeds. Failed and not counted: 1 of 5 runs of a."
-    )
+    said = "Failed, which is worse than any result: 1 of 5 runs of a."
+    assert conclusion(failed).startswith("No method beats avg in accuracy at 95 % over 5 seeds. ")
+    assert conclusion(failed).endswith(said)
+    assert conclusion([replace(run, metric="n", higher_is_better=None) for run in failed]).endswith(said)
     waiting = [replace(run, state="interrupted") if run.seed == 4 else run for run in done]
     assert conclusion(waiting) == "No verdict yet: 2 runs of 10 did not finish."
     lost = [replace(run, state="failed") if run.name == "avg" else run for run in done]
     assert conclusion(lost).startswith("No verdict: no run of avg")
     assert conclusion([replace(run, state="failed") if run.name == "a" else run for run in done]).endswith(
-        "Failed and not counted: 5 of 5 runs of a."
+        "Failed, which is worse than any result: 5 of 5 runs of a."
     )
 
 
@@ -77,6 +85,12 @@ def test_there_must_be_something_to_compare():
     assert conclusion([replace(run, quick=True) for run in runs(avg=BASE, a=up(0.1, 9))]).endswith("(--quick).")
 
 
+def test_runs_of_different_lengths_are_said():
+    found = [replace(run, rounds=4) if run.name == "a" else run for run in runs(avg=BASE[:4], a=up(0.1, 4))]
+    assert "Not all are equally long: avg 10 rounds, a 4 rounds." in notes(found)
+    assert not any("long" in note for note in notes(runs(avg=BASE[:4], a=up(0.1, 4))))
+
+
 def with_rounds(found: list[RunOutcome], **rounds: list[int | None]) -> list[RunOutcome]:
     return [replace(run, target=0.8, reached=rounds[run.name][run.seed]) for run in found]
 
@@ -84,6 +98,25 @@ def with_rounds(found: list[RunOutcome], **rounds: list[int | None]) -> list[Run
 def test_rounds_to_the_target_are_decided_with_an_interval():
     found = with_rounds(runs(avg=BASE[:5], a=up(0.0, 5, 0.01)), avg=[12, 14, 13, 15, 12], a=[9, 11, 9, 12, 10])
     assert "; a needs 3 rounds fewer to reach 0.8 (1.82 to 4.18)" in conclusion(found)
+
+
+def test_runs_that_end_at_the_target_are_compared_by_rounds_alone():
+    """Their scores are those of the round in which each reached the target."""
+    plain = with_rounds(runs(avg=BASE[:5], a=up(0.1, 5)), avg=[12, 14, 13, 15, 12], a=[9, 11, 9, 12, 10])
+    ending = [replace(run, ends_at_target=True) for run in plain]
+    assert conclusion(plain).startswith("a beats avg in accuracy")
+    assert conclusion(ending).startswith("a needs 3 rounds fewer to reach 0.8 (2.05 to 3.95) at 95 % over 5 seeds.")
+    alike = [replace(run, reached=run.reached and 12 + (-1) ** run.seed * (run.name == "a")) for run in ending]
+    assert conclusion(alike).startswith("No method reaches the target sooner than avg at 95 % over 5 seeds. ")
+    assert conclusion([run for run in ending if run.seed < 2]) == "No verdict over 2 seeds: one needs at least 3."
+
+
+def test_failures_count_against_a_method_and_decide_with_enough_seeds():
+    done = runs(avg=BASE, a=up(0.1, 9))
+    some = [replace(run, state="failed") if run.name == "a" and run.seed < 8 else run for run in done]
+    assert conclusion(some).startswith("No method beats avg in accuracy at 95 % over 9 seeds; a is worse.")
+    both = [replace(run, state="failed") if run.seed < 3 else run for run in done]
+    assert conclusion(both).startswith("a beats avg in accuracy at 95 % over 6 seeds."), "two that failed say nothing"
 
 
 def test_a_target_that_is_never_reached_is_decided_by_ranks_alone():

@@ -16,10 +16,10 @@ from fedalloy.results.evidence import (
     exact_p,
     fewest_by_ranks,
     rank_p,
-    rounds_apart,
     seeds_to_decide,
 )
 from fedalloy.results.outcome import RunOutcome
+from fedalloy.results.rounds import Span, not_within, reached_in, rounds_apart
 
 
 def one(*values: float, **more):
@@ -49,10 +49,13 @@ def test_holm_decides_more_than_the_intervals_show_and_says_so():
     lists = [(1.0, 1.01, 0.99, 1.0), (1.0, 1.6, 0.6, 1.2)]
     sure, less = compare_together([PairedDifferences(values) for values in lists])
     assert (sure.outcome, less.outcome) == ("better", "better")
-    assert (sure.family, sure.holm_alone) == (2, False)
+    assert (sure.family, sure.reason) == (2, "")
     together = compare_together([PairedDifferences(lists[0]), PairedDifferences((1.0, 1.9, 0.4, 1.1))])[1]
     assert together.outcome == "better"
-    assert together.holm_alone, "Holm has alpha for the second, the interval half of it"
+    assert together.word == "better (Holm)", "Holm has alpha for the second, the interval half of it"
+    by_ranks = one(-0.1, -0.2, *(1.0 + place / 10 for place in range(7)), ranked=True)
+    assert by_ranks.low < 0 < by_ranks.high
+    assert by_ranks.word == "better (ranks)"
 
 
 @pytest.mark.parametrize(
@@ -119,17 +122,46 @@ def test_ranks_agree_with_scipy():
 
 
 def test_a_run_that_never_reached_the_target_loses_against_one_that_did():
-    found = rounds_apart({0: 3, 1: None, 2: None, 5: 1}, {0: 4, 1: 9, 2: None, 7: 2})
+    found = rounds_apart(spans(3, None, None, 1), {**spans(4, 9, None), 7: reached_in(2)})
     assert found.values == (-1, math.inf, 0.0)
     assert found.ranked
-    assert not rounds_apart({0: 3}, {0: 4}).ranked
+    assert not rounds_apart(spans(3), spans(4)).ranked
+
+
+def spans(*rounds: int | None, ran: int = 20) -> dict[int, Span]:
+    return {seed: not_within(ran) if one is None else reached_in(one) for seed, one in enumerate(rounds)}
+
+
+def test_a_run_that_ended_too_early_to_reach_the_target_does_not_lose_against_a_longer_one():
+    found = rounds_apart(spans(30, 5), spans(None, None, ran=10))
+    assert found.values == (0.0, -math.inf), "the first might have reached it in rounds 11 to 29"
+    assert found.bounds == ((-math.inf, 19), (-math.inf, -6))
+
+
+def test_the_interval_of_censored_rounds_covers_what_longer_runs_might_have_shown():
+    """Seven of ten pairs are unknown, and all others differ by three rounds: nobody knows the median."""
+    mine, theirs = [None] * 7 + [3, 4, 5], [None] * 7 + [6, 7, 8]
+    found = compare_together([rounds_apart(spans(*mine), spans(*theirs))])[0]
+    assert (found.low, found.high) == (-math.inf, math.inf)
+    known = compare_together([rounds_apart(spans(*range(3, 12), 12), spans(*range(6, 15), None))])[0]
+    assert known.high == -3
+    assert known.low == -3, "one unknown of ten does not move the inner order statistics"
+
+
+def test_what_cannot_be_tested_makes_nothing_else_easier():
+    values = (1.0, 1.9, 0.4, 1.1)
+    equal = PairedDifferences((0.0,) * 4, reused=0.25)
+    alone, beside = one(*values), compare_together([PairedDifferences(values), equal, equal])[0]
+    assert (alone.outcome, alone.family) == ("better", 1)
+    assert (beside.outcome, beside.family) == ("undecided", 3)
+    assert beside.high - beside.low > alone.high - alone.low
 
 
 def test_censored_rounds_need_as_many_seeds_as_the_rank_test():
     for family in (1, 4, 8):
         fewest = fewest_by_ranks(family)
         for count, outcome in ((fewest - 1, "undecided"), (fewest, "better")):
-            reached = rounds_apart(dict.fromkeys(range(count), 5), dict.fromkeys(range(count)))
+            reached = rounds_apart(spans(*[5] * count), spans(*[None] * count))
             others = [PairedDifferences(some(place, count)) for place in range(family - 1)]
             assert compare_together([reached, *others])[0].outcome == outcome
 
@@ -145,6 +177,10 @@ def test_about_as_many_more_seeds_as_the_spread_asks_for():
     assert (seeds_to_decide(found, alpha=0.008) or 0) > more, "a second look has less"
     assert seeds_to_decide(one(1.0, 1.8, 0.2, 1.2, reused=0.9)) is None, "more seeds share the same examples"
     assert seeds_to_decide(one(2.0, 2.0, 2.0)) == 3
+    ranked = one(3.0, 2.0, 4.0, 5.0, -1.0, math.inf)
+    assert ranked.outcome == "undecided"
+    assert 1 <= (seeds_to_decide(ranked) or 0) <= 6, "as many more as a test of the same spread needs"
+    assert seeds_to_decide(one(1.0, -1.0, 2.0, -2.0, ranked=True)) is None
 
 
 @pytest.mark.parametrize(("higher", "word"), [(False, "worse"), (True, "better"), (None, "higher")])
@@ -156,7 +192,8 @@ def test_ties_do_not_turn_the_direction_of_a_rank_test(higher, word):
 
 def test_a_later_run_with_a_median_of_zero_is_said_to_be_later():
     def run(name: str, seed: int, reached: int | None) -> RunOutcome:
-        return RunOutcome(name, seed, "finished", scores={"mean": 0.5 + seed / 100}, reached=reached, target=0.8)
+        scores = {"mean": 0.5 + seed / 100}
+        return RunOutcome(name, seed, "finished", rounds=9, scores=scores, reached=reached, target=0.8)
 
     mine = [run("mine", seed, None) for seed in range(19)]
     first = [run("first", seed, 5 if seed < 9 else None) for seed in range(19)]

@@ -19,7 +19,7 @@ from fedalloy.experiment.records.folder import RunFolder
 from fedalloy.report.data.federations import forest, rank_line
 from fedalloy.report.federations import page
 from fedalloy.results.federations import (
-    FederationRuns,
+    ComparedFederation,
     Federations,
     Ranks,
     _ranks,
@@ -58,13 +58,13 @@ def two(tmp_path) -> list[Path]:
     return [comparison(tmp_path / "one", BETTER), comparison(tmp_path / "two", ALIKE)]
 
 
-def federation(name: str, scores: Mapping[str, Sequence[float]], higher: bool | None = True) -> FederationRuns:
+def federation(name: str, scores: Mapping[str, Sequence[float]], higher: bool | None = True) -> ComparedFederation:
     groups = {
         algorithm: [RunOutcome(algorithm, seed, "finished", scores={"mean": value}, higher_is_better=higher)
                     for seed, value in enumerate(values)]
         for algorithm, values in scores.items()
     }  # fmt: skip
-    return FederationRuns(name, Path(name), groups)
+    return ComparedFederation(name, Path(name), groups)
 
 
 def together(all_scores: Sequence[Mapping[str, Sequence[float]]], higher: bool | None = True) -> Federations:

@@ -13,7 +13,7 @@ from fedalloy.report.markup import Cell, count, empty, figure, named, paragraph,
 from fedalloy.report.palette import assign
 from fedalloy.report.verdicts import COLOURS
 from fedalloy.results.evidence import Evidence
-from fedalloy.results.federations import FEWEST_FEDERATIONS, FederationRuns, Federations, Ranks
+from fedalloy.results.federations import FEWEST_FEDERATIONS, ComparedFederation, Federations, Ranks
 
 Found = Mapping[tuple[str, str], Evidence]
 
@@ -105,7 +105,7 @@ def _what(federations: Federations) -> str:
     return section("federations", "Federations", made, paragraph(said, "soft"))
 
 
-def _described(one: FederationRuns) -> list[Cell]:
+def _described(one: ComparedFederation) -> list[Cell]:
     runs = one.outcomes
     folder = next(run.folder for run in runs if run.folder)
     record = read_run(folder)

@@ -39,18 +39,23 @@ def _differences(context: ReportContext, rows: Sequence[dict[str, Any]]) -> str:
     head = ["algorithm", "verdict", f"{metric} against {first}", "p", *["exact p"] * exact]
     head += ["verdict (rounds)", f"rounds against {first}", "p (rounds)"] * on_rounds
     body = [
-        [named(row["name"], context.styles), *_cells(row["difference"], exact),
-         *(_cells(row["rounds_difference"]) if on_rounds else ())]
+        [named(row["name"], context.styles), *_cells(row["difference"] or _missing(row), exact),
+         *(_cells(row["rounds_difference"] or "no common seed") if on_rounds else ())]
         for row in rows[1:]
     ]  # fmt: skip
     said = " ".join(notes([summary.outcome for summary in context.summaries], context.looks))
     return table(f"Differences to {first}", head, body) + paragraph(said, "soft")
 
 
-def _cells(found: dict[str, Any] | None, exact: bool = False) -> list[Cell]:
-    """A verdict, the difference with its interval, and its p; green or red only where it is decided."""
-    if found is None:
-        return [text("no common seed"), *[Cell("", None)] * (2 + exact)]
+def _missing(row: dict[str, Any]) -> str:
+    """Why there is no difference of the means: runs that end at the target have only rounds to compare."""
+    return "not compared" if row["rounds_difference"] else "no common seed"
+
+
+def _cells(found: dict[str, Any] | str, exact: bool = False) -> list[Cell]:
+    """A verdict, the difference with its interval, and its p, or why there are none; coloured only where decided."""
+    if isinstance(found, str):
+        return [text(found), *[Cell("", None)] * (2 + exact)]
     kind = COLOURS.get(found["outcome"], "")
     verdict = Cell(found["verdict"], "", f"text {kind}".strip())
     # The p of runs that have not finished would be read as a verdict.

@@ -11,7 +11,7 @@ scaffold beats fedavg in accuracy at 95 % over 3 seeds. About 13 more seeds woul
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from fedalloy.results.evidence import FEWEST_PAIRS, Evidence, seeds_to_decide
 from fedalloy.results.looks import Look, alpha_of, looks_until
@@ -21,6 +21,10 @@ from fedalloy.results.table import ResultRow, summarise
 
 MOST_SAID = 100
 """More seeds than this are not proposed."""
+_REASONS = {
+    "Holm": "(Holm): decided although the interval covers zero, because Holm tests one by one and intervals all.",
+    "ranks": "(ranks): decided although the interval of the median covers zero, because ranks also weigh sizes.",
+}
 
 
 def conclusion(outcomes: Sequence[RunOutcome], recorded: Sequence[Look] = ()) -> str:
@@ -35,16 +39,24 @@ def notes(outcomes: Sequence[RunOutcome], recorded: Sequence[Look] = ()) -> list
     """What stands under the table: what the intervals are and what decides, the looks, and what a seed redraws."""
     found = [one for row in summarise(outcomes, recorded) for one in (row.difference, row.rounds_difference) if one]
     shared = redrawn(run.drawn for run in outcomes if run.name == outcomes[0].name)
-    said = [_about(found[0], looks_until(outcomes, recorded))] if found else []
-    if any(one.holm_alone for one in found):
-        said.append(
-            "(Holm): decided although the interval covers zero, because Holm tests one by one and intervals all."
-        )
+    said = [_about(found[0], looks_until(outcomes, recorded))] if any(one.pairs > 1 for one in found) else []
+    if any(run.ends_at_target for run in outcomes):
+        said.append("The runs end when they reach the target: their scores are those of that round and not compared.")
+    said += [text for reason, text in _REASONS.items() if any(one.reason == reason for one in found)]
     if any(one.ranked for one in found):
         said.append(
-            "Where a run never reached the target or all differences are equal, ranks decide and the median is shown."
+            "Where a run failed or never reached the target, or all differences are equal, ranks decide and the median "
+            "is shown; a run that failed is worse than any that finished."
         )
-    return [*said, *([shared.text] if shared else [])]
+    return [*said, *_lengths(outcomes), *([shared.text] if shared else [])]
+
+
+def _lengths(outcomes: Sequence[RunOutcome]) -> list[str]:
+    """The planned rounds by name, where they differ."""
+    rounds = {run.name: run.rounds for run in outcomes if run.finished}
+    if len(set(rounds.values())) < 2:
+        return []
+    return [f"Not all are equally long: {', '.join(f'{name} {count} rounds' for name, count in rounds.items())}."]
 
 
 def _about(one: Evidence, looks: Sequence[Look]) -> str:
@@ -61,7 +73,7 @@ def _nothing(rows: Sequence[ResultRow], outcomes: Sequence[RunOutcome]) -> str:
     """Why there is no verdict; empty where there can be one."""
     if len(rows) < 2:
         return "No verdict: there is one algorithm; name another one to compare it with." if rows else "No runs."
-    first, others = rows[0], [row.difference for row in rows[1:] if row.difference]
+    first, others = rows[0], [one for row in rows[1:] for one in (row.difference, row.rounds_difference) if one]
     if open_ones := sum(not run.ended for run in outcomes):
         return f"No verdict yet: {_count(open_ones, 'run')} of {len(outcomes)} did not finish."
     if not first.mean:
@@ -77,12 +89,15 @@ def _nothing(rows: Sequence[ResultRow], outcomes: Sequence[RunOutcome]) -> str:
 
 def _sentences(rows: Sequence[ResultRow], metric: str, look: int) -> Iterable[str]:
     first, others = rows[0].name, rows[1:]
-    compared = [row for row in others if row.difference]
-    seeds = [row.difference.pairs for row in compared if row.difference]
+    seeds = [one.pairs for row in others if (one := row.difference or row.rounds_difference)]
     level = f"at 95 % over {_range(seeds)} seeds" + (f" (look {look}, at {_percent(1 - alpha_of(look))})" * (look > 1))
-    clauses = [_main(compared, first, metric, level), *(_rounds(row, rows[0]) for row in others)]
-    yield "; ".join(filter(None, clauses)) + "."
-    if more := more_seeds(others, look):
+    compared = [row for row in others if row.difference]
+    about = [clause for row in others if (clause := _rounds(row, rows[0]))]
+    if compared:
+        yield "; ".join([_main(compared, first, metric, level), *about]) + "."
+    else:  # the runs end at the target: there are only rounds to compare
+        yield f"{'; '.join(about) or f'No method reaches the target sooner than {first}'} {level}."
+    if more := more_seeds(rows, look):
         yield more
     if failed := _failures(rows):
         yield failed.strip()
@@ -90,7 +105,7 @@ def _sentences(rows: Sequence[ResultRow], metric: str, look: int) -> Iterable[st
 
 def _main(rows: Sequence[ResultRow], first: str, metric: str, level: str) -> str:
     """The clause about the mean."""
-    by = {outcome: [row.name for row in rows if row.difference and row.difference.outcome == outcome]
+    by = {outcome: [_named(row) for row in rows if row.difference and row.difference.outcome == outcome]
           for outcome in ("better", "worse", "higher", "lower")}  # fmt: skip
     if rows[0].higher_is_better is None:
         said = [f"{_listed(by[way])} {_verb(by[way], 'has', 'have')} {a} {way} {metric} than {first}"
@@ -102,12 +117,20 @@ def _main(rows: Sequence[ResultRow], first: str, metric: str, level: str) -> str
     return f"{head} {first} in {metric} {level}{tail}"
 
 
+def _named(row: ResultRow) -> str:
+    """The name, and which look decided if it was not this one."""
+    earlier = row.difference.earlier if row.difference else ""
+    return f"{row.name} ({earlier})" if earlier else row.name
+
+
 def _rounds(row: ResultRow, first: ResultRow) -> str:
     """The clause about an algorithm's rounds to the target, if they are decided."""
     found = row.rounds_difference
     if found is None or not found.decided:
         return ""
     sooner = found.outcome == "better"
+    if found.decided_on is not None:  # the numbers are those of this look, which does not decide
+        return f"{row.name} reaches {row.target:g} {'sooner' if sooner else 'later'} ({found.earlier})"
     if not found.estimate or not math.isfinite(found.estimate):
         never = first if sooner else row
         missing = len(never.seeds) - never.reached
@@ -120,7 +143,7 @@ def _interval(found: Evidence) -> str:
     """The interval of a number of rounds, without a sign where it is on one side."""
     low, high = sorted((found.low, found.high), key=abs)
     if not math.isfinite(high):
-        return f" (at least {abs(low):.3g})" if math.isfinite(low) and not found.holm_alone else ""
+        return f" (at least {abs(low):.3g})" if math.isfinite(low) and not found.reason else ""
     if found.low <= 0 <= found.high:
         return f" (from {_apart(found.low)} to {_apart(found.high)})"
     return f" ({abs(low):.3g} to {abs(high):.3g})"
@@ -131,9 +154,16 @@ def _apart(rounds: float) -> str:
 
 
 def more_seeds(rows: Sequence[ResultRow], look: int) -> str:
-    """How many more seeds would decide the means that are not decided at this look; empty where all are."""
-    needed = {row.name: seeds_to_decide(row.difference, alpha_of(look + 1)) for row in rows
-              if row.difference and not row.difference.decided}  # fmt: skip
+    """How many more seeds would decide the means that are not decided at this look, or the rounds where runs end at the
+    target; empty where all are."""
+    asked = {row.name: one for row in rows[1:] if (one := row.difference or row.rounds_difference) and not one.decided}
+    alike = [name for name, one in asked.items() if one.estimate == one.deviation == 0]
+    needed = {name: seeds_to_decide(one, alpha_of(look + 1)) for name, one in asked.items() if name not in alike}
+    same = f"{_listed(alike)} {_verb(alike, 'equals', 'equal')} {rows[0].name} in every run." if alike else ""
+    return " ".join(filter(None, [_proposed(rows, needed), same]))
+
+
+def _proposed(rows: Sequence[ResultRow], needed: Mapping[str, int | None]) -> str:
     known = sorted((count, name) for name, count in needed.items() if count is not None and count <= MOST_SAID)
     if not needed:
         return ""
@@ -151,7 +181,7 @@ def _why(rows: Sequence[ResultRow]) -> str:
 
 def _failures(rows: Sequence[ResultRow]) -> str:
     lost = [f"{len(row.failed)} of {row.asked} runs of {row.name}" for row in rows if row.failed]
-    return f" Failed and not counted: {', '.join(lost)}." if lost else ""
+    return f" Failed, which is worse than any result: {', '.join(lost)}." if lost else ""
 
 
 def _count(number: float, what: str) -> str:

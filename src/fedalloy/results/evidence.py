@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -44,13 +44,14 @@ class PairedDifferences:
 
     ``reused`` is the ratio of test to training examples where every seed draws another split of the same examples,
     else 0. ``ranked`` says that the values are ordered but their size means little, because runs never reached the
-    target; so are infinite ones.
+    target; so are infinite ones. ``bounds`` is then what is known of each difference, empty where that is its value.
     """
 
     values: tuple[float, ...]
     higher_is_better: bool | None = True
     reused: float = 0.0
     ranked: bool = False
+    bounds: tuple[tuple[float, float], ...] = ()
 
     @property
     def by_ranks(self) -> bool:
@@ -91,16 +92,23 @@ class Evidence:
         return self.outcome in DECIDED
 
     @property
-    def holm_alone(self) -> bool:
-        """Whether Holm decides although the simultaneous interval covers zero, which a table has to explain."""
-        return self.decided and self.low <= 0 <= self.high
+    def reason(self) -> str:
+        """What decides although the interval covers zero, for a table to explain: an earlier look, Holm, or ranks."""
+        if not self.decided or self.decided_on is not None:
+            return self.earlier
+        return ("ranks" if self.ranked else "Holm") if self.low <= 0 <= self.high else ""
 
     @property
     def word(self) -> str:
         """The verdict for a table, with the reason where the interval does not show it."""
-        if self.decided_on is not None:
-            return f"{self.outcome} (over the first {self.decided_on} seeds)"
-        return f"{self.outcome} (Holm)" if self.holm_alone else self.outcome
+        return f"{self.outcome} ({self.reason})" if self.reason else self.outcome
+
+    @property
+    def earlier(self) -> str:
+        """Which look decided, if it was not this one."""
+        if self.decided_on is None:
+            return ""
+        return f"over the first {self.decided_on} seeds" if self.decided_on < self.pairs else "at an earlier look"
 
     def text(self, digits: int = 3) -> str:
         """The estimate and its simultaneous interval for a table.
@@ -121,17 +129,20 @@ def compare_together(families: Sequence[PairedDifferences], alpha: float = ALPHA
     >>> [one.outcome for one in compare_together([PairedDifferences(one) for one in lists])]
     ['better', 'undecided', 'too few seeds']
     """
-    size = max(1, sum(map(_testable, families)))
+    # Which of them can be tested depends on the data, and must not make the others easier to decide.
+    size = max(1, sum(len(one.values) >= FEWEST_PAIRS for one in families))
     found = [_evidence(one, size, alpha) for one in families]
-    decided = holm([one.p for one in found], alpha)
+    decided = holm([one.p for one in found], alpha, size)
     return [
         replace(one, outcome=_outcome(one, asked, real))
         for one, asked, real in zip(found, families, decided, strict=True)
     ]
 
 
-def holm(values: Sequence[float], alpha: float = ALPHA) -> list[bool]:
-    """Which of several p-values are significant together, by Holm's step-down method; NaN are not part of it.
+def holm(values: Sequence[float], alpha: float = ALPHA, family: int | None = None) -> list[bool]:
+    """Which of several p-values are significant together, by Holm's step-down method.
+
+    NaN are not part of it, unless the size of the ``family`` is given.
 
     >>> holm([0.01, 0.04, 0.03]), holm([0.01, 0.02, math.nan])
     ([True, False, False], [True, True, False])
@@ -139,26 +150,10 @@ def holm(values: Sequence[float], alpha: float = ALPHA) -> list[bool]:
     order = sorted((place for place, p in enumerate(values) if not math.isnan(p)), key=lambda place: values[place])
     found = [False] * len(values)
     for rank, place in enumerate(order):
-        if values[place] > alpha / (len(order) - rank):
+        if values[place] > alpha / ((family or len(order)) - rank):
             break
         found[place] = True
     return found
-
-
-def rounds_apart(
-    mine: Mapping[int, float | None], theirs: Mapping[int, float | None], reused: float = 0.0
-) -> PairedDifferences:
-    """The rounds to a target, paired by seed; None is a run that never reached it.
-
-    A run that reached the target beats one that did not, by more than any two that did differ; two that did not are
-    tied.
-
-    >>> rounds_apart({0: 3, 1: 4, 2: None}, {0: 9, 1: None, 2: None, 3: 5})
-    PairedDifferences(values=(-6, -inf, 0.0), higher_is_better=False, reused=0.0, ranked=True)
-    """
-    pairs = [(rounds, theirs[seed]) for seed, rounds in mine.items() if seed in theirs]
-    censored = any(rounds is None for pair in pairs for rounds in pair)
-    return PairedDifferences(tuple(_gap(*pair) for pair in pairs), False, reused, censored)
 
 
 def fewest_by_ranks(family: int, alpha: float = ALPHA) -> int:
@@ -173,8 +168,7 @@ def fewest_by_ranks(family: int, alpha: float = ALPHA) -> int:
 def seeds_to_decide(found: Evidence, alpha: float | None = None) -> int | None:
     """About how many more seeds would decide, if their mean and spread were like these; 0 where they do.
 
-    None where no number up to 1000 would. ``alpha`` is that of the look at these seeds, by default the same again. With
-    ranks it is known only while every seed says the same.
+    None where no number up to 1000 would. ``alpha`` is that of the look at these seeds, by default the same again.
 
     >>> one, = compare_together([PairedDifferences((1.0, -0.6, 0.8, -0.2))])
     >>> seeds_to_decide(one)
@@ -184,17 +178,37 @@ def seeds_to_decide(found: Evidence, alpha: float | None = None) -> int | None:
         return 0
     level = (found.alpha if alpha is None else alpha) / found.family
     if found.ranked:
-        same = found.p <= 2.0 ** (1 - found.pairs) and found.estimate != 0
-        return max(0, fewest_by_ranks(1, level) - found.pairs) if same else None
+        return _seeds_by_ranks(found, level)
     if found.deviation is None:
         return None
     import numpy as np
+
+    seeds, quantiles = _quantiles(level)
+    half = quantiles * found.deviation * np.sqrt(1 / seeds + found.reused)
+    enough = seeds[(half <= abs(found.estimate)) & (seeds >= found.pairs)]
+    return int(enough[0]) - found.pairs if len(enough) else None
+
+
+@cache
+def _quantiles(level: float) -> tuple[np.ndarray[Any, np.dtype[np.float64]], np.ndarray[Any, np.dtype[np.float64]]]:
+    """Numbers of seeds, and Student's t for each."""
+    import numpy as np
     from scipy import stats
 
-    seeds = np.arange(max(found.pairs, FEWEST_PAIRS), MOST_SEEDS + 1)
-    half = stats.t.isf(level / 2, seeds - 1) * found.deviation * np.sqrt(1 / seeds + found.reused)
-    enough = seeds[half <= abs(found.estimate)]
-    return int(enough[0]) - found.pairs if len(enough) else None
+    seeds = np.arange(FEWEST_PAIRS, MOST_SEEDS + 1, dtype=np.float64)
+    return seeds, np.asarray(stats.t.isf(level / 2, seeds - 1))
+
+
+def _seeds_by_ranks(found: Evidence, level: float) -> int | None:
+    """The statistic of a rank test grows with the root of the number of seeds; no fewer than all in agreement need."""
+    from scipy import stats
+
+    if math.isnan(found.p) or found.p >= 1:
+        return None
+    growth = float(stats.norm.isf(level / 2) / stats.norm.isf(found.p / 2)) ** 2
+    same = found.p <= 2.0 ** (1 - found.pairs)
+    seeds = max(fewest_by_ranks(1, level), 0 if same else math.ceil(growth * found.pairs))
+    return max(1, seeds - found.pairs) if seeds <= MOST_SEEDS else None
 
 
 def exact_p(values: Sequence[float]) -> tuple[float, Literal["permutation", "sign"]] | None:
@@ -262,7 +276,9 @@ def _evidence(one: PairedDifferences, size: int, alpha: float) -> Evidence:
     found = Spread.of(one.values)
     if found is None or found.deviation is None:
         alone = found.mean if found else math.nan
-        return Evidence(alone, -math.inf, math.inf, len(one.values), math.nan, None, None, "too few seeds", family=size)
+        return Evidence(
+            alone, -math.inf, math.inf, len(one.values), math.nan, None, None, "too few seeds", family=size, alpha=alpha
+        )
     error = found.deviation * math.sqrt(1 / found.count + one.reused)
     half = student(found.count - 1, alpha / size) * error
     p = _student_p(found.mean / error, found.count - 1) if _testable(one) else math.nan
@@ -275,21 +291,25 @@ def _evidence(one: PairedDifferences, size: int, alpha: float) -> Evidence:
 
 def _by_ranks(one: PairedDifferences, size: int, alpha: float) -> Evidence:
     """The median, with the interval of the sign test. Ranks cannot be corrected for examples that splits share."""
-    low, high = _median_interval(one.values, alpha / size) if _testable(one) else (-math.inf, math.inf)
+    low, high = _median_interval(one, alpha / size) if _testable(one) else (-math.inf, math.inf)
     p = rank_p(one.values) if _testable(one) else math.nan
+    equal = len(set(one.values)) == 1 and not one.ranked
     return Evidence(
         statistics.median(one.values), low, high, len(one.values), p, None, None, "undecided", ranked=True,
-        reused=one.reused, family=size, alpha=alpha,
+        deviation=0.0 if equal else None, reused=one.reused, family=size, alpha=alpha,
     )  # fmt: skip
 
 
-def _median_interval(values: Sequence[float], alpha: float) -> tuple[float, float]:
-    """From one order statistic to its mirror image, as far inside as covers the median with 1 - alpha."""
+def _median_interval(one: PairedDifferences, alpha: float) -> tuple[float, float]:
+    """From one order statistic to its mirror image, as far inside as covers the median with 1 - alpha.
+
+    Where only bounds are known, the lower end is that of the lower bounds and the upper end that of the upper ones.
+    """
     from scipy import stats
 
-    inside = int(stats.binom.ppf(alpha / 2, len(values), 0.5))
-    ordered = sorted(values)
-    return (ordered[inside - 1], ordered[-inside]) if inside else (-math.inf, math.inf)
+    inside = int(stats.binom.ppf(alpha / 2, len(one.values), 0.5))
+    lows, highs = zip(*(one.bounds or zip(one.values, one.values, strict=True)), strict=True)
+    return (sorted(lows)[inside - 1], sorted(highs)[-inside]) if inside else (-math.inf, math.inf)
 
 
 def _outcome(one: Evidence, asked: PairedDifferences, real: bool) -> EvidenceOutcome:
@@ -302,12 +322,6 @@ def _outcome(one: Evidence, asked: PairedDifferences, real: bool) -> EvidenceOut
     if asked.higher_is_better is None:
         return "higher" if above else "lower"
     return "better" if above == asked.higher_is_better else "worse"
-
-
-def _gap(mine: float | None, theirs: float | None) -> float:
-    if mine is None or theirs is None:
-        return 0.0 if mine is theirs else math.inf if mine is None else -math.inf
-    return mine - theirs
 
 
 def _without_spread(values: Sequence[float]) -> bool:

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from fedalloy.core.errors import SpecError
 from fedalloy.experiment.records.reading import QUICK
-from fedalloy.results.against_first import values_by_seed
+from fedalloy.results.against_first import means_apart, values_by_seed
 from fedalloy.results.evidence import FEWEST_PAIRS, Evidence, PairedDifferences, compare_together
 from fedalloy.results.looks import alpha_of, looks_until, read_looks
 from fedalloy.results.outcome import RunOutcome
 from fedalloy.results.redrawn import redrawn
 from fedalloy.results.runs import by_name, order_of, read_outcomes
-from fedalloy.results.statistics import ALPHA, paired
+from fedalloy.results.statistics import ALPHA
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,7 +34,7 @@ FEWEST_FEDERATIONS = 10
 
 
 @dataclass(frozen=True)
-class FederationRuns:
+class ComparedFederation:
     """The runs of the common algorithms in one folder; ``alpha`` is the share of errors of this look at the folder,
     smaller where somebody looked with fewer seeds before."""
 
@@ -120,7 +120,7 @@ class Federations:
     names: tuple[str, ...]
     metric: str
     higher_is_better: bool | None
-    all: tuple[FederationRuns, ...]
+    all: tuple[ComparedFederation, ...]
     left_out: tuple[str, ...] = ()
 
     @property
@@ -147,7 +147,7 @@ class Federations:
         return dict(zip(asked, found, strict=True))
 
     @property
-    def ranked(self) -> list[FederationRuns]:
+    def ranked(self) -> list[ComparedFederation]:
         """The federations in which every algorithm has a score."""
         return [one for one in self.all if not any(map(math.isnan, one.scores))]
 
@@ -230,14 +230,14 @@ def check_places(places: Sequence[Path]) -> None:
         raise SpecError(f"{twice[0]} is named twice: name every folder once")
 
 
-def _read(place: Path, label: str, common: Sequence[str]) -> FederationRuns:
+def _read(place: Path, label: str, common: Sequence[str]) -> ComparedFederation:
     outcomes = read_outcomes([place])
     groups, looks = by_name(outcomes), looks_until(outcomes, read_looks(place))
     bare = {name.removesuffix(QUICK): runs for name, runs in groups.items()}
     missing = [name for name in common if name not in bare]
     if missing:
         raise SpecError(f"{place} has no run of '{missing[0]}' yet: fedalloy compare continues there")
-    return FederationRuns(label, place, {name: bare[name] for name in common}, alpha_of(len(looks)))
+    return ComparedFederation(label, place, {name: bare[name] for name in common}, alpha_of(len(looks)))
 
 
 def _labels(places: Sequence[Path]) -> list[str]:
@@ -249,7 +249,7 @@ def _labels(places: Sequence[Path]) -> list[str]:
     return [path.relative_to(common).as_posix() for path in paths]
 
 
-def _check_alike(found: Sequence[FederationRuns]) -> None:
+def _check_alike(found: Sequence[ComparedFederation]) -> None:
     """The same metric in the same direction everywhere, and no comparison under two names."""
     first = found[0].outcomes[0]
     for one in found:
@@ -258,6 +258,11 @@ def _check_alike(found: Sequence[FederationRuns]) -> None:
                 raise SpecError(
                     f"{one.name} is scored by '{run.metric}' ({_direction(run)}), {found[0].name} by '{first.metric}' "
                     f"({_direction(first)}): ranks and differences need one metric (run.target_metric)"
+                )
+            if run.ends_at_target:
+                raise SpecError(
+                    f"the runs of {one.name} end when they reach their target (run.stop_at_target): their scores are "
+                    "those of that round and cannot be compared"
                 )
     seen: dict[tuple[object, ...], str] = {}
     for one in found:
@@ -270,17 +275,10 @@ def _direction(run: RunOutcome) -> str:
     return {True: "higher is better", False: "lower is better", None: "no direction"}[run.higher_is_better]
 
 
-def _asked(one: FederationRuns) -> dict[str, PairedDifferences]:
+def _asked(one: ComparedFederation) -> dict[str, PairedDifferences]:
     first, *others = one.groups.items()
     shared = redrawn(run.drawn for run in first[1])
-    return {
-        name: PairedDifferences(
-            tuple(paired(values_by_seed(runs).items(), values_by_seed(first[1]))),
-            runs[0].higher_is_better,
-            shared.reused if shared else 0.0,
-        )
-        for name, runs in others
-    }
+    return {name: means_apart(runs, first[1], shared.reused if shared else 0.0) for name, runs in others}
 
 
 def _ranks(names: Sequence[str], scores: Sequence[Sequence[float]], higher: bool, rest: tuple[str, ...]) -> Ranks:

@@ -2,11 +2,13 @@
 
 Every look that gives verdicts is recorded in ``looks.json`` in the folder of the comparison. The first look has 4 of
 the 5 % that all looks together may err by, each further one a fifth of the one before: their sum stays below 5 %, and
-every look uses all seeds there are. The same seeds looked at again are the same look.
+every look uses all seeds there are. The same runs looked at again are the same look; other runs with the same seeds,
+such as those of a setting that was tuned again, are another one.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -24,29 +26,30 @@ FILE = "looks.json"
 _FIRST, _NEXT = 0.8, 0.2
 _TYPES: dict[str, tuple[type, ...]] = {
     "seeds": (list,), "entries": (list,), "rounds": (int,), "metric": (str,), "target": (int, float, type(None)),
+    "values": (str,),
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Look:
     """What somebody looked at: the seeds, the entries (the first, then the others by name), after how many rounds, by
-    which metric and target."""
+    which metric and target; ``values`` is a hash of the scores."""
 
     seeds: tuple[int, ...]
     entries: tuple[str, ...]
     rounds: int
     metric: str
     target: float | None
+    values: str = ""
 
     def holds(self, run: RunOutcome) -> bool:
         """Whether a run was part of it."""
         return run.seed in self.seeds and run.name in self.entries
 
-    def is_part_of(self, other: Look) -> bool:
-        """Whether it asked the same about some of the same runs."""
-        same = (self.rounds, self.metric, self.target) == (other.rounds, other.metric, other.target)
-        inside = set(self.seeds) <= set(other.seeds) and set(self.entries) <= set(other.entries)
-        return same and inside and self.entries[:1] == other.entries[:1]
+    def is_part_of(self, other: Look, runs: Sequence[RunOutcome]) -> bool:
+        """Whether it asked the same about some of the runs of the other look, which are still those it saw."""
+        mine = [run for run in runs if self.holds(run)]
+        return self.entries[:1] == other.entries[:1] and bool(mine) and look_at(mine) == self
 
 
 def alpha_of(look: int) -> float:
@@ -59,10 +62,16 @@ def alpha_of(look: int) -> float:
 
 
 def look_at(runs: Sequence[RunOutcome]) -> Look:
-    """The look at these runs."""
-    first, seeds = runs[0], sorted({run.seed for run in runs})
-    entries = in_order([run.name for run in runs])
-    return Look(tuple(seeds), entries, max(run.rounds for run in runs), first.metric, first.target)
+    """The look at these runs. What did not finish has no part in it: some of it leaves no folder to be read again."""
+    seen = [run for run in runs if run.finished] or runs
+    first, seeds = seen[0], sorted({run.seed for run in seen})
+    entries = in_order([run.name for run in seen])
+    return Look(tuple(seeds), entries, max(run.rounds for run in seen), first.metric, first.target, _hash(seen))
+
+
+def _hash(runs: Sequence[RunOutcome]) -> str:
+    seen = sorted((run.name, run.seed, repr(run.scores.get("mean")), repr(run.reached)) for run in runs)
+    return hashlib.sha256(json.dumps(seen).encode()).hexdigest()[:16]
 
 
 def in_order(names: Sequence[str]) -> tuple[str, ...]:
@@ -95,9 +104,16 @@ def read_looks(folder: Path) -> list[Look]:
 
 
 def looks_in(places: Sequence[Path]) -> list[Look]:
-    """The looks at the comparison in some folders; none where they hold several, which nobody looked at together."""
-    found = [looks for place in places if (looks := read_looks(place))]
-    return found[0] if len(found) == 1 else []
+    """The looks at the comparison that some folders are or belong to; none where these are several, which nobody
+    looked at together."""
+    files = {file for place in places if (file := _file_of(place))}
+    return read_looks(files.pop().parent) if len(files) == 1 else []
+
+
+def _file_of(place: Path) -> Path | None:
+    """The record of the comparison in a folder, or of the one that the folder of an entry or a run belongs to."""
+    whole = place.absolute()
+    return next((folder / FILE for folder in (whole, *whole.parents[:2]) if (folder / FILE).is_file()), None)
 
 
 def record_look(folder: Path, runs: Sequence[RunOutcome], recorded: Sequence[Look]) -> tuple[Look, ...]:
@@ -106,7 +122,8 @@ def record_look(folder: Path, runs: Sequence[RunOutcome], recorded: Sequence[Loo
     Unfinished and shortened runs give none, and neither do too few seeds.
     """
     now = look_at(runs)
-    counts = Counter(run.name for run in runs if run.finished)
+    known = {run.name for run in runs if run.finished}
+    counts = Counter(run.name for run in runs if run.name in known)
     enough = counts[now.entries[0]] >= FEWEST_PAIRS and sum(each >= FEWEST_PAIRS for each in counts.values()) > 1
     if now in recorded or not enough or not all(run.ended and not run.quick for run in runs):
         return tuple(recorded)
@@ -115,7 +132,8 @@ def record_look(folder: Path, runs: Sequence[RunOutcome], recorded: Sequence[Loo
     return looks
 
 
-def _look(found: Mapping[str, Any]) -> Look:
+def _look(written: Mapping[str, Any]) -> Look:
+    found = {"values": "", **written}  # records of an earlier version have none: the same seeds are another look there
     if set(found) != set(_TYPES):
         raise ValueError(f"a look has {', '.join(_TYPES)}, not {', '.join(found)}")
     for name, types in _TYPES.items():
@@ -123,4 +141,4 @@ def _look(found: Mapping[str, Any]) -> Look:
             raise ValueError(f"'{name}' cannot be {found[name]!r}")
     if not all(type(seed) is int for seed in found["seeds"]) or not all(type(one) is str for one in found["entries"]):
         raise ValueError("seeds are whole numbers, entries are names")
-    return Look(tuple(found["seeds"]), tuple(found["entries"]), found["rounds"], found["metric"], found["target"])
+    return Look(**{**found, "seeds": tuple(found["seeds"]), "entries": tuple(found["entries"])})

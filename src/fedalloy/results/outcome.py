@@ -22,6 +22,7 @@ class RunOutcome:
     the first round whose mean is as good as ``target``. Where the run uses the global test set, ``mean`` is the
     value there. ``higher_is_better`` is the direction of the metric, None where it has none.
     ``quick`` marks a run that was shortened to see whether it runs. ``drawn`` is what it drew, for runs with records.
+    ``ends_at_target`` is a run that ends when it reaches the target, so that its scores are those of that round.
     """
 
     name: str
@@ -38,6 +39,7 @@ class RunOutcome:
     quick: bool = False
     higher_is_better: bool | None = True
     drawn: Drawn | None = None
+    ends_at_target: bool = False
 
     @property
     def finished(self) -> bool:
@@ -91,6 +93,7 @@ def outcome_of(record: RunRecord, rows: Iterable[Mapping[str, Any]]) -> RunOutco
         bool(settings.get("quick")),
         higher,
         drawn_by(record.recipe, record.manifest or {}, on_global),
+        target is not None and bool(settings.get("stop_at_target")),
     )
 
 

@@ -76,4 +76,4 @@ def _cell(spread: Spread | None, bold: bool = False) -> str:
 def _apart(found: Evidence | None) -> str:
     if found is None or math.isnan(found.estimate):
         return "--"
-    return f"${found.text()}$".replace("inf", r"\infty") + (" (Holm)" if found.holm_alone else "")
+    return f"${found.text()}$".replace("inf", r"\infty") + (f" ({found.reason})" if found.reason else "")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +84,8 @@ def plan(recipe: Recipe, folder: Path) -> ComparisonPlan:
     check_seeds(entries)
     names, run, recorded = entry_names(entries), scored(entries).run, read_looks(folder)
     asked = Look(tuple(sorted(run.seeds)), in_order(names), run.rounds, str(run.target_metric), run.target)
-    look = recorded.index(asked) if asked in recorded else len(recorded)
+    seen = [replace(one, values="") for one in recorded]
+    look = seen.index(asked) if asked in seen else len(seen)
     ran = [one for one in _outcomes(folder) if one.name in names and one.seed in run.seeds]
     questions = 1 if run.target is None else 2
     return ComparisonPlan(
@@ -97,7 +98,7 @@ def plan(recipe: Recipe, folder: Path) -> ComparisonPlan:
         look=look + 1,
         finished=sum(one.finished for one in ran),
         redrawn=_redrawn(entries),
-        more=more_seeds(summarise(ran, recorded)[1:], look + 1),
+        more=more_seeds(summarise(ran, recorded), look + (asked in seen)),  # for the next look that is not recorded
     )
 
 

@@ -1,0 +1,1 @@
+"""How often verdicts and intervals are wrong, measured where the truth is known."""

@@ -1,0 +1,116 @@
+"""The demo's results in the README, made from its runs: ``python scripts/readme.py [RUNS] [--check]``.
+
+With a folder of runs (``make demo`` leaves ``runs/demo``), their results are stored in benchmarks/results/demo.json, a
+line per run. The table of the README, the sentence under it and what the intervals mean are made from that file by the
+code of ``fedalloy compare``. ``--check`` writes nothing and fails when the README says something else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from fedalloy.results.conclusion import conclusion, notes
+from fedalloy.results.evidence import Evidence
+from fedalloy.results.outcome import RunOutcome
+from fedalloy.results.redrawn import Drawn
+from fedalloy.results.runs import read_outcomes
+from fedalloy.results.table import ResultRow, leaders, summarise
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "README.md"
+STORE = ROOT / "benchmarks" / "results" / "demo.json"
+BEGIN, END = "<!-- made by scripts/readme.py from the runs of make demo -->", "<!-- end -->"
+KEPT = ("name", "seed", "state", "round", "rounds", "metric", "target", "reached", "higher_is_better")
+SCORES = ("mean", "worst_served", "gini")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write or check the README."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="?", type=Path, help="the folder of the demo's comparison")
+    parser.add_argument("--check", action="store_true", help="fail when the README differs; write nothing")
+    given = parser.parse_args(arguments)
+    if given.runs:
+        store(read_outcomes([given.runs]))
+    text = PAGE.read_text(encoding="utf-8")
+    made = filled(text, stored())
+    if given.check:
+        return check(text, made)
+    PAGE.write_text(made, encoding="utf-8")
+    return 0
+
+
+def check(text: str, made: str) -> int:
+    """1 where the README is not what the stored runs give."""
+    if text == made:
+        return 0
+    print(f"the README differs from {STORE.name}: run 'python scripts/readme.py'", file=sys.stderr)
+    return 1
+
+
+def store(runs: Sequence[RunOutcome]) -> None:
+    """Keep what the table needs, a line per run; more than six digits would differ between machines by rounding."""
+    lines = [json.dumps(_plain(run)) for run in runs]
+    text = '{"command": "make demo", "runs": [\n ' + ",\n ".join(lines) + "\n]}\n"
+    STORE.write_text(text, encoding="utf-8")
+
+
+def stored() -> list[RunOutcome]:
+    """The runs of the last demo that was stored."""
+    runs: list[dict[str, Any]] = json.loads(STORE.read_text(encoding="utf-8"))["runs"]
+    return [RunOutcome(**{**run, "drawn": _drawn(run["drawn"])}) for run in runs]
+
+
+def filled(text: str, runs: Sequence[RunOutcome]) -> str:
+    """The README with everything between its markers made again."""
+    pattern = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
+    if len(pattern.findall(text)) != 1:
+        raise SystemExit(f"the README must have one place between '{BEGIN}' and '{END}'")
+    return pattern.sub(lambda found: f"{BEGIN}\n\n{block(runs)}\n\n{END}", text)
+
+
+def block(runs: Sequence[RunOutcome]) -> str:
+    """The sentence, the table, and what the intervals mean."""
+    rows, first = summarise(runs), runs[0]
+    head = ["", f"mean {first.metric}", "worst 10 %", "Gini", f"rounds to {first.target:g}"]
+    head += [f"{first.metric} against {rows[0].name}", f"rounds against {rows[0].name}"]
+    leading = leaders(rows)
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    lines += [f"| {' | '.join(_cells(row, row.name in leading))} |" for row in rows]
+    about = " ".join(["Mean ± standard deviation over seeds.", *notes(runs)])
+    return "\n\n".join([f"**{conclusion(runs)}**", "\n".join(lines), about])
+
+
+def _cells(row: ResultRow, leads: bool) -> list[str]:
+    mean = row.mean.text() if row.mean else ""
+    spreads = [one.text() if one else "" for one in (row.worst_served, row.gini)]
+    apart = [_apart(row.difference, 3), _apart(row.rounds_difference, 1)]
+    return [row.name, f"**{mean}**" if leads else mean, *spreads, row.target_text, *apart]
+
+
+def _apart(found: Evidence | None, digits: int) -> str:
+    if found is None:
+        return ""
+    return f"{found.text(digits)} {found.word}" if found.decided else found.text(digits)
+
+
+def _plain(run: RunOutcome) -> dict[str, Any]:
+    scores = {name: float(f"{run.scores[name]:.6g}") for name in SCORES if name in run.scores}
+    drawn = asdict(run.drawn) if run.drawn else {}
+    drawn |= {name: drawn[name][:12] for name in ("partition", "examples", "test_rows") if drawn}
+    return {**{name: getattr(run, name) for name in KEPT}, "scores": scores, "drawn": drawn or None}
+
+
+def _drawn(found: dict[str, Any] | None) -> Drawn | None:
+    return Drawn(**{**found, "chances": tuple(found["chances"])}) if found else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
