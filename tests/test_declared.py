@@ -39,9 +39,8 @@ KINDS = (Task, Objective, Engine)
 NAMES = frozenset({"task", "objective", "engine"})
 MEMBERS = frozenset(name for kind in KINDS for name in vars(kind) if not name.startswith("_")) - {"data", "init", "to"}
 ALLOWED = {
-    ("tasks/objective.py", "_training", "capabilities"): "a torch module of the user's, which may have roles",
-    ("tasks/objective.py", "_training", "classes"): "the same",
-    ("tasks/objective.py", "module", "capabilities"): "the same",
+    ("tasks/objective.py", "training", "capabilities"): "a torch module of the user's, which may have roles",
+    ("tasks/objective.py", "training", "classes"): "the same",
 }
 
 

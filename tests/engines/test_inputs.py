@@ -170,9 +170,9 @@ def test_one_client_of_a_block_is_a_view():
     assert own.x["seen"]["picture"].data_ptr() == block.x["seen"]["picture"][11:].data_ptr()
 
 
-@pytest.mark.parametrize("x", [{}, [torch.zeros(4, 2)], {"a": torch.zeros(4, 2).numpy()}])
+@pytest.mark.parametrize("x", [{}, (), [torch.zeros(4, 2)], {"a": torch.zeros(4, 2).numpy()}])
 def test_what_is_no_tensor_is_refused_in_words(x):
-    with pytest.raises(DataError, match="examples must be a tensor or a dict of tensors, got a"):
+    with pytest.raises(DataError, match="examples must be a tensor, or a dict or tuple of tensors, got a"):
         Dataset(x, torch.zeros(4, dtype=torch.int64), classes=2)
 
 

@@ -213,13 +213,37 @@ def test_dropout_errors():
 
 @pytest.mark.parametrize(
     "layer",
-    [nn.Dropout(0.1), nn.Dropout2d(0.1), nn.AlphaDropout(0.1), nn.LSTM(4, 4, 2, dropout=0.1),
-     nn.MultiheadAttention(4, 2, dropout=0.1)],
+    [nn.Dropout(0.5), nn.Dropout1d(0.5), nn.Dropout2d(0.5), nn.AlphaDropout(0.5), nn.FeatureAlphaDropout(0.5),
+     nn.RReLU(),
+     nn.LSTM(4, 4, 2, dropout=0.5, batch_first=True), nn.MultiheadAttention(4, 2, dropout=0.5, batch_first=True)],
     ids=lambda layer: type(layer).__name__,
 )  # fmt: skip
-def test_dropout_of_torch_is_refused(layer):
-    with pytest.raises(SpecError, match=r"'1' is a .*fedalloy\.Dropout"):
-        ModuleObjective(lambda: nn.Sequential(nn.Linear(2, 2), layer))
+def test_dropout_of_torch_needs_a_draw_and_takes_no_other(layer):
+    objective = ModuleObjective(lambda: Through(layer), dtype=torch.float64, example=X[0].unsqueeze(1))
+    params, buffers = objective.init(Key.of(1))
+    before = torch.random.get_rng_state()
+    one, same, other = (
+        float(objective.loss(params, buffers, X[0].unsqueeze(1), Y[0], None, DRAWS[place])[0]) for place in (0, 0, 1)
+    )
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert objective.needs_draw
+    assert one == same != other
+    with pytest.raises(SpecError, match="with a draw"):
+        objective.loss(params, buffers, X[0].unsqueeze(1), Y[0], None, None)
+
+
+class Through(nn.Module):
+    """A layer of any kind on one token, and a head."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.head = layer, nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        given = (x, x, x) if isinstance(self.layer, nn.MultiheadAttention) else (x,)
+        made = self.layer(*given)
+        out: Tensor = self.head((made[0] if isinstance(made, tuple) else made).flatten(1))
+        return out
 
 
 class Backbone(nn.Module):
@@ -259,9 +283,9 @@ def test_frozen_parts_are_the_same_in_every_copy():
 
 def test_frozen_dropout_is_off_and_a_trained_one_on():
     objective, _, _ = objective_of(Backbone, trainable=("head.*",))
-    assert objective._dropouts == ["head.0"]
+    assert objective._model.dropouts == ["head.0"]
     everything, _, _ = objective_of(Backbone)
-    assert everything._dropouts == ["body.2", "head.0"]
+    assert everything._model.dropouts == ["body.2", "head.0"]
 
 
 def test_buffers_follow_their_module():
@@ -279,9 +303,19 @@ def test_bad_patterns_are_named(trainable, message):
         ModuleObjective(Backbone, trainable=trainable)
 
 
-def test_lazy_layers_are_refused():
+def test_lazy_layers_get_their_sizes_from_the_first_examples():
     with pytest.raises(SpecError, match="give every layer its sizes"):
         ModuleObjective(lambda: nn.LazyLinear(3))
+
+    def lazy() -> nn.Module:
+        return nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d())
+
+    objective = ModuleObjective(lazy, example=X[0])
+    params, buffers = objective.init(Key.of(1))
+    again, _ = objective.init(Key.of(1))
+    assert params["0.weight"].shape == (3, FEATURES)
+    assert torch.equal(params["0.weight"], again["0.weight"])
+    assert int(buffers["1.num_batches_tracked"]) == 0
 
 
 def test_tied_parameters_are_one_leaf():

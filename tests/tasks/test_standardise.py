@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from fedalloy.core.errors import FedalloyError, SpecError
 from fedalloy.core.keys import Key
@@ -95,8 +96,13 @@ def test_images_keep_their_shape():
 
 
 def test_what_cannot_be_scaled_is_told():
+    tokens = data_of(torch.arange(60).reshape(30, 2))
     with pytest.raises(SpecError, match="no measurements"):
-        make_task(data_of(torch.arange(60).reshape(30, 2)), standardise="client")
+        make_task(
+            tokens, lambda: nn.Sequential(nn.Embedding(60, 3), nn.Flatten(), nn.Linear(6, 2)), standardise="client"
+        )
+    # A model that takes no whole numbers gets them as measurements.
+    assert make_task(tokens, standardise="client").train.x.is_floating_point()
     common = Examples(torch.zeros(2, 4), torch.zeros(2, dtype=torch.int64))
     with pytest.raises(SpecError, match="common test set"):
         make_task(data_of(X, test=common), standardise="client")

@@ -1,5 +1,5 @@
-"""Examples as trees: one tensor whose first axis is the examples, or a dict of such tensors, which may be nested. A
-single tensor is a tree with one leaf and takes a fast path.
+"""Examples as trees: one tensor whose first axis is the examples, or a dict or tuple of such tensors, which may be
+nested. A single tensor is a tree with one leaf and takes a fast path.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 from fedalloy.core.errors import DataError
 
 Inputs = Any
-"""A tensor or a (nested) dict of tensors. Code that takes tensors only is annotated with ``Tensor``."""
+"""A tensor or a (nested) dict or tuple of tensors. Code that takes tensors only is annotated with ``Tensor``."""
 
 
 def each(function: Callable[..., Any], x: Inputs, *others: Inputs) -> Inputs:
@@ -24,6 +24,8 @@ def each(function: Callable[..., Any], x: Inputs, *others: Inputs) -> Inputs:
     """
     if isinstance(x, Tensor):
         return function(x, *others)
+    if isinstance(x, tuple) and x:
+        return tuple(each(function, *parts) for parts in zip(x, *others, strict=True))
     return {name: each(function, leaf, *(other[name] for other in others)) for name, leaf in _named(x).items()}
 
 
@@ -32,14 +34,14 @@ def leaves(x: Inputs) -> Iterator[Tensor]:
     if isinstance(x, Tensor):
         yield x
         return
-    for value in _named(x).values():
+    for value in x if isinstance(x, tuple) and x else _named(x).values():
         yield from leaves(value)
 
 
 def _named(x: Inputs) -> Mapping[str, Inputs]:
     if not isinstance(x, Mapping) or not x:
-        found = "an empty dict" if isinstance(x, Mapping) else f"a {type(x).__name__}"
-        raise DataError(f"examples must be a tensor or a dict of tensors, got {found}; use torch.as_tensor")
+        found = f"an empty {type(x).__name__}" if isinstance(x, Mapping | tuple) else f"a {type(x).__name__}"
+        raise DataError(f"examples must be a tensor, or a dict or tuple of tensors, got {found}; use torch.as_tensor")
     return x
 
 

@@ -222,6 +222,11 @@ class Objective(ABC):
         return {}
 
     @declared
+    def single_start(self) -> bool:
+        """Whether ``init`` gives the same values for every key, as for a model that was built before."""
+        return False
+
+    @declared
     def forms(self) -> Mapping[str, Tree]:
         """Names, shapes and dtypes of ``params`` and ``buffers``, without values; empty if they are known only from
         ``init``."""

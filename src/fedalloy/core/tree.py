@@ -14,6 +14,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from fedalloy.core.layer_names import layer_of
+
 Tree = dict[str, Tensor]
 Weights = Tensor | Mapping[str, Tensor]
 Level = Literal["client", "layer", "leaf"]
@@ -142,15 +144,6 @@ def matrices(stacked: Iterable[Tensor]) -> list[Tensor]:
 def as_rows(leaf: Tensor) -> Tensor:
     """A stacked leaf as a matrix: one row per client."""
     return leaf.flatten(1) if leaf.dim() > 1 else leaf.unsqueeze(1)  # reshape(C, -1) fails for C = 0
-
-
-def layer_of(leaf: str) -> str:
-    """The module a leaf belongs to: its name up to the last dot, so weight and bias go together.
-
-    >>> layer_of("body.0.weight"), layer_of("scale")
-    ('body.0', 'scale')
-    """
-    return leaf.rpartition(".")[0] or leaf
 
 
 def layers(tree: Mapping[str, Tensor]) -> dict[str, list[str]]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.errors import SpecError, nearest
@@ -25,6 +26,7 @@ from fedalloy.experiment.tracking import Tracker
 from fedalloy.experiment.trained import Trained
 from fedalloy.methods import published as algorithms
 from fedalloy.methods.classifier import synthetic_set
+from fedalloy.tasks.objective import ModuleObjective
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,35 @@ class RunResult:
         samples, those of a classifier trained on them."""
         model = self.trained.server_model()
         return {**model.params, **model.buffers}
+
+    def module(self, client: int | None = None) -> nn.Module:
+        """The model as it was given to the task, in evaluation mode, with the trained weights: those of the server, or
+        the personal ones of a client."""
+        model = self.trained.server_model()
+        params, buffers = model.params, model.buffers
+        if client is not None:
+            ((params, buffers),) = self.trained.models(torch.tensor([self._checked(client)]))
+        if not isinstance(model.objective, ModuleObjective):
+            raise SpecError(f"objective {type(model.objective).__name__} has no module; result.model has its leaves")
+        return model.objective.module(params, buffers)
+
+    def save_pretrained(self, folder: str | Path, client: int | None = None) -> None:
+        """Write the trained model as its own library does (``save_pretrained`` of transformers or PEFT), for programs
+        without fedalloy."""
+        module = self.module(client)
+        save = getattr(module, "save_pretrained", None)
+        if save is None:
+            raise SpecError(
+                f"{type(module).__name__} has no 'save_pretrained', as models of transformers and PEFT do: write "
+                "result.module().state_dict() with torch.save"
+            )
+        save(str(folder))
+
+    def _checked(self, client: int) -> int:
+        known = self.trained.fed.task.population
+        if not 0 <= client < known:
+            raise SpecError(f"client {client} does not exist: clients are 0 to {known - 1}")
+        return client
 
     def synthetic(self, per_class: int = 10) -> tuple[Tensor, Tensor]:
         """The labelled synthetic samples ``(x, y)`` of the run; refused for a method that makes none."""

@@ -22,6 +22,7 @@ from fedalloy.experiment.machinery import make_engine
 from fedalloy.experiment.placement import at_work, looked_at, on_device, told
 from fedalloy.experiment.round import Federation
 from fedalloy.tasks.metrics.metric import check_metrics
+from fedalloy.tasks.pure_module import NEEDS_FACTORY
 
 
 def assemble(algorithm: Algorithm, task: Task, config: RunConfig) -> Federation:
@@ -36,6 +37,7 @@ def assemble(algorithm: Algorithm, task: Task, config: RunConfig) -> Federation:
     check_metrics(config.metrics, task.kind)
     algorithm = algorithm.bind(task, Key.of(config.seed))
     check_capabilities(algorithm, task)
+    _check_starts(algorithm, task)
     check_answers(engine, algorithm)
     there = at_work(task, engine, config.device)
     fed = Federation(algorithm, there, engine, config, Key.of(config.seed), told(task, algorithm))
@@ -44,6 +46,14 @@ def assemble(algorithm: Algorithm, task: Task, config: RunConfig) -> Federation:
         algorithm.check_task(task)
         check_able(algorithm, task, config)
     return fed
+
+
+def _check_starts(algorithm: Algorithm, task: Task) -> None:
+    """Refuse a method whose clients draw models of their own, if the model has only one start."""
+    if algorithm.needs_fresh and task.objective.single_start:
+        raise SpecError(
+            f"solver {type(algorithm.solver).__name__}, whose clients draw models of their own, {NEEDS_FACTORY}"
+        )
 
 
 def begin(fed: Federation, initial: Tree | None = None) -> ServerState:

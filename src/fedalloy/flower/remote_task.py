@@ -19,6 +19,7 @@ from fedalloy.core.types import Block, DataSpec
 from fedalloy.experiment.recipe import Recipe
 from fedalloy.experiment.recipe.resolving import task_of
 from fedalloy.flower.node.data import check_nameable
+from fedalloy.flower.node.leaves import frozen_digest
 from fedalloy.flower.protocol.header import Refused
 from fedalloy.flower.protocol.orders import RuleSpec, check_task
 from fedalloy.tasks.assembly import make_objective
@@ -81,10 +82,11 @@ def remote_task(recipe: Recipe) -> RemoteTask:
     form = {"targets": list(loader.targets), "real": loader.real, "ignore_index": loader.ignore_index}
     spec = _spec(recipe, loader.shape, loader.classes, loader.bounds, None) | form
     model = {name: spec[name] for name in ("model", "loss", "dtype", "kind", "unit")}
+    patterns = None if recipe.task.trainable is None else tuple(recipe.task.trainable)
     objective = make_objective(
-        loader.shape, loader.classes, **model, trainable=tuple(spec["trainable"]), bounds=loader.bounds,
-        targets=loader.targets,
-    )  # fmt: skip
+        loader.shape, loader.classes, **model, trainable=patterns, bounds=loader.bounds, targets=loader.targets
+    )
+    spec["frozen"] = frozen_digest(objective)
     return RemoteTask(objective, names, spec, _declared(loader, objective.dtype), recipe.task.kind)
 
 
@@ -108,6 +110,7 @@ def _trial(recipe: Recipe) -> RemoteTask:
     names = task.names or tuple(str(number) for number in range(task.population))
     known = data_spec_of(task, Key.of(0))
     spec = _spec(recipe, shape, task.classes, task.bounds, _trial_spec(recipe)) | _targets(task)
+    spec["frozen"] = frozen_digest(task.objective)
     return RemoteTask(task.objective, names[: task.population], spec, known, task.kind)
 
 
@@ -158,7 +161,7 @@ def _spec(
         "kind": table.kind,
         "unit": table.unit,
         "dtype": table.dtype,
-        "trainable": list(table.trainable),
+        "trainable": table.trainable,
         "standardise": table.standardise or defaults.standardise,
         "test_fraction": table.test_fraction,
         "valid_fraction": table.valid_fraction,

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from fedalloy.core.layer_names import layer_of
 from fedalloy.results.grid import Grid
 from fedalloy.results.statistics import mean, number
 
@@ -180,7 +181,7 @@ def _evaluation(row: Mapping[str, Any], running_sums: RunningSums) -> dict[str, 
 
 
 def weights_by_layer(weights: Any, clients: int) -> dict[str, list[float]]:
-    """One weight per client for every layer (a parameter's name up to its last dot); weights for the whole model are
+    """One weight per client for every layer (:func:`fedalloy.core.layer_names.layer_of`); those for the whole model are
     under :data:`WHOLE`. Records of element-wise rules hold the mean over each leaf; a layer has the mean of its leaves.
 
     >>> weights_by_layer({"fc.weight": [0.5, 1.0], "fc.bias": [0.25, 1.0]}, 2), weights_by_layer([0.5], 1)
@@ -190,7 +191,7 @@ def weights_by_layer(weights: Any, clients: int) -> dict[str, list[float]]:
     found: dict[str, list[list[float]]] = {}
     for leaf, values in leaves.items():
         if isinstance(values, list) and len(values) == clients:
-            found.setdefault(leaf.rpartition(".")[0] or leaf, []).append(values)
+            found.setdefault(layer_of(leaf), []).append(values)
     return {layer: mean_of_columns(some) for layer, some in found.items()}
 
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from fedalloy.core.arguments import convert
 from fedalloy.core.errors import SpecError, nearest
-from fedalloy.core.inputs import shape_of
+from fedalloy.core.inputs import Inputs, each, shape_of, take
 from fedalloy.core.keys import Key
 from fedalloy.core.spec import from_spec
 from fedalloy.tasks.computing import check_device
@@ -25,8 +25,10 @@ from fedalloy.tasks.kinds import LOSSES, METRICS, TaskKind, kind_of, outputs_for
 from fedalloy.tasks.losses.loss import Loss, PerExample, choose
 from fedalloy.tasks.models.build import build, resolve
 from fedalloy.tasks.noise import LabelNoise, as_noise
-from fedalloy.tasks.objective import Factory, ModuleObjective
+from fedalloy.tasks.objective import ModuleObjective
 from fedalloy.tasks.partitions.base import Partition
+from fedalloy.tasks.probing import ROWS
+from fedalloy.tasks.pure_module import BuiltModule, Factory
 from fedalloy.tasks.synthetic_part import SyntheticPart, as_part, mixed_in
 
 Spec = Mapping[str, Any]
@@ -38,7 +40,7 @@ _SMALLEST_IMAGE = 16
 
 def make_task(
     dataset: str | Spec | DatasetLoader | Dataset = "digits",
-    model: str | Spec | Callable[..., nn.Module] | None = None,
+    model: str | Spec | Callable[..., nn.Module] | nn.Module | None = None,
     partition: str | Spec | Partition | None = None,
     clients: int | None = None,
     *,
@@ -51,7 +53,7 @@ def make_task(
     standardise: Standardise | None = None,
     noise: LabelNoise | Spec | None = None,
     newcomers: int = 0,
-    trainable: tuple[str, ...] = ("*",),
+    trainable: tuple[str, ...] | None = None,
     classifier: str | Spec | Callable[..., nn.Module] | None = None,
     synthetic: str | Spec | SyntheticPart | None = None,
     dtype: Precision | torch.dtype = "float32",
@@ -60,10 +62,11 @@ def make_task(
     """Clients with data, a model and a loss; all random draws depend on ``seed`` only.
 
     The default ``partition`` is the data's natural clients, or ten iid ones if it has none. ``model`` (or a function
-    that builds it), ``loss`` (or a function) and ``standardise`` default to the dataset's. ``kind`` says what targets
-    are, where data and loss leave it open; ``unit``, what ``num_examples`` counts. ``noise`` corrupts labels,
-    ``newcomers`` never take part. ``classifier`` is trained on synthetic samples instead of ``model``; ``synthetic`` is
-    a file of samples that every client trains on besides its own.
+    that builds it, or an ``nn.Module``, every seed's starting point), ``loss`` (or a function) and ``standardise``
+    default to the dataset's. ``kind`` says what targets are, where data and loss leave it open; ``unit``, what
+    ``num_examples`` counts. ``noise`` corrupts labels, ``newcomers`` never take part. ``classifier`` is trained on
+    synthetic samples instead of ``model``; ``synthetic`` is a file of samples that every client trains on besides its
+    own.
 
     >>> make_task("digits", partition={"kind": "dirichlet", "alpha": 0.3}, clients=5).population
     5
@@ -72,9 +75,10 @@ def make_task(
     data, scaling = as_dataset(dataset, key.fold("dataset")), _scaling(standardise or defaults.standardise)
     bounds, (of, rule) = data.bounds if scaling == "none" else None, kind_and_loss(data, loss or defaults.loss, kind)
     learn = partial(_objective_on, data, device, loss=rule, dtype=dtype, kind=of, unit=unit)
+    objective = learn(defaults.model if model is None else model, trainable=trainable, bounds=bounds)
+    data = data if objective.takes_integers else _with_floats(data)
     made = federate(
-        data, *_dealing(partition, clients, data),
-        learn(defaults.model if model is None else model, trainable=trainable, bounds=bounds),
+        data, *_dealing(partition, clients, data), objective,
         test_fraction=test_fraction, valid_fraction=valid_fraction, newcomers=newcomers, standardise=scaling,
         noise=as_noise(noise), key=key.fold("federation"),
     )  # fmt: skip
@@ -108,7 +112,8 @@ def _objective_on(
 ) -> ModuleObjective:
     """A model for these data, on ``device``."""
     check_device(device)
-    made = make_objective(shape_of(data.x), data.classes, model, targets=tuple(data.y.shape[1:]), **more)
+    more = {"targets": tuple(data.y.shape[1:]), "example": take(data.x, slice(0, ROWS)), **more}
+    made = make_objective(shape_of(data.x), data.classes, model, **more)
     return made if device is None else made.to(device)
 
 
@@ -118,22 +123,33 @@ def make_objective(
     model: str | Spec | Callable[..., nn.Module] | None = None,
     *,
     loss: str | Spec | PerExample | Loss | None = None,
-    trainable: tuple[str, ...] = ("*",),
+    trainable: tuple[str, ...] | None = None,
     dtype: Precision | torch.dtype = "float32",
     bounds: tuple[float, float] | None = None,
     kind: TaskKind | None = None,
     targets: tuple[int, ...] = (),
     unit: Unit = "examples",
+    example: Inputs | None = None,
 ) -> ModuleObjective:
     """A model and its loss for examples of this shape; ``classes`` is 0 for regression, ``targets`` the shape of an
-    example's targets.
+    example's targets, ``example`` are a few rows.
 
     >>> list(make_objective((4,), 3, "logistic").init(Key.of(0))[0])
     ['output.weight', 'output.bias']
     """
     rule = choose(loss or LOSSES[kind or ("classification" if classes else "regression")])
     factory = as_factory(model, input_shape, outputs_for(kind, rule, targets, classes), bounds)
-    return ModuleObjective(factory, rule, trainable=trainable, dtype=_precision(dtype), unit=unit)
+    return ModuleObjective(factory, rule, trainable=trainable, dtype=_precision(dtype), unit=unit, example=example)
+
+
+def _with_floats(data: Dataset) -> Dataset:
+    """The same data with their whole numbers as floats, for a model that accepts only those."""
+
+    def floats(x: Inputs) -> Inputs:
+        return each(lambda leaf: leaf if leaf.is_floating_point() else leaf.to(torch.float32), x)
+
+    test = None if data.test is None else replace(data.test, x=floats(data.test.x))
+    return replace(data, x=floats(data.x), test=test)
 
 
 def as_dataset(dataset: str | Spec | DatasetLoader | Dataset, key: Key) -> Dataset:
@@ -172,17 +188,15 @@ def as_factory(
     ``inputs``, ``input_shape``, ``classes`` and ``bounds`` (the data's lowest and highest value, None if not declared)
     that it has parameters for.
     """
-    if not callable(model) and not isinstance(input_shape, tuple):
+    if not callable(model) and not _is_one_shape(input_shape):
         raise SpecError(
-            f"examples with the features {', '.join(input_shape)} by name need a model that takes them as keyword "
+            f"examples with the features {', '.join(map(str, input_shape))} need a model that takes several tensors as "
             "arguments: give the function that builds it as 'model'"
         )
     if model is None:
         model = "cnn" if len(input_shape) == 3 and min(input_shape[1:]) >= _SMALLEST_IMAGE else "logistic"
     if isinstance(model, nn.Module):
-        raise SpecError(
-            "model is an nn.Module: give the function that builds it, so that each seed has its own initial values"
-        )
+        return BuiltModule(model)
     if callable(model):
         return _filled(model, input_shape, outputs, bounds)
     spec = {"kind": model} if isinstance(model, str) else dict(model)
@@ -201,13 +215,18 @@ def _inner(name: str, value: Any) -> Any:
     return from_spec("partition", value, f"partition.{name}") if is_rule and not isinstance(value, Partition) else value
 
 
+def _is_one_shape(shape: Any) -> bool:
+    """Whether examples are one tensor; several have a dict or a tuple of shapes."""
+    return isinstance(shape, tuple) and all(isinstance(extent, int) for extent in shape)
+
+
 def _filled(
     factory: Callable[..., nn.Module],
     input_shape: tuple[int, ...],
     outputs: int,
     bounds: tuple[float, float] | None,
 ) -> Factory:
-    inputs = math.prod(input_shape) if isinstance(input_shape, tuple) else None  # several inputs have no single size
+    inputs = math.prod(input_shape) if _is_one_shape(input_shape) else None  # several inputs have no single size
     known = {"inputs": inputs, "input_shape": input_shape, "classes": outputs, "bounds": bounds}
     taken = inspect.signature(factory).parameters
     wanted = {name: value for name, value in known.items() if name in taken}

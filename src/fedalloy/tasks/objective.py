@@ -9,21 +9,20 @@ from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value
+from torch.func import grad_and_value
 
-from fedalloy.core import renamed
 from fedalloy.core.errors import SpecError
-from fedalloy.core.inputs import Inputs, device_of, each
-from fedalloy.core.inputs import leaves as leaves_of
+from fedalloy.core.inputs import Inputs
 from fedalloy.core.keys import Key
 from fedalloy.core.objective import ApplyCapability, Objective, StepGradient
 from fedalloy.core.types import Tree
-from fedalloy.tasks.dropout import Dropout
+from fedalloy.tasks.calling import scores_in
 from fedalloy.tasks.losses.loss import Loss, PerExample, choose, name_of
-from fedalloy.tasks.trainable import Selection, select
+from fedalloy.tasks.pure_module import Factory, PureModule
+from fedalloy.tasks.skeletons import own_buffers
+from fedalloy.tasks.trainable import Patterns
 
-Factory = Callable[[], nn.Module]
-_LOSS_IS = ("loss", "_called", "_input", "_others")
+_LOSS_IS = ("loss", "_called")
 """Methods that compute the loss; if a subclass overrides one, kernels for named losses must not be used."""
 
 
@@ -49,15 +48,15 @@ class ModuleGradient(StepGradient):
 
 
 class ModuleObjective(Objective):
-    """A model built by ``factory`` and a loss.
+    """A model built by ``factory``, or a module that is every seed's starting point, and a loss.
 
-    Examples that are dicts of tensors are passed to the model as keyword arguments.
+    Examples that are dicts of tensors are passed to the model as keyword arguments, tuples as positional ones.
     ``loss`` is the name of a loss, a loss, or a function of ``(outputs, y)`` with one value per example; ``unit`` says
-    what ``num_examples`` counts.
-    ``trainable`` are name patterns (``head.*``): leaves that they do not match are frozen: the
-    objective keeps them, and they are neither trained nor exchanged. All functions are pure, so they work under
-    ``torch.func.grad`` and ``vmap``: every call passes its leaves to one of two skeletons of the module, in training
-    or in evaluation mode, which never change.
+    what ``num_examples`` counts. Parameters with ``requires_grad`` are trained and exchanged, or those whose names
+    match the patterns ``trainable`` (``head.*``); all others are frozen: the objective keeps them. All functions are pure, so
+    they work under ``torch.func.grad`` and ``vmap`` (:class:`fedalloy.tasks.pure_module.PureModule`). ``example`` are a
+    few rows of the data: lazy layers get their sizes from them, and the model is called with them once, to see what it
+    draws and whether batches may be padded.
 
     >>> objective = ModuleObjective(lambda: nn.Linear(4, 3))
     >>> params, buffers = objective.init(Key.of(1))
@@ -69,44 +68,48 @@ class ModuleObjective(Objective):
 
     def __init__(
         self,
-        factory: Factory,
+        factory: Factory | nn.Module,
         loss: str | PerExample | Loss = "cross_entropy",
         *,
-        trainable: tuple[str, ...] = ("*",),
+        trainable: Patterns = None,
         dtype: torch.dtype = torch.float32,
         hits: PerExample | None = None,
         unit: Literal["examples", "targets"] = "examples",
+        example: Inputs | None = None,
     ) -> None:
         self._unit: Literal["examples", "targets"] = unit
-        self._factory, self._dtype, self._patterns = factory, dtype, trainable
         self._loss = choose(loss)
         self._hits = hits or self._loss.hits
-        module = self._build(Key.of(0).fold("skeleton"))
-        _refuse_foreign_dropout(module)
-        self._selection: Selection = select(module, trainable)
-        renamed.refuse_old_attributes(module, renamed.MODEL)
-        self._training = _skeleton(module).train()
-        self._evaluation = _skeleton(module).eval()
-        for name in self._selection.frozen_modules:
-            self._training.get_submodule(name).training = False
-        leaves = _leaves(module)
-        self._constants = {name: leaves[name] for name in self._selection.constants}
-        self._dropouts = [name for name, part in self._training.named_modules() if _drops(part)]
+        self._model = PureModule(factory, trainable, dtype, example)
 
     @property
     def needs_full_batches(self) -> bool:
-        """Whether training outputs depend on the whole batch (BatchNorm), so that no row may be padding."""
-        return any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in self._training.modules())
+        """Whether training outputs depend on the whole batch (BatchNorm, or random draws whose first axis is not the
+        batch), so that no row may be padding."""
+        return self._model.couples
+
+    @property
+    def single_start(self) -> bool:
+        """Whether every key gives the same initial values: the model was given as a module, not as a function."""
+        return self._model.single_start
+
+    def module(self, params: Tree, buffers: Tree) -> nn.Module:
+        """The model as the user gave it, in evaluation mode, with these parameters and buffers."""
+        return self._model.filled({**params, **buffers})
+
+    @property
+    def takes_integers(self) -> bool:
+        """Whether whole numbers reach the model as they are; false if it accepts them only as floats."""
+        return not self._model.casts
 
     def trains_on_one(self, x: Inputs) -> bool:
         """Whether the model can be trained on the single example ``x``; with BatchNorm over vectors it cannot."""
         if not self.needs_full_batches:
             return True
         params, buffers = self.init(Key.of(0))
-        leaves = {**self._others(x, torch.zeros((), dtype=torch.int64)), **params, **buffers}
         try:
             with torch.no_grad():
-                self._called(self._training, leaves, x)
+                self._model(True, params, buffers, x, torch.zeros((), dtype=torch.int64))
         except ValueError as error:
             return "more than 1 value per channel" not in str(error)
         return True
@@ -114,13 +117,13 @@ class ModuleObjective(Objective):
     @property
     def scores_by_batch(self) -> bool:
         """Whether outputs depend on the batch in evaluation too (BatchNorm without running statistics)."""
-        norms = (m for m in self._evaluation.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
+        norms = (m for m in self._model.evaluation.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
         return any(norm.running_mean is None for norm in norms)
 
     @property
     def structure(self) -> nn.Module:
         """The module, for engines that have fast kernels for some structures. Read only."""
-        return self._training
+        return self._model.training
 
     @property
     def loss_name(self) -> str | None:
@@ -138,44 +141,43 @@ class ModuleObjective(Objective):
     @property
     def frozen(self) -> Tree:
         """The leaves that are neither trained nor exchanged."""
-        return self._constants
+        return self._model.frozen
 
     @property
     def forms(self) -> dict[str, Tree]:
         """Names, shapes and types of the exchanged ``params`` and ``buffers``, as meta tensors without data."""
-        named = {**dict(self._training.named_parameters()), **dict(self._training.named_buffers())}
-        chosen = {"params": self._selection.params, "buffers": self._selection.buffers}
+        module, selection = self._model.training, self._model.selection
+        named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        chosen = {"params": selection.params, "buffers": selection.buffers}
         return {part: {name: named[name].detach().to("meta") for name in names} for part, names in chosen.items()}
 
     @property
     def needs_draw(self) -> bool:
-        """Whether ``loss`` needs a random draw (the model has ``Dropout``)."""
-        return bool(self._dropouts)
+        """Whether ``loss`` needs a random draw (the model has dropout, or draws other random numbers)."""
+        return self._model.draws
 
     @property
     def dtype(self) -> torch.dtype:
         """The floating-point type of parameters, buffers and inputs."""
-        return self._dtype
+        return self._model.dtype
 
     def to(self, device: torch.device | str) -> Self:
         """The same objective with its frozen leaves on a device; the caller places the exchanged leaves."""
         moved = copy.copy(self)
-        moved._constants = {name: leaf.to(device) for name, leaf in self._constants.items()}
+        moved._model = self._model.to(device)
         return moved
 
     def remodelled(self, change: Callable[[nn.Module], nn.Module]) -> ModuleObjective:
         """The same loss, patterns and precision for the model that ``change`` returns, with its initial values."""
-        factory = self._factory
+        model = self._model
         return ModuleObjective(
-            lambda: change(factory()), self._loss, trainable=self._patterns, dtype=self._dtype, hits=self._hits,
+            lambda: change(model.factory()), self._loss, trainable=model.patterns, dtype=model.dtype, hits=self._hits,
             unit=self._unit,
         )  # fmt: skip
 
     def init(self, key: Key) -> tuple[Tree, Tree]:
         """Fresh parameters and buffers: the model as ``factory`` initialises it under this key."""
-        leaves = _leaves(self._build(key))
-        params = {name: leaves[name] for name in self._selection.params}
-        return params, {name: leaves[name] for name in self._selection.buffers}
+        return self._model.init(key)
 
     def loss(
         self, params: Tree, buffers: Tree, x: Inputs, y: Inputs, mask: Tensor | None = None, draw: Tensor | None = None
@@ -187,28 +189,26 @@ class ModuleObjective(Objective):
         """
         if mask is not None and self.needs_full_batches:
             raise SpecError(
-                "a padded batch would enter the statistics of BatchNorm: give whole batches without a mask "
-                "(engine 'loop'), or use GroupNorm"
+                "a padded batch would enter the statistics of BatchNorm, or change the model's random draws: give "
+                "whole batches without a mask (engine 'loop'), or use GroupNorm"
             )
-        new = _own(buffers, x, params) if buffers else {}
-        others = self._others(x, draw) if self._constants or self._dropouts else {}
-        losses = self._loss.losses(self._called(self._training, {**others, **params, **new}, x), y)
-        return _mean(losses, mask, self._loss.counts(y)), new
+        outputs, new = self._called(params, buffers, x, draw, mask is not None)
+        return _mean(self._loss.losses(outputs, y), mask, self._loss.counts(y)), new
 
     def outputs(self, params: Tree, buffers: Tree, x: Inputs) -> Tensor:
         """The model's outputs, in evaluation mode."""
-        return self._called(self._evaluation, {**self._others(x, None), **params, **buffers}, x)
+        return scores_in(self._model(False, params, buffers, x)[0])
 
     @property
     def capabilities(self) -> frozenset[str]:
         """The names of the model's capabilities; an ordinary model only classifies."""
-        known: frozenset[str] = getattr(self._training, "capabilities", frozenset({"classify"}))
+        known: frozenset[str] = getattr(self._model.training, "capabilities", frozenset({"classify"}))
         return known
 
     @property
     def classes(self) -> int:
         """The number of classes of a model with capabilities; 0 for an ordinary model, which does not declare it."""
-        return int(getattr(self._training, "classes", 0))
+        return int(getattr(self._model.training, "classes", 0))
 
     def apply_capability(
         self,
@@ -221,12 +221,9 @@ class ModuleObjective(Objective):
     ) -> tuple[Any, Tree]:
         """The result of one of the model's capabilities (:class:`fedalloy.tasks.models.capabilities.CapabilityModule`),
         and the buffers after it. ``draw`` is the key of the dropout masks, as in ``loss``."""
-        given = tuple(self._input(value) for value in inputs)
-        new = _own(buffers, given[0], params) if training and buffers else buffers
-        leaves = {**self._others(given[0], draw if training else None), **params, **new}
-        module = self._training if training else self._evaluation
-        named = {"capability": capability} if hasattr(module, "capabilities") else {}
-        return functional_call(module, leaves, given, named), new
+        named: dict[str, Any] = {"capability": capability} if hasattr(self._model.training, "capabilities") else {}
+        new = own_buffers(buffers, inputs[0], params) if training and buffers else buffers
+        return self._model(training, params, new, inputs, draw, **named)
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The loss of every example."""
@@ -245,55 +242,11 @@ class ModuleObjective(Objective):
         """Whether every example is classified correctly, as 0 or 1; NaN for a regression."""
         return self._hits(outputs, y)
 
-    def _build(self, key: Key) -> nn.Module:
-        """The factory's model, with initial values from a key; the global generator is not changed."""
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(key.seed())
-            return self._factory().to(self._dtype)
-
-    def _called(self, module: nn.Module, leaves: Tree, x: Inputs) -> Tensor:
-        """The outputs of a module with these leaves, for one tensor or for several as keyword arguments."""
-        if isinstance(x, Tensor):
-            given = x.to(self._dtype) if x.is_floating_point() else x
-            result: Tensor = functional_call(module, leaves, (given,))
-        else:
-            result = functional_call(module, leaves, (), {name: each(self._input, value) for name, value in x.items()})
-        return result
-
-    def _input(self, x: Tensor) -> Tensor:
-        return x.to(self._dtype) if x.is_floating_point() else x
-
-    def _others(self, x: Inputs, draw: Tensor | None) -> Tree:
-        """The leaves of a call besides the exchanged ones: the frozen ones on the device of the data (no copy if ``to``
-        has moved them there) and, with a draw, one key per dropout: the draw folded with the module's ordinal."""
-        frozen = {name: leaf.to(device_of(x)) for name, leaf in self._constants.items()}
-        if draw is None:
-            return frozen
-        return frozen | {
-            f"{name}.draw".removeprefix("."): torch.as_tensor(Key(draw).fold("dropout", ordinal).state)
-            for ordinal, name in enumerate(self._dropouts)
-        }
-
-
-def _leaves(module: nn.Module) -> Tree:
-    """Detached copies of all parameters and buffers, by name."""
-    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    return {name: leaf.detach().clone() for name, leaf in named.items()}
-
-
-def _skeleton(module: nn.Module) -> nn.Module:
-    """A copy of the structure that shares its tensors, because every call replaces all of them."""
-    return copy.deepcopy(module, {id(leaf): leaf for leaf in [*module.parameters(), *module.buffers()]})
-
-
-def _own(buffers: Tree, x: Inputs, params: Tree) -> Tree:
-    """Copies that a module may write to. Adding a zero made from the data and the parameters gives the copy
-    every batch axis they have: under vmap a module cannot write a batched value into a shared buffer."""
-    first, *others = leaves_of(x)
-    zero = torch.zeros_like(first.reshape(-1)[:1]).sum()
-    for leaf in (*others, *params.values()):
-        zero = zero + torch.zeros_like(leaf.reshape(-1)[:1]).sum()
-    return {name: leaf + zero.to(leaf.dtype) for name, leaf in buffers.items()}
+    def _called(self, params: Tree, buffers: Tree, x: Inputs, draw: Tensor | None, padded: bool) -> tuple[Tensor, Tree]:
+        """The outputs in training mode, and the buffers after the call."""
+        new = own_buffers(buffers, x, params) if buffers else {}
+        returned, new = self._model(True, params, new, x, draw, padded)
+        return scores_in(returned), new
 
 
 def _mean(losses: Tensor, mask: Tensor | None, counts: Tensor | None) -> Tensor:
@@ -306,18 +259,3 @@ def _mean(losses: Tensor, mask: Tensor | None, counts: Tensor | None) -> Tensor:
     counts = counts if mask is None else counts * mask
     kept = torch.where(counts > 0, losses * counts, torch.zeros_like(losses))
     return kept.sum() / counts.sum().clamp(min=1)
-
-
-def _drops(module: nn.Module) -> bool:
-    return isinstance(module, Dropout) and module.training
-
-
-def _refuse_foreign_dropout(module: nn.Module) -> None:
-    """Refuse torch's dropout: it uses the global generator, so masks would depend on engine and order of clients."""
-    for name, part in module.named_modules():
-        inside = isinstance(part, nn.RNNBase | nn.MultiheadAttention) and part.dropout > 0
-        if isinstance(part, nn.modules.dropout._DropoutNd) or inside:
-            raise SpecError(
-                f"'{name or 'the model'}' is a {type(part).__name__} that drops at random by itself: its masks would "
-                "depend on the engine; use fedalloy.Dropout, whose mask comes from the client's key"
-            )

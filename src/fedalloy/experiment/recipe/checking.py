@@ -139,7 +139,7 @@ def _with_known_model(recipe: Recipe, found: Findings) -> tuple[Recipe, bool]:
         kind = _kind(getattr(recipe.task, name))
         if ":" in kind or (recipe.imports and kind and kind not in registry.names("model")):
             found.skip(f"the {name} {kind}: it is the recipe's own code")
-            changes |= {name: None, "trainable": ["*"]}
+            changes |= {name: None, "trainable": None}
     task, engine = recipe.task.model_copy(update=changes), recipe.engine.model_copy(update={"device": "cpu"})
     return recipe.model_copy(update={"task": task, "engine": engine}), bool(changes)
 

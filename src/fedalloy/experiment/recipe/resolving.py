@@ -159,7 +159,7 @@ def task_of(recipe: Recipe) -> FederatedTask:
         standardise=table.standardise,
         noise=recipe.noise.model_dump() if recipe.noise else None,
         newcomers=dealt.newcomers,
-        trainable=tuple(table.trainable),
+        trainable=None if table.trainable is None else tuple(table.trainable),
         classifier=table.classifier,
         synthetic=table.synthetic.model_dump() if isinstance(table.synthetic, SyntheticTable) else table.synthetic,
         dtype=table.dtype,

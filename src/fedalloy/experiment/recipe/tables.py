@@ -67,8 +67,8 @@ class TaskTable(Closed):
     """What `num_examples` counts, by which clients are weighted: examples, or the targets (tokens) that count."""
     standardise: Literal["none", "client"] | None = None
     """`client`: scale every client's features by its own training part; default: that of the dataset."""
-    trainable: list[str] = ["*"]
-    """Patterns of the parameter names that are trained and exchanged."""
+    trainable: list[str] | None = None
+    """Patterns of the parameter names that are trained and exchanged; default: those with `requires_grad`."""
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2
     """Share of every client's examples kept for testing."""
     valid_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0

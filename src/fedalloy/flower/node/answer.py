@@ -29,7 +29,7 @@ from fedalloy.core.spec import from_spec
 from fedalloy.core.types import Block, Cohort, Context, Contributions, Info, State, Weights
 from fedalloy.flower.config import NodeConfig
 from fedalloy.flower.node.data import LocalTask, MakeTask, local_task
-from fedalloy.flower.node.leaves import check_cohort, check_shared, whole
+from fedalloy.flower.node.leaves import check_cohort, check_frozen, check_shared, whole
 from fedalloy.flower.node.limits import bounded_memory, check_protected, check_steps, is_memory_error
 from fedalloy.flower.node.policy import Policy
 from fedalloy.flower.node.store import NodeStore, Start, Ticket
@@ -211,6 +211,7 @@ def _checked(
         told = type(error).__name__ if own else f"{error!s:.300}"
         raise Refused(f"the task cannot be understood ({told})") from error
     policy.check_examples(len(task.examples("train")))
+    check_frozen(task.frozen, head.task.frozen, config.client)
     return Order(head, received, config, policy, store, algorithm, task)
 
 

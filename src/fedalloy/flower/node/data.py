@@ -12,6 +12,7 @@ import json
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -24,6 +25,7 @@ from fedalloy.core.own_code import own_code
 from fedalloy.core.protocols import DataPart, Objective
 from fedalloy.core.types import Examples
 from fedalloy.flower.config import FROM_RECIPE
+from fedalloy.flower.node.leaves import frozen_digest
 from fedalloy.flower.node.limits import check_size
 from fedalloy.flower.node.policy import Policy
 from fedalloy.flower.protocol.header import Refused
@@ -36,6 +38,7 @@ from fedalloy.tasks.examining import LabelLimits, check_examples
 from fedalloy.tasks.kinds import LOSSES, outputs_for
 from fedalloy.tasks.losses.loss import choose
 from fedalloy.tasks.objective import ModuleObjective
+from fedalloy.tasks.probing import ROWS
 from fedalloy.tasks.splits import split_client
 from fedalloy.tasks.standardise import Scaler
 
@@ -55,6 +58,11 @@ class LocalTask:
         """The examples of a part."""
         return self.parts[part]
 
+    @cached_property
+    def frozen(self) -> str | None:
+        """A hash of the leaves that are neither trained nor sent; None if there are none."""
+        return frozen_digest(self.objective)
+
 
 class MakeTask(Protocol):
     """The task of one client: :func:`local_task`, or the same with a cache."""
@@ -71,24 +79,28 @@ def local_task(source: str, client: int, spec: TaskSpec, device: str = "cpu", po
     """
     if source == FROM_RECIPE:
         return _share(client, spec, device, policy)
-    objective = _objective(spec, policy).to(device)
+    _check_model(spec, policy)
     found = _from_function(source) if ":" in source else _from_folder(Path(source).expanduser())
     parts = {name: _checked(*pair, spec, source) for name, pair in found.items()}
     if set(parts) == {""}:
         parts = _split(parts[""], client, spec)
     empty = parts["train"].x[:0], parts["train"].y[:0]
     whole: Parts = {part: parts.get(part, Examples(*empty)) for part in PARTS}
+    objective = _objective(spec, whole["train"].x)
+    if not objective.takes_integers:
+        whole = {part: Examples(one.x.to(torch.float32), one.y) for part, one in whole.items()}
     if spec.standardise == "client":
         whole = _standardised(whole)
-    return LocalTask(objective, {part: _placed(one, device, spec.dtype) for part, one in whole.items()})
+    placed = {part: _placed(one, device, objective.dtype) for part, one in whole.items()}
+    return LocalTask(objective.to(device), placed)
 
 
-def _objective(spec: TaskSpec, policy: Policy) -> ModuleObjective:
-    """The model, after a check of its size."""
-    _check_model(spec, policy)
+def _objective(spec: TaskSpec, x: torch.Tensor) -> ModuleObjective:
+    """The model, whose size was checked before; ``x`` are the node's examples, of which it sees a few."""
     return make_objective(
         spec.shape, spec.classes, _model(spec), loss=_spec(spec.loss), dtype=spec.dtype, trainable=spec.trainable,
         bounds=spec.bounds, kind=spec.kind, targets=spec.targets, unit=spec.unit,
+        example=x[:ROWS] if len(x) else None,
     )  # fmt: skip
 
 
@@ -247,7 +259,7 @@ def _standardised(parts: Parts) -> Parts:
     return {part: Examples(scaler.apply(one.x, size(one)), one.y) for part, one in parts.items()}
 
 
-def _placed(examples: Examples, device: str, dtype: str) -> Examples:
-    precision = getattr(torch, dtype)
-    x, y = examples.x.to(device, precision), examples.y.to(device)
-    return Examples(x, y.to(precision) if y.is_floating_point() else y)
+def _placed(examples: Examples, device: str, dtype: torch.dtype) -> Examples:
+    """On the device, in the model's precision; whole numbers stay what they are."""
+    x, y = (one.to(device, dtype if one.is_floating_point() else None) for one in (examples.x, examples.y))
+    return Examples(x, y)

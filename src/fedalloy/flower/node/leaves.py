@@ -9,6 +9,7 @@ import torch
 
 from fedalloy.core import aspects
 from fedalloy.core.algorithm import Algorithm
+from fedalloy.core.fingerprint import digest
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Objective, Shared
 from fedalloy.core.types import Payload, Tree
@@ -56,6 +57,21 @@ def _unknown(leaves: Tree, device: str) -> Tree:
         name: torch.full_like(leaf, torch.nan if leaf.is_floating_point() else 0, device=device)
         for name, leaf in leaves.items()
     }
+
+
+def frozen_digest(objective: Objective) -> str | None:
+    """A hash of the leaves that are neither trained nor sent, with their names; None if there are none."""
+    leaves = objective.frozen
+    return digest(*(part for name in sorted(leaves) for part in (name, leaves[name]))) if leaves else None
+
+
+def check_frozen(found: str | None, wanted: str | None, client: str) -> None:
+    """Refuse to train on other frozen leaves than the server's: updates to different models must not be averaged."""
+    if found != wanted:
+        raise Refused(
+            f"the model of '{client}' has other frozen leaves than the server's (another pretrained base, or another "
+            "version of it): load the same base on all nodes"
+        )
 
 
 def check_shared(shared: Shared, objective: Objective) -> None:

@@ -17,7 +17,7 @@ from fedalloy.core.errors import FedalloyError
 if TYPE_CHECKING:
     from flwr.app import RecordDict
 
-FORMAT = 3
+FORMAT = 4
 """The format of messages; increased when an older reader could misread a newer message."""
 RECORD, HEADER, PARTS = "fedalloy", "header", "parts"
 """Flower's record that holds the header, the header in it, and the list of parts in the header."""

@@ -138,7 +138,8 @@ class TaskSpec(StrictTable):
     real: bool | None = None
     ignore_index: int = -100
     dtype: Literal["float32", "float64"] = "float32"
-    trainable: Annotated[tuple[Pattern, ...], _listed, Field(min_length=1, max_length=256)] = ("*",)
+    trainable: Annotated[tuple[Pattern, ...], _listed, Field(min_length=1, max_length=256)] | None = None
+    frozen: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")] | None = None
     standardise: Literal["none", "client"] = "none"
     test_fraction: Fraction = 0.2
     valid_fraction: Fraction = 0.0

@@ -205,7 +205,7 @@ def as_pair(x: Any, y: Any, who: str) -> tuple[Tensor, Tensor]:
         features, targets = _tensor(x), _tensor(y)
         if features.is_complex() or targets.is_complex():
             raise TypeError("they are complex; give real and imaginary parts as separate features")
-        features = features.to(torch.float32)
+        features = features.to(torch.float32) if features.is_floating_point() else features
     except (TypeError, ValueError, RuntimeError) as cause:
         raise DataError(f"{who}: x and y must be arrays of numbers ({cause})") from cause
     targets = targets.to(torch.float32 if targets.is_floating_point() else torch.int64)

@@ -51,6 +51,11 @@ def resolve(name: str) -> Callable[..., Any]:
         functions = [public for public in dir(there) if callable(getattr(there, public)) and public[0] != "_"]
         close = difflib.get_close_matches(function, functions, n=5) or functions[:20]  # a library may have hundreds
         raise SpecError(f"model '{name}': module {module} has no function '{function}': {nearest(function, close)}")
+    if isinstance(found, nn.Module):
+        raise SpecError(
+            f"model '{name}' is a built {type(found).__name__}: the seeds of a recipe redraw the model, which "
+            "needs several starts, and a model that is already built has one: give the function that builds it"
+        )
     if not callable(found):
         raise SpecError(f"model '{name}' is a {type(found).__name__}, not a function that returns an nn.Module")
     factory: Callable[..., Any] = found

@@ -1,0 +1,66 @@
+"""Models of ``transformers``: one implementation of attention for all engines. Nothing is imported unless the model
+comes from there, and nothing is changed in the user's own model."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any
+
+from torch import nn
+
+NAME = "fedalloy"
+"""Under which attention and mask are registered in transformers."""
+
+
+def pretrained_models(module: nn.Module) -> list[Any]:
+    """The outermost models of ``transformers`` in a module: itself, or those inside a wrapper such as PEFT's."""
+    library: Any = sys.modules.get("transformers.modeling_utils")
+    if library is None:
+        return []
+    if isinstance(module, library.PreTrainedModel):
+        return [module]
+    return [found for child in module.children() for found in pretrained_models(child)]
+
+
+def with_own_attention(module: nn.Module) -> bool:
+    """Let the models in ``module`` use our attention, and no cache; returns whether any of them has an attention that
+    can be replaced. The caller passes a copy: this changes the configuration."""
+    models = [one for one in pretrained_models(module) if _has_attention(one)]
+    if models:
+        register()
+    for model in models:
+        model.set_attn_implementation(NAME)
+        if getattr(model.config, "use_cache", False):
+            model.config.use_cache = False
+    return bool(models)
+
+
+@functools.cache
+def register() -> None:
+    """Register our attention and mask: the model's own plain formula, and a mask that is always made. The defaults
+    ask for the values of a mask, which does not work for a block of clients."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(NAME, _attention)
+    AttentionMaskInterface.register(NAME, _mask)
+
+
+def _attention(module: nn.Module, *given: Any, **named: Any) -> Any:
+    """The plain attention of the file that defines the layer, with its scaling, bias and dropout."""
+    homes: Any = (sys.modules[base.__module__] for base in type(module).__mro__)
+    plain = next(home.eager_attention_forward for home in homes if hasattr(home, "eager_attention_forward"))
+    return plain(module, *given, **named)
+
+
+def _mask(*given: Any, **named: Any) -> Any:
+    from transformers.masking_utils import eager_mask
+
+    return eager_mask(*given, **{**named, "allow_is_bidirectional_skip": False, "allow_is_causal_skip": False})
+
+
+def _has_attention(model: Any) -> bool:
+    """Whether the attention can be replaced: the model asks transformers' interface for it, and its file has the plain
+    formula."""
+    home = sys.modules[type(model).__module__]
+    return bool(model._can_set_attn_implementation()) and hasattr(home, "eager_attention_forward")

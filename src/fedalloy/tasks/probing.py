@@ -1,0 +1,77 @@
+"""What a module does in a call, found by calling it once with a few examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedalloy.core import inputs
+from fedalloy.core.errors import FedalloyError
+from fedalloy.core.inputs import Inputs
+from fedalloy.core.keys import Key
+from fedalloy.tasks.keyed import KeyedDraws
+
+ROWS = 3
+"""Examples of a probe."""
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """What a probe of the training mode found: whether the model ``draws``, whether some of these draws are ``unkeyed``
+    (torch's global generator moved), and whether a row's output depends on how many rows follow (``couples``)."""
+
+    draws: bool = False
+    unkeyed: bool = False
+    couples: bool = False
+
+
+Call = Callable[[Inputs, KeyedDraws], Tensor]
+"""The outputs in training mode under a mode that answers random calls."""
+
+
+@torch.no_grad()
+def probe(call: Call, example: Inputs) -> ProbeResult:
+    """Call a model with two rows, and with three of which the first two are the same, under the same key. A model that
+    fails is left to fail where its error can name the client; nothing is assumed of it."""
+    rows = some_rows(example)
+    before, seed = torch.random.get_rng_state(), Key.of(0).fold("probe").seed()
+    try:
+        modes, made, moved = [], [], False
+        for count in (ROWS - 1, ROWS):
+            torch.manual_seed(seed)
+            start = torch.random.get_rng_state()
+            modes.append(KeyedDraws(Key.of(0).fold("probe"), even=True))
+            made.append(call(inputs.take(rows, slice(0, count)), modes[-1]))
+            moved |= not torch.equal(start, torch.random.get_rng_state())
+    except FedalloyError:
+        raise
+    except Exception:
+        return ProbeResult(draws=True, couples=True)
+    finally:
+        torch.random.set_rng_state(before)
+    return ProbeResult(bool(modes[0].count) or moved, moved, not _same_rows(*made))
+
+
+def some_rows(example: Inputs) -> Inputs:
+    """As many examples as a probe needs; the first ones again if there are fewer."""
+    count = inputs.length(example)
+    return inputs.take(example, torch.arange(ROWS, device=inputs.device_of(example)) % max(1, count))
+
+
+def close(one: Tensor, other: Tensor) -> bool:
+    """Whether outputs agree: to 1e-6 in float64, in float32 to what its digits allow for a deep model."""
+    if one.shape != other.shape:
+        return False
+    part = 1e-6 if one.dtype == torch.float64 else 1e-3
+    scale = max(1.0, float(other.double().abs().nan_to_num().max())) if other.numel() else 1.0
+    return torch.allclose(one.double(), other.double(), rtol=0, atol=part * scale, equal_nan=True)
+
+
+def _same_rows(few: Tensor, more: Tensor) -> bool:
+    """Whether the outputs of the common rows agree; one without rows, or with another order of axes, does not."""
+    if not few.dim() or not more.dim() or len(few) != ROWS - 1 or len(more) != ROWS:
+        return False
+    return close(more[: ROWS - 1], few)

@@ -1,0 +1,64 @@
+"""Modules as skeletons: structure without values of its own, because every call brings all leaves."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+
+from fedalloy.core.errors import SpecError
+from fedalloy.core.inputs import Inputs, device_of
+from fedalloy.core.inputs import leaves as leaves_of
+from fedalloy.core.types import Tree
+from fedalloy.tasks.calling import arguments
+
+
+def materialised(module: nn.Module, example: Inputs | None, prepare: Callable[[Tensor], Tensor]) -> nn.Module:
+    """The module; lazy layers get their sizes from a call with an example."""
+    if not any(isinstance(leaf, UninitializedParameter | UninitializedBuffer) for leaf in _all_leaves(module)):
+        return module
+    if example is None:
+        raise SpecError(
+            "the model has lazy layers, and there is no example here from which they could get their sizes: give every "
+            "layer its sizes"
+        )
+    modes = [(part, part.training) for part in module.modules()]
+    args, named = arguments(example, prepare)
+    with torch.no_grad():
+        module.eval().to(device_of(example))(*args, **named)
+    for part, mode in modes:
+        part.training = mode
+    return module
+
+
+def leaves_in(module: nn.Module, names: tuple[str, ...]) -> Tree:
+    """Detached copies of some parameters and buffers, by name."""
+    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return {name: named[name].detach().clone() for name in names}
+
+
+def skeleton(module: nn.Module) -> nn.Module:
+    """A copy of the structure that shares its tensors, because every call replaces all of them. The shortcut of
+    ``nn.TransformerEncoder`` through nested tensors is off: it does not work for a block of clients."""
+    made: nn.Module = copy.deepcopy(module, {id(leaf): leaf for leaf in _all_leaves(module)})
+    for part in made.modules():
+        if isinstance(part, nn.TransformerEncoder):
+            part.use_nested_tensor = False
+    return made
+
+
+def own_buffers(buffers: Tree, x: Inputs, params: Tree) -> Tree:
+    """Copies that a module may write to. Adding a zero made from the data and the parameters gives the copy
+    every batch axis they have: under vmap a module cannot write a batched value into a shared buffer."""
+    first, *others = leaves_of(x)
+    zero = torch.zeros_like(first.reshape(-1)[:1]).sum()
+    for leaf in (*others, *params.values()):
+        zero = zero + torch.zeros_like(leaf.reshape(-1)[:1]).sum()
+    return {name: leaf + zero.to(leaf.dtype) for name, leaf in buffers.items()}
+
+
+def _all_leaves(module: nn.Module) -> list[Tensor]:
+    return [*module.parameters(), *module.buffers()]

@@ -1,0 +1,203 @@
+"""What of a user's model is trained and exchanged, what it may take and return, and where it starts."""
+
+import copy
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedalloy
+from fedalloy.core.errors import CheckpointError, SpecError
+from fedalloy.core.keys import Key
+from fedalloy.core.tree import layers
+from fedalloy.tasks.assembly import make_task
+from fedalloy.tasks.datasets.base import Dataset, from_clients
+from fedalloy.tasks.objective import ModuleObjective
+
+X = Key.of(1).normal(40, 4, dtype=torch.float32)
+Y = (X[:, 0] > 0).long()
+TOKENS = (Key.of(2).bits(40, 6) & 0xFFFF) % 20
+
+
+def body_and_head() -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+    model[:2].requires_grad_(False)
+    return model
+
+
+def test_frozen_parameters_and_their_norms_are_kept_unless_patterns_say_otherwise():
+    objective = ModuleObjective(body_and_head)
+    assert list(objective.forms["params"]) == ["3.weight", "3.bias"]
+    assert not objective.forms["buffers"]
+    assert "1.running_mean" in objective.frozen
+    assert not objective.needs_full_batches
+    assert list(ModuleObjective(body_and_head, trainable=("0.*",)).forms["params"]) == ["0.weight", "0.bias"]
+    everything = ModuleObjective(body_and_head, trainable=("*",))
+    assert len(everything.forms["params"]) == 6
+    assert len(everything.forms["buffers"]) == 3
+    with pytest.raises(SpecError, match="nothing would be trained"):
+        ModuleObjective(lambda: nn.Linear(2, 2).requires_grad_(False))
+
+
+def test_frozen_parameters_do_not_move_and_are_not_counted():
+    task = make_task(Dataset(X, Y, 2), body_and_head, clients=3)
+    result = fedalloy.fit("fedavg", task, rounds=2)
+    sent = next(result.rounds())["bytes_up"]
+    assert sorted(result.model) == ["3.bias", "3.weight"]
+    assert sent == 3 * 18 * 4
+    leaves = result.module().state_dict()
+    assert torch.equal(leaves["0.weight"], task.objective.frozen["0.weight"])
+    assert torch.equal(leaves["3.weight"], result.model["3.weight"])
+
+
+class Positions(nn.Module):
+    """A token model with position ids and a fixed table, as pretrained models have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(20, 8), nn.Linear(8, 20, bias=False)
+        self.head.weight = self.words.weight
+        self.register_buffer("position_ids", torch.arange(6))
+        self.register_buffer("table", torch.linspace(-1, 1, 48).reshape(6, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert not x.is_floating_point()
+        out: Tensor = self.head((self.words(x) + self.get_buffer("table")[self.get_buffer("position_ids")]).mean(1))
+        return out
+
+
+def test_position_ids_do_not_travel_tied_weights_stay_tied_and_tokens_stay_whole():
+    half = [(TOKENS[:20].numpy(), Y[:20]), (TOKENS[20:], Y[20:])]
+    task = make_task(from_clients(half, classes=20), Positions)
+    assert task.train.x.dtype == torch.int64
+    result = fedalloy.fit("fedavg", task, rounds=1)
+    assert list(result.model) == ["words.weight"]
+    module: Any = result.module()
+    assert module.head.weight is module.words.weight
+    torch.testing.assert_close(module(TOKENS), task.objective.outputs(result.model, {}, TOKENS))
+
+
+def test_whole_numbers_become_floats_for_a_model_that_takes_only_those():
+    task = make_task(Dataset(TOKENS, Y, 2), lambda: nn.Linear(6, 2), clients=2)
+    assert task.train.x.dtype == torch.float32
+
+
+class OwnNorm(nn.Module):
+    """Statistics that are assigned instead of written in place."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mean = 0.5 * self.mean + 0.5 * x.mean(0)
+        return (x - self.mean) * self.weight
+
+
+class Averaging(OwnNorm):
+    exchanged_buffers = ("mean",)
+
+
+class Forgetful(OwnNorm):
+    pass
+
+
+@pytest.mark.parametrize("kind", [OwnNorm, Averaging])
+@pytest.mark.parametrize("engine", ["loop", "batched", "workers"])
+def test_buffers_that_are_assigned_in_training_are_exchanged(kind, engine):
+    task = make_task(Dataset(X, Y, 2), lambda: nn.Sequential(kind(), nn.Linear(4, 2)), clients=2)
+    result = fedalloy.fit(fedalloy.algorithms.fedavg(batch_size=32), task, rounds=1, engine=engine)
+    expected = torch.stack([0.5 * task.data("train", torch.tensor([k])).client(0).x.mean(0) for k in (0, 1)]).mean(0)
+    torch.testing.assert_close(result.model["0.mean"], expected)
+
+
+def test_a_changing_buffer_that_would_not_be_exchanged_is_refused():
+    with pytest.raises(SpecError, match=r"changes the buffer '0\.mean', which is not exchanged.*exchanged_buffers"):
+        make_task(Dataset(X, Y, 2), lambda: nn.Sequential(Forgetful(), nn.Linear(4, 2)), clients=2)
+
+
+class Returns(nn.Module):
+    def __init__(self, how) -> None:
+        super().__init__()
+        self.how, self.head = how, nn.Linear(4, 2)
+
+    def forward(self, x: Tensor, more: Tensor):
+        return self.how(self.head(x + more))
+
+
+WAYS = {
+    "tensor": lambda out: out, "tuple": lambda out: (out, None), "dict": lambda out: {"logits": out},
+    "object": lambda out: SimpleNamespace(logits=out, loss=None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", [tuple, dict])
+def test_tuples_and_dicts_of_inputs_and_outputs_of_all_kinds(way, kind):
+    x = (X, 0.1 * X) if kind is tuple else {"more": 0.1 * X, "x": X}
+    made = {}
+    for engine in ("loop", "batched"):
+        task = make_task(Dataset(x, Y, 2), lambda: Returns(WAYS[way]), clients=3, dtype="float64")
+        made[engine] = fedalloy.fit("fedavg", task, rounds=1, engine=engine).model
+    plain = make_task(Dataset(1.1 * X, Y, 2), lambda: nn.Linear(4, 2), clients=3, dtype="float64")
+    same = fedalloy.fit("fedavg", plain, rounds=1, engine="loop").model
+    torch.testing.assert_close(made["loop"], made["batched"], rtol=1e-9, atol=1e-12)
+    assert made["loop"]["head.weight"].shape == same["weight"].shape
+
+
+def test_other_outputs_are_refused_in_words():
+    with pytest.raises(SpecError, match="returns a SimpleNamespace: it must return a tensor"):
+        make_task(Dataset((X, X), Y, 2), lambda: Returns(lambda out: SimpleNamespace(states=out)), clients=3)
+
+
+def test_a_built_module_is_the_start_of_every_seed_and_stays_as_it_is():
+    model = body_and_head()
+    before = copy.deepcopy(model.state_dict())
+    task = make_task(Dataset(X, Y, 2), model, clients=3)
+    for seed in (0, 1):
+        first, _ = task.objective.init(Key.of(seed))
+        assert torch.equal(first["3.weight"], before["3.weight"])
+    result = fedalloy.fit("fedavg", task, rounds=1)
+    assert not torch.equal(result.model["3.weight"], before["3.weight"])
+    assert all(torch.equal(leaf, before[name]) for name, leaf in model.state_dict().items())
+    with pytest.raises(SpecError, match=r"needs several starts.*give the function that builds it"):
+        fedalloy.fit("superfed_mm", task, rounds=1)
+
+
+def test_another_base_is_another_experiment(tmp_path):
+    def base(value: float) -> nn.Module:
+        model: Any = body_and_head()
+        with torch.no_grad():
+            model[0].weight.fill_(value)
+        return model
+
+    def run(value: float, **more):
+        task = make_task(Dataset(X, Y, 2), base(value), clients=3)
+        return fedalloy.fit("fedavg", task, rounds=2, folder=tmp_path / "run", **more)
+
+    torch.manual_seed(0)
+    run(0.5)
+    torch.manual_seed(0)
+    with pytest.raises(CheckpointError, match=r"task\.model\.frozen"):
+        run(0.25, resume=True)
+
+
+def test_the_matrices_of_an_adapter_are_one_layer():
+    names = [f"block.query.{part}.default.weight" for part in ("lora_A", "lora_B")]
+    groups = layers(dict.fromkeys([*names, "block.query.lora_embedding_A.other", "head.weight", "head.bias"], X))
+    assert list(groups) == ["block.query.lora.default", "block.query.lora.other", "head"]
+    assert groups["block.query.lora.default"] == names
+
+
+def test_saving_needs_a_model_that_can():
+    result = fedalloy.fit("fedavg", make_task(Dataset(X, Y, 2), body_and_head, clients=3), rounds=1)
+    with pytest.raises(SpecError, match="has no 'save_pretrained'"):
+        result.save_pretrained("nowhere")
+    with pytest.raises(SpecError, match="client 9 does not exist"):
+        result.module(client=9)
