@@ -20,6 +20,7 @@ import pytest
 pytest.importorskip("flwr")
 
 from fedalloy.flower import front
+from fedalloy.flower.contacts import REASON, Contacts
 from fedalloy.flower.layout import server_files
 from fedalloy.flower.pki import make_server_certificate
 
@@ -68,14 +69,14 @@ def inner(folder: Path) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def opened(folder: Path, inner: int, limits: front.Limits = LIMITS) -> Iterator[int]:
+def opened(folder: Path, inner: int, limits: front.Limits = LIMITS, contacts: Contacts | None = None) -> Iterator[int]:
     """A front in this process; the port it listens on."""
     files, listener = server_files(folder), front.door("127.0.0.1", 0)
     outer, link = front.contexts(files.certificate, files.key, files.ca_certificate)
     started: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[None]]] = []
 
     async def work() -> None:
-        task = asyncio.ensure_future(front.Front(listener, outer, inner, link, limits).serve())
+        task = asyncio.ensure_future(front.Front(listener, outer, inner, link, limits, contacts=contacts).serve())
         started.append((asyncio.get_running_loop(), task))
         with contextlib.suppress(asyncio.CancelledError):
             await task
@@ -124,6 +125,26 @@ def test_what_nodes_ask_for_is_passed_on_whole(ask):
     assert path == "/v1/fleet/push-object"
     assert headers["x-flwr"] == "signed"
     assert "te" not in headers
+
+
+def test_a_refusal_says_why_and_who_was_heard_is_noted(folder, inner, monkeypatch):
+    """The SuperLink here refuses what has no header of its own."""
+    contacts = Contacts(folder)
+    noted: list[tuple[bytes, str, int]] = []
+
+    def note(target: bytes, headers: Any, address: str, status: int) -> str:
+        noted.append((target, address, status))
+        return "unknown-key"
+
+    monkeypatch.setattr(contacts, "note", note)
+    context = ssl.create_default_context(cafile=server_files(folder).ca_certificate)
+    with opened(folder, inner, contacts=contacts) as port:
+        link = http.client.HTTPSConnection("localhost", port, timeout=30, context=context)
+        link.request("POST", "/v1/fleet/activate-node", b"let me in")
+        answer = link.getresponse()
+        assert (answer.status, answer.headers[REASON], answer.read()) == (401, "unknown-key", b"let me in")
+        link.close()
+    assert noted == [(b"/v1/fleet/activate-node", "127.0.0.1", 401)]
 
 
 @pytest.mark.parametrize(

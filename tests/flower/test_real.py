@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 from fedalloy.cli.app import app
 from fedalloy.core.keys import Key
 from fedalloy.core.types import Cohort, Context
+from fedalloy.experiment.records.lock import holder
 from fedalloy.experiment.records.reading import read_run
 from fedalloy.flower.flwr_cli import CONNECTION, FlwrCli, FlwrFailed
 from fedalloy.flower.layout import ServerPlace
@@ -364,7 +365,7 @@ def test_partners_reach_what_nodes_need_and_nothing_else(site, tmp_path):
     assert listening_on(server.link_port) == {"127.0.0.1"}
 
 
-def test_the_server_command_opens_its_front_last_and_does_not_stay_without_it(programs_find_us, tmp_path):
+def test_the_server_command_opens_its_front_last_and_looks_after_its_processes(programs_find_us, tmp_path):
     port, local = free_port(), free_port()
     write_federation(tmp_path / "fed", FederationPlan(("north", "south"), port=port))
     folder = tmp_path / "fed" / "server"
@@ -382,11 +383,20 @@ def test_the_server_command_opens_its_front_last_and_does_not_stay_without_it(pr
         assert answers(place)
         assert front_answers(place)
         assert (folder / "seats.json").exists()
-        words = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in carrying(mark)}
-        (front,) = [pid for pid, line in words.items() if b"fedalloy.flower.front" in line]
+        lines = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in carrying(mark)}
+        (front,) = [pid for pid, line in lines.items() if b"fedalloy.flower.front" in line]
+        lock = folder / "flwr" / "processes" / "flower-superexec.lock"
+        wait_until(lambda: holder(lock) is not None, "its helper announced itself", LIMIT, [server])
+        helper = holder(lock)
+        assert helper is not None
         os.kill(front, signal.SIGKILL)
-        assert server.process.wait(LIMIT) != 0
+        os.kill(helper, signal.SIGKILL)
+        wait_until(lambda: holder(lock) not in (None, helper), "there was another helper", LIMIT, [server])
+        wait_until(lambda: front_answers(place), "there was another front", LIMIT, [server])
+        server.process.terminate()
+        assert server.process.wait(LIMIT) == 0
         wait_until(lambda: not list(carrying(mark)), "everything ended", LIMIT)
+        assert "Traceback" not in (tmp_path / "log").read_text()
     finally:
         server.kill()
         end_all(mark)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -160,7 +159,7 @@ def stop(server: ServerFolder) -> None:
 @app.command()
 def server(folder: ServerFolder) -> None:
     """Start the server of a federation, admit the nodes whose public keys are in DIR/nodes, and wait until it ends."""
-    from fedalloy.flower.operations import serve
+    from fedalloy.flower.server_service import serve
 
     raise typer.Exit(serve(folder, typer.echo))
 
@@ -195,20 +194,14 @@ def admit(folder: ServerFolder) -> None:
 def node(
     folder: Annotated[Path, typer.Argument(help="The node's folder (node.toml is in it).", metavar="DIR")],
 ) -> None:
-    """Start a node, on the machine where its data are, and wait until it ends.
+    """Run a node, on the machine where its data are, until SIGTERM or Ctrl-C.
 
-    After a crash the server may refuse the node for up to a minute, until it has noticed that the old one is gone.
+    It waits until the server lets it in, says why it is not let in yet, and connects again after a restart of either
+    side. A node that was killed is let in again at once.
     """
-    from fedalloy.flower.layout import NodePlace
-    from fedalloy.flower.prefork import launcher
-    from fedalloy.flower.programs import environment, supernode
+    from fedalloy.flower.node_service import keep_running
 
-    place, chosen = NodePlace.read(folder), launcher()
-    place.config.store.mkdir(parents=True, exist_ok=True)
-    command = supernode(chosen, place)
-    typer.echo(f"node {place.name}: client {place.config.client}, server {place.server}, data {place.config.data}")
-    # Replaces this process, so that signals from systemd or a terminal reach Flower directly.
-    os.execve(command[0], command, environment(chosen, place.home))
+    raise typer.Exit(keep_running(folder, typer.echo))
 
 
 @app.command()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +22,8 @@ CONNECTION = "fedalloy"
 """The server's name in the configuration of ``flwr``."""
 ASK = 0.5
 """Seconds between two requests to a server."""
+PATIENCE = 120.0
+"""Seconds for which a server may leave requests about a run unanswered."""
 
 
 class FlwrFailed(FedalloyError):
@@ -99,12 +104,17 @@ class SubmittedRun:
     def wait(
         self, limit: float, programs: tuple[Program, ...] = (), meanwhile: Callable[[], None] = lambda: None
     ) -> str:
-        """Return how it ended; ``meanwhile`` is called between checks."""
-        ended = ""
+        """Return how it ended; ``meanwhile`` is called between checks. A server that does not answer for a while does
+        not end this: the run itself may continue."""
+        ended, answered = "", time.monotonic()
 
         def over() -> bool:
-            nonlocal ended
-            ended = self.status()
+            nonlocal ended, answered
+            try:
+                ended, answered = self.status(), time.monotonic()
+            except FlwrFailed:
+                if time.monotonic() - answered > PATIENCE:
+                    raise
             meanwhile()
             return ended.startswith("finished")
 
@@ -126,12 +136,17 @@ class SubmittedRun:
 
 
 def write_connection(place: ServerPlace) -> None:
-    """Write the server's address for ``flwr``; every time, since a port may have changed."""
+    """Write the server's address for ``flwr`` if it is not there yet: a port may have changed. Others may read or write
+    the file at the same time, and always find a complete one."""
     lines = ["[superlink]", f'default = "{CONNECTION}"', f"[superlink.{CONNECTION}]"]
     lines += [f'address = "{place.local_address}"']
     lines += [f'root-certificates = "{place.files.ca_certificate}"'] if place.secure else ["insecure = true"]
     place.home.mkdir(parents=True, exist_ok=True)
-    (place.home / "config.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    file, text = place.home / "config.toml", "\n".join(lines) + "\n"
+    if not file.exists() or file.read_text(encoding="utf-8") != text:
+        draft = file.with_name(f".{file.name}.{os.getpid()}-{threading.get_ident()}")
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(file)
 
 
 def _last_object(text: str) -> dict[str, Any]:

@@ -25,6 +25,8 @@ from typing import Any
 
 import h11
 
+from fedalloy.flower.contacts import REASON, Contacts, read_contacts
+
 PREFIX = "/v1/fleet/"
 PATHS = frozenset(
     f"{PREFIX}{name}".encode()
@@ -123,6 +125,7 @@ class Front:
     inner: ssl.SSLContext
     limits: Limits = field(default_factory=Limits)
     visitors: Counter[str] = field(default_factory=Counter)
+    contacts: Contacts | None = None
 
     async def serve(self) -> None:
         """Accept connections; above the limit, new ones wait in the listen queue."""
@@ -156,12 +159,12 @@ class Front:
         try:
             # An error of a visitor must only end this visit.
             with contextlib.suppress(OSError, TimeoutError, h11.ProtocolError):
-                await self._receive(visitor)
+                await self._receive(visitor, address)
         finally:
             visitor.close()
             self.visitors -= Counter({address: 1})
 
-    async def _receive(self, visitor: socket.socket) -> None:
+    async def _receive(self, visitor: socket.socket, address: str) -> None:
         loop, reader = asyncio.get_running_loop(), asyncio.StreamReader(_CHUNK)
         protocol = asyncio.StreamReaderProtocol(reader)
         transport, _ = await loop.connect_accepted_socket(
@@ -170,7 +173,7 @@ class Front:
         writer = asyncio.StreamWriter(transport, protocol, reader, loop)
         side = Side(reader, writer, h11.Connection(h11.SERVER, max_incomplete_event_size=self.limits.headers))
         try:
-            await Visit(side, self).run()
+            await Visit(side, self, address).run()
             transport.close()
             async with asyncio.timeout(self.limits.handshake):
                 await writer.wait_closed()
@@ -184,6 +187,7 @@ class Visit:
 
     visitor: Side
     front: Front
+    address: str = ""
     link: Side | None = None
 
     async def run(self) -> None:
@@ -217,11 +221,19 @@ class Visit:
             await link.send(h11.EndOfMessage())
         except (OSError, h11.LocalProtocolError):
             raise Turned(502) from None
-        await self._answer(link, await _answered(link))
+        answer = await _answered(link)
+        await self._answer(link, answer, self._noted(request, answer.status_code))
 
-    async def _answer(self, link: Side, answer: h11.Response) -> None:
+    def _noted(self, request: h11.Request, status: int) -> list[tuple[bytes, bytes]]:
+        """Note who was answered how; the header with the reason of a refusal."""
+        if self.front.contacts is None:
+            return []
+        reason = self.front.contacts.note(request.target, request.headers, self.address, status)
+        return [(REASON.encode(), reason.encode())] if reason else []
+
+    async def _answer(self, link: Side, answer: h11.Response, more: list[tuple[bytes, bytes]]) -> None:
         """Forward the answer as it arrives."""
-        headers = [pair for pair in answer.headers if pair[0] not in _HOP]
+        headers = [pair for pair in answer.headers if pair[0] not in _HOP] + more
         await self.visitor.send(h11.Response(status_code=answer.status_code, headers=headers))
         async for part in link.body():
             await self.visitor.send(h11.Data(data=part))
@@ -298,17 +310,20 @@ def main(folder: str, host: str, port: str, inner: str) -> None:
     except OSError as error:
         sys.exit(f"the front cannot listen on {host}:{port}: {error}")
     outer, link = contexts(files.certificate, files.key, files.ca_certificate)
+    contacts = Contacts(Path(folder), known=read_contacts(Path(folder)))
+    front = Front(listener, outer, int(inner), link, limits, contacts=contacts)
     with contextlib.suppress(asyncio.CancelledError):
-        asyncio.run(_until_told(Front(listener, outer, int(inner), link, limits).serve()))
+        asyncio.run(_until_told(front.serve(), contacts.write))
 
 
-async def _until_told(work: Coroutine[Any, Any, None]) -> None:
+async def _until_told(work: Coroutine[Any, Any, None], meanwhile: Callable[[], None]) -> None:
     task, parent = asyncio.ensure_future(work), os.getppid()
     stop: Callable[[], Any] = task.cancel
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop)
     while not task.done():
         await asyncio.wait([task], timeout=1.0)
+        meanwhile()
         if os.getppid() != parent:
             task.cancel()
     await task

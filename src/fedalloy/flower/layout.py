@@ -154,6 +154,11 @@ class NodePlace:
         return self.folder / "node.key"
 
     @property
+    def number_file(self) -> Path:
+        """Its number at the server, by which a killed node is signed off when it comes back."""
+        return self.config.store / "number.json"
+
+    @property
     def authority(self) -> Path:
         """The certificate by which it authenticates the server."""
         return self.folder / "ca.crt"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,11 @@ from fedalloy.flower import prefork, programs
 from fedalloy.flower.admission import admit
 from fedalloy.flower.bundle import bundle_hash
 from fedalloy.flower.flwr_cli import ASK, FlwrCli, SubmittedRun
+from fedalloy.flower.knock import keep_number
 from fedalloy.flower.layout import RUNNING, NodePlace, ServerPlace
 from fedalloy.flower.operations import answers, front_answers
 from fedalloy.flower.programs import TOKEN, DidNotStart, Program, alive, end_all, free_port, wait_until
+from fedalloy.flower.supervision import Deaths, HelperWatch
 
 STARTUP = 180.0
 """Seconds until programs must be ready; a busy machine needs many times as long as an idle one."""
@@ -46,6 +48,8 @@ class LocalFederation:
     node_ids: dict[str, str] = field(default_factory=dict)
     launcher: prefork.Launcher = field(default_factory=prefork.launcher)
     cli: FlwrCli = field(init=False)
+    _watches: dict[str, HelperWatch] = field(default_factory=dict)
+    _deaths: dict[str, Deaths] = field(default_factory=dict)
     _token: str = field(default_factory=lambda: secrets.token_hex(8))
     _bundles: tuple[str, ...] = field(init=False)
 
@@ -132,6 +136,22 @@ class LocalFederation:
         needed = [self.programs[name] for name in ("server", *names)]
         wait_until(lambda: self._online(names), f"{', '.join(names)} went online", self.startup, needed, ASK)
 
+    def look_after(self, say: Callable[[str], None]) -> None:
+        """Start again what died of the nodes, and Flower's helpers; the end of the server is an error."""
+        for name, program in list(self.programs.items()):
+            if program.running:
+                continue
+            ended = f"{name} ended with exit code {program.process.returncode}"
+            if name in _SERVER:
+                raise DidNotStart(f"{ended}\n{program.complaint()}")
+            self._deaths.setdefault(name, Deaths()).note(name)
+            say(f"{ended}; it is started again")
+            end_all(f"{self._token}.{name}", at_once=True)
+            self._launch_node(name, patient=True)
+        for watch in self._watches.values():
+            watch.say = say
+            watch.look()
+
     def run(self, app: Path, config: Mapping[str, str | int] | None = None) -> SubmittedRun:
         """Start a run of a Flower app."""
         return self.cli.start_run(app, config)
@@ -146,6 +166,8 @@ class LocalFederation:
             program.stop()
         for name in self.programs:
             end_all(f"{self._token}.{name}")
+        for watch in self._watches.values():
+            watch.stop()
         self.running_file.unlink(missing_ok=True)
 
     @property
@@ -198,20 +220,26 @@ class LocalFederation:
         return self.programs[name]
 
     def _launch(self, name: str, command: list[str], home: Path) -> Program:
-        mark, ours = {TOKEN: f"{self._token}.{name}"}, name in _SERVER
+        announced, ours = home / "processes", name in _SERVER
+        mark = {TOKEN: f"{self._token}.{name}", **HelperWatch.variables(announced)}
         if ours:
             environment = programs.server_environment(self.launcher, self.server, mark)
         else:
             environment = programs.environment(self.launcher, home, mark)
-        place = self.server.folder if ours else self.nodes[name].folder
-        self.programs[name] = Program.start(name, command, environment, self.logs / f"{name}.log", place)
+        place, log = self.server.folder if ours else self.nodes[name].folder, self.logs / f"{name}.log"
+        if name != "front":
+            self._watches[name] = HelperWatch(announced, name, environment, print, log=log)
+        self.programs[name] = Program.start(name, command, environment, log, place)
         return self.programs[name]
 
-    def _launch_node(self, name: str) -> None:
+    def _launch_node(self, name: str, patient: bool = False) -> None:
+        """Start a node; a ``patient`` one signs off its predecessor and asks until it is let in."""
         place = replace(self.nodes[name], port=free_port(), server=self.server.door)
+        if patient and name in self.node_ids:
+            keep_number(place.number_file, self.node_ids[name])
         # Keys that Flower's examples expect, so that other apps can run here too.
         share: dict[str, str | int] = {"partition-id": list(self.nodes).index(name), "num-partitions": len(self.nodes)}
-        self._launch(name, programs.supernode(self.launcher, place, share, self._bundles), place.home)
+        self._launch(name, programs.supernode(self.launcher, place, share, self._bundles, patient), place.home)
 
     def _online(self, names: tuple[str, ...]) -> bool:
         """Whether the nodes are online; without authentication they have no names, and are only counted."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from fedalloy.core.errors import FedalloyError
 from fedalloy.flower.bundle_guard import ALLOW
 from fedalloy.flower.config import QUIET, as_arguments
+from fedalloy.flower.knock import OPTION
 from fedalloy.flower.layout import NodePlace, ServerPlace
 from fedalloy.flower.prefork import Launcher
 
@@ -54,11 +55,14 @@ def front(place: ServerPlace) -> list[str]:
 
 
 def supernode(
-    launcher: Launcher, place: NodePlace, extra: Mapping[str, str | int] | None = None, bundles: Iterable[str] = ()
-) -> list[str]:
-    """One node; its configuration stays on its machine. For trials with apps that are not fedalloy's: ``extra``
-    keys for them, and the hashes of their ``bundles``, without which the node refuses them."""
+    launcher: Launcher, place: NodePlace, extra: Mapping[str, str | int] | None = None, bundles: Iterable[str] = (),
+    patient: bool = False,
+) -> list[str]:  # fmt: skip
+    """One node; its configuration stays on its machine. A ``patient`` node asks until it is let in. For trials with
+    apps that are not fedalloy's: ``extra`` keys for them, and the hashes of their ``bundles``, without which the node
+    refuses them."""
     command = [*launcher.command("flower-supernode"), *(word for one in bundles for word in (ALLOW, one))]
+    command += [OPTION, str(place.number_file)] if patient else []
     command += ["--superlink", place.server, "--host", "127.0.0.1", "--port", str(place.port)]
     command += ["--node-config", as_arguments({**place.config.to_keys(), **(extra or {})})]
     if not place.secure:
@@ -163,9 +167,10 @@ def free_port(host: str = "127.0.0.1") -> int:
     raise DidNotStart(f"no free port was found between {_PORTS[0]} and {_PORTS[1]} on {host}")
 
 
-def end_all(token: str) -> None:
-    """End every process with ``token`` in its environment: those whose parents were killed before them."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
+def end_all(token: str, *, at_once: bool = False) -> None:
+    """End every process with ``token`` in its environment: those whose parents were killed before them. ``at_once``:
+    without asking them first."""
+    for number in (signal.SIGKILL,) if at_once else (signal.SIGTERM, signal.SIGKILL):
         end = time.monotonic() + _GRACE
         while left := list(carrying(token)):
             for pid in left:

@@ -59,7 +59,7 @@ class Trial:
         with LocalFederation.of(self.federation) as federation:
             say(f"all nodes are online at {federation.server.door}")
             run = submit(federation.cli, self.recipe, self.folder, self.seed)
-            return follow(run, self.folder, say)
+            return follow(run, self.folder, say, lambda: federation.look_after(say))
 
 
 def trial_of(
@@ -92,10 +92,15 @@ def submit(cli: FlwrCli, recipe: Recipe, folder: Path, seed: int | None) -> Subm
     return cli.start_run(bundle, ServerConfig(written, place, seed).to_keys())
 
 
-def follow(run: SubmittedRun, folder: Path, say: Say) -> str:
-    """Print the run's log until it ends; returns how it ended."""
+def follow(run: SubmittedRun, folder: Path, say: Say, look_after: Callable[[], None] = lambda: None) -> str:
+    """Print the run's log until it ends; returns how it ended. ``look_after`` is called between checks."""
     news = NewLines(folder / "federation.log")
-    ended = run.wait(FOREVER, meanwhile=lambda: news.tell(say))
+
+    def meanwhile() -> None:
+        news.tell(say)
+        look_after()
+
+    ended = run.wait(FOREVER, meanwhile=meanwhile)
     news.tell(say)
     return ended
 

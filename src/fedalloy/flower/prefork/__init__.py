@@ -21,6 +21,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Mapping
 from importlib.metadata import entry_points
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 
 SWITCH, ON, OFF = "FEDALLOY_PREFORK", "on", "off"
 """Operators may set it to ``off``; a launcher uses it to pass its choice to the processes it starts."""
+TASKS = "FEDALLOY_TASKS"
+"""Set by a server or a node for the program that starts its processes: which of them to prepare."""
+SUPEREXEC = "flower-superexec"
 log = logging.getLogger("fedalloy.flower")
 
 
@@ -105,3 +109,16 @@ def search_path(*folders: Path) -> str:
     """``PATH`` with folders, and the scripts beside this interpreter, before all others."""
     first = (*map(str, folders), str(Path(sys.executable).parent))
     return os.pathsep.join((*first, os.environ.get("PATH", os.defpath)))
+
+
+def write_stand_in(folder: Path) -> Path:
+    """A folder for the front of ``PATH`` with our replacement of Flower's program for starting processes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / SUPEREXEC
+    text = f'#!/bin/sh\nexec {shlex.join(command_line(SUPEREXEC))} "$@"\n'
+    if not file.exists() or file.read_text(encoding="utf-8") != text:
+        draft = file.with_name(f".{file.name}.{os.getpid()}")
+        draft.write_text(text, encoding="utf-8")
+        draft.chmod(0o755)
+        draft.replace(file)
+    return folder

@@ -6,22 +6,30 @@ import os
 import sys
 
 from fedalloy.core.errors import SpecError
-from fedalloy.flower import bundle_guard
+from fedalloy.flower import bundle_guard, knock
 from fedalloy.flower.prefork import ON, SWITCH
 from fedalloy.flower.prefork.forkserver import entry, preforked
+from fedalloy.flower.supervision import announce
 
 
 def main(arguments: list[str]) -> None:
     """Run the program named by the first argument; the environment selects the way."""
-    sys.argv, allowed = bundle_guard.take_allowed(arguments)
     program = arguments[0]
+    rest, kept = knock.take_option(arguments)
+    sys.argv, allowed = bundle_guard.take_allowed(rest)
+    announce(program, sys.argv)
     run = entry(program)
     if program == "flower-supernode":
         try:
             bundle_guard.install(allowed)
+            if kept:
+                knock.wait_until_let_in(sys.argv, kept)
         except SpecError as error:
             sys.exit(str(error))
-    sys.exit((preforked(program, run) if os.environ.get(SWITCH) == ON else run)())
+    try:
+        sys.exit((preforked(program, run) if os.environ.get(SWITCH) == ON else run)())
+    except KeyboardInterrupt:  # Flower's way to end a helper whose program is gone
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedalloy.flower.prefork import OFF, SWITCH, FlwrProcess, command_line, search_path
+from fedalloy.flower.prefork import OFF, SWITCH, FlwrProcess, command_line, search_path, write_stand_in
 from fedalloy.flower.prefork.worker import LOG, LOG_FORMAT
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ class Fallback:
         return command_line(program)
 
     def environment(self, home: Path) -> dict[str, str]:
-        """A ``PATH`` on which Flower's programs find each other: beside this interpreter."""
-        return {"PATH": search_path(), SWITCH: OFF}
+        """A ``PATH`` on which Flower finds its program for starting processes as one that announces itself."""
+        return {"PATH": search_path(write_stand_in(home / "bin")), SWITCH: OFF}
 
     def flwr(self, environment: Mapping[str, str]) -> FlwrProcess:
         """A process for every command."""

@@ -10,7 +10,6 @@ import contextlib
 import gc
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -21,15 +20,13 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, TextIO
 
-from fedalloy.flower.prefork import ON, SWITCH, FlwrProcess, command_line, search_path
+from fedalloy.flower.prefork import ON, SUPEREXEC, SWITCH, TASKS, FlwrProcess, command_line, search_path, write_stand_in
 from fedalloy.flower.prefork.polling import Backoff, retry_sooner
+from fedalloy.flower.supervision import announce
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
 
-TASKS = "FEDALLOY_TASKS"
-"""Set by a server or a node for the program that starts its processes: which of them to prepare."""
-_SUPEREXEC = "flower-superexec"
 _STARTS = {"flower-superlink": "flwr-serverapp", "flower-supernode": "flwr-clientapp"}
 
 
@@ -58,19 +55,6 @@ class Prefork:
         return ask(store, node_config, content)
 
 
-def write_stand_in(folder: Path) -> Path:
-    """A folder for the front of ``PATH`` with our replacement of Flower's program for starting processes."""
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / _SUPEREXEC
-    text = f'#!/bin/sh\nexec {shlex.join(command_line(_SUPEREXEC))} "$@"\n'
-    if not file.exists() or file.read_text(encoding="utf-8") != text:
-        draft = file.with_name(f".{file.name}.{os.getpid()}")
-        draft.write_text(text, encoding="utf-8")
-        draft.chmod(0o755)
-        draft.replace(file)
-    return folder
-
-
 def entry(program: str) -> Callable[[], Any]:
     """Load and return the function of a Flower program."""
     (found,) = entry_points(group="console_scripts", name=program)
@@ -88,8 +72,8 @@ def preforked(program: str, run: Callable[[], Any]) -> Callable[[], Any]:
         from flwr.supernode import start_client_internal as node
 
         node.time = Backoff(0.3, 3.0, at_work=0.5)  # type: ignore[assignment, attr-defined]
-        run = forking(run, node, _SUPEREXEC)
-    if program == _SUPEREXEC and os.environ.get(TASKS):
+        run = forking(run, node, SUPEREXEC)
+    if program == SUPEREXEC and os.environ.get(TASKS):
         from flwr.supercore.superexec import run_superexec as tasks
         from flwr.supercore.superexec.executor import subprocess_executor as executor
 
@@ -149,6 +133,7 @@ def _template(program: str, orders: TextIO) -> Callable[[], Any]:
             order = json.loads(line)
             _be_new(order["silent"])
             sys.argv = order["arguments"]
+            announce(program, sys.argv)
             if _versions(("fedalloy", "flwr")) != loaded:
                 os.execvp(sys.argv[0], sys.argv)
             return preforked(program, run)
