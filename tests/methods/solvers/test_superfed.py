@@ -11,6 +11,7 @@ from torch.func import vmap
 from fedalloy.core import tree
 from fedalloy.core.errors import AlgorithmError
 from fedalloy.core.keys import Key
+from fedalloy.core.layer_names import layer_of
 from fedalloy.core.objective import BatchGradient
 from fedalloy.core.types import Context
 from fedalloy.methods.solvers.prox import Prox
@@ -27,7 +28,7 @@ def flat(model):
 def written_loss(client, f, own, mix, x, y, mu, nu, *, prox="squared", cosine="squared"):
     """Section 3.1 of the method sheet, by the letter; the other readings are the ones found in the wild."""
     layers = list(tree.layers(f))
-    shares = {name: mix if mix.dim() == 0 else mix[layers.index(tree.layer_of(name))] for name in f}
+    shares = {name: mix if mix.dim() == 0 else mix[layers.index(layer_of(name))] for name in f}
     mixed = {name: (1 - shares[name]) * f[name] + shares[name] * own[name] for name in f}
     away, cos = flat(f) - flat(client.params), torch.nn.functional.cosine_similarity(flat(f), flat(own), dim=0)
     pulls = {"squared": mu / 2 * away @ away, "unsquared": mu * away.norm()}

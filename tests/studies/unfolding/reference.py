@@ -10,6 +10,7 @@ from torch import Tensor
 from fedalloy.core import tree
 from fedalloy.core.blocks import client_keys
 from fedalloy.core.keys import Key
+from fedalloy.core.layer_names import layer_of
 from fedalloy.core.types import Tree
 from fedalloy.studies.unfolding.shares import shares_of
 from fedalloy.studies.unfolding.unrolled import UnrolledProblem
@@ -77,7 +78,7 @@ def _update(problem: UnrolledProblem, row: Tensor, deltas: list[Tree], steps: Te
     layers = list(tree.layers(deltas[0]))
 
     def weight(k: int, name: str) -> Tensor:
-        return row[k] if row.dim() == 1 else row[k, layers.index(tree.layer_of(name))]
+        return row[k] if row.dim() == 1 else row[k, layers.index(layer_of(name))]
 
     return {
         name: sum((weight(k, name) * delta[name] for k, delta in enumerate(deltas)), torch.zeros(()))
