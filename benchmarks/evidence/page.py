@@ -17,7 +17,7 @@ PAGE = ROOT / "docs" / "report.md"
 STORE = ROOT / "benchmarks" / "results" / "evidence.json"
 CONTROLS = ("ten normal", "ten recorded")
 """Ways of drawing that err by themselves; shown, not judged."""
-_BLOCK = re.compile(r"(<!-- measured: evidence -->\n\n).*?(\n\n<!-- end: evidence -->)", re.DOTALL)
+_BLOCK = re.compile(r"(<!-- measured: evidence -->\n).*?(\n<!-- end: evidence -->)", re.DOTALL)
 
 Row = Mapping[str, Any]
 
@@ -27,6 +27,11 @@ def store(rows: Sequence[Row], repetitions: int) -> None:
     kept = {"command": "python -m benchmarks.evidence", "repetitions": repetitions, "worlds": [*rows]}
     text = json.dumps(kept, indent=1)
     STORE.write_text(re.sub(r"\n {3,}|\n  (?=\})", " ", text) + "\n")
+    write()
+
+
+def write() -> None:
+    """Write the table of the page from the stored figures."""
     PAGE.write_text(filled(PAGE.read_text(), json.loads(STORE.read_text())))
 
 
@@ -49,7 +54,11 @@ def misses(row: Row) -> list[str]:
 
 def filled(text: str, stored: Mapping[str, Any]) -> str:
     """The page with its table written again."""
-    return _BLOCK.sub(lambda found: f"{found[1]}{table(stored)}{found[2]}", text)
+    if not _BLOCK.search(text):
+        raise SystemExit(
+            "docs/report.md has no place for the figures, from '<!-- measured: evidence -->' on"
+        )
+    return _BLOCK.sub(lambda found: f"{found[1]}\n{table(stored)}\n{found[2]}", text)
 
 
 def table(stored: Mapping[str, Any]) -> str:

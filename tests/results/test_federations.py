@@ -7,6 +7,7 @@ import math
 import re
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from fedalloy.results.federations import (
     read_federations,
 )
 from fedalloy.results.outcome import RunOutcome
+from fedalloy.results.redrawn import Drawn
 
 # Demsar (2006), table 5 (a): critical values of the two-tailed Nemenyi test at 0.05 for 2 to 10 algorithms.
 PUBLISHED = (1.960, 2.343, 2.569, 2.728, 2.850, 2.949, 3.031, 3.102, 3.164)
@@ -100,6 +102,30 @@ def test_ties_share_ranks_and_extremes_do_not_break():
     assert _ranks(("a", "b", "c"), [[0.3, 0.2, 0.1]] * 10, True, ()).p == 0.0
     assert _ranks(("a", "b"), [[0.3, 0.2]] * 10, True, ()).p == pytest.approx(2 / 2**10)
     assert _ranks(("a", "b"), [[0.3, 0.3]] * 10, True, ()).p == 1.0
+
+
+def test_federations_with_the_same_examples_are_said():
+    def held(place: int, examples: str) -> ComparedFederation:
+        one = federation(f"f{place}", BETTER)
+        groups = {name: [replace(run, drawn=Drawn(run.seed, "", examples, "", 0.0, ())) for run in runs]
+                  for name, runs in one.groups.items()}  # fmt: skip
+        return replace(one, groups=groups)
+
+    def said(*examples: str) -> str:
+        found = Federations(("first", "second"), "accuracy", True, tuple(held(*one) for one in enumerate(examples)))
+        return found.conclusion(found.differences())
+
+    assert said("digits", "adult", "digits").endswith(
+        "But 2 of the federations hold the same examples, so their answers are not independent."
+    )
+    assert "same examples" not in said("digits", "adult")
+    assert "same examples" not in said("", ""), "nothing is recorded"
+
+
+def test_runs_that_end_at_the_target_have_no_scores_to_compare(two, tmp_path):
+    ending = comparison(tmp_path / "ending", BETTER, target=0.4, stop_at_target=True)
+    with pytest.raises(SpecError, match=r"end when they reach their target \(run\.stop_at_target\)"):
+        read_federations([two[0], ending])
 
 
 def test_bars_join_what_is_not_told_apart():

@@ -71,7 +71,7 @@ def _ranks(federations: Federations, ranks: Ranks | None, styles: Mapping[str, A
     said = (
         f"Algorithms are ranked on every federation by their mean {federations.metric} over the seeds that all have; "
     )
-    said += f"{test} {says} (p = {ranks.p:.2g})"
+    said += f"{test} {says} (p {'< 0.0001' if ranks.p < 1e-4 else f'= {ranks.p:.2g}'})"
     said += "." if ranks.rejected else ", so the picture tells no two of them apart."
     rest = f" Without a score of every algorithm, and left out: {', '.join(ranks.left_out)}." if ranks.left_out else ""
     order = sorted(zip(ranks.averages, ranks.names, strict=True))

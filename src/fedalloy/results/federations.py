@@ -163,7 +163,17 @@ class Federations:
         apart = [self._counted(name, found) for name in self.names[1:] if self._outcomes(name, found).total()]
         alike = f"No algorithm differs from {self.first} in {self.metric} on any of {len(self.all)} federations at 95 %"
         ranks = self.ranks()
-        return f"{'; '.join(apart) or alike}.{f' {ranks.against(self.first)}' if ranks else ''}"
+        said = [f"{'; '.join(apart) or alike}.", ranks.against(self.first) if ranks else "", self.shared]
+        return " ".join(filter(None, said))
+
+    @property
+    def shared(self) -> str:
+        """A sentence about federations that hold the same examples; empty where each has its own."""
+        first = [next((run.drawn.examples for run in one.outcomes if run.drawn), "") for one in self.all]
+        most = max(Counter(filter(None, first)).values(), default=0)
+        if most < 2:
+            return ""
+        return f"But {most} of the federations hold the same examples, so their answers are not independent."
 
     def _outcomes(self, name: str, found: Mapping[tuple[str, str], Evidence]) -> Counter[str]:
         """On how many federations an algorithm has which verdict."""
