@@ -55,9 +55,7 @@ def misses(row: Row) -> list[str]:
 def filled(text: str, stored: Mapping[str, Any]) -> str:
     """The page with its table written again."""
     if not _BLOCK.search(text):
-        raise SystemExit(
-            "docs/report.md has no place for the figures, from '<!-- measured: evidence -->' on"
-        )
+        raise SystemExit("docs/report.md has no place for the figures, from '<!-- measured: evidence -->' on")
     return _BLOCK.sub(lambda found: f"{found[1]}\n{table(stored)}\n{found[2]}", text)
 
 

@@ -1,4 +1,4 @@
-"""Numbers over seeds and over clients: mean and spread, interval, paired differences, the best of a column, verdicts.
+"""Numbers over seeds and over clients: mean and spread, interval, the best of a column.
 
 A missing value is NaN and left out. One that overflowed is infinite and is kept, because a mean without it would look
 too good.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fedalloy.tasks.metrics.direction import best
@@ -139,15 +139,6 @@ def moments(values: Iterable[float]) -> tuple[float, float]:
         return math.nan, math.nan
     middle = statistics.fmean(known)
     return middle, math.sqrt(math.fsum((value - middle) ** 2 for value in known) / len(known))
-
-
-def paired(mine: Iterable[tuple[int, float]], theirs: Mapping[int, float]) -> list[float]:
-    """Mine minus theirs for every seed with both values: equal seeds share data, model and cohorts.
-
-    >>> paired([(0, 3.0), (1, 5.0)], {1: 4.0, 2: 9.0})
-    [1.0]
-    """
-    return without_missing(value - theirs[seed] for seed, value in mine if seed in theirs)
 
 
 def leading(spreads: Sequence[Spread | None], higher: bool | None) -> float | None:
