@@ -189,9 +189,13 @@ def as_factory(
     that it has parameters for.
     """
     if not callable(model) and not _is_one_shape(input_shape):
+        several = isinstance(input_shape, Mapping)
+        what = (
+            f"the features {', '.join(input_shape)} by name" if several else f"{len(input_shape)} features in a tuple"
+        )
         raise SpecError(
-            f"examples with the features {', '.join(map(str, input_shape))} need a model that takes several tensors as "
-            "arguments: give the function that builds it as 'model'"
+            f"examples with {what} need a model that takes them as {'keyword ' if several else ''}arguments: give the "
+            "function that builds it as 'model'"
         )
     if model is None:
         model = "cnn" if len(input_shape) == 3 and min(input_shape[1:]) >= _SMALLEST_IMAGE else "logistic"

@@ -1,0 +1,81 @@
+"""A PEFT model as it is: its adapters are exchanged, and what is saved is read without fedalloy."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="needs the extra 'huggingface'")
+pytest.importorskip("peft", reason="needs the extra 'huggingface'")
+
+import fedalloy
+from examples.zoo import data
+from examples.zoo.models import bert, lora, with_adapters
+from fedalloy.core.tree import layers
+from fedalloy.tasks.pure_module import PureModule
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing")
+
+READ = """
+import json, sys
+import torch
+from peft import PeftModel
+from transformers import BertForSequenceClassification
+
+base, *adapters = sys.argv[1:]
+x = {name: torch.tensor(rows) for name, rows in json.load(sys.stdin).items()}
+for adapter in adapters:
+    model = PeftModel.from_pretrained(BertForSequenceClassification.from_pretrained(base), adapter).eval()
+    print(json.dumps(model(**x).logits.tolist()))
+assert not any(name.startswith("fedalloy") for name in sys.modules)
+"""
+
+
+def test_adapters_are_exchanged_and_the_saved_model_is_read_by_peft_alone(tmp_path):
+    base: Any = bert()
+    base.save_pretrained(tmp_path / "base")
+    pretrained = with_adapters(base)
+    before: Any = {name: leaf.clone() for name, leaf in pretrained.state_dict().items()}
+    task = fedalloy.task(data.sentences(), model=pretrained, test_fraction=0.0)
+    result = fedalloy.fit(fedalloy.algorithms.ditto(lr=0.5, batch_size=4), task, rounds=2)
+    assert all("lora_" in name or "modules_to_save" in name for name in result.model)
+    assert len(layers({name: leaf for name, leaf in result.model.items() if "lora_" in name})) == 2
+    assert all(torch.equal(leaf, before[name]) for name, leaf in pretrained.state_dict().items())
+    result.save_pretrained(tmp_path / "server")
+    result.save_pretrained(tmp_path / "client", client=1)
+    expected = [result.module()(**task.train.x).logits, result.module(client=1)(**task.train.x).logits]
+    assert (expected[0] - expected[1]).abs().max() > 1e-4, "the client has a model of its own"
+    found = _read_elsewhere(task.train.x, *(str(tmp_path / name) for name in ("base", "server", "client")))
+    for mine, theirs in zip(expected, found, strict=True):
+        torch.testing.assert_close(torch.tensor(theirs), mine, rtol=0, atol=1e-6)
+    own = task.objective.outputs(result.model, {}, task.train.x)
+    torch.testing.assert_close(own, expected[0], rtol=0, atol=1e-6)
+
+
+def _read_elsewhere(x: Any, *folders: str) -> list[Any]:
+    told = json.dumps({name: rows.tolist() for name, rows in x.items()})
+    done = subprocess.run(
+        [sys.executable, "-c", READ, *folders], input=told, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_only_one_matrix_can_be_trained():
+    task = fedalloy.task(data.sentences(), model=lora, trainable=("*lora_B*",))
+    assert all("lora_B" in name for name in task.objective.forms["params"])
+    assert any("lora_A" in name for name in task.objective.frozen)
+
+
+def test_an_attention_that_differs_is_not_replaced(monkeypatch):
+    """The model then keeps its own, after one warning."""
+    monkeypatch.setattr(PureModule, "_agree", lambda *_: False)
+    with pytest.warns(RuntimeWarning, match="keeps its own"):
+        task = fedalloy.task(data.sentences(), model=bert)
+    structure: Any = task.objective.structure
+    assert structure.config._attn_implementation == "sdpa"
+    own: Any = bert()
+    assert own.config._attn_implementation == "sdpa", "the user's model is not changed"
