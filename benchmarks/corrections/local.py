@@ -11,9 +11,10 @@ from fedalloy.core import tree
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Carry, GradAt, Shared
 from fedalloy.core.types import Context, Contributions, Payload, Plan, State, Tree
+from fedalloy.methods.solvers.descent import descend
 from fedalloy.methods.solvers.scaffold import Scaffold
 from fedalloy.methods.solvers.sgd import Sgd
-from fedalloy.methods.solvers.training import LocalTraining, descend, epoch_plan
+from fedalloy.methods.solvers.training import LocalTraining, epoch_plan
 from fedalloy.tasks.federation import FederatedTask
 
 
@@ -34,7 +35,7 @@ class UnsquaredProx(LocalTraining):
         away = tree.subtract(carry["params"], carry["anchor"])
         pull = {name: _unit(leaf) * float(name.endswith(self.pulled)) for name, leaf in away.items()}
         grads = tree.add(grad_at(carry["params"]), pull, self.mu)
-        params, memory = descend(self, carry["params"], grads, carry["memory"], ctx.local_lr)
+        params, memory = descend(self, carry["params"], grads, carry["memory"], ctx.local_lr, draws)
         return {"params": params, "anchor": carry["anchor"], "memory": memory}
 
     def end(self, carry: Carry, shared: Shared, mine: State, steps: Tensor, ctx: Context) -> tuple[Payload, State]:

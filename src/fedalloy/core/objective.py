@@ -187,6 +187,11 @@ class Objective(ABC):
         return "examples"
 
     @declared
+    def augmentation(self) -> object:
+        """What identifies the random changes of training examples; None if there are none."""
+        return None
+
+    @declared
     def needs_full_batches(self) -> bool:
         """Whether examples of a training batch affect each other (BatchNorm), so that no row may be padding."""
         return False

@@ -18,6 +18,7 @@ from fedalloy.core.errors import SpecError, nearest
 from fedalloy.core.inputs import Inputs, each, shape_of, take
 from fedalloy.core.keys import Key
 from fedalloy.core.spec import from_spec
+from fedalloy.tasks.augmentation import Augmentation, as_augmentation
 from fedalloy.tasks.computing import check_device
 from fedalloy.tasks.datasets.base import Dataset, DatasetDefaults, DatasetLoader, Standardise, defaults_of
 from fedalloy.tasks.federation import FederatedTask, federate
@@ -53,6 +54,7 @@ def make_task(
     standardise: Standardise | None = None,
     noise: LabelNoise | Spec | None = None,
     newcomers: int = 0,
+    augment: Augmentation | Spec | None = None,
     trainable: tuple[str, ...] | None = None,
     classifier: str | Spec | Callable[..., nn.Module] | None = None,
     synthetic: str | Spec | SyntheticPart | None = None,
@@ -61,36 +63,41 @@ def make_task(
 ) -> FederatedTask:
     """Clients with data, a model and a loss; all random draws depend on ``seed`` only.
 
-    The default ``partition`` is the data's natural clients, or ten iid ones if it has none. ``model`` (or a function
-    that builds it, or an ``nn.Module``, every seed's starting point), ``loss`` (or a function) and ``standardise``
-    default to the dataset's. ``kind`` says what targets are, where data and loss leave it open; ``unit``, what
-    ``num_examples`` counts. ``noise`` corrupts labels, ``newcomers`` never take part. ``classifier`` is trained on
-    synthetic samples instead of ``model``; ``synthetic`` is a file of samples that every client trains on besides its
-    own.
+    ``partition`` defaults to the data's natural clients, or ten iid ones; ``model`` (or a function that builds it, or
+    an ``nn.Module``), ``loss`` (or a function) and ``standardise`` to the dataset's. ``kind`` says what targets are,
+    ``unit`` what ``num_examples`` counts. ``noise`` corrupts labels, ``augment`` changes examples in training,
+    ``newcomers`` never take part, ``classifier`` is trained on synthetic samples instead of ``model``.
 
     >>> make_task("digits", partition={"kind": "dirichlet", "alpha": 0.3}, clients=5).population
     5
     """
-    key, defaults = Key.of(seed).fold("task"), defaults_of(dataset)
-    data, scaling = as_dataset(dataset, key.fold("dataset")), _scaling(standardise or defaults.standardise)
+    key, defaults, data, scaling = _read(dataset, standardise, seed)
     bounds, (of, rule) = data.bounds if scaling == "none" else None, kind_and_loss(data, loss or defaults.loss, kind)
     learn = partial(_objective_on, data, device, loss=rule, dtype=dtype, kind=of, unit=unit)
-    objective = learn(defaults.model if model is None else model, trainable=trainable, bounds=bounds)
+    objective = learn(defaults.model if model is None else model, trainable=trainable, bounds=bounds, augment=augment)
     data = data if objective.takes_integers else _with_floats(data)
     made = federate(
-        data, *_dealing(partition, clients, data), objective,
-        test_fraction=test_fraction, valid_fraction=valid_fraction, newcomers=newcomers, standardise=scaling,
-        noise=as_noise(noise), key=key.fold("federation"),
+        data, *_dealing(partition, clients, data), objective, test_fraction=test_fraction, newcomers=newcomers,
+        valid_fraction=valid_fraction, standardise=scaling, noise=as_noise(noise), key=key.fold("federation"),
     )  # fmt: skip
-    made = replace(made, classifier=None if classifier is None else learn(classifier), bounds=bounds, kind=of)
     made = made if synthetic is None else mixed_in(made, *as_part(synthetic).load())
-    return _shown(made, data, defaults, inferred=kind is None).to(device, _precision(dtype))
+    other = learn(classifier) if classifier else None
+    made = replace(made, classifier=other, bounds=bounds, **_shown(data, of, defaults, inferred=kind is None))
+    return made.to(device, _precision(dtype))
 
 
-def _shown(made: FederatedTask, data: Dataset, defaults: DatasetDefaults, inferred: bool) -> FederatedTask:
-    """The task with its metrics, and with a notice about its kind if that was inferred."""
-    metrics = defaults.metrics or METRICS.get(made.kind or "", ("loss",))
-    return replace(made, metrics=metrics, notices=(*made.notices, *(told(made.kind, data.y) if inferred else ())))
+def _read(
+    dataset: str | Spec | DatasetLoader | Dataset, standardise: Standardise | None, seed: int
+) -> tuple[Key, DatasetDefaults, Dataset, Standardise]:
+    """The key of a task, the defaults of its data, the data, and how they are scaled."""
+    key, defaults = Key.of(seed).fold("task"), defaults_of(dataset)
+    return key, defaults, as_dataset(dataset, key.fold("dataset")), _scaling(standardise or defaults.standardise)
+
+
+def _shown(data: Dataset, kind: TaskKind | None, defaults: DatasetDefaults, inferred: bool) -> dict[str, Any]:
+    """The kind of a task, its metrics, and its notices with one about its kind if that was inferred."""
+    metrics = defaults.metrics or METRICS.get(kind or "", ("loss",))
+    return {"kind": kind, "metrics": metrics, "notices": (*data.notices, *(told(kind, data.y) if inferred else ()))}
 
 
 def kind_and_loss(
@@ -130,6 +137,7 @@ def make_objective(
     targets: tuple[int, ...] = (),
     unit: Unit = "examples",
     example: Inputs | None = None,
+    augment: Augmentation | Spec | None = None,
 ) -> ModuleObjective:
     """A model and its loss for examples of this shape; ``classes`` is 0 for regression, ``targets`` the shape of an
     example's targets, ``example`` are a few rows.
@@ -139,7 +147,13 @@ def make_objective(
     """
     rule = choose(loss or LOSSES[kind or ("classification" if classes else "regression")])
     factory = as_factory(model, input_shape, outputs_for(kind, rule, targets, classes), bounds)
-    return ModuleObjective(factory, rule, trainable=trainable, dtype=_precision(dtype), unit=unit, example=example)
+    changes = as_augmentation(augment)
+    if changes:
+        x = torch.zeros(1, *input_shape) if example is None and isinstance(input_shape, tuple) else example
+        changes.check(x, torch.zeros(1, *targets), rule.ignored)
+    return ModuleObjective(
+        factory, rule, trainable=trainable, dtype=_precision(dtype), unit=unit, example=example, augment=changes
+    )
 
 
 def _with_floats(data: Dataset) -> Dataset:

@@ -16,6 +16,7 @@ from fedalloy.core.inputs import Inputs
 from fedalloy.core.keys import Key
 from fedalloy.core.objective import ApplyCapability, Objective, StepGradient
 from fedalloy.core.types import Tree
+from fedalloy.tasks.augmentation import Augmentation
 from fedalloy.tasks.calling import scores_in
 from fedalloy.tasks.losses.loss import Loss, PerExample, choose, name_of
 from fedalloy.tasks.pure_module import Factory, PureModule
@@ -56,7 +57,7 @@ class ModuleObjective(Objective):
     match the patterns ``trainable`` (``head.*``); all others are frozen: the objective keeps them. All functions are
     pure, so they work under ``torch.func.grad`` and ``vmap`` (:class:`fedalloy.tasks.pure_module.PureModule`).
     ``example`` are a few rows of the data: lazy layers get their sizes from them, and the model is called with them
-    once, to see what it draws and whether batches may be padded.
+    once, to see what it draws and whether batches may be padded. ``augment`` changes training examples at random.
 
     >>> objective = ModuleObjective(lambda: nn.Linear(4, 3))
     >>> params, buffers = objective.init(Key.of(1))
@@ -76,7 +77,9 @@ class ModuleObjective(Objective):
         hits: PerExample | None = None,
         unit: Literal["examples", "targets"] = "examples",
         example: Inputs | None = None,
+        augment: Augmentation | None = None,
     ) -> None:
+        self._augment = augment or None
         self._unit: Literal["examples", "targets"] = unit
         self._loss = choose(loss)
         self._hits = hits or self._loss.hits
@@ -127,9 +130,12 @@ class ModuleObjective(Objective):
 
     @property
     def loss_name(self) -> str | None:
-        """The name of the loss; None for a user's function, or if a subclass or instance overrides the computation."""
+        """The name of the loss; None for a user's function, if a subclass or instance overrides the computation, or if
+        examples are augmented before it: kernels for losses by name read the examples themselves."""
         mine = type(self)
-        if any(name in vars(self) or getattr(mine, name) is not getattr(ModuleObjective, name) for name in _LOSS_IS):
+        if self._augment is not None or any(
+            name in vars(self) or getattr(mine, name) is not getattr(ModuleObjective, name) for name in _LOSS_IS
+        ):
             return None
         return name_of(self._loss)
 
@@ -154,7 +160,7 @@ class ModuleObjective(Objective):
     @property
     def needs_draw(self) -> bool:
         """Whether ``loss`` needs a random draw (the model has dropout, or draws other random numbers)."""
-        return self._model.draws
+        return self._model.draws or self._augment is not None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -172,7 +178,7 @@ class ModuleObjective(Objective):
         model = self._model
         return ModuleObjective(
             lambda: change(model.factory()), self._loss, trainable=model.patterns, dtype=model.dtype, hits=self._hits,
-            unit=self._unit,
+            unit=self._unit, augment=self._augment,
         )  # fmt: skip
 
     def init(self, key: Key) -> tuple[Tree, Tree]:
@@ -192,8 +198,21 @@ class ModuleObjective(Objective):
                 "a padded batch would enter the statistics of BatchNorm, or change the model's random draws: give "
                 "whole batches without a mask (engine 'loop'), or use GroupNorm"
             )
+        x, y = self._augmented(x, y, draw)
         outputs, new = self._called(params, buffers, x, draw, mask is not None)
         return _mean(self._loss.losses(outputs, y), mask, self._loss.counts(y)), new
+
+    def _augmented(self, x: Inputs, y: Inputs, draw: Tensor | None) -> tuple[Inputs, Inputs]:
+        if self._augment is None:
+            return x, y
+        if draw is None:
+            raise SpecError("augmentation in training needs a random draw: call loss(..., draw=key)")
+        return self._augment.apply(x, y, draw, self._loss.ignored)
+
+    @property
+    def augmentation(self) -> Augmentation | None:
+        """What happens to training examples."""
+        return self._augment
 
     def outputs(self, params: Tree, buffers: Tree, x: Inputs) -> Tensor:
         """The model's outputs, in evaluation mode."""

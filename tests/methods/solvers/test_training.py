@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedalloy.core.keys import Key
+from fedalloy.methods.solvers.descent import descend, descend_start
 from fedalloy.methods.solvers.sgd import Sgd
-from fedalloy.methods.solvers.training import descend, descend_start, epoch_plan, update_length
+from fedalloy.methods.solvers.training import epoch_plan, update_length
 
 BLOCKS = st.lists(st.tuples(st.integers(0, 13), st.integers(0, 3)), min_size=1, max_size=6)
 BATCHES = st.one_of(st.none(), st.integers(1, 15))
@@ -89,9 +90,19 @@ def test_the_step_decays_by_round_and_at_milestones():
         ({"batch_size": 0}, "batch_size must be 1 or more"),
         ({"momentum": 1.0}, r"momentum must lie in \[0, 1\)"),
         ({"nesterov": True}, "nesterov needs momentum"),
-        ({"optimizer": "adam", "momentum": 0.9}, "momentum = 0.9 is for optimizer 'sgd'"),
-        ({"betas": (0.5, 0.9)}, "betas and eps are for optimizer 'adam'"),
-        ({"eps": 0.1}, "betas and eps are for optimizer 'adam'"),
+        ({"optimizer": "adam", "momentum": 0.9}, "momentum = 0.9 is for optimizer 'sgd' and 'rmsprop', not for 'adam'"),
+        ({"betas": (0.5, 0.9)}, "is for optimizer 'adam' and 'adamw', not for 'sgd'"),
+        ({"eps": 0.1}, "eps = 0.1 is for optimizer 'adam'"),
+        ({"smoothing": 0.5}, "smoothing = 0.5 is for optimizer 'rmsprop', not for 'sgd'"),
+        ({"optimizer": "adagrad", "amsgrad": True}, "not for 'adagrad'"),
+        ({"dampening": 0.5}, "dampening must be 0 or more, and needs momentum"),
+        ({"clip_norm": 0.0}, "clip_norm must be above 0"),
+        ({"accumulate": 0}, "accumulate must be 1 or more"),
+        ({"loss_scale": 8.0}, "loss_scale = 8.0 is for precision 'fp16'"),
+        ({"schedule": {"kind": "cosine"}, "decay": 0.5}, "both change the step size"),
+        ({"schedule": {"kind": "cosine", "every": 3}}, "every is for the schedules step, not for 'cosine'"),
+        ({"schedule": {"kind": "milestones"}}, "needs milestones"),
+        ({"schedule": {"kind": "cosines"}}, "cosine"),
         ({"decay_every": 0}, "decay_every must be 1 or more"),
     ],
 )
@@ -117,6 +128,30 @@ OPTIMIZERS = {
         Sgd(lr=0.1, optimizer="adam", betas=(0.8, 0.95), eps=1e-4, weight_decay=0.2),
         lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.8, 0.95), eps=1e-4, weight_decay=0.2),
     ),
+    "dampening": (
+        Sgd(lr=0.1, momentum=0.8, dampening=0.3, weight_decay=0.1),
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.8, dampening=0.3, weight_decay=0.1),
+    ),
+    "amsgrad": (
+        Sgd(lr=0.1, optimizer="adam", amsgrad=True, betas=(0.5, 0.6)),
+        lambda p: torch.optim.Adam(p, lr=0.1, amsgrad=True, betas=(0.5, 0.6)),
+    ),
+    "adamw": (
+        Sgd(lr=0.1, optimizer="adamw", weight_decay=0.2, amsgrad=True),
+        lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.2, amsgrad=True),
+    ),
+    "rmsprop": (
+        Sgd(lr=0.1, optimizer="rmsprop", smoothing=0.7, weight_decay=0.2),
+        lambda p: torch.optim.RMSprop(p, lr=0.1, alpha=0.7, weight_decay=0.2),
+    ),
+    "rmsprop_centered": (
+        Sgd(lr=0.1, optimizer="rmsprop", momentum=0.6, centered=True, eps=1e-3),
+        lambda p: torch.optim.RMSprop(p, lr=0.1, momentum=0.6, centered=True, eps=1e-3),
+    ),
+    "adagrad": (
+        Sgd(lr=0.1, optimizer="adagrad", lr_decay=0.2, accumulator=0.5, eps=1e-10, weight_decay=0.1),
+        lambda p: torch.optim.Adagrad(p, lr=0.1, lr_decay=0.2, initial_accumulator_value=0.5, weight_decay=0.1),
+    ),
 }
 
 
@@ -133,7 +168,7 @@ def test_the_local_optimizer_is_that_of_torch(name):
         for leaf, gradient in zip(theirs, grads.values(), strict=True):
             leaf.grad = gradient.clone()
         optimizer.step()
-        ours, memory = descend(settings, ours, grads, memory, settings.lr)
+        ours, memory = descend(settings, ours, grads, memory, settings.lr, {})
     for leaf, expected in zip(ours.values(), theirs, strict=True):
         torch.testing.assert_close(leaf, expected.detach(), rtol=1e-12, atol=1e-12)
 
@@ -166,7 +201,7 @@ def test_the_length_is_how_far_unit_gradients_carry_a_client(momentum, nesterov,
     memory = descend_start(settings, place)
     for step in range(1, 8):
         gradient = {"w": -1 + pull * place["w"]}
-        place, memory = descend(settings, place, gradient, memory, 1.0)
+        place, memory = descend(settings, place, gradient, memory, 1.0, {})
         length = update_length(torch.tensor([float(step)], dtype=torch.float64), momentum, nesterov, pull)
         torch.testing.assert_close(length[0], place["w"])
 

@@ -156,6 +156,7 @@ def task_of(recipe: Recipe) -> FederatedTask:
         loss=table.loss,
         kind=table.kind,
         unit=table.unit,
+        augment=table.augment.model_dump() if table.augment else None,
         standardise=table.standardise,
         noise=recipe.noise.model_dump() if recipe.noise else None,
         newcomers=dealt.newcomers,

@@ -52,6 +52,17 @@ class SyntheticTable(Closed):
     """How many of every class; default: all."""
 
 
+class AugmentTable(Closed):
+    """Random changes of training examples."""
+
+    flip: Literal["none", "horizontal", "vertical"] = "none"
+    """Mirror an image with probability one half."""
+    crop: Annotated[int, Field(ge=0)] = 0
+    """Move an image by up to so many pixels in each direction."""
+    noise: Annotated[float, Field(ge=0)] = 0.0
+    """Standard deviation of the normal noise that is added to every feature."""
+
+
 class TaskTable(Closed):
     """The data, the model and the loss."""
 
@@ -65,6 +76,8 @@ class TaskTable(Closed):
     """What the targets are; default: as loss and targets say, which is refused where they leave it open."""
     unit: Literal["examples", "targets"] = "examples"
     """What `num_examples` counts, by which clients are weighted: examples, or the targets (tokens) that count."""
+    augment: AugmentTable | None = None
+    """Random changes of the examples in training: `{ flip, crop, noise }`; default: none."""
     standardise: Literal["none", "client"] | None = None
     """`client`: scale every client's features by its own training part; default: that of the dataset."""
     trainable: list[str] | None = None

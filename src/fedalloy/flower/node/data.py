@@ -99,7 +99,7 @@ def _objective(spec: TaskSpec, x: torch.Tensor) -> ModuleObjective:
     """The model, whose size was checked before; ``x`` are the node's examples, of which it sees a few."""
     return make_objective(
         spec.shape, spec.classes, _model(spec), loss=_spec(spec.loss), dtype=spec.dtype, trainable=spec.trainable,
-        bounds=spec.bounds, kind=spec.kind, targets=spec.targets, unit=spec.unit,
+        bounds=spec.bounds, kind=spec.kind, targets=spec.targets, unit=spec.unit, augment=_augment(spec),
         example=x[:ROWS] if len(x) else None,
     )  # fmt: skip
 
@@ -109,6 +109,10 @@ def _check_model(spec: TaskSpec, policy: Policy) -> None:
     outputs = outputs_for(spec.kind, loss, spec.targets, spec.classes)
     own = spec.model is not None and spec.model.kind in policy.models
     check_size(as_factory(_model(spec), spec.shape, outputs, spec.bounds), policy.max_parameters, own=own)
+
+
+def _augment(spec: TaskSpec) -> dict[str, Any] | None:
+    return None if spec.augment is None else spec.augment.model_dump()
 
 
 def _model(spec: TaskSpec) -> dict[str, Any] | None:
@@ -153,7 +157,7 @@ def _share(client: int, spec: TaskSpec, device: str, policy: Policy) -> LocalTas
     task = make_task(
         data, _model(spec), _spec(spec.trial.partition), spec.trial.clients, test_fraction=spec.test_fraction,
         valid_fraction=spec.valid_fraction, seed=spec.seed, loss=_spec(spec.loss), standardise=spec.standardise,
-        kind=spec.kind, unit=spec.unit,
+        kind=spec.kind, unit=spec.unit, augment=_augment(spec),
         noise=spec.trial.noise.model_dump() if spec.trial.noise else None, newcomers=spec.trial.newcomers,
         trainable=spec.trainable, dtype=spec.dtype, device=device,
     )  # fmt: skip

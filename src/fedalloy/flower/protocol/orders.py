@@ -124,6 +124,14 @@ class TrialSpec(StrictTable):
     noise: NoiseSpec | None = None
 
 
+class AugmentSpec(StrictTable):
+    """Random changes of training examples."""
+
+    flip: Literal["none", "horizontal", "vertical"] = "none"
+    crop: Annotated[int, Field(ge=0, le=1 << 16)] = 0
+    noise: Annotated[float, Field(ge=0)] = 0.0
+
+
 class TaskSpec(StrictTable):
     """The model, the form of the examples, and how a node splits its own."""
 
@@ -134,6 +142,7 @@ class TaskSpec(StrictTable):
     loss: RuleSpec | None = None
     kind: Literal["classification", "multilabel", "regression", "segmentation", "tokens"] | None = None
     unit: Literal["examples", "targets"] = "examples"
+    augment: AugmentSpec | None = None
     targets: Annotated[tuple[Extent, ...], _listed, Field(max_length=8)] = ()
     real: bool | None = None
     ignore_index: int = -100

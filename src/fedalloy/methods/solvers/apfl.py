@@ -14,8 +14,9 @@ from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Carry, GradAt, Shared
 from fedalloy.core.registry import register
 from fedalloy.core.types import Context, Payload, State, Tree
+from fedalloy.methods.solvers.descent import descend, descend_start, gradient
 from fedalloy.methods.solvers.mixing import mixture
-from fedalloy.methods.solvers.training import LocalTraining, descend, descend_start
+from fedalloy.methods.solvers.training import LocalTraining
 
 
 @register("solver", "apfl")
@@ -54,13 +55,14 @@ class Apfl(LocalTraining, Personalised):
 
     def step(self, carry: Carry, grad_at: GradAt, draws: Tree, phase: Tensor, ctx: Context) -> Carry:
         w, v, alpha = carry["params"], carry["personal"], carry["alpha"]
-        grads = grad_at(w)
-        mixed = grad_at(mixture(w, v, alpha), track=False)
-        params, memory = descend(self, w, grads, carry["memory"], ctx.local_lr)
-        gradient = tree.map_leaves(lambda leaf: alpha * leaf, mixed)
-        personal, own_memory = descend(self, v, gradient, carry["personal_memory"], ctx.local_lr)
+        lr = self.step_lr(draws, ctx)
+        grads = gradient(self, grad_at, w, carry["memory"])
+        mixed = gradient(self, grad_at, mixture(w, v, alpha), carry["personal_memory"], track=False)
+        params, memory = descend(self, w, grads, carry["memory"], lr, draws)
+        own = tree.map_leaves(lambda leaf: alpha * leaf, mixed)
+        personal, own_memory = descend(self, v, own, carry["personal_memory"], lr, draws)
         if self.adaptive:
-            alpha = (alpha - ctx.local_lr * tree.dot(tree.subtract(v, w), mixed)).clamp(0, 1).to(alpha.dtype)
+            alpha = (alpha - lr * tree.dot(tree.subtract(v, w), mixed)).clamp(0, 1).to(alpha.dtype)
         return {
             "params": params,
             "memory": memory,

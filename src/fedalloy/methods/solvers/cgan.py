@@ -17,8 +17,9 @@ from fedalloy.core.names import Names
 from fedalloy.core.protocols import ApplyCapability, Carry, GradAt, Objective, Shared
 from fedalloy.core.registry import register
 from fedalloy.core.types import Context, Payload, Plan, State, Tree
+from fedalloy.methods.solvers.descent import descend, descend_start, gradient
 from fedalloy.methods.solvers.generating import generated, noise_keys
-from fedalloy.methods.solvers.training import LocalTraining, descend, descend_start
+from fedalloy.methods.solvers.training import LocalTraining
 
 Loss = Callable[[ApplyCapability, Tensor, Tensor], Tensor]
 
@@ -45,7 +46,7 @@ class Cgan(LocalTraining, Generative):
     generator: tuple[str, ...] = ("generator.*",)
 
     def draws(self, plan: Plan, keys: Key, shared: Shared) -> Tree:
-        return noise_keys(plan, keys)
+        return {**super().draws(plan, keys, shared), **noise_keys(plan, keys)}
 
     def begin(self, shared: Shared, mine: State, ctx: Context) -> Carry:
         makes, judges = Names(self.generator).split(shared["params"])
@@ -54,11 +55,13 @@ class Cgan(LocalTraining, Generative):
 
     def step(self, carry: Carry, grad_at: GradAt, draws: Tree, phase: Tensor, ctx: Context) -> Carry:
         makes, judges = Names(self.generator).split(carry["params"])
-        memory = dict(carry["memory"])
-        grads = grad_at(judges, fixed=makes, by=discriminator_loss(draws["noise"], self.official))
-        judges, memory["discriminator"] = descend(self, judges, grads, memory["discriminator"], ctx.local_lr)
-        grads = grad_at(makes, fixed=judges, by=generator_loss(draws["noise"]))
-        makes, memory["generator"] = descend(self, makes, grads, memory["generator"], ctx.local_lr)
+        memory, lr = dict(carry["memory"]), self.step_lr(draws, ctx)
+        loss = discriminator_loss(draws["noise"], self.official)
+        grads = gradient(self, grad_at, judges, memory["discriminator"], fixed=makes, by=loss)
+        judges, memory["discriminator"] = descend(self, judges, grads, memory["discriminator"], lr, draws)
+        loss = generator_loss(draws["noise"])
+        grads = gradient(self, grad_at, makes, memory["generator"], fixed=judges, by=loss)
+        makes, memory["generator"] = descend(self, makes, grads, memory["generator"], lr, draws)
         return {"params": {name: (makes | judges)[name] for name in carry["params"]}, "memory": memory}
 
     def end(self, carry: Carry, shared: Shared, mine: State, steps: Tensor, ctx: Context) -> tuple[Payload, State]:

@@ -14,8 +14,9 @@ from fedalloy.core.keys import Key
 from fedalloy.core.protocols import ApplyCapability, Carry, GradAt, Objective, Shared
 from fedalloy.core.registry import register
 from fedalloy.core.types import Context, Payload, Plan, State, Tree
+from fedalloy.methods.solvers.descent import descend, descend_start, gradient
 from fedalloy.methods.solvers.generating import generated, noise_keys
-from fedalloy.methods.solvers.training import LocalTraining, descend, descend_start
+from fedalloy.methods.solvers.training import LocalTraining
 
 
 @register("solver", "cvae")
@@ -35,14 +36,15 @@ class Cvae(LocalTraining, Generative):
     official: bool = False
 
     def draws(self, plan: Plan, keys: Key, shared: Shared) -> Tree:
-        return noise_keys(plan, keys)
+        return {**super().draws(plan, keys, shared), **noise_keys(plan, keys)}
 
     def begin(self, shared: Shared, mine: State, ctx: Context) -> Carry:
         return {"params": shared["params"], "memory": descend_start(self, shared["params"])}
 
     def step(self, carry: Carry, grad_at: GradAt, draws: Tree, phase: Tensor, ctx: Context) -> Carry:
-        grads = grad_at(carry["params"], by=evidence_loss(draws["noise"], self.official))
-        params, memory = descend(self, carry["params"], grads, carry["memory"], ctx.local_lr)
+        loss = evidence_loss(draws["noise"], self.official)
+        grads = gradient(self, grad_at, carry["params"], carry["memory"], by=loss)
+        params, memory = descend(self, carry["params"], grads, carry["memory"], self.step_lr(draws, ctx), draws)
         return {"params": params, "memory": memory}
 
     def end(self, carry: Carry, shared: Shared, mine: State, steps: Tensor, ctx: Context) -> tuple[Payload, State]:

@@ -13,8 +13,9 @@ from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Carry, GradAt, Shared
 from fedalloy.core.registry import register
 from fedalloy.core.types import Context, Payload, State, Tree
+from fedalloy.methods.solvers.descent import descend, descend_start, gradient
 from fedalloy.methods.solvers.phases import chosen
-from fedalloy.methods.solvers.training import LocalTraining, descend, descend_start
+from fedalloy.methods.solvers.training import LocalTraining
 
 
 @register("solver", "ditto")
@@ -59,8 +60,9 @@ class Ditto(LocalTraining, Personalised):
         own = phase.to(next(iter(carry["anchor"].values())).device) == 1
         now = chosen(own, personal, shared)
         pull = tree.subtract(now["params"], carry["anchor"])
-        grads = tree.add(grad_at(now["params"], track=~own), pull, self.lam * own.double())
-        params, memory = descend(self, now["params"], grads, now["memory"], ctx.local_lr)
+        grads = gradient(self, grad_at, now["params"], now["memory"], track=~own)
+        grads = tree.add(grads, pull, self.lam * own.double())
+        params, memory = descend(self, now["params"], grads, now["memory"], self.step_lr(draws, ctx), draws)
         moved = {"params": params, "memory": memory}
         return {**carry, **chosen(own, shared, moved), "personal": chosen(own, moved, personal)}
 

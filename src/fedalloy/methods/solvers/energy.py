@@ -20,7 +20,8 @@ from fedalloy.core.keys import Key
 from fedalloy.core.protocols import ApplyCapability, Carry, GradAt, Objective, Outputs, Shared
 from fedalloy.core.registry import register
 from fedalloy.core.types import Context, DataSpec, Part, Payload, Plan, State, Tree
-from fedalloy.methods.solvers.training import LocalTraining, descend, descend_start, steps_per_epoch
+from fedalloy.methods.solvers.descent import descend, descend_start, gradient
+from fedalloy.methods.solvers.training import LocalTraining, steps_per_epoch
 
 _TOLERANCE = 1e-6
 _RECEIVED = frozenset({"samples", "labels", "buffers"})
@@ -131,8 +132,8 @@ class Energy(LocalTraining, OwnStart, Generative):
     def draws(self, plan: Plan, keys: Key, shared: Shared) -> Tree:
         steps, samples = torch.arange(plan.index.shape[1]), len(shared["labels"]["y"])
         order = keys.fold("chain").each(steps).permutation(samples)
-        noise = keys.fold("noise").each(steps).state
-        return {"chosen": order[..., : min(self.batch_size or samples, samples)], "noise": torch.as_tensor(noise)}
+        noise, chosen = keys.fold("noise").each(steps).state, order[..., : min(self.batch_size or samples, samples)]
+        return {**super().draws(plan, keys, shared), "chosen": chosen, "noise": torch.as_tensor(noise)}
 
     def init_shared(self, params: Tree) -> Shared:
         if self.shape is None or self.classes is None:
@@ -165,16 +166,16 @@ class Energy(LocalTraining, OwnStart, Generative):
             crossed = functional.cross_entropy(known, y)
             return contrast(real, labels, made, y) + _crossed(real, labels) + self.synthetic * crossed
 
-        gradient = grad_at(params, by=loss)
-        params, memory = descend(self, params, gradient, carry["memory"], ctx.local_lr)
+        grads = gradient(self, grad_at, params, carry["memory"], by=loss)
+        params, memory = descend(self, params, grads, carry["memory"], self.step_lr(draws, ctx), draws)
         chain = carry["chain"].index_copy(0, chosen, fake)
         return {**carry, "params": params, "memory": memory, "chain": chain}
 
     def walk(self, x: Tensor, y: Tensor, params: Tree, outputs: Outputs, key: Key) -> Tensor:
         """Langevin steps down the energy."""
         for number in range(self.langevin):
-            gradient, _ = energy_gradient(lambda z: outputs(params, z), x, y, self.bound)
-            moved = x - self.step_size * gradient
+            uphill, _ = energy_gradient(lambda z: outputs(params, z), x, y, self.bound)
+            moved = x - self.step_size * uphill
             if self.noise:
                 moved = moved + self.noise * key.fold(number).normal(*x.shape, dtype=x.dtype, device=x.device)
             x = moved if self.low is None and self.high is None else moved.clamp(self.low, self.high)

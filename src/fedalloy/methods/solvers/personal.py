@@ -62,8 +62,11 @@ class Personal(WrapperBase, Personalised, PartlyLocal, OwnStart, Describes, Coun
             )
         if self.shared_epochs is not None and self.shared_epochs < 0:
             raise ValueError(f"shared_epochs must be 0 or more, got {self.shared_epochs}")
-        if self.shared_epochs is not None and not (isinstance(inner, LocalTraining) and inner.optimizer == "sgd"):
-            raise ValueError("shared_epochs needs a solver that trains by epochs with the optimizer 'sgd'")
+        if self.shared_epochs is not None and not _trains_by_leaf(inner):
+            raise ValueError(
+                "shared_epochs needs a solver that trains by epochs with the optimizer 'sgd', without dampening, "
+                "clipping, accumulation or precision 'fp16', whose memory belongs to no leaf"
+            )
 
     @property
     def inner(self) -> LocalSolver:
@@ -158,3 +161,10 @@ class Personal(WrapperBase, Personalised, PartlyLocal, OwnStart, Describes, Coun
             else torch.where((own_turn if name in self.local_leaves else ~own_turn).to(value.device), value, old[name])
             for name, value in new.items()
         }
+
+
+def _trains_by_leaf(solver: LocalSolver) -> bool:
+    """Whether every leaf is trained by itself, so that some can be kept as they are."""
+    return (
+        isinstance(solver, LocalTraining) and solver.optimizer == "sgd" and not solver.dampening and not solver.composed
+    )

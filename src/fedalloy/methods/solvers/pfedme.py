@@ -13,8 +13,9 @@ from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Carry, GradAt, Shared
 from fedalloy.core.registry import register
 from fedalloy.core.types import Context, Payload, State, Tree
+from fedalloy.methods.solvers.descent import descend, descend_start, gradient
 from fedalloy.methods.solvers.phases import chosen
-from fedalloy.methods.solvers.training import LocalTraining, descend, descend_start
+from fedalloy.methods.solvers.training import LocalTraining
 
 
 @register("solver", "pfedme")
@@ -38,6 +39,8 @@ class PFedMe(LocalTraining, Personalised):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.accumulate > 1:
+            raise ValueError("pFedMe takes several steps on every batch: leave accumulate out")
         if self.lam < 0 or self.inner < 1 or self.inner_lr <= 0:
             given = f"got lam = {self.lam}, inner = {self.inner}, inner_lr = {self.inner_lr}"
             raise ValueError(f"pFedMe needs lam of 0 or more, inner of 1 or more and inner_lr above 0; {given}")
@@ -54,11 +57,12 @@ class PFedMe(LocalTraining, Personalised):
 
     def step(self, carry: Carry, grad_at: GradAt, draws: Tree, phase: Tensor, ctx: Context) -> Carry:
         w, theta, memory = carry["params"], carry["personal"], carry["memory"]
-        inner_lr = self.inner_lr * ctx.local_lr / self.lr
+        lr = self.step_lr(draws, ctx)
+        inner_lr = self.inner_lr * lr / self.lr
         for _ in range(self.inner):
-            grads = tree.add(grad_at(theta), tree.subtract(theta, w), self.lam)
-            theta, memory = descend(self, theta, grads, memory, inner_lr)
-        moved = tree.add(w, tree.subtract(w, theta), -ctx.local_lr * self.lam)
+            grads = tree.add(gradient(self, grad_at, theta, memory), tree.subtract(theta, w), self.lam)
+            theta, memory = descend(self, theta, grads, memory, inner_lr, draws)
+        moved = tree.add(w, tree.subtract(w, theta), -lr * self.lam)
         return {"params": moved, "personal": theta, "memory": memory}
 
     def end(self, carry: Carry, shared: Shared, mine: State, steps: Tensor, ctx: Context) -> tuple[Payload, State]:

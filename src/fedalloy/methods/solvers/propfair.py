@@ -11,7 +11,8 @@ from fedalloy.core import tree
 from fedalloy.core.protocols import Carry, GradAt, Shared
 from fedalloy.core.registry import register
 from fedalloy.core.types import Context, Payload, State, Tree
-from fedalloy.methods.solvers.training import LocalTraining, descend, descend_start
+from fedalloy.methods.solvers.descent import descend, descend_start, gradient
+from fedalloy.methods.solvers.training import LocalTraining
 
 
 @register("solver", "propfair")
@@ -38,8 +39,8 @@ class PropFair(LocalTraining):
         return {"params": shared["params"], "memory": descend_start(self, shared["params"])}
 
     def step(self, carry: Carry, grad_at: GradAt, draws: Tree, phase: Tensor, ctx: Context) -> Carry:
-        grads = grad_at(carry["params"], of=self.welfare)
-        params, memory = descend(self, carry["params"], grads, carry["memory"], ctx.local_lr)
+        grads = gradient(self, grad_at, carry["params"], carry["memory"], of=self.welfare)
+        params, memory = descend(self, carry["params"], grads, carry["memory"], self.step_lr(draws, ctx), draws)
         return {"params": params, "memory": memory}
 
     def end(self, carry: Carry, shared: Shared, mine: State, steps: Tensor, ctx: Context) -> tuple[Payload, State]:

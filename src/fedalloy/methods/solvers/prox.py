@@ -11,7 +11,8 @@ from fedalloy.core.aspects import Fusible, Fusing
 from fedalloy.core.protocols import Carry, GradAt, Shared
 from fedalloy.core.registry import register
 from fedalloy.core.types import Context, Payload, State, Stats, Tree
-from fedalloy.methods.solvers.training import LocalTraining, descend, descend_start, plain_sgd_hint, update_length
+from fedalloy.methods.solvers.descent import descend, descend_start, gradient
+from fedalloy.methods.solvers.training import LocalTraining, plain_sgd_hint, update_length
 
 
 @register("solver", "prox")
@@ -40,8 +41,8 @@ class Prox(LocalTraining, Fusible):
 
     def step(self, carry: Carry, grad_at: GradAt, draws: Tree, phase: Tensor, ctx: Context) -> Carry:
         pull = tree.subtract(carry["params"], carry["anchor"])
-        grads = tree.add(grad_at(carry["params"]), pull, self.mu)
-        params, memory = descend(self, carry["params"], grads, carry["memory"], ctx.local_lr)
+        grads = tree.add(gradient(self, grad_at, carry["params"], carry["memory"]), pull, self.mu)
+        params, memory = descend(self, carry["params"], grads, carry["memory"], self.step_lr(draws, ctx), draws)
         return {"params": params, "anchor": carry["anchor"], "memory": memory}
 
     def end(self, carry: Carry, shared: Shared, mine: State, steps: Tensor, ctx: Context) -> tuple[Payload, State]:

@@ -13,7 +13,8 @@ from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Carry, GradAt, Shared
 from fedalloy.core.registry import register
 from fedalloy.core.types import Context, Contributions, Part, Payload, State, Tree
-from fedalloy.methods.solvers.training import LocalTraining, descend, descend_start
+from fedalloy.methods.solvers.descent import descend, descend_start, gradient
+from fedalloy.methods.solvers.training import LocalTraining
 
 
 @register("solver", "scaffold")
@@ -33,8 +34,13 @@ class Scaffold(LocalTraining):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.optimizer != "sgd" or self.nesterov:
-            raise ValueError("scaffold needs optimizer 'sgd' without nesterov: its control variates are mean gradients")
+        if self.nesterov or not self.plain_but("precision"):
+            raise ValueError(
+                "scaffold needs optimizer 'sgd' without nesterov and dampening, and no clipping, accumulation or "
+                "schedule over steps: its control variates are mean gradients"
+            )
+        if self.precision == "fp16":
+            raise ValueError("scaffold cannot skip steps, as precision 'fp16' does: choose 'bf16'")
 
     def init_shared(self, params: Tree) -> Shared:
         return {"control": tree.zeros_like(params)}
@@ -47,8 +53,8 @@ class Scaffold(LocalTraining):
         return {"params": shared["params"], "shift": shift, "memory": descend_start(self, shared["params"])}
 
     def step(self, carry: Carry, grad_at: GradAt, draws: Tree, phase: Tensor, ctx: Context) -> Carry:
-        grads = tree.add(grad_at(carry["params"]), carry["shift"])
-        params, memory = descend(self, carry["params"], grads, carry["memory"], ctx.local_lr)
+        grads = tree.add(gradient(self, grad_at, carry["params"], carry["memory"]), carry["shift"])
+        params, memory = descend(self, carry["params"], grads, carry["memory"], self.step_lr(draws, ctx), draws)
         return {"params": params, "shift": carry["shift"], "memory": memory}
 
     def end(self, carry: Carry, shared: Shared, mine: State, steps: Tensor, ctx: Context) -> tuple[Payload, State]:

@@ -10,7 +10,8 @@ from fedalloy.core.aspects import Fusible, Fusing
 from fedalloy.core.protocols import Carry, GradAt, Shared
 from fedalloy.core.registry import register
 from fedalloy.core.types import Context, Payload, State, Tree
-from fedalloy.methods.solvers.training import LocalTraining, descend, descend_start, plain_sgd_hint
+from fedalloy.methods.solvers.descent import descend, descend_start, gradient
+from fedalloy.methods.solvers.training import LocalTraining, plain_sgd_hint
 
 
 @register("solver", "sgd")
@@ -30,7 +31,8 @@ class Sgd(LocalTraining, Fusible):
         return {"params": shared["params"], "memory": descend_start(self, shared["params"])}
 
     def step(self, carry: Carry, grad_at: GradAt, draws: Tree, phase: Tensor, ctx: Context) -> Carry:
-        params, memory = descend(self, carry["params"], grad_at(carry["params"]), carry["memory"], ctx.local_lr)
+        grads = gradient(self, grad_at, carry["params"], carry["memory"])
+        params, memory = descend(self, carry["params"], grads, carry["memory"], self.step_lr(draws, ctx), draws)
         return {"params": params, "memory": memory}
 
     def end(self, carry: Carry, shared: Shared, mine: State, steps: Tensor, ctx: Context) -> tuple[Payload, State]:

@@ -14,9 +14,10 @@ from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Carry, GradAt, Shared
 from fedalloy.core.registry import register
 from fedalloy.core.types import Context, Payload, Plan, State, Tree
+from fedalloy.methods.solvers.descent import descend, descend_start, gradient
 from fedalloy.methods.solvers.mixing import mixture
 from fedalloy.methods.solvers.phases import chosen
-from fedalloy.methods.solvers.training import LocalTraining, descend, descend_start
+from fedalloy.methods.solvers.training import LocalTraining
 
 EVALUATED_AT = 0.5
 """The default mixing coefficient when a client's model is evaluated."""
@@ -52,7 +53,7 @@ class SuPerFed(LocalTraining, Personalised, OwnStart, Fusible):
 
     @property
     def fusing(self) -> Fusing | None:
-        if self.optimizer != "sgd" or self.nesterov or type(self) is not SuPerFed:
+        if self.nesterov or type(self) is not SuPerFed or not self.plain_but():
             return None
         numbers = {"momentum": self.momentum, "weight_decay": self.weight_decay, "pull": self.mu, "angle": self.nu}
         return Fusing("pair_descent", numbers)
@@ -76,7 +77,7 @@ class SuPerFed(LocalTraining, Personalised, OwnStart, Fusible):
     def draws(self, plan: Plan, keys: Key, shared: Shared) -> Tree:
         steps = keys.fold("mix").each(torch.arange(plan.index.shape[1]))
         axes = (len(tree.layers(shared["params"])),) if self.mixing == "layer" else ()
-        return {"mix": steps.uniform(*axes, dtype=torch.float64)}
+        return {**super().draws(plan, keys, shared), "mix": steps.uniform(*axes, dtype=torch.float64)}
 
     def init_client(self, shared: Shared, key: Key) -> State:
         first = next(iter(shared["params"].values()))
@@ -94,16 +95,17 @@ class SuPerFed(LocalTraining, Personalised, OwnStart, Fusible):
         return {**carry, "local": mine["local"], "local_memory": memory} if self.started(ctx) else carry
 
     def step(self, carry: Carry, grad_at: GradAt, draws: Tree, phase: Tensor, ctx: Context) -> Carry:
+        lr = self.step_lr(draws, ctx)
         if "local" not in carry:
             pull = tree.subtract(carry["params"], carry["anchor"])
-            grads = tree.add(grad_at(carry["params"]), pull, self.mu)
-            params, memory = descend(self, carry["params"], grads, carry["memory"], ctx.local_lr)
+            grads = tree.add(gradient(self, grad_at, carry["params"], carry["memory"]), pull, self.mu)
+            params, memory = descend(self, carry["params"], grads, carry["memory"], lr, draws)
             return {**carry, "params": params, "memory": memory}
         shares = self.shares(carry["params"], draws["mix"])
-        gradient = grad_at(mixture(carry["params"], carry["local"], shares))
-        grads, own = self.gradients(carry["params"], carry["local"], carry["anchor"], gradient, shares)
-        params, memory = descend(self, carry["params"], grads, carry["memory"], ctx.local_lr)
-        local, local_memory = descend(self, carry["local"], own, carry["local_memory"], ctx.local_lr)
+        mixed = gradient(self, grad_at, mixture(carry["params"], carry["local"], shares), carry["memory"])
+        grads, own = self.gradients(carry["params"], carry["local"], carry["anchor"], mixed, shares)
+        params, memory = descend(self, carry["params"], grads, carry["memory"], lr, draws)
+        local, local_memory = descend(self, carry["local"], own, carry["local_memory"], lr, draws)
         return {**carry, "params": params, "memory": memory, "local": local, "local_memory": local_memory}
 
     def end(self, carry: Carry, shared: Shared, mine: State, steps: Tensor, ctx: Context) -> tuple[Payload, State]:

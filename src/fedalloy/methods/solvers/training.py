@@ -1,25 +1,28 @@
 """Shared by all solvers that train a model: the schedule of batches, the step size and the local optimizer.
 
-``LocalTraining`` has the settings and the plan; a solver implements ``begin``, ``step`` and ``end`` with ``descend``.
+``LocalTraining`` has the settings and the plan; a solver implements ``begin``, ``step`` and ``end`` with the functions
+of :mod:`fedalloy.methods.solvers.descent`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
-from fedalloy.core import tree
 from fedalloy.core.aspects import BindsToData, CountsSteps, Describes, Fusing, planned_steps
 from fedalloy.core.errors import SpecError
 from fedalloy.core.fraction import fraction_of
 from fedalloy.core.keys import Key
-from fedalloy.core.protocols import Carry, LocalSolver
+from fedalloy.core.protocols import LocalSolver, Shared
 from fedalloy.core.types import Context, DataSpec, Plan, Stats, Tree
+from fedalloy.methods.solvers.optimizers import GradientDescent, LocalAdagrad, LocalAdam, LocalOptimizer, RmsProp
 from fedalloy.methods.solvers.phases import in_phases
+from fedalloy.methods.solvers.schedules import Schedule, places
 
 Leftover = Literal["auto", "keep", "merge", "drop"]
 
@@ -28,8 +31,17 @@ Leftover = Literal["auto", "keep", "merge", "drop"]
 class LocalTraining(LocalSolver, Describes, CountsSteps, BindsToData):
     """Local training by minibatches: shuffled each epoch, last partial batch kept, optimizer state reset each round.
 
-    ``decay`` multiplies the step size every ``decay_every`` rounds; ``milestones`` are fractions of the run at
-    which the step size is divided by ten. ``batch_size = None`` uses all examples in every step.
+    ``optimizer`` and its arguments are those of torch: ``momentum``, ``dampening`` and ``nesterov`` of sgd, ``betas``,
+    ``eps`` and ``amsgrad`` of adam and adamw, ``smoothing`` (torch's alpha), ``eps``, ``momentum`` and ``centered`` of
+    rmsprop, ``lr_decay``, ``accumulator`` (initial_accumulator_value) and ``eps`` of adagrad; ``weight_decay`` is 0
+    unless given, for adamw too. ``clip_norm`` and ``clip_value`` limit gradients before the optimizer; ``accumulate``
+    takes one step for the mean gradient of so many batches (of fewer at the end of a round). ``precision = "bf16"``
+    trains under autocast, with parameters and optimizer in float32; ``"fp16"``, on CUDA, also scales every client's
+    loss, from ``loss_scale`` on, and skips steps whose gradients overflow.
+
+    ``schedule`` changes the step size over rounds or local steps. In short form ``decay`` multiplies it every
+    ``decay_every`` rounds, and ``milestones`` are fractions of the run at which it is divided by ten.
+    ``batch_size = None`` uses all examples in every step.
 
     ``leftover`` decides about a last batch with a single example: ``keep`` it, ``merge`` it with the batch before, or
     ``drop`` it; ``auto`` merges it if the model cannot be trained on one example (BatchNorm over vectors) and keeps it
@@ -46,9 +58,21 @@ class LocalTraining(LocalSolver, Describes, CountsSteps, BindsToData):
     momentum: float = 0.0
     nesterov: bool = False
     weight_decay: float = 0.0
-    optimizer: Literal["sgd", "adam"] = "sgd"
+    dampening: float = 0.0
+    optimizer: Literal["sgd", "adam", "adamw", "rmsprop", "adagrad"] = "sgd"
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
+    amsgrad: bool = False
+    smoothing: float = 0.99
+    centered: bool = False
+    lr_decay: float = 0.0
+    accumulator: float = 0.0
+    schedule: Schedule = Schedule()  # noqa: RUF009 (a frozen value)
+    clip_norm: float | None = None
+    clip_value: float | None = None
+    accumulate: int = 1
+    precision: Literal["full", "bf16", "fp16"] = "full"
+    loss_scale: float = 65536.0
     decay: float = 1.0
     decay_every: int = 1
     milestones: tuple[float, ...] = ()
@@ -64,17 +88,56 @@ class LocalTraining(LocalSolver, Describes, CountsSteps, BindsToData):
 
     @property
     def provides(self) -> frozenset[str]:
-        """Normalised lengths exist for linear local updates only, so not for Adam."""
-        known = self.optimizer == "sgd" and self.linear
+        """Normalised lengths exist for updates that are sums of gradients with constant factors: not for Adam, clipped
+        gradients or step sizes that change within a round."""
+        known = self.linear and self.plain_but("precision") and self.precision != "fp16"
         return frozenset({"step_norm", "effective_steps"}) if known else frozenset()
+
+    def plain_but(self, *others: str) -> bool:
+        """Whether local steps are plain SGD: settings other than the ``PLAIN`` ones and ``others`` have their defaults,
+        so that a kernel or formula that knows only these ignores nothing."""
+        known = {*PLAIN, *others}
+        mine = [one for one in fields(LocalTraining) if one.name not in known]
+        same = all(getattr(self, one.name) == one.default for one in mine if one.name != "schedule")
+        return same and not self.schedule.by_step
+
+    @cached_property
+    def rule(self) -> LocalOptimizer:
+        """The local optimizer."""
+        return _RULES[self.optimizer](self)
+
+    @cached_property
+    def composed(self) -> bool:
+        """Whether a step is more than one of the optimizer."""
+        clips = self.clip_norm is not None or self.clip_value is not None
+        return clips or self.accumulate > 1 or self.precision == "fp16"
 
     @property
     def uses_length(self) -> str:
+        if self.schedule.over == "rounds" and self.schedule.needs_length:
+            return f"schedule '{self.schedule.kind}' spreads the step size over the whole run"
         return "milestones are shares of the run at which the step size decreases" if self.milestones else ""
 
     def lr_at(self, round: int, rounds: int | None = None) -> float:
         passed = sum(round > fraction_of(rounds, fraction) for fraction in self.milestones) if rounds else 0
-        return float(self.lr * self.decay ** ((round - 1) // self.decay_every) * 0.1**passed)
+        factor = self.schedule.in_round(round, rounds)
+        return float(self.lr * self.decay ** ((round - 1) // self.decay_every) * 0.1**passed) * factor
+
+    def draws(self, plan: Plan, keys: Key, shared: Shared) -> Tree:
+        """The factor of the step size in every step, and whether it takes the step of an accumulated gradient: only
+        where these settings are used. A solver with draws of its own adds them to these."""
+        made: Tree = {}
+        if self.schedule.by_step or self.accumulate > 1:
+            place, count = places(plan)
+            if self.schedule.by_step:
+                made["lr_factor"] = self.schedule.at(place.double(), count.double())
+            if self.accumulate > 1:
+                made["flush"] = ((place + 1) % self.accumulate == 0) | (place + 1 == count)
+        return made
+
+    def step_lr(self, draws: Tree, ctx: Context) -> float | Tensor:
+        """The size of this step."""
+        return ctx.local_lr if "lr_factor" not in draws else ctx.local_lr * draws["lr_factor"]
 
     @property
     def needs_data_spec(self) -> bool:
@@ -157,41 +220,9 @@ def _single(sizes: Tensor, batch_size: int | None, leftover: str) -> Tensor | No
     return found.long() if bool(found.any()) else None
 
 
-def descend_start(training: LocalTraining, params: Tree) -> Carry:
-    """The local optimizer's state at the start of a round."""
-    if training.optimizer == "adam":
-        first = next(iter(params.values()))
-        zero = torch.zeros((), dtype=first.dtype, device=first.device)
-        return {"first": tree.zeros_like(params), "second": tree.zeros_like(params), "count": zero}
-    return {"velocity": tree.zeros_like(params)} if training.momentum else {}
-
-
-def descend(
-    training: LocalTraining, params: Tree, grads: Tree, memory: Carry, lr: float | Tensor
-) -> tuple[Tree, Carry]:
-    """One step of the local optimizer: ``w <- w - lr * direction``."""
-    if training.weight_decay:
-        grads = tree.add(grads, params, training.weight_decay)
-    if training.optimizer == "adam":
-        return _adam(training, params, grads, memory, lr)
-    if training.momentum:
-        return _heavy_ball(training, params, grads, memory["velocity"], lr)
-    if isinstance(lr, Tensor):  # inside a CUDA graph: reading it on the CPU would break the capture
-        return tree.add(params, grads, -lr), memory
-    return {name: torch.add(leaf, grads[name], alpha=-lr) for name, leaf in params.items()}, memory
-
-
-def _heavy_ball(
-    training: LocalTraining, params: Tree, grads: Tree, velocity: Tree, lr: float | Tensor
-) -> tuple[Tree, Carry]:
-    velocity = tree.add(grads, velocity, training.momentum)
-    direction = tree.add(grads, velocity, training.momentum) if training.nesterov else velocity
-    return tree.add(params, direction, -lr), {"velocity": velocity}
-
-
 def plain_sgd_hint(training: LocalTraining, pull: float = 0.0) -> Fusing | None:
-    """The description that lets an engine fuse the local step; Adam has none."""
-    if training.optimizer != "sgd":
+    """The description that lets an engine fuse the local step; None with settings that fused kernels do not have."""
+    if not training.plain_but():
         return None
     numbers = {"momentum": training.momentum, "nesterov": training.nesterov, "weight_decay": training.weight_decay}
     return Fusing("descent", {**numbers, "pull": pull})
@@ -235,15 +266,31 @@ def _shuffled(place: Tensor, epoch: Tensor, sizes: Tensor, epochs: int, longest:
     return order.flatten(1).gather(1, address.flatten(1)).reshape(place.shape)
 
 
-def _adam(training: LocalTraining, params: Tree, grads: Tree, memory: Carry, lr: float | Tensor) -> tuple[Tree, Carry]:
-    """Adam with bias correction."""
-    beta1, beta2 = training.betas
-    count = memory["count"] + 1
-    first = tree.map_leaves(lambda m, g: beta1 * m + (1 - beta1) * g, memory["first"], grads)
-    second = tree.map_leaves(lambda v, g: beta2 * v + (1 - beta2) * g * g, memory["second"], grads)
-    rate, root = lr / (1 - beta1**count), (1 - beta2**count).sqrt()
-    moved = tree.map_leaves(lambda w, m, v: w - rate * m / (v.sqrt() / root + training.eps), params, first, second)
-    return moved, {"first": first, "second": second, "count": count}
+PLAIN = (
+    "lr", "epochs", "batch_size", "shuffle", "momentum", "nesterov", "weight_decay", "decay", "decay_every",
+    "milestones", "leftover", "loss_scale",
+)  # fmt: skip
+"""Settings that plain SGD has; all others change the local step in another way."""
+_RULES: dict[str, Callable[[LocalTraining], LocalOptimizer]] = {
+    "sgd": lambda t: GradientDescent(t.momentum, t.dampening, t.nesterov, t.weight_decay),
+    "adam": lambda t: LocalAdam(t.betas, t.eps, t.weight_decay, t.amsgrad),
+    "adamw": lambda t: LocalAdam(t.betas, t.eps, t.weight_decay, t.amsgrad, decoupled=True),
+    "rmsprop": lambda t: RmsProp(t.smoothing, t.eps, t.weight_decay, t.momentum, t.centered),
+    "adagrad": lambda t: LocalAdagrad(t.eps, t.weight_decay, t.lr_decay, t.accumulator),
+}
+_USED_BY: dict[str, tuple[str, ...]] = {
+    "momentum": ("sgd", "rmsprop"),
+    "dampening": ("sgd",),
+    "nesterov": ("sgd",),
+    "betas": ("adam", "adamw"),
+    "eps": ("adam", "adamw", "rmsprop", "adagrad"),
+    "amsgrad": ("adam", "adamw"),
+    "smoothing": ("rmsprop",),
+    "centered": ("rmsprop",),
+    "lr_decay": ("adagrad",),
+    "accumulator": ("adagrad",),
+}
+"""Which optimizers use a setting; the others refuse it."""
 
 
 def _check(training: LocalTraining) -> None:
@@ -266,12 +313,26 @@ def _check(training: LocalTraining) -> None:
 
 
 def _check_optimizer(training: LocalTraining) -> None:
-    """Refuse settings that the chosen optimizer would ignore."""
-    if training.optimizer == "adam" and training.momentum:
-        raise ValueError(f"momentum = {training.momentum} is for optimizer 'sgd'; for 'adam' set the first of betas")
-    unused = training.betas != LocalTraining.betas or training.eps != LocalTraining.eps
-    if training.optimizer == "sgd" and unused:
-        raise ValueError("betas and eps are for optimizer 'adam'; for 'sgd' set momentum")
+    """Refuse settings that the chosen optimizer would ignore, and those that it does not support."""
+    for name, users in _USED_BY.items():
+        value = getattr(training, name)
+        if value != getattr(LocalTraining, name) and training.optimizer not in users:
+            known = " and ".join(f"'{user}'" for user in users)
+            raise ValueError(f"{name} = {value} is for optimizer {known}, not for '{training.optimizer}'")
+    if training.dampening < 0 or (training.dampening and (training.nesterov or not training.momentum)):
+        raise ValueError(f"dampening must be 0 or more, and needs momentum without nesterov, got {training.dampening}")
+    if not 0 <= training.smoothing < 1 or training.lr_decay < 0 or training.accumulator < 0:
+        raise ValueError(
+            f"smoothing must lie in [0, 1), lr_decay and accumulator be 0 or more, got {training.smoothing}, "
+            f"{training.lr_decay} and {training.accumulator}"
+        )
+    for name in ("clip_norm", "clip_value", "loss_scale"):
+        if (limit := getattr(training, name)) is not None and limit <= 0:
+            raise ValueError(f"{name} must be above 0, got {limit}")
+    if training.accumulate < 1:
+        raise ValueError(f"accumulate must be 1 or more batches, got {training.accumulate}")
+    if training.loss_scale != LocalTraining.loss_scale and training.precision != "fp16":
+        raise ValueError(f"loss_scale = {training.loss_scale} is for precision 'fp16', not for '{training.precision}'")
 
 
 def _check_schedule(training: LocalTraining) -> None:
@@ -281,3 +342,8 @@ def _check_schedule(training: LocalTraining) -> None:
         raise ValueError(f"decay_every must be 1 or more, got {training.decay_every}")
     if not all(0 <= fraction <= 1 for fraction in training.milestones):
         raise ValueError(f"milestones are fractions of the run, in [0, 1], got {training.milestones}")
+    if training.schedule.active and (training.decay != 1 or training.milestones):
+        raise ValueError(
+            f"schedule '{training.schedule.kind}' and decay or milestones both change the step size: give the "
+            "schedule, which has them as kinds 'step' and 'milestones'"
+        )
