@@ -17,8 +17,8 @@ BARE = {"torch", "numpy", "safetensors"}
 """All that ``fedalloy.fit`` may need."""
 HIDDEN = {"clarabel", "pydantic", "qpsolvers", "rich", "sklearn", "scipy", "typer"}
 HIDDEN |= {"alembic", "pandas", "pyarrow", "flwr", "h11", "jinja2", "matplotlib", "mlflow"}
-HIDDEN |= {"sqlalchemy", "tensorboard", "wandb"}
-IMPORT_NAMES = {"scikit-learn": "sklearn", "mlflow-skinny": "mlflow"}
+HIDDEN |= {"sqlalchemy", "tensorboard", "wandb", "datasets", "flwr_datasets", "PIL", "polars"}
+IMPORT_NAMES = {"scikit-learn": "sklearn", "mlflow-skinny": "mlflow", "flwr-datasets": "flwr_datasets", "pillow": "PIL"}
 
 # Hides packages as if they were not installed: an import fails, and asking whether there is such a module says no.
 HIDE = f"""

@@ -27,6 +27,7 @@ from fedalloy.tasks.models.build import build, resolve
 from fedalloy.tasks.noise import LabelNoise, as_noise
 from fedalloy.tasks.objective import ModuleObjective
 from fedalloy.tasks.partitions.base import Partition
+from fedalloy.tasks.partitions.flower_datasets import FlowerDatasets, is_partitioner
 from fedalloy.tasks.probing import ROWS
 from fedalloy.tasks.pure_module import BuiltModule, Factory
 from fedalloy.tasks.synthetic_part import SyntheticPart, as_part, mixed_in
@@ -71,10 +72,10 @@ def make_task(
     >>> make_task("digits", partition={"kind": "dirichlet", "alpha": 0.3}, clients=5).population
     5
     """
-    key, defaults = Key.of(seed).fold("task"), defaults_of(dataset)
-    data, scaling = as_dataset(dataset, key.fold("dataset")), _scaling(standardise or defaults.standardise)
+    key, defaults = task_key(seed), defaults_of(dataset)
+    data, scaling = as_dataset(dataset, key.fold("dataset")), as_standardise(standardise or defaults.standardise)
     bounds, (of, rule) = data.bounds if scaling == "none" else None, kind_and_loss(data, loss or defaults.loss, kind)
-    learn = partial(_objective_on, data, device, loss=rule, dtype=dtype, kind=of, unit=unit)
+    learn = partial(objective_on, data, device, loss=rule, dtype=dtype, kind=of, unit=unit)
     objective = learn(defaults.model if model is None else model, trainable=trainable, bounds=bounds)
     data = data if objective.takes_integers else _with_floats(data)
     made = federate(
@@ -84,7 +85,7 @@ def make_task(
     )  # fmt: skip
     made = replace(made, classifier=None if classifier is None else learn(classifier), bounds=bounds, kind=of)
     made = made if synthetic is None else mixed_in(made, *as_part(synthetic).load())
-    return _shown(made, data, defaults, inferred=kind is None).to(device, _precision(dtype))
+    return _shown(made, data, defaults, inferred=kind is None).to(device, as_precision(dtype))
 
 
 def _shown(made: FederatedTask, data: Dataset, defaults: DatasetDefaults, inferred: bool) -> FederatedTask:
@@ -107,7 +108,7 @@ def kind_and_loss(
     return kind, rule
 
 
-def _objective_on(
+def objective_on(
     data: Dataset, device: str | torch.device | None, model: str | Spec | Callable[..., nn.Module] | None, **more: Any
 ) -> ModuleObjective:
     """A model for these data, on ``device``."""
@@ -139,7 +140,7 @@ def make_objective(
     """
     rule = choose(loss or LOSSES[kind or ("classification" if classes else "regression")])
     factory = as_factory(model, input_shape, outputs_for(kind, rule, targets, classes), bounds)
-    return ModuleObjective(factory, rule, trainable=trainable, dtype=_precision(dtype), unit=unit, example=example)
+    return ModuleObjective(factory, rule, trainable=trainable, dtype=as_precision(dtype), unit=unit, example=example)
 
 
 def _with_floats(data: Dataset) -> Dataset:
@@ -168,6 +169,10 @@ def as_partition(partition: str | Spec | Partition | None, data: Dataset) -> Par
     """
     if isinstance(partition, Partition):
         return partition
+    named = partition.get("kind") if isinstance(partition, Mapping) else partition
+    if is_partitioner(named):
+        given = partition if isinstance(partition, Mapping) else {}
+        return FlowerDatasets(named, {name: value for name, value in given.items() if name != "kind"})
     if partition is None:
         partition = "iid" if data.owner is None else "natural"
     if isinstance(partition, Mapping):
@@ -248,14 +253,21 @@ def _dealing(
     return rule, clients if told else DEFAULT_CLIENTS
 
 
-def _scaling(standardise: Standardise) -> Standardise:
+def task_key(seed: int) -> Key:
+    """The key of all draws of a task."""
+    return Key.of(seed).fold("task")
+
+
+def as_standardise(standardise: Standardise) -> Standardise:
+    """The setting, if it is one."""
     allowed = typing.get_args(Standardise)
     if standardise not in allowed:
         raise SpecError(f"standardise '{standardise}': {nearest(str(standardise), allowed)}")
     return standardise
 
 
-def _precision(dtype: Precision | torch.dtype) -> torch.dtype:
+def as_precision(dtype: Precision | torch.dtype) -> torch.dtype:
+    """The dtype of a name."""
     if isinstance(dtype, torch.dtype):
         return dtype
     known = {"float32": torch.float32, "float64": torch.float64}

@@ -53,10 +53,10 @@ class ModuleObjective(Objective):
     Examples that are dicts of tensors are passed to the model as keyword arguments, tuples as positional ones.
     ``loss`` is the name of a loss, a loss, or a function of ``(outputs, y)`` with one value per example; ``unit`` says
     what ``num_examples`` counts. Parameters with ``requires_grad`` are trained and exchanged, or those whose names
-    match the patterns ``trainable`` (``head.*``); all others are frozen: the objective keeps them. All functions are pure, so
-    they work under ``torch.func.grad`` and ``vmap`` (:class:`fedalloy.tasks.pure_module.PureModule`). ``example`` are a
-    few rows of the data: lazy layers get their sizes from them, and the model is called with them once, to see what it
-    draws and whether batches may be padded.
+    match the patterns ``trainable`` (``head.*``); all others are frozen: the objective keeps them. All functions are
+    pure, so they work under ``torch.func.grad`` and ``vmap`` (:class:`fedalloy.tasks.pure_module.PureModule`).
+    ``example`` are a few rows of the data: lazy layers get their sizes from them, and the model is called with them
+    once, to see what it draws and whether batches may be padded.
 
     >>> objective = ModuleObjective(lambda: nn.Linear(4, 3))
     >>> params, buffers = objective.init(Key.of(1))
