@@ -7,6 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast
@@ -127,22 +128,20 @@ class ClientCache:
             self._keep(client, found)
         return found
 
-    def prefetch(self, clients: Sequence[int]) -> None:
+    def prefetch(self, clients: Callable[[], Sequence[int]]) -> None:
         """Read clients in the background until half of the cache is theirs; errors are raised when they are needed."""
         if self._process != os.getpid():
             self._begin()
         self._ahead = self._ahead or ThreadPoolExecutor(1, thread_name_prefix="fedalloy-data")
         self._ahead.submit(self._fill, clients)
 
-    def _fill(self, clients: Sequence[int]) -> None:
+    def _fill(self, clients: Callable[[], Sequence[int]]) -> None:
         left = self._most // 2
-        for client in clients:
-            try:
+        with suppress(Exception):  # raised again by whoever needs the client
+            for client in clients():
                 left -= _bytes(self.get(client))
-            except Exception:
-                return
-            if left < 0:
-                return
+                if left < 0:
+                    return
 
     def _keep(self, client: int, found: Parts) -> None:
         if client in self._kept:
@@ -232,9 +231,9 @@ class LazyTask(Task):
         x, y = (_cat([getattr(one, name) for one in found]) for name in ("x", "y"))
         return Block(self._features(x), self._moved(y), size.cumsum(0) - size, size)
 
-    def prefetch(self, ids: Tensor) -> None:
+    def prefetch(self, ids: Callable[[], Tensor]) -> None:
         """Read some clients in the background, because they will be needed next."""
-        self.cache.prefetch(ids.tolist())
+        self.cache.prefetch(lambda: ids().tolist())
 
     def read(self, client: int) -> Parts:
         """One client's parts: read, checked, split, filled and scaled."""
