@@ -18,9 +18,11 @@ from fedalloy.tasks.assembly import (
     as_partition,
     as_precision,
     as_standardise,
+    kind_and_loss,
     make_task,
+    objective_on,
     task_key,
-)  # fmt: skip
+)
 from fedalloy.tasks.datasets.base import Dataset, DatasetDefaults, DatasetLoader, defaults_of
 from fedalloy.tasks.federation import FederatedTask
 from fedalloy.tasks.kinds import METRICS, told
