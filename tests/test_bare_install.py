@@ -17,8 +17,8 @@ BARE = {"torch", "numpy", "safetensors"}
 """All that ``fedalloy.fit`` may need."""
 HIDDEN = {"clarabel", "pydantic", "qpsolvers", "rich", "sklearn", "scipy", "typer"}
 HIDDEN |= {"alembic", "pandas", "pyarrow", "flwr", "h11", "jinja2", "matplotlib", "mlflow"}
-HIDDEN |= {"sqlalchemy", "tensorboard", "wandb"}
-IMPORT_NAMES = {"scikit-learn": "sklearn", "mlflow-skinny": "mlflow"}
+HIDDEN |= {"sqlalchemy", "tensorboard", "wandb", "datasets", "flwr_datasets", "PIL", "polars"}
+IMPORT_NAMES = {"scikit-learn": "sklearn", "mlflow-skinny": "mlflow", "flwr-datasets": "flwr_datasets", "pillow": "PIL"}
 
 # Hides packages as if they were not installed: an import fails, and asking whether there is such a module says no.
 HIDE = f"""
@@ -48,7 +48,7 @@ def import_names(requirements: list[str]) -> set[str]:
 
 def test_every_declared_dependency_is_known_to_be_bare_or_hidden():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = (project["optional-dependencies"][extra] for extra in ("flower", "report", "track"))
+    extras = (project["optional-dependencies"][extra] for extra in ("flower", "data", "report", "track"))
     declared = import_names(project["dependencies"]).union(*map(import_names, extras))
     assert declared <= BARE | HIDDEN, "a new dependency: hide it here, so that fit is known to run without it"
 

@@ -40,13 +40,13 @@ def _parquet(x: np.ndarray, y: np.ndarray) -> bytes:
 
 def read(case: Case, folder: Path) -> str:
     """The folder as a task that could be trained on."""
-    import fedalloy
+    from fedalloy.tasks.assembly import make_task
 
     place = folder / "data"
     place.mkdir()
     for name, data in case.items():
         (place / name).write_bytes(data)
-    task = fedalloy.task({"kind": "folder", "path": str(place)}, "logistic", loss=None)
+    task = make_task({"kind": "folder", "path": str(place)}, "logistic", loss=None)
     if not bool(task.train.x.isfinite().all()):
         raise AssertionError("features that are not finite were accepted")
     return "fine"

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from fedalloy.experiment.records.reading import read_run
     from fedalloy.studies.compare.comparing import compare
     from fedalloy.studies.unfolding.call import unfold
-    from fedalloy.tasks.assembly import make_task as task
     from fedalloy.tasks.dropout import Dropout
+    from fedalloy.tasks.making import task
 
     __version__: str
 
@@ -52,7 +52,7 @@ _HOME = {
     "methods": "fedalloy.methods:",
     "read_run": "fedalloy.experiment.records.reading:read_run",
     "register": "fedalloy.core.registry:register",
-    "task": "fedalloy.tasks.assembly:make_task",
+    "task": "fedalloy.tasks.making:task",
     "unfold": "fedalloy.studies.unfolding.call:unfold",
 }
 

@@ -12,6 +12,7 @@ from fedalloy.core.keys import Key
 from fedalloy.tasks.assembly import as_factory, make_task
 from fedalloy.tasks.datasets.base import Dataset, from_clients
 from fedalloy.tasks.datasets.digits import Digits
+from fedalloy.tasks.making import task
 from fedalloy.tasks.partitions.dirichlet import Dirichlet
 
 
@@ -80,7 +81,7 @@ def test_what_cannot_be_meant_is_told(arguments, said):
 
 
 def test_the_top_package_has_it_all():
-    assert fedalloy.task is make_task
+    assert fedalloy.task is task
     assert set(fedalloy.__all__) <= set(dir(fedalloy))
     assert all(getattr(fedalloy, name) is not None for name in [*fedalloy.__all__, "__version__"])
     with pytest.raises(AttributeError, match="no attribute 'tasc'"):

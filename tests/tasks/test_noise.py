@@ -11,6 +11,7 @@ from fedalloy.core.errors import SpecError
 from fedalloy.experiment.recipe import parse, resolve
 from fedalloy.tasks.assembly import make_task
 from fedalloy.tasks.datasets.base import Dataset
+from fedalloy.tasks.federation import FederatedTask
 from fedalloy.tasks.noise import LabelNoise
 
 CLASSES, ROWS = 5, 2000
@@ -85,6 +86,8 @@ def test_a_recipe_says_it():
     experiment = resolve(parse(recipe))
     assert experiment.resolved["noise"] == {"kind": "pair", "ratio": 0.4, "test": "clean", "protocol": "paper"}
     noisy, clean = experiment.task(), resolve(parse({"partition": {"clients": 3}})).task()
+    assert isinstance(noisy, FederatedTask)
+    assert isinstance(clean, FederatedTask)
     changed = float((noisy.train.y != clean.train.y).double().mean())
     assert changed == pytest.approx(0.4, abs=0.05)
     assert torch.equal(noisy.test.y, clean.test.y)

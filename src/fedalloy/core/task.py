@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -106,6 +106,9 @@ class Task(ABC):
     def fingerprint(self) -> Mapping[str, Any] | None:
         """Plain values that identify this task; None: its data identify it."""
         return None
+
+    def prefetch(self, ids: Callable[[], Tensor]) -> None:  # noqa: B027 (an optional hook)
+        """A hint that the clients ``ids()`` are needed soon; a task that reads its data can do so in the background."""
 
     def to(self, device: torch.device | str | None, dtype: torch.dtype | None = None) -> Task:
         """The same task with its data on a device; unchanged if the data cannot be moved."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from fedalloy.tasks.metrics.summary import summarise
 Values = dict[str, Tensor]
 """One value per client, by metric."""
 Summary = dict[str, dict[str, float]]
+_AT_ONCE = 100
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,13 @@ def client_row(model: str, ids: Tensor, values: Values, **more: Any) -> dict[str
 
 def _global_scores(trained: Trained, metrics: tuple[str, ...], ids: Tensor) -> tuple[Values, dict[str, float]]:
     task, model = trained.fed.task, trained.server_model()
-    values = evaluate_clients(*model, task.data("test", ids), metrics)
+    pieces = [ids] if task.pools else list(ids.split(_AT_ONCE))  # data that are read on demand: a few clients at a time
+    found = []
+    for some, following in zip_longest(pieces, pieces[1:]):
+        if following is not None:
+            task.prefetch(following.clone)
+        found.append(evaluate_clients(*model, task.data("test", some), metrics))
+    values = {name: torch.cat([one[name] for one in found]) for name in found[0]}
     pool = task.global_test
     return values, evaluate_pool(*model, pool, metrics) if pool is not None else {}
 

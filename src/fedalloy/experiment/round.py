@@ -93,6 +93,7 @@ def run_round(
         )
         known = _known(fed, store, work.ids)
         states = _with_new(fed, state, known, work.ids, round)
+        _read_ahead(fed, round + 1)
     with watch.time("clients"):
         outcome = _run(fed, state, states, work, ctx)
     with watch.time("server"):
@@ -129,6 +130,12 @@ def _assign(fed: Federation, round: int, key: Key) -> tuple[Work, list[int]]:
     if fed.resends or bool(links.all()):
         return Work.of(ids, epochs, links), []
     return Work.of(ids[links], epochs[links]), ids[~links].tolist()
+
+
+def _read_ahead(fed: Federation, round: int) -> None:
+    """Tell the task who takes part in the next round, so that it can read their data while this one is trained."""
+    if round <= fed.config.rounds and not fed.config.sampling.reads_data:
+        fed.task.prefetch(lambda: _assign(fed, round, fed.root.fold("round", round))[0].ids)
 
 
 def client_states(

@@ -24,6 +24,9 @@ Available = Callable[[Tensor], Tensor]
 class Sampling(ABC):
     """Chooses the ids of a round."""
 
+    reads_data: ClassVar[bool] = False
+    """Whether it looks at the clients' data."""
+
     @abstractmethod
     def size(self, population: int) -> int:
         """The largest cohort this rule chooses."""
@@ -78,6 +81,8 @@ class BySize(Sampling):
 
     The clients with the largest ``u^(1/n)`` are such a sample (Efraimidis and Spirakis 2006).
     """
+
+    reads_data: ClassVar[bool] = True
 
     cohort: int | float | None = None
 

@@ -27,7 +27,9 @@ from fedalloy.tasks.datasets.base import defaults_of
 from fedalloy.tasks.datasets.nodes import OnNodes
 from fedalloy.tasks.federation import FederatedTask
 from fedalloy.tasks.kinds import KINDS
+from fedalloy.tasks.lazy import LazyTask
 from fedalloy.tasks.losses.loss import Loss
+from fedalloy.tasks.sources.opening import spec_of
 
 _KINDS = f"allowed: {', '.join(KINDS)}"
 
@@ -106,17 +108,24 @@ def _nodes(recipe: Recipe) -> OnNodes | None:
 def _trial(recipe: Recipe) -> RemoteTask:
     """The task from the recipe's own data, which are not kept."""
     task = task_of(recipe)
-    shape = tuple(task.train.x.shape[1:])
-    names = task.names or tuple(str(number) for number in range(task.population))
+    x, _ = _first(task)
+    shape = tuple(x.shape[1:])
+    names = tuple(task.names or (str(number) for number in range(task.population)))
     known = data_spec_of(task, Key.of(0))
     spec = _spec(recipe, shape, task.classes, task.bounds, _trial_spec(recipe)) | _targets(task)
     spec["frozen"] = frozen_digest(task.objective)
     return RemoteTask(task.objective, names[: task.population], spec, known, task.kind)
 
 
-def _targets(task: FederatedTask) -> dict[str, Any]:
+def _first(task: FederatedTask | LazyTask) -> tuple[Any, Any]:
+    """Examples that show the form of all."""
+    some = task.source.template if isinstance(task, LazyTask) else task.train
+    return some.x, some.y
+
+
+def _targets(task: FederatedTask | LazyTask) -> dict[str, Any]:
     """The form of the targets, for nodes; nothing for one class or quantity per example."""
-    y, rule = task.train.y, task.objective.loss_rule
+    (_, y), rule = _first(task), task.objective.loss_rule
     ignored = rule.ignored if isinstance(rule, Loss) else None
     if y.dim() == 1 and y.is_floating_point() == (task.classes == 0):
         return {}
@@ -128,7 +137,7 @@ def _trial_spec(recipe: Recipe) -> dict[str, Any] | None:
     """The data that nodes of a trial can load; None if they are named by a path or a function."""
     dataset, dealt = recipe.task.dataset, recipe.partition
     try:
-        check_nameable(RuleSpec.model_validate(dataset))
+        check_nameable(RuleSpec.model_validate(spec_of(dataset)))
     except (Refused, ValidationError):
         return None
     return {

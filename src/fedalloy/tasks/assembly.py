@@ -28,6 +28,7 @@ from fedalloy.tasks.models.build import build, resolve
 from fedalloy.tasks.noise import LabelNoise, as_noise
 from fedalloy.tasks.objective import ModuleObjective
 from fedalloy.tasks.partitions.base import Partition
+from fedalloy.tasks.partitions.flower_datasets import FlowerDatasets, is_partitioner
 from fedalloy.tasks.probing import ROWS
 from fedalloy.tasks.pure_module import BuiltModule, Factory
 from fedalloy.tasks.synthetic_part import SyntheticPart, as_part, mixed_in
@@ -73,7 +74,7 @@ def make_task(
     """
     key, defaults, data, scaling = _read(dataset, standardise, seed)
     bounds, (of, rule) = data.bounds if scaling == "none" else None, kind_and_loss(data, loss or defaults.loss, kind)
-    learn = partial(_objective_on, data, device, loss=rule, dtype=dtype, kind=of, unit=unit)
+    learn = partial(objective_on, data, device, loss=rule, dtype=dtype, kind=of, unit=unit)
     objective = learn(defaults.model if model is None else model, trainable=trainable, bounds=bounds, augment=augment)
     data = data if objective.takes_integers else _with_floats(data)
     made = federate(
@@ -83,15 +84,15 @@ def make_task(
     made = made if synthetic is None else mixed_in(made, *as_part(synthetic).load())
     other = learn(classifier) if classifier else None
     made = replace(made, classifier=other, bounds=bounds, **_shown(data, of, defaults, inferred=kind is None))
-    return made.to(device, _precision(dtype))
+    return made.to(device, as_precision(dtype))
 
 
 def _read(
     dataset: str | Spec | DatasetLoader | Dataset, standardise: Standardise | None, seed: int
 ) -> tuple[Key, DatasetDefaults, Dataset, Standardise]:
     """The key of a task, the defaults of its data, the data, and how they are scaled."""
-    key, defaults = Key.of(seed).fold("task"), defaults_of(dataset)
-    return key, defaults, as_dataset(dataset, key.fold("dataset")), _scaling(standardise or defaults.standardise)
+    key, defaults = task_key(seed), defaults_of(dataset)
+    return key, defaults, as_dataset(dataset, key.fold("dataset")), as_standardise(standardise or defaults.standardise)
 
 
 def _shown(data: Dataset, kind: TaskKind | None, defaults: DatasetDefaults, inferred: bool) -> dict[str, Any]:
@@ -114,7 +115,7 @@ def kind_and_loss(
     return kind, rule
 
 
-def _objective_on(
+def objective_on(
     data: Dataset, device: str | torch.device | None, model: str | Spec | Callable[..., nn.Module] | None, **more: Any
 ) -> ModuleObjective:
     """A model for these data, on ``device``."""
@@ -152,7 +153,7 @@ def make_objective(
         x = torch.zeros(1, *input_shape) if example is None and isinstance(input_shape, tuple) else example
         changes.check(x, torch.zeros(1, *targets), rule.ignored)
     return ModuleObjective(
-        factory, rule, trainable=trainable, dtype=_precision(dtype), unit=unit, example=example, augment=changes
+        factory, rule, trainable=trainable, dtype=as_precision(dtype), unit=unit, example=example, augment=changes
     )
 
 
@@ -182,6 +183,10 @@ def as_partition(partition: str | Spec | Partition | None, data: Dataset) -> Par
     """
     if isinstance(partition, Partition):
         return partition
+    named = partition.get("kind") if isinstance(partition, Mapping) else partition
+    if is_partitioner(named):
+        given = partition if isinstance(partition, Mapping) else {}
+        return FlowerDatasets(named, {name: value for name, value in given.items() if name != "kind"})
     if partition is None:
         partition = "iid" if data.owner is None else "natural"
     if isinstance(partition, Mapping):
@@ -266,14 +271,21 @@ def _dealing(
     return rule, clients if told else DEFAULT_CLIENTS
 
 
-def _scaling(standardise: Standardise) -> Standardise:
+def task_key(seed: int) -> Key:
+    """The key of all draws of a task."""
+    return Key.of(seed).fold("task")
+
+
+def as_standardise(standardise: Standardise) -> Standardise:
+    """The setting, if it is one."""
     allowed = typing.get_args(Standardise)
     if standardise not in allowed:
         raise SpecError(f"standardise '{standardise}': {nearest(str(standardise), allowed)}")
     return standardise
 
 
-def _precision(dtype: Precision | torch.dtype) -> torch.dtype:
+def as_precision(dtype: Precision | torch.dtype) -> torch.dtype:
+    """The dtype of a name."""
     if isinstance(dtype, torch.dtype):
         return dtype
     known = {"float32": torch.float32, "float64": torch.float64}

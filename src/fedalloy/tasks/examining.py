@@ -119,6 +119,10 @@ class ExaminedTask(TaskWrapper):
         """That of the wrapped task, because the examples are the same."""
         return self.task.fingerprint()
 
+    def prefetch(self, ids: Callable[[], Tensor]) -> None:
+        """Passed on: the wrapped task reads."""
+        self.task.prefetch(ids)
+
     def to(self, device: torch.device | str | None, dtype: torch.dtype | None = None) -> Task:
         """The moved task, to be checked on its device."""
         moved = self.task.to(device, dtype)

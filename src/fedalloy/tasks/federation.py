@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -16,6 +16,7 @@ from fedalloy.core.keys import Key
 from fedalloy.core.protocols import DataPart, Objective, Task
 from fedalloy.core.types import Block, Examples
 from fedalloy.tasks.datasets.base import Dataset, Standardise
+from fedalloy.tasks.imputing import Impute, Imputer
 from fedalloy.tasks.kinds import TaskKind
 from fedalloy.tasks.noise import LabelNoise
 from fedalloy.tasks.partitions.base import Partition
@@ -70,6 +71,7 @@ class FederatedTask(Task):
     highest value of the features. The last ``newcomers`` clients are not part of the population: they are never
     sampled or weighted, but ``data`` accepts their ids. ``classifier`` is the model that is trained on synthetic
     samples, if it is not ``objective``. ``notices`` are texts about the data, which a run shows to the user.
+    ``encoding`` says what the numbers of encoded columns mean.
     """
 
     objective: Objective
@@ -86,6 +88,7 @@ class FederatedTask(Task):
     classifier: Objective | None = None
     bounds: tuple[float, float] | None = None
     notices: tuple[str, ...] = ()
+    encoding: Mapping[str, tuple[str, ...]] | None = None
 
     @property
     def population(self) -> int:
@@ -147,10 +150,11 @@ def federate(
     assignment = _assignment(dataset, partition, clients, key.fold("partition"))
     assignment = _unseen_last(assignment, newcomers, key.fold("newcomers"))
     fractions = {"test_fraction": test_fraction, "valid_fraction": valid_fraction}
-    parts = split(assignment, dataset.y, key, **fractions, held_out=dataset.held_out)
+    parts = split(assignment, dataset.y, key, **fractions, held_out=dataset.held_out, part=dataset.part)
     labels = {"train": seen, "valid": seen, "test": seen if noise and noise.test == "noisy" else dataset.y}
     rows = {part: [getattr(client, part) for client in parts] for part in _PARTS}
     pools = [Pool.gather(dataset.x, labels[part], rows[part]) for part in _PARTS]
+    pools = pools if dataset.impute == "none" else _imputed(pools, dataset.impute)
     train, valid, test = _standardised(pools, dataset) if standardise == "client" else pools
     dealt = SplitRecord.of(true, rows["train"], rows["test"], dataset.test is not None)
     manifest = Manifest.of(assignment, dataset.y, dataset.classes, dealt)
@@ -159,6 +163,7 @@ def federate(
     return FederatedTask(
         objective, train, valid, test, manifest, common, names, newcomers=newcomers, notices=dataset.notices,
         classes=dataset.classes,
+        encoding=dataset.encoding,
     )  # fmt: skip
 
 
@@ -253,6 +258,16 @@ def _standardised(pools: Sequence[Pool], dataset: Dataset) -> list[Pool]:
         return Scaler.learn(learned, first.size).apply(leaf, size)
 
     return [replace(pool, x=inputs.each(partial(scaled, size=pool.size), pool.x, first.x)) for pool in pools]
+
+
+def _imputed(pools: Sequence[Pool], rule: Impute) -> list[Pool]:
+    """All parts with their missing values filled from the training part, which is the first pool."""
+    first = pools[0]
+
+    def filled(leaf: Tensor, learned: Tensor, size: Tensor) -> Tensor:
+        return Imputer.learn(learned, first.size, rule).apply(leaf, size)
+
+    return [replace(pool, x=inputs.each(partial(filled, size=pool.size), pool.x, first.x)) for pool in pools]
 
 
 def _names(dataset: Dataset, assignment: Sequence[Tensor]) -> tuple[str, ...] | None:

@@ -43,9 +43,13 @@ class Check:
 def folders() -> tuple[Path, ...]:
     """The folders that are searched, in order."""
     named = os.environ.get("FEDALLOY_DATA")
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    ours = Path(cache).expanduser() / "fedalloy" / "data"
+    ours = cache_folder() / "data"
     return (Path(named).expanduser(), ours) if named else (ours,)
+
+
+def cache_folder() -> Path:
+    """The user's cache for fedalloy."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fedalloy"
 
 
 def look(filename: str) -> Path | None:

@@ -30,13 +30,17 @@ def split(
     test_fraction: float = 0.2,
     valid_fraction: float = 0.0,
     held_out: Tensor | None = None,
+    part: Tensor | None = None,
 ) -> list[Split]:
     """Split every client's rows; client k's draws depend on ``key.fold("split").fold(k)`` alone.
 
     If the data come with a test flag (``held_out``), flagged rows are the test part and ``test_fraction`` is not
-    used; a client that has only flagged rows trains on one of them.
+    used; a client that has only flagged rows trains on one of them. If they come with the ``part`` of every row (0
+    training, 1 validation, 2 testing), it is used as it is.
     """
     check_fractions(test_fraction, valid_fraction)
+    if part is not None:
+        return [Split(*(rows[part[rows] == number] for number in range(3))) for rows in assignment]
     counts = torch.tensor([len(rows) for rows in assignment], dtype=torch.int64)
     _, valid, test = part_sizes(counts, test_fraction, valid_fraction)
     keys = key.fold("split")

@@ -31,7 +31,7 @@ ROWS: dict[str, Any] = {
 
 def digits(classes: int = 3, **settings: Any) -> FederatedTask:
     """The first digits, dealt unevenly."""
-    whole = fedalloy.task("digits").train
+    whole = make_task("digits").train
     kept = whole.y < classes
     data = Dataset(whole.x[kept], whole.y[kept], classes, bounds=(0.0, 1.0))
     defaults: dict[str, Any] = {"model": {"kind": "energy_cnn", "width": 8}, "seed": 1, "clients": 3}

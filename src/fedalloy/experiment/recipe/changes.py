@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fedalloy.core.errors import SpecError
+from fedalloy.tasks.sources.opening import spec_of
 
 Data = dict[str, Any]
 
@@ -85,8 +86,14 @@ def _inside(place: Any, step: str, path: str) -> Any:
     found = place.setdefault(step, {})
     if isinstance(found, str) and path.split(".")[0] == "task":
         # dataset = "mnist" is short for { kind = "mnist" }, so that its arguments can be set.
-        found = place[step] = {"kind": found}
+        found = place[step] = _as_table(found, step)
     return found
+
+
+def _as_table(name: str, step: str) -> dict[str, Any]:
+    """A name as a table; that of a dataset may also be a folder or a function."""
+    spec = spec_of(name) if step == "dataset" else name
+    return dict(spec) if isinstance(spec, dict) else {"kind": name}
 
 
 def _position(entries: list[Any], step: str, path: str) -> int:

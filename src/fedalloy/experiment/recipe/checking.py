@@ -30,6 +30,7 @@ from fedalloy.experiment.recipe.reading import parse, without_imports
 from fedalloy.experiment.recipe.resolving import algorithm_of, config_of, entry_names, single_of, task_of
 from fedalloy.experiment.recipe.tables import Recipe
 from fedalloy.tasks.metrics.metric import choose
+from fedalloy.tasks.sources.opening import spec_of
 
 
 @dataclass
@@ -109,9 +110,10 @@ def _foreign_rules(recipe: Recipe, found: Findings) -> bool:
 
 def _clients(recipe: Recipe, found: Findings) -> tuple[int | None, Task | None]:
     """The number of clients and, unless it depends on the recipe's own code, the task."""
-    kind, loader = _kind(recipe.task.dataset), None
+    dataset = spec_of(recipe.task.dataset)
+    kind, loader = _kind(dataset), None
     if kind in registry.names("dataset") or not recipe.imports:
-        loader = from_spec("dataset", recipe.task.dataset, "task.dataset")
+        loader = from_spec("dataset", dataset, "task.dataset")
     if loader is None or kind == "callable":
         found.skip(f"the data: {kind if loader is None else loader.function} is the recipe's own code")
         return recipe.partition.clients, None

@@ -23,12 +23,13 @@ from fedalloy.experiment.recipe.tables import EntryTable, Recipe, SamplingTable,
 from fedalloy.experiment.recorder import Recorder
 from fedalloy.experiment.sampling import BySize, Listed, Sampling, UniformSampling
 from fedalloy.methods.classifier import ClassifierTraining
-from fedalloy.tasks.assembly import make_task
 from fedalloy.tasks.datasets.base import defaults_of
 from fedalloy.tasks.devices import DeviceProfile
 from fedalloy.tasks.federation import FederatedTask
 from fedalloy.tasks.kinds import METRICS
+from fedalloy.tasks.lazy import LazyTask
 from fedalloy.tasks.losses.loss import choose
+from fedalloy.tasks.making import task
 
 QUICK_ROUNDS, QUICK_SEEDS = 3, 2
 _PARTS = ("solver", "weighting", "server")
@@ -39,7 +40,7 @@ class Experiment:
     """One run, ready: ``resolved`` is the recipe that reproduces exactly this run."""
 
     algorithm: Algorithm
-    task: Callable[[], FederatedTask]
+    task: Callable[[], FederatedTask | LazyTask]
     config: RunConfig
     resolved: dict[str, Any]
 
@@ -139,13 +140,13 @@ def algorithm_of(recipe: Recipe) -> Algorithm:
     return replace(base, **parts)
 
 
-def task_of(recipe: Recipe) -> FederatedTask:
+def task_of(recipe: Recipe) -> FederatedTask | LazyTask:
     """The task of a one-seed recipe: the same for every algorithm."""
     table, dealt = recipe.task, recipe.partition
     partition: dict[str, Any] | None = {"kind": dealt.kind, **dealt.arguments} if dealt.kind else None
     if partition is None and dealt.arguments:
         raise SpecError(f"partition: needs a 'kind'; {nearest('', registry.names('partition'))}")
-    return make_task(
+    return task(
         table.dataset,
         table.model,
         partition,
@@ -165,6 +166,7 @@ def task_of(recipe: Recipe) -> FederatedTask:
         synthetic=table.synthetic.model_dump() if isinstance(table.synthetic, SyntheticTable) else table.synthetic,
         dtype=table.dtype,
         device=recipe.engine.device,
+        cache_mb=table.cache_mb,
     )
 
 

@@ -67,7 +67,7 @@ class TaskTable(Closed):
     """The data, the model and the loss."""
 
     dataset: str | Table = "digits"
-    """A dataset's name, or a table of its `kind` and arguments."""
+    """A dataset's name, a folder, `package.module:function`, or a table of a dataset's `kind` and arguments."""
     model: str | Table | None = None
     """A model's name, `package.module:function`, or a table of `kind` and arguments; default: chosen by the data."""
     loss: str | Table | None = None
@@ -88,6 +88,8 @@ class TaskTable(Closed):
     """Share of every client's examples kept for validation."""
     dtype: Literal["float32", "float64"] = "float32"
     """Precision of the model and the features."""
+    cache_mb: Annotated[float, Field(gt=0)] = 256
+    """Megabytes of examples in memory, for data that are read on demand."""
     classifier: str | Table | None = None
     """The model that the server trains on synthetic samples; default: the task's model."""
     synthetic: str | SyntheticTable | None = None

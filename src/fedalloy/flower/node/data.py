@@ -1,8 +1,9 @@
-"""A node's own data: from a folder, from a function, or (for trials) its share of the recipe's data.
+"""A node's own data: a file or folder, what a function returns, or (for trials) its share of the recipe's data.
 
 A folder holds one file for each part, ``train``, ``valid`` and ``test``, or a single file of any name, which is then
-split according to the recipe; files are ``.npz`` (x, y) or ``.parquet`` (features and y or label). A function returns a
-pair ``(x, y)``, which is split, or a dict of pairs by part.
+split according to the recipe; it may also hold ``x.npy`` and ``y.npy``, or one folder of images per class
+(:mod:`fedalloy.tasks.sources.files`). A function returns a pair ``(x, y)``, which is split, a dict of pairs by part, a
+torch ``Dataset``, a frame, or a dataset of Hugging Face (:mod:`fedalloy.tasks.sources.one_client`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ import torch
 from fedalloy.core import registry
 from fedalloy.core.errors import DataError
 from fedalloy.core.keys import Key
-from fedalloy.core.own_code import own_code
 from fedalloy.core.protocols import DataPart, Objective
 from fedalloy.core.types import Examples
 from fedalloy.flower.config import FROM_RECIPE
@@ -32,13 +32,12 @@ from fedalloy.flower.protocol.header import Refused
 from fedalloy.flower.protocol.orders import RuleSpec, TaskSpec, TrialSpec
 from fedalloy.tasks.assembly import as_dataset, as_factory, make_objective, make_task
 from fedalloy.tasks.datasets.base import Dataset, as_pair
-from fedalloy.tasks.datasets.callable import resolve
-from fedalloy.tasks.datasets.folder import client_files, read_client, read_clients
 from fedalloy.tasks.examining import LabelLimits, check_examples
 from fedalloy.tasks.kinds import LOSSES, outputs_for
 from fedalloy.tasks.losses.loss import choose
 from fedalloy.tasks.objective import ModuleObjective
 from fedalloy.tasks.probing import ROWS
+from fedalloy.tasks.sources.one_client import read_function, read_path
 from fedalloy.tasks.splits import split_client
 from fedalloy.tasks.standardise import Scaler
 
@@ -80,7 +79,7 @@ def local_task(source: str, client: int, spec: TaskSpec, device: str = "cpu", po
     if source == FROM_RECIPE:
         return _share(client, spec, device, policy)
     _check_model(spec, policy)
-    found = _from_function(source) if ":" in source else _from_folder(Path(source).expanduser())
+    found = read_function(source, client) if ":" in source else read_path(Path(source).expanduser())
     parts = {name: _checked(*pair, spec, source) for name, pair in found.items()}
     if set(parts) == {""}:
         parts = _split(parts[""], client, spec)
@@ -137,11 +136,12 @@ def remembering(make: MakeTask, most: int = 2) -> MakeTask:
 
 
 def _stamps(source: str) -> list[tuple[str, int, int]]:
-    """Modification times and sizes of the files in a folder."""
-    folder = Path(source).expanduser()
-    if ":" in source or source == FROM_RECIPE or not folder.is_dir():
+    """Modification times and sizes of the files in a folder, or of a file."""
+    place = Path(source).expanduser()
+    if ":" in source or source == FROM_RECIPE or not place.exists():
         return []
-    stats = [(file.name, file.stat()) for file in sorted(folder.iterdir())]
+    found = [place] if place.is_file() else sorted(place.rglob("*"))
+    stats = [(str(file), file.stat()) for file in found if file.is_file()]
     return [(name, stat.st_mtime_ns, stat.st_size) for name, stat in stats]
 
 
@@ -204,28 +204,6 @@ def _is_text(hint: Any) -> bool:
 
 def _spec(rule: RuleSpec | None) -> dict[str, Any] | None:
     return None if rule is None else rule.to_spec()
-
-
-def _from_folder(folder: Path) -> dict[str, tuple[Any, Any]]:
-    files = {file.stem: file for file in client_files(folder)}
-    if len(files) == 1 and "train" not in files:
-        return {"": read_client(next(iter(files.values())))}
-    if "train" not in files or not files.keys() <= set(PARTS):
-        raise DataError(
-            f"{folder} holds the files {', '.join(sorted(files))}; allowed: one file, or train and any of valid, test"
-        )
-    return dict(zip(files, read_clients(list(files.values())), strict=True))
-
-
-def _from_function(path: str) -> dict[str, tuple[Any, Any]]:
-    function = resolve(path)
-    with own_code(path, DataError):
-        made = function()
-    if isinstance(made, tuple | list) and len(made) == 2:
-        return {"": (made[0], made[1])}
-    if isinstance(made, Mapping) and "train" in made and made.keys() <= set(PARTS):
-        return dict(made)
-    raise DataError(f"{path} must return a pair (x, y), or a dict of pairs with 'train' and any of 'valid', 'test'")
 
 
 def _checked(x: Any, y: Any, spec: TaskSpec, source: str) -> Examples:

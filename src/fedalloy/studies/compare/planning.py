@@ -125,7 +125,8 @@ def _redrawn(recipe: Recipe) -> Redrawn | None:
 
 
 def _drawn(made: Experiment) -> Drawn:
-    return drawn_by(made.resolved, made.task().manifest.to_json(), made.config.target_on == "global")
+    manifest = made.task().manifest
+    return drawn_by(made.resolved, manifest.to_json() if manifest else {}, made.config.target_on == "global")
 
 
 def _count(number: int, what: str) -> str:

@@ -1,4 +1,4 @@
-"""Arrays of an ``.npz`` file, read without trusting its headers.
+"""Arrays of an ``.npz`` or ``.npy`` file, read without trusting its headers.
 
 Numpy allocates the memory that a header declares before it checks the file's size, and evaluates some headers as Python
 literals. Here nothing is allocated before archive, header and byte counts agree.
@@ -44,6 +44,26 @@ def read_arrays(path: Path, names: Iterable[str] | None = None) -> dict[str, NDA
         raise DataError(f"{path} is not a plain .npz file of numbers: {cause}") from cause
 
 
+def read_array(path: Path) -> NDArray[Any]:
+    """The array of an ``.npy`` file, a writable copy in memory."""
+    try:
+        content = path.read_bytes()
+    except OSError as cause:
+        raise DataError(f"{path} cannot be read: {cause}") from cause
+    where = str(path)
+    shape, by_columns, dtype, begin = read_npy_header(content[: _MOST_HEADER + 12], where)
+    _check_bytes(dtype, shape, len(content) - begin, where)
+    values: NDArray[Any] = np.frombuffer(bytearray(content[begin:]), dtype, prod(shape))
+    return values.reshape(shape, order="F" if by_columns else "C")
+
+
+def _check_bytes(dtype: np.dtype[Any], shape: tuple[int, ...], there: int, where: str) -> None:
+    if dtype.hasobject:
+        raise DataError(f"{where} holds Python objects, not numbers; save it as numbers (allow_pickle stays off)")
+    if there != prod(shape) * dtype.itemsize:
+        raise DataError(f"{where} needs {prod(shape) * dtype.itemsize} bytes, but has {there}")
+
+
 def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) -> NDArray[Any]:
     if info.file_size > max(1, _PACKED * info.compress_size):
         raise DataError(
@@ -52,10 +72,7 @@ def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) -> NDArr
     with archive.open(info) as packed:
         start = packed.read(min(info.file_size, _MOST_HEADER + 12))
         shape, by_columns, dtype, begin = read_npy_header(start, where)
-        if dtype.hasobject:
-            raise DataError(f"{where} holds Python objects, not numbers; save it as numbers (allow_pickle stays off)")
-        if info.file_size - begin != prod(shape) * dtype.itemsize:
-            raise DataError(f"{where} needs {prod(shape) * dtype.itemsize} bytes, but has {info.file_size - begin}")
+        _check_bytes(dtype, shape, info.file_size - begin, where)
         data = bytearray(start[begin:])
         data += packed.read()
     values: NDArray[Any] = np.frombuffer(data, dtype, prod(shape)) if dtype.itemsize else np.empty(shape, dtype)

@@ -17,6 +17,7 @@ from fedalloy.core.inputs import Inputs
 from fedalloy.core.keys import Key
 from fedalloy.core.types import Examples
 from fedalloy.tasks.examining import ENCODING, LabelLimits, check_examples
+from fedalloy.tasks.imputing import Impute, without_gaps
 
 _MOST_CLASSES = 1 << 16
 
@@ -30,8 +31,11 @@ class Dataset:
     are many, ``ignore_index`` is the class number of those that do not count. ``owner`` is the natural
     client of every example (-1: none), ``held_out`` its natural test flag, ``test`` a global test set that
     comes with the data, ``names`` the names of the natural clients, ``bounds`` the lowest and highest value that the
-    features can have (None: any), ``notices`` texts about the data for the user. Features that are NaN or infinite and
-    labels that are not class numbers are refused.
+    features can have (None: any), ``notices`` texts about the data for the user. ``part`` says for every example
+    whether it is for training (0), validation (1) or testing (2); then nothing is drawn. ``encoding`` maps columns to
+    what their numbers mean. Features that are NaN or infinite and labels that are not class numbers are refused; with
+    ``impute``, NaN is a missing value, which every client fills from its own training part
+    (:mod:`fedalloy.tasks.imputing`).
     """
 
     x: Inputs
@@ -44,9 +48,12 @@ class Dataset:
     bounds: tuple[float, float] | None = None
     notices: tuple[str, ...] = ()
     ignore_index: int = -100
+    part: Tensor | None = None
+    encoding: Mapping[str, tuple[str, ...]] | None = None
+    impute: Impute = "none"
 
     def __post_init__(self) -> None:
-        for name in ("x", "owner", "held_out"):
+        for name in ("x", "owner", "held_out", "part"):
             column = getattr(self, name)
             for rows in () if column is None else map(len, inputs.leaves(column)):
                 if rows != len(self.y):
@@ -58,7 +65,8 @@ class Dataset:
         if self.owner is not None and self.names is not None and int(self.owner.max()) >= len(self.names):
             raise DataError(f"dataset names {len(self.names)} clients but has an owner number {int(self.owner.max())}")
         limits = LabelLimits(self.classes or None, self.ignore_index)
-        check_examples(self.x, self.y, limits, self.owner, self._name)
+        seen = self.x if self.impute == "none" else without_gaps(self.x)
+        check_examples(seen, self.y, limits, self.owner, self._name)
         if self.test is not None:
             check_examples(self.test.x, self.test.y, limits, torch.full((len(self.test),), -1), self._name)
 
@@ -111,6 +119,10 @@ class DatasetLoader(ABC):
     def load(self, key: Key) -> Dataset:
         """The examples; ``key`` is used only for data that are drawn at random."""
 
+    def open(self, key: Key) -> Any:
+        """The examples in memory, or clients that are read on demand (:mod:`fedalloy.tasks.lazy`)."""
+        return self.load(key)
+
 
 def defaults_of(dataset: object) -> DatasetDefaults:
     """The defaults of a loader, given as object, name or spec; those of the base class for anything else.
@@ -154,10 +166,10 @@ def from_clients(
     sizes = torch.tensor([len(pair[1]) for pair in pairs])
     owner = torch.repeat_interleave(torch.arange(len(pairs)), sizes)
     if classes is None:
-        classes = 0 if y.is_floating_point() else _counted(y, ignore_index)
+        classes = 0 if y.is_floating_point() else counted_classes(y, ignore_index)
     kept = tuple(labels) if names or empty else None
-    told = (*_left_out(empty), *_regression(y))
-    x = torch.cat([pair[0] for pair in pairs])
+    told = (*left_out(empty), *regression_notice(y))
+    x = inputs.joined([pair[0] for pair in pairs])
     return Dataset(x, y, classes, owner, names=kept, notices=told, ignore_index=ignore_index)
 
 
@@ -169,7 +181,7 @@ def _pairs(clients: Any) -> list[tuple[Any, Any]]:
     return made
 
 
-def _counted(y: Tensor, ignored: int) -> int:
+def counted_classes(y: Tensor, ignored: int = -100) -> int:
     """The number of classes; refuses numbers that are plainly no labels, such as patient ids."""
     counted = y if y.dim() == 1 else y[y != ignored]
     classes = max(1, int(counted.max()) + 1) if counted.numel() else 1
@@ -181,7 +193,7 @@ def _counted(y: Tensor, ignored: int) -> int:
     return classes
 
 
-def _regression(y: Tensor) -> tuple[str, ...]:
+def regression_notice(y: Tensor) -> tuple[str, ...]:
     """A notice if floating-point targets are whole numbers: class numbers would silently be treated as regression."""
     if y.dim() > 1 or not y.is_floating_point() or not bool((y == y.round()).all()):
         return ()
@@ -194,12 +206,18 @@ def third_party(module: str, package: str, purpose: str) -> Any:
         return registry.load(module)
     except ImportError as missing:
         raise DataError(
-            f"{purpose} needs the package '{package}', which is not installed: pip install {package}"
+            f"{purpose} needs the package '{package}', which is not installed: pip install {package}, or the "
+            "extra 'data' of fedalloy, which has everything for reading data"
         ) from missing
 
 
-def as_pair(x: Any, y: Any, who: str) -> tuple[Tensor, Tensor]:
-    """One client's arrays as tensors of the types every model expects."""
+def as_pair(x: Any, y: Any, who: str) -> tuple[Any, Tensor]:
+    """One client's arrays as tensors of the types every model expects; features may be given by name."""
+    if isinstance(x, Mapping):
+        named = {name: as_pair(leaf, y, f"{who}, x['{name}']") for name, leaf in x.items()}
+        if not named:
+            raise DataError(f"{who}: x is a mapping without arrays")
+        return {name: pair[0] for name, pair in named.items()}, next(iter(named.values()))[1]
     _check_no_text(x, y, who)
     try:
         features, targets = _tensor(x), _tensor(y)
@@ -239,7 +257,8 @@ def _array(values: Any, what: str, who: str) -> Any:
         raise DataError(f"{who}: {what} must be an array of numbers ({cause})") from cause
 
 
-def _left_out(names: Sequence[str]) -> tuple[str, ...]:
+def left_out(names: Sequence[str]) -> tuple[str, ...]:
+    """A notice about clients without examples, if there are any."""
     if not names:
         return ()
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
@@ -250,14 +269,14 @@ def _tensor(values: Any) -> Tensor:
     return values if isinstance(values, Tensor) else torch.from_numpy(np.array(values))
 
 
-def _check_alike(pairs: Sequence[tuple[Tensor, Tensor]], labels: Sequence[str]) -> None:
+def _check_alike(pairs: Sequence[tuple[Any, Tensor]], labels: Sequence[str]) -> None:
     """Refuse clients whose features or kinds of label differ."""
     x, y = pairs[0]
     for (other_x, other_y), label in zip(pairs, labels, strict=True):
-        if other_x.shape[1:] != x.shape[1:]:
+        if inputs.shape_of(other_x) != inputs.shape_of(x):
             raise DataError(
-                f"{label}: examples have shape {tuple(other_x.shape[1:])}, those of {labels[0]} "
-                f"{tuple(x.shape[1:])}; all clients must have the same features"
+                f"{label}: examples have shape {inputs.shape_of(other_x)}, those of {labels[0]} "
+                f"{inputs.shape_of(x)}; all clients must have the same features"
             )
         if other_y.shape[1:] != y.shape[1:]:
             raise DataError(

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fedalloy.core.errors import DataError, SpecError, nearest
 from fedalloy.core.keys import Key
-from fedalloy.core.own_code import import_own, own_code
+from fedalloy.core.own_code import import_own
 from fedalloy.core.registry import register
-from fedalloy.tasks.datasets.base import Dataset, DatasetLoader, from_clients
+from fedalloy.tasks.datasets.base import Dataset, DatasetLoader
+from fedalloy.tasks.sources.columns import Columns
 
 
 @register("dataset", "callable")
 @dataclass(frozen=True)
 class FromFunction(DatasetLoader):
-    """The result of a function: a ``Dataset``, or a list with one ``(x, y)`` per client.
+    """The result of a function: a ``Dataset``, a list with the data of every client, or anything else that
+    :func:`fedalloy.task` takes.
 
-    The function is called without arguments, or with ``key=`` when it has a parameter of that name.
+    The function is called without arguments, or with ``key=`` when it has a parameter of that name. A function of a
+    client's number returns that client's data; then ``clients`` is their number. ``ids``, ``columns``, ``classes``,
+    ``lazy`` and ``tokenise`` (``package.module:function``) are as in :func:`fedalloy.task`.
     """
 
     function: str
+    clients: int | None = None
+    ids: str | None = None
+    columns: Columns | None = None
+    classes: int | None = None
+    lazy: bool | None = None
+    tokenise: str | None = None
 
     summary: ClassVar[str] = "your own data: a Python function 'package.module:function'"
 
@@ -32,21 +41,25 @@ class FromFunction(DatasetLoader):
             raise SpecError(f"dataset 'callable': '{self.function}' must read 'package.module:function'")
 
     def load(self, key: Key) -> Dataset:
-        """Call the function."""
-        function = resolve(self.function)
-        with own_code(self.function, DataError):
-            takes_key = "key" in inspect.signature(function).parameters
-            made = function(key=key) if takes_key else function()
-        return made if isinstance(made, Dataset) else self._from_list(made)
+        """Call the function; the result must be in memory."""
+        made = self.open(key)
+        if not isinstance(made, Dataset):
+            raise DataError(f"{self.function} is read on demand, which is not possible here; set lazy = false")
+        return made
 
-    def _from_list(self, made: Any) -> Dataset:
-        pairs = list(made) if isinstance(made, list | tuple) else None
-        if pairs is None or not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
-            raise DataError(
-                f"{self.function} returned {type(made).__name__}; "
-                "it must return a fedalloy Dataset or a list with one pair (x, y) per client"
-            )
-        return from_clients([(x, y) for x, y in pairs])
+    def open(self, key: Key) -> Any:
+        """Call the function and open what it returns."""
+        return self.open_for(key, None)
+
+    def open_for(self, key: Key, clients: int | None, dealt: bool = False) -> Any:
+        """The same for a number of clients that the task names."""
+        from fedalloy.tasks.sources.opening import SourceOptions, open_source  # imports datasets.base
+
+        tokenise = resolve(self.tokenise) if self.tokenise else None
+        options = SourceOptions(
+            self.ids, self.columns, self.classes, self.lazy, tokenise, clients or self.clients, dealt, self.function
+        )
+        return open_source(resolve(self.function), options, key)
 
 
 def resolve(path: str) -> Callable[..., Any]:

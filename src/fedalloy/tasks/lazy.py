@@ -1,0 +1,333 @@
+"""Clients whose data are read when they are needed: only a bounded part of the population is in memory."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from fedalloy.core import inputs
+from fedalloy.core.errors import DataError, SpecError
+from fedalloy.core.fingerprint import VALUES, digest
+from fedalloy.core.inputs import Inputs
+from fedalloy.core.keys import Key
+from fedalloy.core.protocols import DataPart, Objective, Task
+from fedalloy.core.types import Block, Examples
+from fedalloy.tasks.datasets.base import Dataset, Standardise
+from fedalloy.tasks.examining import LabelLimits, check_examples
+from fedalloy.tasks.imputing import Impute, Imputer, without_gaps
+from fedalloy.tasks.kinds import TaskKind
+from fedalloy.tasks.probing import ROWS
+from fedalloy.tasks.splits import check_fractions, split_client
+from fedalloy.tasks.standardise import Scaler
+
+PARTS: tuple[DataPart, ...] = ("train", "valid", "test")
+Parts = dict[DataPart, Examples]
+CACHE_MB = 256
+IN_MEMORY_MB = 512
+"""Sources of more megabytes are read on demand, unless the user decides."""
+_WITNESSES = 5
+_JUDGES = 100
+_SEARCHED = 100
+_MEGABYTE = 1 << 20
+
+
+@dataclass(frozen=True, eq=False)
+class LazyClients:
+    """A population whose data are read client by client.
+
+    ``read(k)`` returns a client's examples by part; the part ``""`` is split by the task's fractions. ``identity`` are
+    plain values that identify the data without reading them, ``unnoticed`` says in words which change they, and the
+    contents of a few clients, do not show.
+    """
+
+    read: Callable[[int], Mapping[str, Examples]]
+    population: int
+    classes: int
+    names: Sequence[str] | None = None
+    identity: Mapping[str, Any] = field(default_factory=dict)
+    unnoticed: str = "a change in the data of any other client"
+    notices: tuple[str, ...] = ()
+    bounds: tuple[float, float] | None = None
+    impute: Impute = "none"
+    encoding: Mapping[str, tuple[str, ...]] | None = None
+    test: Examples | None = None
+    ignore_index: int = -100
+
+    @cached_property
+    def sample(self) -> Examples:
+        """A few examples of the first client that has some."""
+        for client in range(min(_SEARCHED, self.population)):
+            for one in self.read(client).values():
+                if len(one):
+                    return _rows(one, slice(ROWS))
+        raise DataError(f"none of the first {min(_SEARCHED, self.population)} clients has an example")
+
+    @cached_property
+    def template(self) -> Examples:
+        """No examples, in the form of all."""
+        return _rows(self.sample, slice(0))
+
+    @property
+    def first(self) -> Dataset:
+        """The sample as a dataset, for whatever is decided by the form of the data."""
+        x = self.sample.x if self.impute == "none" else without_gaps(self.sample.x)
+        return Dataset(x, cast(Tensor, self.sample.y), self.classes, ignore_index=self.ignore_index)
+
+    def __post_init__(self) -> None:
+        if self.population < 1:
+            raise SpecError(f"a task needs at least 1 client, not {self.population}")
+
+
+class ClientCache:
+    """The clients read last, up to a number of bytes; the next ones are read ahead in one thread.
+
+    A forked process starts with an empty one, because threads and locks do not survive a fork.
+    """
+
+    def __init__(self, read: Callable[[int], Parts], most: int) -> None:
+        self._read, self._most = read, most
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process, self._lock, self._used = os.getpid(), threading.Lock(), 0
+        self._kept: OrderedDict[int, Parts] = OrderedDict()
+        self._ahead: ThreadPoolExecutor | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_read": self._read, "_most": self._most}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin()
+
+    @property
+    def used(self) -> int:
+        """Bytes in the cache."""
+        return self._used
+
+    def get(self, client: int) -> Parts:
+        """A client's examples, from the cache or from the source."""
+        if self._process != os.getpid():
+            self._begin()
+        with self._lock:
+            if client in self._kept:
+                self._kept.move_to_end(client)
+                return self._kept[client]
+        found = self._read(client)
+        with self._lock:
+            self._keep(client, found)
+        return found
+
+    def prefetch(self, clients: Callable[[], Sequence[int]]) -> None:
+        """Read clients in the background until half of the cache is theirs; errors are raised when they are needed."""
+        if self._process != os.getpid():
+            self._begin()
+        self._ahead = self._ahead or ThreadPoolExecutor(1, thread_name_prefix="fedalloy-data")
+        self._ahead.submit(self._fill, clients)
+
+    def _fill(self, clients: Callable[[], Sequence[int]]) -> None:
+        left = self._most // 2
+        with suppress(Exception):  # raised again by whoever needs the client
+            for client in clients():
+                left -= _bytes(self.get(client))
+                if left < 0:
+                    return
+
+    def _keep(self, client: int, found: Parts) -> None:
+        if client in self._kept:
+            return
+        self._kept[client] = found
+        self._used += _bytes(found)
+        while self._used > self._most and self._kept:
+            _, oldest = self._kept.popitem(last=False)
+            self._used -= _bytes(oldest)
+
+
+@dataclass(frozen=True, eq=False)
+class LazyTask(Task):
+    """A model and clients whose data are read on demand, with a cache of ``cache_mb`` megabytes.
+
+    A client's split is the one that the same client has in a task in memory. The global test set is the source's, or
+    the test parts of 100 clients drawn by key (of all clients, if there are no more).
+    """
+
+    objective: Objective
+    source: LazyClients
+    key: Key
+    test_fraction: float = 0.2
+    valid_fraction: float = 0.0
+    standardise: Standardise = "none"
+    cache_mb: float = CACHE_MB
+    metrics: tuple[str, ...] = ("accuracy", "loss")
+    kind: TaskKind | None = None
+    takes_integers: bool = True
+    device: torch.device | str | None = None
+    dtype: torch.dtype | None = None
+
+    def __post_init__(self) -> None:
+        check_fractions(self.test_fraction, self.valid_fraction)
+
+    @property
+    def population(self) -> int:
+        """How many clients exist."""
+        return self.source.population
+
+    @property
+    def classes(self) -> int:
+        """The number of classes, 0 for quantities."""
+        return self.source.classes
+
+    @property
+    def names(self) -> Sequence[str] | None:
+        """The clients' names, if they have any."""
+        return self.source.names
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """The declared bounds of the features."""
+        return self.source.bounds if self.standardise == "none" else None
+
+    @property
+    def encoding(self) -> Mapping[str, tuple[str, ...]] | None:
+        """What the numbers of encoded columns mean."""
+        return self.source.encoding
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """Notices about the data, with what a resumed run cannot notice."""
+        told = f"the data are read on demand, with a cache of {self.cache_mb:g} MB"
+        if self.population > _WITNESSES:
+            told += (
+                f"; a resumed run compares what is known without reading them, and {_WITNESSES} clients: it does "
+                f"not notice {self.source.unnoticed}"
+            )
+        return (*self.source.notices, told)
+
+    @cached_property
+    def cache(self) -> ClientCache:
+        """The clients in memory."""
+        return ClientCache(self.read, int(self.cache_mb * _MEGABYTE))
+
+    def data(self, part: DataPart, ids: Tensor) -> Block:
+        """The examples of some clients, joined."""
+        if part not in PARTS:
+            raise SpecError(f"unknown part of the data '{part}'; allowed: {', '.join(PARTS)}")
+        clients = ids.tolist()
+        if clients and not 0 <= min(clients) <= max(clients) < self.population:
+            raise DataError(f"client ids must lie in 0..{self.population - 1}, got {min(clients)}..{max(clients)}")
+        found = [self.cache.get(client)[part] for client in clients]
+        size = torch.tensor([len(one) for one in found], dtype=torch.int64)
+        found = found or [self.source.template]
+        x, y = (_cat([getattr(one, name) for one in found]) for name in ("x", "y"))
+        return Block(self._features(x), self._moved(y), size.cumsum(0) - size, size)
+
+    def prefetch(self, ids: Callable[[], Tensor]) -> None:
+        """Read some clients in the background, because they will be needed next."""
+        self.cache.prefetch(lambda: ids().tolist())
+
+    def read(self, client: int) -> Parts:
+        """One client's parts: read, checked, split, filled and scaled."""
+        template = self.source.template
+        found = {part: one if len(one) else template for part, one in self.source.read(client).items()}
+        for part, one in found.items():
+            self._check(client, part, one)
+        parts = self._split(client, found[""]) if "" in found else {part: found.get(part, template) for part in PARTS}
+        if self.source.impute != "none":
+            parts = _scaled(parts, lambda x, size: Imputer.learn(x, size, self.source.impute))
+        return _scaled(parts, Scaler.learn) if self.standardise == "client" else parts
+
+    @cached_property
+    def global_test(self) -> Examples | None:
+        """The source's test set, or the test parts of at most 100 clients."""
+        if self.source.test is not None:
+            return Examples(self._features(self.source.test.x), self._moved(self.source.test.y))
+        count = min(_JUDGES, self.population)
+        chosen = self.key.fold("witnesses").choice(self.population, count)
+        block = self.data("test", chosen if count < self.population else torch.arange(count))
+        return Examples(block.x, block.y) if int(block.size.sum()) else None
+
+    def fingerprint(self) -> Mapping[str, Any]:
+        """What is known about the data without reading all of them, and the contents of a few clients."""
+        ids = torch.linspace(0, self.population - 1, min(_WITNESSES, self.population)).round().long().unique()
+        alone = replace(self, device=None, dtype=None)
+        seen = {part: digest(*_leaves(alone.data(part, ids))) for part in PARTS}
+        return {
+            "clients": self.population, "names": None if self.names is None else list(self.names),
+            **self.source.identity, "some clients": {part: {VALUES: value} for part, value in seen.items()},
+            "global_test": None if self.source.test is None else {VALUES: digest(*_leaves(self.source.test))},
+        }  # fmt: skip
+
+    def to(self, device: torch.device | str | None, dtype: torch.dtype | None = None) -> LazyTask:
+        """The same task on another device or in another precision."""
+        return replace(self, device=device, dtype=dtype or self.dtype)
+
+    def _check(self, client: int, part: str, one: Examples) -> None:
+        if not len(one):
+            return
+        seen = one.x if self.source.impute == "none" else without_gaps(one.x)
+        names = self.names
+        called = f"{client} '{names[client]}'" if names is not None else str(client)
+        called = f"{called} [{part}]" if part else called
+        shape, first = inputs.shape_of(one.x), inputs.shape_of(self.source.template.x)
+        if shape != first:
+            raise DataError(f"client {called}: examples have shape {shape}, those of the first {first}; give one shape")
+        limits = LabelLimits(self.source.classes or None, self.source.ignore_index)
+        check_examples(seen, one.y, limits, torch.zeros(len(one), dtype=torch.int64), lambda _: called)
+
+    def _split(self, client: int, whole: Examples) -> Parts:
+        fractions = {"test_fraction": self.test_fraction, "valid_fraction": self.valid_fraction}
+        mine = split_client(client, cast(Tensor, whole.y), self.key, **fractions)
+        rows = {"train": mine.train, "valid": mine.valid, "test": mine.test}
+        return {part: _rows(whole, rows[part]) for part in PARTS}
+
+    def _features(self, x: Inputs) -> Inputs:
+        """Features on their device, as floats if the model accepts only those."""
+        return self._moved(x if self.takes_integers else inputs.each(_as_float, x))
+
+    def _moved(self, leaf: Inputs) -> Inputs:
+        def moved(one: Tensor) -> Tensor:
+            one = one.to(self.device)
+            return one.to(self.dtype) if self.dtype is not None and one.is_floating_point() else one
+
+        return inputs.each(moved, leaf)
+
+
+def _scaled(parts: Parts, learn: Callable[[Tensor, Tensor], Scaler | Imputer]) -> Parts:
+    """All parts of a client, changed as its training part says."""
+
+    def changed(leaf: Tensor, learned: Tensor) -> Tensor:
+        rule = learn(learned, torch.tensor([len(learned)]))
+        return rule.apply(leaf, torch.tensor([len(leaf)]))
+
+    first = parts["train"].x
+    return {part: Examples(inputs.each(changed, one.x, first), one.y) for part, one in parts.items()}
+
+
+def _rows(examples: Examples, rows: Tensor | slice) -> Examples:
+    return Examples(inputs.take(examples.x, rows), inputs.take(examples.y, rows))
+
+
+def _as_float(leaf: Tensor) -> Tensor:
+    return leaf if leaf.is_floating_point() else leaf.to(torch.float32)
+
+
+def _cat(some: list[Inputs]) -> Inputs:
+    return some[0] if len(some) == 1 else inputs.joined(some)
+
+
+def _leaves(examples: Examples | Block) -> list[Tensor]:
+    return [*inputs.leaves(examples.x), *inputs.leaves(examples.y)]
+
+
+def _bytes(parts: Parts) -> int:
+    return sum(leaf.numel() * leaf.element_size() for one in parts.values() for leaf in _leaves(one))

@@ -1,0 +1,1 @@
+"""Where data come from: everything that :func:`fedalloy.task` takes besides the names of data sets."""

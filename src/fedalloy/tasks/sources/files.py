@@ -1,0 +1,200 @@
+"""Files of clients: which file or folder holds which client's which part, and how each is read.
+
+A client is a file (``.npz`` with arrays x and y, ``.csv`` or ``.parquet`` tables) or a folder. A client's folder
+holds one such file, or ``x.npy`` and ``y.npy``, or one folder of images per class, or several of these called train,
+valid, test.
+"""
+
+from __future__ import annotations
+
+import csv
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedalloy.core.arguments import build
+from fedalloy.core.errors import DataError
+from fedalloy.tasks.datasets.archive import read_array, read_arrays
+from fedalloy.tasks.datasets.base import third_party
+from fedalloy.tasks.sources.columns import Column, Columns, Table
+from fedalloy.tasks.sources.frames import from_arrow
+from fedalloy.tasks.sources.hugging_face import stack_images
+
+PARTS = ("train", "valid", "test")
+SCHEMA = "schema.toml"
+_TABLES = (".csv", ".parquet")
+_FILES = (".npz", *_TABLES)
+_IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm")
+_PANDAS_INDEX = "__index_level_"
+
+
+@dataclass(frozen=True)
+class ClientFiles:
+    """Where a client's data are: a path per part; the part ``""`` is everything."""
+
+    name: str
+    parts: Mapping[str, Path]
+
+
+def list_clients(folder: Path) -> list[ClientFiles]:
+    """The clients of a folder, by name."""
+    if not folder.is_dir():
+        raise DataError(f"dataset 'folder': {folder} is not a folder")
+    found = [path for path in sorted(folder.iterdir()) if path.suffix in _FILES or _is_client_folder(path)]
+    if not found:
+        raise DataError(
+            f"dataset 'folder': {folder} holds no .npz, .csv or .parquet file and no folder of a client; put one "
+            "per client there"
+        )
+    names = [path.name if path.is_dir() else path.stem for path in found]
+    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    if twice:
+        raise DataError(f"dataset 'folder': more than one file for client {', '.join(twice)} in {folder}")
+    return [ClientFiles(name, parts_of(path)) for name, path in zip(names, found, strict=True)]
+
+
+def parts_of(path: Path) -> dict[str, Path]:
+    """The parts of one client's file or folder."""
+    if path.is_file():
+        return {"": path}
+    if (path / "x.npy").is_file() or (path / "y.npy").is_file():
+        return {"": path}
+    inside = {one.stem if one.is_file() else one.name: one for one in _usable(path)}
+    if "train" in inside and inside.keys() <= set(PARTS):
+        return {part: inside[part] for part in PARTS if part in inside}
+    files = [one for one in inside.values() if one.is_file()]
+    if len(files) == 1 and len(inside) == 1:
+        return {"": files[0]}
+    if inside and not files:
+        return {"": path}
+    raise DataError(
+        f"{path} holds the files {', '.join(sorted(inside)) or 'none'}; allowed: one file, or train and any of "
+        "valid, test, or x.npy and y.npy, or one folder of images per class"
+    )
+
+
+def read_schema(folder: Path) -> Columns | None:
+    """The roles of the columns in ``schema.toml``, if the folder has one."""
+    path = folder / SCHEMA
+    if not path.is_file():
+        return None
+    try:
+        told = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as cause:
+        raise DataError(f"{path} cannot be read: {cause}") from cause
+    made: Columns = build(Columns, told, str(path))
+    return made
+
+
+def is_table(path: Path) -> bool:
+    """Whether a part is a table, whose columns have names."""
+    return path.suffix in _TABLES and path.is_file()
+
+
+def is_images(path: Path) -> bool:
+    """Whether a part is a folder with one folder of images per class."""
+    return path.is_dir() and not (path / "x.npy").is_file() and not (path / "y.npy").is_file()
+
+
+def read_arrays_of(path: Path) -> tuple[Any, Any]:
+    """The arrays x and y of an ``.npz`` file or of a folder with ``x.npy`` and ``y.npy``."""
+    if path.is_dir():
+        return read_array(path / "x.npy"), read_array(path / "y.npy")
+    arrays = read_arrays(path, ("x", "y"))
+    return arrays["x"], arrays["y"]
+
+
+def read_table(path: Path) -> Table:
+    """The columns of a ``.csv`` or ``.parquet`` file by name."""
+    return _read_csv(path) if path.suffix == ".csv" else _read_parquet(path)
+
+
+def class_names(places: Iterable[Path]) -> tuple[str, ...]:
+    """The names of all classes: those of the folders of images, sorted."""
+    return tuple(sorted({one.name for place in places for one in place.iterdir() if one.is_dir()}))
+
+
+def image_files(place: Path) -> list[tuple[str, Path]]:
+    """The images of a folder with their class, by class and name."""
+    folders = sorted(one for one in place.iterdir() if one.is_dir())
+    return [(one.name, file) for one in folders for file in sorted(one.iterdir()) if file.suffix.lower() in _IMAGES]
+
+
+def read_images(place: Path, classes: Sequence[str]) -> tuple[Any, Any]:
+    """The images of a folder as ``[N, C, H, W]`` in [0, 1], and the numbers of their classes."""
+    found, number = image_files(place), {name: place for place, name in enumerate(classes)}
+    if not found:
+        return np.zeros((0, 0), np.float32), np.zeros(0, np.int64)
+    strange = next((name for name, _ in found if name not in number), None)
+    if strange is not None:
+        raise DataError(f"{place} has a class '{strange}' that is not among {', '.join(classes)}")
+    pictures = [read_picture(file) for _, file in found]
+    return stack_images(pictures, str(place)), np.array([number[name] for name, _ in found], dtype=np.int64)
+
+
+def read_picture(file: Path) -> NDArray[Any]:
+    """The pixels of an image, grey or in colour."""
+    library = third_party("PIL.Image", "pillow", "reading images")
+    try:
+        with library.open(file) as picture:
+            plain = picture if picture.mode in ("L", "RGB") else picture.convert("RGB")
+            return np.asarray(plain)
+    except (OSError, ValueError, SyntaxError, library.DecompressionBombError) as cause:
+        raise DataError(f"{file} is not a readable image: {cause}") from cause
+
+
+def _read_csv(path: Path) -> Table:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as stream:
+            rows = list(csv.reader(stream))
+    except (OSError, UnicodeDecodeError, csv.Error) as cause:
+        raise DataError(f"{path} is not a readable .csv file in UTF-8: {cause}") from cause
+    if not rows or len(set(rows[0])) < len(rows[0]):
+        raise DataError(f"{path} needs a first line with the names of its columns, all different")
+    wrong = next((number for number, row in enumerate(rows[1:], 2) if len(row) != len(rows[0])), None)
+    if wrong is not None:
+        raise DataError(f"{path}, line {wrong}: {len(rows[wrong - 1])} values for {len(rows[0])} columns")
+    return {name: _typed([row[place] for row in rows[1:]]) for place, name in enumerate(rows[0])}
+
+
+def _typed(cells: list[str]) -> Column:
+    """A column of a text file: whole numbers, numbers with empty cells as gaps, or text."""
+    texts = [cell.strip() for cell in cells]
+    try:
+        return Column(np.array([int(text) for text in texts], dtype=np.int64))
+    except (ValueError, OverflowError):
+        pass
+    try:
+        return Column(np.array([float(text) if text else np.nan for text in texts], dtype=np.float64))
+    except ValueError:
+        found = np.empty(len(texts), dtype=object)
+        found[:] = [text or None for text in texts]
+        return Column(found)
+
+
+def _read_parquet(path: Path) -> Table:
+    parquet = third_party("pyarrow.parquet", "pyarrow", "reading .parquet files")
+    try:
+        table = parquet.read_table(path)
+    except (OSError, ValueError) as cause:
+        raise DataError(f"{path} is not a readable .parquet file: {cause}") from cause
+    names = [name for name in table.column_names if not name.startswith(_PANDAS_INDEX)]
+    return {name: from_arrow(table.column(name)) for name in names}
+
+
+def _is_client_folder(path: Path) -> bool:
+    return path.is_dir() and not path.name.startswith(".") and any(True for _ in _usable(path))
+
+
+def _usable(folder: Path) -> list[Path]:
+    """Files that hold examples, and folders; everything else (notes, hidden files) is passed over."""
+    return [
+        one
+        for one in sorted(folder.iterdir())
+        if not one.name.startswith(".") and (one.suffix in _FILES or one.is_dir() or one.name in ("x.npy", "y.npy"))
+    ]

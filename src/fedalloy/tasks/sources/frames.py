@@ -1,0 +1,92 @@
+"""Frames of pandas and Polars as columns; neither library is imported unless the user has one of its frames."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fedalloy.core.errors import DataError
+from fedalloy.tasks.sources.columns import Column, Table
+
+
+def library_of(value: Any) -> str:
+    """The top package of a value's class or its bases that fedalloy knows: pandas, polars, datasets, flwr_datasets."""
+    known = ("pandas", "polars", "datasets", "flwr_datasets", "pyarrow")
+    packages = [kind.__module__.split(".")[0] for kind in type(value).__mro__]
+    return next((package for package in packages if package in known), "")
+
+
+def is_frame(value: Any) -> bool:
+    """Whether a value is a table of pandas, Polars or pyarrow."""
+    names = {kind.__name__ for kind in type(value).__mro__}
+    return library_of(value) in ("pandas", "polars", "pyarrow") and bool(names & {"DataFrame", "LazyFrame", "Table"})
+
+
+def table_of(frame: Any) -> Table:
+    """The columns of a frame by name."""
+    library = library_of(frame)
+    if library == "polars":
+        frame = frame.collect() if hasattr(frame, "collect") else frame
+        return {name: _from_polars(frame[name]) for name in frame.columns}
+    if library == "pyarrow":
+        return {name: from_arrow(frame.column(name)) for name in frame.column_names}
+    if len(set(frame.columns)) < len(frame.columns):
+        raise DataError("the frame has two columns of the same name; rename one")
+    return {str(name): _from_pandas(frame[name]) for name in frame.columns}
+
+
+def from_arrow(column: Any) -> Column:
+    """A column of pyarrow; a dictionary column declares its categories."""
+    kind = str(column.type)
+    if kind.startswith("dictionary"):
+        pieces = [piece.dictionary.to_pylist() for piece in column.chunks]
+        categories = tuple(dict.fromkeys(str(value) for piece in pieces for value in piece))
+        return Column(_objects(column.to_pylist()), categories)
+    if kind in ("string", "large_string", "binary", "null"):
+        return Column(_objects(column.to_pylist()))
+    if kind == "bool" and column.null_count:
+        return Column(_floats(column.to_pylist()))
+    return Column(column.to_numpy())
+
+
+def _from_pandas(series: Any) -> Column:
+    if hasattr(series, "cat"):
+        values = series.astype(object).where(series.notna(), None)
+        return Column(_objects(values.tolist()), tuple(map(str, series.cat.categories)))
+    if getattr(series.dtype, "kind", "O") in "biuf":
+        return Column(series.to_numpy() if not series.isna().any() else series.to_numpy(np.float64, na_value=np.nan))
+    if getattr(series.dtype, "kind", "O") in "mM":
+        return Column(series.to_numpy())
+    return _typed([None if value is None or value != value else value for value in series.astype(object).tolist()])
+
+
+def _from_polars(series: Any) -> Column:
+    kind = str(series.dtype)
+    if kind.startswith(("Categorical", "Enum")):
+        values = series.to_list()
+        declared = list(series.dtype.categories) if kind.startswith("Enum") else sorted(set(values) - {None})
+        return Column(_objects(values), tuple(map(str, declared)))
+    if kind == "Boolean" and series.null_count():
+        return Column(_floats(series.to_list()))
+    if series.dtype.is_numeric() or kind == "Boolean" or series.dtype.is_temporal():
+        return Column(series.to_numpy())
+    return _typed(series.to_list())
+
+
+def _typed(values: list[Any]) -> Column:
+    """A column of objects: numbers if all are, otherwise as it is."""
+    if all(value is None or isinstance(value, bool | int | float | np.number) for value in values):
+        whole = all(isinstance(value, int) for value in values)
+        return Column(np.array(values, dtype=np.int64) if whole else _floats(values))
+    return Column(_objects(values))
+
+
+def _floats(values: list[Any]) -> Any:
+    return np.array([np.nan if value is None else float(value) for value in values], dtype=np.float64)
+
+
+def _objects(values: list[Any]) -> Any:
+    made = np.empty(len(values), dtype=object)
+    made[:] = values
+    return made

@@ -1,0 +1,372 @@
+"""Everything that holds examples, told apart by what it is and never by its size."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedalloy.core import registry
+from fedalloy.core.errors import DataError, SpecError
+from fedalloy.core.keys import Key
+from fedalloy.core.own_code import own_code
+from fedalloy.core.spec import from_spec
+from fedalloy.core.types import Examples
+from fedalloy.tasks.datasets.base import Dataset, DatasetLoader, as_pair, counted_classes
+from fedalloy.tasks.lazy import IN_MEMORY_MB, LazyClients
+from fedalloy.tasks.sources.client_data import examples_of, is_torch_dataset, pooled, read_client
+from fedalloy.tasks.sources.columns import Columns, encode, numbered
+from fedalloy.tasks.sources.frames import is_frame, library_of, table_of
+from fedalloy.tasks.sources.hugging_face import Tokenise, from_flower, from_hub
+from fedalloy.tasks.sources.rows import DatasetRows, LazyRows, spool
+
+Opened = Dataset | LazyRows | LazyClients
+_MEGABYTE = 1 << 20
+SOURCES = (
+    "the name of a data set, a folder, 'module:function', a function of a client's number, a list or mapping of "
+    "clients' data, a pair of arrays (x, y), a torch Dataset, a frame of pandas or Polars, a dataset of Hugging "
+    "Face or a FederatedDataset of Flower"
+)
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """What a source needs besides itself.
+
+    ``ids`` are the clients of the rows, or the name of the column that holds them; ``columns`` the roles of columns;
+    ``classes`` the number of classes where it cannot be known; ``lazy`` whether data are read on demand (default: if
+    they are large); ``tokenise`` a function from a list of texts to numbers; ``clients`` the number of clients, and
+    ``dealt`` whether a partition is given; ``called`` is the name of the function that returned the source.
+    """
+
+    ids: Any = None
+    columns: Columns | None = None
+    classes: int | None = None
+    lazy: bool | None = None
+    tokenise: Tokenise | None = None
+    clients: int | None = None
+    dealt: bool = False
+    called: str = ""
+
+    @property
+    def named(self) -> Columns:
+        """The roles of columns, with the column of client ids."""
+        columns = self.columns or Columns()
+        if not isinstance(self.ids, str):
+            return columns
+        if columns.client not in (None, self.ids):
+            raise SpecError(
+                f"ids names the column '{self.ids}' and columns.client '{columns.client}'; give one of them"
+            )
+        return replace(columns, client=self.ids)
+
+
+def open_source(source: Any, options: SourceOptions, key: Key) -> Opened:
+    """The examples of any source: in memory, by row or by client."""
+    loader = as_loader(source)
+    if loader is not None:
+        return _opened(loader, options, key)
+    if isinstance(source, Dataset):
+        return _with_ids(source, options)
+    _check_dealt(options)
+    if is_frame(source):
+        return _from_frame(source, options)
+    if library_of(source) in ("datasets", "flwr_datasets"):
+        return _settled(_from_hub(source, options), options)
+    if is_torch_dataset(source):
+        return _settled(_from_torch(source, options), options)
+    if callable(source) and not isinstance(source, type):
+        return _from_callable(source, options, key)
+    if isinstance(source, Mapping):
+        return _from_mapping(source, options)
+    if isinstance(source, tuple):
+        return _from_tuple(source, options)
+    if isinstance(source, Sequence) and not isinstance(source, str | bytes):
+        return _from_clients(source, None, options)
+    what = f"{options.called} returned" if options.called else "fedalloy.task got"
+    raise DataError(f"{what} {type(source).__name__}; allowed: {SOURCES}")
+
+
+def as_loader(source: Any) -> DatasetLoader | None:
+    """The loader that a name, a path, a dotted name or a spec means; None for anything else."""
+    if isinstance(source, DatasetLoader):
+        return source
+    source = spec_of(source)
+    if isinstance(source, str) or (isinstance(source, Mapping) and isinstance(source.get("kind"), str)):
+        made: DatasetLoader = from_spec("dataset", source, "dataset")
+        return made
+    return None
+
+
+def spec_of(source: Any) -> Any:
+    """A path or a dotted name as the spec of its loader; everything else is returned unchanged.
+
+    >>> spec_of("package.module:function")
+    {'kind': 'callable', 'function': 'package.module:function'}
+    """
+    if isinstance(source, Path):
+        return {"kind": "folder", "path": str(source)}
+    return _named(source) if isinstance(source, str) and not registry.knows("dataset", source) else source
+
+
+def _named(text: str) -> Any:
+    path = Path(text).expanduser()
+    if path.is_dir():
+        return {"kind": "folder", "path": text}
+    if ":" in text and not path.exists():
+        return {"kind": "callable", "function": text}
+    if path.exists() or "/" in text:
+        raise DataError(f"'{text}' is not a folder; data are a folder with one file or folder per client")
+    return text
+
+
+def _opened(loader: DatasetLoader, options: SourceOptions, key: Key) -> Opened:
+    given = {name: value for name, value in _given(options).items() if hasattr(loader, name)}
+    refused = [name for name in _given(options) if name not in given and name != "ids"]
+    if refused:
+        raise SpecError(f"{refused[0]}: dataset '{type(loader).__name__}' does not take it; leave it out")
+    loader = replace(loader, **given) if given else loader  # type: ignore[type-var]
+    asks = getattr(loader, "open_for", None)
+    made: Opened = asks(key, options.clients, options.dealt) if asks else loader.open(key)
+    return _with_ids(made, options) if "ids" not in given and isinstance(made, Dataset) else made
+
+
+def _given(options: SourceOptions) -> dict[str, Any]:
+    names = ("ids", "columns", "classes", "lazy", "tokenise")
+    return {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+
+
+def _with_ids(data: Dataset, options: SourceOptions) -> Dataset:
+    if options.ids is None:
+        return data
+    owner, names = _owner(options.ids, len(data))
+    return replace(data, owner=owner, names=names)
+
+
+def _check_dealt(options: SourceOptions) -> None:
+    if options.ids is not None and options.dealt:
+        raise SpecError("ids and partition both say which client has which rows; give one of them")
+
+
+def _owner(ids: Any, rows: int) -> tuple[Tensor, tuple[str, ...]]:
+    """The client of every row from the ids given for all rows."""
+    if isinstance(ids, str) or callable(ids):
+        raise SpecError(f"ids must be one client id per row here ({rows} rows), got {ids!r}")
+    owner, names = numbered(ids, "ids")
+    if len(owner) != rows:
+        raise DataError(f"ids has {len(owner)} client ids for {rows} rows; give one per row")
+    return owner, names
+
+
+def _from_frame(frame: Any, options: SourceOptions) -> Dataset:
+    table = table_of(frame)
+    rows = len(next(iter(table.values())).values) if table else 0
+    if not rows:
+        raise DataError("the frame has no rows")
+    owner, names = (None, None) if options.ids is None or isinstance(options.ids, str) else _owner(options.ids, rows)
+    _refuse(options, "a frame", "tokenise")
+    made = encode(table, options.named, "the frame", owner, names=names)
+    return made if options.classes is None else replace(made, classes=options.classes)
+
+
+def _from_hub(source: Any, options: SourceOptions) -> LazyRows:
+    if library_of(source) == "flwr_datasets" and not isinstance(source, Mapping):
+        if options.ids is not None or options.dealt:
+            raise SpecError("a FederatedDataset has its own partitions; leave ids and partition out")
+        return _classed(from_flower(source, options.named, options.tokenise), options)
+    owner = names = None
+    if options.ids is not None and not isinstance(options.ids, str):
+        rows = source["train"] if isinstance(source, Mapping) else source
+        owner, names = _owner(options.ids, len(rows))
+    return _classed(from_hub(source, options.named, options.tokenise, owner, names=names), options)
+
+
+def _from_torch(source: Any, options: SourceOptions) -> LazyRows:
+    _refuse(options, "a torch Dataset", "tokenise", "columns")
+    find = options.ids if callable(options.ids) else None
+    if isinstance(source, torch.utils.data.IterableDataset):
+        reader, clients, told = spool(source, find)
+        made = LazyRows(reader, options.classes, notices=told)
+    else:
+        made = LazyRows(DatasetRows(source), options.classes)
+        clients = [find(source[row]) for row in range(len(source))] if find else []
+        if not len(source):
+            raise DataError("the Dataset has no rows")
+    ids = clients if find else options.ids
+    if ids is None:
+        return made
+    owner, names = _owner(ids, len(made.reader))
+    return replace(made, owner=owner, names=names)
+
+
+def _classed(rows: LazyRows, options: SourceOptions) -> LazyRows:
+    return rows if options.classes is None else replace(rows, classes=options.classes)
+
+
+def _settled(rows: LazyRows, options: SourceOptions) -> Dataset | LazyRows:
+    """Rows in memory unless they are many or to be read on demand."""
+    large = rows.total_bytes() > IN_MEMORY_MB * _MEGABYTE
+    return rows if options.lazy or (options.lazy is None and large) else rows.in_memory()
+
+
+def _from_callable(source: Callable[..., Any], options: SourceOptions, key: Key) -> Opened:
+    """A function of a client's number, or one without arguments that returns a whole source."""
+    needed = required_arguments(source)
+    called = options.called or getattr(source, "__name__", type(source).__name__)
+    if len(needed) > 1:
+        raise SpecError(f"{called} takes {', '.join(needed)}: it must take a client's number, or nothing")
+    if not needed or needed == ["key"]:
+        with own_code(called, DataError):
+            made = source(key=key) if "key" in inspect.signature(source).parameters else source()
+        return open_source(made, replace(options, called=called), key)
+    if options.ids is not None or options.dealt:
+        raise SpecError(f"{called} gives every client its data; leave ids and partition out")
+    if options.clients is None:
+        raise SpecError(f"{called} takes a client's number: give the number of clients, clients=100")
+    return _lazy(source, options.clients, None, options, called)
+
+
+def required_arguments(function: Callable[..., Any]) -> list[str]:
+    """The names of the arguments that a call must give."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return ["client"]
+    plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [one.name for one in signature.parameters.values() if one.kind in plain and one.default is one.empty]
+
+
+def _lazy(
+    read: Callable[[int], Any], clients: int, names: Sequence[str] | None, options: SourceOptions, called: str
+) -> Dataset | LazyClients:
+    """Clients that are read one by one; with ``lazy = False`` all at once."""
+    _refuse(options, called, "tokenise", "columns")
+
+    def who(number: int) -> str:
+        return f"client '{names[number]}'" if names is not None else f"client {number}"
+
+    def value(number: int) -> Any:
+        with own_code(f"{called} of {who(number)}", DataError):
+            return read(number)
+
+    if options.lazy is False:
+        return pooled([value(number) for number in range(clients)], names, options.classes)
+
+    def client(number: int) -> Mapping[str, Examples]:
+        return examples_of(read_client(value(number), who(number)), who(number))
+
+    made = LazyClients(client, clients, 0, names)
+    if options.classes is not None:
+        return replace(made, classes=options.classes)
+    y = made.sample.y
+    if not isinstance(y, Tensor) or y.is_floating_point():
+        return made
+    raise SpecError(
+        f"{called} is read client by client, so the number of its classes is not known: give classes=10 (0 for "
+        "targets that are quantities), or lazy=False to read all clients now"
+    )
+
+
+def _from_mapping(source: Mapping[Any, Any], options: SourceOptions) -> Opened:
+    keys = set(source)
+    pool = keys == {"x", "y"} or ("train" in keys and keys <= {"train", "test"})
+    dealt = options.dealt or options.ids is not None
+    if pool and dealt:
+        return _pool(source, options)
+    if pool:
+        raise DataError(
+            f"the mapping with the keys {' and '.join(sorted(map(str, keys)))} can mean clients of these names, or one "
+            "set of examples. For clients give a list, for one set say who has which rows: ids=... or partition=..."
+        )
+    return _from_clients(source, tuple(map(str, source)), options)
+
+
+def _pool(source: Mapping[Any, Any], options: SourceOptions) -> Dataset:
+    """Arrays x and y, or those for training with a common test set."""
+    if "x" in source:
+        return _arrays(source["x"], source["y"], options)
+    made = _arrays(*_only(source["train"], "train"), options)
+    if "test" not in source:
+        return made
+    test = Examples(*as_pair(*_only(source["test"], "test"), "test"))
+    classes = max(made.classes, counted_classes(test.y)) if made.classes and options.classes is None else made.classes
+    return replace(made, test=test, classes=classes)
+
+
+def _only(value: Any, who: str) -> tuple[Any, Any]:
+    parts = read_client(value, who)
+    if "" not in parts:
+        raise DataError(f"{who}: got parts for training and testing; give one pair (x, y)")
+    return parts[""]
+
+
+def _from_tuple(source: tuple[Any, ...], options: SourceOptions) -> Opened:
+    """A pair of arrays; anything else in a tuple could be clients or parts."""
+    if len(source) == 2 and all(hasattr(one, "__array__") or isinstance(one, Mapping | list) for one in source):
+        return _arrays(*source, options)
+    raise DataError(
+        f"a tuple of {len(source)} can mean clients, or a pair of arrays, or parts for training and testing. Give "
+        "a list [...] of clients, a pair of arrays (x, y) with ids or partition, or {'train': (x, y), 'test': "
+        "(x, y)} with ids or partition"
+    )
+
+
+def _arrays(x: Any, y: Any, options: SourceOptions) -> Dataset:
+    _refuse(options, "arrays", "tokenise", "columns")
+    features, labels = as_pair(x, y, "the arrays")
+    classes = options.classes
+    if classes is None:
+        classes = 0 if labels.is_floating_point() else counted_classes(labels)
+    owner, names = (None, None) if options.ids is None else _owner(options.ids, len(labels))
+    return Dataset(features, labels, classes, owner, names=names)
+
+
+def _from_clients(source: Any, names: tuple[str, ...] | None, options: SourceOptions) -> Opened:
+    """Data by client: those of a list or dict are in memory, those of another collection are read on demand."""
+    if options.ids is not None or options.dealt:
+        raise SpecError(
+            f"a {type(source).__name__} gives every client its data, so it takes neither ids nor partition. To pool "
+            "examples, give arrays: (x, y)"
+        )
+    _refuse(options, f"a {type(source).__name__}", "tokenise")
+    if not len(source):
+        raise DataError("there are no clients: give at least one pair (x, y)")
+    keys = list(source) if isinstance(source, Mapping) else range(len(source))
+    if isinstance(source, list | dict) and not options.lazy:
+        return _in_memory([source[key] for key in keys], names, options)
+    return _lazy(lambda number: source[keys[number]], len(keys), names, options, f"the {type(source).__name__}")
+
+
+def _in_memory(values: list[Any], names: tuple[str, ...] | None, options: SourceOptions) -> Dataset:
+    if all(is_frame(value) for value in values):
+        return _frames(values, names, options)
+    _refuse(options, "clients' arrays", "columns")
+    if any(isinstance(value, int | float | np.generic) for value in values):
+        raise DataError(
+            "the list holds numbers; give one pair (x, y) per client, or arrays (x, y) with ids or partition"
+        )
+    return pooled(values, names, options.classes)
+
+
+def _frames(values: list[Any], names: tuple[str, ...] | None, options: SourceOptions) -> Dataset:
+    """One frame per client, encoded together so that categories mean the same."""
+    from fedalloy.tasks.sources.tables import join_tables, rows_of, without_empty
+
+    tables = [table_of(value) for value in values]
+    called = names or tuple(f"client {number}" for number in range(len(tables)))
+    joined = join_tables(tables, options.named, [Path(name) for name in called])
+    owner = torch.repeat_interleave(torch.tensor([rows_of(table) for table in tables]))
+    return without_empty(encode(joined, options.named, "the frames", owner, names=called))
+
+
+def _refuse(options: SourceOptions, what: str, *names: str) -> None:
+    """Refuse options that this kind of source would ignore."""
+    for name in names:
+        if getattr(options, name) is not None:
+            raise SpecError(f"{name} means nothing for {what}; leave it out")

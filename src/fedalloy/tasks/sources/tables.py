@@ -1,0 +1,106 @@
+"""Tables of several clients: joined into one, or read one by one with numbers that mean the same everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedalloy.core.errors import DataError
+from fedalloy.core.types import Examples
+from fedalloy.tasks.datasets.base import Dataset, left_out
+from fedalloy.tasks.sources import files
+from fedalloy.tasks.sources.columns import Column, Columns, Roles, Table, category_values, encode, roles_of
+
+
+def join_tables(tables: Sequence[Table], columns: Columns, paths: Sequence[Path]) -> Table:
+    """One table below the other; all must have the columns of the first, in any order."""
+    first = roles_of(tables[0], columns, str(paths[0]))
+    for table, path in zip(tables, paths, strict=True):
+        check_columns(roles_of(table, columns, str(path)), first, path)
+    names = [name for name in (first.label, *first.features, first.client, first.split) if name is not None]
+    return {name: _below([table[name] for table in tables]) for name in names}
+
+
+def check_columns(found: Roles, first: Roles, path: Path) -> None:
+    """Refuse a table with other features than the first one."""
+    lacks, has = {*first.features} - {*found.features}, {*found.features} - {*first.features}
+    if lacks or has:
+        raise DataError(
+            f"{path} has other feature columns than the first file (missing: {', '.join(sorted(lacks)) or 'none'}; "
+            f"additional: {', '.join(sorted(has)) or 'none'}); all clients must have the same features"
+        )
+
+
+def without_empty(data: Dataset) -> Dataset:
+    """The same clients without those that have no row, which a notice names."""
+    assert data.owner is not None
+    assert data.names is not None
+    sizes = torch.bincount(data.owner, minlength=len(data.names))
+    empty = [name for name, size in zip(data.names, sizes.tolist(), strict=True) if not size]
+    if not empty:
+        return data
+    number = (sizes > 0).cumsum(0) - 1
+    names = tuple(name for name, size in zip(data.names, sizes.tolist(), strict=True) if size)
+    return replace(data, owner=number[data.owner], names=names, notices=(*data.notices, *left_out(empty)))
+
+
+def rows_of(table: Table) -> int:
+    """The number of rows of a table."""
+    return len(next(iter(table.values())).values)
+
+
+@dataclass(frozen=True)
+class TableReader:
+    """Reads one client's tables in the form of the first file."""
+
+    given: Columns
+    columns: Columns
+    first: Roles
+    classes: int | None
+    encoding: Mapping[str, tuple[str, ...]] | None
+    notices: tuple[str, ...]
+
+    @staticmethod
+    def of(path: Path, columns: Columns) -> TableReader:
+        """The form of the first table; categories must be declared, because other files are not looked at."""
+        table = files.read_table(path)
+        chosen = roles_of(table, columns, str(path))
+        values = category_values(table, columns, chosen, str(path))
+        known = {*columns.declared, *([chosen.label] if columns.classes else [])}
+        guessed = [name for name in values if name not in known]
+        if guessed:
+            how = "classes = [...]" if guessed[0] == chosen.label else "categorical = { ... = [...] }"
+            raise DataError(
+                f"{path.parent} is read on demand, so the values of column '{guessed[0]}' must be declared in "
+                f"{files.SCHEMA}: {how}"
+            )
+        fixed = replace(columns, label=chosen.label, features=chosen.features)
+        given = len(columns.classes) if columns.classes else None
+        quantity = 0 if table[chosen.label].values.dtype.kind == "f" else None
+        return TableReader(columns, fixed, chosen, given or quantity, values or None, (chosen.in_words(table),))
+
+    def read(self, parts: Mapping[str, Path]) -> dict[str, Examples]:
+        """One client's examples by part."""
+        return {part: self._read(path) for part, path in parts.items()}
+
+    def _read(self, path: Path) -> Examples:
+        table = files.read_table(path)
+        if not rows_of(table):
+            return Examples(torch.zeros(0, 0), torch.zeros(0, dtype=torch.int64))
+        check_columns(roles_of(table, self.given, str(path)), self.first, path)
+        made = encode(table, self.columns, str(path))
+        return Examples(made.x, made.y)
+
+
+def _below(columns: Sequence[Column]) -> Column:
+    categories = None
+    if any(column.categories is not None for column in columns):
+        categories = tuple(dict.fromkeys(value for column in columns for value in column.categories or ()))
+    kinds = {column.values.dtype.kind for column in columns}
+    if "O" in kinds and len(kinds) > 1:  # a column of text that is empty, or only numbers, in some files
+        columns = [Column(column.values.astype(object)) for column in columns]
+    return Column(np.concatenate([column.values for column in columns]), categories)
