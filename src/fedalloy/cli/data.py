@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from fedalloy.cli.console import print_json, print_table
+from fedalloy.cli.importing import AllowImports
 from fedalloy.cli.run import Json
 
 app = typer.Typer(help="Data sets: list them, find, fetch and check their files.", no_args_is_help=True)
@@ -68,6 +69,38 @@ def check(
         print_table(["file", "verdict", "where, or how to get it"], rows)
     wrong = [one for one in found if one.verdict == "changed" or (names and one.verdict == "missing")]
     raise typer.Exit(1 if wrong else 0)
+
+
+@app.command()
+def describe(
+    source: Annotated[
+        str, typer.Argument(help="A recipe (.toml), a data set's name, a folder, or package.module:function.")
+    ],
+    ids: Annotated[str | None, typer.Option(help="The column with the client of every row.")] = None,
+    label: Annotated[str | None, typer.Option(help="The column with the label; default: y or label.")] = None,
+    clients: Annotated[int | None, typer.Option(help="The number of clients, for a function or a partition.")] = None,
+    partition: Annotated[str | None, typer.Option(help="A partition rule, where rows have no client.")] = None,
+    classes: Annotated[int | None, typer.Option(help="The number of classes, where data are read on demand.")] = None,
+    as_json: Json = False,
+    allow_imports: AllowImports = False,
+) -> None:
+    """Show clients, sizes, classes, skew, missing values and duplicates between clients, before anybody trains.
+
+    Of data that are read on demand, 1000 clients are looked at.
+    """
+    from fedalloy.experiment.recipe import load, resolve
+    from fedalloy.tasks.making import task
+
+    if source.endswith(".toml"):
+        made = resolve(load(Path(source), None)).task()
+    else:
+        columns = {"label": label} if label else None
+        made = task(source, None, partition, clients, ids=ids, columns=columns, classes=classes)
+    found = made.describe()
+    if as_json:
+        print_json(found.to_json())
+    else:
+        print_table(["", ""], [list(line) for line in found.lines()])
 
 
 @app.command()

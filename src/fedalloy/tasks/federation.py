@@ -13,9 +13,10 @@ from fedalloy.core import inputs
 from fedalloy.core.errors import DataError, SpecError, nearest
 from fedalloy.core.inputs import Inputs
 from fedalloy.core.keys import Key
-from fedalloy.core.protocols import DataPart, Objective, Task
+from fedalloy.core.protocols import DataPart, Objective
 from fedalloy.core.types import Block, Examples
 from fedalloy.tasks.datasets.base import Dataset, Standardise
+from fedalloy.tasks.describing import Describable
 from fedalloy.tasks.imputing import Impute, Imputer
 from fedalloy.tasks.kinds import TaskKind
 from fedalloy.tasks.noise import LabelNoise
@@ -63,7 +64,7 @@ class Pool:
 
 
 @dataclass(frozen=True, eq=False)
-class FederatedTask(Task):
+class FederatedTask(Describable):
     """A model and clients whose data are in memory, one pool per part.
 
     ``kind`` says what the targets are (None: unknown), ``classes`` how many classes they have.
@@ -168,7 +169,7 @@ def federate(
 
 
 @dataclass(frozen=True, eq=False)
-class GeneratedTask(Task):
+class GeneratedTask(Describable):
     """A model and any number of clients whose data are drawn on demand, so memory does not grow with the population.
 
     ``make(ids, key)`` is a pure function that draws a block for some clients, each from its own key

@@ -20,9 +20,10 @@ from fedalloy.core.errors import DataError, SpecError
 from fedalloy.core.fingerprint import VALUES, digest
 from fedalloy.core.inputs import Inputs
 from fedalloy.core.keys import Key
-from fedalloy.core.protocols import DataPart, Objective, Task
+from fedalloy.core.protocols import DataPart, Objective
 from fedalloy.core.types import Block, Examples
 from fedalloy.tasks.datasets.base import Dataset, Standardise
+from fedalloy.tasks.describing import Describable
 from fedalloy.tasks.examining import LabelLimits, check_examples
 from fedalloy.tasks.imputing import Impute, Imputer, without_gaps
 from fedalloy.tasks.kinds import TaskKind
@@ -154,7 +155,7 @@ class ClientCache:
 
 
 @dataclass(frozen=True, eq=False)
-class LazyTask(Task):
+class LazyTask(Describable):
     """A model and clients whose data are read on demand, with a cache of ``cache_mb`` megabytes.
 
     A client's split is the one that the same client has in a task in memory. The global test set is the source's, or
