@@ -1,4 +1,4 @@
-"""Numbers over seeds and over clients: mean and spread, interval, the best of a column.
+"""Numbers over seeds and over clients: mean and spread, interval.
 
 A missing value is NaN and left out. One that overflowed is infinite and is kept, because a mean without it would look
 too good.
@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-
-from fedalloy.tasks.metrics.direction import best
 
 ALPHA = 0.05
 """The share of intervals that may miss: they are at 95 %."""
@@ -139,16 +137,6 @@ def moments(values: Iterable[float]) -> tuple[float, float]:
         return math.nan, math.nan
     middle = statistics.fmean(known)
     return middle, math.sqrt(math.fsum((value - middle) ** 2 for value in known) / len(known))
-
-
-def leading(spreads: Sequence[Spread | None], higher: bool | None) -> float | None:
-    """The best finite mean of a column; None without a direction, and where fewer than two rows have one.
-
-    >>> leading([Spread(0.5, None, 1), Spread(0.7, None, 1), None], higher=False), leading([Spread(0.5, None, 1)], True)
-    (0.5, None)
-    """
-    known = [one.mean for one in spreads if one is not None and math.isfinite(one.mean)]
-    return best(known, lambda value: value, higher) if higher is not None and len(known) > 1 else None
 
 
 def student(freedom: int, alpha: float = ALPHA) -> float:
