@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedalloy.cli.console import complain, number, print_json, print_table
+from fedalloy.cli.console import complain, number, print_table
+from fedalloy.cli.flower_status import missing_rows, status
 from fedalloy.cli.importing import AllowImports
-from fedalloy.cli.run import Changes, Json, Quick
+from fedalloy.cli.run import Changes, Quick
 
 if TYPE_CHECKING:
     from fedalloy.flower.flwr_cli import SubmittedRun
-    from fedalloy.flower.status import Progress, Server
 
 EXAMPLES = """
 Try it here:  fedalloy flower up recipes/quickstart.toml --nodes 3
@@ -204,74 +204,7 @@ def node(
     raise typer.Exit(keep_running(folder, typer.echo))
 
 
-@app.command()
-def status(
-    folder: Annotated[
-        Path | None, typer.Argument(help="A federation, a server's folder or a run folder.", metavar="[DIR]")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Show what is running, the registered nodes, the last round, and which clients dropped out and why.
-
-    Without DIR: the newest run on a federation under runs/.
-    """
-    from fedalloy.flower.status import look
-
-    server, run = look(folder or _newest())
-    if as_json:
-        print_json({"server": _server_json(server), "run": run.to_json() if run else None})
-        return
-    if server:
-        _show_server(server)
-    if run:
-        _show_run(run)
-
-
-def _newest() -> Path:
-    from fedalloy.core.errors import SpecError
-
-    found = sorted(Path("runs").glob("**/federation.json"), key=lambda path: path.stat().st_mtime)
-    if not found:
-        raise SpecError(
-            "there is no run on a federation under runs/; name a folder, or start one: fedalloy flower up RECIPE"
-        )
-    return found[-1].parent
-
-
-def _show_server(server: Server) -> None:
-    state = "running" if server.open else "running, but nodes cannot reach it: its front does not answer"
-    typer.echo(f"server {server.address}: {state if server.answers else 'not running'}")
-    if server.certificate_ends:
-        typer.echo(f"its certificate is valid until {server.certificate_ends:%Y-%m-%d}")
-    if server.nodes:
-        print_table(["node", "number", "", "since"], [[n.name, n.number, n.status, n.since] for n in server.nodes])
-    for run in server.runs[:1]:
-        typer.echo(f"latest run {run['run-id']}: {run['status']}")
-
-
-def _show_run(run: Progress) -> None:
-    typer.echo(f"run {run.folder}: {run.state} after round {run.round}{f': {run.reason}' if run.reason else ''}")
-    if run.troubles:
-        rows = [[str(round), client, why] for round, client, why in run.troubles]
-        print_table(["round", "client", "why it was dropped"], rows, numbers=(0,))
-    else:
-        typer.echo("no client dropped out")
-
-
-def _server_json(server: Server | None) -> dict[str, object] | None:
-    if server is None:
-        return None
-    nodes = [{"name": n.name, "number": n.number, "status": n.status, "since": n.since} for n in server.nodes]
-    ends = server.certificate_ends.isoformat() if server.certificate_ends else None
-    runs = [{"id": one["run-id"], "status": one["status"]} for one in server.runs]
-    return {
-        "address": server.address,
-        "running": server.answers,
-        "open": server.open,
-        "certificate_ends": ends,
-        "nodes": nodes,
-        "runs": runs,
-    }
+app.command()(status)
 
 
 def _finish(ended: str, folder: Path) -> None:
@@ -284,6 +217,8 @@ def _finish(ended: str, folder: Path) -> None:
     if outcome.scores:
         shown = [number(outcome.scores.get(name)) for name in ("mean", "worst_served", "best_served")]
         print_table([f"{outcome.metric} (mean)", "worst 10 %", "best 10 %"], [shown], numbers=range(3))
+    if rows := missing_rows(folder):
+        print_table(["missing at the end", "last contributed to", "why"], rows)
     typer.echo(f"finished in round {outcome.round}; records in {folder}")
 
 

@@ -94,15 +94,15 @@ class Connection:
     def _introduce(self, node: Node, answer: Answer) -> None:
         """Bind a node to the client it claims to be. One that gave no answer is asked again later."""
         if answer.content is None:
-            self.say(f"the node with {node.identity} did not say who it is: {answer.problem}")
+            self.say(f"{node} did not say who it is: {answer.problem}")
             return
         try:
             client = self.opened(answer).head.client
             reason = self.registry.claim(node, client)
         except Unwell as error:
-            self.say(f"the node with {node.identity} did not say who it is: {error}")
+            self.say(f"{node} did not say who it is: {error}")
             return
         except (Malformed, Refused) as error:
             reason = str(error)
             self.registry.refuse(node, reason)
-        self.say(f"the node with {node.identity} " + (f"is refused: {reason}" if reason else f"is client {client}"))
+        self.say(f"{node} " + (f"is refused: {reason}" if reason else f"is client {client}"))

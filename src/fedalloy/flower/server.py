@@ -19,11 +19,12 @@ from fedalloy.experiment.driver import Ending, RoundEvent, run
 from fedalloy.experiment.recipe import Experiment, Recipe, load, parse, resolve
 from fedalloy.experiment.records import atomic
 from fedalloy.experiment.records.lock import in_turn
+from fedalloy.experiment.records.reading import read_json
 from fedalloy.flower.admission import read_seats
 from fedalloy.flower.config import ServerConfig
 from fedalloy.flower.connection import Connection
 from fedalloy.flower.engine import FederationError, Flower
-from fedalloy.flower.node_registry import NodeRegistry, Seat
+from fedalloy.flower.node_registry import NodeRegistry, Seat, site_names
 from fedalloy.flower.protocol.header import signed
 from fedalloy.flower.remote_task import RemoteTask, remote_task
 from fedalloy.flower.transport import Transport
@@ -58,10 +59,13 @@ def _sit(config: ServerConfig, transport: Transport, tell: Say, seats: Callable[
     """One session of a run."""
     experiment = _experiment(config)
     task = remote_task(parse(experiment.resolved))
+    if seats is not None:
+        task = replace(task, sites=site_names(task.clients, seats()))
+        _rename(config.folder, task)
     session = ServerSession.open(config.folder)
     engine: Flower = build(Flower, experiment.config.engine_options, "engine 'flower'")
     keeper = Bindings(config.bindings or config.folder / "bindings.json")
-    registry = NodeRegistry(task.names, keeper.read(), keeper.write, seats=seats)
+    registry = NodeRegistry(task.clients, keeper.read(), keeper.write, seats=seats)
     engine.attach(Connection(transport, registry, _header(experiment, task, session), tell))
     # A node keeps the states before and after its last round: the server must not go back further than that.
     settings = replace(experiment.config, engine=engine, engine_options={}, checkpoint_every=0.0)
@@ -120,6 +124,16 @@ class Bindings:
         """Write the bindings; those that another run has added are kept."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         atomic.write_text(self.path, json.dumps({**self.read(), **bound}, indent=2, sort_keys=True) + "\n")
+
+
+def _rename(folder: Path, task: RemoteTask) -> None:
+    """Put the names of today into the records of a run that was begun before: a site may have been admitted since."""
+    file = folder / "manifest.json"
+    if not file.exists():
+        return
+    kept = read_json(file) or {}
+    if kept.get("names") != list(task.names):
+        atomic.write_text(file, json.dumps({**kept, "names": list(task.names)}, indent=2) + "\n")
 
 
 def _experiment(config: ServerConfig) -> Experiment:
