@@ -35,7 +35,8 @@ from fedalloy.flower.pki import expires, make_node_key, make_server_certificate,
 from fedalloy.flower.prefork import launcher
 from fedalloy.flower.programs import TOKEN, DidNotStart, Program, carrying, end_all, free_port, wait_until
 from fedalloy.flower.project_templates import FederationPlan, numbered, write_federation
-from fedalloy.flower.trial import NewLines, Trial, trial_of
+from fedalloy.flower.submission import NewLines
+from fedalloy.flower.trial import Trial, trial_of
 
 
 def mode(path: Path) -> int:
@@ -320,6 +321,9 @@ def test_a_trial_that_is_interrupted_says_how_to_go_on_and_one_that_fails_where_
     assert done.exit_code == 130
     assert "the same command continues" in done.output
     monkeypatch.setattr(Trial, "run", lambda *_: "finished:failed")
+    (tmp_path / "run").mkdir()
+    assert "reason" not in CliRunner().invoke(app, line).output, "there is no log to look into"
+    (tmp_path / "run/federation.log").write_text("x")
     done = CliRunner().invoke(app, line)
     assert done.exit_code == 1
     assert "federation.log" in done.output

@@ -15,7 +15,7 @@ from fedalloy.flower.node_registry import Node, NodeRegistry, connected
 from fedalloy.flower.protocol.header import LeavesLost, Malformed, Refused, Unwell, signed
 from fedalloy.flower.protocol.replies import Reply, read_reply
 from fedalloy.flower.protocol.tensor_messages import TensorMessage, sizes
-from fedalloy.flower.transport import Answer, Transport
+from fedalloy.flower.transport import Answer, Transport, of_a_live_run
 
 
 @dataclass
@@ -83,7 +83,8 @@ class Connection:
     def _present(self) -> dict[int, Node]:
         """The nodes of the reachable clients; new nodes are asked for their identity."""
         self.registry.refresh()
-        nodes = connected(self.transport.grid)
+        with of_a_live_run():
+            nodes = connected(self.transport.grid)
         strangers = {node.number: node for node in self.registry.strangers(nodes)}
         messages = dict.fromkeys(strangers, TensorMessage(signed(kind="hello")))
         answers = self.transport.ask(messages, "query", "hello", self.deadline) if messages else {}

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fedalloy.flower.config import FOLDER
+from fedalloy.flower.config import FOLDER, SEED
 from fedalloy.flower.layout import ServerPlace
 
 GONE = "unregistered"
@@ -39,12 +39,13 @@ class Entry:
 
 @dataclass(frozen=True)
 class RunEntry:
-    """A run as Flower knows it: its state, since when, and its run folder where it is one of fedalloy's."""
+    """A run as Flower knows it: its state, since when, and its run folder and seed where it is one of fedalloy's."""
 
     number: str
     state: str
     since: float | None
     folder: Path | None = None
+    seed: int | None = None
     details: str = ""
 
     @property
@@ -94,8 +95,10 @@ def _run(row: tuple[Any, ...]) -> RunEntry:
     number, settings, pending, starting, running, finished, how, details = row
     times = {"pending": pending, "starting": starting, "running": running, f"finished:{how}": finished}
     state, since = [(state, at) for state, at in times.items() if at][-1]
-    folder = json.loads(settings or "{}").get(FOLDER)
-    return RunEntry(unsigned(number), state, _seconds(since), Path(folder) if folder else None, details or "")
+    told = json.loads(settings or "{}")
+    folder, seed = told.get(FOLDER), int(told.get(SEED, -1))
+    place = Path(folder) if folder else None
+    return RunEntry(unsigned(number), state, _seconds(since), place, seed if seed >= 0 else None, details or "")
 
 
 def _seconds(told: Any) -> float | None:
