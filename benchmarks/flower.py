@@ -29,7 +29,7 @@ from fedalloy.experiment.records.reading import read_run
 from fedalloy.flower.flwr_cli import SubmittedRun
 from fedalloy.flower.local import LocalFederation
 from fedalloy.flower.project_templates import FederationPlan, numbered, write_federation
-from fedalloy.flower.trial import submit
+from fedalloy.flower.submission import Study
 
 NODES, HIDDEN, LIMIT = 3, 3495, 3600.0
 APP = Path(__file__).with_name("flower_app")
@@ -54,7 +54,7 @@ def seconds_of_engine(federation: LocalFederation, rounds: int, place: Path) -> 
             "evaluate": {"every": rounds},
         }
     )
-    finish(submit(federation.cli, recipe, place, None))
+    finish(Study(federation.cli, recipe, place).start())
     phases = ("plan", "clients", "server", "store")
     return [sum(float(row.get(phase, 0.0)) for phase in phases) for row in read_run(place).timings()]
 

@@ -25,7 +25,6 @@ from typer.testing import CliRunner
 from fedalloy.cli.app import app
 from fedalloy.core.errors import CheckpointError, RunLocked, SpecError
 from fedalloy.experiment.recipe import parse
-from fedalloy.experiment.records.folder import RunFolder
 from fedalloy.flower import programs
 from fedalloy.flower.admission import keys
 from fedalloy.flower.config import NodeConfig
@@ -36,8 +35,8 @@ from fedalloy.flower.pki import expires, make_node_key, make_server_certificate,
 from fedalloy.flower.prefork import launcher
 from fedalloy.flower.programs import TOKEN, DidNotStart, Program, carrying, end_all, free_port, wait_until
 from fedalloy.flower.project_templates import FederationPlan, numbered, write_federation
-from fedalloy.flower.status import look
-from fedalloy.flower.trial import NewLines, Trial, trial_of
+from fedalloy.flower.submission import NewLines
+from fedalloy.flower.trial import Trial, trial_of
 
 
 def mode(path: Path) -> int:
@@ -297,17 +296,6 @@ def test_a_federation_that_is_running_is_not_started_twice(tmp_path):
         sleeping.wait()
 
 
-def test_status_of_a_server_that_is_not_running(tmp_path):
-    write_federation(tmp_path / "fed", FederationPlan(numbered(1), port=free_port()))
-    server, run = look(tmp_path / "fed")
-    assert run is None
-    assert server is not None
-    assert not server.answers
-    assert server.certificate_ends is not None
-    with pytest.raises(SpecError, match="not a folder of a federation"):
-        look(tmp_path)
-
-
 def test_init_on_the_command_line(tmp_path):
     line = ["flower", "init", str(tmp_path / "fed"), "--names", "north,south"]
     done = CliRunner().invoke(app, line)
@@ -333,6 +321,9 @@ def test_a_trial_that_is_interrupted_says_how_to_go_on_and_one_that_fails_where_
     assert done.exit_code == 130
     assert "the same command continues" in done.output
     monkeypatch.setattr(Trial, "run", lambda *_: "finished:failed")
+    (tmp_path / "run").mkdir()
+    assert "reason" not in CliRunner().invoke(app, line).output, "there is no log to look into"
+    (tmp_path / "run/federation.log").write_text("x")
     done = CliRunner().invoke(app, line)
     assert done.exit_code == 1
     assert "federation.log" in done.output
@@ -348,14 +339,3 @@ def test_a_trial_keeps_the_federation_it_was_begun_with(tmp_path):
     assert not trial.finished
     with pytest.raises(CheckpointError, match="has 2 nodes"):
         trial_of(recipe, tmp_path / "run", 3).prepare()
-
-
-def test_progress_tells_who_dropped_out_and_why(tmp_path):
-    folder = RunFolder.create(tmp_path / "run", {}, {})
-    with folder.lock():
-        folder.append("rounds", {"round": 1, "ids": [0], "dropped": {"1": "not finite"}, "absent": [1, 2]})
-        folder.set_status("stopped", 1, "asked to")
-    _, run = look(tmp_path / "run")
-    assert run is not None
-    assert (run.state, run.round, run.reason) == ("stopped", 1, "asked to")
-    assert run.troubles == ((1, "1", "not finite"), (1, "2", "was not connected, or sent nothing"))

@@ -12,10 +12,15 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from flwr.app import Error
+from typer.testing import CliRunner
 
+from fedalloy.cli.app import app
 from fedalloy.core.errors import SpecError
 from fedalloy.experiment.records.reading import read_run
 from fedalloy.flower import admission
+from fedalloy.flower.database import entries
+from fedalloy.flower.engine import FederationError
 from fedalloy.flower.layout import ServerPlace
 from fedalloy.flower.node_registry import Node, NodeRegistry, Seat, identity_of
 from fedalloy.flower.pki import make_node_key, public_half
@@ -46,11 +51,30 @@ def test_an_impostor_who_comes_first_gets_nothing(tmp_path):
     play(recipe, tmp_path / "run", grid, say=comes, seats=lambda: seats)
     rows = list(read_run(tmp_path / "run").rounds())
     assert [row["ids"] for row in rows] == [[0, 2], [0, 1, 2]]
-    assert rows[0]["dropped"]["1"] == "the node of '1' is not connected"
+    assert rows[0]["dropped"]["1"] == "the node of 'south' is not connected"
     (why,) = rows[0]["refused"].values()
     assert f"it says it is '1', but that is the node with {seats[1].identity}" in why
     assert "in the server's nodes/" in why
     assert "train" not in grid.nodes[1].seen
+
+
+def test_records_logs_and_commands_have_the_names_that_the_operator_gave(tmp_path):
+    """Also of a site that has its seat only when the run is continued."""
+    grid = federation(tmp_path)
+    seats, said = seats_of(grid)[:2], list[str]()
+    grid.nodes[101].tamper = lambda content: Error(2, "broken")
+    recipe = recipe_file(tmp_path, engine={**TWO, "wait": 5.0}, run={"rounds": 1})
+    with pytest.raises(FederationError, match="south: its app raised an error"):
+        play(recipe, tmp_path / "run", grid, say=said.append, seats=lambda: seats)
+    assert read_run(tmp_path / "run").manifest == {"names": ["north", "south", "2"]}
+    seats = seats_of(grid)
+    play(recipe, tmp_path / "run", grid, say=said.append, seats=lambda: seats)
+    assert read_run(tmp_path / "run").manifest == {"names": ["north", "south", "west"]}
+    assert any("round 1/1: north, west" in text and "(without south: its app raised" in text for text in said)
+    shown = CliRunner().invoke(app, ["show", str(tmp_path / "run")])
+    assert "dropped in round 1, south: its app raised an error" in shown.output
+    told = CliRunner().invoke(app, ["flower", "status", str(tmp_path / "run")])
+    assert "south" in told.output
 
 
 def test_a_seat_that_is_taken_away_or_given_to_another_key_counts_in_the_next_round(tmp_path):
@@ -128,7 +152,8 @@ class Shell:
     def __init__(self, place: ServerPlace) -> None:
         self.place, self.said = place, list[str]()
         with closing(sqlite3.connect(place.database)) as database, database:
-            database.execute("CREATE TABLE node (node_id BIGINT, name, public_key BLOB UNIQUE, status)")
+            times = "last_activated_at, last_deactivated_at, online_until"
+            database.execute(f"CREATE TABLE node (node_id BIGINT, name, public_key BLOB UNIQUE, status, {times})")
 
     def ask(self, *words: str) -> dict[str, Any]:
         self.said.append(" ".join((words[1], Path(words[2]).name)))
@@ -138,7 +163,7 @@ class Shell:
                 assert database.execute(change, (int(words[2]) - 2**64,)).rowcount == 1
                 return {}
             row = (-1 - len(self.said), words[5], admission.public_key(Path(words[2])), "registered")
-            database.execute("INSERT INTO node VALUES (?, ?, ?, ?)", row)
+            database.execute("INSERT INTO node VALUES (?, ?, ?, ?, NULL, NULL, NULL)", row)
             return {"node-id": str(2**64 + row[0])}
 
 
@@ -149,7 +174,7 @@ def place(tmp_path: Path) -> ServerPlace:
 
 
 def let_in(place: ServerPlace) -> list[str]:
-    return sorted(one.name for one in admission.entries(place) if one.status != "unregistered")
+    return sorted(one.name for one in entries(place) if one.status != "unregistered")
 
 
 def test_who_is_let_in_is_decided_by_the_keys_that_lie_there(place, tmp_path):

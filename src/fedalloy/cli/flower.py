@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedalloy.cli.console import complain, number, print_json, print_table
+from fedalloy.cli.console import complain, number, print_table
+from fedalloy.cli.flower_status import missing_rows, status
 from fedalloy.cli.importing import AllowImports
-from fedalloy.cli.run import Changes, Json, Quick
+from fedalloy.cli.run import Changes, Quick
 
 if TYPE_CHECKING:
-    from fedalloy.flower.flwr_cli import SubmittedRun
-    from fedalloy.flower.status import Progress, Server
+    from fedalloy.flower.control import Control
+    from fedalloy.flower.flwr_cli import FlwrCli, SubmittedRun
 
 EXAMPLES = """
 Try it here:  fedalloy flower up recipes/quickstart.toml --nodes 3
@@ -119,41 +122,47 @@ def run_on(
     seed: Seed = None,
     allow_imports: AllowImports = False,
 ) -> None:
-    """Give a recipe to a running server, on the server's machine, and follow it. Repeat the command to continue it.
+    """Give a recipe to a running server, on the server's machine, and follow it.
 
-    Ctrl-C stops following; the run itself continues. 'fedalloy flower stop DIR' ends it.
+    The same command follows the run if it is still going on, and continues it if it was interrupted. Ctrl-C stops
+    following; the run itself continues. 'fedalloy flower stop DIR' ends it.
     """
     from fedalloy.experiment.recipe import load
-    from fedalloy.flower.flwr_cli import FlwrCli
-    from fedalloy.flower.operations import found
-    from fedalloy.flower.trial import follow, submit
+    from fedalloy.flower.submission import COMPLETED, Study
 
-    cli = FlwrCli(found(server))
-    try:
-        run = submit(cli, load(recipe, changes), output, seed)
-        typer.echo(f"run {run.id} was started")
-        ended = follow(run, output, typer.echo)
-        if ended != "finished:completed":
-            typer.echo(_tail(run))
-    finally:
-        cli.close()
+    with _flwr(server) as cli:
+        study = Study(cli, load(recipe, changes), output, seed)
+        ended = study.run_to_end(typer.echo)
+        if ended != COMPLETED and study.run:
+            typer.echo(_tail(study.run))
     _finish(ended, output)
 
 
-@app.command()
-def stop(server: ServerFolder) -> None:
-    """Stop the unfinished runs of a server; 'run' can continue them later."""
-    from fedalloy.flower.flwr_cli import FlwrCli, SubmittedRun
-    from fedalloy.flower.operations import found
+Wait = Annotated[float, typer.Option("--wait", help="Seconds for the round in progress; 0 ends it at once.")]
 
-    cli = FlwrCli(found(server))
-    try:
-        going = [one["run-id"] for one in cli.runs() if not one["status"].startswith("finished")]
-        for run in going:
-            SubmittedRun(cli, run).stop()
-    finally:
-        cli.close()
-    typer.echo(f"stopped {', '.join(going)}" if going else "nothing was running")
+
+@app.command()
+def stop(server: ServerFolder, wait: Wait = 60.0) -> None:
+    """Stop the unfinished runs of a server after the round in progress; 'run' can continue them later."""
+    with _control(server, wait) as control:
+        ended = control.stop()
+    typer.echo(f"stopped {', '.join(ended)}" if ended else "nothing was running")
+
+
+@app.command()
+def pause(server: ServerFolder, wait: Wait = 60.0) -> None:
+    """Stop the unfinished runs of a server after the round in progress, until 'resume'; the server itself runs on."""
+    with _control(server, wait) as control:
+        ended = control.pause()
+    typer.echo(f"paused {', '.join(ended)}" if ended else "nothing was running")
+
+
+@app.command()
+def resume(server: ServerFolder) -> None:
+    """Continue the runs that were paused, each after its last finished round."""
+    with _control(server) as control:
+        started = control.resume()
+    typer.echo(f"resumed as {', '.join(started)}" if started else "nothing was paused")
 
 
 @app.command()
@@ -170,22 +179,10 @@ def admit(folder: ServerFolder) -> None:
 
     Every start of the server does the same.
     """
-    from fedalloy.core.errors import SpecError
     from fedalloy.flower import admission
-    from fedalloy.flower.flwr_cli import FlwrCli
-    from fedalloy.flower.operations import answers, found
 
-    place = found(folder)
-    if not answers(place):
-        raise SpecError(
-            f"the server in {folder} is not running, so no node is admitted; start it, which admits the nodes: "
-            f"fedalloy flower server {folder}"
-        )
-    cli = FlwrCli(place)
-    try:
-        known = admission.admit(place, cli)
-    finally:
-        cli.close()
+    with _flwr(folder) as cli:
+        known = admission.admit(cli.place, cli)
     typer.echo(f"admitted: {', '.join(known) or 'no nodes; put public keys (NAME.pub) into ' + str(folder / 'nodes')}")
     typer.echo("all other nodes are refused")
 
@@ -204,86 +201,50 @@ def node(
     raise typer.Exit(keep_running(folder, typer.echo))
 
 
-@app.command()
-def status(
-    folder: Annotated[
-        Path | None, typer.Argument(help="A federation, a server's folder or a run folder.", metavar="[DIR]")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Show what is running, the registered nodes, the last round, and which clients dropped out and why.
-
-    Without DIR: the newest run on a federation under runs/.
-    """
-    from fedalloy.flower.status import look
-
-    server, run = look(folder or _newest())
-    if as_json:
-        print_json({"server": _server_json(server), "run": run.to_json() if run else None})
-        return
-    if server:
-        _show_server(server)
-    if run:
-        _show_run(run)
+app.command()(status)
 
 
-def _newest() -> Path:
+@contextmanager
+def _flwr(folder: Path) -> Iterator[FlwrCli]:
+    """Commands to the server of a folder, which must be running."""
     from fedalloy.core.errors import SpecError
+    from fedalloy.flower.flwr_cli import FlwrCli
+    from fedalloy.flower.operations import answers, found
 
-    found = sorted(Path("runs").glob("**/federation.json"), key=lambda path: path.stat().st_mtime)
-    if not found:
-        raise SpecError(
-            "there is no run on a federation under runs/; name a folder, or start one: fedalloy flower up RECIPE"
-        )
-    return found[-1].parent
-
-
-def _show_server(server: Server) -> None:
-    state = "running" if server.open else "running, but nodes cannot reach it: its front does not answer"
-    typer.echo(f"server {server.address}: {state if server.answers else 'not running'}")
-    if server.certificate_ends:
-        typer.echo(f"its certificate is valid until {server.certificate_ends:%Y-%m-%d}")
-    if server.nodes:
-        print_table(["node", "number", "", "since"], [[n.name, n.number, n.status, n.since] for n in server.nodes])
-    for run in server.runs[:1]:
-        typer.echo(f"latest run {run['run-id']}: {run['status']}")
+    place = found(folder)
+    if not answers(place):
+        raise SpecError(f"the server in {folder} is not running; start it: fedalloy flower server {folder}")
+    with closing(FlwrCli(place)) as cli:
+        yield cli
 
 
-def _show_run(run: Progress) -> None:
-    typer.echo(f"run {run.folder}: {run.state} after round {run.round}{f': {run.reason}' if run.reason else ''}")
-    if run.troubles:
-        rows = [[str(round), client, why] for round, client, why in run.troubles]
-        print_table(["round", "client", "why it was dropped"], rows, numbers=(0,))
-    else:
-        typer.echo("no client dropped out")
+@contextmanager
+def _control(folder: Path, patience: float = 60.0) -> Iterator[Control]:
+    from fedalloy.flower.control import Control
 
-
-def _server_json(server: Server | None) -> dict[str, object] | None:
-    if server is None:
-        return None
-    nodes = [{"name": n.name, "number": n.number, "status": n.status, "since": n.since} for n in server.nodes]
-    ends = server.certificate_ends.isoformat() if server.certificate_ends else None
-    runs = [{"id": one["run-id"], "status": one["status"]} for one in server.runs]
-    return {
-        "address": server.address,
-        "running": server.answers,
-        "open": server.open,
-        "certificate_ends": ends,
-        "nodes": nodes,
-        "runs": runs,
-    }
+    with _flwr(folder) as cli:
+        yield Control(cli, typer.echo, patience)
 
 
 def _finish(ended: str, folder: Path) -> None:
+    """Print how a run ended; the exit code is 0 only for one that is finished."""
+    from fedalloy.flower.submission import COMPLETED, state_of
     from fedalloy.results.outcome import read_outcome
 
-    if ended != "finished:completed":
-        complain(f"the run ended as {ended} (reason: {folder / 'federation.log'}). The same command continues it")
+    if state_of(folder) == "stopped":
+        typer.echo(f"the run in {folder} was stopped on request; the same command continues it")
+        raise typer.Exit(1)
+    if ended != COMPLETED:
+        log = folder / "federation.log"
+        where = f" (reason: {log})" if log.exists() else ""
+        complain(f"the run ended as {ended}{where}. The same command continues it")
         raise typer.Exit(1)
     outcome = read_outcome(folder)
     if outcome.scores:
         shown = [number(outcome.scores.get(name)) for name in ("mean", "worst_served", "best_served")]
         print_table([f"{outcome.metric} (mean)", "worst 10 %", "best 10 %"], [shown], numbers=range(3))
+    if rows := missing_rows(folder):
+        print_table(["missing at the end", "last contributed to", "why"], rows)
     typer.echo(f"finished in round {outcome.round}; records in {folder}")
 
 

@@ -59,6 +59,7 @@ def show_run(folder: Path, as_json: bool) -> None:
     """Print what a run did and how it ended."""
     from fedalloy.experiment.records import toml
     from fedalloy.experiment.records.reading import read_run
+    from fedalloy.results.clients import client_name
     from fedalloy.results.outcome import read_outcome
 
     outcome, record = read_outcome(folder), read_run(folder)
@@ -72,7 +73,9 @@ def show_run(folder: Path, as_json: bool) -> None:
         rows = [[_LABELS.get(name, name), number(outcome.scores.get(name), 4)] for name in _order(outcome.scores)]
         print_table([outcome.metric, "last"], rows, "over clients", (1,))
     dropped = [
-        f"round {row['round']}, client {who}: {why}" for row in record.rounds() for who, why in row["dropped"].items()
+        f"round {row['round']}, {client_name(record.manifest or {}, int(who))}: {why}"
+        for row in record.rounds()
+        for who, why in row["dropped"].items()
     ]
     refused = [f"round {row['round']}: {row['refusal']}" for row in record.rounds() if row.get("refusal")]
     for said, lines in (("dropped in", dropped), ("no effect in", refused)):

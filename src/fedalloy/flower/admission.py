@@ -12,37 +12,26 @@ import os
 import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 
 from fedalloy.core.errors import SpecError
 from fedalloy.experiment.records import atomic
+from fedalloy.flower.database import GONE, entries
 from fedalloy.flower.flwr_cli import CONNECTION, FlwrCli, FlwrFailed
 from fedalloy.flower.layout import ServerPlace
 from fedalloy.flower.node_registry import Seat, identity_of
 from fedalloy.flower.programs import SEATS
 
-_GONE = "unregistered"
 _PATIENCE = 30.0
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A row of Flower's table of nodes."""
-
-    number: str
-    name: str
-    key: bytes
-    status: str
 
 
 def admit(place: ServerPlace, cli: FlwrCli) -> dict[str, str]:
     """Admit exactly the nodes whose public keys are in the server's folder; returns their numbers by name."""
     wanted = keys(place)
     found = entries(place)
-    kept = {one.name: one.number for one in found if one.status != _GONE and wanted.get(one.name) == one.key}
+    kept = {one.name: one.number for one in found if one.status != GONE and wanted.get(one.name) == one.key}
     for one in found:
-        if one.status != _GONE and kept.get(one.name) != one.number:
+        if one.status != GONE and kept.get(one.name) != one.number:
             cli.ask("supernode", "unregister", one.number, CONNECTION)
     _write_seats(place, wanted)
     for left in (place.folder / "nodes").glob("*.id"):  # of earlier versions, which relied on them
@@ -76,15 +65,6 @@ def public_key(file: Path) -> bytes:
         ) from None
 
 
-def entries(place: ServerPlace) -> list[Entry]:
-    """Flower's table of nodes, removed ones included, read directly: Flower's commands show neither keys nor names."""
-    if not place.database.exists():
-        return []
-    with closing(sqlite3.connect(place.database, timeout=_PATIENCE)) as database:
-        rows = database.execute("SELECT node_id, name, public_key, status FROM node").fetchall()
-    return [Entry(_unsigned(number), name or "", bytes(key), status) for number, name, key, status in rows]
-
-
 def read_seats(file: Path | None = None) -> Sequence[Seat] | None:
     """The seats in a file, by default the one that the server's programs were started with; None where there is no such
     file, on a server that is not fedalloy's."""
@@ -109,14 +89,9 @@ def _write_seats(place: ServerPlace, wanted: Mapping[str, bytes]) -> None:
 def _register(place: ServerPlace, cli: FlwrCli, name: str, key: bytes) -> str:
     """Register a node. A key that was removed before is still in Flower's table, which refuses it a second time."""
     with closing(sqlite3.connect(place.database, timeout=_PATIENCE)) as database, database:
-        database.execute("DELETE FROM node WHERE public_key = ? AND status = ?", (key, _GONE))
+        database.execute("DELETE FROM node WHERE public_key = ? AND status = ?", (key, GONE))
     file = place.folder / "nodes" / f"{name}.pub"
     try:
         return str(cli.ask("supernode", "register", str(file), CONNECTION, "--name", name)["node-id"])
     except FlwrFailed as error:
         raise SpecError(f"{file} was not accepted: {error}") from error
-
-
-def _unsigned(number: int) -> str:
-    """Flower's node ids are unsigned, but its table stores them signed."""
-    return str(int.from_bytes(number.to_bytes(8, "big", signed=True), "big"))

@@ -15,7 +15,7 @@ from fedalloy.flower.node_registry import Node, NodeRegistry, connected
 from fedalloy.flower.protocol.header import LeavesLost, Malformed, Refused, Unwell, signed
 from fedalloy.flower.protocol.replies import Reply, read_reply
 from fedalloy.flower.protocol.tensor_messages import TensorMessage, sizes
-from fedalloy.flower.transport import Answer, Transport
+from fedalloy.flower.transport import Answer, Transport, of_a_live_run
 
 
 @dataclass
@@ -83,7 +83,8 @@ class Connection:
     def _present(self) -> dict[int, Node]:
         """The nodes of the reachable clients; new nodes are asked for their identity."""
         self.registry.refresh()
-        nodes = connected(self.transport.grid)
+        with of_a_live_run():
+            nodes = connected(self.transport.grid)
         strangers = {node.number: node for node in self.registry.strangers(nodes)}
         messages = dict.fromkeys(strangers, TensorMessage(signed(kind="hello")))
         answers = self.transport.ask(messages, "query", "hello", self.deadline) if messages else {}
@@ -94,15 +95,15 @@ class Connection:
     def _introduce(self, node: Node, answer: Answer) -> None:
         """Bind a node to the client it claims to be. One that gave no answer is asked again later."""
         if answer.content is None:
-            self.say(f"the node with {node.identity} did not say who it is: {answer.problem}")
+            self.say(f"{node} did not say who it is: {answer.problem}")
             return
         try:
             client = self.opened(answer).head.client
             reason = self.registry.claim(node, client)
         except Unwell as error:
-            self.say(f"the node with {node.identity} did not say who it is: {error}")
+            self.say(f"{node} did not say who it is: {error}")
             return
         except (Malformed, Refused) as error:
             reason = str(error)
             self.registry.refuse(node, reason)
-        self.say(f"the node with {node.identity} " + (f"is refused: {reason}" if reason else f"is client {client}"))
+        self.say(f"{node} " + (f"is refused: {reason}" if reason else f"is client {client}"))

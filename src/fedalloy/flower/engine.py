@@ -158,7 +158,7 @@ class Flower(Engine):
     def notes(self) -> dict[str, Any]:
         """What was sent, by client, name and bytes, and which clients lagged, were refused or gave no scores."""
         told, self._notes = self._notes, {}
-        refused = {node.identity: why for node, why in self._connected.registry.refused.items()}
+        refused = {node.name or node.identity: why for node, why in self._connected.registry.refused.items()}
         return {"sent": {}, **told, **({"refused": refused} if refused else {})}
 
     @property
@@ -242,7 +242,7 @@ class _Patience:
         if len(found) >= self.enough:
             return
         connection = self.engine._connected
-        why = "; ".join(f"{connection.registry.names[client]}: {reason}" for client, reason in sorted(failures.items()))
+        why = "; ".join(f"{connection.registry.title(client)}: {reason}" for client, reason in sorted(failures.items()))
         lacking = f"{len(found)} of the {self.enough} contributions a round needs"
         if self.asked - len(self.lost) < self.enough:
             raise FederationError(f"the federation has {lacking}, and no more can arrive ({why})")

@@ -48,6 +48,9 @@ class Node:
     since: str = ""
     name: str = ""
 
+    def __str__(self) -> str:
+        return f"node '{self.name}'" if self.name else f"the node with {self.identity}"
+
 
 def connected(grid: Grid, *, keyed: bool = True) -> list[Node]:
     """The reachable nodes by number; each is identified by its key, or if not ``keyed`` by its number."""
@@ -111,6 +114,19 @@ def seated(names: Sequence[str], seats: Sequence[Seat]) -> dict[str, str]:
     return {name: one for name, one in (by_number | by_name).items() if one}
 
 
+def site_names(names: Sequence[str], seats: Sequence[Seat]) -> tuple[str, ...]:
+    """The operator's names of the clients: that of the node in a client's seat, else the client's own.
+
+    >>> site_names(("0", "1", "2"), (Seat("north", "key a"), Seat("south", "")))
+    ('north', 'south', '2')
+    >>> site_names(("north", "east"), (Seat("south", "key b"), Seat("north", "key a")))
+    ('north', 'east')
+    """
+    named = {seat.name for seat in seats} & {*names}
+    found = [name if {name, seat.name} & named else seat.name for name, seat in zip(names, seats, strict=False)]
+    return (*found, *names[len(found) :])
+
+
 @dataclass
 class NodeRegistry:
     """The clients by name, the nodes bound to them, and the node last ``seen`` as each; ``keep`` is called with every
@@ -123,11 +139,17 @@ class NodeRegistry:
     refused: dict[Node, str] = field(default_factory=dict)
     seats: Callable[[], Sequence[Seat]] | None = None
     seen: dict[int, Node] = field(default_factory=dict)
+    sites: tuple[str, ...] = ()
 
     def refresh(self) -> None:
         """Read the seats again."""
         if self.seats is not None:
-            self.bound = seated(self.names, self.seats())
+            seats = self.seats()
+            self.bound, self.sites = seated(self.names, seats), site_names(self.names, seats)
+
+    def title(self, client: int) -> str:
+        """The name of a client's site, as its operator calls it; without seats the client's own name."""
+        return (self.sites or self.names)[client]
 
     def client_of(self, node: Node) -> str | None:
         """The client of a node."""
@@ -160,8 +182,8 @@ class NodeRegistry:
 
     def absence(self, client: int) -> str:
         """Why a client is not present."""
-        name = self.names[client]
-        known = name in self.bound
+        name = self.title(client)
+        known = self.names[client] in self.bound
         return f"the node of '{name}' is not connected" if known else f"no node has connected as '{name}'"
 
     # Clients of apps that are not fedalloy's.

@@ -36,18 +36,25 @@ _KINDS = f"allowed: {', '.join(KINDS)}"
 
 @dataclass(frozen=True, eq=False)
 class RemoteTask(Task):
-    """A model and remote clients; ``spec`` is sent to nodes."""
+    """A model and remote clients; ``spec`` is sent to nodes. ``clients`` are the recipe's names of them, ``sites``
+    those of the nodes' operators, for people."""
 
     objective: Objective
-    names: tuple[str, ...]
+    clients: tuple[str, ...]
     spec: dict[str, Any]
     known: DataSpec
     kind: str | None = None
+    sites: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the clients in records."""
+        return self.sites or self.clients
 
     @property
     def population(self) -> int:
         """The number of clients."""
-        return len(self.names)
+        return len(self.clients)
 
     def data(self, part: DataPart, ids: Tensor) -> Block:
         """Refused: the data are on the nodes."""
@@ -58,7 +65,7 @@ class RemoteTask(Task):
 
     def fingerprint(self) -> dict[str, Any]:
         """What identifies this task, as far as the server knows."""
-        return {"names": list(self.names), "spec": self.spec}
+        return {"names": list(self.clients), "spec": self.spec}
 
     def data_spec(self) -> DataSpec:
         """The form of the data, for generative methods."""

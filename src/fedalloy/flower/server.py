@@ -14,18 +14,20 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedalloy.core.arguments import build
-from fedalloy.core.errors import SpecError
+from fedalloy.core.errors import FedalloyError, SpecError
 from fedalloy.experiment.driver import Ending, RoundEvent, run
-from fedalloy.experiment.recipe import Experiment, Recipe, load, parse, resolve
+from fedalloy.experiment.recipe import Experiment, load, parse, resolve
 from fedalloy.experiment.records import atomic
 from fedalloy.experiment.records.lock import in_turn
+from fedalloy.experiment.records.reading import read_json
 from fedalloy.flower.admission import read_seats
 from fedalloy.flower.config import ServerConfig
 from fedalloy.flower.connection import Connection
 from fedalloy.flower.engine import FederationError, Flower
-from fedalloy.flower.node_registry import NodeRegistry, Seat
+from fedalloy.flower.node_registry import NodeRegistry, Seat, site_names
 from fedalloy.flower.protocol.header import signed
 from fedalloy.flower.remote_task import RemoteTask, remote_task
+from fedalloy.flower.submission import with_engine
 from fedalloy.flower.transport import Transport
 
 app = ServerApp()
@@ -39,7 +41,7 @@ def main(grid: Grid, context: Context) -> None:
     config = ServerConfig.read(context.run_config)
     seats = (lambda: read_seats() or ()) if read_seats() is not None else None
     ending = run_federation(config, grid, say=lambda text: log.info("%s", text), seats=seats)
-    if ending.status != "finished":
+    if ending.status not in ("finished", "stopped"):
         raise FederationError(f"the run is {ending.status}: {ending.reason}")
 
 
@@ -50,18 +52,26 @@ def run_federation(
     """A run over the nodes of ``grid``, from its beginning or from the last checkpoint in its folder; ``seats`` map
     keys to clients, otherwise the first node that claims to be a client is bound to it. If another process still writes
     the run, this waits for it and then continues."""
+    config.folder.mkdir(parents=True, exist_ok=True)
     tell = _told(config.folder, say)
-    return in_turn(config.folder, lambda: _sit(config, transport or Transport(grid), tell, seats), tell)
+    try:
+        return in_turn(config.folder, lambda: _sit(config, transport or Transport(grid), tell, seats), tell)
+    except FedalloyError as error:
+        tell(f"ended with an error: {error}")
+        raise
 
 
 def _sit(config: ServerConfig, transport: Transport, tell: Say, seats: Callable[[], Sequence[Seat]] | None) -> Ending:
     """One session of a run."""
     experiment = _experiment(config)
     task = remote_task(parse(experiment.resolved))
+    if seats is not None:
+        task = replace(task, sites=site_names(task.clients, seats()))
+        _rename(config.folder, task)
     session = ServerSession.open(config.folder)
     engine: Flower = build(Flower, experiment.config.engine_options, "engine 'flower'")
     keeper = Bindings(config.bindings or config.folder / "bindings.json")
-    registry = NodeRegistry(task.names, keeper.read(), keeper.write, seats=seats)
+    registry = NodeRegistry(task.clients, keeper.read(), keeper.write, seats=seats)
     engine.attach(Connection(transport, registry, _header(experiment, task, session), tell))
     # A node keeps the states before and after its last round: the server must not go back further than that.
     settings = replace(experiment.config, engine=engine, engine_options={}, checkpoint_every=0.0)
@@ -122,16 +132,19 @@ class Bindings:
         atomic.write_text(self.path, json.dumps({**self.read(), **bound}, indent=2, sort_keys=True) + "\n")
 
 
+def _rename(folder: Path, task: RemoteTask) -> None:
+    """Put the names of today into the records of a run that was begun before: a site may have been admitted since."""
+    file = folder / "manifest.json"
+    if not file.exists():
+        return
+    kept = read_json(file) or {}
+    if kept.get("names") != list(task.names):
+        atomic.write_text(file, json.dumps({**kept, "names": list(task.names)}, indent=2) + "\n")
+
+
 def _experiment(config: ServerConfig) -> Experiment:
     """The recipe with its engine filled in; the driver refuses a folder that holds another run."""
-    return resolve(_with_engine(load(config.recipe)), config.seed)
-
-
-def _with_engine(recipe: Recipe) -> Recipe:
-    if recipe.engine.kind == "flower":
-        return recipe
-    engine = {"kind": "flower", "device": recipe.engine.device}
-    return parse({**recipe.model_dump(exclude_none=True), "engine": engine})
+    return resolve(with_engine(load(config.recipe)), config.seed)
 
 
 def _header(experiment: Experiment, task: RemoteTask, session: ServerSession) -> dict[str, Any]:

@@ -1,86 +1,146 @@
-"""The status of a federation: programs, registered nodes, the progress of a run, and drop-outs with their reasons."""
+"""The status of a federation: what is known about its server, its nodes and its runs, and since when.
+
+Everything is read: from Flower's database, the front's list of contacts, the folders of runs. Nothing is asked of
+Flower, and nothing is written, so a look at a federation costs little and cannot disturb it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from datetime import datetime
+import json
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from fedalloy.core.errors import SpecError
-from fedalloy.experiment.records.reading import is_run, read_run
-from fedalloy.flower.admission import entries
-from fedalloy.flower.flwr_cli import FlwrCli
-from fedalloy.flower.layout import SERVER_FILE, ServerPlace
+from fedalloy.experiment.records.reading import is_run
+from fedalloy.flower.contacts import Contact, in_words, read_contacts
+from fedalloy.flower.database import GONE, RunEntry, entries, run_entries
+from fedalloy.flower.layout import RUNNING, SERVER_FILE, ServerPlace
+from fedalloy.flower.node_registry import identity_of
 from fedalloy.flower.operations import answers, found, front_answers
 from fedalloy.flower.pki import expires
+from fedalloy.flower.programs import alive
+from fedalloy.flower.progress import Progress, progress
 
-_TROUBLES = 10
-"""How many problems of the latest rounds are shown."""
+SILENT = 30.0
+"""Seconds without a request after which a node that Flower counts as connected is called silent: it asks for work every
+few seconds, and reports every 25 s while it works."""
+_SOON = 60.0
+"""Days before the end of a certificate from which it is a warning."""
+_SHORT_OF_DISK = 1.0
+"""Gigabytes of free disk below which it is a warning."""
+OK, WARNING, CRITICAL = 0, 1, 2
+"""Exit codes, as monitoring systems read them."""
 
 
 @dataclass(frozen=True)
 class Known:
-    """A registered node."""
+    """A node: ``state`` is connected, silent, not connected or never connected, ``since`` when (seconds since 1970).
+    A node that was refused has the ``refusal`` and when that was; one without a name is not admitted."""
 
     name: str
     number: str
-    status: str
-    since: str
+    state: str
+    since: float | None = None
+    last_contact: float | None = None
+    refusal: str = ""
+    refused: float | None = None
+    address: str = ""
 
 
 @dataclass(frozen=True)
 class Server:
-    """A server: its address for nodes, and whether SuperLink and front answer."""
+    """A server: its address for nodes, whether SuperLink and front answer, its nodes and runs, its certificates by the
+    day they end, and its free disk in gigabytes. ``starter`` is the process of an ``up`` that is gone."""
 
+    folder: Path
     address: str
     answers: bool
     open: bool
-    certificate_ends: datetime | None
     nodes: tuple[Known, ...] = ()
-    runs: tuple[dict[str, Any], ...] = ()
+    runs: tuple[RunEntry, ...] = ()
+    certificates: Mapping[str, datetime] | None = None
+    free: float = 0.0
+    versions: Mapping[str, str] | None = None
+    starter: int | None = None
+
+    @property
+    def certificate_ends(self) -> datetime | None:
+        """When the first certificate ends."""
+        return min((self.certificates or {}).values(), default=None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; times are seconds since 1970."""
+        ends = self.certificate_ends
+        return {
+            "folder": str(self.folder), "address": self.address, "running": self.answers, "open": self.open,
+            "nodes": [asdict(one) for one in self.nodes],
+            "runs": [{"id": one.number, "state": one.state, "since": one.since,
+                      "folder": str(one.folder) if one.folder else None} for one in self.runs],
+            "certificate_ends": ends.isoformat() if ends else None, "free_gigabytes": self.free,
+            "versions": dict(self.versions or {}),
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Progress:
-    """The progress of a run, from its folder."""
+class Finding:
+    """Something that an operator should know: a warning, or critical."""
 
-    folder: Path
-    state: str
-    round: int
-    reason: str
-    troubles: tuple[tuple[int, str, str], ...] = field(default=())
+    level: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Overview:
+    """What is known about a federation at a moment; ``of_run`` if it was asked about a run, not about a server."""
+
+    server: Server | None
+    runs: tuple[Progress, ...]
+    at: float
+    of_run: bool = False
+
+    def findings(self) -> list[Finding]:
+        """What is wrong, the worst first. A run that is finished needs no server."""
+        over = self.of_run and self.runs[0].state == "finished"
+        found = _about_server(self.server, self.at) if self.server and not over else []
+        return sorted([*found, *_about_runs(self.runs)], key=lambda one: -one.level)
+
+    @property
+    def code(self) -> int:
+        """The exit code for monitoring."""
+        return max((one.level for one in self.findings()), default=OK)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        troubles = [{"round": round, "client": client, "reason": why} for round, client, why in self.troubles]
-        return {"folder": str(self.folder), "state": self.state, "round": self.round, "troubles": troubles}
+        words = {WARNING: "warning", CRITICAL: "critical"}
+        return {
+            "server": self.server.to_json() if self.server else None,
+            "run": self.runs[0].to_json() if self.runs else None,
+            "runs": [run.to_json() for run in self.runs],
+            "findings": [{"level": words[one.level], "text": one.text} for one in self.findings()],
+            "at": self.at,
+        }
 
 
-def look(folder: Path) -> tuple[Server | None, Progress | None]:
-    """The server and the run that belong to a folder: a server's folder, a federation, or a run on a federation."""
-    server = _server_folder(folder)
-    run = folder if is_run(folder) else folder.parent if is_run(folder.parent) and server else None
-    if server is None and run is None:
+def look(folder: Path, now: float | None = None) -> Overview:
+    """The server and the runs that belong to a folder: a server's folder, a federation, or a run on a federation. For a
+    server these are the unfinished runs, or the newest one if there are none."""
+    at = time.time() if now is None else now
+    place = _server_folder(folder)
+    run = folder if is_run(folder) else folder.parent if is_run(folder.parent) and place else None
+    if place is None and run is None:
         raise SpecError(
             f"{folder} is not a folder of a federation: name one that 'fedalloy flower init' or 'up' wrote, a server's "
             "folder, or a run folder"
         )
-    return (_look_at(server) if server else None), (progress(run) if run else None)
-
-
-def progress(folder: Path) -> Progress:
-    """The progress of a run and its problems, latest rounds last."""
-    record = read_run(folder)
-    troubles: list[tuple[int, str, str]] = []
-    for row in record.rounds():
-        reasons = {**row.get("dropped", {}), **row.get("failures", {})}
-        silent = [str(client) for client in row.get("absent", []) if str(client) not in reasons]
-        troubles += [(row["round"], client, why) for client, why in reasons.items()]
-        troubles += [(row["round"], client, "was not connected, or sent nothing") for client in silent]
-    status = record.status
-    state, reason = str(status.get("state", "unknown")), str(status.get("reason", ""))
-    return Progress(folder, state, record.last_round, reason, tuple(troubles[-_TROUBLES:]))
+    server = _look_at(place, at) if place else None
+    folders = [run] if run else _run_folders(server) if server else []
+    return Overview(server, tuple(progress(one, at) for one in folders), at, run is not None)
 
 
 def _server_folder(folder: Path) -> Path | None:
@@ -88,24 +148,103 @@ def _server_folder(folder: Path) -> Path | None:
     return next((place for place in places if (place / SERVER_FILE).is_file()), None)
 
 
-def _look_at(folder: Path) -> Server:
+def _run_folders(server: Server) -> list[Path]:
+    """The folders of the unfinished runs, which may be older than one that has ended; else of the newest one."""
+    known = [one for one in server.runs if one.folder and is_run(one.folder)]
+    unfinished = [one for one in known if not one.over]
+    return list(dict.fromkeys(one.folder for one in unfinished or known[:1] if one.folder))
+
+
+def _look_at(folder: Path, now: float) -> Server:
     place = found(folder)
-    certificate = place.files.certificate
-    ends = expires(certificate) if place.secure and certificate.exists() else None
-    if not answers(place):
-        return Server(place.door, False, False, ends)
-    cli, reached = FlwrCli(place), not place.secure or front_answers(place)
+    running = answers(place)
+    server = Server(
+        place.folder, place.door, running, running and (not place.secure or front_answers(place)),
+        free=shutil.disk_usage(place.folder).free / 1e9, versions=_versions(), starter=_gone_starter(place),
+    )  # fmt: skip
+    if place.secure:
+        files = (place.files.certificate, place.files.ca_certificate)
+        server = replace(server, certificates={file.name: expires(file) for file in files if file.is_file()})
+    return replace(server, nodes=_nodes(place, running, now), runs=tuple(run_entries(place)))
+
+
+def _nodes(place: ServerPlace, running: bool, now: float) -> tuple[Known, ...]:
+    """The admitted nodes, and then those that were refused because they are not."""
+    contacts = read_contacts(place.folder)
+    known = [one for one in entries(place, now) if one.status != GONE]
+    nodes = []
+    for one in sorted(known, key=lambda one: (one.name, one.number)):
+        contact = contacts.pop(identity_of(one.key), None) or Contact("")
+        online = running and one.status == "online"
+        silent = contact.last_contact is not None and now - contact.last_contact > SILENT
+        state = "silent" if online and silent else "connected" if online else "not connected"
+        since = contact.last_contact if state == "silent" else one.since
+        if one.status == "registered":
+            state, since = "never connected", None
+        nodes.append(_known(one.name or "?", one.number, state, since, contact))
+    strangers = [one for one in contacts.values() if one.reason and not one.name]
+    return (*nodes, *(_known("", one.key, "not admitted", None, one) for one in strangers))
+
+
+def _known(name: str, number: str, state: str, since: float | None, contact: Contact) -> Known:
+    refusal = in_words(contact.reason) if contact.reason else ""
+    when = contact.refused if refusal else None
+    return Known(name, number, state, since, contact.last_contact, refusal, when, contact.address)
+
+
+def _gone_starter(place: ServerPlace) -> int | None:
+    """The process of an ``up`` that ended without cleaning up."""
     try:
-        return Server(place.door, True, reached, ends, _nodes(place, cli), tuple(cli.runs()))
-    finally:
-        cli.close()
+        pid = int(json.loads((place.folder / RUNNING).read_text(encoding="utf-8"))["pid"])
+    except (OSError, ValueError, KeyError):
+        return None
+    return None if alive(pid) else pid
 
 
-def _nodes(place: ServerPlace, cli: FlwrCli) -> tuple[Known, ...]:
-    """The admitted nodes; without keys nodes have no names."""
-    names = {one.number: one.name or "?" for one in entries(place)}
-    known = [
-        Known(names.get(number, "?"), number, str(one["status"]), str(one["online-at"]))
-        for number, one in cli.nodes().items()
-    ]
-    return tuple(sorted(known, key=lambda one: (one.name, one.number)))
+def _versions() -> dict[str, str]:
+    versions = {}
+    for package in ("fedalloy", "flwr"):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = "unknown"
+    return versions
+
+
+def _about_server(server: Server, now: float) -> list[Finding]:
+    found = []
+    if not server.answers:
+        gone = f"; the command that started it (process {server.starter}) is gone" if server.starter else ""
+        found.append(Finding(CRITICAL, f"the server is not running{gone}"))
+    elif not server.open:
+        found.append(Finding(CRITICAL, "nodes cannot reach the server: its front does not answer"))
+    admitted = [node for node in server.nodes if node.name]
+    there = [node for node in admitted if node.state == "connected"]
+    if server.answers and admitted and not there:
+        found.append(Finding(CRITICAL, "no node is connected"))
+    elif server.answers and len(there) < len(admitted):
+        absent = ", ".join(f"{node.name} ({node.state})" for node in admitted if node not in there)
+        found.append(Finding(WARNING, f"{len(admitted) - len(there)} of {len(admitted)} nodes are missing: {absent}"))
+    found += [Finding(WARNING, f"{node.name or node.number} was refused: {node.refusal}")
+              for node in server.nodes if node.refusal and node.state != "connected"]  # fmt: skip
+    for name, end in (server.certificates or {}).items():
+        days = (end - datetime.fromtimestamp(now, UTC)).total_seconds() / 86_400
+        if days < _SOON:
+            level = CRITICAL if days <= 0 else WARNING
+            what = f"expired on {end:%Y-%m-%d}" if days <= 0 else f"expires in {days:.0f} days, on {end:%Y-%m-%d}"
+            found.append(Finding(level, f"the certificate {name} {what}"))
+    if server.free < _SHORT_OF_DISK:
+        found.append(Finding(WARNING, f"only {server.free:.1f} GB of disk are free in {server.folder}"))
+    return found
+
+
+def _about_runs(runs: tuple[Progress, ...]) -> list[Finding]:
+    found = []
+    for run in runs:
+        if run.state in ("failed", "interrupted"):
+            why = f": {run.reason}" if run.reason else ""
+            found.append(Finding(CRITICAL, f"the run in {run.folder} is {run.state} after round {run.round}{why}"))
+        elif run.state == "running" and run.missing:
+            absent = ", ".join(f"{one.name} ({one.reason})" for one in run.missing)
+            found.append(Finding(WARNING, f"round {run.round} went on without {absent}"))
+    return found

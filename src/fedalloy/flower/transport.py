@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,12 @@ _ERRORS = {
     8: "its app crashed",
 }
 """What Flower's error codes mean."""
+
+
+class RunEnded(FedalloyError):
+    """The server has ended the run, and answers its app no longer."""
+
+    passing = True
 
 
 class NotSent(FedalloyError):
@@ -66,7 +73,9 @@ class Transport:
             Message(pack(tensor_message), node, message_type, ttl=seconds + _CLOCKS_DIFFER, group_id=group)
             for node, tensor_message in tensor_messages.items()
         ]
-        return attribute(messages, self.exchange(messages, seconds), f"no answer within {seconds:g} s")
+        with of_a_live_run():
+            replies = self.exchange(messages, seconds)
+        return attribute(messages, replies, f"no answer within {seconds:g} s")
 
     def exchange(self, messages: Sequence[Message], seconds: float) -> list[Message]:
         """Send, and collect replies until all nodes have answered or time is over. A message that could not be sent and
@@ -91,6 +100,18 @@ class Transport:
         sent = {taken: message for message, taken in zip(messages, ids, strict=True) if taken}
         lost = [message for message, taken in zip(messages, ids, strict=True) if not taken]
         return sent, [_failed(message, _UNSENT) for message in lost]
+
+
+@contextmanager
+def of_a_live_run() -> Iterator[None]:
+    """Requests to the server; :class:`RunEnded` instead of Flower's errors if it has ended the run."""
+    try:
+        yield
+    except BaseException as error:  # Flower's own is no ordinary exception
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        if status in (401, 403) or type(error).__name__ == "RunNotRunningException":
+            raise RunEnded("the run was ended at the server; the same command continues it") from error
+        raise
 
 
 def attribute(sent: Sequence[Message], replies: Iterable[Message], unanswered: str) -> dict[int, Answer]:

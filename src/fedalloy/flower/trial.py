@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import os
+import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from fedalloy.core.errors import CheckpointError, SpecError
 from fedalloy.experiment.recipe import Recipe, parse, resolve
-from fedalloy.experiment.records import atomic, toml
 from fedalloy.experiment.records.reading import read_run
-from fedalloy.flower.bundle import write_bundle
-from fedalloy.flower.config import ServerConfig
-from fedalloy.flower.flwr_cli import FlwrCli, SubmittedRun
+from fedalloy.flower.layout import RUNNING
 from fedalloy.flower.local import LocalFederation
+from fedalloy.flower.programs import POLL, alive
 from fedalloy.flower.project_templates import FederationPlan, numbered, write_federation
+from fedalloy.flower.submission import COMPLETED, NewLines, Study, state_of
 
 Say = Callable[[str], None]
 MOST_NODES = 32
 """Each node is three processes; for more nodes use a simulation."""
-FOREVER = 10 * 365 * 86_400.0
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,27 @@ class Trial:
         return bool(read_run(self.folder).status.get("state") == "finished")
 
     def run(self, say: Say) -> str:
-        """Start the federation, run the recipe to its end, stop the federation; returns how the run ended."""
+        """Start the federation, run the recipe to its end, stop the federation; returns how the run ended. If another
+        process does this already, that one is followed."""
         self.prepare()
+        other = running_process(self.federation / "server")
+        if other is not None:
+            say(f"process {other} is running this already; following it")
+            return self._follow(other, say)
         say(f"starting a server and {len(self.nodes)} nodes (logs in {self.federation / 'logs'})")
         with LocalFederation.of(self.federation) as federation:
             say(f"all nodes are online at {federation.server.door}")
-            run = submit(federation.cli, self.recipe, self.folder, self.seed)
-            return follow(run, self.folder, say, lambda: federation.look_after(say))
+            study = Study(federation.cli, self.recipe, self.folder, self.seed)
+            return study.run_to_end(say, lambda: federation.look_after(say))
+
+    def _follow(self, process: int, say: Say) -> str:
+        """Print what another process does until it ends; how its run ended."""
+        news = NewLines(self.folder / "federation.log")
+        while alive(process):
+            news.tell(say)
+            time.sleep(POLL)
+        news.tell(say)
+        return COMPLETED if self.finished else f"finished:{state_of(self.folder) or 'not begun'}"
 
 
 def trial_of(
@@ -82,49 +97,13 @@ def trial_of(
     )
 
 
-def submit(cli: FlwrCli, recipe: Recipe, folder: Path, seed: int | None) -> SubmittedRun:
-    """Give a recipe to a server; its run folder is on the server's machine. The same call again continues the run."""
-    place = folder.absolute()
-    place.mkdir(parents=True, exist_ok=True)
-    written = place / "wanted.toml"
-    atomic.write_text(written, toml.dumps(recipe.model_dump(exclude_none=True, exclude={"compare", "grid"})))
-    bundle = write_bundle(place / "bundle")
-    return cli.start_run(bundle, ServerConfig(written, place, seed).to_keys())
-
-
-def follow(run: SubmittedRun, folder: Path, say: Say, look_after: Callable[[], None] = lambda: None) -> str:
-    """Print the run's log until it ends; returns how it ended. ``look_after`` is called between checks."""
-    news = NewLines(folder / "federation.log")
-
-    def meanwhile() -> None:
-        news.tell(say)
-        look_after()
-
-    ended = run.wait(FOREVER, meanwhile=meanwhile)
-    news.tell(say)
-    return ended
-
-
-@dataclass
-class NewLines:
-    """The lines that are added to a file from now on."""
-
-    path: Path
-    _read: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._read = self.path.stat().st_size if self.path.exists() else 0
-
-    def tell(self, say: Say) -> None:
-        """Print every new complete line."""
-        if not self.path.exists():
-            return
-        with self.path.open("rb") as file:
-            file.seek(self._read)
-            for line in file:
-                if line.endswith(b"\n"):
-                    self._read += len(line)
-                    say(line.decode("utf-8", "replace").rstrip())
+def running_process(server: Path) -> int | None:
+    """The process that runs the local federation of a server's folder."""
+    try:
+        pid = int(json.loads((server / RUNNING).read_text(encoding="utf-8"))["pid"])
+    except (OSError, ValueError, KeyError):
+        return None
+    return pid if alive(pid) and pid != os.getpid() else None
 
 
 def _with_clients(recipe: Recipe, nodes: int) -> Recipe:

@@ -1,0 +1,109 @@
+"""Flower's database of a server, read directly and never written: its nodes and its runs.
+
+Flower's commands show neither keys, names nor settings of runs, and need seconds to start.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from fedalloy.flower.config import FOLDER, SEED
+from fedalloy.flower.layout import ServerPlace
+
+GONE = "unregistered"
+_PATIENCE = 30.0
+_NODES = "SELECT node_id, name, public_key, status, last_activated_at, last_deactivated_at, online_until FROM node"
+_RUNS = (
+    "SELECT run.run_id, run.override_config, task.pending_at, task.starting_at, task.running_at, task.finished_at, "
+    "task.sub_status, task.details FROM run JOIN task ON task.task_id = run.primary_task_id ORDER BY task.pending_at"
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A registered node. ``since`` is when it went online or offline, in seconds since 1970."""
+
+    number: str
+    name: str
+    key: bytes
+    status: str
+    since: float | None = None
+
+
+@dataclass(frozen=True)
+class RunEntry:
+    """A run as Flower knows it: its state, since when, and its run folder and seed where it is one of fedalloy's."""
+
+    number: str
+    state: str
+    since: float | None
+    folder: Path | None = None
+    seed: int | None = None
+    details: str = ""
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended."""
+        return self.state.startswith("finished")
+
+
+def entries(place: ServerPlace, now: float | None = None) -> list[Entry]:
+    """All nodes, removed ones included. A node counts as offline when its last sign of life is too old, whether Flower
+    has noticed it or not."""
+    with _opened(place) as database:
+        rows = database.execute(_NODES).fetchall() if database else []
+    at = datetime.now(UTC).timestamp() if now is None else now
+    return [_entry(row, at) for row in rows]
+
+
+def run_entries(place: ServerPlace) -> list[RunEntry]:
+    """All runs, newest first."""
+    with _opened(place) as database:
+        rows = database.execute(_RUNS).fetchall() if database else []
+    return [_run(row) for row in reversed(rows)]
+
+
+def unsigned(number: int) -> str:
+    """Flower's ids are unsigned, but its tables store them signed."""
+    return str(int.from_bytes(number.to_bytes(8, "big", signed=True), "big"))
+
+
+@contextmanager
+def _opened(place: ServerPlace) -> Iterator[sqlite3.Connection | None]:
+    if not place.database.exists():
+        yield None
+        return
+    with closing(sqlite3.connect(f"{place.database.as_uri()}?mode=ro", uri=True, timeout=_PATIENCE)) as database:
+        yield database
+
+
+def _entry(row: tuple[Any, ...], now: float) -> Entry:
+    number, name, key, status, begun, ended, until = row
+    if status == "online" and until is not None and until <= now:
+        status, ended = "offline", datetime.fromtimestamp(until, UTC).isoformat()
+    return Entry(unsigned(number), name or "", bytes(key), status, _seconds(begun if status == "online" else ended))
+
+
+def _run(row: tuple[Any, ...]) -> RunEntry:
+    number, settings, pending, starting, running, finished, how, details = row
+    times = {"pending": pending, "starting": starting, "running": running, f"finished:{how}": finished}
+    state, since = [(state, at) for state, at in times.items() if at][-1]
+    told = json.loads(settings or "{}")
+    folder, seed = told.get(FOLDER), int(told.get(SEED, -1))
+    place = Path(folder) if folder else None
+    return RunEntry(unsigned(number), state, _seconds(since), place, seed if seed >= 0 else None, details or "")
+
+
+def _seconds(told: Any) -> float | None:
+    """A time in the tables, which is text with a time zone, or text in UTC without one."""
+    if not told:
+        return None
+    found = datetime.fromisoformat(str(told))
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()

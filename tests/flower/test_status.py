@@ -1,0 +1,168 @@
+"""What is known about a federation, and since when: from fixed records, as a server and its front leave them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from typer.testing import CliRunner
+
+from fedalloy.cli.app import app
+from fedalloy.cli.flower import _finish
+from fedalloy.core.errors import SpecError
+from fedalloy.experiment.records.folder import RunFolder
+from fedalloy.flower import status
+from fedalloy.flower.layout import RUNNING, ServerPlace
+from fedalloy.flower.programs import free_port
+from fedalloy.flower.project_templates import FederationPlan, write_federation
+from fedalloy.flower.status import CRITICAL, OK, WARNING, look
+from tests.flower.server_records import NOW, Records, a_run
+
+pytestmark = pytest.mark.flower
+
+
+@pytest.fixture
+def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Records:
+    """A server that answers."""
+    write_federation(tmp_path / "fed", FederationPlan(("north", "south", "west"), port=free_port()))
+    monkeypatch.setattr(status, "answers", lambda place: True)
+    monkeypatch.setattr(status, "front_answers", lambda place: True)
+    return Records(ServerPlace.read(tmp_path / "fed" / "server"))
+
+
+def test_a_node_that_is_dead_is_silent_before_flower_notices(records):
+    records.node("north", "online")
+    records.node("south", "online")
+    records.node("west", "online", until=-3.0)
+    records.contacts(
+        north={"last_contact": NOW - 2}, south={"last_contact": NOW - 45, "refused": NOW - 3, "reason": "clock +9.0"}
+    )
+    seen = look(records.place.folder, NOW)
+    assert seen.server is not None
+    north, south, west, stranger = seen.server.nodes
+    assert (north.state, south.state, west.state) == ("connected", "silent", "not connected")
+    assert south.since == NOW - 45, "since its last contact"
+    assert west.since == pytest.approx(NOW - 3), "Flower has not written it down yet"
+    assert (stranger.name, stranger.refusal) == ("", "its key is not admitted")
+    texts = [one.text for one in seen.findings()]
+    assert texts[0] == "2 of 3 nodes are missing: south (silent), west (not connected)"
+    assert "south was refused: its clock is 9 s ahead of the server's" in texts
+    assert seen.code == WARNING
+
+
+def test_all_nodes_dead_and_no_front_are_critical(records, monkeypatch):
+    for name in ("north", "south"):
+        records.node(name, "offline")
+    records.node("west", "registered")
+    seen = look(records.place.folder, NOW)
+    assert seen.server is not None
+    assert [one.state for one in seen.server.nodes] == ["not connected", "not connected", "never connected"]
+    assert (seen.code, seen.findings()[0].text) == (CRITICAL, "no node is connected")
+    monkeypatch.setattr(status, "front_answers", lambda place: False)
+    assert "its front does not answer" in look(records.place.folder, NOW).findings()[0].text
+
+
+def test_an_older_run_that_goes_on_is_shown_and_not_the_newer_one_that_failed(records, tmp_path):
+    folder = a_run(tmp_path / "old")
+    records.run(1, folder, ago=500.0)
+    records.run(2, a_run(tmp_path / "new", "failed"), ago=100.0, over="failed")
+    seen = look(records.place.folder, NOW)
+    assert seen.server is not None
+    assert [(one.number, one.state) for one in seen.server.runs] == [("2", "finished:failed"), ("1", "running")]
+    assert seen.server.runs[1].since == pytest.approx(NOW - 500.0)
+    assert [run.folder for run in seen.runs] == [folder]
+
+
+def test_a_run_tells_round_speed_and_who_is_missing_since_when(tmp_path):
+    folder = a_run(tmp_path / "run")
+    (folder / "federation.log").write_text("one\nwaiting: 1 of the 2 contributions a round needs\n")
+    with RunFolder.open(folder).lock():
+        (run,) = look(folder, NOW).runs
+    assert (run.state, run.round, run.rounds, run.seconds, run.left) == ("running", 2, 10, 4.0, 32.0)
+    assert run.news.startswith("waiting: 1 of the 2")
+    assert [(one.name, one.state, one.last) for one in run.clients] == [
+        ("north", "in", 2), ("south", "late", 1), ("west", "out", 1)
+    ]  # fmt: skip
+    assert [(one.round, one.client, one.reason) for one in run.troubles] == [
+        (2, "south", "no answer within 60 s"), (2, "west", "not finite")
+    ]  # fmt: skip
+    (interrupted,) = look(folder, NOW).runs
+    assert interrupted.state == "interrupted", "nobody writes it any more"
+    assert look(folder, NOW).code == CRITICAL
+
+
+def test_the_command_shows_names_and_has_an_exit_code(records, tmp_path):
+    for name in ("north", "south", "west"):
+        records.node(name, "online")
+    records.run(1, a_run(tmp_path / "run", "finished", rows=1), ago=9.0, over="completed")
+    line = ["flower", "status", str(records.place.folder)]
+    done = CliRunner().invoke(app, line)
+    assert done.exit_code == OK, done.output
+    for word in ("north", "connected", "run 1: finished:completed", "GB of disk", "valid until", "late", "flwr 1."):
+        assert word in done.output
+    found = json.loads(CliRunner().invoke(app, [*line, "--json"]).stdout)
+    assert [one["name"] for one in found["server"]["nodes"]] == ["north", "south", "west"]
+    assert found["run"]["round"] == 1
+    assert found["findings"] == []
+
+
+def test_a_look_changes_nothing(records):
+    records.node("north", "online")
+    before = {file: file.stat().st_mtime_ns for file in records.place.folder.rglob("*")}
+    look(records.place.folder)
+    assert {file: file.stat().st_mtime_ns for file in records.place.folder.rglob("*")} == before
+
+
+def test_certificates_are_named_weeks_before_they_expire_and_a_full_disk_too(records, monkeypatch):
+    records.node("north", "online")
+    later = NOW + timedelta(days=397 - 30).total_seconds()
+    records.node("south", "online", until=later)
+    monkeypatch.setattr(status, "_SHORT_OF_DISK", 1e9)
+    texts = " ".join(one.text for one in look(records.place.folder, later).findings())
+    assert "the certificate server.crt expires in 30 days" in texts
+    assert "GB of disk are free" in texts
+    assert look(records.place.folder, later + 40 * 86_400).code == CRITICAL
+
+
+def test_a_server_that_is_not_running(tmp_path):
+    write_federation(tmp_path / "fed", FederationPlan(("north",), port=free_port()))
+    seen = look(tmp_path / "fed")
+    assert seen.runs == ()
+    assert seen.server is not None
+    assert not seen.server.answers
+    assert (seen.code, seen.findings()[0].text) == (CRITICAL, "the server is not running")
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    (tmp_path / "fed/server" / RUNNING).write_text(json.dumps({"pid": gone.pid}))
+    assert f"(process {gone.pid}) is gone" in look(tmp_path / "fed").findings()[0].text
+    with pytest.raises(SpecError, match="not a folder of a federation"):
+        look(tmp_path)
+
+
+def test_who_is_missing_at_the_end_is_in_the_final_table(tmp_path, capsys):
+    _finish("finished:completed", a_run(tmp_path / "run", "finished"))
+    shown = capsys.readouterr().out
+    assert "missing at the end" in shown
+    line = next(line for line in shown.splitlines() if "south" in line)
+    assert "round 1" in line
+    assert "no answer within 60 s" in line
+
+
+def test_watching_looks_again_until_ctrl_c(records, monkeypatch):
+    looks: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedalloy.cli.flower_status.time.sleep", sleep)
+    done = CliRunner().invoke(app, ["flower", "status", str(records.place.folder), "--watch", "--json"])
+    assert len(done.stdout.splitlines()) == 3
