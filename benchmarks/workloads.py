@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from benchmarks.models import CLASSES, cnn, logistic, mlp
 from fedalloy.core.types import Examples, Tree
 from fedalloy.tasks.federation import FederatedTask, Pool
 from fedalloy.tasks.objective import ModuleObjective
 from fedalloy.tasks.partitions.manifest import Manifest
 
 LR = 0.05
-CLASSES = 10
 
 
 @dataclass(frozen=True)
@@ -34,28 +35,11 @@ class Workload:
     """Rounds of one side before it is the other's turn."""
 
 
-def logistic(inputs: int) -> Callable[[], nn.Module]:
-    return lambda: nn.Linear(inputs, CLASSES)
-
-
-def mlp() -> nn.Module:
-    return nn.Sequential(
-        nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU(), nn.Linear(200, CLASSES)
-    )  # fmt: skip
-
-
-def cnn() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(1, 32, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, CLASSES),
-    )  # fmt: skip
-
-
 WORKLOADS = (
-    Workload("W1", "logistic 784-10, 10 of 1000 x 60", logistic(784), (784,), 1000, 60, 10, 10, 10),
+    Workload("W1", "logistic 784-10, 10 of 1000 x 60", partial(logistic, 784), (784,), 1000, 60, 10, 10, 10),
     Workload("W2", "MLP 784-200-200-10, 10 of 100 x 600", mlp, (784,), 100, 600, 20, 10, 2),
     Workload("W3", "CNN of 582,026, 10 of 10 x 600", cnn, (1, 28, 28), 10, 600, 16, 10, 1),
-    Workload("W4", "logistic 60-10, 100 of 100,000 x 20", logistic(60), (60,), 100_000, 20, 10, 100, 5),
+    Workload("W4", "logistic 60-10, 100 of 100,000 x 20", partial(logistic, 60), (60,), 100_000, 20, 10, 100, 5),
 )
 
 
@@ -68,6 +52,11 @@ def task_of(load: Workload) -> FederatedTask:
     x = torch.randn(rows, *load.shape, generator=generator)
     for some, labels in zip(x.split(4096), y.split(4096), strict=True):
         some.add_(means[labels], alpha=0.2).mul_(0.5)
+    return task_from(load, x, y)
+
+
+def task_from(load: Workload, x: Tensor, y: Tensor) -> FederatedTask:
+    """The task of a workload from its examples, client after client."""
     size = torch.full((load.clients,), load.examples)
     train = Pool(x, y, size.cumsum(0) - size, size)
     empty = Pool(x[:0], y[:0], torch.zeros_like(size), torch.zeros_like(size))

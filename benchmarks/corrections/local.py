@@ -12,9 +12,10 @@ from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Carry, GradAt, Shared
 from fedalloy.core.types import Context, Contributions, Payload, Plan, State, Tree
 from fedalloy.methods.solvers.descent import descend
+from fedalloy.methods.solvers.epoch_plans import epoch_plan
 from fedalloy.methods.solvers.scaffold import Scaffold
 from fedalloy.methods.solvers.sgd import Sgd
-from fedalloy.methods.solvers.training import LocalTraining, epoch_plan
+from fedalloy.methods.solvers.training import LocalTraining
 from fedalloy.tasks.federation import FederatedTask
 
 

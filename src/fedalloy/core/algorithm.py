@@ -14,7 +14,7 @@ from fedalloy.core.arguments import checked
 from fedalloy.core.contributions import Contributions
 from fedalloy.core.elements import combine_elements
 from fedalloy.core.errors import AlgorithmError, RoundRefused
-from fedalloy.core.idle import left_out, took_no_step
+from fedalloy.core.idle import left_out, nobody_idle, took_no_step
 from fedalloy.core.inputs import Inputs
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import (
@@ -250,9 +250,9 @@ def server_step(
     The state does not change if no contribution is valid, if the clients send no leaves, or if the rule is not defined
     for this cohort.
     """
-    needed, idle = algorithm.needs(state["shared"]), took_no_step(cohort)
-    resting = tuple(cohort.ids[idle].tolist()) if bool(idle.any()) else ()
-    if resting:
+    needed, resting = algorithm.needs(state["shared"]), ()
+    if not nobody_idle(cohort) and bool((idle := took_no_step(cohort)).any()):
+        resting = tuple(cohort.ids[idle].tolist())
         present = (~left_out(cohort, idle, needed, algorithm.counts_idle)).nonzero().flatten()
         cohort, sizes = cohort.select(cohort.ids[present]), sizes.select(present)
     cohort, dropped = screen(cohort, algorithm.update, max_norm, needed, sizes, algorithm.statistics)
@@ -291,9 +291,9 @@ def _moved(
 
 
 def _summed(algorithm: Algorithm, state: ServerState, cohort: Contributions) -> Payload:
-    everyone = torch.ones(len(cohort), dtype=torch.float64)
-    declared = algorithm.parts(state["shared"]).items()
-    return {name: cohort.combine(name, everyone) for name, part in declared if part.reduce == "sum"}
+    summed = [name for name, part in algorithm.parts(state["shared"]).items() if part.reduce == "sum"]
+    everyone = torch.ones(len(cohort), dtype=torch.float64) if summed else torch.empty(0)
+    return {name: cohort.combine(name, everyone) for name in summed}
 
 
 def _weigh(

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from fedalloy.core import inputs
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.errors import stage
 from fedalloy.core.keys import Key
-from fedalloy.core.protocols import Shared
+from fedalloy.core.protocols import LocalSolver, Shared
 from fedalloy.core.types import Block, Context, Plan, Tree, Work
 
 
@@ -25,8 +27,8 @@ class Prepared:
     """A block ready to run.
 
     ``running[s]`` clients (the first ones) take step ``s``; ``full[s]`` is true if all their slots are used.
-    ``rows`` is ``[S, C, B]``, absolute rows of ``data``; ``mask`` likewise. ``dropout`` are the keys of the clients'
-    dropout masks, ``[C, S]``, if they are already drawn.
+    ``rows`` is ``[S, C, B]``, absolute rows of ``data``; ``mask`` likewise, and ``seen`` its sum over B. ``dropout``
+    are the keys of the clients' dropout masks, ``[C, S]``, if they are already drawn.
     """
 
     work: Work
@@ -39,6 +41,7 @@ class Prepared:
     full: list[bool]
     rows: Tensor
     mask: Tensor
+    seen: Tensor
     dropout: Tensor | None = None
 
     def __len__(self) -> int:
@@ -69,6 +72,7 @@ class Prepared:
                 full=self.mask[:steps, row].all(1).tolist(),
                 rows=self.rows[:steps, only],
                 mask=self.mask[:steps, only],
+                seen=self.seen[:steps, only],
                 dropout=dropout[only],
             )
 
@@ -95,31 +99,72 @@ def prepare(
     """Plans and draws for a whole block in a few vectorised calls. ``keys`` and ``plan`` replace the clients' keys of
     this round and the solver's plan."""
     keys = client_keys(ctx.key, work.ids) if keys is None else keys
+    solver = algorithm.solver
     with stage("plan"):
-        plan = plan or algorithm.solver.plan(data.size.cpu(), work.epochs, keys.fold("plan"))
-        planned = plan.steps
-        taken = torch.where(work.active, planned, 0)
-        if len(work) > 1 and not bool((taken[:-1] >= taken[1:]).all()):
-            order = taken.argsort(descending=True, stable=True)
-            work, data, planned, taken = work.rows(order), _rows(data, order), planned[order], taken[order]
-            plan, keys = Plan(plan.index[order], plan.mask[order], plan.phase[order]), keys.pick(order)
-        draws = algorithm.solver.draws(plan, keys.fold("draws"), shared)
-    steps, device = int(taken[0]) if len(work) else 0, inputs.device_of(data.y)
+        plan = plan or solver.plan(data.size.cpu(), work.epochs, keys.fold("plan"))
+        steps = _steps_of(plan.mask, work.active)
+        if steps.order is not None:
+            work, data, keys = work.rows(steps.order), _rows(data, steps.order), keys.pick(steps.order)
+            plan = Plan(plan.index[steps.order], plan.mask[steps.order], plan.phase[steps.order])
+        drawing = type(solver).draws is not LocalSolver.draws
+        draws = solver.draws(plan, keys.fold("draws"), shared) if drawing else {}
+    device = inputs.device_of(data.y)
     # Unused slots must point inside the pool, and the start of a client without examples may lie behind its end.
     last = max(0, inputs.length(data.y) - 1)
-    rows = (data.start.cpu().reshape(-1, 1, 1) + plan.index[:, :steps]).clamp_(max=last)
+    rows = (data.start.cpu().reshape(-1, 1, 1) + plan.index[:, : len(steps.running)]).clamp_(max=last)
     return Prepared(
         work=work,
         keys=keys,
         data=data,
         plan=plan,
         draws=draws,
-        planned=planned,
-        running=_running(taken.tolist(), steps),
-        full=_full(plan.mask[:, :steps], taken),
+        planned=steps.planned,
+        running=steps.running,
+        full=steps.full,
         rows=rows.transpose(0, 1).contiguous().to(device),
-        mask=plan.mask[:, :steps].transpose(0, 1).to(device),
+        mask=steps.mask.to(device),
+        seen=steps.seen.to(device),
     )
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """What follows from the mask of a plan: the order in which the clients must be put (None: they are in order), and
+    then their planned steps and the fields of ``Prepared``."""
+
+    order: Tensor | None
+    planned: Tensor
+    running: list[int]
+    full: list[bool]
+    mask: Tensor
+    seen: Tensor
+
+
+_known_steps: Any = WeakIdKeyDictionary()
+"""The steps of every mask that still exists, if all its clients are active: solvers return the same mask for cohorts
+of the same sizes, and reading it takes longer than a small block."""
+
+
+def _steps_of(mask: Tensor, active: Tensor) -> _Steps:
+    if not bool(active.all()):
+        return _read_steps(mask, active)
+    known = _known_steps.get(mask)
+    if known is None:
+        known = _known_steps[mask] = _read_steps(mask, active)
+    found: _Steps = known
+    return found
+
+
+def _read_steps(mask: Tensor, active: Tensor) -> _Steps:
+    planned = mask.any(-1).sum(-1)
+    taken, order = torch.where(active, planned, 0), None
+    if len(taken) > 1 and not bool((taken[:-1] >= taken[1:]).all()):
+        order = taken.argsort(descending=True, stable=True)
+        planned, taken, mask = planned[order], taken[order], mask[order]
+    steps = int(taken[0]) if len(taken) else 0
+    mask = mask[:, :steps]
+    by_step = mask.transpose(0, 1)
+    return _Steps(order, planned, _running(taken.tolist(), steps), _full(mask, taken), by_step, by_step.sum(2))
 
 
 def client_keys(round_key: Key, ids: Tensor) -> Key:

@@ -34,12 +34,12 @@ class Gathering:
         first = {part: {name: leaf[0] for name, leaf in leaves.items()} for part, leaves in payload.items()}
         if reason := unlike(first, self._like):
             return reason
-        places = torch.searchsorted(self._ids, ids)
-        if len(ids) == len(self._ids) and bool((places[1:] > places[:-1]).all()):
+        if torch.equal(ids, self._ids):
             self._payload, self._in_order = payload, True  # all clients in order: no copy is needed
         else:
+            places = torch.searchsorted(self._ids, ids)
             self._put(places, payload)
-        self._places.append(places)
+            self._places.append(places)
         self._stats.append(stats)
         self._notes.append(Notes.of(payload, exact=self._exact))
         return None

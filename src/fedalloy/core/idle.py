@@ -23,6 +23,11 @@ def took_no_step(cohort: Contributions) -> Tensor:
     return (steps == 0) | (steps.isnan() & (sizes == 0))
 
 
+def nobody_idle(cohort: Contributions) -> bool:
+    """Whether every client is known to have taken a step: the usual case, in one comparison."""
+    return "num_steps" in cohort.stats and bool((cohort.stats["num_steps"] > 0).all())
+
+
 def left_out(cohort: Contributions, idle: Tensor, needed: frozenset[str], counts: bool) -> Tensor:
     """Which ``idle`` clients do not count: all of them or, if idle clients count, those without a statistic that is
     ``needed`` (without examples there is no loss)."""

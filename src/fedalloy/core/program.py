@@ -169,7 +169,7 @@ def _after(training: BlockTraining, trained: TrainingResult) -> Stats:
     block, requires = training.block, training.algorithm.requires
     training.at.name = None
     per_example, per_batch = trained.loss_sum.cpu().unbind(1)
-    seen = block.mask.sum((0, 2)).cpu() * block.work.active
+    seen = block.seen.sum(0).cpu() * block.work.active
     stats = {"train_loss": per_example / seen}
     if "running_loss" in requires:
         stats["running_loss"] = per_batch

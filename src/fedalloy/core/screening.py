@@ -44,7 +44,8 @@ def screen(
     no model can have. Only statistics and notes are read, not the payload."""
     if len(cohort) == 0:
         return cohort, {}
-    reasons = dict.fromkeys(_true(~cohort.notes.finite.all(0)), "not finite")
+    finite = cohort.notes.finite
+    reasons = {} if bool(finite.all()) else dict.fromkeys(_true(~finite.all(0)), "not finite")
     for found in (
         _false_numbers(cohort, needed, sizes, declared),
         _impossible(cohort),

@@ -130,10 +130,11 @@ def out_of_range(stats: Mapping[str, Tensor], declared: Mapping[str, Statistic],
     known = tuple(declared.get(name, ANY_NUMBER) for name in stats)
     (low, high, least), (whole, overflows, wanted) = _limits(known, tuple(name in needed for name in stats))
     # Fast path: almost always everything is in range, and in small rounds the full check would take noticeable time.
-    sound = (values >= low) & (values <= high) & ((values == values.floor()) | ~whole)
-    if bool((sound & ((values >= least) | (values <= 0))).all()):
-        nothing: Tensor = ~sound
-        return nothing
+    # A number in range is the same when it is limited to the range, and NaN never equals itself.
+    if torch.equal(values.clamp(low, high), values) and torch.equal(torch.where(whole, values.floor(), values), values):
+        between = (values > 0) & (values < least)
+        if not bool(between.any()):
+            return between
     wrong = (values < low) | (values > high) | ((values > 0) & (values < least)) | values.isinf()
     wrong |= (whole & (values != values.floor()) & ~values.isnan()) | (wanted & values.isnan())
     excused = overflows & ~values.isfinite() & _with_examples(stats)

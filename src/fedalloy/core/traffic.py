@@ -20,8 +20,10 @@ def sent_to(algorithm: Algorithm, shared: Shared, *, known: bool) -> Shared:
 
 def bytes_down(algorithm: Algorithm, shared: Shared, clients: int, strangers: int) -> int:
     """The bytes sent to ``clients`` clients, of which ``strangers`` have no state yet."""
-    first, later = (nbytes(sent_to(algorithm, shared, known=known)) for known in (False, True))
-    return strangers * first + (clients - strangers) * later
+    first = nbytes(sent_to(algorithm, shared, known=False))
+    if strangers == clients:
+        return clients * first
+    return strangers * first + (clients - strangers) * nbytes(sent_to(algorithm, shared, known=True))
 
 
 def tried_models(algorithm: Algorithm, shared: Shared, cohort: Contributions) -> tuple[Shared, Payload]:

@@ -103,7 +103,7 @@ class Work:
     @staticmethod
     def of(ids: Tensor, epochs: Tensor | None = None, active: Tensor | None = None) -> Work:
         """Work for ``ids`` (sorted here); by default with the solver's epochs and all links working."""
-        order = ids.argsort()
+        order = slice(None) if bool((ids[1:] >= ids[:-1]).all()) else ids.argsort()
         epochs = torch.full_like(ids, -1) if epochs is None else epochs[order]
         active = torch.ones_like(ids, dtype=torch.bool) if active is None else active[order]
         return Work(ids[order], epochs, active)
@@ -244,7 +244,7 @@ class Cohort(Contributions):
         return replace(self, payload=payload, noted=self.notes.replaced(late, instead_of))
 
     def with_stats(self, stats: Mapping[str, Tensor]) -> Cohort:
-        return replace(self, stats={**self.stats, **stats})
+        return Cohort(self.ids, self.payload, {**self.stats, **stats}, self.cross, self.noted)
 
     def with_cross(self, cross: Tensor) -> Cohort:
         return replace(self, cross=cross)

@@ -90,7 +90,7 @@ class Batched(Engine):
         their gradients and what the step keeps of them. The interpolated kernel is limited by the cache instead."""
         if interpolated_sgd_of(algorithm) is not None and self._fused(algorithm, objective, shared) is not None:
             return fused_interpolated.clients_in_cache(shared["params"])
-        kept = tree_leaves(next(iter(states.values()), {}))
+        kept = tree_leaves(next(iter(states.values()), {})) if algorithm.stateful else []
         own = sum(leaf.numel() * leaf.element_size() for leaf in kept if isinstance(leaf, Tensor))
         one = 4 * (sum(tree.nbytes(leaves) for leaves in shared.values()) + own)
         budget = self.memory_mb or (8192.0 if _on_gpu(shared) else 1024.0)

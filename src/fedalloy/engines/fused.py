@@ -101,25 +101,31 @@ class Passes:
 
     def __init__(self, layers: tuple[Dense, ...], loss: str, block: Prepared) -> None:
         self.layers, self.loss, self.block = layers, loss, block
-        self.seen = block.mask.sum(2)
-        self.summed = torch.zeros(self.seen.shape, dtype=torch.float64, device=self.seen.device)
+        self.seen = block.seen
+        self.summed: list[Tensor] = []
 
     def forward(self, model: Tree, step: int, x: Tensor, y: Tensor) -> tuple[list[Tensor], Tensor, float]:
         """The inputs of all layers, the gradient of the running clients' losses with respect to the output, and the
         factor that the gradient must still be multiplied by to be that of the mean loss."""
         running, scale = self.block.running[step], 1.0 / x.shape[1]
-        values = _forward(self.layers, model, x.flatten(2))
+        values = _forward(self.layers, model, x if x.dim() == 3 else x.flatten(2))
         out_grad, losses = _output_gradient(self.loss, values.pop(), y.unsqueeze(1))
         if not self.block.full[step]:
             mask, scale = self.block.mask[step, :running], 1.0
             losses.masked_fill_(~mask, 0.0)
             out_grad *= (mask.to(out_grad.dtype) / self.seen[step, :running].unsqueeze(1)).unsqueeze(1)
-        torch.sum(losses, 1, dtype=torch.float64, out=self.summed[step, :running])
+        self.summed.append(losses.sum(1, dtype=torch.float64))
         return values, out_grad, scale
 
     def totals(self) -> Tensor:
         """The sums of the losses over examples and over batches, ``[C, 2]``."""
-        return torch.stack([self.summed.sum(0), (self.summed / self.seen.clamp(min=1)).sum(0)], dim=1)
+        clients = self.seen.shape[1]
+        if not self.summed:
+            return torch.zeros(clients, 2, dtype=torch.float64, device=self.seen.device)
+        # Clients that had no step left are the last ones.
+        sums = [one if len(one) == clients else functional.pad(one, (0, clients - len(one))) for one in self.summed]
+        summed = torch.stack(sums)
+        return torch.stack([summed.sum(0), (summed / self.seen.clamp(min=1)).sum(0)], dim=1)
 
 
 def _activation(chain: Chain, position: int) -> str | None:

@@ -33,6 +33,7 @@ class Captured:
     params: Tree
     rows: Tensor
     mask: Tensor
+    seen: Tensor
     result: Result
     pool: Tensor
 
@@ -42,6 +43,7 @@ class Captured:
             self.params[name].copy_(leaf)
         self.rows.copy_(block.rows)
         self.mask.copy_(block.mask)
+        self.seen.copy_(block.seen)
         self.graph.replay()
         deltas, totals = self.result
         return {name: leaf.clone() for name, leaf in deltas.items()}, totals.clone()
@@ -108,8 +110,8 @@ def agree(found: Result, expected: Result) -> bool:
 def _capture(kernel: Kernel, params: Tree, block: Prepared, ctx: Context) -> Captured:
     """Record one block on separate buffers, after the warm-up on a side stream that capturing requires."""
     static = {name: leaf.clone() for name, leaf in params.items()}
-    rows, mask = block.rows.clone(), block.mask.clone()
-    own = replace(block, rows=rows, mask=mask)
+    rows, mask, seen = block.rows.clone(), block.mask.clone(), block.seen.clone()
+    own = replace(block, rows=rows, mask=mask, seen=seen)
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -118,4 +120,4 @@ def _capture(kernel: Kernel, params: Tree, block: Prepared, ctx: Context) -> Cap
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         result = fused.descend(*kernel, static, own, ctx)
-    return Captured(graph, static, rows, mask, result, block.data.x)
+    return Captured(graph, static, rows, mask, seen, result, block.data.x)

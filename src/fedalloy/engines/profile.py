@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 
 import torch
@@ -23,14 +23,18 @@ def collecting() -> Iterator[dict[str, float]]:
         _collected.reset(token)
 
 
-@contextmanager
-def phase(name: str) -> Iterator[None]:
+def phase(name: str) -> AbstractContextManager[None]:
     """Count the time inside as ``name``, without that of nested phases, which are counted under their own names. Waits
     for the GPU at the end, so that its work is counted in the phase that started it."""
     seconds = _collected.get()
-    if seconds is None:
-        yield
-        return
+    return _UNTIMED if seconds is None else _timed(name, seconds)
+
+
+_UNTIMED = nullcontext()
+
+
+@contextmanager
+def _timed(name: str, seconds: dict[str, float]) -> Iterator[None]:
     begin, counted = time.perf_counter(), sum(seconds.values())
     try:
         yield

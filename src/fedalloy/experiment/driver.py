@@ -217,7 +217,9 @@ def _one_round(session: Session) -> None:
     round, solver = progress.round + 1, fed.algorithm.solver
     result = run_round(fed, session.state, session.store, round, watch, session.sizes)
     session.state = result.step.state
-    now, otherwise = (due(fed.config, solver, round, last) for last in (round == fed.config.rounds, False))
+    now = otherwise = due(fed.config, solver, round, last=False)
+    if round == fed.config.rounds:
+        now = due(fed.config, solver, round, last=True)
     notes = fed.engine.notes() if now != otherwise else {}
     with watch.time("evaluate"):
         seen = observe(Trained(fed, session.state, session.store, round), now, notes)

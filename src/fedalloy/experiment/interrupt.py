@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from fedalloy.experiment.records.lock import session_id
-from fedalloy.experiment.records.stop import REQUESTED, is_asked, withdraw
+from fedalloy.experiment.records.stop import REQUESTED, is_asked, request_of, withdraw
 
 Caught = list[signal.Signals]
 """The signals that arrived during a run, in order."""
@@ -50,13 +50,13 @@ class StopFlag:
 
     def __init__(self, folder: Path | None = None) -> None:
         self.reason: str | None = None
-        self._folder = folder
+        self._request = request_of(folder) if folder else ""
         self._session_id = session_id(folder / "lock") if folder else ""
         if folder:
             withdraw(folder, unless=self._session_id)  # an old request was meant for an earlier session
 
     def __bool__(self) -> bool:
-        if self.reason is None and self._folder and is_asked(self._folder, self._session_id):
+        if self.reason is None and self._request and is_asked(self._request, self._session_id):
             self.reason = REQUESTED
         return self.reason is not None
 

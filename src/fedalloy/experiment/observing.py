@@ -56,7 +56,8 @@ def observe(trained: Trained, due: Due, notes: Row) -> Seen:
         brief, full = rows(evaluation, ids)
         mixed, mixtures = evaluate_mixes(trained, config.metrics, ids) if due.mix else ({}, [])
         seen = Seen(evaluation, brief, tuple(full), mixed, tuple(mixtures))
-    return replace(seen, notes=_together(notes, trained.fed.engine.notes()))
+    told = _together(notes, trained.fed.engine.notes())
+    return replace(seen, notes=told) if told else seen
 
 
 def keep_snapshot(fed: Federation, state: ServerState, recorder: Recorder, round: int) -> None:

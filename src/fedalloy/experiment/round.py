@@ -102,7 +102,7 @@ def run_round(
         absent = sorted({*absent, *outcome.failures, *(() if fed.resends else late)})
         down = _sent_down(fed, state["shared"], work, known, outcome, cohort)
         cohort = _cross(fed, state["shared"], cohort)
-        seen, limits = replace(ctx, absent=tuple(absent)), sizes.limits(cohort.ids)
+        seen, limits = replace(ctx, absent=tuple(absent)) if absent else ctx, sizes.limits(cohort.ids)
         step = server_step(fed.algorithm, state, cohort, seen, fed.config.max_norm, limits)
         sizes.learn(cohort)
     if fed.algorithm.stateful:
@@ -186,9 +186,10 @@ def _sent_down(
     fed: Federation, shared: Shared, work: Work, known: dict[int, State], outcome: Outcome, cohort: Contributions
 ) -> int:
     """What was sent to the clients: their orders, and the models of others where these are cross-scored."""
-    orders, clients = outcome.bytes_down, work.ids.tolist()
+    orders = outcome.bytes_down
     if orders is None:
-        orders = bytes_down(fed.algorithm, shared, len(clients), sum(client not in known for client in clients))
+        strangers = sum(client not in known for client in work.ids.tolist()) if known else len(work)
+        orders = bytes_down(fed.algorithm, shared, len(work), strangers)
     return orders + cross_bytes(fed.algorithm, shared, cohort)
 
 
@@ -197,7 +198,7 @@ def _without_stragglers(
 ) -> tuple[Contributions, list[int], float]:
     """The cohort without clients that missed the deadline (or with their updates zeroed), and the simulated seconds."""
     devices = fed.config.devices
-    if len(cohort) == 0:
+    if len(cohort) == 0 or not devices.takes_time:
         return cohort, [], devices.deadline or 0.0
     megabytes = cohort.stats["bytes_up"] / MEGABYTE
     spent = devices.seconds(cohort.ids, cohort.stats["num_steps"].nan_to_num(0.0), megabytes, fed.root.fold("devices"))

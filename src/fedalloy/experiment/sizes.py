@@ -45,12 +45,11 @@ class KnownSizes:
         """Fix the sizes of clients that answered for the first time with a valid number."""
         if len(cohort) == 0 or "num_examples" not in cohort.stats:
             return
-        new = self._known[cohort.ids].isnan()
-        if not bool(new.any()):
+        before, told = self._known[cohort.ids], cohort.stats["num_examples"].double()
+        if torch.equal(before, told):
             return
-        told = cohort.stats["num_examples"].double()
-        new &= SizeLimits(self.most, whole=self.whole).usable(told)
-        self._known[cohort.ids[new]] = told[new]
+        new = before.isnan() & SizeLimits(self.most, whole=self.whole).usable(told)
+        self._known[cohort.ids] = torch.where(new, told, before)
 
     def to_state(self) -> dict[str, Tensor]:
         """For a checkpoint: the clients that contributed, and their sizes."""

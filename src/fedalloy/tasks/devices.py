@@ -112,8 +112,9 @@ class DeviceProfile:
         """The largest number of local epochs that some clients can get, ``[C]``; -1 leaves it to the solver."""
         if isinstance(self.epochs, EpochRange):
             return torch.full_like(ids, self.epochs.high)
-        value = SOLVER_DEFAULT if self.epochs is None else self.epochs
-        return _per_client("epochs", value, ids).to(torch.int64)
+        if self.epochs is None:
+            return torch.full_like(ids, SOLVER_DEFAULT, dtype=torch.int64)
+        return _per_client("epochs", self.epochs, ids).to(torch.int64)
 
     def links(self, ids: Tensor, key: Key) -> Tensor:
         """Which clients' links work in the round of ``key``."""
@@ -136,6 +137,11 @@ class DeviceProfile:
         computing = self.slowdown(ids, run) * self.seconds_per_step * steps.cpu().double()
         sending = self.seconds_per_megabyte * torch.as_tensor(megabytes, dtype=torch.float64).cpu()
         return computing + sending
+
+    @property
+    def takes_time(self) -> bool:
+        """Whether the simulated clock moves at all, or a client can be late."""
+        return bool(self.seconds_per_step or self.seconds_per_megabyte or self.deadline is not None)
 
     def late(self, seconds: Tensor) -> Tensor:
         """Which clients miss the deadline."""

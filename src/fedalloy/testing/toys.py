@@ -12,7 +12,7 @@ from fedalloy.core import tree
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Carry, GradAt, LocalSolver, Shared, Weighting, Wire
 from fedalloy.core.types import Context, Contributions, Info, Payload, Plan, State, Tree, Weights
-from fedalloy.methods.solvers.training import epoch_plan
+from fedalloy.methods.solvers.epoch_plans import epoch_plan
 
 
 @dataclass(frozen=True)

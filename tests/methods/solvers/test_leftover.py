@@ -14,8 +14,8 @@ from fedalloy.core.errors import FedalloyError, SpecError
 from fedalloy.core.keys import Key
 from fedalloy.core.spec import algorithm_from_spec, algorithm_to_spec
 from fedalloy.experiment.fit import fit
+from fedalloy.methods.solvers.epoch_plans import epoch_plan
 from fedalloy.methods.solvers.sgd import Sgd
-from fedalloy.methods.solvers.training import epoch_plan
 from fedalloy.tasks.objective import ModuleObjective
 from fedalloy.testing import small_task
 from fedalloy.testing.comparing import differences

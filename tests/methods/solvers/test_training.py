@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from fedalloy.core.keys import Key
 from fedalloy.methods.solvers.descent import descend, descend_start
+from fedalloy.methods.solvers.epoch_plans import epoch_plan
 from fedalloy.methods.solvers.sgd import Sgd
-from fedalloy.methods.solvers.training import epoch_plan, update_length
+from fedalloy.methods.solvers.training import update_length
 
 BLOCKS = st.lists(st.tuples(st.integers(0, 13), st.integers(0, 3)), min_size=1, max_size=6)
 BATCHES = st.one_of(st.none(), st.integers(1, 15))

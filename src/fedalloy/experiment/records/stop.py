@@ -30,10 +30,15 @@ def ask_to_stop(folder: Path) -> None:
     os.close(file)
 
 
-def is_asked(folder: Path, of: str) -> bool:
+def request_of(folder: Path) -> str:
+    """The file of a request, for :func:`is_asked`."""
+    return str(folder / _FILE)
+
+
+def is_asked(request: str, of: str) -> bool:
     """Whether there is a request for the session ``of``, or for any session."""
     try:
-        file = os.open(folder / _FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        file = os.open(request, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return False
     try:

@@ -21,7 +21,8 @@ from fedalloy.core.protocols import ApplyCapability, Carry, GradAt, Objective, O
 from fedalloy.core.registry import register
 from fedalloy.core.types import Context, DataSpec, Part, Payload, Plan, State, Tree
 from fedalloy.methods.solvers.descent import descend, descend_start, gradient
-from fedalloy.methods.solvers.training import LocalTraining, steps_per_epoch
+from fedalloy.methods.solvers.epoch_plans import steps_per_epoch
+from fedalloy.methods.solvers.training import LocalTraining
 
 _TOLERANCE = 1e-6
 _RECEIVED = frozenset({"samples", "labels", "buffers"})

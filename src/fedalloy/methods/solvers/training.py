@@ -20,6 +20,7 @@ from fedalloy.core.fraction import fraction_of
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import LocalSolver, Shared
 from fedalloy.core.types import Context, DataSpec, Plan, Stats, Tree
+from fedalloy.methods.solvers.epoch_plans import all_epochs, count_steps, epoch_plan
 from fedalloy.methods.solvers.optimizers import GradientDescent, LocalAdagrad, LocalAdam, LocalOptimizer, RmsProp
 from fedalloy.methods.solvers.phases import in_phases
 from fedalloy.methods.solvers.schedules import Schedule, places
@@ -163,61 +164,16 @@ class LocalTraining(LocalSolver, Describes, CountsSteps, BindsToData):
     def count_steps(self, sizes: Tensor, epochs: Tensor) -> Tensor:
         if type(self).plan is not LocalTraining.plan:  # a subclass has its own plan: count its steps
             return planned_steps(self, sizes, epochs)
-        return steps_per_epoch(sizes, self.batch_size, self.leftover) * self.all_epochs(epochs)[1]
+        counted = tuple(sizes.tolist()), tuple(epochs.tolist())
+        return count_steps(*counted, self.epochs, self.second_epochs, self.batch_size, self.leftover)
 
     def all_epochs(self, epochs: Tensor) -> tuple[Tensor, Tensor]:
         """The epochs of the first phase and of both; -1 means the solver's ``epochs``."""
-        first = torch.where(epochs < 0, torch.full_like(epochs, self.epochs), epochs)
-        # A device's epochs are those of the first phase; with 0 of them it takes no step at all.
-        return first, torch.where(first > 0, first + self.second_epochs, first)
+        return all_epochs(epochs, self.epochs, self.second_epochs)
 
     def describe(self, steps: Tensor, ctx: Context) -> Stats:
         length = update_length(steps, self.momentum, self.nesterov)
         return {"step_norm": length, "effective_steps": length}
-
-
-def epoch_plan(sizes: Tensor, epochs: Tensor, batch_size: int | None, keys: Key | None, leftover: str = "keep") -> Plan:
-    """Batches for a block of clients; a client's batches do not depend on the other clients of the block.
-
-    >>> plan = epoch_plan(torch.tensor([3, 1]), torch.tensor([1, 2]), 2, None)
-    >>> plan.steps.tolist(), plan.index[0].tolist()
-    ([2, 2], [[0, 1], [2, 0]])
-    >>> epoch_plan(torch.tensor([3]), torch.tensor([1]), 2, None, "merge").index[0].tolist()
-    [[0, 1, 2]]
-    """
-    longest = max(1, int(sizes.max()))
-    width = min(batch_size or longest, longest)
-    single, per_epoch = _single(sizes, batch_size, leftover), steps_per_epoch(sizes, batch_size, leftover)
-    merged = single is not None and leftover == "merge" and bool(single[per_epoch > 0].any())
-    steps = torch.arange(max(1, int((per_epoch * epochs).max())))
-    epoch = steps // per_epoch.clamp(min=1).unsqueeze(1)
-    turn = steps % per_epoch.clamp(min=1).unsqueeze(1)
-    place = turn.unsqueeze(2) * width + torch.arange(width + merged)
-    used = sizes if single is None else torch.where(per_epoch > 0, sizes - single * (leftover == "drop"), 0)
-    taken = (epoch < epochs.unsqueeze(1)).unsqueeze(2) & (place < used.reshape(-1, 1, 1))
-    if merged:  # the extra slot holds the example that is merged into the last batch
-        taken[:, :, width] &= turn == per_epoch.unsqueeze(1) - 1
-    index = place if keys is None else _shuffled(place, epoch, sizes, max(1, int(epochs.max())), longest, keys)
-    return Plan(torch.where(taken, index, 0), taken, torch.zeros_like(epoch))
-
-
-def steps_per_epoch(sizes: Tensor, batch_size: int | None, leftover: str = "keep") -> Tensor:
-    """How many batches ``epoch_plan`` makes of each client's examples.
-
-    >>> steps_per_epoch(torch.tensor([0, 3, 4]), 3).tolist()
-    [0, 1, 2]
-    """
-    whole = (sizes > 0).long() if batch_size is None else (sizes + batch_size - 1) // batch_size
-    single = _single(sizes, batch_size, leftover)
-    return whole if single is None else whole - single
-
-
-def _single(sizes: Tensor, batch_size: int | None, leftover: str) -> Tensor | None:
-    """1 for clients whose last batch has a single example that is not kept, else 0; None if there is no such client."""
-    if leftover in ("keep", "auto") or batch_size == 1:
-        return None
-    found = sizes == 1 if batch_size is None else sizes % batch_size == 1
-    return found.long() if bool(found.any()) else None
 
 
 def plain_sgd_hint(training: LocalTraining, pull: float = 0.0) -> Fusing | None:
@@ -256,14 +212,6 @@ def _lengths(wanted: list[float], momentum: float, nesterov: bool, pull: float) 
             length, step, steady = length + gained, step + 1, gained == before
             steady &= not pull or length + gained == length
         yield length if pull else length + (steps - step) * gained * steady
-
-
-def _shuffled(place: Tensor, epoch: Tensor, sizes: Tensor, epochs: int, longest: int, keys: Key) -> Tensor:
-    """The example at each place of each epoch's permutation; padding steps of small clients get any example."""
-    valid = sizes.unsqueeze(1).expand(-1, epochs)
-    order = keys.each(torch.arange(epochs)).permutation(longest, valid=valid)
-    address = epoch.clamp(max=epochs - 1).unsqueeze(2) * longest + place.clamp(max=longest - 1)
-    return order.flatten(1).gather(1, address.flatten(1)).reshape(place.shape)
 
 
 PLAIN = (
