@@ -16,6 +16,7 @@ from torch.nn import functional
 from fedalloy.core.blocks import Prepared
 from fedalloy.core.program import BlockTraining, TrainingResult
 from fedalloy.core.types import Context, Tree
+from fedalloy.core.wide import widest
 from fedalloy.engines.batches import batches
 from fedalloy.engines.kinds import PlainSgd, plain_sgd_of
 from fedalloy.engines.layer_chain import Chain
@@ -102,7 +103,7 @@ class Passes:
     def __init__(self, layers: tuple[Dense, ...], loss: str, block: Prepared) -> None:
         self.layers, self.loss, self.block = layers, loss, block
         self.seen = block.mask.sum(2)
-        self.summed = torch.zeros(self.seen.shape, dtype=torch.float64, device=self.seen.device)
+        self.summed = torch.zeros(self.seen.shape, dtype=widest(self.seen.device), device=self.seen.device)
 
     def forward(self, model: Tree, step: int, x: Tensor, y: Tensor) -> tuple[list[Tensor], Tensor, float]:
         """The inputs of all layers, the gradient of the running clients' losses with respect to the output, and the
@@ -114,7 +115,7 @@ class Passes:
             mask, scale = self.block.mask[step, :running], 1.0
             losses.masked_fill_(~mask, 0.0)
             out_grad *= (mask.to(out_grad.dtype) / self.seen[step, :running].unsqueeze(1)).unsqueeze(1)
-        torch.sum(losses, 1, dtype=torch.float64, out=self.summed[step, :running])
+        torch.sum(losses, 1, dtype=self.summed.dtype, out=self.summed[step, :running])
         return values, out_grad, scale
 
     def totals(self) -> Tensor:

@@ -27,6 +27,7 @@ from fedalloy.tasks.models.build import build, resolve
 from fedalloy.tasks.noise import LabelNoise, as_noise
 from fedalloy.tasks.objective import Factory, ModuleObjective
 from fedalloy.tasks.partitions.base import Partition
+from fedalloy.tasks.source import TaskSource, source_of
 from fedalloy.tasks.synthetic_part import SyntheticPart, as_part, mixed_in
 
 Spec = Mapping[str, Any]
@@ -68,7 +69,7 @@ def make_task(
     >>> make_task("digits", partition={"kind": "dirichlet", "alpha": 0.3}, clients=5).population
     5
     """
-    key, defaults = Key.of(seed).fold("task"), defaults_of(dataset)
+    source, key, defaults = source_of(locals()), Key.of(seed).fold("task"), defaults_of(dataset)
     data, scaling = as_dataset(dataset, key.fold("dataset")), _scaling(standardise or defaults.standardise)
     bounds, (of, rule) = data.bounds if scaling == "none" else None, kind_and_loss(data, loss or defaults.loss, kind)
     learn = partial(_objective_on, data, device, loss=rule, dtype=dtype, kind=of, unit=unit)
@@ -80,7 +81,7 @@ def make_task(
     )  # fmt: skip
     made = replace(made, classifier=None if classifier is None else learn(classifier), bounds=bounds, kind=of)
     made = made if synthetic is None else mixed_in(made, *as_part(synthetic).load())
-    return _shown(made, data, defaults, inferred=kind is None).to(device, _precision(dtype))
+    return _made_from(source, _shown(made, data, defaults, inferred=kind is None).to(device, _precision(dtype)))
 
 
 def _shown(made: FederatedTask, data: Dataset, defaults: DatasetDefaults, inferred: bool) -> FederatedTask:
@@ -103,11 +104,17 @@ def kind_and_loss(
     return kind, rule
 
 
+def _made_from(source: TaskSource | None, task: FederatedTask) -> FederatedTask:
+    """The task with its source, which is no argument, so that no changed copy inherits it."""
+    object.__setattr__(task, "source", source)
+    return task
+
+
 def _objective_on(
     data: Dataset, device: str | torch.device | None, model: str | Spec | Callable[..., nn.Module] | None, **more: Any
 ) -> ModuleObjective:
     """A model for these data, on ``device``."""
-    check_device(device)
+    check_device(device, _precision(more.get("dtype", "float32")))
     made = make_objective(shape_of(data.x), data.classes, model, targets=tuple(data.y.shape[1:]), **more)
     return made if device is None else made.to(device)
 
@@ -192,7 +199,7 @@ def as_factory(
     settings = _checked(kind, spec)
     if "bounds" in typing.get_type_hints(resolve(kind)):
         settings = {"bounds": bounds, **settings}
-    return lambda: build(kind, input_shape, outputs, **settings)
+    return partial(build, kind, input_shape, outputs, **settings)
 
 
 def _inner(name: str, value: Any) -> Any:

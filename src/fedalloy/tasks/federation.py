@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 import torch
@@ -20,6 +20,7 @@ from fedalloy.tasks.kinds import TaskKind
 from fedalloy.tasks.noise import LabelNoise
 from fedalloy.tasks.partitions.base import Partition
 from fedalloy.tasks.partitions.manifest import Manifest, SplitRecord
+from fedalloy.tasks.source import TaskSource
 from fedalloy.tasks.splits import check_fractions, part_sizes, split
 from fedalloy.tasks.standardise import Scaler
 
@@ -70,6 +71,7 @@ class FederatedTask(Task):
     highest value of the features. The last ``newcomers`` clients are not part of the population: they are never
     sampled or weighted, but ``data`` accepts their ids. ``classifier`` is the model that is trained on synthetic
     samples, if it is not ``objective``. ``notices`` are texts about the data, which a run shows to the user.
+    ``source`` is how :func:`fedalloy.task` made it, where a recipe can say it; a changed copy has none.
     """
 
     objective: Objective
@@ -86,6 +88,7 @@ class FederatedTask(Task):
     classifier: Objective | None = None
     bounds: tuple[float, float] | None = None
     notices: tuple[str, ...] = ()
+    source: TaskSource | None = field(default=None, init=False, repr=False)
 
     @property
     def population(self) -> int:
