@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-BARE = {"torch", "numpy", "safetensors"}
+BARE = {"torch", "numpy", "safetensors", "filelock"}
 """All that ``fedalloy.fit`` may need."""
 HIDDEN = {"clarabel", "pydantic", "qpsolvers", "rich", "sklearn", "scipy", "typer"}
 HIDDEN |= {"alembic", "pandas", "pyarrow", "flwr", "h11", "jinja2", "matplotlib", "mlflow"}

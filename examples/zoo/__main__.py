@@ -60,9 +60,11 @@ class Row:
 
 def task_of(name: str) -> FederatedTask:
     """The task of a model of the zoo, in float64."""
-    return fedalloy.task(
+    made = fedalloy.task(
         DATA[name](), model=BUILDERS[name], test_fraction=0.0, dtype="float64", **OPTIONS.get(name, {})
     )
+    assert isinstance(made, FederatedTask), "these data are small"
+    return made
 
 
 def row_of(name: str, task: FederatedTask | None = None) -> Row:
@@ -80,8 +82,8 @@ def row_of(name: str, task: FederatedTask | None = None) -> Row:
     sent = int(next(results["loop"].rounds())["bytes_up"]) // task.population
     batched_apart, workers_apart = (_apart(models[engine], models["loop"]) for engine in ("batched", "workers"))
     return Row(
-        name, _kernel(batched, task), sent, tuple(models["loop"]), expected, batched_apart, workers_apart, _logits(task),
-        perf_counter() - began,
+        name, _kernel(batched, task), sent, tuple(models["loop"]), expected, batched_apart, workers_apart,
+        _logits(task), perf_counter() - began,
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fedalloy.core.keys import Key
     from fedalloy.core.registry import register
     from fedalloy.experiment.fit import RunResult, fit
-    from fedalloy.experiment.records.reading import read_run
+    from fedalloy.experiment.records.reading import read_run, read_runs
     from fedalloy.studies.compare.comparing import compare
     from fedalloy.studies.unfolding.call import unfold
     from fedalloy.tasks.dropout import Dropout
@@ -36,6 +36,7 @@ __all__ = [
     "fit",
     "methods",
     "read_run",
+    "read_runs",
     "register",
     "task",
     "unfold",
@@ -51,6 +52,7 @@ _HOME = {
     "fit": "fedalloy.experiment.fit:fit",
     "methods": "fedalloy.methods:",
     "read_run": "fedalloy.experiment.records.reading:read_run",
+    "read_runs": "fedalloy.experiment.records.reading:read_runs",
     "register": "fedalloy.core.registry:register",
     "task": "fedalloy.tasks.making:task",
     "unfold": "fedalloy.studies.unfolding.call:unfold",

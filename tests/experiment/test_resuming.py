@@ -140,7 +140,10 @@ def test_the_flag_for_another_engine_lets_no_other_data_or_model_in(tmp_path, en
     moved = replace(task, train=replace(task.train, x=task.train.x + 1e-3))
     changed: list[dict[str, Any]] = [{"task": moved}, {"task": task, "initial": {"output.bias": torch.ones(10)}}]
     for one in changed:
-        with pytest.raises(CheckpointError, match=r"the values of .* differ.*original settings, or choose another"):
+        with pytest.raises(
+            CheckpointError,
+            match=r"the values of .* differ.*original settings \('fedalloy run .* --resume'\), or choose another",
+        ):
             train(tmp_path, rounds=2, resume=True, engine=engine, allow_engine_change=True, **one)
 
 
@@ -168,7 +171,7 @@ def test_a_run_begun_in_python_is_not_taken_up_by_its_folder_alone(tmp_path):
 def test_a_folder_of_an_earlier_version_is_compared_in_what_it_has(tmp_path):
     train(tmp_path)
     (tmp_path / "identity.json").unlink()
-    with pytest.raises(CheckpointError, match="seed is 0 there, 1 here"):
+    with pytest.raises(CheckpointError, match=r"seeds is \[0\] there, \[1\] here"):
         train(tmp_path, resume=True, seed=1)
     assert train(tmp_path, resume=True).status == "finished"
     assert (tmp_path / "identity.json").exists(), "known from now on"

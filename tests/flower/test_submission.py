@@ -21,7 +21,7 @@ from fedalloy.core.errors import CheckpointError, SpecError
 from fedalloy.experiment.recipe import parse
 from fedalloy.experiment.records.folder import RunFolder
 from fedalloy.experiment.records.reading import read_run
-from fedalloy.experiment.records.stop import is_asked
+from fedalloy.experiment.records.stop import is_asked, request_of
 from fedalloy.flower import flwr_cli
 from fedalloy.flower.control import MARK, Control
 from fedalloy.flower.flwr_cli import FlwrCli
@@ -176,7 +176,7 @@ def test_stop_asks_for_the_end_of_the_round_and_ends_only_what_does_not_end(serv
 
     def ends(now: float) -> None:
         if now == 5.0:
-            assert is_asked(good, (good / "lock").read_text().split()[1])
+            assert is_asked(request_of(good), (good / "lock").read_text().split()[1])
             server.end(7, "completed")
 
     with RunFolder.open(good).lock():

@@ -15,6 +15,7 @@ import fedalloy
 from examples.zoo import data
 from examples.zoo.models import bert, lora, with_adapters
 from fedalloy.core.tree import layers
+from fedalloy.tasks.assembly import make_task
 from fedalloy.tasks.pure_module import PureModule
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing")
@@ -39,7 +40,7 @@ def test_adapters_are_exchanged_and_the_saved_model_is_read_by_peft_alone(tmp_pa
     base.save_pretrained(tmp_path / "base")
     pretrained = with_adapters(base)
     before: Any = {name: leaf.clone() for name, leaf in pretrained.state_dict().items()}
-    task = fedalloy.task(data.sentences(), model=pretrained, test_fraction=0.0)
+    task = make_task(data.sentences(), model=pretrained, test_fraction=0.0)
     result = fedalloy.fit(fedalloy.algorithms.ditto(lr=0.5, batch_size=4), task, rounds=2)
     assert all("lora_" in name or "modules_to_save" in name for name in result.model)
     assert len(layers({name: leaf for name, leaf in result.model.items() if "lora_" in name})) == 2

@@ -20,6 +20,7 @@ from fedalloy.core.errors import stage
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import LocalSolver, Shared
 from fedalloy.core.types import Block, Context, Plan, Tree, Work
+from fedalloy.core.wide import wide
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,7 @@ def summed_losses(losses: Tensor, seen: Tensor) -> Tensor:
     tensor([[2.0000, 0.5000],
             [0.0000, 0.0000]], dtype=torch.float64)
     """
-    return losses.detach().double().unsqueeze(1) * torch.stack([seen, seen > 0], dim=1)
+    return wide(losses.detach()).unsqueeze(1) * torch.stack([seen, seen > 0], dim=1)
 
 
 def _full(mask: Tensor, taken: Tensor) -> list[bool]:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedalloy.core import tree
 from fedalloy.core.tree import Chunk, Tree, Weights
+from fedalloy.core.wide import wide
 
 Payload = dict[str, Tree]
 """Everything a client sends, by part."""
@@ -196,11 +197,11 @@ class Contributions(ABC):
 
     def dots(self, part: str, other: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Every client's inner product with one tree, per leaf, ``[C]`` each in float64; one pass in chunks."""
-        found = {name: torch.zeros(len(self), dtype=torch.float64, device=leaf.device) for name, leaf in other.items()}
+        found = {name: wide(torch.zeros(len(self), device=leaf.device)) for name, leaf in other.items()}
         for chunk, (columns,) in self.chunks((part,)):
             flat = other[chunk.leaf].reshape(-1)[chunk.columns]
-            found[chunk.leaf] = found[chunk.leaf] + columns.double() @ flat.double()
-        return {name: values.cpu() for name, values in found.items()}
+            found[chunk.leaf] = found[chunk.leaf] + wide(columns) @ wide(flat)
+        return {name: values.cpu().double() for name, values in found.items()}
 
 
 def _among(leaf: str, leaves: Sequence[str] | None) -> bool:

@@ -53,8 +53,8 @@ def cross_scores(
         for row in range(len(cohort)):
             right = objective.hits(objective.outputs(*_model(shared, cohort, row, update), x), y)
             counts = objective.counts(y)
-            each = torch.ones(len(whose), dtype=torch.float64) if counts is None else counts.double().cpu()
-            hits[row].index_add_(0, whose, each * right.double().cpu())
+            each = torch.ones(len(whose), dtype=torch.float64) if counts is None else counts.cpu().double()
+            hits[row].index_add_(0, whose, each * right.cpu().double())
             weight[row].index_add_(0, whose, each)
     return hits / weight
 

@@ -11,6 +11,7 @@ from fedalloy.core.contributions import Contributions
 from fedalloy.core.errors import AlgorithmError
 from fedalloy.core.protocols import ElementRound
 from fedalloy.core.types import Payload, Tree
+from fedalloy.core.wide import wide, widest
 
 
 def combine_elements(
@@ -27,7 +28,7 @@ def combine_elements(
     totals = {name: torch.zeros(len(cohort), dtype=torch.float64) for name in templates[update]}
     for chunk, (updates, *columns) in cohort.chunks((update, *parts)):
         weights = round.weigh_chunk(_wide(updates), chunk)
-        totals[chunk.leaf] += weights.sum(1, dtype=torch.float64).cpu()
+        totals[chunk.leaf] += weights.sum(1, dtype=widest(weights.device)).cpu()
         for part, values in zip(parts, columns, strict=True):
             sums[part][chunk.leaf].append(_weighted(values, weights))
     means = {name: total / max(1, templates[update][name].numel()) for name, total in totals.items()}
@@ -36,13 +37,13 @@ def combine_elements(
 
 def _wide(columns: Tensor) -> Tensor:
     """Integer leaves (counters) are weighted in float64."""
-    return columns if columns.is_floating_point() else columns.double()
+    return columns if columns.is_floating_point() else wide(columns)
 
 
 def _weighted(columns: Tensor, weights: Tensor) -> Tensor:
     """Combine one chunk; counters are rounded back to whole numbers."""
-    wide = _wide(columns)
-    total = (wide * weights.to(wide.dtype)).sum(0, dtype=torch.float64).to(wide.dtype)
+    wider = _wide(columns)
+    total = (wider * weights.to(wider.dtype)).sum(0, dtype=widest(wider.device)).to(wider.dtype)
     return total if columns.is_floating_point() else total.round().to(columns.dtype)
 
 

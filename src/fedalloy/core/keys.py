@@ -17,6 +17,7 @@ from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from fedalloy.core.errors import SpecError
+from fedalloy.core.wide import has_float64
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -158,9 +159,10 @@ class Key:
         self, *shape: int, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None
     ) -> Tensor:
         """Standard normal values, by the inverse of the normal distribution function."""
-        middle = (self.uniform(*shape, dtype=torch.float64, device=device) + 2.0**-54).clamp(max=1 - 2.0**-53)
+        where = device if has_float64(device) else "cpu"
+        middle = (self.uniform(*shape, dtype=torch.float64, device=where) + 2.0**-54).clamp(max=1 - 2.0**-53)
         values: Tensor = torch.special.ndtri(middle)
-        return values.to(dtype)
+        return values.to(dtype) if where is device else values.to(dtype).to(device)
 
     def permutation(
         self, length: int, *, valid: Tensor | None = None, device: torch.device | str | None = None

@@ -54,7 +54,7 @@ def common_means(objective: Objective, score: Score, params: Tree, buffers: Tree
     for some, whose in zip(rows.split(_CHUNK), owner.split(_CHUNK), strict=True):
         x, y = (inputs.to(inputs.take(part, some), device) for part in (data.x, data.y))
         values = _with_counts(objective, score(objective.outputs(params, buffers, x), y), y)
-        found.index_add_(0, whose, values.double().cpu())
+        found.index_add_(0, whose, values.cpu().double())
     return found[:, 0] / found[:, 1]
 
 

@@ -28,6 +28,7 @@ from fedalloy.core.measuring import common_means, own_means
 from fedalloy.core.packing import bytes_up
 from fedalloy.core.protocols import Carry, Objective, Shared
 from fedalloy.core.types import Context, Payload, State, Stats, Tree
+from fedalloy.core.wide import widest
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,7 @@ def _sizes(training: BlockTraining) -> Stats:
         return {"num_examples": examples}
     counts = [objective.counts(data.client(row).y) for row in range(len(examples))]
     told = [number if one is None else one.sum() for one, number in zip(counts, examples, strict=True)]
-    return {"num_examples": torch.stack([one.double().cpu() for one in told]), "num_sequences": examples}
+    return {"num_examples": torch.stack([one.cpu().double() for one in told]), "num_sequences": examples}
 
 
 def _after(training: BlockTraining, trained: TrainingResult) -> Stats:
@@ -207,7 +208,7 @@ def _end(training: BlockTraining, trained: TrainingResult) -> tuple[Payload, Sta
         return sent, aspects.keep_local_buffers(solver, mine, buffers)
 
     generates = training.algorithm.is_generative
-    steps = training.apply.split(training.block.taken.double().to(training.device))
+    steps = training.apply.split(training.block.taken.to(training.device, widest(training.device)))
     found: tuple[Payload, State] = training.apply(
         end, len(training.block), trained.carry, trained.buffers, training.mine, steps
     )

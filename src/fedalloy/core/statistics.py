@@ -132,7 +132,7 @@ def out_of_range(stats: Mapping[str, Tensor], declared: Mapping[str, Statistic],
     # Fast path: almost always everything is in range, and in small rounds the full check would take noticeable time.
     # A number in range is the same when it is limited to the range, and NaN never equals itself.
     if torch.equal(values.clamp(low, high), values) and torch.equal(torch.where(whole, values.floor(), values), values):
-        between = (values > 0) & (values < least)
+        between: Tensor = (values > 0) & (values < least)
         if not bool(between.any()):
             return between
     wrong = (values < low) | (values > high) | ((values > 0) & (values < least)) | values.isinf()

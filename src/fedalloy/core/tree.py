@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedalloy.core.layer_names import layer_of
+from fedalloy.core.wide import wide, widest
 
 Tree = dict[str, Tensor]
 Weights = Tensor | Mapping[str, Tensor]
@@ -81,7 +82,7 @@ def dot(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Tensor:
     >>> float(dot({"w": torch.ones(3)}, {"w": torch.full((3,), 2.0)}))
     6.0
     """
-    terms = [(leaf.double() * other[name].double()).sum() for name, leaf in one.items()]
+    terms = [(wide(leaf) * wide(other[name])).sum() for name, leaf in one.items()]
     return torch.stack(terms).sum()
 
 
@@ -199,17 +200,17 @@ def _add(a: Tensor, b: Tensor, scale: float | Tensor) -> Tensor:
 
 def _sum_leaves(terms: Iterator[Tensor]) -> Tensor:
     """The sum over leaves, on the CPU like all statistics of clients."""
-    return torch.stack(list(terms)).sum(0).cpu()
+    return torch.stack(list(terms)).sum(0).cpu().double()
 
 
 def _rowwise(leaf: Tensor, other: Tensor | None) -> Tensor:
     """Every row of a stacked leaf times ``other`` (or itself), summed in float64, a chunk of columns at a time."""
     matrix = as_rows(leaf)
     columns = max(1, _ELEMENTS // max(1, matrix.shape[0]))
-    total = torch.zeros(matrix.shape[0], dtype=torch.float64, device=matrix.device)
+    total = torch.zeros(matrix.shape[0], dtype=widest(matrix.device), device=matrix.device)
     for begin in range(0, matrix.shape[1], columns):
-        part = matrix[:, begin : begin + columns].double()
-        total = total + ((part * part).sum(1) if other is None else part @ other[begin : begin + columns].double())
+        part = wide(matrix[:, begin : begin + columns])
+        total = total + ((part * part).sum(1) if other is None else part @ wide(other[begin : begin + columns]))
     return total
 
 
@@ -246,7 +247,7 @@ def _batches(stacked: Mapping[str, Tensor]) -> Iterator[list[str]]:
 
 def _combine_leaf(leaf: Tensor, weight: Tensor) -> Tensor:
     if not leaf.is_floating_point():
-        return _combine_leaf(leaf.double(), weight).round().to(leaf.dtype)
+        return _combine_leaf(wide(leaf), weight).round().to(leaf.dtype)
     weight = weight.to(leaf)
     if weight.dim() == 1:
         matrix = as_rows(leaf)
@@ -265,7 +266,7 @@ def _weighted_rows(weight: Tensor, part: Tensor) -> Tensor:
     total: Tensor | None = None
     for w, x in blocks:
         block: Tensor = w @ x
-        total = (block.double() if exact else block) if total is None else total + block
+        total = (wide(block) if exact else block) if total is None else total + block
     assert total is not None
     return total.to(part.dtype)
 
@@ -297,7 +298,7 @@ def _combine_elements(leaf: Tensor, weight: Tensor) -> Tensor:
     chunk = max(1, _ELEMENTS // clients)
     rows_at_once = max(1, chunk // max(1, matrix.shape[2]))
     parts = [
-        torch.cat([(w * part).sum(0, dtype=torch.float64).to(leaf.dtype) for part in x.split(chunk, 2)], dim=1)
+        torch.cat([(w * part).sum(0, dtype=widest(leaf.device)).to(leaf.dtype) for part in x.split(chunk, 2)], dim=1)
         for w, x in zip(flat.split(rows_at_once, 1), matrix.split(rows_at_once, 1), strict=True)
     ]
     return torch.cat(parts).reshape(leaf.shape[1:])

@@ -22,6 +22,7 @@ from fedalloy.engines import fused_interpolated
 from fedalloy.engines.batched import Batched, dense_of
 from fedalloy.engines.kinds import interpolated_sgd_of, plain_sgd_of
 from fedalloy.engines.loop import Loop
+from fedalloy.engines.processes import forks
 from fedalloy.engines.workers import Workers
 
 CACHE_BYTES = 16 << 20
@@ -134,27 +135,32 @@ def expected(algorithm: Algorithm, task: Task, shared: Shared, clients: int, cor
     if plain_sgd_of(algorithm) is not None and dense_of(task.objective, shared) is not None:
         # On a busy machine threads wait for each other, so one candidate always uses a single thread.
         alone = [Candidate("batched", 1)] if threads > 1 else []
-        large = size * min(clients, 10) > CACHE_BYTES and cores > 1
+        large = size * min(clients, 10) > CACHE_BYTES and cores > 1 and forks()
         return [Candidate("batched", threads), *alone, *([Candidate("workers", 1, cores)] if large else [])]
     mixes = interpolated_sgd_of(algorithm) is not None and dense_of(task.objective, shared) is not None
-    if mixes and cores > 1 and fused_interpolated.clients_in_cache(shared["params"]) < clients:
+    if mixes and cores > 1 and forks() and fused_interpolated.clients_in_cache(shared["params"]) < clients:
         return [Candidate("workers", 1, cores), Candidate("batched", 1)]
     small = size * clients <= CACHE_BYTES and not _convolutional(shared)
     if cores == 1 or clients == 1:
         # There is little to gain, so nothing is measured. Comparisons give each run one core, so they get the same
         # engine every time.
         return [Candidate("batched" if small and clients > 1 else "loop", threads)]
-    rivals = [Candidate("batched", threads), Candidate("workers", 1, cores)]
+    rivals = [Candidate("batched", threads), _one_by_one(threads, cores)]
     return rivals if small else rivals[::-1]
 
 
 def keep_freed_memory() -> None:
     """Make glibc keep the memory that one block frees for the next one: returning it to the system and getting it
     again costs page faults, a tenth of a round with blocks of 100 MB. Does nothing without ``mallopt``."""
-    with suppress(OSError, AttributeError):
+    with suppress(OSError, AttributeError, TypeError):  # the last is what Windows answers to None
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, 256 << 20)
         libc.mallopt(_M_TRIM_THRESHOLD, 512 << 20)
+
+
+def _one_by_one(threads: int, cores: int) -> Candidate:
+    """Clients on their own: in processes where those are forks, as others take seconds to start."""
+    return Candidate("workers", 1, cores) if forks() else Candidate("loop", threads)
 
 
 def _convolutional(shared: Shared) -> bool:

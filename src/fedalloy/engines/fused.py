@@ -16,6 +16,7 @@ from torch.nn import functional
 from fedalloy.core.blocks import Prepared
 from fedalloy.core.program import BlockTraining, TrainingResult
 from fedalloy.core.types import Context, Tree
+from fedalloy.core.wide import widest
 from fedalloy.engines.batches import batches
 from fedalloy.engines.kinds import PlainSgd, plain_sgd_of
 from fedalloy.engines.layer_chain import Chain
@@ -114,14 +115,14 @@ class Passes:
             mask, scale = self.block.mask[step, :running], 1.0
             losses.masked_fill_(~mask, 0.0)
             out_grad *= (mask.to(out_grad.dtype) / self.seen[step, :running].unsqueeze(1)).unsqueeze(1)
-        self.summed.append(losses.sum(1, dtype=torch.float64))
+        self.summed.append(losses.sum(1, dtype=widest(losses.device)))
         return values, out_grad, scale
 
     def totals(self) -> Tensor:
         """The sums of the losses over examples and over batches, ``[C, 2]``."""
         clients = self.seen.shape[1]
         if not self.summed:
-            return torch.zeros(clients, 2, dtype=torch.float64, device=self.seen.device)
+            return torch.zeros(clients, 2, dtype=widest(self.seen.device), device=self.seen.device)
         # Clients that had no step left are the last ones.
         sums = [one if len(one) == clients else functional.pad(one, (0, clients - len(one))) for one in self.summed]
         summed = torch.stack(sums)

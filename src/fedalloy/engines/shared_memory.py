@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedalloy.core.errors import SpecError
+from fedalloy.engines.processes import forks
 
 _ALIGN = 64
 
@@ -70,7 +71,11 @@ class Layout:
 
 
 def shared_rows(rows: int, layout: Layout) -> Tensor:
-    """``[rows, layout.size]`` bytes that a forked process shares with this one."""
+    """``[rows, layout.size]`` bytes that the processes of :mod:`fedalloy.engines.processes` share with this one."""
+    if not forks():
+        fresh = torch.zeros(rows, layout.size, dtype=torch.uint8)
+        fresh.share_memory_()
+        return fresh
     memory = mmap.mmap(-1, rows * layout.size)
     return torch.frombuffer(memory, dtype=torch.uint8).reshape(rows, layout.size)
 

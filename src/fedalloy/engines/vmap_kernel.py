@@ -16,6 +16,7 @@ from fedalloy.core.blocks import Prepared, summed_losses
 from fedalloy.core.program import BlockTraining, TrainingResult
 from fedalloy.core.protocols import Carry, Objective
 from fedalloy.core.types import Context, Tree
+from fedalloy.core.wide import widest
 from fedalloy.engines.batches import batches, dropout_keys
 
 DIFFERENTIABLE = True
@@ -26,7 +27,7 @@ def train(training: BlockTraining) -> TrainingResult:
     block, objective, device = training.block, training.objective, training.device
     carry, buffers = training.carry, training.buffers
     dropout, mask_of = dropout_keys(block).to(device), block.mask.to(device)
-    loss_sum = torch.zeros(len(block), 2, dtype=torch.float64, device=device)
+    loss_sum = torch.zeros(len(block), 2, dtype=widest(device), device=device)
     draws = {name: leaf.to(device) for name, leaf in block.draws.items()}
     phase = block.plan.phase.to(device)
     one_step = step_of(training.algorithm, objective, training.ctx)

@@ -2,17 +2,16 @@
 model in place. A federated and a local model of dense layers trained at once use the fused kernel, whose blocks hold
 few clients anyway.
 
-Processes are forked, so they use the data and the module without a copy; parameters, payloads and client states are
-passed through shared memory. A process that dies is replaced and its client is run once more, which gives the same
-numbers because every draw is keyed; if it dies again, ``on_crash`` decides.
+Processes are forked, so they use the data and the module without a copy; where that is not possible, new ones are
+started (:mod:`fedalloy.engines.processes`). Parameters, payloads and client states are passed through shared memory.
+A process that dies is replaced and its client is run once more, which gives the same numbers because every draw is
+keyed; if it dies again, ``on_crash`` decides.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkProcess
+from multiprocessing.process import BaseProcess
 from typing import Any, Literal
 
 import torch
@@ -35,7 +34,7 @@ from fedalloy.core.protocols import Engine, Outcome, Shared, Task
 from fedalloy.core.registry import register
 from fedalloy.core.screening import unlike
 from fedalloy.core.types import Block, Cohort, Context, Contribution, Payload, State, Tree, Work
-from fedalloy.engines import fused_interpolated, inplace_sgd
+from fedalloy.engines import fused_interpolated, inplace_sgd, processes
 from fedalloy.engines.batched import dense_of
 from fedalloy.engines.kinds import interpolated_sgd_of, plain_sgd_of
 from fedalloy.engines.loop import Loop, planned, run_one
@@ -107,7 +106,7 @@ class Workers(Engine):
 class Member:
     """One process and the parent's end of its pipe; ``slot`` is the row of the client it runs, None if it is idle."""
 
-    process: ForkProcess
+    process: BaseProcess
     pipe: Connection
     slot: int | None = None
 
@@ -158,15 +157,11 @@ class Crew:
         self._end()
 
     def _start(self) -> Member:
-        context = multiprocessing.get_context("fork")
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(self, theirs, ours), daemon=True)
-        with warnings.catch_warnings():
-            # Forking while a progress display's thread runs is safe here: the child does not use the display.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            process.start()
-        theirs.close()
-        return Member(process, ours)
+        return Member(*processes.start(_serve, self))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a new process: everything but the other processes."""
+        return {name: value for name, value in vars(self).items() if name not in ("members", "_end")}
 
     def _hand_out(self, queue: deque[int], work: Work, ctx: Context) -> None:
         for member in list(self.members):
@@ -203,8 +198,10 @@ class Crew:
         except (EOFError, OSError):
             self._replace(member)
             crashes[slot] = crashes.get(slot, 0) + 1
-            reason = WorkerDied(f"its worker process died {crashes[slot]} times (exit code {member.process.exitcode})")
-            reason.passing = member.process.exitcode in (-signal.SIGKILL, -signal.SIGTERM)  # e.g. out of memory
+            code = member.process.exitcode
+            hint = processes.why_died(code)
+            reason = WorkerDied(f"its worker process died {crashes[slot]} times (exit code {code}){hint}")
+            reason.passing = code in processes.KILLED  # e.g. out of memory
             if crashes[slot] < TRIES:
                 queue.appendleft(slot)
             elif on_crash == "drop":
@@ -307,12 +304,13 @@ class Crew:
         return inplace_sgd.train if plain_sgd_of(self.algorithm) is not None else None, plain
 
 
-def _serve(crew: Crew, pipe: Connection, parents_end: Connection) -> None:
+def _serve(crew: Crew, pipe: Connection, parents_end: Connection | None) -> None:
     """A worker's main loop: uses one thread, ignores Ctrl-C, ends when the parent does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
-    parents_end.close()
+    if parents_end is not None:
+        parents_end.close()
     parent = os.getppid()
     with suppress(EOFError, BrokenPipeError):  # the parent closed its end
         while os.getppid() == parent:
@@ -364,9 +362,8 @@ def _in_front(slots: list[int]) -> bool:
 
 
 def _possible(shared: Shared) -> bool:
-    """Whether the system can fork and all leaves are on the CPU: a forked process cannot use CUDA if its parent has."""
-    on_cpu = all(leaf.device.type == "cpu" for leaves in shared.values() for leaf in leaves.values())
-    return on_cpu and "fork" in multiprocessing.get_all_start_methods()
+    """Whether all leaves are on the CPU: a forked process cannot use CUDA if its parent has."""
+    return all(leaf.device.type == "cpu" for leaves in shared.values() for leaf in leaves.values())
 
 
 def _dismiss(members: list[Member]) -> None:

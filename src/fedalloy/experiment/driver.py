@@ -23,7 +23,7 @@ from fedalloy.experiment.lengthening import LAST, check_last, due, kept, reopen_
 from fedalloy.experiment.machinery import Threads, closing, peak_memory, profiled
 from fedalloy.experiment.observing import Seen, keep_snapshot, observe
 from fedalloy.experiment.opening import Agreement, ClaimedRun, Consent, agree, open_folder
-from fedalloy.experiment.placement import on_device
+from fedalloy.experiment.placement import on_device, told_about_float64
 from fedalloy.experiment.recorder import FolderRecorder, MemoryRecorder, Recorder, Row
 from fedalloy.experiment.records.folder import RunFolder, RunState
 from fedalloy.experiment.records.store import open_store
@@ -132,7 +132,8 @@ def run(
             agreed = agree(opened, claim, Consent(start_over, allow_engine_change))
             _restore(session, opened, agreed, start_over)
         place = opened.path if opened else None
-        with stop_when_asked(place, caught) as flag, closing(fed.engine), profiled(config) as profile:
+        without = told_about_float64(config.device)
+        with stop_when_asked(place, caught) as flag, closing(fed.engine), profiled(config) as profile, without:
             session.profile = profile
             return _run_rounds(session, flag), recorder
 

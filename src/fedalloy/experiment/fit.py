@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.errors import SpecError, nearest
 from fedalloy.core.protocols import Task
-from fedalloy.core.spec import algorithm_from_spec, algorithm_to_spec
+from fedalloy.core.spec import algorithm_from_spec
 from fedalloy.core.task import check_task
 from fedalloy.core.types import Tree
 from fedalloy.experiment.config import RunConfig
+from fedalloy.experiment.describing import recipe_of
 from fedalloy.experiment.driver import Ending, RoundEvent, run
 from fedalloy.experiment.interrupt import put_off
 from fedalloy.experiment.recorder import MemoryRecorder, Recorder, Row
@@ -162,7 +163,7 @@ def fit(
         raise SpecError(f"fit: folder must be the path of a run folder, or None for none, got {folder!r}")
     chosen = as_algorithm(algorithm)
     config = RunConfig(rounds=rounds, seed=seed, **_settings(settings, cohort, task))
-    recipe = {"algorithm": algorithm_to_spec(chosen) if folder is not None else {}, "run": _plain(config)}
+    recipe = recipe_of(chosen, task, config) if folder is not None else {}
     with put_off() as caught:
         ending, recorder = run(
             chosen, task, config, folder=folder, resume=resume, recipe=recipe, watcher=watcher, initial=initial,
@@ -198,9 +199,3 @@ def _settings(settings: dict[str, Any], cohort: int | float | None, task: Task) 
     defaults = task.metrics if "metrics" not in settings else ()
     scores = {"metrics": defaults, "target_metric": defaults[0]} if defaults else {}
     return {"sampling": UniformSampling(cohort), **scores, **settings}
-
-
-def _plain(config: RunConfig) -> dict[str, Any]:
-    """The settings that can be written to a file."""
-    values = {field.name: getattr(config, field.name) for field in fields(config)}
-    return {name: value for name, value in values.items() if isinstance(value, (int, float, str, bool, tuple))}

@@ -13,6 +13,7 @@ from fedalloy.core.errors import CheckpointError
 from fedalloy.core.fingerprint import Plain
 from fedalloy.core.protocols import Task
 from fedalloy.experiment.config import RunConfig
+from fedalloy.experiment.describing import GIVEN, Described
 from fedalloy.experiment.identity import disagreements
 from fedalloy.experiment.lengthening import check_length
 from fedalloy.experiment.records.environment import describe
@@ -97,11 +98,14 @@ def _different(stored: Recipe, found: Plain | None, claim: ClaimedRun, engine: b
     version has only its recipe."""
     from fedalloy.experiment.recipe.matching import ENGINE, FREE, mismatches  # imported here: it builds on runs
 
-    named = mismatches(stored, claim.recipe, (*FREE, *(ENGINE if engine else ()))) if claim.recipe and stored else []
+    free = (*FREE, *(ENGINE if engine else ()))
+    named = mismatches(stored, claim.recipe, free) if claim.recipe and stored else []
     if found is None:
         return named
     told = disagreements(found, claim.identity, claim.short, engine)
     # A shortened run stays marked, even if everything else is equal.
+    if told and isinstance(claim.recipe, Described):
+        return told
     return (named or told) if told else [one for one in named if one.startswith("run.quick ")]
 
 
@@ -112,7 +116,8 @@ def _refusal(path: Path, stored: Recipe, found: Plain | None, claim: ClaimedRun,
             "to continue with another engine or device anyway, use allow_engine_change=True in Python or "
             "--allow-engine-change: results may differ in the last digits, and the folder records the change"
         )
-    known = f" ('fedalloy run {path} --resume')" if "task" in stored else ""  # missing for runs begun in Python
+    begun = stored.get("task", {}).get("dataset", GIVEN)
+    known = "" if begun == GIVEN else f" ('fedalloy run {path} --resume')"
     return said + f"resume it with its original settings{known}, or choose another folder"
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -10,7 +12,9 @@ from torch import Tensor
 
 from fedalloy.core import inputs
 from fedalloy.core.algorithm import Algorithm
+from fedalloy.core.errors import SpecError
 from fedalloy.core.protocols import Engine, Task
+from fedalloy.core.wide import has_float64
 from fedalloy.tasks.computing import check_device
 from fedalloy.tasks.examining import examined, notices
 
@@ -20,6 +24,19 @@ def placed(task: Task, device: str) -> Task:
     refused."""
     check_device(device)
     return task if device == "cpu" or not _fits(task, device) else task.to(device)
+
+
+@contextmanager
+def told_about_float64(device: str) -> Iterator[None]:
+    """Say in words that a rule needs float64 where the device has none; torch's own error names neither."""
+    try:
+        yield
+    except (TypeError, RuntimeError) as error:
+        if has_float64(device) or "float64" not in str(error):
+            raise
+        raise SpecError(
+            f"device '{device}' has no float64, which a part of this run computes in ({error}): use device = 'cpu'"
+        ) from error
 
 
 def _fits(task: Task, device: str) -> bool:

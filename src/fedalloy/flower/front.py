@@ -331,8 +331,10 @@ async def _until_told(work: Coroutine[Any, Any, None], meanwhile: Callable[[], N
 
 def _allow_files(wanted: int) -> None:
     """Raise the limit of open files: every connection needs two."""
-    import resource
-
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)

@@ -119,7 +119,7 @@ def objective_on(
     data: Dataset, device: str | torch.device | None, model: str | Spec | Callable[..., nn.Module] | None, **more: Any
 ) -> ModuleObjective:
     """A model for these data, on ``device``."""
-    check_device(device)
+    check_device(device, as_precision(more.get("dtype", "float32")))
     more = {"targets": tuple(data.y.shape[1:]), "example": take(data.x, slice(0, ROWS)), **more}
     made = make_objective(shape_of(data.x), data.classes, model, **more)
     return made if device is None else made.to(device)
@@ -208,14 +208,7 @@ def as_factory(
     that it has parameters for.
     """
     if not callable(model) and not _is_one_shape(input_shape):
-        several = isinstance(input_shape, Mapping)
-        what = (
-            f"the features {', '.join(input_shape)} by name" if several else f"{len(input_shape)} features in a tuple"
-        )
-        raise SpecError(
-            f"examples with {what} need a model that takes them as {'keyword ' if several else ''}arguments: give the "
-            "function that builds it as 'model'"
-        )
+        raise SpecError(f"examples with {_features(input_shape)}arguments: give the function that builds it as 'model'")
     if model is None:
         model = "cnn" if len(input_shape) == 3 and min(input_shape[1:]) >= _SMALLEST_IMAGE else "logistic"
     if isinstance(model, nn.Module):
@@ -229,13 +222,20 @@ def as_factory(
     settings = _checked(kind, spec)
     if "bounds" in typing.get_type_hints(resolve(kind)):
         settings = {"bounds": bounds, **settings}
-    return lambda: build(kind, input_shape, outputs, **settings)
+    return partial(build, kind, input_shape, outputs, **settings)
 
 
 def _inner(name: str, value: Any) -> Any:
     """The label and quantity rules of a composed partition."""
     is_rule = name in ("label", "quantity") or (isinstance(value, Mapping) and "kind" in value)
     return from_spec("partition", value, f"partition.{name}") if is_rule and not isinstance(value, Partition) else value
+
+
+def _features(shapes: Any) -> str:
+    """Features of several shapes in words, and how a model takes them."""
+    if isinstance(shapes, Mapping):
+        return f"the features {', '.join(shapes)} by name need a model that takes them as keyword "
+    return f"{len(shapes)} features in a tuple need a model that takes them as "
 
 
 def _is_one_shape(shape: Any) -> bool:

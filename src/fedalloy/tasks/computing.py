@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 
 from fedalloy.core.errors import SpecError
+from fedalloy.core.wide import has_float64
 
 _KINDS = ("cpu", "cuda", "mps")
 
 
-def check_device(device: str | torch.device | None) -> None:
-    """Refuse a device that torch does not know, or that this machine does not have.
+def check_device(device: str | torch.device | None, dtype: torch.dtype | None = None) -> None:
+    """Refuse a device that torch does not know, that this machine does not have, or that lacks the numbers asked for.
 
     >>> check_device("cpu")
     >>> check_device("tpu")
@@ -30,6 +31,8 @@ def check_device(device: str | torch.device | None) -> None:
     trouble = _cuda_trouble(wanted.index) if wanted.type == "cuda" else _mps_trouble() if wanted.type == "mps" else ""
     if trouble:
         raise SpecError(f"device '{device}' cannot be used here: {trouble}; 'cpu' works everywhere")
+    if dtype == torch.float64 and not has_float64(wanted):
+        raise SpecError(f"device '{device}' has no float64: use dtype float32, or device 'cpu'")
 
 
 def _cuda_trouble(index: int | None) -> str:

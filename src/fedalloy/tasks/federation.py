@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 import torch
@@ -22,6 +22,7 @@ from fedalloy.tasks.kinds import TaskKind
 from fedalloy.tasks.noise import LabelNoise
 from fedalloy.tasks.partitions.base import Partition
 from fedalloy.tasks.partitions.manifest import Manifest, SplitRecord
+from fedalloy.tasks.source import TaskSource
 from fedalloy.tasks.splits import check_fractions, part_sizes, split
 from fedalloy.tasks.standardise import Scaler
 
@@ -73,6 +74,7 @@ class FederatedTask(Describable):
     sampled or weighted, but ``data`` accepts their ids. ``classifier`` is the model that is trained on synthetic
     samples, if it is not ``objective``. ``notices`` are texts about the data, which a run shows to the user.
     ``encoding`` says what the numbers of encoded columns mean.
+    ``source`` is how :func:`fedalloy.task` made it, where a recipe can say it; a changed copy has none.
     """
 
     objective: Objective
@@ -90,6 +92,7 @@ class FederatedTask(Describable):
     bounds: tuple[float, float] | None = None
     notices: tuple[str, ...] = ()
     encoding: Mapping[str, tuple[str, ...]] | None = None
+    source: TaskSource | None = field(default=None, init=False, repr=False)
 
     @property
     def population(self) -> int:

@@ -28,6 +28,7 @@ from fedalloy.tasks.federation import FederatedTask
 from fedalloy.tasks.kinds import METRICS, told
 from fedalloy.tasks.lazy import CACHE_MB, LazyClients, LazyTask
 from fedalloy.tasks.partitions.base import Partition
+from fedalloy.tasks.source import TaskSource, source_of
 from fedalloy.tasks.sources.columns import Columns
 from fedalloy.tasks.sources.hugging_face import Tokenise
 from fedalloy.tasks.sources.opening import SourceOptions, as_loader, open_source
@@ -85,7 +86,9 @@ def task(
     if isinstance(opened, Dataset):
         data = _told(opened, as_loader(dataset) is None and partition is None and clients is None)
         number = _number(clients, dataset, opened)
-        return make_task(_Opened(data, defaults), model, partition, number, **settings)
+        made = make_task(_Opened(data, defaults), model, partition, number, **settings)
+        said = {"dataset": dataset, "model": model, "partition": partition, "clients": clients, **settings}
+        return _made_from(source_of(said) if options.is_default else None, made)
     if isinstance(opened, LazyRows):
         rule = None if opened.owner is not None else as_partition(partition, opened)  # type: ignore[arg-type]
         opened = opened.deal(rule, clients or DEFAULT_CLIENTS, key.fold("federation"))
@@ -95,6 +98,12 @@ def task(
 _MORE = {name: one for name, one in inspect.signature(make_task).parameters.items() if one.kind is one.KEYWORD_ONLY}
 _OWN = [one for one in inspect.signature(task).parameters.values() if one.kind is not one.VAR_KEYWORD]
 task.__signature__ = inspect.signature(task).replace(parameters=[*_OWN, *_MORE.values()])  # type: ignore[attr-defined]
+
+
+def _made_from(source: TaskSource | None, task: FederatedTask) -> FederatedTask:
+    """The task with its source, which is no argument, so that no changed copy inherits it."""
+    object.__setattr__(task, "source", source)
+    return task
 
 
 def _settings(given: Mapping[str, Any]) -> dict[str, Any]:

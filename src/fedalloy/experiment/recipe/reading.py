@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from fedalloy.core.errors import SpecError, nearest
 from fedalloy.core.own_code import import_own
+from fedalloy.experiment.describing import GIVEN
 from fedalloy.experiment.recipe.changes import assign
 from fedalloy.experiment.recipe.tables import Recipe
 from fedalloy.experiment.recipe.walking import table_of
@@ -26,10 +27,11 @@ _importing: ContextVar[bool] = ContextVar("importing", default=True)
 def load(path: str | Path, changes: list[str] | None = None) -> Recipe:
     """The recipe in a file, after ``a.b=value`` changes."""
     found = read(path)
-    if Path(path).is_dir() and "task" not in found and "seed" in found.get("run", {}):
+    given = found.get("task", {}) == {"dataset": GIVEN} or ("task" not in found and "seed" in found.get("run", {}))
+    if Path(path).is_dir() and given:
         raise SpecError(
             f"{path} is a run that was begun in Python, and its data and model are not in its folder: continue it in "
-            "Python, with the call of fedalloy.fit that began it and resume=True"
+            "Python, with the call of fedalloy.fit that began it and resume=True, or of fedalloy.compare"
         )
     return parse(assign(found, changes or []), str(path))
 

@@ -14,6 +14,7 @@ from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.errors import RegistryError, SpecError, nearest
 from fedalloy.core.spec import from_spec
 from fedalloy.experiment.config import RunConfig
+from fedalloy.experiment.describing import GIVEN
 from fedalloy.experiment.driver import Ending, RoundEvent, run
 from fedalloy.experiment.interrupt import Caught, put_off
 from fedalloy.experiment.recipe.changes import merge
@@ -143,6 +144,8 @@ def algorithm_of(recipe: Recipe) -> Algorithm:
 def task_of(recipe: Recipe) -> FederatedTask | LazyTask:
     """The task of a one-seed recipe: the same for every algorithm."""
     table, dealt = recipe.task, recipe.partition
+    if table.dataset == GIVEN:
+        raise SpecError("the data and the model of this run were given in Python: continue it there, or name a dataset")
     partition: dict[str, Any] | None = {"kind": dealt.kind, **dealt.arguments} if dealt.kind else None
     if partition is None and dealt.arguments:
         raise SpecError(f"partition: needs a 'kind'; {nearest('', registry.names('partition'))}")

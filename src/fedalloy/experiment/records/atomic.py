@@ -6,6 +6,10 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+BINARY: int = getattr(os, "O_BINARY", 0)
+"""The flag with which Windows leaves line ends as they are."""
+_WINDOWS = os.name == "nt"
+
 
 def write_atomically(path: Path, fill: Callable[[Path], None]) -> None:
     """Let ``fill`` write a temporary file beside ``path``, sync it to disk, then rename it to ``path``."""
@@ -32,10 +36,10 @@ def write_text(path: Path, text: str) -> None:
 def overwrite_text(path: Path, text: str) -> None:
     """Overwrite a file in place, for a full disk; not atomic."""
     content = text.encode()
-    file = os.open(path, os.O_WRONLY)
+    file = os.open(path, os.O_WRONLY | BINARY)
     try:
         # Pad with blanks to the old length before truncating: a concurrent reader sees nothing of the old text.
-        os.pwrite(file, content.ljust(os.fstat(file).st_size), 0)
+        os.write(file, content.ljust(os.fstat(file).st_size))
         os.ftruncate(file, len(content))
         os.fsync(file)
     finally:
@@ -52,8 +56,10 @@ def make_folder(path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Sync a file, or the names inside a folder, to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    """Sync a file, or the names inside a folder, to disk. Windows opens no folder, and syncs what may be written."""
+    if _WINDOWS and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDWR if _WINDOWS else os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -66,4 +72,4 @@ def leftovers(folder: Path) -> Iterable[Path]:
 
 
 def _fill_text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
+    path.write_text(text, encoding="utf-8", newline="\n")  # the same bytes on every system

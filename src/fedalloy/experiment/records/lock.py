@@ -2,7 +2,8 @@
 
 The file names its holder in two lines, the process id and an id that is new for every session. Both are for people and
 for stop requests; whether the lock is held is tested on the lock itself, since the operating system may have reused
-the process id.
+the process id. The lock itself is ``filelock``'s, on an open file, so that everything here is the same on every
+system.
 
 Resuming waits for a process that is still writing the run: a ServerApp, for example, outlives its SuperLink for a while
 and continues with its round, when the same command may already have been given to a new SuperLink.
@@ -10,7 +11,6 @@ and continues with its round, when the same command may already have been given 
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import time
@@ -19,11 +19,15 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from pathlib import Path
 from typing import TypeVar
 
+from filelock import lock_descriptor, unlock_descriptor
+
 from fedalloy.core.errors import RunLocked
 
 _held: set[int] = set()
 _TRIES, _PAUSE = 20, 0.005
 """Testing whether the lock is held takes it for a moment, so acquiring it is tried several times."""
+_LOOKS, _LOOK_PAUSE = 5, 0.001
+"""Others may be testing at the same moment, so a lock counts as held only after several attempts."""
 _LONGEST = 128
 _LOOK = 0.5
 """Seconds between two attempts while waiting for a lock."""
@@ -37,18 +41,18 @@ def _forget_in_child() -> None:
     _held.clear()
 
 
-os.register_at_fork(after_in_child=_forget_in_child)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_child)
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold the lock file ``path``, which names the holder's process id; refused while another holds it."""
-    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    file = os.open(_locked_file(path), os.O_RDWR | os.O_CREAT, 0o666)
     _held.add(file)
     try:
         _take(file, path)
-        os.ftruncate(file, 0)
-        os.pwrite(file, f"{os.getpid()}\n{secrets.token_hex(8)}\n".encode(), 0)
+        path.write_bytes(f"{os.getpid()}\n{secrets.token_hex(8)}\n".encode())
         yield
     finally:
         # Absent in a forked child that leaves this block: the parent still holds the lock.
@@ -59,10 +63,10 @@ def locked(path: Path) -> Iterator[None]:
 
 def _take(file: int, path: Path) -> None:
     for _ in range(_TRIES):
-        if _try(file, fcntl.LOCK_EX):
+        if lock_descriptor(file, blocking=False):
             return
         time.sleep(_PAUSE)
-    pid = _lines(file)[0]
+    pid = _lines(path)[0]
     raise RunLocked(
         f"the run folder {path.parent} is being written by {f'process {pid}' if pid else 'another process'}. Wait "
         f"until it ends, ask it to stop (touch {path.parent / 'stop'}) and resume, or choose another folder"
@@ -72,19 +76,18 @@ def _take(file: int, path: Path) -> None:
 def holder(path: Path) -> int | None:
     """The process that holds a lock file (0 where the file does not name it), or None if it is free.
 
-    Takes a shared lock for a moment, which other readers may hold at the same time.
+    Takes the lock for a moment if it is free.
     """
     with _looking(path) as file:
-        if file is None or _try(file, fcntl.LOCK_SH):
+        if file is None or _is_free(file):
             return None
-        pid = _lines(file)[0]
+        pid = _lines(path)[0]
         return int(pid) if pid.isdecimal() else 0
 
 
 def session_id(path: Path) -> str:
     """The id of the session that holds, or last held, a lock file; empty where there was none."""
-    with _looking(path) as file:
-        return "" if file is None else _lines(file)[1]
+    return _lines(path)[1]
 
 
 def in_turn(folder: Path, work: Callable[[], T], say: Callable[[str], None]) -> T:
@@ -120,7 +123,7 @@ def held(folder: Path, lock: Callable[[], AbstractContextManager[T]], say: Calla
 def _looking(path: Path) -> Iterator[int | None]:
     """The file opened for reading, None where it cannot be; closed and unlocked afterwards, also in a forked child."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        file = os.open(_locked_file(path), os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     except OSError:
         yield None
         return
@@ -130,18 +133,33 @@ def _looking(path: Path) -> Iterator[int | None]:
     finally:
         if file in _held:
             _held.remove(file)
-            fcntl.flock(file, fcntl.LOCK_UN)  # also releases copies in forked children
             os.close(file)
 
 
-def _try(file: int, kind: int) -> bool:
+def _is_free(file: int) -> bool:
+    for _ in range(_LOOKS):
+        if lock_descriptor(file, blocking=False):
+            unlock_descriptor(file)  # also releases copies in forked children
+            return True
+        time.sleep(_LOOK_PAUSE)
+    return False
+
+
+def _locked_file(path: Path) -> Path:
+    """The file that is locked: Windows lets nobody read the locked part of a file, so there it is another one."""
+    return path.with_name(f"{path.name}.held") if os.name == "nt" else path
+
+
+def _lines(path: Path) -> list[str]:
+    """The first two lines of a lock file; empty where it cannot be read."""
     try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _lines(file: int) -> list[str]:
-    """The first two lines of a lock file."""
-    return [*os.pread(file, _LONGEST, 0).decode("ascii", "replace").split("\n"), "", ""][:2]
+        file = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    except OSError:
+        return ["", ""]
+    try:
+        text = os.read(file, _LONGEST)
+    except OSError:
+        return ["", ""]
+    finally:
+        os.close(file)
+    return [*text.decode("ascii", "replace").split("\n"), "", ""][:2]

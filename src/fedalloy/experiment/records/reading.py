@@ -113,6 +113,11 @@ def read_run(path: str | Path) -> RunRecord:
     )
 
 
+def read_runs(folder: str | Path) -> list[RunRecord]:
+    """Every run below a folder, such as that of a comparison."""
+    return [read_run(run) for run in find_runs(folder)]
+
+
 def read_status(folder: Path) -> dict[str, Any]:
     """The status of a run: ``state``, ``round``, ``reason``. A run with the state running and a free lock was
     interrupted: by SIGKILL, a crash of the machine, or a disk so full that the status could not be written."""

@@ -17,6 +17,8 @@ REQUESTED = "stopped on request"
 """The reason in the status of a run that was stopped."""
 _FILE = "stop"
 _LONGEST = 128
+_AS_IT_IS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+"""No symlink is followed and no pipe waited for, where the system can say so."""
 
 
 def ask_to_stop(folder: Path) -> None:
@@ -24,7 +26,7 @@ def ask_to_stop(folder: Path) -> None:
     if holder(folder / "lock") is None:
         raise CheckpointError(f"nothing is running in {folder.name}, so there is nothing to stop")
     # A symlink is not followed: nothing outside the run folder is written.
-    how = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
+    how = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _AS_IT_IS
     file = os.open(folder / _FILE, how, 0o666)
     os.write(file, f"{session_id(folder / 'lock')}\n".encode())
     os.close(file)
@@ -38,7 +40,7 @@ def request_of(folder: Path) -> str:
 def is_asked(request: str, of: str) -> bool:
     """Whether there is a request for the session ``of``, or for any session."""
     try:
-        file = os.open(request, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        file = os.open(request, os.O_RDONLY | _AS_IT_IS)
     except OSError:
         return False
     try:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedalloy.core.errors import SpecError
+from fedalloy.experiment.records.atomic import BINARY
 
 # Flushed at this size: whole lines in one call, so that a reader sees whole lines.
 _BUFFER = 1 << 16
@@ -21,7 +22,7 @@ class Stream:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | BINARY, 0o666)
         self._buffer = bytearray()
         self._unsynced = False
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-import resource
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import fields
@@ -24,9 +24,6 @@ from fedalloy.flower.node.policy import Policy
 from fedalloy.flower.protocol.header import Refused
 from fedalloy.methods.wires.clip import Clip
 from fedalloy.methods.wires.noise import Noise
-
-_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)
-"""glibc's ``malloc_trim``; other systems have none."""
 
 _MOST_LEAVES = 4_000
 _BYTES_PER_PLACE = 48
@@ -97,6 +94,8 @@ def bounded_memory(megabytes: float, device: str) -> Iterator[None]:
     if used is None:
         yield
         return
+    import resource  # only now: other systems than Linux may not have it
+
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     wanted = used + int(megabytes * 1e6)
     known = [one for one in (soft, hard) if one != resource.RLIM_INFINITY]
@@ -110,8 +109,9 @@ def bounded_memory(megabytes: float, device: str) -> Iterator[None]:
 def _give_back_free_memory() -> None:
     """Return free memory to the system: what malloc keeps already counts as used, and could be used beyond the
     limit."""
-    if _TRIM is not None:
-        _TRIM(0)
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
 
 
 def is_memory_error(error: BaseException | None) -> bool:

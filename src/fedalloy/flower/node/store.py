@@ -18,7 +18,6 @@ if the run has ``on_lag = "drop"``.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import re
@@ -27,6 +26,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from filelock import lock_descriptor
 
 from fedalloy.core.errors import CheckpointError
 from fedalloy.core.types import State, Tree
@@ -64,7 +65,7 @@ class NodeStore:
         """Carry out one order at a time; another process of this node waits."""
         atomic.make_folder(self.folder)
         with (self.folder / "lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            lock_descriptor(file.fileno())
             yield self
 
     def accept(self, ticket: Ticket) -> None:

@@ -83,7 +83,7 @@ def launcher() -> Launcher:
     from fedalloy.flower.prefork.fallback import Fallback
     from fedalloy.flower.prefork.forkserver import Prefork
 
-    chosen = os.environ.get(SWITCH)
+    chosen = os.environ.get(SWITCH) if hasattr(os, "fork") else OFF
     return Fallback() if chosen == OFF or (chosen != ON and _looks_different()) else Prefork()
 
 

@@ -8,7 +8,6 @@ when there has been none for :data:`IDLE` seconds; everything in its memory can 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import json
 import logging
@@ -20,6 +19,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from filelock import lock_descriptor
 
 import fedalloy
 from fedalloy.flower.prefork import NotCarriedOut
@@ -64,7 +65,7 @@ def _connected(store: Path) -> Iterator[socket.socket]:
     store.mkdir(parents=True, exist_ok=True, mode=0o700)
     with socket.socket(socket.AF_UNIX) as link:
         with (store / LOCK).open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            lock_descriptor(lock.fileno(), poll_interval=_POLL)
             if not _connect(link, store):
                 _start(link, store)
         yield link

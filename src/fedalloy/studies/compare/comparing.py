@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from fedalloy.core import registry
 from fedalloy.core.errors import SpecError, nearest
 from fedalloy.experiment.config import check_direction
 from fedalloy.experiment.recipe.changes import merge
-from fedalloy.experiment.recipe.reading import load, parse
+from fedalloy.experiment.recipe.reading import parse
 from fedalloy.experiment.recipe.resolving import cores, entry_names, resolve, scored, with_entry
 from fedalloy.experiment.recipe.tables import EntryTable, Recipe
 from fedalloy.experiment.records import atomic
@@ -24,6 +25,7 @@ from fedalloy.results.gains import ClientGains, client_gains, read_scores
 from fedalloy.results.looks import Look, read_looks, record_look
 from fedalloy.results.outcome import RunOutcome, read_outcome
 from fedalloy.results.table import ResultRow, spreads, summarise
+from fedalloy.studies.compare.calling import Algorithms, Call, Grid, RecipeLike, TaskLike, as_call
 from fedalloy.studies.compare.jobs import Broken, Job, Watcher, is_done, leave_if_starting, run_jobs
 from fedalloy.studies.compare.naming import folders, safe, settings_folders
 from fedalloy.studies.compare.tuned import Tried, Tries, Tuned, set_aside, tuned_json
@@ -86,34 +88,56 @@ class Comparison:
 
 
 def compare(
-    recipe: Recipe | Mapping[str, Any] | str | Path,
-    folder: str | Path,
+    task: RecipeLike | TaskLike,
+    algorithms: Algorithms | str | Path | None = None,
+    folder: str | Path | None = None,
     *,
+    seeds: Sequence[int] | None = None,
+    rounds: int | None = None,
+    grid: Grid | None = None,
+    tuning_seeds: Sequence[int] | None = None,
     processes: int | None = None,
-    watcher: Watcher = lambda news: None,
+    watcher: Watcher | None = None,
     track: Sequence[str] = (),
+    **settings: Any,
 ) -> Comparison:
-    """Run every entry of the recipe's comparison with every seed; each run in ``folder/<name>/seed-<s>``.
+    """Run every algorithm with every seed; each run in ``folder/<name>/seed-<s>``.
 
-    ``recipe`` may be a file or its tables. Runs that are finished are kept, interrupted ones are resumed. In a script,
-    call this under ``if __name__ == "__main__":``, as the ``processes`` (default: one per core) import the script.
-    Where there is a grid, each entry first tries every setting on the tuning seeds (in ``folder/tuning``) and
-    continues with the one whose target metric is best at the end, on average over these seeds. ``track`` names
-    trackers for the reported runs (:mod:`fedalloy.results.track`). When all runs have ended and there are enough seeds
-    for verdicts, this is recorded as a look at the comparison (:mod:`fedalloy.results.looks`).
+    ``task`` is a task (the same for all seeds), a function that makes the task of a seed, or a recipe: a file or its
+    tables. ``algorithms`` are ``{name: algorithm}``, each a value (``fedavg(lr=0.05)``), the name of a method or a
+    table (``{"name": "fedprox", "mu": 0.1}``); a recipe has them in ``[[compare]]``. ``settings`` are those of
+    :func:`fedalloy.fit`. The folder (default ``runs/comparison``, or ``runs/<recipe>``) is the one that ``fedalloy
+    compare`` would write: runs that are finished are kept, interrupted ones are resumed.
+
+    With a ``grid`` (``{"solver.lr": [0.05, 0.1]}``, or by the name of an algorithm), each algorithm first tries every
+    setting on the ``tuning_seeds`` (in ``folder/tuning``) and continues with the one whose target metric is best at the
+    end, on average over these seeds. ``track`` names trackers for the reported runs (:mod:`fedalloy.results.track`).
+    When all runs have ended and there are enough seeds for verdicts, this is recorded as a look at the comparison
+    (:mod:`fedalloy.results.looks`).
+
+    Recipes, and tasks that a recipe could make, run in several ``processes`` (default: one per core), which import the
+    script: call this under ``if __name__ == "__main__":``. Other tasks are known to this process alone, and run in it.
     """
     leave_if_starting()
     _check_processes(processes)
-    entries = _single_threaded(as_entries(_as_recipe(recipe)))
+    if isinstance(algorithms, str | Path):  # compare(recipe, folder)
+        algorithms, folder = None, algorithms
+    asked = {"seeds": seeds and list(seeds), "rounds": rounds, "tuning_seeds": tuning_seeds, "grid": grid, **settings}
+    call = as_call(task, algorithms, folder, asked)
+    return _compared(call, processes, watcher or (lambda news: None), track)
+
+
+def _compared(call: Call, processes: int | None, watcher: Watcher, track: Sequence[str]) -> Comparison:
+    entries = _single_threaded(as_entries(call.recipe))
     check_seeds(entries)
-    where, places = Path(folder), folders(entry_names(entries))
+    where, places = call.folder, folders(entry_names(entries))
     recorded = read_looks(where)
     _check_entries(entries)
-    tuning = {name: _tuning_jobs(entries, name, where) for name in entry_names(entries) if grid_of(entries, name)}
+    tuning = {name: _tuning_jobs(entries, name, call) for name in entry_names(entries) if grid_of(entries, name)}
     for name, one in _each(entries):  # and a folder that holds something else
         for seed in entries.run.seeds if name not in tuning else ():
-            is_done(_job(one, name, seed, where / places[name]))
-    workers = processes or default_processes(entries)
+            is_done(_job(one, name, seed, where / places[name], call))
+    workers = 1 if call.task else processes or default_processes(entries)
     _write_json(where / "comparison.json", {"order": entry_names(entries)})
     tuned, stuck = _tune(tuning, workers, watcher)
     if tuned:
@@ -121,7 +145,7 @@ def compare(
         _write_json(where / "tuning.json", [tuned_json(one) for one in tuned])
     chosen = {one.name: one.best for one in tuned}
     jobs = [
-        _job(_changed(one, chosen.get(name, {})), name, seed, where / places[name])
+        _job(_changed(one, chosen.get(name, {})), name, seed, where / places[name], call)
         for name, one in _each(entries)
         for seed in entries.run.seeds
     ]
@@ -152,7 +176,10 @@ def check_seeds(recipe: Recipe) -> None:
     if len(set(recipe.run.seeds)) < len(recipe.run.seeds):
         raise SpecError(f"run.seeds names a seed twice: {recipe.run.seeds}")
     if not recipe.run.tuning_seeds and any(grid_of(recipe, name) for name in entry_names(recipe)):
-        raise SpecError("a grid needs seeds to be tuned on, apart from run.seeds: give run.tuning_seeds = [1000, 1001]")
+        raise SpecError(
+            "a grid needs seeds to be tuned on, apart from run.seeds: give run.tuning_seeds = [1000, 1001] (in "
+            "Python tuning_seeds=[1000, 1001])"
+        )
 
 
 def check_grids(recipe: Recipe) -> None:
@@ -193,12 +220,6 @@ def _check_entries(recipe: Recipe) -> None:
     check_grids(recipe)
 
 
-def _as_recipe(given: Recipe | Mapping[str, Any] | str | Path) -> Recipe:
-    if isinstance(given, Recipe):
-        return given
-    return load(given) if isinstance(given, str | Path) else parse(given)
-
-
 def as_entries(recipe: Recipe) -> Recipe:
     """A recipe without a comparison becomes a comparison of one entry."""
     names = entry_names(recipe)
@@ -226,18 +247,19 @@ def _changed(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
     return parse(merge(recipe.model_dump(exclude_none=True), settings), "grid") if settings else recipe
 
 
-def _job(recipe: Recipe, name: str, seed: int, folder: Path) -> Job:
-    return Job(name, seed, resolve(recipe, seed).resolved, folder / f"seed-{seed}")
+def _job(recipe: Recipe, name: str, seed: int, folder: Path, call: Call) -> Job:
+    task = None if call.task is None else partial(call.task, seed)
+    return Job(name, seed, resolve(recipe, seed).resolved, folder / f"seed-{seed}", task=task)
 
 
-def _tuning_jobs(recipe: Recipe, name: str, folder: Path) -> Tries:
+def _tuning_jobs(recipe: Recipe, name: str, call: Call) -> Tries:
     """Every combination of an entry's grid, each with its runs."""
     grid, entry = grid_of(recipe, name), with_entry(recipe, name)
     points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     tries = []
     for settings, place in zip(points, settings_folders(points), strict=True):
-        changed, where = _changed(entry, settings), folder / "tuning" / safe(name) / place
-        tries.append((settings, [_job(changed, name, seed, where) for seed in recipe.run.tuning_seeds]))
+        changed, where = _changed(entry, settings), call.folder / "tuning" / safe(name) / place
+        tries.append((settings, [_job(changed, name, seed, where, call) for seed in recipe.run.tuning_seeds]))
     return tries
 
 

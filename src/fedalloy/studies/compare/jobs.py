@@ -9,15 +9,20 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from fedalloy.core.errors import CheckpointError, DataError, FedalloyError, SpecError, is_passing
 from fedalloy.experiment.records.reading import read_status
 from fedalloy.results.outcome import watched, watched_by
+
+if TYPE_CHECKING:
+    from fedalloy.core.protocols import Task
+    from fedalloy.experiment.recipe import Experiment
+    from fedalloy.tasks.federation import FederatedTask
 
 _TOLD_EVERY = 0.2
 """Seconds between two messages about the same run."""
@@ -29,13 +34,22 @@ _LONGEST_END = 5.0
 
 @dataclass(frozen=True)
 class Job:
-    """One run to do: its one-run recipe and its folder."""
+    """One run to do: its one-run recipe and its folder; ``task`` makes the data that are not in the recipe."""
 
     name: str
     seed: int
     recipe: dict[str, Any]
     folder: Path
     track: tuple[str, ...] = ()
+    task: Callable[[], Task] | None = field(default=None, compare=False)
+
+    @property
+    def experiment(self) -> Experiment:
+        """The run, ready."""
+        from fedalloy.experiment.recipe import parse, resolve
+
+        made = resolve(parse(self.recipe))
+        return made if self.task is None else replace(made, task=cast("Callable[[], FederatedTask]", self.task))
 
 
 @dataclass(frozen=True)
@@ -119,7 +133,6 @@ def check_data(jobs: Sequence[Job]) -> None:
     function that was edited): the remaining runs would use other data. One run is checked for all those with the same
     data tables, whose files are the same."""
     from fedalloy.experiment.identity import other_data
-    from fedalloy.experiment.recipe import parse, resolve
     from fedalloy.experiment.records.folder import RunFolder
 
     looked: list[Any] = []
@@ -129,7 +142,7 @@ def check_data(jobs: Sequence[Job]) -> None:
         if found is None or tables in looked:
             continue
         looked.append(tables)
-        different = other_data(found, resolve(parse(job.recipe)).task())
+        different = other_data(found, job.experiment.task())
         if different:
             raise CheckpointError(
                 f"{job.folder} holds a run on other data ({', '.join(different)}): the data have changed since; choose "
@@ -153,7 +166,6 @@ def work(job: Job, tell: Callable[[JobNews], None]) -> JobNews:
     """Do one run, in this process."""
     from fedalloy.experiment.driver import RoundEvent
     from fedalloy.experiment.interrupt import Caught, interruption
-    from fedalloy.experiment.recipe import parse, resolve
 
     told, caught = 0.0, Caught()
 
@@ -165,9 +177,7 @@ def work(job: Job, tell: Callable[[JobNews], None]) -> JobNews:
 
     try:
         job.folder.parent.mkdir(parents=True, exist_ok=True)
-        ending, _ = resolve(parse(job.recipe)).run(
-            job.folder, resume=True, watcher=watch, track=job.track, caught=caught
-        )
+        ending, _ = job.experiment.run(job.folder, resume=True, watcher=watch, track=job.track, caught=caught)
     except Exception as error:
         if caught:  # broke while being asked to stop: the signal is meant for all runs
             raise interruption(caught) from error
@@ -202,8 +212,7 @@ def side_by_side(jobs: Sequence[Job], processes: int, tell: Watcher) -> None:
         busy = {connection: waiting.pop() for connection in crew.connections}
         busy = {crew.hand(connection, job): job for connection, job in busy.items()}
         while busy:
-            for ready in wait(list(busy)):
-                assert isinstance(ready, Connection)
+            for ready in cast("list[Connection]", wait(list(busy))):  # Windows has a type of its own
                 news = _receive(ready, busy[ready])
                 if news is None:
                     crew.check_start(ready)

@@ -55,6 +55,11 @@ class SourceOptions:
     called: str = ""
 
     @property
+    def is_default(self) -> bool:
+        """Whether the source is read as a recipe that names it alone would read it."""
+        return all(one is None for one in (self.ids, self.columns, self.classes, self.lazy, self.tokenise))
+
+    @property
     def named(self) -> Columns:
         """The roles of columns, with the column of client ids."""
         columns = self.columns or Columns()

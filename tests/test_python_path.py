@@ -1,0 +1,161 @@
+"""One path from Python and from the command line: the same recipe, the same folders, the same records."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fedalloy
+from fedalloy.algorithms import fedavg, fedprox
+from fedalloy.cli.app import app
+from fedalloy.core.errors import CheckpointError, SpecError
+from fedalloy.experiment.records import toml
+from fedalloy.experiment.records.reading import find_runs, read_run
+
+TABLES = {
+    "task": {"dataset": "synthetic", "model": "logistic"}, "partition": {"clients": 4}, "sampling": {"cohort": 2},
+    "run": {"rounds": 2, "seeds": [0, 1]},
+    "compare": [
+        {"name": "FedAvg", "set": {"algorithm.name": "fedavg", "algorithm.lr": 0.1}},
+        {"name": "FedProx", "set": {"algorithm.name": "fedprox", "algorithm.mu": 0.1, "algorithm.lr": 0.1}},
+    ],
+}  # fmt: skip
+ALGORITHMS = {"FedAvg": fedavg(lr=0.1), "FedProx": fedprox(mu=0.1, lr=0.1)}
+EQUAL = ("rounds.jsonl", "clients.jsonl", "identity.json", "manifest.json")
+
+
+def synthetic(seed: int = 0):
+    return fedalloy.task("synthetic", "logistic", clients=4, seed=seed)
+
+
+def own(seed: int = 0):
+    """The same data, as arrays of one's own: no recipe can make them."""
+    return replace(synthetic(seed), notices=())
+
+
+def files(folder: Path, names=EQUAL) -> dict[str, bytes]:
+    return {
+        f"{run.relative_to(folder)}/{name}": (run / name).read_bytes()
+        for run in find_runs(folder)
+        for name in names
+        if (run / name).exists()
+    }
+
+
+def fedalloy_command(*arguments: object) -> None:
+    app([str(one) for one in arguments], standalone_mode=False)
+
+
+@pytest.fixture(scope="module")
+def by_command(tmp_path_factory):
+    place = tmp_path_factory.mktemp("command")
+    (place / "recipe.toml").write_text(toml.dumps(TABLES))
+    fedalloy_command("compare", place / "recipe.toml", "-o", place / "runs", "-j", 1)
+    return place / "runs"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (synthetic, {"FedAvg": {"name": "fedavg", "lr": 0.1}, "FedProx": {"name": "fedprox", "mu": 0.1, "lr": 0.1}}),
+        (synthetic, ALGORITHMS),
+        (own, ALGORITHMS),
+    ],
+    ids=["tables", "values", "own data"],
+)
+def test_a_comparison_made_in_python_has_the_records_of_the_same_recipe(arguments, by_command, tmp_path):
+    task, algorithms = arguments
+    done = fedalloy.compare(task, algorithms, tmp_path, seeds=[0, 1], rounds=2, cohort=2, processes=1)
+    assert [run.state for run in done.outcomes] == ["finished"] * 4
+    there = files(by_command)
+    assert len(there) >= 4 * 3
+    assert files(tmp_path) == there
+
+
+def test_the_whole_recipe_of_every_run_is_the_one_of_the_command_line(by_command, tmp_path):
+    fedalloy.compare(TABLES, tmp_path, processes=1)
+    assert files(tmp_path, (*EQUAL, "recipe.toml")) == files(by_command, (*EQUAL, "recipe.toml"))
+
+
+def test_the_command_line_reads_resumes_and_reports_a_comparison_from_python(tmp_path, capsys):
+    fedalloy.compare(synthetic, ALGORITHMS, tmp_path / "runs", seeds=[0], rounds=2, processes=1)
+    fedalloy_command("report", tmp_path / "runs", "-o", tmp_path / "report.html")
+    assert "FedProx" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    run = tmp_path / "runs" / "FedProx" / "seed-0"
+    fedalloy_command("run", run, "--resume", "--set", "run.rounds=3")
+    assert read_run(run).last_round == 3
+    fedalloy_command("show", run)
+    assert "FedProx" in capsys.readouterr().out
+
+
+def test_a_run_of_fit_is_resumed_by_the_command_line(tmp_path):
+    fedalloy.fit(ALGORITHMS["FedProx"], synthetic(), rounds=1, cohort=2, folder=tmp_path / "a")
+    fedalloy_command("run", tmp_path / "a", "--resume", "--set", "run.rounds=2")
+    whole = fedalloy.fit(ALGORITHMS["FedProx"], synthetic(), rounds=2, cohort=2, folder=tmp_path / "b")
+    assert whole.status == "finished"
+    assert (tmp_path / "a" / "rounds.jsonl").read_bytes() == (tmp_path / "b" / "rounds.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("change", [{"seed": 3}, {"sampling": None}])
+def test_a_run_that_no_recipe_can_say_is_left_to_python(change, tmp_path, capsys):
+    """A seed that is not the task's, and data that are arrays."""
+    task = own() if "sampling" in change else synthetic()
+    settings = {name: value for name, value in change.items() if value is not None}
+    fedalloy.fit("fedavg", task, rounds=1, folder=tmp_path / "run", **settings)
+    fedalloy_command("run", tmp_path / "run", "--resume")
+    assert "begun in Python" in capsys.readouterr().err
+
+
+def test_a_changed_copy_of_a_task_is_not_taken_for_the_original():
+    assert synthetic().source is not None
+    assert own().source is None
+
+
+def test_the_same_call_continues_and_other_data_are_refused(tmp_path):
+    fedalloy.compare(own(), {"FedAvg": "fedavg"}, tmp_path, seeds=[0, 1], rounds=1)
+    again = fedalloy.compare(own(), {"FedAvg": "fedavg"}, tmp_path, seeds=[0, 1, 2], rounds=1)
+    assert len(again.outcomes) == 3
+    task = own()
+    task = replace(task, train=replace(task.train, x=task.train.x + 1.0))
+    with pytest.raises(CheckpointError, match="other data"):
+        fedalloy.compare(task, {"FedAvg": "fedavg"}, tmp_path, seeds=[0, 1, 2, 3], rounds=1)
+
+
+def test_one_task_is_the_same_for_all_seeds_and_that_is_said(tmp_path):
+    done = fedalloy.compare(synthetic(), ["fedavg", "fedprox"], tmp_path, seeds=[0, 1], rounds=1)
+    manifests = {(run / "manifest.json").read_bytes() for run in find_runs(tmp_path)}
+    assert len(manifests) == 1
+    assert "A seed redraws the initial model and the order of batches." in done.notes
+
+
+def test_a_grid_is_tuned_on_seeds_of_its_own(tmp_path):
+    algorithms: dict[str, Any] = {"FedAvg": fedavg(lr=0.1), "FedProx": {"name": "fedprox", "mu": 0.1}}
+    grid = {"FedAvg": {"solver.lr": [0.001, 0.2]}, "FedProx": {"algorithm.mu": [0.1]}}
+    done = fedalloy.compare(own(), algorithms, tmp_path, seeds=[0], tuning_seeds=[9], rounds=2, grid=grid)
+    assert {one.name: one.best for one in done.tuned}["FedAvg"] == {"solver.lr": 0.2}
+    assert json.loads((tmp_path / "tuning.json").read_text())
+    assert read_run(tmp_path / "FedAvg" / "seed-0").recipe["solver"]["lr"] == 0.2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings", "said"),
+    [
+        ((own(), {"A": 3}), {}, "'A' is a int: give fedavg"),
+        ((own(), {"A": {"mu": 1}}), {}, "'A' has 'mu'"),
+        ((own(), "fedavg"), {"algorithms": None}, "multiple values"),
+        ((own(), ["fedavg"]), {"rouns": 3}, "did you mean 'rounds'"),
+        ((own(), {"A": fedavg()}), {"grid": {"algorithm.lr": [1.0]}, "tuning_seeds": [5]}, "does not reach 'A'"),
+        ((own(), {"A": "fedavg"}), {"grid": {"B": {"algorithm.lr": [1.0]}}}, "'B', which is not compared"),
+        (({**TABLES, "algorithm": {"lr": 0.5}}, {"A": fedavg()}), {}, r"\[algorithm\] would not reach 'A'"),
+        ((torch.zeros(3), ["fedavg"]), {}, "the first argument"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_in_words(arguments, settings, said, tmp_path):
+    with pytest.raises((SpecError, TypeError), match=said):
+        fedalloy.compare(arguments[0], arguments[1], folder=tmp_path, seeds=[0], **settings)
+    assert not list(tmp_path.iterdir())
