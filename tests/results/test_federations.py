@@ -230,6 +230,7 @@ def test_open_runs_give_no_verdict_and_failed_ones_do_not_count(two, tmp_path, s
         assert found.ranks() is None
     else:
         assert ("late", "second") not in evidence
+        assert found.conclusion(evidence).endswith("worse than any result: 3 runs of first, 3 runs of second.")
         assert "no common seed" in page(found)
 
 

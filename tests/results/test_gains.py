@@ -102,6 +102,13 @@ def test_entries_with_other_clients_are_not_paired():
     assert found.reason == "b and a do not have the same clients"
 
 
+def test_runs_that_end_at_the_target_are_not_paired():
+    runs = [scores("a", 0, [0.5]), scores("b", 0, [0.6])]
+    ending = [replace(run, outcome=replace(run.outcome, ends_at_target=True)) for run in runs]
+    assert (one(ending).clients, one(ending).text) == ((), "")
+    assert "end when they reach the target" in one(ending).reason
+
+
 @pytest.mark.parametrize("state", ["failed", "running", "stopped", "interrupted"])
 def test_only_finished_runs_count(state):
     runs = [scores("a", 0, [0.5]), scores("a", 1, [0.5]), scores("b", 0, [0.6]), scores("b", 1, [0.0], state=state)]

@@ -163,7 +163,7 @@ class Federations:
         apart = [self._counted(name, found) for name in self.names[1:] if self._outcomes(name, found).total()]
         alike = f"No algorithm differs from {self.first} in {self.metric} on any of {len(self.all)} federations at 95 %"
         ranks = self.ranks()
-        said = [f"{'; '.join(apart) or alike}.", ranks.against(self.first) if ranks else "", self.shared]
+        said = [f"{'; '.join(apart) or alike}.", ranks.against(self.first) if ranks else "", self.shared, self._failed]
         return " ".join(filter(None, said))
 
     @property
@@ -174,6 +174,12 @@ class Federations:
         if most < 2:
             return ""
         return f"But {most} of the federations hold the same examples, so their answers are not independent."
+
+    @property
+    def _failed(self) -> str:
+        lost = Counter(run.name for one in self.all for run in one.outcomes if run.state == "failed")
+        told = ", ".join(f"{count} {'run' if count == 1 else 'runs'} of {name}" for name, count in lost.items())
+        return f"Failed, which is worse than any result: {told}." if lost else ""
 
     def _outcomes(self, name: str, found: Mapping[tuple[str, str], Evidence]) -> Counter[str]:
         """On how many federations an algorithm has which verdict."""

@@ -241,6 +241,8 @@ def _gains(name: str, mine: Sequence[ScoredRun], first: str, theirs: Sequence[Sc
     higher = theirs[0].higher_is_better
     if higher is None:
         return ClientGains(name, first, metric, reason=f"'{metric}' has no direction: nobody gains or loses by it")
+    if any(run.outcome.ends_at_target for run in (*mine, *theirs)):
+        return ClientGains(name, first, metric, reason="runs end when they reach the target, so their scores are alike")
     base = {run.outcome.seed: run for run in theirs if run.outcome.finished}
     pairs = [(run, base[run.outcome.seed]) for run in mine if run.outcome.finished and run.outcome.seed in base]
     if not pairs:
