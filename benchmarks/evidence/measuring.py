@@ -6,6 +6,7 @@ folder), evidence.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -39,11 +40,16 @@ def measure(world: World, repetitions: int, seed: int = 0) -> Figures:
     return Figures(*found.mean(axis=0).tolist())
 
 
-def wrong(world: World, found: Figures) -> list[str]:
-    """Which bounds are missed."""
-    said = [f"{found.false:.1%} false verdicts, at most {MOST_FALSE:.1%}"] if found.false > MOST_FALSE else []
+def wrong(world: World, found: Figures, repetitions: int | None = None) -> list[str]:
+    """Which bounds are missed; with few ``repetitions``, by more than two standard errors."""
+
+    def slack(bound: float) -> float:
+        return 2 * math.sqrt(bound * (1 - bound) / repetitions) if repetitions else 0.0
+
+    too_many = found.false > MOST_FALSE + slack(MOST_FALSE)
+    said = [f"{found.false:.1%} false verdicts, at most {MOST_FALSE:.1%}"] if too_many else []
     low, high = SINGLE if is_single(world) else (FEWEST_TOGETHER, 1.0)
-    if not low <= found.covered <= high:
+    if not low - slack(low) <= found.covered <= high + slack(high):
         said.append(f"{found.covered:.1%} covered, {low:.0%} to {high:.0%}")
     return said
 

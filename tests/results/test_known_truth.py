@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from benchmarks.evidence import page
+from benchmarks.evidence import measuring, page
 from benchmarks.evidence.__main__ import main
 from benchmarks.evidence.measuring import Figures, measure, wrong
 from benchmarks.evidence.worlds import World, recorded_cases
@@ -20,12 +20,12 @@ from fedalloy.results.evidence import Evidence, PairedDifferences, compare_toget
 from fedalloy.results.rounds import Span
 from fedalloy.results.statistics import ALPHA
 
-REPETITIONS, SEED = 300, 3
+REPETITIONS = 1000
 Patch = Callable[[pytest.MonkeyPatch], None]
 
 
 def looking_naively(patch: pytest.MonkeyPatch) -> None:
-    for module in (looks, against_first):
+    for module in (looks, against_first, measuring):
         patch.setattr(module, "alpha_of", lambda look: ALPHA)
 
 
@@ -58,9 +58,9 @@ def splits_as_if_independent(patch: pytest.MonkeyPatch) -> None:
     ids=lambda one: one.name if isinstance(one, World) else one.__name__,
 )
 def test_the_bounds_are_kept_and_a_fault_is_seen(world, fault, monkeypatch):
-    assert wrong(world, measure(world, REPETITIONS, SEED)) == []
+    assert wrong(world, measure(world, REPETITIONS), REPETITIONS) == []
     fault(monkeypatch)
-    assert wrong(world, measure(world, REPETITIONS, SEED)) != []
+    assert wrong(world, measure(world, REPETITIONS), REPETITIONS) != []
 
 
 def test_recorded_differences_are_centred_and_many():
