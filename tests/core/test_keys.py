@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedalloy.core import keys
 from fedalloy.core.errors import SpecError
 from fedalloy.core.keys import Key
 
@@ -35,6 +36,29 @@ def test_each_is_fold_for_every_label(seed, labels, after):
     batch = Key.of(seed).each(torch.tensor(labels)).fold("x", after)
     for row, label in enumerate(labels):
         assert torch.equal(batch.bits(3)[row], Key.of(seed).fold(label, "x", after).bits(3))
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=40), st.booleans())
+def test_bits_are_mixed_alike_as_an_array_and_by_torch(values, strided):
+    batch = torch.tensor(values, dtype=torch.int64)[:: 2 if strided else 1]
+    kept = batch.clone()
+    assert torch.equal(keys._mix_tensor(batch), keys._mix_anywhere(batch))
+    assert torch.equal(batch, kept)
+
+
+def test_bits_are_mixed_under_vmap():
+    batch = torch.arange(12).reshape(3, 4)
+    assert torch.equal(torch.func.vmap(keys._mix_tensor)(batch), keys._mix_tensor(batch))
+
+
+@given(SEEDS, st.integers(1, 30), st.integers(0, 40))
+def test_a_cohort_is_that_of_floyds_algorithm(seed, size, more):
+    population, chosen = size + more, set()
+    for step, draw in enumerate(Key.of(seed).bits(size).tolist()):
+        top = population - size + step
+        pick = (draw & keys._LAST) % (top + 1)
+        chosen.add(top if pick in chosen else pick)
+    assert Key.of(seed).choice(population, size).tolist() == sorted(chosen)
 
 
 def test_each_of_a_batch_adds_axes_at_the_end():

@@ -109,6 +109,7 @@ CAUGHT_BY = {
     "ignored_epochs": ("uneven epochs", "uneven epochs, normalised"),
     "ignored_links": ("failing links", "failing links, batchnorm"),
     "repeated_draws": ("fedavg", "dropout"),
+    "kept_plan": ("fedavg", "uneven epochs"),
     "stale_buffers": ("batchnorm", "batchnorm and state", "two phases"),
     "call_order": ("fedavg", "wavering steps"),
     "written_inputs": ("fedavg", "batchnorm"),

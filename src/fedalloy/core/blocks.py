@@ -149,9 +149,10 @@ of the same sizes, and reading it takes longer than a small block."""
 def _steps_of(mask: Tensor, active: Tensor) -> _Steps:
     if not bool(active.all()):
         return _read_steps(mask, active)
-    known = _known_steps.get(mask)
-    if known is None:
-        known = _known_steps[mask] = _read_steps(mask, active)
+    version, known = _known_steps.get(mask, (None, None))
+    if known is None or version != mask._version:  # torch counts the writes to a tensor
+        known = _read_steps(mask, active)
+        _known_steps[mask] = mask._version, known
     found: _Steps = known
     return found
 
@@ -164,7 +165,7 @@ def _read_steps(mask: Tensor, active: Tensor) -> _Steps:
         planned, taken, mask = planned[order], taken[order], mask[order]
     steps = int(taken[0]) if len(taken) else 0
     mask = mask[:, :steps]
-    by_step = mask.transpose(0, 1)
+    by_step = mask.transpose(0, 1).clone()  # a view would keep the mask, and with it this entry, for ever
     return _Steps(order, planned, _running(taken.tolist(), steps), _full(mask, taken), by_step, by_step.sum(2))
 
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any, Literal, TypeVar, cast
@@ -223,5 +224,11 @@ def _import_tree(package: str) -> None:
 
 
 def _import_plugins() -> None:
-    for point in entry_points(group="fedalloy.rules"):
+    for point in _plugins(entry_points):
         point.load()
+
+
+@lru_cache(1)
+def _plugins(find: Callable[..., Any]) -> tuple[Any, ...]:
+    """The published modules. Asked for once: finding them reads every installed distribution."""
+    return tuple(find(group="fedalloy.rules"))

@@ -17,7 +17,7 @@ from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Carry, DataPart, Engine, GradAt, Outcome, Shared, Task
 from fedalloy.core.task import TaskWrapper
-from fedalloy.core.types import Block, Cohort, Context, Payload, State, Work
+from fedalloy.core.types import Block, Cohort, Context, Payload, Plan, State, Work
 from fedalloy.core.wrappers import SolverWrapper
 from fedalloy.testing.handles import Change, WrongAnswer
 
@@ -120,6 +120,18 @@ def repeated_draws(engine: Engine) -> Engine:
     return _Wrapped(call)
 
 
+def kept_plan(engine: Engine) -> Engine:
+    """The batches of the first cohort are used for all later ones of the same number of clients."""
+    known: dict[int, Plan] = {}
+
+    def call(given: _Call) -> Outcome:
+        algorithm, task, shared, states, work, ctx = given
+        kept = replace(algorithm, solver=_KeptPlan(algorithm.solver, known))
+        return engine(kept, task, shared, states, work, ctx)
+
+    return _Wrapped(call)
+
+
 def stale_buffers(engine: Engine) -> Engine:
     """The clients' BatchNorm statistics are lost."""
 
@@ -201,7 +213,7 @@ FAULTS: dict[str, Fault] = {
     fault.__name__: fault
     for fault in (
         key_by_slot, forgotten_mask, lost_client_state, shuffled_clients, ignored_epochs, ignored_links,
-        repeated_draws, stale_buffers, call_order, written_inputs, false_statistics,
+        repeated_draws, kept_plan, stale_buffers, call_order, written_inputs, false_statistics,
     )
 }  # fmt: skip
 """All planted faults of engines by name."""
@@ -228,6 +240,16 @@ class _Relabelled(TaskWrapper):
 
     def data(self, part: DataPart, ids: Tensor) -> Block:
         return self.task.data(part, self.ids[ids])
+
+
+@dataclass(frozen=True)
+class _KeptPlan(SolverWrapper):
+    """A solver that keeps its plans by the number of clients."""
+
+    known: dict[int, Plan]
+
+    def plan(self, sizes: Tensor, epochs: Tensor, keys: Key) -> Plan:
+        return self.known.setdefault(len(sizes), self.inner.plan(sizes, epochs, keys))
 
 
 @dataclass(frozen=True)

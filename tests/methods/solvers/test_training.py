@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedalloy.core.blocks import _known_steps, _steps_of
 from fedalloy.core.keys import Key
 from fedalloy.methods.solvers.descent import descend, descend_start
 from fedalloy.methods.solvers.epoch_plans import epoch_plan
@@ -17,6 +19,33 @@ from fedalloy.methods.solvers.training import update_length
 
 BLOCKS = st.lists(st.tuples(st.integers(0, 13), st.integers(0, 3)), min_size=1, max_size=6)
 BATCHES = st.one_of(st.none(), st.integers(1, 15))
+
+
+def test_a_plan_that_is_written_to_changes_no_other():
+    sizes, epochs = torch.tensor([7, 7]), torch.tensor([1, 1])
+    first = epoch_plan(sizes, epochs, 3, None)
+    kept = first.mask.clone(), first.phase.clone()
+    first.mask[:, 0] = False
+    first.phase.add_(1)
+    again = epoch_plan(sizes, epochs, 3, None)
+    assert torch.equal(again.mask, kept[0])
+    assert torch.equal(again.phase, kept[1])
+
+
+def test_steps_are_counted_anew_where_a_mask_was_written_to():
+    mask, everyone = torch.ones(2, 3, 4, dtype=torch.bool), torch.ones(2, dtype=torch.bool)
+    assert _steps_of(mask, everyone).running == [2, 2, 2]
+    mask[1, 2] = False
+    assert _steps_of(mask, everyone).running == [2, 2, 1]
+    assert _steps_of(mask, torch.tensor([True, False])).running == [1, 1, 1]
+
+
+def test_steps_are_forgotten_with_their_mask():
+    before, everyone = len(_known_steps), torch.ones(2, dtype=torch.bool)
+    for _ in range(3):
+        _steps_of(torch.ones(2, 3, 4, dtype=torch.bool), everyone)
+    gc.collect()
+    assert len(_known_steps) <= before
 
 
 def batches(plan, row: int) -> list[list[int]]:

@@ -39,7 +39,8 @@ def epoch_plan(sizes: Tensor, epochs: Tensor, batch_size: int | None, keys: Key 
 class _Schedule:
     """Everything about a plan but its permutations. ``place`` and ``mask`` are ``[C, S, B]``; ``address`` is the place
     in all permutations of a client, one after another; ``valid`` are the sizes for each of them, None if all clients
-    have ``longest`` examples. ``whole``: every slot is used; ``straight``: and a plan is its permutations, in order."""
+    have ``longest`` examples. ``whole``: every slot is used; ``straight``: and a plan is its permutations, in order.
+    ``versions`` are those of mask and phase, by which torch counts writes."""
 
     place: Tensor
     mask: Tensor
@@ -50,6 +51,7 @@ class _Schedule:
     longest: int
     whole: bool
     straight: bool
+    versions: tuple[int, int]
 
 
 def _schedule(sizes: tuple[int, ...], epochs: tuple[int, ...], batch_size: int | None, leftover: str) -> _Schedule:
@@ -57,8 +59,13 @@ def _schedule(sizes: tuple[int, ...], epochs: tuple[int, ...], batch_size: int |
     building one takes longer than a small round."""
     longest = max(1, *sizes) if sizes else 1
     slots = len(sizes) * longest * max(1, *epochs, 1)
-    made = _kept_schedule if slots <= _KEPT_SLOTS else _kept_schedule.__wrapped__
-    return made(sizes, epochs, batch_size, leftover)
+    if slots > _KEPT_SLOTS:
+        return _kept_schedule.__wrapped__(sizes, epochs, batch_size, leftover)
+    found = _kept_schedule(sizes, epochs, batch_size, leftover)
+    if found.mask._version == found.versions[0] and found.phase._version == found.versions[1]:
+        return found
+    _kept_schedule.cache_clear()  # somebody wrote into a plan
+    return _kept_schedule(sizes, epochs, batch_size, leftover)
 
 
 @lru_cache(8)
@@ -83,8 +90,9 @@ def _kept_schedule(
     valid = None if bool((sizes == longest).all()) else sizes.unsqueeze(1).expand(-1, most)
     whole = bool(mask.all())
     straight = whole and address.shape[1:].numel() == most * longest
-    address = address.flatten(1)
-    return _Schedule(place, mask, torch.zeros_like(epoch), address, valid, most, longest, whole, straight)
+    phase, address = torch.zeros_like(epoch), address.flatten(1)
+    versions = mask._version, phase._version
+    return _Schedule(place, mask, phase, address, valid, most, longest, whole, straight, versions)
 
 
 def all_epochs(epochs: Tensor, own: int, second: int) -> tuple[Tensor, Tensor]:

@@ -165,7 +165,7 @@ class LocalTraining(LocalSolver, Describes, CountsSteps, BindsToData):
         if type(self).plan is not LocalTraining.plan:  # a subclass has its own plan: count its steps
             return planned_steps(self, sizes, epochs)
         counted = tuple(sizes.tolist()), tuple(epochs.tolist())
-        return count_steps(*counted, self.epochs, self.second_epochs, self.batch_size, self.leftover)
+        return count_steps(*counted, self.epochs, self.second_epochs, self.batch_size, self.leftover).clone()
 
     def all_epochs(self, epochs: Tensor) -> tuple[Tensor, Tensor]:
         """The epochs of the first phase and of both; -1 means the solver's ``epochs``."""
