@@ -107,7 +107,7 @@ class ModuleObjective(Objective):
 
     def trains_on_one(self, x: Inputs) -> bool:
         """Whether the model can be trained on the single example ``x``; with BatchNorm over vectors it cannot."""
-        if not self.needs_full_batches:
+        if not self._model.has_batchnorm:
             return True
         params, buffers = self.init(Key.of(0))
         try:
