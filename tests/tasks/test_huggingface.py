@@ -13,7 +13,8 @@ pytest.importorskip("peft", reason="needs the extra 'huggingface'")
 
 import fedalloy
 from examples.zoo import data
-from examples.zoo.models import bert, lora, with_adapters
+from examples.zoo.models import bert, gpt2, lora, with_adapters
+from fedalloy.core.errors import FedalloyError
 from fedalloy.core.tree import layers
 from fedalloy.tasks.assembly import make_task
 from fedalloy.tasks.pure_module import PureModule
@@ -80,3 +81,27 @@ def test_an_attention_that_differs_is_not_replaced(monkeypatch):
     assert structure.config._attn_implementation == "sdpa"
     own: Any = bert()
     assert own.config._attn_implementation == "sdpa", "the user's model is not changed"
+
+
+@pytest.mark.parametrize("own", ["model", "next_token"])
+def test_the_models_own_loss_is_that_by_name_and_padding_never_enters_it(own):
+    """One client has a sequence in which nothing counts: alone in its batch, it is no step."""
+    examples = data.next_tokens()
+    examples.y[-1] = data.IGNORED
+    task = fedalloy.task(examples, model=gpt2, loss=own, kind="tokens", test_fraction=0.0)
+    made = {
+        engine: fedalloy.fit(fedalloy.algorithms.fedavg(lr=0.1, batch_size=3), task, rounds=1, engine=engine).model
+        for engine in ("loop", "batched", "workers")
+    }
+    assert task.objective.needs_full_batches == (own == "model")
+    for engine in ("batched", "workers"):
+        torch.testing.assert_close(made[engine], made["loop"], rtol=1e-5, atol=1e-7)
+    named = fedalloy.task(examples, model=gpt2, loss="next_token", kind="tokens", test_fraction=0.0)
+    expected = fedalloy.fit(fedalloy.algorithms.fedavg(lr=0.1, batch_size=3), named, rounds=1, engine="loop")
+    torch.testing.assert_close(made["loop"], expected.model, rtol=1e-4, atol=1e-6)
+
+
+def test_a_model_without_a_loss_is_told_so():
+    task = fedalloy.task("digits", model="logistic", loss="model", clients=2)
+    with pytest.raises(FedalloyError, match="unexpected keyword argument 'labels'"):
+        fedalloy.fit("fedavg", task, rounds=1)

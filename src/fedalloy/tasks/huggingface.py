@@ -36,6 +36,16 @@ def with_own_attention(module: nn.Module) -> bool:
     return bool(models)
 
 
+def scored_by(module: nn.Module) -> str:
+    """The loss by name that a model of transformers computes itself, as far as its type tells; empty if unknown."""
+    for model in pretrained_models(module):
+        if getattr(model, "loss_type", None) == "ForCausalLM":
+            return "next_token"
+        if getattr(model.config, "problem_type", None) == "multi_label_classification":
+            return "binary"
+    return ""
+
+
 @functools.cache
 def register() -> None:
     """Register our attention and mask: the model's own plain formula, and a mask that is always made. The defaults

@@ -18,7 +18,9 @@ from fedalloy.core.objective import ApplyCapability, Objective, StepGradient
 from fedalloy.core.types import Tree
 from fedalloy.tasks.augmentation import Augmentation
 from fedalloy.tasks.calling import scores_in
+from fedalloy.tasks.huggingface import scored_by
 from fedalloy.tasks.losses.loss import Loss, PerExample, choose, name_of
+from fedalloy.tasks.losses.model_loss import ModelLoss, own_loss
 from fedalloy.tasks.pure_module import Factory, PureModule
 from fedalloy.tasks.skeletons import own_buffers
 from fedalloy.tasks.trainable import Patterns
@@ -82,14 +84,16 @@ class ModuleObjective(Objective):
         self._augment = augment or None
         self._unit: Literal["examples", "targets"] = unit
         self._loss = choose(loss)
-        self._hits = hits or self._loss.hits
         self._model = PureModule(factory, trainable, dtype, example)
+        if self._loss == ModelLoss():
+            self._loss = ModelLoss(scored_by(self._model.training))
+        self._hits = hits or self._loss.hits
 
     @property
     def needs_full_batches(self) -> bool:
-        """Whether training outputs depend on the whole batch (BatchNorm, or random draws whose first axis is not the
-        batch), so that no row may be padding."""
-        return self._model.couples
+        """Whether the training loss depends on the whole batch (BatchNorm, random draws whose first axis is not the
+        batch, a loss that the model computes itself), so that no row may be padding."""
+        return self._model.couples or isinstance(self._loss, ModelLoss)
 
     @property
     def single_start(self) -> bool:
@@ -107,7 +111,7 @@ class ModuleObjective(Objective):
 
     def trains_on_one(self, x: Inputs) -> bool:
         """Whether the model can be trained on the single example ``x``; with BatchNorm over vectors it cannot."""
-        if not self.needs_full_batches:
+        if not self._model.has_batchnorm:
             return True
         params, buffers = self.init(Key.of(0))
         try:
@@ -199,6 +203,8 @@ class ModuleObjective(Objective):
                 "whole batches without a mask (engine 'loop'), or use GroupNorm"
             )
         x, y = self._augmented(x, y, draw)
+        if isinstance(self._loss, ModelLoss):
+            return self._models_loss(params, buffers, x, y, draw)
         outputs, new = self._called(params, buffers, x, draw, mask is not None)
         return _mean(self._loss.losses(outputs, y), mask, self._loss.counts(y)), new
 
@@ -260,6 +266,15 @@ class ModuleObjective(Objective):
     def hits(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Whether every example is classified correctly, as 0 or 1; NaN for a regression."""
         return self._hits(outputs, y)
+
+    def _models_loss(
+        self, params: Tree, buffers: Tree, x: Inputs, y: Tensor, draw: Tensor | None
+    ) -> tuple[Tensor, Tree]:
+        """The loss that the model computes itself; 0 where nothing counts, for which models return NaN."""
+        new = own_buffers(buffers, x, params) if buffers else {}
+        returned, new = self._model(True, params, new, x, draw, labels=y)
+        loss, counts = own_loss(returned), self._loss.counts(y)
+        return (loss if counts is None else torch.where(counts.sum() > 0, loss, torch.zeros_like(loss))), new
 
     def _called(self, params: Tree, buffers: Tree, x: Inputs, draw: Tensor | None, padded: bool) -> tuple[Tensor, Tree]:
         """The outputs in training mode, and the buffers after the call."""

@@ -113,8 +113,13 @@ class PureModule:
     def couples(self) -> bool:
         """Whether rows of a training batch affect each other, or the draws of the rows before them: BatchNorm, or draws
         whose first axis is not the batch."""
+        return self.found.couples or self.has_batchnorm
+
+    @cached_property
+    def has_batchnorm(self) -> bool:
+        """Whether a BatchNorm uses the statistics of a batch in training."""
         norms = (part for part in self.training.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm))
-        return self.found.couples or any(norm.training for norm in norms)
+        return any(norm.training for norm in norms)
 
     @property
     def single_start(self) -> bool:
