@@ -19,6 +19,7 @@ from fedalloy.core.keys import Key
 from fedalloy.core.types import Plan
 from fedalloy.methods import published
 from fedalloy.methods.published import fedavg, fednova, scaffold
+from fedalloy.methods.solvers import descent
 from fedalloy.methods.solvers.descent import clipped, descend, descend_start
 from fedalloy.methods.solvers.schedules import Schedule, places
 from fedalloy.methods.solvers.sgd import Sgd
@@ -205,6 +206,38 @@ def test_bf16_on_every_engine(engine):
     found = models(half, task, engine)
     assert all(leaf.dtype == torch.float32 for leaf in found.values())
     assert 1e-6 < max(float((leaf - found[name]).abs().max()) for name, leaf in full.items()) < 2e-2
+
+
+def test_fp16_scales_every_clients_loss(monkeypatch):
+    """On a CPU, with its refusal lifted: the first steps overflow and are skipped, then training goes on."""
+    monkeypatch.setattr(descent, "_check_precision", lambda *given: None)
+    task = small(dtype="float32")
+    start, full = task.objective.init(_model_key())[0], models(fedavg(lr=0.1, batch_size=4, epochs=3), task, "loop")
+    for scale, low, high in ((2.0**8, 0.0, 2e-2), (2.0**24, 2e-2, 1.0)):
+        half = fedavg(lr=0.1, batch_size=4, epochs=3, precision="fp16", loss_scale=scale)
+        assert apart(half, task, "batched") <= 2e-3
+        found = models(half, task, "batched")
+        assert low <= max(float((leaf - found[name]).abs().max()) for name, leaf in full.items()) <= high
+        assert max(float((leaf - start[name]).abs().max()) for name, leaf in found.items()) > 0.05
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", ["clipped", "accumulated", "by_step", "all"])
+@pytest.mark.parametrize("precision", ["full", "bf16", "fp16"])
+def test_on_a_gpu(name, precision):
+    task, algorithm = small(dtype="float32"), fedavg(lr=0.1, batch_size=4, precision=precision, **SETTINGS[name])
+    one, other = (
+        fit(algorithm, task, rounds=2, engine=engine, device="cuda", evaluate_every=2).model
+        for engine in ("loop", "batched")
+    )
+    within = 1e-5 if precision == "full" else 5e-3
+    assert all(torch.allclose(leaf, other[name], atol=within) for name, leaf in one.items())
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_factors_of_steps_do_not_change_the_precision(engine):
+    found = models(fedavg(**SETTINGS["by_step"], momentum=0.5), small(dtype="float32"), engine)
+    assert {leaf.dtype for leaf in found.values()} == {torch.float32}
 
 
 @pytest.mark.parametrize(
