@@ -16,7 +16,7 @@ from fedalloy import fit
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.errors import FedalloyError, SpecError
 from fedalloy.core.keys import Key
-from fedalloy.core.types import Plan
+from fedalloy.core.types import Context, Plan
 from fedalloy.methods import published
 from fedalloy.methods.published import fedavg, fednova, scaffold
 from fedalloy.methods.solvers import descent
@@ -29,6 +29,7 @@ from fedalloy.tasks.datasets.base import Dataset
 from fedalloy.tasks.federation import FederatedTask
 
 UNITS = 20
+CTX, UNIT = (Context(1, 1, Key.of(0), local_lr=lr) for lr in (0.5, 1.0))
 SCHEDULES: dict[str, tuple[dict[str, Any], Any]] = {
     "constant": ({}, lambda o, T: lr_scheduler.ConstantLR(o, factor=1.0)),
     "step": ({"factor": 0.5, "every": 3}, lambda o, T: lr_scheduler.StepLR(o, 3, gamma=0.5)),
@@ -256,7 +257,7 @@ def test_overflowing_steps_are_skipped_for_their_client_alone():
     params = {"w": torch.ones(2, 3)}
     memory = vmap(lambda leaves: descend_start(settings, leaves))(params)
     grads = {"w": torch.tensor([[1.0, torch.inf, 1.0], [1.0, 1.0, 1.0]])}
-    step = vmap(lambda p, g, m: descend(settings, p, g, m, 0.5, {}))
+    step = vmap(lambda p, g, m: descend(settings, p, g, m, {}, CTX))
     params, memory = step(params, grads, memory)
     assert params["w"].tolist() == [[1.0] * 3, [0.5] * 3]
     assert memory["scale"].tolist() == [4.0, 8.0]
@@ -270,12 +271,12 @@ def test_an_overflow_does_not_enter_an_accumulated_gradient():
     settings = Sgd(lr=1.0, precision="fp16", accumulate=2)
     params = {"w": torch.zeros(1)}
     memory = descend_start(settings, params)
-    params, memory = descend(settings, params, {"w": torch.tensor([3.0])}, memory, 1.0, {"flush": torch.tensor(False)})
+    params, memory = descend(settings, params, {"w": torch.tensor([3.0])}, memory, {"flush": torch.tensor(False)}, UNIT)
     assert float(params["w"]) == 0.0
     bad, flush = {"w": torch.tensor([torch.nan])}, {"flush": torch.tensor(True)}
-    params, memory = descend(settings, params, bad, memory, 1.0, flush)
+    params, memory = descend(settings, params, bad, memory, flush, UNIT)
     assert float(params["w"]) == 0.0
-    params, memory = descend(settings, params, {"w": torch.tensor([1.0])}, memory, 1.0, flush)
+    params, memory = descend(settings, params, {"w": torch.tensor([1.0])}, memory, flush, UNIT)
     assert float(params["w"]) == -2.0
 
 
