@@ -36,7 +36,7 @@ class UnsquaredProx(LocalTraining):
         away = tree.subtract(carry["params"], carry["anchor"])
         pull = {name: _unit(leaf) * float(name.endswith(self.pulled)) for name, leaf in away.items()}
         grads = tree.add(grad_at(carry["params"]), pull, self.mu)
-        params, memory = descend(self, carry["params"], grads, carry["memory"], ctx.local_lr, draws)
+        params, memory = descend(self, carry["params"], grads, carry["memory"], draws, ctx)
         return {"params": params, "anchor": carry["anchor"], "memory": memory}
 
     def end(self, carry: Carry, shared: Shared, mine: State, steps: Tensor, ctx: Context) -> tuple[Payload, State]:

@@ -74,11 +74,13 @@ def train(training: BlockTraining) -> TrainingResult:
     block, objective, solver, ctx = training.block, training.objective, training.algorithm.solver, training.ctx
     carry, buffers, losses = training.carry, training.buffers, []
     dropout, phase = block.dropout_keys()[0], block.plan.phase[0]
+    y = block.data.y
+    several = not isinstance(y, Tensor) or y.dim() > 1
+    some_ignored = several and objective.counts(inputs.take(y, slice(0, 1))) is not None
     for step, (x, y, count) in enumerate(batches_of_one(block)):
         training.at.name = f"step {step + 1} of {len(block.running)}"
         grad_at = objective.gradient(objective, x, y, None, buffers, dropout[step])
-        counted = grad_at.counted()
-        if counted is not None and not bool(counted):
+        if some_ignored and not bool(grad_at.counted()):
             continue
         draws = {name: leaf[0, step] for name, leaf in block.draws.items()}
         carry = solver.step(carry, grad_at, draws, phase[step], ctx)

@@ -178,7 +178,8 @@ class Objective(ABC):
 
     def counts(self, y: Inputs) -> Tensor | None:
         """How many targets of every example count, ``[N]`` (the tokens of a sequence that are no padding): the loss of
-        a batch is the mean over all of them, and a batch without any is no step. None: every example counts once."""
+        a batch is the mean over all of them, and a batch without any is no step. None: every example counts once, as
+        always with one target per example."""
         return None
 
     @declared

@@ -143,7 +143,9 @@ def _before(training: BlockTraining) -> Stats:
     """The clients' statistics before training."""
     algorithm, block = training.algorithm, training.block
     planned, requires = block.planned.double(), algorithm.requires
-    stats = {**_sizes(training), "num_steps": planned}
+    stats = {"num_examples": block.data.size.cpu().double(), "num_steps": planned}
+    if training.objective.unit != "examples":
+        stats |= _targets(training, stats["num_examples"])
     if algorithm.described:
         training.at.name = "plan"
         stats |= aspects.describe(algorithm.solver, planned, training.ctx)
@@ -154,12 +156,9 @@ def _before(training: BlockTraining) -> Stats:
     return stats
 
 
-def _sizes(training: BlockTraining) -> Stats:
-    """``num_examples``; if it counts targets, the number of examples is ``num_sequences``."""
+def _targets(training: BlockTraining, examples: Tensor) -> Stats:
+    """``num_examples`` as the number of targets that count; the number of examples is then ``num_sequences``."""
     data, objective = training.block.data, training.objective
-    examples = data.size.cpu().double()
-    if objective.unit == "examples":
-        return {"num_examples": examples}
     counts = [objective.counts(data.client(row).y) for row in range(len(examples))]
     told = [number if one is None else one.sum() for one, number in zip(counts, examples, strict=True)]
     return {"num_examples": torch.stack([one.cpu().double() for one in told]), "num_sequences": examples}

@@ -82,11 +82,12 @@ class ModuleObjective(Objective):
         augment: Augmentation | None = None,
     ) -> None:
         self._augment = augment or None
-        self._unit: Literal["examples", "targets"] = unit
+        self.unit: Literal["examples", "targets"] = unit
         self._loss = choose(loss)
         self._model = PureModule(factory, trainable, dtype, example)
         if self._loss == ModelLoss():
             self._loss = ModelLoss(scored_by(self._model.training))
+        self._named = name_of(self._loss)
         self._hits = hits or self._loss.hits
 
     @property
@@ -141,7 +142,7 @@ class ModuleObjective(Objective):
             name in vars(self) or getattr(mine, name) is not getattr(ModuleObjective, name) for name in _LOSS_IS
         ):
             return None
-        return name_of(self._loss)
+        return self._named
 
     @property
     def loss_rule(self) -> Loss:
@@ -182,7 +183,7 @@ class ModuleObjective(Objective):
         model = self._model
         return ModuleObjective(
             lambda: change(model.factory()), self._loss, trainable=model.patterns, dtype=model.dtype, hits=self._hits,
-            unit=self._unit, augment=self._augment,
+            unit=self.unit, augment=self._augment,
         )  # fmt: skip
 
     def init(self, key: Key) -> tuple[Tree, Tree]:
@@ -202,16 +203,17 @@ class ModuleObjective(Objective):
                 "a padded batch would enter the statistics of BatchNorm, or change the model's random draws: give "
                 "whole batches without a mask (engine 'loop'), or use GroupNorm"
             )
-        x, y = self._augmented(x, y, draw)
+        if self._augment is not None:
+            x, y = self._augmented(x, y, draw)
         if isinstance(self._loss, ModelLoss):
             return self._models_loss(params, buffers, x, y, draw)
         outputs, new = self._called(params, buffers, x, draw, mask is not None)
-        return _mean(self._loss.losses(outputs, y), mask, self._loss.counts(y)), new
+        losses = self._loss.losses(outputs, y)
+        counts = None if isinstance(y, Tensor) and y.dim() == 1 else self._loss.counts(y)
+        return losses.mean() if mask is None and counts is None else _mean(losses, mask, counts), new
 
     def _augmented(self, x: Inputs, y: Inputs, draw: Tensor | None) -> tuple[Inputs, Inputs]:
-        if self._augment is None:
-            return x, y
-        if draw is None:
+        if self._augment is None or draw is None:
             raise SpecError("augmentation in training needs a random draw: call loss(..., draw=key)")
         return self._augment.apply(x, y, draw, self._loss.ignored)
 
@@ -258,11 +260,6 @@ class ModuleObjective(Objective):
         """How many targets of every example count; None: every example counts once."""
         return self._loss.counts(y)
 
-    @property
-    def unit(self) -> Literal["examples", "targets"]:
-        """What ``num_examples`` counts."""
-        return self._unit
-
     def hits(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Whether every example is classified correctly, as 0 or 1; NaN for a regression."""
         return self._hits(outputs, y)
@@ -285,8 +282,6 @@ class ModuleObjective(Objective):
 
 def _mean(losses: Tensor, mask: Tensor | None, counts: Tensor | None) -> Tensor:
     """The mean over the examples of a batch, or over all their targets that count."""
-    if counts is None and mask is None:
-        return losses.mean()
     if counts is None:
         assert mask is not None
         return torch.where(mask, losses, torch.zeros_like(losses)).sum() / mask.sum().clamp(min=1)

@@ -16,9 +16,10 @@ from fedalloy import fit
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.errors import FedalloyError, SpecError
 from fedalloy.core.keys import Key
-from fedalloy.core.types import Plan
+from fedalloy.core.types import Context, Plan
 from fedalloy.methods import published
 from fedalloy.methods.published import fedavg, fednova, scaffold
+from fedalloy.methods.solvers import descent
 from fedalloy.methods.solvers.descent import clipped, descend, descend_start
 from fedalloy.methods.solvers.schedules import Schedule, places
 from fedalloy.methods.solvers.sgd import Sgd
@@ -28,6 +29,7 @@ from fedalloy.tasks.datasets.base import Dataset
 from fedalloy.tasks.federation import FederatedTask
 
 UNITS = 20
+CTX, UNIT = (Context(1, 1, Key.of(0), local_lr=lr) for lr in (0.5, 1.0))
 SCHEDULES: dict[str, tuple[dict[str, Any], Any]] = {
     "constant": ({}, lambda o, T: lr_scheduler.ConstantLR(o, factor=1.0)),
     "step": ({"factor": 0.5, "every": 3}, lambda o, T: lr_scheduler.StepLR(o, 3, gamma=0.5)),
@@ -207,6 +209,38 @@ def test_bf16_on_every_engine(engine):
     assert 1e-6 < max(float((leaf - found[name]).abs().max()) for name, leaf in full.items()) < 2e-2
 
 
+def test_fp16_scales_every_clients_loss(monkeypatch):
+    """On a CPU, with its refusal lifted: the first steps overflow and are skipped, then training goes on."""
+    monkeypatch.setattr(descent, "_check_precision", lambda *given: None)
+    task = small(dtype="float32")
+    start, full = task.objective.init(_model_key())[0], models(fedavg(lr=0.1, batch_size=4, epochs=3), task, "loop")
+    for scale, low, high in ((2.0**8, 0.0, 2e-2), (2.0**24, 2e-2, 1.0)):
+        half = fedavg(lr=0.1, batch_size=4, epochs=3, precision="fp16", loss_scale=scale)
+        assert apart(half, task, "batched") <= 2e-3
+        found = models(half, task, "batched")
+        assert low <= max(float((leaf - found[name]).abs().max()) for name, leaf in full.items()) <= high
+        assert max(float((leaf - start[name]).abs().max()) for name, leaf in found.items()) > 0.05
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", ["clipped", "accumulated", "by_step", "all"])
+@pytest.mark.parametrize("precision", ["full", "bf16", "fp16"])
+def test_on_a_gpu(name, precision):
+    task, algorithm = small(dtype="float32"), fedavg(lr=0.1, batch_size=4, precision=precision, **SETTINGS[name])
+    one, other = (
+        fit(algorithm, task, rounds=2, engine=engine, device="cuda", evaluate_every=2).model
+        for engine in ("loop", "batched")
+    )
+    within = 1e-5 if precision == "full" else 5e-3
+    assert all(torch.allclose(leaf, other[name], atol=within) for name, leaf in one.items())
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_factors_of_steps_do_not_change_the_precision(engine):
+    found = models(fedavg(**SETTINGS["by_step"], momentum=0.5), small(dtype="float32"), engine)
+    assert {leaf.dtype for leaf in found.values()} == {torch.float32}
+
+
 @pytest.mark.parametrize(
     ("settings", "dtype", "said"),
     [({"precision": "bf16"}, "float64", "is for models in float32"),
@@ -223,7 +257,7 @@ def test_overflowing_steps_are_skipped_for_their_client_alone():
     params = {"w": torch.ones(2, 3)}
     memory = vmap(lambda leaves: descend_start(settings, leaves))(params)
     grads = {"w": torch.tensor([[1.0, torch.inf, 1.0], [1.0, 1.0, 1.0]])}
-    step = vmap(lambda p, g, m: descend(settings, p, g, m, 0.5, {}))
+    step = vmap(lambda p, g, m: descend(settings, p, g, m, {}, CTX))
     params, memory = step(params, grads, memory)
     assert params["w"].tolist() == [[1.0] * 3, [0.5] * 3]
     assert memory["scale"].tolist() == [4.0, 8.0]
@@ -237,12 +271,12 @@ def test_an_overflow_does_not_enter_an_accumulated_gradient():
     settings = Sgd(lr=1.0, precision="fp16", accumulate=2)
     params = {"w": torch.zeros(1)}
     memory = descend_start(settings, params)
-    params, memory = descend(settings, params, {"w": torch.tensor([3.0])}, memory, 1.0, {"flush": torch.tensor(False)})
+    params, memory = descend(settings, params, {"w": torch.tensor([3.0])}, memory, {"flush": torch.tensor(False)}, UNIT)
     assert float(params["w"]) == 0.0
     bad, flush = {"w": torch.tensor([torch.nan])}, {"flush": torch.tensor(True)}
-    params, memory = descend(settings, params, bad, memory, 1.0, flush)
+    params, memory = descend(settings, params, bad, memory, flush, UNIT)
     assert float(params["w"]) == 0.0
-    params, memory = descend(settings, params, {"w": torch.tensor([1.0])}, memory, 1.0, flush)
+    params, memory = descend(settings, params, {"w": torch.tensor([1.0])}, memory, flush, UNIT)
     assert float(params["w"]) == -2.0
 
 

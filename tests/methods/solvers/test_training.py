@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from fedalloy.core.blocks import _known_steps, _steps_of
 from fedalloy.core.keys import Key
+from fedalloy.core.types import Context
 from fedalloy.methods.solvers.descent import descend, descend_start
 from fedalloy.methods.solvers.epoch_plans import epoch_plan
 from fedalloy.methods.solvers.sgd import Sgd
@@ -191,6 +192,7 @@ def test_the_local_optimizer_is_that_of_torch(name):
     ours = {"a": Key.of(0).normal(3, 2, dtype=torch.float64), "b": Key.of(1).normal(2, dtype=torch.float64)}
     theirs = [leaf.clone().requires_grad_() for leaf in ours.values()]
     optimizer, memory = make(theirs), descend_start(settings, ours)
+    ctx = Context(1, 1, Key.of(0), local_lr=settings.lr)
     for step in range(6):
         grads = {
             name: Key.of(2).fold(name, step).normal(*leaf.shape, dtype=torch.float64) for name, leaf in ours.items()
@@ -198,7 +200,7 @@ def test_the_local_optimizer_is_that_of_torch(name):
         for leaf, gradient in zip(theirs, grads.values(), strict=True):
             leaf.grad = gradient.clone()
         optimizer.step()
-        ours, memory = descend(settings, ours, grads, memory, settings.lr, {})
+        ours, memory = descend(settings, ours, grads, memory, {}, ctx)
     for leaf, expected in zip(ours.values(), theirs, strict=True):
         torch.testing.assert_close(leaf, expected.detach(), rtol=1e-12, atol=1e-12)
 
@@ -228,10 +230,10 @@ def test_the_length_is_how_far_unit_gradients_carry_a_client(momentum, nesterov,
     """Whatever the combination: descend along gradients of -1 and measure the way."""
     settings = Sgd(lr=1.0, momentum=momentum, nesterov=nesterov)
     place = {"w": torch.zeros((), dtype=torch.float64)}
-    memory = descend_start(settings, place)
+    memory, ctx = descend_start(settings, place), Context(1, 1, Key.of(0), local_lr=1.0)
     for step in range(1, 8):
         gradient = {"w": -1 + pull * place["w"]}
-        place, memory = descend(settings, place, gradient, memory, 1.0, {})
+        place, memory = descend(settings, place, gradient, memory, {}, ctx)
         length = update_length(torch.tensor([float(step)], dtype=torch.float64), momentum, nesterov, pull)
         torch.testing.assert_close(length[0], place["w"])
 

@@ -55,13 +55,13 @@ class Apfl(LocalTraining, Personalised):
 
     def step(self, carry: Carry, grad_at: GradAt, draws: Tree, phase: Tensor, ctx: Context) -> Carry:
         w, v, alpha = carry["params"], carry["personal"], carry["alpha"]
-        lr = self.step_lr(draws, ctx)
         grads = gradient(self, grad_at, w, carry["memory"])
         mixed = gradient(self, grad_at, mixture(w, v, alpha), carry["personal_memory"], track=False)
-        params, memory = descend(self, w, grads, carry["memory"], lr, draws)
+        params, memory = descend(self, w, grads, carry["memory"], draws, ctx)
         own = tree.map_leaves(lambda leaf: alpha * leaf, mixed)
-        personal, own_memory = descend(self, v, own, carry["personal_memory"], lr, draws)
+        personal, own_memory = descend(self, v, own, carry["personal_memory"], draws, ctx)
         if self.adaptive:
+            lr = self.step_lr(draws, ctx)
             alpha = (alpha - lr * tree.dot(tree.subtract(v, w), mixed)).clamp(0, 1).to(alpha.dtype)
         return {
             "params": params,

@@ -55,13 +55,13 @@ class Cgan(LocalTraining, Generative):
 
     def step(self, carry: Carry, grad_at: GradAt, draws: Tree, phase: Tensor, ctx: Context) -> Carry:
         makes, judges = Names(self.generator).split(carry["params"])
-        memory, lr = dict(carry["memory"]), self.step_lr(draws, ctx)
+        memory = dict(carry["memory"])
         loss = discriminator_loss(draws["noise"], self.official)
         grads = gradient(self, grad_at, judges, memory["discriminator"], fixed=makes, by=loss)
-        judges, memory["discriminator"] = descend(self, judges, grads, memory["discriminator"], lr, draws)
+        judges, memory["discriminator"] = descend(self, judges, grads, memory["discriminator"], draws, ctx)
         loss = generator_loss(draws["noise"])
         grads = gradient(self, grad_at, makes, memory["generator"], fixed=judges, by=loss)
-        makes, memory["generator"] = descend(self, makes, grads, memory["generator"], lr, draws)
+        makes, memory["generator"] = descend(self, makes, grads, memory["generator"], draws, ctx)
         return {"params": {name: (makes | judges)[name] for name in carry["params"]}, "memory": memory}
 
     def end(self, carry: Carry, shared: Shared, mine: State, steps: Tensor, ctx: Context) -> tuple[Payload, State]:

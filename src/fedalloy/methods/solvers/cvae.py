@@ -44,7 +44,7 @@ class Cvae(LocalTraining, Generative):
     def step(self, carry: Carry, grad_at: GradAt, draws: Tree, phase: Tensor, ctx: Context) -> Carry:
         loss = evidence_loss(draws["noise"], self.official)
         grads = gradient(self, grad_at, carry["params"], carry["memory"], by=loss)
-        params, memory = descend(self, carry["params"], grads, carry["memory"], self.step_lr(draws, ctx), draws)
+        params, memory = descend(self, carry["params"], grads, carry["memory"], draws, ctx)
         return {"params": params, "memory": memory}
 
     def end(self, carry: Carry, shared: Shared, mine: State, steps: Tensor, ctx: Context) -> tuple[Payload, State]:

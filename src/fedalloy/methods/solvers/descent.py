@@ -13,7 +13,7 @@ from torch import Tensor
 from fedalloy.core import tree
 from fedalloy.core.errors import SpecError
 from fedalloy.core.protocols import Carry, GradAt
-from fedalloy.core.types import Tree
+from fedalloy.core.types import Context, Tree
 
 if TYPE_CHECKING:
     from fedalloy.methods.solvers.training import LocalTraining
@@ -51,9 +51,11 @@ def gradient(training: LocalTraining, grad_at: GradAt, params: Tree, memory: Car
 
 
 def descend(
-    training: LocalTraining, params: Tree, grads: Tree, memory: Carry, lr: float | Tensor, draws: Tree
+    training: LocalTraining, params: Tree, grads: Tree, memory: Carry, draws: Tree, ctx: Context, scale: float = 1.0
 ) -> tuple[Tree, Carry]:
-    """One local step: ``w <- w - lr * direction``. ``draws`` are those of the step."""
+    """One local step: ``w <- w - lr * direction``. ``draws`` are those of the step, ``scale`` multiplies its size."""
+    lr = ctx.local_lr if "lr_factor" not in draws else ctx.local_lr * draws["lr_factor"]
+    lr = lr if scale == 1.0 else scale * lr
     if not training.composed:
         return training.rule.move(params, grads, memory, lr)
     now, finite = _accumulated(training, grads, memory)

@@ -62,7 +62,7 @@ class Ditto(LocalTraining, Personalised):
         pull = tree.subtract(now["params"], carry["anchor"])
         grads = gradient(self, grad_at, now["params"], now["memory"], track=~own)
         grads = tree.add(grads, pull, self.lam * own.double())
-        params, memory = descend(self, now["params"], grads, now["memory"], self.step_lr(draws, ctx), draws)
+        params, memory = descend(self, now["params"], grads, now["memory"], draws, ctx)
         moved = {"params": params, "memory": memory}
         return {**carry, **chosen(own, shared, moved), "personal": chosen(own, moved, personal)}
 

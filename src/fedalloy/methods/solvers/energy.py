@@ -168,7 +168,7 @@ class Energy(LocalTraining, OwnStart, Generative):
             return contrast(real, labels, made, y) + _crossed(real, labels) + self.synthetic * crossed
 
         grads = gradient(self, grad_at, params, carry["memory"], by=loss)
-        params, memory = descend(self, params, grads, carry["memory"], self.step_lr(draws, ctx), draws)
+        params, memory = descend(self, params, grads, carry["memory"], draws, ctx)
         chain = carry["chain"].index_copy(0, chosen, fake)
         return {**carry, "params": params, "memory": memory, "chain": chain}
 

@@ -42,7 +42,8 @@ class GradientDescent(LocalOptimizer):
         return {"velocity": tree.zeros_like(params), **begun} if self.momentum else {}
 
     def move(self, params: Tree, grads: Tree, memory: Carry, lr: float | Tensor) -> Moved:
-        grads = decayed(grads, params, self.weight_decay)
+        if self.weight_decay:
+            grads = tree.add(grads, params, self.weight_decay)
         if not self.momentum:
             if isinstance(lr, Tensor):  # inside a CUDA graph: reading it on the CPU would break the capture
                 return tree.add(params, grads, -lr), memory

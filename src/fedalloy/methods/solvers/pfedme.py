@@ -58,10 +58,9 @@ class PFedMe(LocalTraining, Personalised):
     def step(self, carry: Carry, grad_at: GradAt, draws: Tree, phase: Tensor, ctx: Context) -> Carry:
         w, theta, memory = carry["params"], carry["personal"], carry["memory"]
         lr = self.step_lr(draws, ctx)
-        inner_lr = self.inner_lr * lr / self.lr
         for _ in range(self.inner):
             grads = tree.add(gradient(self, grad_at, theta, memory), tree.subtract(theta, w), self.lam)
-            theta, memory = descend(self, theta, grads, memory, inner_lr, draws)
+            theta, memory = descend(self, theta, grads, memory, draws, ctx, self.inner_lr / self.lr)
         moved = tree.add(w, tree.subtract(w, theta), -lr * self.lam)
         return {"params": moved, "personal": theta, "memory": memory}
 

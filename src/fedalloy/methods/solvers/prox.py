@@ -42,7 +42,7 @@ class Prox(LocalTraining, Fusible):
     def step(self, carry: Carry, grad_at: GradAt, draws: Tree, phase: Tensor, ctx: Context) -> Carry:
         pull = tree.subtract(carry["params"], carry["anchor"])
         grads = tree.add(gradient(self, grad_at, carry["params"], carry["memory"]), pull, self.mu)
-        params, memory = descend(self, carry["params"], grads, carry["memory"], self.step_lr(draws, ctx), draws)
+        params, memory = descend(self, carry["params"], grads, carry["memory"], draws, ctx)
         return {"params": params, "anchor": carry["anchor"], "memory": memory}
 
     def end(self, carry: Carry, shared: Shared, mine: State, steps: Tensor, ctx: Context) -> tuple[Payload, State]:

@@ -54,7 +54,7 @@ class Scaffold(LocalTraining):
 
     def step(self, carry: Carry, grad_at: GradAt, draws: Tree, phase: Tensor, ctx: Context) -> Carry:
         grads = tree.add(gradient(self, grad_at, carry["params"], carry["memory"]), carry["shift"])
-        params, memory = descend(self, carry["params"], grads, carry["memory"], self.step_lr(draws, ctx), draws)
+        params, memory = descend(self, carry["params"], grads, carry["memory"], draws, ctx)
         return {"params": params, "shift": carry["shift"], "memory": memory}
 
     def end(self, carry: Carry, shared: Shared, mine: State, steps: Tensor, ctx: Context) -> tuple[Payload, State]:

@@ -31,8 +31,9 @@ class Sgd(LocalTraining, Fusible):
         return {"params": shared["params"], "memory": descend_start(self, shared["params"])}
 
     def step(self, carry: Carry, grad_at: GradAt, draws: Tree, phase: Tensor, ctx: Context) -> Carry:
-        grads = gradient(self, grad_at, carry["params"], carry["memory"])
-        params, memory = descend(self, carry["params"], grads, carry["memory"], self.step_lr(draws, ctx), draws)
+        params, memory = carry["params"], carry["memory"]
+        grads = grad_at(params) if self.precision == "full" else gradient(self, grad_at, params, memory)
+        params, memory = descend(self, params, grads, memory, draws, ctx)
         return {"params": params, "memory": memory}
 
     def end(self, carry: Carry, shared: Shared, mine: State, steps: Tensor, ctx: Context) -> tuple[Payload, State]:

@@ -95,17 +95,16 @@ class SuPerFed(LocalTraining, Personalised, OwnStart, Fusible):
         return {**carry, "local": mine["local"], "local_memory": memory} if self.started(ctx) else carry
 
     def step(self, carry: Carry, grad_at: GradAt, draws: Tree, phase: Tensor, ctx: Context) -> Carry:
-        lr = self.step_lr(draws, ctx)
         if "local" not in carry:
             pull = tree.subtract(carry["params"], carry["anchor"])
             grads = tree.add(gradient(self, grad_at, carry["params"], carry["memory"]), pull, self.mu)
-            params, memory = descend(self, carry["params"], grads, carry["memory"], lr, draws)
+            params, memory = descend(self, carry["params"], grads, carry["memory"], draws, ctx)
             return {**carry, "params": params, "memory": memory}
         shares = self.shares(carry["params"], draws["mix"])
         mixed = gradient(self, grad_at, mixture(carry["params"], carry["local"], shares), carry["memory"])
         grads, own = self.gradients(carry["params"], carry["local"], carry["anchor"], mixed, shares)
-        params, memory = descend(self, carry["params"], grads, carry["memory"], lr, draws)
-        local, local_memory = descend(self, carry["local"], own, carry["local_memory"], lr, draws)
+        params, memory = descend(self, carry["params"], grads, carry["memory"], draws, ctx)
+        local, local_memory = descend(self, carry["local"], own, carry["local_memory"], draws, ctx)
         return {**carry, "params": params, "memory": memory, "local": local, "local_memory": local_memory}
 
     def end(self, carry: Carry, shared: Shared, mine: State, steps: Tensor, ctx: Context) -> tuple[Payload, State]:
