@@ -32,7 +32,7 @@ from fedalloy.tasks.datasets.fashion_mnist import FashionMnist
 from fedalloy.tasks.datasets.femnist import Femnist
 from fedalloy.tasks.datasets.mnist import Mnist
 from fedalloy.tasks.datasets.tinyshakespeare import TinyShakespeare
-from fedalloy.tasks.fetching import Wish, prepare
+from fedalloy.tasks.fetching import FetchRequest, prepare
 from fedalloy.tasks.originals import Original
 from tests.tasks.real_data import data_folder
 
@@ -151,7 +151,7 @@ def test_the_real_mnist_becomes_the_file_that_is_known(tmp_path):
     for name, values in files.items():
         given.append(tmp_path / f"{name}.gz")
         given[-1].write_bytes(idx(values))
-    prepare(Wish("mnist", given=tuple(given)), tmp_path / "data")
+    prepare(FetchRequest("mnist", given=tuple(given)), tmp_path / "data")
     assert locate.checksum(tmp_path / "data" / "mnist_test.npz") == Mnist.files["mnist_test.npz"]
 
 
@@ -186,7 +186,7 @@ def test_without_a_connection_the_error_says_what_to_do(folder, monkeypatch):
         Original("cifar100", "http://127.0.0.1:9/b.parquet", None, "b.parquet", source="hub"),
     ))  # fmt: skip
     with pytest.raises(DataError, match=r"official: .*refused.*hub: .*refused.* --from FILE"):
-        prepare(Wish("cifar100"), folder)
+        prepare(FetchRequest("cifar100"), folder)
 
 
 def test_the_hub_is_the_alternative(site, folder, monkeypatch):
@@ -288,7 +288,7 @@ def test_an_archive_writes_nothing_outside_of_the_folder(site, folder, monkeypat
     site.files["cifar-100-python.tar.gz"] = archive({"../../../outside": b"x", "/abs": b"x", **members})
     at(site, monkeypatch, "cifar100")
     before = {path for path in folder.parent.rglob("*") if path.is_file()}
-    prepare(Wish("cifar100"), folder)
+    prepare(FetchRequest("cifar100"), folder)
     made = {path for path in folder.parent.rglob("*") if path.is_file()} - before
     assert {path.name for path in made} == {"cifar100.npz", "cifar-100-python.tar.gz", "fetched.json"}
 
@@ -326,11 +326,11 @@ def test_what_is_no_original_is_refused(tmp_path, folder):
     with pytest.raises(DataError, match="it is incomplete"):
         read_idx(tmp_path / "x-train-images.gz")
     with pytest.raises(DataError, match=r"cannot be converted|there is no file for"):
-        prepare(Wish("mnist", given=(tmp_path / "x-train-images.gz",)), folder)
+        prepare(FetchRequest("mnist", given=(tmp_path / "x-train-images.gz",)), folder)
     with pytest.raises(DataError, match="is not a file"):
-        prepare(Wish("mnist", given=(tmp_path / "nothing",)), folder)
+        prepare(FetchRequest("mnist", given=(tmp_path / "nothing",)), folder)
     (tmp_path / "a.tar.gz").write_bytes(b"no archive")
     with pytest.raises(DataError, match=r"cifar10: a\.tar\.gz cannot be converted"):
-        prepare(Wish("cifar10", given=(tmp_path / "a.tar.gz",)), folder)
+        prepare(FetchRequest("cifar10", given=(tmp_path / "a.tar.gz",)), folder)
     with pytest.raises(DataError, match="has no source 'mars'; it has official, hub"):
-        prepare(Wish("cifar10", source="mars"), folder)
+        prepare(FetchRequest("cifar10", source="mars"), folder)

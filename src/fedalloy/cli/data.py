@@ -129,10 +129,10 @@ def fetch(
     download is recorded in fetched.json, and later ones are compared. Nothing in a download is executed.
     """
     from fedalloy.tasks import originals
-    from fedalloy.tasks.fetching import Wish, prepare
+    from fedalloy.tasks.fetching import FetchRequest, prepare
 
     folder = output or originals.folder_for_data()
-    wish = Wish(name, source, url, sha256, tuple(given or ()))
+    wish = FetchRequest(name, source, url, sha256, tuple(given or ()))
     say = (lambda text: None) if as_json else typer.echo
     found = prepare(wish, folder, say)
     if as_json:

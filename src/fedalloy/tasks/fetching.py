@@ -28,7 +28,7 @@ class Fetched:
 
 
 @dataclass(frozen=True)
-class Wish:
+class FetchRequest:
     """What to fetch: from which ``source`` (default: the first that answers), from another ``url`` (of the file, or
     of the folder that holds all files), with a ``sha256`` of one's own, or from files at hand (``given``)."""
 
@@ -39,7 +39,7 @@ class Wish:
     given: tuple[Path, ...] = ()
 
 
-def prepare(wish: Wish, folder: Path, say: Say = lambda text: None, told: Told = lambda done, size: None) -> Fetched:
+def prepare(wish: FetchRequest, folder: Path, say: Say = lambda text: None, told: Told = lambda done, size: None) -> Fetched:
     """Fetch and convert a data set; what is there already is not fetched again."""
     name = ALIASES.get(wish.dataset, wish.dataset)
     files = originals_of(name)
@@ -63,7 +63,7 @@ def _place(name: str, folder: Path) -> Path:
     return folder / ORIGINALS_FOLDER if name in CONVERTERS else folder
 
 
-def _chosen(files: Sequence[Original], wish: Wish) -> dict[str, list[Original]]:
+def _chosen(files: Sequence[Original], wish: FetchRequest) -> dict[str, list[Original]]:
     """The files to fetch by source, in the order in which sources are tried."""
     sources = list(dict.fromkeys(one.source for one in files))
     if wish.source is not None and wish.source not in sources:
@@ -77,7 +77,7 @@ def _chosen(files: Sequence[Original], wish: Wish) -> dict[str, list[Original]]:
     return {kept[0]: [_moved(one, wish, len(found[kept[0]]) > 1) for one in found[kept[0]]]}
 
 
-def _moved(one: Original, wish: Wish, several: bool) -> Original:
+def _moved(one: Original, wish: FetchRequest, several: bool) -> Original:
     """The same file at another address, or with another checksum."""
     url = one.url
     if wish.url:
