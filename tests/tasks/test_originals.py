@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from fedalloy.core import registry
 from fedalloy.core.errors import DataError
-from fedalloy.tasks import originals
+from fedalloy.tasks import locate, originals
 from fedalloy.tasks.originals import ORIGINALS, Original, fetch, originals_of
 
 CONTENT = bytes(range(256)) * 4000
@@ -110,10 +110,26 @@ def test_faults_of_the_source_are_told(source, tmp_path):
         fetch(Original("x", "http://127.0.0.1:9/x", SHA, "x"), tmp_path)
 
 
-def test_without_a_checksum_nothing_is_fetched(source, tmp_path):
-    with pytest.raises(DataError, match="give the one you trust with --sha256"):
-        fetch(Original("x", source.original.url, None, "x"), tmp_path)
-    assert source.asked == []
+def test_without_a_published_checksum_the_first_download_is_recorded_and_later_ones_compared(source, tmp_path):
+    unknown = Original("x", source.original.url, None, "x.bin")
+    fetch(unknown, tmp_path).unlink()
+    assert locate.recorded(tmp_path)["x.bin"]["sha256"] == SHA
+    fetch(unknown, tmp_path).unlink()
+    source.content = CONTENT[:-1] + b"x"
+    with pytest.raises(
+        DataError, match=f"expected sha256 {SHA}, recorded at the first download in fetched.json, found"
+    ):
+        fetch(unknown, tmp_path)
+    assert not (tmp_path / "x.bin").exists()
+    assert locate.recorded(tmp_path)["x.bin"]["sha256"] == SHA
+
+
+def test_a_published_md5_is_compared_where_no_other_is_known(source, tmp_path):
+    md5 = hashlib.md5(CONTENT).hexdigest()
+    assert fetch(Original("x", source.original.url, None, "x.bin", md5), tmp_path).exists()
+    with pytest.raises(DataError, match="expected md5 0000"):
+        fetch(Original("x", source.original.url, None, "y.bin", "0" * 32), tmp_path)
+    assert not (tmp_path / "y.bin").exists()
 
 
 def test_the_table_names_known_datasets_and_whole_checksums():
@@ -131,10 +147,10 @@ def test_the_command_fetches_and_says_what_to_do_next(source, tmp_path, monkeypa
 
     monkeypatch.setattr(originals, "ORIGINALS", (Original("heart", source.original.url, None, "file.bin"),))
     monkeypatch.setenv("FEDALLOY_DATA", str(tmp_path / "data"))
-    refused = CliRunner().invoke(app, ["data", "fetch", "heart"])
+    refused = CliRunner().invoke(app, ["data", "fetch", "heart", "--sha256", "0" * 64])
     assert refused.exit_code == 1
     done = CliRunner().invoke(app, ["data", "fetch", "heart", "--sha256", SHA])
     assert done.exit_code == 0, done.output
     assert (tmp_path / "data" / "file.bin").read_bytes() == CONTENT
-    assert "checksum right" in done.output
+    assert "file.bin: there" in done.output
     assert "the loader reads heart_" in done.output

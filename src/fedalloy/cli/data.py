@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -105,36 +104,41 @@ def describe(
 
 @app.command()
 def fetch(
-    name: Annotated[str, typer.Argument(help="A data set with a public original; a wrong name lists all.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="mnist, fashion-mnist, cifar10, cifar100, femnist, shakespeare, ...; a wrong name lists all."
+        ),
+    ],
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="The folder; default: FEDALLOY_DATA or the user cache.")
     ] = None,
+    given: Annotated[
+        list[Path] | None, typer.Option("--from", help="A file that you downloaded; repeat it for several.")
+    ] = None,
+    source: Annotated[str | None, typer.Option(help="official or hub; default: the first that answers.")] = None,
     sha256: Annotated[str | None, typer.Option(help="The checksum to trust, where none is published.")] = None,
-    url: Annotated[str | None, typer.Option(help="Another address of the same file (a mirror).")] = None,
+    url: Annotated[
+        str | None, typer.Option(help="Another address: of the file, or of the folder that holds all files.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Download the public original of a data set and check it; an interrupted download continues.
+    """Download a data set, check it and convert it to what its loader reads; an interrupted download continues.
 
-    Some loaders read files made from the original: the last line of the output explains how. Files without a
-    published checksum are refused unless you give --sha256.
+    Official sources are tried first, then the Hugging Face hub. Where no checksum is published, that of the first
+    download is recorded in fetched.json, and later ones are compared. Nothing in a download is executed.
     """
-    from fedalloy.core import registry
-    from fedalloy.core.errors import DataError
     from fedalloy.tasks import originals
+    from fedalloy.tasks.fetching import FetchRequest, prepare
 
-    files = originals.originals_of(name)
-    if (sha256 or url) and len(files) > 1:
-        raise DataError(f"'{name}' has {len(files)} files: --sha256 and --url need a data set with one file")
-    chosen = [replace(one, sha256=sha256 or one.sha256, url=url or one.url) for one in files]
     folder = output or originals.folder_for_data()
-    paths = [str(originals.fetch(one, folder)) for one in chosen]
-    loader = registry.everything("dataset").get(name)
-    reads = [file for file in getattr(loader, "files", {}) if file not in {one.filename for one in chosen}]
-    hint = f"the loader reads {', '.join(reads)}: {getattr(loader, 'hint', '')}" if reads else ""
+    wish = FetchRequest(name, source, url, sha256, tuple(given or ()))
+    say = (lambda text: None) if as_json else typer.echo
+    found = prepare(wish, folder, say)
     if as_json:
-        print_json({"files": paths, "next": hint})
+        print_json({"dataset": found.dataset, "files": [str(path) for path in found.files], "notes": list(found.notes)})
         return
-    for path in paths:
-        typer.echo(f"{path}: checksum right")
-    if hint:
-        typer.echo(hint)
+    for path in found.files:
+        typer.echo(f"{path}: there")
+    for note in found.notes:
+        typer.echo(note)

@@ -8,6 +8,7 @@ checksums; this module names no dataset.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,9 @@ from typing import Literal
 from fedalloy.core import registry
 from fedalloy.core.errors import DataError, nearest
 
-Verdict = Literal["ok", "missing", "changed"]
+Verdict = Literal["ok", "missing", "changed", "unknown"]
+RECORD = "fetched.json"
+"""In a folder of data: the checksums of what was fetched or made there."""
 
 
 @dataclass(frozen=True)
@@ -79,18 +82,41 @@ def known() -> dict[str, KnownFile]:
 
 
 def check(filename: str) -> Check:
-    """Compare a file with the checksum its dataset declares."""
+    """Compare a file with the checksum its dataset declares, or with the one recorded when it was fetched."""
     table = known()
     if filename not in table:
         raise DataError(f"no dataset declares a file '{filename}': {nearest(filename, table)}")
     expected, path = table[filename].sha256, look(filename)
     if path is None:
         return Check(filename, "missing", expected)
-    found = checksum(path)
-    return Check(filename, "ok" if found == expected else "changed", expected, path, found)
+    found, first = checksum(path), recorded(path.parent).get(filename, {}).get("sha256")
+    if not expected and first is None:
+        return Check(filename, "unknown", "", path, found)
+    return Check(filename, "ok" if found in (expected, first) else "changed", expected or str(first), path, found)
 
 
 def checksum(path: Path) -> str:
     """The SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def recorded(folder: Path) -> dict[str, dict[str, str]]:
+    """What was fetched into a folder or made there: checksums and addresses by file."""
+    path = folder / RECORD
+    try:
+        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError as cause:
+        raise DataError(
+            f"{path} cannot be read ({cause}); delete it to forget the checksums of earlier downloads"
+        ) from cause
+    return found if isinstance(found, dict) else {}
+
+
+def record(folder: Path, filename: str, facts: dict[str, str]) -> None:
+    """Remember a file; an entry is never changed."""
+    known = recorded(folder)
+    if filename not in known:
+        text = json.dumps({**known, filename: facts}, indent=1, sort_keys=True)
+        (folder / f"{RECORD}.part").write_text(text + "\n", encoding="utf-8")
+        (folder / f"{RECORD}.part").replace(folder / RECORD)

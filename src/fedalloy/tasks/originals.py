@@ -1,10 +1,12 @@
 """Public originals of data sets: their addresses and checksums, and how they are downloaded.
 
-A partial download is continued; a file with the wrong checksum never gets its final name.
+A partial download is continued; a file with the wrong checksum never gets its final name. Where no checksum is
+published, that of the first download is recorded in ``fetched.json``, and later downloads are compared with it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -19,17 +21,36 @@ from fedalloy.tasks import locate
 _BLOCK = 1 << 18
 _TIMEOUT = 60.0
 _MNIST = "https://storage.googleapis.com/cvdf-datasets/mnist"
+_FASHION = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion"
+_TORONTO = "https://www.cs.toronto.edu/~kriz"
 _RAW = "https://raw.githubusercontent.com"
+_HUB = "https://huggingface.co/datasets"
+_PARQUET = "resolve/refs%2Fconvert%2Fparquet"
+ALIASES = {"shakespeare": "tinyshakespeare", "fashion-mnist": "fashion_mnist", "fashionmnist": "fashion_mnist"}
+"""Other names of data sets, for ``fedalloy data fetch``."""
+Told = Callable[[int, int | None], None]
 
 
 @dataclass(frozen=True)
 class Original:
-    """One public file; ``sha256`` is None if no checksum is published: then the user must give one."""
+    """One public file with the checksums that are published for it (None: those of the first download are recorded).
+    Files of one ``source`` belong together; another source is an alternative."""
 
     dataset: str
     url: str
     sha256: str | None
     filename: str
+    md5: str | None = None
+    source: str = "official"
+
+
+def _hub(dataset: str, repository: str, config: str, *splits: str) -> tuple[Original, ...]:
+    """The files of a data set on the Hugging Face hub, as the hub's own conversion to parquet names them."""
+    return tuple(
+        Original(dataset, f"{_HUB}/{repository}/{_PARQUET}/{config}/{split}/0000.parquet", None,
+                 f"{dataset}-{split}.parquet", source="hub")
+        for split in splits
+    )  # fmt: skip
 
 
 ORIGINALS = (
@@ -43,8 +64,23 @@ ORIGINALS = (
              "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6", "t10k-images-idx3-ubyte.gz"),
     Original("mnist", f"{_MNIST}/t10k-labels-idx1-ubyte.gz",
              "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6", "t10k-labels-idx1-ubyte.gz"),
-    Original("cifar10", "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+    *_hub("mnist", "ylecun/mnist", "mnist", "train", "test"),
+    Original("fashion_mnist", f"{_FASHION}/train-images-idx3-ubyte.gz", None,
+             "fashion-train-images-idx3-ubyte.gz", "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
+    Original("fashion_mnist", f"{_FASHION}/train-labels-idx1-ubyte.gz", None,
+             "fashion-train-labels-idx1-ubyte.gz", "25c81989df183df01b3e8a0aad5dffbe"),
+    Original("fashion_mnist", f"{_FASHION}/t10k-images-idx3-ubyte.gz", None,
+             "fashion-t10k-images-idx3-ubyte.gz", "bef4ecab320f06d8554ea6380940ec79"),
+    Original("fashion_mnist", f"{_FASHION}/t10k-labels-idx1-ubyte.gz", None,
+             "fashion-t10k-labels-idx1-ubyte.gz", "bb300cfdad3c16e7a12a480ee83cd310"),
+    *_hub("fashion_mnist", "zalando-datasets/fashion_mnist", "fashion_mnist", "train", "test"),
+    Original("cifar10", f"{_TORONTO}/cifar-10-python.tar.gz",
              "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce", "cifar-10-python.tar.gz"),
+    *_hub("cifar10", "uoft-cs/cifar10", "plain_text", "train", "test"),
+    Original("cifar100", f"{_TORONTO}/cifar-100-python.tar.gz", None, "cifar-100-python.tar.gz",
+             "eb9058c3a382ffc7106e4002c42a8d85"),
+    *_hub("cifar100", "uoft-cs/cifar100", "cifar100", "train", "test"),
+    *_hub("femnist", "flwrlabs/femnist", "default", "train"),
     Original("tinyshakespeare", f"{_RAW}/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
              "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed", "tinyshakespeare.txt"),
     Original("sent140", "https://cs.stanford.edu/people/alecmgo/trainingandtestdata.zip",
@@ -57,32 +93,29 @@ ORIGINALS = (
 
 
 def originals_of(dataset: str) -> list[Original]:
-    """The files of a data set; an error names those that have some."""
-    found = [one for one in ORIGINALS if one.dataset == dataset]
+    """The files of a data set, from all sources; an error names those that have some."""
+    found = [one for one in ORIGINALS if one.dataset == ALIASES.get(dataset, dataset)]
     if not found:
-        known = {one.dataset for one in ORIGINALS}
+        known = {one.dataset for one in ORIGINALS} | set(ALIASES)
         raise DataError(f"no public original of '{dataset}' is known: {nearest(dataset, known)}")
     return found
 
 
-def fetch(original: Original, folder: Path, told: Callable[[int, int | None], None] = lambda done, size: None) -> Path:
+def fetch(original: Original, folder: Path, told: Told = lambda done, size: None) -> Path:
     """Bring one file into a folder and return its path; one that is there already is checked and kept."""
-    if original.sha256 is None:
-        raise DataError(
-            f"{original.filename}: no checksum is published for {original.url}; give the one you trust with --sha256"
-        )
     path = folder / original.filename
     if path.exists():
-        _check(path, original, "is there already, but differs: move it away, or name another folder")
+        _check(path, original, folder, "is there already, but differs: move it away, or name another folder")
         return path
     folder.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.part")
     _download(original.url, part, told)
     try:
-        _check(part, original, "was fetched, but differs: it has changed at its source, or on its way")
+        found = _check(part, original, folder, "was fetched, but differs: it has changed at its source, or on its way")
     except DataError:
         part.unlink()  # continuing a wrong file could never succeed
         raise
+    locate.record(folder, original.filename, {"sha256": found, "url": original.url})
     part.replace(path)
     return path
 
@@ -92,10 +125,20 @@ def folder_for_data() -> Path:
     return locate.folders()[0]
 
 
-def _check(path: Path, original: Original, trouble: str) -> None:
+def _check(path: Path, original: Original, folder: Path, trouble: str) -> str:
+    """The checksum of a file, if it is the published one; where none is, that of the first download."""
     found = locate.checksum(path)
-    if found != original.sha256:
-        raise DataError(f"{original.filename} {trouble} (expected sha256 {original.sha256}, found {found})")
+    first = locate.recorded(folder).get(original.filename, {}).get("sha256")
+    wanted = original.sha256 or (None if original.md5 else first)
+    if wanted is not None and found != wanted:
+        whose = "" if original.sha256 else f", recorded at the first download in {locate.RECORD}"
+        raise DataError(f"{original.filename} {trouble} (expected sha256 {wanted}{whose}, found {found})")
+    if original.md5 is not None and original.sha256 is None:
+        with path.open("rb") as stream:
+            md5 = hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+        if md5 != original.md5:
+            raise DataError(f"{original.filename} {trouble} (expected md5 {original.md5}, found {md5})")
+    return found
 
 
 def _download(url: str, part: Path, told: Callable[[int, int | None], None]) -> None:

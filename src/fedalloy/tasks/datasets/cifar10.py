@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal, cast, get_args
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ _CENTRE_AND_SPREAD: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "symmetric": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
 }
 # Standardised colours have different bounds, so no common ones are declared.
-_BOUNDS = {"unit": (0.0, 1.0), "symmetric": (-1.0, 1.0), "standard": None}
+BOUNDS = {"unit": (0.0, 1.0), "symmetric": (-1.0, 1.0), "standard": None}
 _SIDE = 32
 
 
@@ -35,11 +36,13 @@ class Cifar10(DatasetLoader):
 
     Colours in [0, 1] (``unit``), [-1, 1] (``symmetric``) or standardised by colour (``standard``). Another ``side``
     than 32 resizes once, bilinearly and antialiased (28 in the personalisation experiments). The published results
-    are over 50000 images, these are 20000: clients have two fifths of the published number of examples.
+    are over 50000 images, these are 20000: clients have two fifths of the published number of examples. ``whole`` reads
+    all 50000 and 10000 images from ``cifar10_whole.npz``, which ``fedalloy data fetch cifar10`` makes.
     """
 
     scale: Scale = "unit"
     side: int = _SIDE
+    whole: bool = False
 
     summary: ClassVar[str] = "24000 colour images of 32x32 pixels, 10 classes, 4000 of them for testing (a subset)"
     files: ClassVar[dict[str, str]] = {
@@ -48,8 +51,9 @@ class Cifar10(DatasetLoader):
         "cifar10_test.npz": "087b1418325e9e4e1b7583e87cdf1cd58154dfe87e696acbb8493dbc263b8159",
     }
     hint: ClassVar[str] = (
-        "make them from CIFAR-10: of every class the first 2000 training images (rows in their order, halved into a "
-        "and b) and the first 400 test images; arrays x: uint8 [N, 3, 32, 32], y: int64 [N]"
+        "get it with 'fedalloy data fetch cifar10', or make the files from CIFAR-10: of every class the first "
+        "2000 training images (rows in their order, halved into a and b) and the first 400 test images; arrays "
+        "x: uint8 [N, 3, 32, 32], y: int64 [N]"
     )
     defaults: ClassVar[DatasetDefaults] = DatasetDefaults(metrics=("accuracy", "top5", "loss"))
 
@@ -60,10 +64,13 @@ class Cifar10(DatasetLoader):
             raise SpecError(f"cifar10: side is {self.side}; allowed: 1 or more")
 
     def load(self, key: Key) -> Dataset:
-        """The training images as examples, the 4000 others as global test set; nothing is drawn."""
+        """The training images as examples, the others as global test set; nothing is drawn."""
+        if self.whole:
+            train, test = read_whole("cifar10_whole.npz", self.hint, self._scaled)
+            return Dataset(train.x, cast(Tensor, train.y), 10, test=test, bounds=BOUNDS[self.scale])
         parts, test = [self._read(f"cifar10_train_{part}.npz") for part in "ab"], self._read("cifar10_test.npz")
         x, y = torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts])
-        return Dataset(x, y, 10, test=test, bounds=_BOUNDS[self.scale])
+        return Dataset(x, y, 10, test=test, bounds=BOUNDS[self.scale])
 
     def _read(self, filename: str) -> Examples:
         arrays = read_npz(filename, ("x", "y"), self.hint)
@@ -75,3 +82,13 @@ class Cifar10(DatasetLoader):
             x = functional.interpolate(x, (self.side, self.side), mode="bilinear", antialias=True)
         centre, spread = (torch.tensor(values).reshape(3, 1, 1) for values in _CENTRE_AND_SPREAD[self.scale])
         return (x - centre) / spread
+
+
+def read_whole(filename: str, hint: str, scaled: Callable[[Tensor], Tensor]) -> tuple[Examples, Examples]:
+    """The training and test images of a whole set in one file."""
+    arrays = read_npz(filename, ("x_train", "y_train", "x_test", "y_test"), hint)
+    parts = [
+        (torch.from_numpy(arrays[f"x_{part}"]), torch.from_numpy(arrays[f"y_{part}"])) for part in ("train", "test")
+    ]
+    train, test = (Examples(scaled(x), y.to(torch.int64)) for x, y in parts)
+    return train, test

@@ -53,8 +53,9 @@ class Femnist(Characters):
     summary: ClassVar[str] = "45958 handwritten characters of 300 writers, 28x28 pixels, 62 classes, with their split"
     files: ClassVar[dict[str, str]] = {_FILE: "61f713ff149517dc8ae1e27e042dad67a0a6698955aea5888903353a77aac057"}
     hint: ClassVar[str] = (
-        "make it from LEAF's femnist (non-iid, train share 0.9, repeated images dropped): x_train and x_test uint8 "
-        "[N, 28, 28], y_train and y_test int64 (0-61), client_train and client_test (0-299), writer (names)"
+        "get it with 'fedalloy data fetch femnist' (other writers), or make it from LEAF's femnist (non-iid, "
+        "train share 0.9, repeated images dropped): x_train and x_test uint8 [N, 28, 28], y_train and y_test "
+        "int64 (0-61), client_train and client_test (0-299), writer (names)"
     )
     defaults: ClassVar[DatasetDefaults] = DatasetDefaults(metrics=("accuracy", "top5", "loss"))
 

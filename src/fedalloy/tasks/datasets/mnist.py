@@ -43,9 +43,10 @@ class Mnist(DatasetLoader):
         "mnist_test.npz": "fe03ede69adf7bb5408464916ac4f1d4cd475510fdfb08add4409b34f0a435ec",
     }
     hint: ClassVar[str] = (
-        "make mnist_train.npz and mnist_test.npz from the four IDX files of MNIST "
-        "(arrays x: uint8 [N, 28, 28], y: int64 [N], order kept) and put them there"
+        "get it with 'fedalloy data fetch mnist', or make mnist_train.npz and mnist_test.npz from the four IDX "
+        "files of MNIST (arrays x: uint8 [N, 28, 28], y: int64 [N], order kept) and put them there"
     )
+    prefix: ClassVar[str] = "mnist"
 
     def __post_init__(self) -> None:
         if self.scale not in get_args(Scale):
@@ -55,7 +56,7 @@ class Mnist(DatasetLoader):
 
     def load(self, key: Key) -> Dataset:
         """The training images as examples, the 10000 others as global test set; nothing is drawn."""
-        train, test = self._read("mnist_train.npz"), self._read("mnist_test.npz")
+        train, test = self._read(f"{self.prefix}_train.npz"), self._read(f"{self.prefix}_test.npz")
         centre, spread = _CENTRE_AND_SPREAD[self.scale]
         bounds = ((0 - centre) / spread, (1 - centre) / spread)
         return Dataset(train.x, train.y, classes=10, test=test, bounds=bounds)

@@ -38,7 +38,7 @@ class MedicalQuestionPairs(DatasetLoader):
     summary: ClassVar[str] = "3048 pairs of medical questions by 11 doctors as hashed words, 2 classes"
     files: ClassVar[dict[str, str]] = {"mqp.csv": "94ecd609a9ca9350e1cff2438aa55a034762f01c1a68732aaae3e4be7b03cf57"}
     hint: ClassVar[str] = (
-        "take mqp.csv of the public medical question pair data as it is "
+        "get it with 'fedalloy data fetch mqp', or take mqp.csv of the public medical question pair data as it is "
         "(no header; doctor 1..11, question, question, label)"
     )
     defaults: ClassVar[DatasetDefaults] = replace(TWO_CLASSES, model="text_pair")

@@ -40,9 +40,9 @@ class TinyShakespeare(DatasetLoader):
     summary: ClassVar[str] = "a million characters by 193 roles of Shakespeare's plays: the next one out of 100"
     files: ClassVar[dict[str, str]] = {_FILE: "6b14e903f7c314da86edb4e8dcc48487f00cc4b915618c1e714b75bc264efa8b"}
     hint: ClassVar[str] = (
-        "make it from the public tinyshakespeare text: a block whose first line ends with a colon is a speech of that "
-        "role, speeches joined by newlines, roles of 400 characters or more; text: uint8 codes, offset: int64 "
-        "[roles + 1], role: names"
+        "get it with 'fedalloy data fetch shakespeare', or make it from the public tinyshakespeare text: a block "
+        "whose first line ends with a colon is a speech of that role, speeches joined by newlines, roles of 400 "
+        "characters or more; text: uint8 codes, offset: int64 [roles + 1], role: names"
     )
     defaults: ClassVar[DatasetDefaults] = DatasetDefaults(model="char_lstm", metrics=("accuracy", "top5", "loss"))
 

@@ -1,0 +1,156 @@
+"""``fedalloy data fetch``: from a name to files that the loader of that data set reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from fedalloy.core import registry
+from fedalloy.core.errors import DataError
+from fedalloy.tasks import locate
+from fedalloy.tasks.converting import CONVERTERS, Arrays, convert
+from fedalloy.tasks.originals import ALIASES, Original, Told, fetch, originals_of
+
+ORIGINALS_FOLDER = "originals"
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """What is there now: the files that the loader reads, and what else there is to say."""
+
+    dataset: str
+    files: tuple[Path, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class FetchRequest:
+    """What to fetch: from which ``source`` (default: the first that answers), from another ``url`` (of the file, or
+    of the folder that holds all files), with a ``sha256`` of one's own, or from files at hand (``given``)."""
+
+    dataset: str
+    source: str | None = None
+    url: str | None = None
+    sha256: str | None = None
+    given: tuple[Path, ...] = ()
+
+
+def prepare(wish: FetchRequest, folder: Path, say: Say = lambda text: None, told: Told = lambda done, size: None) -> Fetched:
+    """Fetch and convert a data set; what is there already is not fetched again."""
+    name = ALIASES.get(wish.dataset, wish.dataset)
+    files = originals_of(name)
+    wanted = _loader_files(name)
+    ready = [folder / one for one in wanted]
+    if name in CONVERTERS and not wish.given and wanted and all(path.is_file() for path in ready):
+        return Fetched(name, tuple(ready), ("all files are there already; `fedalloy data check` compares them",))
+    if wish.given:
+        paths, notes = list(wish.given), _compared(wish.given, files)
+    else:
+        paths, notes = _from_somewhere(_chosen(files, wish), _place(name, folder), say, told), ()
+    if name not in CONVERTERS:
+        return Fetched(name, tuple(paths), (*notes, *_unconverted(name, wanted, paths)))
+    say(f"converting {', '.join(path.name for path in paths)}")
+    made = convert(name, {path.name: path for path in paths})
+    return Fetched(name, tuple(_written(made, folder)), (*notes, *_differing(made, folder, name)))
+
+
+def _place(name: str, folder: Path) -> Path:
+    """Originals that are converted lie apart from the files that loaders read."""
+    return folder / ORIGINALS_FOLDER if name in CONVERTERS else folder
+
+
+def _chosen(files: Sequence[Original], wish: FetchRequest) -> dict[str, list[Original]]:
+    """The files to fetch by source, in the order in which sources are tried."""
+    sources = list(dict.fromkeys(one.source for one in files))
+    if wish.source is not None and wish.source not in sources:
+        raise DataError(f"{wish.dataset} has no source '{wish.source}'; it has {', '.join(sources)}")
+    kept = [wish.source] if wish.source else sources[:1] if wish.url or wish.sha256 else sources
+    found = {source: [one for one in files if one.source == source] for source in kept}
+    if wish.sha256 and len(found[kept[0]]) > 1:
+        raise DataError(f"'{wish.dataset}' has {len(found[kept[0]])} files: --sha256 needs a data set with one file")
+    if not wish.url and not wish.sha256:
+        return found
+    return {kept[0]: [_moved(one, wish, len(found[kept[0]]) > 1) for one in found[kept[0]]]}
+
+
+def _moved(one: Original, wish: FetchRequest, several: bool) -> Original:
+    """The same file at another address, or with another checksum."""
+    url = one.url
+    if wish.url:
+        url = f"{wish.url.rstrip('/')}/{one.url.rpartition('/')[2]}" if several else wish.url
+    return replace(one, url=url, sha256=wish.sha256 or one.sha256)
+
+
+def _from_somewhere(sources: dict[str, list[Original]], folder: Path, say: Say, told: Told) -> list[Path]:
+    """The files of the first source that has them all; the error says what was wrong with each."""
+    troubles = []
+    for source, files in sources.items():
+        try:
+            paths = []
+            for one in files:
+                say(f"{one.filename} from {one.url}")
+                paths.append(fetch(one, folder, told))
+            return paths
+        except DataError as error:
+            troubles.append(f"{source}: {error}")
+    name = next(iter(sources.values()))[0].dataset
+    raise DataError(
+        f"{name} could not be fetched. {'; '.join(troubles)}. Without a connection, download the files elsewhere "
+        f"and run: fedalloy data fetch {name} --from FILE"
+    )
+
+
+def _compared(given: Sequence[Path], files: Sequence[Original]) -> tuple[str, ...]:
+    """What is known about files that the user has downloaded."""
+    notes = []
+    for path in given:
+        if not path.is_file():
+            raise DataError(f"{path} is not a file; --from takes the files that you downloaded")
+        found = locate.checksum(path)
+        known = next((one for one in files if path.name in (one.filename, one.url.rpartition("/")[2])), None)
+        if known is not None and known.sha256 is not None:
+            same = (
+                "has the known checksum" if found == known.sha256 else f"differs from the known file ({known.sha256})"
+            )
+            notes.append(f"{path.name} {same}")
+        else:
+            notes.append(f"{path.name}: sha256 {found} (none is published to compare it with)")
+    return tuple(notes)
+
+
+def _written(made: dict[str, Arrays], folder: Path) -> list[Path]:
+    """Write the files; one gets its name when it is complete."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for filename, arrays in made.items():
+        part = folder / f"{filename}.part"
+        with part.open("wb") as stream:
+            np.savez_compressed(stream, **arrays)  # type: ignore[arg-type]
+        part.replace(folder / filename)
+        paths.append(folder / filename)
+    return paths
+
+
+def _differing(made: dict[str, Arrays], folder: Path, name: str) -> tuple[str, ...]:
+    """A note about files that are not those with which the recipes were checked, and a record of all."""
+    known, notes = locate.known(), []
+    for filename in made:
+        found = locate.checksum(folder / filename)
+        locate.record(folder, filename, {"sha256": found, "made from": name})
+        if filename in known and known[filename].sha256 not in ("", found):
+            notes.append(f"{filename} holds other examples than the file with which fedalloy's recipes were checked")
+    return tuple(notes)
+
+
+def _unconverted(name: str, wanted: Sequence[str], paths: Sequence[Path]) -> tuple[str, ...]:
+    reads = [file for file in wanted if file not in {path.name for path in paths}]
+    hint = getattr(registry.everything("dataset").get(name), "hint", "")
+    return (f"the loader reads {', '.join(reads)}: {hint}",) if reads else ()
+
+
+def _loader_files(name: str) -> list[str]:
+    return list(getattr(registry.everything("dataset").get(name), "files", {}))
