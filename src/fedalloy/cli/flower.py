@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedalloy.cli.console import complain, number, print_table
-from fedalloy.cli.flower_status import missing_rows, status
+from fedalloy.cli.flower_members import ServerFolder, admit, commands_to, revoke, rotate
+from fedalloy.cli.flower_site import approve, audit, forget, review, withdraw
+from fedalloy.cli.flower_status import logs, missing_rows, status
 from fedalloy.cli.importing import AllowImports
 from fedalloy.cli.run import Changes, Quick
 
 if TYPE_CHECKING:
     from fedalloy.flower.control import Control
-    from fedalloy.flower.flwr_cli import FlwrCli, SubmittedRun
+    from fedalloy.flower.flwr_cli import SubmittedRun
 
 EXAMPLES = """
 Try it here:  fedalloy flower up recipes/quickstart.toml --nodes 3
@@ -38,7 +40,6 @@ Insecure = Annotated[
 ]
 Seed = Annotated[int | None, typer.Option(help="The seed; default: the recipe's first.")]
 RecipeFile = Annotated[Path, typer.Argument(help="A recipe (.toml).", metavar="RECIPE")]
-ServerFolder = Annotated[Path, typer.Argument(help="The server's folder (server.toml is in it).", metavar="DIR")]
 
 
 @app.command()
@@ -130,7 +131,7 @@ def run_on(
     from fedalloy.experiment.recipe import load
     from fedalloy.flower.submission import COMPLETED, Study
 
-    with _flwr(server) as cli:
+    with commands_to(server) as cli:
         study = Study(cli, load(recipe, changes), output, seed)
         ended = study.run_to_end(typer.echo)
         if ended != COMPLETED and study.run:
@@ -174,20 +175,6 @@ def server(folder: ServerFolder) -> None:
 
 
 @app.command()
-def admit(folder: ServerFolder) -> None:
-    """Admit exactly the nodes whose public keys are in DIR/nodes now: add new keys, remove keys that are gone.
-
-    Every start of the server does the same.
-    """
-    from fedalloy.flower import admission
-
-    with _flwr(folder) as cli:
-        known = admission.admit(cli.place, cli)
-    typer.echo(f"admitted: {', '.join(known) or 'no nodes; put public keys (NAME.pub) into ' + str(folder / 'nodes')}")
-    typer.echo("all other nodes are refused")
-
-
-@app.command()
 def node(
     folder: Annotated[Path, typer.Argument(help="The node's folder (node.toml is in it).", metavar="DIR")],
 ) -> None:
@@ -201,28 +188,15 @@ def node(
     raise typer.Exit(keep_running(folder, typer.echo))
 
 
-app.command()(status)
-
-
-@contextmanager
-def _flwr(folder: Path) -> Iterator[FlwrCli]:
-    """Commands to the server of a folder, which must be running."""
-    from fedalloy.core.errors import SpecError
-    from fedalloy.flower.flwr_cli import FlwrCli
-    from fedalloy.flower.operations import answers, found
-
-    place = found(folder)
-    if not answers(place):
-        raise SpecError(f"the server in {folder} is not running; start it: fedalloy flower server {folder}")
-    with closing(FlwrCli(place)) as cli:
-        yield cli
+for command in (admit, revoke, rotate, status, logs, review, approve, withdraw, forget, audit):
+    app.command()(command)
 
 
 @contextmanager
 def _control(folder: Path, patience: float = 60.0) -> Iterator[Control]:
     from fedalloy.flower.control import Control
 
-    with _flwr(folder) as cli:
+    with commands_to(folder) as cli:
         yield Control(cli, typer.echo, patience)
 
 

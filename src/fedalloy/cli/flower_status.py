@@ -49,6 +49,18 @@ def status(
             raise typer.Exit(seen.code) from None
 
 
+def logs(
+    folder: Annotated[Path, typer.Argument(help="A run, a server's folder, or a node's folder.", metavar="DIR")],
+    site: Annotated[str, typer.Argument(help="Only what concerns this site.", metavar="[SITE]")] = "",
+    lines: Annotated[int, typer.Option("-n", "--lines", help="The last so many lines.")] = 40,
+) -> None:
+    """Show what the server logged about a site, the rounds it missed, and its own log if that is on this machine."""
+    from fedalloy.flower.site_logs import site_log
+
+    for line in site_log(folder, site)[-lines:]:
+        typer.echo(line)
+
+
 def missing_rows(folder: Path) -> list[list[str]]:
     """A table of the clients that did not contribute to the last round of a run."""
     from fedalloy.flower.progress import progress

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import warnings
 from collections.abc import Sequence
@@ -19,9 +18,9 @@ from typing import Any
 
 from fedalloy.core.errors import SpecError
 from fedalloy.flower.layout import NODE_FILE, SERVER_FILE, is_loopback, server_files
+from fedalloy.flower.names import check_name
 from fedalloy.flower.pki import DAYS, make_node_key, make_server_certificate, public_half, write_public
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}", re.IGNORECASE)
 _UNSAFE = "**This federation is NOT encrypted and admits any node. Use it on one machine only, and without real data.**"
 _SAFE = (
     "The connection is encrypted. The server proves who it is by `ca.crt`, this machine by `node.key`.\n"
@@ -48,10 +47,7 @@ class FederationPlan:
         if not self.nodes:
             raise SpecError("a federation needs at least one node; name them with --names, or count them with --nodes")
         for name in self.nodes:
-            if not _NAME.fullmatch(name) or name == "server":
-                raise SpecError(
-                    f"'{name}' is not a valid node name: letters, digits, dots, dashes, underscores, and not 'server'"
-                )
+            check_name(name)
         if len(set(self.nodes)) < len(self.nodes):
             raise SpecError(f"two nodes have the same name: {', '.join(self.nodes)}")
         if not 1 <= self.port <= 65535:

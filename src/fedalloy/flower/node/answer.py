@@ -28,6 +28,8 @@ from fedalloy.core.protocols import ENGINE_STATS, Shared, Weighting
 from fedalloy.core.spec import from_spec
 from fedalloy.core.types import Block, Cohort, Context, Contributions, Info, State, Weights
 from fedalloy.flower.config import NodeConfig
+from fedalloy.flower.node.approval import Approvals, fingerprint
+from fedalloy.flower.node.audit import Audit
 from fedalloy.flower.node.data import LocalTask, MakeTask, local_task
 from fedalloy.flower.node.leaves import check_cohort, check_frozen, check_shared, whole
 from fedalloy.flower.node.limits import bounded_memory, check_protected, check_steps, is_memory_error
@@ -36,6 +38,7 @@ from fedalloy.flower.node.store import NodeStore, Start, Ticket
 from fedalloy.flower.payloads import ALWAYS
 from fedalloy.flower.protocol.header import LeavesLost, Malformed, Refused, plain_record, signed
 from fedalloy.flower.protocol.orders import (
+    Addressed,
     AlgorithmSpec,
     Cross,
     Evaluate,
@@ -140,17 +143,48 @@ def respond(content: RecordDict, node_config: Mapping[str, Any], make_task: Make
     except FedalloyError as error:
         log.error("%s", error)
         return _refusal(f"this node is not configured properly: {error}")
+    order: ReceivedOrder | None = None
     try:
         order = read_order(content, policy.max_megabytes * 1e6, policy.models)
     except Malformed as error:
-        return _refusal(f"the server's message cannot be read: {error}")
+        answered = _refusing(f"the server's message cannot be read: {error}")
     except FedalloyError as error:
         log.warning("refused: %s", error)
-        return _refusal(str(error))
-    if config.threads:
-        torch.set_num_threads(config.threads)
-    answered = answer(order, config, policy, make_task)
+        answered = _refusing(str(error))
+    else:
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        answered = answer(order, config, policy, make_task)
+    try:
+        Audit(config.store).note({**_asked(order), **_answered(answered)})
+    except OSError as error:
+        log.error("the audit log cannot be written: %s", error)
+        reason = "this node cannot write its audit log, and answers nothing without it"
+        return plain_record(signed(status="failed", reason=reason))
     return as_records(answered)
+
+
+def _asked(order: ReceivedOrder | None) -> dict[str, Any]:
+    """What was asked, for the audit log."""
+    head = order.head if order else None
+    if not isinstance(head, Addressed):
+        return {"asked": "hello" if head else "unreadable"}
+    study = fingerprint(head.algorithm, head.task)
+    return {"asked": head.kind, "run": head.run, "round": head.round, "client": head.client, "study": study}
+
+
+def _answered(message: TensorMessage) -> dict[str, Any]:
+    """What was answered, for the audit log: by name and bytes, without values."""
+    told: dict[str, Any] = {name: message.header[name] for name in ("status", "reason") if name in message.header}
+    numbers = [
+        *message.header.get("stats", ()),
+        *(name for name in ("scores", "cross_score") if name in message.header),
+    ]
+    return {**told, "bytes": sizes(message.parts), "numbers": numbers}
+
+
+def _refusing(reason: str) -> TensorMessage:
+    return TensorMessage(signed(status="refused", reason=reason))
 
 
 def _refusal(reason: str) -> RecordDict:
@@ -186,7 +220,10 @@ def _carry_out(
 ) -> TensorMessage:
     if head.client != config.client:
         raise Refused(f"the order is for '{head.client:.80}', this node is '{config.client}'")
+    study, approvals = fingerprint(head.algorithm, head.task), Approvals(config.store)
+    approvals.check(study, policy.require_approval)
     store = NodeStore.of(config.store, head.run, config.client)
+    approvals.mark(head.run, study)
     with store.lock():
         order = _checked(head, received, config, policy, store, make_task)
         done = _KINDS[head.kind](order)

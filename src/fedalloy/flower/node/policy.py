@@ -10,6 +10,7 @@
     max_examples = 10000000                  # nor with more
     require_clip = 1.0                       # updates are sent clipped to this norm or less, or not at all
     require_noise = 0.01                     # and with noise of at least this standard deviation, drawn by the node
+    require_approval = true                  # only studies that the operator has approved ('fedalloy flower approve')
 
 Every key is optional. A forbidden statistic that the algorithm does not need is not sent; if the algorithm needs
 it, the node refuses the round and names the statistic. A forbidden metric is missing in the scores.
@@ -42,6 +43,7 @@ class Policy:
     max_examples: int = 10_000_000
     require_clip: float | None = None
     require_noise: float | None = None
+    require_approval: bool = False
 
     def __post_init__(self) -> None:
         for field in fields(self):

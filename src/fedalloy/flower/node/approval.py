@@ -1,0 +1,108 @@
+"""The approval of studies by a site: what a server asks for must be what the site's operator has approved.
+
+A study is known by its fingerprint, the SHA-256 of what nodes are asked to do: the algorithm's part that they carry out
+and the task, without the seed. A node computes it from the orders themselves, so a server cannot claim another one. The
+operator computes the same from the recipe (``fedalloy flower review``). With ``require_approval = true`` in its policy,
+a node refuses every study whose fingerprint is not in ``approvals.json`` in its store.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from fedalloy.core.errors import CheckpointError, SpecError
+from fedalloy.experiment.records import atomic
+from fedalloy.flower.node.audit import Audit
+from fedalloy.flower.protocol.header import Refused
+from fedalloy.flower.protocol.orders import AlgorithmSpec, RuleSpec, TaskSpec
+from fedalloy.flower.protocol.plain_values import thawed
+
+_FILE, _MARK = "approvals.json", "study"
+
+
+def fingerprint(algorithm: AlgorithmSpec, task: TaskSpec) -> str:
+    """The fingerprint of a study."""
+    told = {"algorithm": _plain(algorithm), "task": _plain(task)}
+    told["task"].pop("seed")
+    text = json.dumps(told, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Approvals:
+    """The approved studies of a node's store, by fingerprint: the name that the operator gave, and when."""
+
+    store: Path
+
+    def read(self) -> dict[str, dict[str, Any]]:
+        """All approved studies."""
+        file = self.store / _FILE
+        if not file.exists():
+            return {}
+        try:
+            found: dict[str, dict[str, Any]] = dict(json.loads(file.read_text(encoding="utf-8")))
+        except (ValueError, TypeError) as error:
+            raise CheckpointError(f"{file} cannot be read: {error}; approve the studies again") from None
+        return found
+
+    def approve(self, study: str, name: str) -> None:
+        """Approve a study."""
+        self._write(self.read() | {study: {"name": name, "approved": round(time.time())}})
+        Audit(self.store).note({"approved": study, "name": name})
+
+    def withdraw(self, study: str) -> str:
+        """Withdraw the approval of a study, named by its fingerprint, the beginning of it, or its name; returns the
+        fingerprint. Its next order is refused."""
+        known = self.read()
+        chosen = [one for one in known if one.startswith(study) or known[one]["name"] == study]
+        if len(chosen) != 1:
+            listed = ", ".join(f"{one[:12]} ({about['name']})" for one, about in known.items()) or "none"
+            raise SpecError(f"'{study}' is not one approved study; approved: {listed}")
+        self._write({one: about for one, about in known.items() if one != chosen[0]})
+        Audit(self.store).note({"withdrawn": chosen[0]})
+        return chosen[0]
+
+    def forget(self, study: str) -> list[Path]:
+        """Delete what the node keeps of a study: states, own models, lists of what was sent. The audit log stays."""
+        marks = [mark for mark in self.store.glob(f"*/{_MARK}") if mark.read_text(encoding="utf-8").strip() == study]
+        for mark in marks:
+            shutil.rmtree(mark.parent)
+        Audit(self.store).note({"forgotten": study, "runs": [mark.parent.name for mark in marks]})
+        return [mark.parent for mark in marks]
+
+    def check(self, study: str, required: bool) -> None:
+        """Refuse a study that is not approved, where that is required."""
+        if required and study not in self.read():
+            raise Refused(
+                f"the study {study[:16]} is not approved at this site; its operator looks at the recipe with 'fedalloy "
+                "flower review' and approves it with 'fedalloy flower approve'"
+            )
+
+    def mark(self, run: str, study: str) -> None:
+        """Note to which study the folder of a run belongs."""
+        file = self.store / run / _MARK
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            atomic.write_text(file, study + "\n")
+
+    def _write(self, known: Mapping[str, Any]) -> None:
+        self.store.mkdir(parents=True, exist_ok=True, mode=0o700)
+        atomic.write_text(self.store / _FILE, json.dumps(known, indent=2) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    """Checked tables as plain values."""
+    if isinstance(value, RuleSpec):
+        return value.to_spec()
+    if isinstance(value, BaseModel):
+        return {name: _plain(getattr(value, name)) for name in type(value).model_fields}
+    return [_plain(one) for one in value] if isinstance(value, tuple) else thawed(value)
