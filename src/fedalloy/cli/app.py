@@ -16,6 +16,7 @@ from fedalloy.cli import (
     export,
     flower,
     listing,
+    node,
     plot,
     recipe,
     report,
@@ -101,4 +102,5 @@ app.add_typer(synth.app, name="synth")
 app.command(epilog=EXIT_CODES)(unfold.unfold)
 app.add_typer(recipe.app, name="recipe")
 app.add_typer(flower.app, name="flower")
+app.add_typer(node.app, name="node")
 app.command(epilog=EXIT_CODES)(doctor.doctor)

@@ -39,7 +39,9 @@ class FetchRequest:
     given: tuple[Path, ...] = ()
 
 
-def prepare(wish: FetchRequest, folder: Path, say: Say = lambda text: None, told: Told = lambda done, size: None) -> Fetched:
+def prepare(
+    wish: FetchRequest, folder: Path, say: Say = lambda text: None, told: Told = lambda done, size: None
+) -> Fetched:
     """Fetch and convert a data set; what is there already is not fetched again."""
     name = ALIASES.get(wish.dataset, wish.dataset)
     files = originals_of(name)
