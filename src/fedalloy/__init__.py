@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from fedalloy.core.algorithm import Algorithm
     from fedalloy.core.keys import Key
     from fedalloy.core.registry import register
+    from fedalloy.experiment.callbacks import Callback, Checkpoints, EarlyStopping, LogRounds
     from fedalloy.experiment.fit import RunResult, fit
-    from fedalloy.experiment.records.reading import read_run, read_runs
-    from fedalloy.studies.compare.comparing import compare
+    from fedalloy.experiment.records.reading import RunRecord, read_run, read_runs
+    from fedalloy.studies.compare.comparing import Comparison, compare
     from fedalloy.studies.unfolding.call import unfold
     from fedalloy.tasks.dropout import Dropout
     from fedalloy.tasks.making import task
@@ -28,8 +29,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Algorithm",
+    "Callback",
+    "Checkpoints",
+    "Comparison",
     "Dropout",
+    "EarlyStopping",
     "Key",
+    "LogRounds",
+    "RunRecord",
     "RunResult",
     "algorithms",
     "compare",
@@ -44,8 +51,14 @@ __all__ = [
 
 _HOME = {
     "Algorithm": "fedalloy.core.algorithm:Algorithm",
+    "Callback": "fedalloy.experiment.callbacks:Callback",
+    "Checkpoints": "fedalloy.experiment.callbacks:Checkpoints",
+    "Comparison": "fedalloy.studies.compare.comparing:Comparison",
     "Dropout": "fedalloy.tasks.dropout:Dropout",
+    "EarlyStopping": "fedalloy.experiment.callbacks:EarlyStopping",
     "Key": "fedalloy.core.keys:Key",
+    "LogRounds": "fedalloy.experiment.callbacks:LogRounds",
+    "RunRecord": "fedalloy.experiment.records.reading:RunRecord",
     "RunResult": "fedalloy.experiment.fit:RunResult",
     "algorithms": "fedalloy.algorithms:",
     "compare": "fedalloy.studies.compare.comparing:compare",

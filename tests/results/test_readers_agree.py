@@ -17,9 +17,11 @@ from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from fedalloy.cli.app import app
+from fedalloy.experiment.callbacks import RunStart
+from fedalloy.experiment.driver import RoundEvent, RunProgress
 from fedalloy.experiment.records.folder import RunFolder
-from fedalloy.experiment.records.reading import read_run
-from fedalloy.experiment.tracking import TrackingRecorder
+from fedalloy.experiment.records.reading import name_of, read_run
+from fedalloy.experiment.tracking import Tracking
 from fedalloy.report import data
 from fedalloy.report.live import answers
 from fedalloy.report.live.runs import RunStore
@@ -182,10 +184,6 @@ def tracked(folder: Path) -> dict[str, Any]:
     """What a tracker is told of a run's beginning and of its last round."""
     heard: dict[str, Any] = {}
 
-    class Silent:
-        def append(self, stream: str, row: Any) -> None: ...
-        def status(self, state: str, round: int, reason: str = "") -> None: ...
-
     class Listening:
         def begin(self, told: Any) -> None:
             heard["name"] = told.name
@@ -194,10 +192,10 @@ def tracked(folder: Path) -> dict[str, Any]:
             heard.update(values)
 
     record = read_run(folder)
-    recorder = TrackingRecorder(Silent(), [Listening()], folder, record.recipe)  # type: ignore[arg-type, list-item]
-    recorder.status("running", 0)
+    callback = Tracking(Listening())  # type: ignore[arg-type]
+    callback.on_run_begin(RunStart(name_of(record.recipe), record.recipe, folder))
     for row in record.rounds():
-        recorder.append("rounds", row)
+        callback.on_round_end(RoundEvent(row, RunProgress(), 9, None, {}))
     return heard
 
 

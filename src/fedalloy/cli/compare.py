@@ -49,7 +49,7 @@ def compare(
     are resumed, so the same command continues after Ctrl-C.
     """
     from fedalloy.studies.compare.comparing import compare as run_all
-    from fedalloy.studies.compare.planning import count
+    from fedalloy.studies.compare.comparing import count
 
     wanted = prepare(recipe, changes or [], algorithms, grid or [], quick)
     for note in unreached(wanted, changes or []):

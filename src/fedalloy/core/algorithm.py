@@ -29,6 +29,7 @@ from fedalloy.core.protocols import (
     Wire,
 )
 from fedalloy.core.screening import screen
+from fedalloy.core.showing import brief
 from fedalloy.core.statistics import ANY_SIZE, STATISTICS, SizeLimits
 from fedalloy.core.traits import Traits
 from fedalloy.core.types import Context, DataSpec, Info, Part, Payload, State, Tree, Weights
@@ -53,6 +54,9 @@ class Algorithm(Traits):
     server: ServerOptimizer
     wire: tuple[Wire, ...] = ()
     on_failure: OnFailure | None = None
+
+    def __repr__(self) -> str:
+        return brief(self)
 
     def __post_init__(self) -> None:
         check_said(self.weighting)

@@ -211,8 +211,9 @@ def _same_source(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
 
 
 def load(module: str) -> ModuleType:
-    """Import a module whose name is only known at run time: a category's, a user's, an optional library's. Nothing else
-    is imported this way, so that import statements show which package depends on which."""
+    """Import a module whose name is only known at run time: a category's, a user's, an optional library's; and what
+    shows results, which stands above them (:mod:`fedalloy.core.showing`). Nothing else is imported this way, so that
+    import statements show which package depends on which."""
     return importlib.import_module(module)
 
 

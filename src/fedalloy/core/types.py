@@ -153,6 +153,9 @@ class Block:
     start: Tensor
     size: Tensor
 
+    def __repr__(self) -> str:
+        return f"<{int(self.size.sum())} examples of {len(self.size)} clients>"
+
     @staticmethod
     def of(examples: Examples) -> Block:
         """The block of one client."""

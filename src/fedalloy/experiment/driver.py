@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from fedalloy.core.algorithm import Algorithm, ServerState
-from fedalloy.core.errors import CheckpointError, Diverged, is_passing
+from fedalloy.core.errors import CheckpointError, Diverged, SpecError, is_passing, nearest
 from fedalloy.core.protocols import ClientStore, Task
 from fedalloy.core.types import State, Tree
+from fedalloy.experiment.callbacks import Hooks, RunStart, Wishes
 from fedalloy.experiment.config import RunConfig
 from fedalloy.experiment.evaluate import Evaluation
 from fedalloy.experiment.health import check_health
@@ -26,11 +27,12 @@ from fedalloy.experiment.opening import Agreement, ClaimedRun, Consent, agree, o
 from fedalloy.experiment.placement import on_device, told_about_float64
 from fedalloy.experiment.recorder import FolderRecorder, MemoryRecorder, Recorder, Row
 from fedalloy.experiment.records.folder import RunFolder, RunState
+from fedalloy.experiment.records.reading import name_of
 from fedalloy.experiment.records.store import open_store
 from fedalloy.experiment.round import Federation, RoundResult, Stopwatch, known_sizes, run_round
 from fedalloy.experiment.sizes import KnownSizes
 from fedalloy.experiment.starting import assemble, begin
-from fedalloy.experiment.tracking import Tracker, TrackingRecorder, make_trackers
+from fedalloy.experiment.tracking import Tracker, as_callbacks
 from fedalloy.experiment.trained import Trained
 
 
@@ -48,6 +50,7 @@ class RunProgress:
     bytes_up: int = 0
     bytes_down: int = 0
     counted: int = 0
+    ended: str | None = None
 
     @staticmethod
     def read(kept: Mapping[str, Any]) -> RunProgress:
@@ -57,13 +60,34 @@ class RunProgress:
 
 @dataclass(frozen=True)
 class RoundEvent:
-    """Passed to the watcher of a run after every round."""
+    """Passed to the callbacks of a run after every round."""
 
     row: Row
     progress: RunProgress
     rounds: int
     evaluation: Evaluation | None
     seconds: dict[str, float]
+    wishes: Wishes = field(default_factory=Wishes, repr=False)
+
+    def score(self, metric: str | None = None) -> tuple[str, float]:
+        """A metric (default: the first that is scored) and its mean over clients, NaN where it was not scored."""
+        summary = self.evaluation.summary if self.evaluation else {}
+        if metric is not None and summary and metric not in summary:
+            raise SpecError(f"the run is not scored by '{metric}': {nearest(metric, summary)}")
+        name = metric or next(iter(summary), "")
+        return name, summary.get(name, {}).get("mean", math.nan)
+
+    def finish(self, reason: str) -> None:
+        """End the run after this round, as finished."""
+        self.progress.ended = reason
+
+    def stop(self, reason: str) -> None:
+        """End the run after this round, as stopped: it can be resumed."""
+        self.wishes.stop = reason
+
+    def save(self) -> None:
+        """Write a checkpoint after this round."""
+        self.wishes.save = True
 
 
 @dataclass(frozen=True)
@@ -72,9 +96,9 @@ class Ending:
 
     status: RunState
     reason: str
-    state: ServerState
+    state: ServerState = field(repr=False)
     progress: RunProgress
-    trained: Trained
+    trained: Trained = field(repr=False)
 
 
 @dataclass
@@ -88,7 +112,8 @@ class Session:
     sizes: KnownSizes
     progress: RunProgress = field(default_factory=RunProgress)
     last: State | None = None
-    watcher: Callable[[RoundEvent], None] | None = None
+    hooks: Hooks = field(default_factory=Hooks)
+    wishes: Wishes = field(default_factory=Wishes)
     profile: dict[str, float] | None = None
 
 
@@ -103,6 +128,7 @@ def run(
     watcher: Callable[[RoundEvent], None] | None = None,
     initial: Tree | None = None,
     track: Sequence[str | Tracker] = (),
+    callbacks: Sequence[Any] = (),
     caught: Caught | None = None,
     start_over: bool = False,
     allow_engine_change: bool = False,
@@ -112,12 +138,13 @@ def run(
     A folder is only resumed with the experiment that it holds (:mod:`fedalloy.experiment.identity`). More rounds are
     allowed, and with ``allow_engine_change`` another engine or device, which the folder then records.
     ``start_over`` starts over where no checkpoint can be used, and loses what was done.
-    ``track`` names trackers that get the numbers of every round (:mod:`fedalloy.results.track`). Signals that arrive
-    during the run are put into ``caught`` for the caller to act on (:func:`fedalloy.experiment.interrupt.put_off`).
+    ``callbacks`` are called while it runs (:mod:`fedalloy.experiment.callbacks`); ``watcher`` is a function that is
+    called after every round, ``track`` names trackers (:mod:`fedalloy.results.track`). Signals that arrive during the
+    run are put into ``caught`` for the caller to act on (:func:`fedalloy.experiment.interrupt.put_off`).
     """
     if resume and folder is None:
         raise CheckpointError("resuming needs the folder of the run")
-    trackers = make_trackers(track, folder)
+    hooks = Hooks(as_callbacks(track, callbacks, watcher, folder))
     fed = assemble(algorithm, task, config)
     state = begin(fed, initial)
     claim, opened = None, None
@@ -126,8 +153,7 @@ def run(
         opened = open_folder(folder, resume, claim, fed.task, config, fed.notices)
     with Threads(config), opened.lock() if opened else nullcontext():
         recorder: Recorder = FolderRecorder(opened) if opened else MemoryRecorder()
-        recording = TrackingRecorder(recorder, trackers, opened.path, recipe or {}) if opened and trackers else recorder
-        session = Session(fed, state, make_store(fed, state, opened), recording, known_sizes(fed), watcher=watcher)
+        session = Session(fed, state, make_store(fed, state, opened), recorder, known_sizes(fed), hooks=hooks)
         if opened and claim:
             agreed = agree(opened, claim, Consent(start_over, allow_engine_change))
             _restore(session, opened, agreed, start_over)
@@ -135,7 +161,11 @@ def run(
         without = told_about_float64(config.device)
         with stop_when_asked(place, caught) as flag, closing(fed.engine), profiled(config) as profile, without:
             session.profile = profile
-            return _run_rounds(session, flag), recorder
+            return _run_rounds(session, flag, _start(session, recipe or {}, place)), recorder
+
+
+def _start(session: Session, recipe: Mapping[str, Any], folder: Path | None) -> RunStart:
+    return RunStart(name_of(recipe), recipe, folder, session.progress.round, session.fed.config.rounds)
 
 
 def _claim(
@@ -175,6 +205,8 @@ def _restore(session: Session, folder: RunFolder, agreed: Agreement, start_over:
         return
     session.state = on_device(saved.server, config.device)
     session.progress = RunProgress.read(progress)
+    if config.rounds > agreed.there:  # a run that a callback ended goes on when it is made longer
+        session.progress.ended = None
     session.sizes.restore(saved.extra.get("sizes"))
     session.last = None if longer else saved.extra.get(LAST)
     if saved.extra.get("engine"):
@@ -183,24 +215,29 @@ def _restore(session: Session, folder: RunFolder, agreed: Agreement, start_over:
         _save(session)
 
 
-def _run_rounds(session: Session, flag: StopFlag) -> Ending:
+def _run_rounds(session: Session, flag: StopFlag, start: RunStart) -> Ending:
     """Run rounds until the run ends, then write a checkpoint; an exception becomes the status and is raised again."""
     config, saved_at = session.fed.config, time.monotonic()
     session.recorder.status("running", session.progress.round)
     status, reason = _verdict(session, flag)
     try:
+        session.hooks.call("on_run_begin", start)
         while status == "running":
             _one_healthy_round(session)
             status, reason = _verdict(session, flag)
-            if status == "running" and time.monotonic() - saved_at >= config.checkpoint_every:
+            due_now = session.wishes.save or time.monotonic() - saved_at >= config.checkpoint_every
+            if status == "running" and due_now:
                 _save(session)
                 saved_at = time.monotonic()
         _save(session)
     except BaseException as error:
         state: RunState = "interrupted" if is_passing(error) else "failed"
-        session.recorder.status(state, session.progress.round, str(error) or type(error).__name__)
+        reason = str(error) or type(error).__name__
+        session.recorder.status(state, session.progress.round, reason)
+        session.hooks.call("on_run_end", state, reason)
         raise
     session.recorder.status(status, session.progress.round, reason)
+    session.hooks.call("on_run_end", status, reason)
     trained = Trained(session.fed, session.state, session.store, session.progress.round)
     return Ending(status, reason, session.state, session.progress, trained)
 
@@ -235,8 +272,9 @@ def _one_round(session: Session) -> None:
             keep_snapshot(fed, session.state, session.recorder, round)
         session.recorder.append("rounds", result.row)
     session.recorder.append("timings", {"round": round, **watch.seconds, **peak_memory(), **_engine_notes(session)})
-    if session.watcher:
-        session.watcher(RoundEvent(result.row, progress, fed.config.rounds, seen.evaluation, watch.seconds))
+    session.hooks.round_ended(
+        RoundEvent(result.row, progress, fed.config.rounds, seen.evaluation, watch.seconds, session.wishes)
+    )
     check_health(result, seen.evaluation, progress.barren, solver.target)
 
 
@@ -304,13 +342,16 @@ def _verdict(session: Session, flag: StopFlag) -> tuple[RunState, str]:
         )
     if end is not None:
         return "finished", end
-    return ("stopped", str(flag.reason)) if flag else ("running", "")
+    reason = str(flag.reason) if flag else session.wishes.stop
+    return ("running", "") if reason is None else ("stopped", reason)
 
 
 def _end(progress: RunProgress, config: RunConfig) -> str | None:
     """The reason why a run has ended, empty after the last round; None if it has not."""
     if progress.round >= config.rounds:
         return ""
+    if progress.ended is not None:
+        return progress.ended
     if config.stop_at_target and progress.reached is not None:
         return f"target reached in round {progress.reached}"
     if config.patience is not None and progress.stale >= config.patience:
@@ -324,3 +365,6 @@ def _save(session: Session) -> None:
     extra = {"progress": asdict(session.progress), "engine": engine, "sizes": session.sizes.to_state()}
     extra |= {LAST: session.last} if session.last else {}
     session.recorder.checkpoint(session.progress.round, session.state, session.store, extra)
+    session.wishes.save = False
+    if isinstance(session.recorder, FolderRecorder):
+        session.hooks.call("on_checkpoint", session.progress.round)

@@ -13,15 +13,17 @@ from torch import Tensor, nn
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.errors import SpecError, nearest
 from fedalloy.core.protocols import Task
+from fedalloy.core.showing import ShownRuns
 from fedalloy.core.spec import algorithm_from_spec
 from fedalloy.core.task import check_task
 from fedalloy.core.types import Tree
 from fedalloy.experiment.config import RunConfig
-from fedalloy.experiment.describing import recipe_of
+from fedalloy.experiment.describing import Described, recipe_of
 from fedalloy.experiment.driver import Ending, RoundEvent, run
 from fedalloy.experiment.interrupt import put_off
+from fedalloy.experiment.notebook import ProgressBar, in_notebook
 from fedalloy.experiment.recorder import MemoryRecorder, Recorder, Row
-from fedalloy.experiment.records.reading import read_run
+from fedalloy.experiment.records.reading import name_of, read_run
 from fedalloy.experiment.sampling import UniformSampling
 from fedalloy.experiment.tracking import Tracker
 from fedalloy.experiment.trained import Trained
@@ -30,13 +32,30 @@ from fedalloy.methods.classifier import synthetic_set
 from fedalloy.tasks.objective import ModuleObjective
 
 
-@dataclass(frozen=True)
-class RunResult:
+@dataclass(frozen=True, repr=False)
+class RunResult(ShownRuns):
     """The result of a run: how it ended, the model, and every row it recorded."""
 
     ending: Ending
     recorder: Recorder
     folder: Path | None
+    name: str = "run"
+
+    def __repr__(self) -> str:
+        where = f"; folder {self.folder}" if self.folder else ""
+        scores = self.last(self.metric) if self.metric in self.trained.fed.config.metrics else {}
+        scored = f", {self.metric} {scores['mean']:.3f}" if scores.get("mean") is not None else ""
+        return f"<{self.name}, seed {self.seed}: {self.status} in round {self.ending.progress.round}{scored}{where}>"
+
+    @property
+    def seed(self) -> int:
+        """The seed of the run."""
+        return self.trained.fed.config.seed
+
+    @property
+    def metric(self) -> str:
+        """The metric by which the run is judged."""
+        return self.trained.fed.config.target_metric
 
     @property
     def status(self) -> str:
@@ -143,6 +162,8 @@ def fit(
     watcher: Callable[[RoundEvent], None] | None = None,
     initial: Tree | None = None,
     track: Sequence[str | Tracker] = (),
+    callbacks: Sequence[Any] = (),
+    progress: bool | None = None,
     start_over: bool = False,
     allow_engine_change: bool = False,
     **settings: Any,
@@ -151,10 +172,11 @@ def fit(
 
     ``algorithm`` is a value (``fedavg(lr=0.05)``), the name of a published method, or a spec. ``settings`` are
     the further fields of ``RunConfig``: devices, metrics, evaluate_every, target, engine, ... With a ``folder``
-    everything is written there and ``resume=True`` continues after an interruption; ``track=["tensorboard"]`` also
-    logs to other tools (:mod:`fedalloy.results.track`). Ctrl-C and SIGTERM end the run after its round; when everything
-    is saved the signal takes effect, or goes to the handler that the caller has set for it; then the result is
-    returned.
+    everything is written there and ``resume=True`` continues after an interruption. ``callbacks`` are called while it
+    runs (:class:`fedalloy.Callback`: early stopping, logging, ...); ``track=["tensorboard"]`` logs to other tools
+    (:mod:`fedalloy.results.track`); ``progress`` shows a bar (default: in notebooks). Ctrl-C and SIGTERM end the run
+    after its round; when everything is saved the signal takes effect, or goes to the handler that the caller has set;
+    then, and after the stop button of a notebook, the result is returned.
     A folder is resumed only with the run that it holds, possibly with more ``rounds``; ``allow_engine_change`` allows
     another engine or device, ``start_over`` starts over where no checkpoint can be used.
     """
@@ -163,13 +185,16 @@ def fit(
         raise SpecError(f"fit: folder must be the path of a run folder, or None for none, got {folder!r}")
     chosen = as_algorithm(algorithm)
     config = RunConfig(rounds=rounds, seed=seed, **_settings(settings, cohort, task))
-    recipe = recipe_of(chosen, task, config) if folder is not None else {}
-    with put_off() as caught:
+    name = {"name": algorithm} if isinstance(algorithm, str) else {}
+    recipe = Described({**name, **recipe_of(chosen, task, config)}) if folder is not None else Described(name)
+    bars = [ProgressBar()] if (in_notebook() if progress is None else progress) else []
+    with put_off(keep=in_notebook()) as caught:
         ending, recorder = run(
             chosen, task, config, folder=folder, resume=resume, recipe=recipe, watcher=watcher, initial=initial,
-            track=track, caught=caught, start_over=start_over, allow_engine_change=allow_engine_change,
+            track=track, callbacks=[*callbacks, *bars], caught=caught, start_over=start_over,
+            allow_engine_change=allow_engine_change,
         )  # fmt: skip
-    return RunResult(ending, recorder, Path(folder) if folder is not None else None)
+    return RunResult(ending, recorder, Path(folder) if folder is not None else None, name_of(recipe))
 
 
 def as_algorithm(algorithm: Algorithm | str | Mapping[str, Any]) -> Algorithm:

@@ -24,14 +24,15 @@ class Terminated(KeyboardInterrupt):
 
 
 @contextmanager
-def put_off() -> Iterator[Caught]:
+def put_off(keep: bool = False) -> Iterator[Caught]:
     """A list that collects the signals which stop the block. Afterwards the last of them takes effect: Ctrl-C raises
-    KeyboardInterrupt, SIGTERM ends the process, and a handler that was set for the signal is called."""
+    KeyboardInterrupt, SIGTERM ends the process, and a handler that was set for the signal is called. With ``keep``
+    Ctrl-C has had its effect when the block has ended: the stop button of a notebook means this run alone."""
     caught: Caught = []
     try:
         yield caught
     finally:
-        if caught:
+        if caught and not (keep and caught[-1] == signal.SIGINT):
             signal.raise_signal(caught[-1])
 
 

@@ -7,19 +7,16 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fedalloy.core import registry
 from fedalloy.core.errors import RegistryError, SpecError
-from fedalloy.core.protocols import ClientStore
-from fedalloy.core.types import State
-from fedalloy.experiment.recorder import Recorder
+from fedalloy.experiment.callbacks import RunStart, Watching
 from fedalloy.experiment.records import atomic
-from fedalloy.experiment.records.folder import RunState, StreamName
-from fedalloy.experiment.records.reading import name_of
 from fedalloy.experiment.records.scalars import scalars, seconds_of
+
+if TYPE_CHECKING:
+    from fedalloy.experiment.driver import RoundEvent
 
 _REMEMBERED = "track.json"
 
@@ -70,6 +67,22 @@ def make_trackers(names: str | Sequence[str | Tracker], folder: str | Path | Non
     return [_made(one) if isinstance(one, str) else one for one in once]
 
 
+def as_callbacks(
+    track: str | Sequence[str | Tracker],
+    callbacks: Sequence[Any],
+    watcher: Callable[[RoundEvent], None] | None,
+    folder: str | Path | None,
+) -> list[Any]:
+    """Everything that a run calls, as callbacks; a tracker may also be among them, by its name or as an object."""
+    tracking: list[Any] = [Tracking(one) for one in make_trackers(track, folder)]
+    tracking += [Tracking(*make_trackers([one], folder)) if _is_tracker(one) else one for one in callbacks]
+    return [*tracking, *([Watching(watcher)] if watcher else [])]
+
+
+def _is_tracker(one: Any) -> bool:
+    return isinstance(one, str) or all(callable(getattr(one, name, None)) for name in ("begin", "log", "end"))
+
+
 def _made(name: str) -> Tracker:
     try:
         make = registry.find("tracker", name)
@@ -79,48 +92,34 @@ def _made(name: str) -> Tracker:
     return tracker
 
 
-class TrackingRecorder:
-    """Wraps a :class:`fedalloy.experiment.recorder.Recorder` and passes the numbers to trackers; a tracker that
-    raises is not called again."""
+@dataclass
+class Tracking:
+    """The callback of a tracker, which gets the numbers of every round; one that raises is not called again."""
 
-    def __init__(
-        self, recorder: Recorder, trackers: Sequence[Tracker], folder: Path, recipe: Mapping[str, Any]
-    ) -> None:
-        self._recorder, self._trackers = recorder, list(trackers)
-        self._folder, self._recipe = folder, recipe
+    tracker: Tracker | None
 
-    def append(self, stream: StreamName, row: Mapping[str, Any]) -> None:
-        """Record a row, and pass its numbers to the trackers."""
-        self._recorder.append(stream, row)
-        if stream == "rounds":
-            values = scalars(row)
-            self._each(lambda one: one.log(row["round"], values))
-        elif stream == "timings":
-            spent = {"seconds": seconds_of(row)}
-            self._each(lambda one: one.log(row["round"], spent))
+    def on_run_begin(self, start: RunStart, /) -> None:
+        """The run begins or continues."""
+        assert start.folder is not None
+        run = TrackedRun(start.folder, start.name, start.recipe, start.round)
+        self._safely(lambda one: one.begin(run))
 
-    def checkpoint(self, round: int, server: State, clients: ClientStore, extra: Mapping[str, Any]) -> None:
-        """Trackers are not involved."""
-        self._recorder.checkpoint(round, server, clients, extra)
+    def on_round_end(self, event: RoundEvent, /) -> None:
+        """The numbers of a round, and how long it took."""
+        values, spent = scalars(event.row), {"seconds": seconds_of(event.seconds)}
+        self._safely(lambda one: one.log(event.row["round"], values))
+        self._safely(lambda one: one.log(event.row["round"], spent))
 
-    def snapshot(self, round: int, x: Tensor, y: Tensor) -> None:
-        """Samples are kept with the run; trackers get numbers only."""
-        self._recorder.snapshot(round, x, y)
+    def on_run_end(self, state: str, reason: str, /) -> None:
+        """The run has ended."""
+        self._safely(lambda one: one.end(state, reason))
 
-    def status(self, state: RunState, round: int, reason: str = "") -> None:
-        """The state is ``running`` when a run begins, and another one when it ends."""
-        self._recorder.status(state, round, reason)
-        if state == "running":
-            run = TrackedRun(self._folder, name_of(self._recipe), self._recipe, round)
-            self._each(lambda one: one.begin(run))
-        else:
-            self._each(lambda one: one.end(state, reason))
-
-    def _each(self, do: Callable[[Tracker], None]) -> None:
-        for tracker in list(self._trackers):
-            try:
-                do(tracker)
-            except Exception as error:
-                self._trackers.remove(tracker)
-                said = f"{type(tracker).__name__} failed and is not called again: {error}"
-                warnings.warn(said, RuntimeWarning, stacklevel=3)
+    def _safely(self, do: Callable[[Tracker], None]) -> None:
+        if self.tracker is None:
+            return
+        try:
+            do(self.tracker)
+        except Exception as error:
+            said = f"{type(self.tracker).__name__} failed and is not called again: {error}"
+            self.tracker = None
+            warnings.warn(said, RuntimeWarning, stacklevel=4)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from torch import Tensor
@@ -32,9 +32,9 @@ class ServerModel(NamedTuple):
 class Trained:
     """A run after a round, read-only."""
 
-    fed: Federation
-    state: ServerState
-    store: ClientStore
+    fed: Federation = field(repr=False)
+    state: ServerState = field(repr=False)
+    store: ClientStore = field(repr=False)
     round: int
 
     @property

@@ -14,6 +14,7 @@ from fedalloy.core.errors import DataError, SpecError, nearest
 from fedalloy.core.inputs import Inputs
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import DataPart, Objective
+from fedalloy.core.showing import Shown
 from fedalloy.core.types import Block, Examples
 from fedalloy.tasks.datasets.base import Dataset, Standardise
 from fedalloy.tasks.describing import Describable
@@ -30,7 +31,7 @@ _PARTS = ("train", "valid", "test")
 _WITNESSES = 100
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Pool:
     """The examples of all clients in one tensor: client k owns rows ``start[k] .. start[k] + size[k]``."""
 
@@ -38,6 +39,9 @@ class Pool:
     y: Inputs
     start: Tensor
     size: Tensor
+
+    def __repr__(self) -> str:
+        return f"<pool of {len(self.size)} clients, {int(self.size.sum())} examples>"
 
     @staticmethod
     def gather(x: Inputs, y: Inputs, hands: Sequence[Tensor]) -> Pool:
@@ -64,8 +68,8 @@ class Pool:
         return Pool(x, y, self.start, self.size)
 
 
-@dataclass(frozen=True, eq=False)
-class FederatedTask(Describable):
+@dataclass(frozen=True, eq=False, repr=False)
+class FederatedTask(Shown, Describable):
     """A model and clients whose data are in memory, one pool per part.
 
     ``kind`` says what the targets are (None: unknown), ``classes`` how many classes they have.
@@ -93,6 +97,12 @@ class FederatedTask(Describable):
     notices: tuple[str, ...] = ()
     encoding: Mapping[str, tuple[str, ...]] | None = None
     source: TaskSource | None = field(default=None, init=False, repr=False)
+
+    def __repr__(self) -> str:
+        sizes = {part: int(pool.size.sum()) for part, pool in self.pools.items()}
+        told = ", ".join(f"{size} {part}" for part, size in sizes.items() if size)
+        unseen = f" and {self.newcomers} newcomers" if self.newcomers else ""
+        return f"<task of {self.population} clients{unseen}: {told} examples; {self.kind or 'any targets'}>"
 
     @property
     def population(self) -> int:

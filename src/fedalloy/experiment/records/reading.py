@@ -53,6 +53,7 @@ from pathlib import Path
 from typing import Any
 
 from fedalloy.core.errors import CheckpointError
+from fedalloy.core.showing import ShownRuns
 from fedalloy.experiment.records import shape
 from fedalloy.experiment.records.lock import holder
 from fedalloy.experiment.records.shapes import MANIFEST, STATUS, fault, is_row
@@ -62,8 +63,8 @@ _BLOCK = 1 << 16
 _KNOWN = {"status.json": STATUS, "manifest.json": MANIFEST}
 
 
-@dataclass(frozen=True)
-class RunRecord:
+@dataclass(frozen=True, repr=False)
+class RunRecord(ShownRuns):
     """The records of one run; rows are read again at every call, so a running run shows its progress."""
 
     path: Path
@@ -71,6 +72,10 @@ class RunRecord:
     environment: dict[str, Any]
     status: dict[str, Any]
     manifest: dict[str, Any] | None
+
+    def __repr__(self) -> str:
+        told = f"{name_of(self.recipe)}, seed {seed_of(self.recipe)}"
+        return f"<{told}: {self.status.get('state', 'running')} in round {self.last_round}; folder {self.path}>"
 
     def rounds(self) -> Iterator[dict[str, Any]]:
         """The rows of ``rounds.jsonl``."""

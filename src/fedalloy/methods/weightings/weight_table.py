@@ -15,7 +15,7 @@ from fedalloy.methods.weightings.unfolded import Unfolded
 FORMAT = "fedalloy weights 1"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class WeightTable:
     """Weights of rounds x clients (x layers), the clients' data sizes, and how the weights were learned.
 
@@ -33,6 +33,10 @@ class WeightTable:
     losses: tuple[float, ...] = ()
     learned: dict[str, Any] = field(default_factory=dict)
     runs: int = 1
+
+    def __repr__(self) -> str:
+        layers = f" and {len(self.layers)} layers" if self.layers else ""
+        return f"<weights of {self.rounds} rounds, {self.clients} clients{layers}; mean of {self.runs} learned>"
 
     @property
     def rounds(self) -> int:

@@ -13,21 +13,25 @@ from typing import Any
 
 from fedalloy.core import registry
 from fedalloy.core.errors import SpecError, nearest
+from fedalloy.core.showing import ShownRuns
 from fedalloy.experiment.config import check_direction
+from fedalloy.experiment.notebook import in_notebook
 from fedalloy.experiment.recipe.changes import merge
 from fedalloy.experiment.recipe.reading import parse
 from fedalloy.experiment.recipe.resolving import cores, entry_names, resolve, scored, with_entry
 from fedalloy.experiment.recipe.tables import EntryTable, Recipe
 from fedalloy.experiment.records import atomic
-from fedalloy.experiment.records.reading import is_run
+from fedalloy.experiment.records.reading import find_runs, is_run
 from fedalloy.results.conclusion import conclusion, notes
 from fedalloy.results.gains import ClientGains, client_gains, read_scores
 from fedalloy.results.looks import Look, read_looks, record_look
 from fedalloy.results.outcome import RunOutcome, read_outcome
+from fedalloy.results.runs import read_outcomes
 from fedalloy.results.table import ResultRow, spreads, summarise
 from fedalloy.studies.compare.calling import Algorithms, Call, Grid, RecipeLike, TaskLike, as_call
 from fedalloy.studies.compare.jobs import Broken, Job, Watcher, is_done, leave_if_starting, run_jobs
 from fedalloy.studies.compare.naming import folders, safe, settings_folders
+from fedalloy.studies.compare.progress import JobsBar
 from fedalloy.studies.compare.tuned import Tried, Tries, Tuned, set_aside, tuned_json
 from fedalloy.tasks.metrics.direction import best, higher_is_better
 
@@ -44,14 +48,19 @@ class Stuck:
         return RunOutcome(job.name, job.seed, self.state, self.reason)
 
 
-@dataclass(frozen=True)
-class Comparison:
+@dataclass(frozen=True, repr=False)
+class Comparison(ShownRuns):
     """All outcomes, what tuning chose, the looks at the comparison, this one included, and the table."""
 
     folder: Path
     outcomes: tuple[RunOutcome, ...]
     tuned: tuple[Tuned, ...]
     looks: tuple[Look, ...] = ()
+
+    def __repr__(self) -> str:
+        names = dict.fromkeys(run.name for run in self.outcomes)
+        finished = sum(run.finished for run in self.outcomes)
+        return f"<{', '.join(names)}: {finished} of {len(self.outcomes)} runs finished; folder {self.folder}>"
 
     @property
     def rows(self) -> list[ResultRow]:
@@ -99,6 +108,7 @@ def compare(
     processes: int | None = None,
     watcher: Watcher | None = None,
     track: Sequence[str] = (),
+    progress: bool | None = None,
     **settings: Any,
 ) -> Comparison:
     """Run every algorithm with every seed; each run in ``folder/<name>/seed-<s>``.
@@ -117,6 +127,7 @@ def compare(
 
     Recipes, and tasks that a recipe could make, run in several ``processes`` (default: one per core), which import the
     script: call this under ``if __name__ == "__main__":``. Other tasks are known to this process alone, and run in it.
+    ``progress`` shows a bar (default: in notebooks); the stop button of a notebook returns the runs so far.
     """
     leave_if_starting()
     _check_processes(processes)
@@ -124,7 +135,19 @@ def compare(
         algorithms, folder = None, algorithms
     asked = {"seeds": seeds and list(seeds), "rounds": rounds, "tuning_seeds": tuning_seeds, "grid": grid, **settings}
     call = as_call(task, algorithms, folder, asked)
-    return _compared(call, processes, watcher or (lambda news: None), track)
+    if watcher is None and (in_notebook() if progress is None else progress):
+        watcher = JobsBar(count(call.recipe))
+    try:
+        return _compared(call, processes, watcher or (lambda news: None), track)
+    except KeyboardInterrupt as interrupt:
+        return _so_far(call.folder, interrupt)
+
+
+def _so_far(folder: Path, interrupt: KeyboardInterrupt) -> Comparison:
+    """What there is when a comparison is interrupted in a notebook; elsewhere the interrupt goes on."""
+    if not in_notebook() or not find_runs(folder):
+        raise interrupt
+    return Comparison(folder, tuple(read_outcomes([folder])), (), tuple(read_looks(folder)))
 
 
 def _compared(call: Call, processes: int | None, watcher: Watcher, track: Sequence[str]) -> Comparison:
@@ -163,6 +186,18 @@ def select(recipe: Recipe, names: Sequence[str]) -> Recipe:
         if name not in allowed:
             raise SpecError(f"--algorithms: unknown '{name}': {nearest(name, allowed)}")
     return recipe.model_copy(update={"compare": [known.get(name, EntryTable(name=name)) for name in names]})
+
+
+def count(recipe: Recipe) -> int:
+    """The number of runs of a comparison, tuning included."""
+    entries = as_entries(recipe)
+    return len(entries.compare) * len(entries.run.seeds) + tuning_runs(entries)
+
+
+def tuning_runs(recipe: Recipe) -> int:
+    """The number of runs that try the grids."""
+    grids = [grid_of(recipe, name) for name in entry_names(recipe)]
+    return sum(math.prod(map(len, grid.values())) for grid in grids if grid) * len(recipe.run.tuning_seeds)
 
 
 def check_seeds(recipe: Recipe) -> None:

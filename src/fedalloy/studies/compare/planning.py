@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from fedalloy.results.outcome import RunOutcome
 from fedalloy.results.redrawn import Drawn, Redrawn, drawn_by, redrawn
 from fedalloy.results.runs import read_outcomes
 from fedalloy.results.table import summarise
-from fedalloy.studies.compare.comparing import as_entries, check_seeds, grid_of
+from fedalloy.studies.compare.comparing import as_entries, check_seeds, tuning_runs
 
 
 @dataclass(frozen=True)
@@ -100,18 +99,6 @@ def plan(recipe: Recipe, folder: Path) -> ComparisonPlan:
         redrawn=_redrawn(entries),
         more=more_seeds(summarise(ran, recorded), look + (asked in seen)),  # for the next look that is not recorded
     )
-
-
-def tuning_runs(recipe: Recipe) -> int:
-    """The number of runs that try the grids."""
-    grids = [grid_of(recipe, name) for name in entry_names(recipe)]
-    return sum(math.prod(map(len, grid.values())) for grid in grids if grid) * len(recipe.run.tuning_seeds)
-
-
-def count(recipe: Recipe) -> int:
-    """The number of runs of a comparison, tuning included."""
-    entries = as_entries(recipe)
-    return len(entries.compare) * len(entries.run.seeds) + tuning_runs(entries)
 
 
 def _outcomes(folder: Path) -> list[RunOutcome]:

@@ -34,7 +34,7 @@ class SplitRecord:
         return SplitRecord(*counts, seen, digest([rows]), common_test)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Manifest:
     """``sizes`` is ``[K]``, ``class_counts`` ``[K, classes]`` (``[K, 0]`` if an example has several targets);
     ``digest`` changes if any example is assigned differently; ``unused`` is the number of examples without a client;
@@ -45,6 +45,9 @@ class Manifest:
     digest: str
     unused: int = 0
     split: SplitRecord | None = None
+
+    def __repr__(self) -> str:
+        return f"<partition {self.digest[:12]}: {int(self.sizes.sum())} examples of {len(self.sizes)} clients>"
 
     @staticmethod
     def of(assignment: Sequence[Tensor], labels: Tensor, classes: int, split: SplitRecord | None = None) -> Manifest:
