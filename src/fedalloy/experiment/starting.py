@@ -14,7 +14,7 @@ from fedalloy.core.cross import check_validation
 from fedalloy.core.engine import check_answers
 from fedalloy.core.errors import SpecError, nearest
 from fedalloy.core.keys import Key
-from fedalloy.core.protocols import Task
+from fedalloy.core.protocols import Engine, Task
 from fedalloy.core.types import Tree
 from fedalloy.experiment.config import RunConfig
 from fedalloy.experiment.health import check_able
@@ -35,6 +35,7 @@ def assemble(algorithm: Algorithm, task: Task, config: RunConfig) -> Federation:
     task = looked_at(task, engine)
     check_targets(algorithm, task)
     check_metrics(config.metrics, task.kind)
+    _check_global(engine, config)
     algorithm = algorithm.bind(task, Key.of(config.seed))
     check_capabilities(algorithm, task)
     _check_starts(algorithm, task)
@@ -53,6 +54,15 @@ def _check_starts(algorithm: Algorithm, task: Task) -> None:
     if algorithm.needs_fresh and task.objective.single_start:
         raise SpecError(
             f"solver {type(algorithm.solver).__name__}, whose clients draw models of their own, {NEEDS_FACTORY}"
+        )
+
+
+def _check_global(engine: Engine, config: RunConfig) -> None:
+    """Refuse to wait for a score that does not exist: some metrics (AUROC) need all scores at one place."""
+    if config.target_on == "global" and not engine.data_at_hand:
+        raise SpecError(
+            "target_on = 'global': the clients' data are elsewhere, so there is no global test set, and every metric "
+            "is per client only; set target_on = 'clients' (the mean over clients)"
         )
 
 

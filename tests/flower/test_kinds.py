@@ -1,0 +1,83 @@
+"""Several targets per example, losses with arguments, augmentation and local optimizers over a federation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("flwr")
+
+from fedalloy.core.errors import DataError, SpecError
+from fedalloy.experiment.recipe import load, parse, resolve
+from fedalloy.experiment.recorder import MemoryRecorder
+from fedalloy.experiment.records.reading import read_run
+from fedalloy.flower.node.data import local_task
+from fedalloy.flower.protocol.orders import TaskSpec
+from tests.flower.fake import federation, play, recipe_file
+
+pytestmark = pytest.mark.flower
+KINDS: dict[str, dict[str, Any]] = {
+    "regression": {"loss": {"kind": "huber", "delta": 0.5}, "augment": {"noise": 0.1}},
+    "multilabel": {"loss": "binary", "unit": "targets"},
+}
+
+
+def write(folder: Path, client: int, kind: str) -> None:
+    draw = np.random.default_rng(client)
+    x = draw.normal(size=(30 + 5 * client, 4)).astype(np.float32)
+    y = (x @ np.random.default_rng(9).normal(size=(4, 3))).astype(np.float32)
+    folder.mkdir(parents=True, exist_ok=True)
+    np.savez(folder / f"{client}.npz", x=x, y=y if kind == "regression" else (y > 0).astype(np.float32))
+
+
+def recipe_of(place: Path, kind: str) -> Path:
+    dataset = {"kind": "nodes", "shape": [4], "classes": 0, "targets": [3], "real": True}
+    task = {"dataset": dataset, "model": {"kind": "mlp", "hidden": [8]}, "kind": kind, **KINDS[kind]}
+    how = {"optimizer": "adamw", "lr": 0.05, "batch_size": 8, "clip_norm": 0.5, "accumulate": 2,
+           "schedule": {"kind": "cosine", "over": "steps"}}  # fmt: skip
+    recipe = recipe_file(place, task=task, partition={"clients": 3}, algorithm=how)
+    recipe.write_text(recipe.read_text().replace('kind = "dirichlet"\n', "").replace("alpha = 0.5\n", ""))
+    return recipe
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nodes_give_what_the_loop_gives(kind, tmp_path):
+    recipe, grid = recipe_of(tmp_path, kind), federation(tmp_path)
+    for client, node in enumerate(grid.nodes.values()):
+        write(tmp_path / f"data-{client}", client, kind)
+        write(tmp_path / "all", client, kind)
+        node.config["fedalloy-data"] = str(tmp_path / f"data-{client}")
+    ending = play(recipe, tmp_path / "run", grid)
+    tables = load(recipe).model_dump(exclude_none=True) | {"engine": {"kind": "loop"}, "partition": {}}
+    tables["task"]["dataset"] = {"kind": "folder", "path": str(tmp_path / "all")}
+    expected, recorder = resolve(parse(tables)).run()
+    for name, leaf in expected.state["shared"]["params"].items():
+        assert torch.allclose(ending.state["shared"]["params"][name], leaf, atol=1e-6), name
+    assert isinstance(recorder, MemoryRecorder)
+    row, wanted = list(read_run(tmp_path / "run").rounds())[-1], list(recorder.streams["rounds"])[-1]
+    assert row["num_steps"] == wanted["num_steps"]
+    assert row["weights"] == pytest.approx(wanted["weights"])
+    first = "mae" if kind == "regression" else "f1_macro"
+    assert row["evaluation"][first]["mean"] == pytest.approx(wanted["evaluation"][first]["mean"], abs=1e-6)
+    assert row["global"] == {}
+
+
+def test_a_score_of_all_examples_together_cannot_be_waited_for(tmp_path):
+    recipe = recipe_file(tmp_path, run={"target_on": "global", "target": 0.9})
+    with pytest.raises(SpecError, match="no global test set"):
+        play(recipe, tmp_path / "run", federation(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("targets", "real", "said"),
+    [([2], True, r"targets have shape \(3,\), the recipe's \(2,\)"), ([3], False, "labels are torch.float32")],
+)
+def test_targets_of_another_form_are_refused_by_their_node(targets, real, said, tmp_path):
+    write(tmp_path, 0, "regression")
+    spec = {"shape": [4], "classes": 0 if real else 5, "targets": targets, "real": real, "kind": "regression"}
+    with pytest.raises(DataError, match=said):
+        local_task(str(tmp_path), 0, TaskSpec.model_validate({**spec, "model": "mlp"}))
