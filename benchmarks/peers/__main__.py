@@ -45,7 +45,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--peers", default=",".join(peer.module for peer in PEERS), help="some of the peers")
     parser.add_argument("--seconds", type=float, default=3.0, help="length of a turn")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds for one command of a peer")
-    parser.add_argument("--patience", type=float, default=20.0, help="seconds to wait for an idle machine, per turn")
+    parser.add_argument("--patience", type=float, default=5.0, help="seconds to wait for an idle machine, per turn")
     parser.add_argument("--scale", type=float, default=1.0, help="share of the clients, to try things out")
     parser.add_argument("--output", type=Path, help="where to write the results, instead of the committed file")
     return parser.parse_args()

@@ -112,7 +112,10 @@ def running(peers: tuple[Peer, ...], folder: Path, limit: float) -> Iterator[dic
 
 
 def _well(started: dict[Peer, Running], found: dict[Peer, Found]) -> list[tuple[Peer, Running]]:
-    """The peers without an error."""
+    """The peers without an error; the others are ended, so that they disturb nobody."""
+    for peer, process in started.items():
+        if found[peer].error:
+            process.close()
     return [(peer, process) for peer, process in started.items() if not found[peer].error]
 
 

@@ -74,7 +74,9 @@ class Running:
         return Turn(seconds, max(0.0, others) / max(elapsed, 0.1), idle)
 
     def close(self) -> None:
-        """End it and everything it has started."""
+        """End it and everything it has started; may be called again."""
+        if self._process.returncode is not None:
+            return
         with suppress(OSError):
             self._send("quit")
         with suppress(subprocess.TimeoutExpired):

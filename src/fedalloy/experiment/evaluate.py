@@ -103,7 +103,7 @@ def rows(evaluation: Evaluation, ids: Tensor) -> tuple[dict[str, Any], list[dict
 
 def client_row(model: str, ids: Tensor, values: Values, **more: Any) -> dict[str, Any]:
     """One row of ``clients.jsonl``."""
-    numbers = {name: [_number(value) for value in vector.tolist()] for name, vector in values.items()}
+    numbers = {name: _numbers(vector) for name, vector in values.items()}
     return {"split": "test", "model": model, **more, "ids": ids.tolist(), **numbers}
 
 
@@ -120,5 +120,9 @@ def _global_scores(trained: Trained, metrics: tuple[str, ...], ids: Tensor) -> t
     return values, evaluate_pool(*model, pool, metrics) if pool is not None else {}
 
 
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _numbers(vector: Tensor) -> list[float | None]:
+    """Plain numbers, None where there is no finite one; a hundred thousand clients are not looked at one by one."""
+    if bool(vector.isfinite().all()):
+        plain: list[float | None] = vector.tolist()
+        return plain
+    return [value if math.isfinite(value) else None for value in vector.tolist()]
