@@ -124,6 +124,23 @@ def test_a_changing_buffer_that_would_not_be_exchanged_is_refused():
         make_task(Dataset(X, Y, 2), lambda: nn.Sequential(Forgetful(), nn.Linear(4, 2)), clients=2)
 
 
+class Normalize(nn.Module):
+    """The scale of the pixels is a constant, whatever the name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.full((4,), 0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.get_buffer("scale")
+
+
+def test_constants_do_not_travel_because_of_their_name():
+    objective = ModuleObjective(lambda: nn.Sequential(Normalize(), nn.BatchNorm1d(4), nn.Linear(4, 2)))
+    assert {name.partition(".")[0] for name in objective.forms["buffers"]} == {"1"}
+    assert "0.scale" in objective.frozen
+
+
 class Returns(nn.Module):
     def __init__(self, how) -> None:
         super().__init__()
