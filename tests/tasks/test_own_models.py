@@ -12,6 +12,8 @@ import fedalloy
 from fedalloy.core.errors import CheckpointError, SpecError
 from fedalloy.core.keys import Key
 from fedalloy.core.tree import layers
+from fedalloy.results.outcome import read_outcome
+from fedalloy.results.redrawn import redrawn
 from fedalloy.tasks.assembly import make_task
 from fedalloy.tasks.datasets.base import Dataset, from_clients
 from fedalloy.tasks.objective import ModuleObjective
@@ -122,6 +124,23 @@ def test_a_changing_buffer_that_would_not_be_exchanged_is_refused():
         make_task(Dataset(X, Y, 2), lambda: nn.Sequential(Forgetful(), nn.Linear(4, 2)), clients=2)
 
 
+class Normalize(nn.Module):
+    """The scale of the pixels is a constant, whatever the name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.full((4,), 0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.get_buffer("scale")
+
+
+def test_constants_do_not_travel_because_of_their_name():
+    objective = ModuleObjective(lambda: nn.Sequential(Normalize(), nn.BatchNorm1d(4), nn.Linear(4, 2)))
+    assert {name.partition(".")[0] for name in objective.forms["buffers"]} == {"1"}
+    assert "0.scale" in objective.frozen
+
+
 class Returns(nn.Module):
     def __init__(self, how) -> None:
         super().__init__()
@@ -168,6 +187,20 @@ def test_a_built_module_is_the_start_of_every_seed_and_stays_as_it_is():
     assert all(torch.equal(leaf, before[name]) for name, leaf in model.state_dict().items())
     with pytest.raises(SpecError, match=r"needs several starts.*give the function that builds it"):
         fedalloy.fit("superfed_mm", task, rounds=1)
+
+
+def test_seeds_that_begin_with_one_model_do_not_claim_to_redraw_it(tmp_path):
+    said = {}
+    for kind, model in (("built", body_and_head()), ("function", body_and_head)):
+        task = make_task(Dataset(X, Y, 2), model, clients=2)
+        for seed in (0, 1):
+            fedalloy.fit("fedavg", task, rounds=1, seed=seed, folder=tmp_path / f"{kind}-{seed}")
+        drawn = redrawn(read_outcome(tmp_path / f"{kind}-{seed}").drawn for seed in (0, 1))
+        assert drawn is not None
+        said[kind] = drawn.text
+    assert "the initial model" in said["function"]
+    assert "the initial model" not in said["built"]
+    assert "redraws the order of batches" in said["built"]
 
 
 def test_another_base_is_another_experiment(tmp_path):

@@ -116,6 +116,8 @@ def _trial(recipe: Recipe) -> RemoteTask:
     """The task from the recipe's own data, which are not kept."""
     task = task_of(recipe)
     x, _ = _first(task)
+    if not isinstance(x, Tensor):
+        raise SpecError("over Flower examples are one tensor, and this recipe has several: simulate it instead")
     shape = tuple(x.shape[1:])
     names = tuple(task.names or (str(number) for number in range(task.population)))
     known = data_spec_of(task, Key.of(0))

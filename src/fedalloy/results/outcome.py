@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +92,7 @@ def outcome_of(record: RunRecord, rows: Iterable[Mapping[str, Any]]) -> RunOutco
         record.path,
         bool(settings.get("quick")),
         higher,
-        drawn_by(record.recipe, record.manifest or {}, on_global),
+        replace(drawn_by(record.recipe, record.manifest or {}, on_global), start=record.start),
         target is not None and bool(settings.get("stop_at_target")),
     )
 

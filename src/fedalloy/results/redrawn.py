@@ -13,13 +13,16 @@ from typing import Any
 
 from fedalloy.experiment.records.reading import seed_of
 
+_MODEL = "the initial model"
+
 
 @dataclass(frozen=True)
 class Drawn:
     """What one run drew: hashes of its partition, its examples and its test rows; empty where nothing is recorded.
 
     ``reused`` is the ratio of test to training examples, 0 where the score is taken on a test set that comes with the
-    data. ``chances`` are the other draws, as its recipe shows them.
+    data. ``chances`` are the other draws, as its recipe shows them. ``start`` is a hash of its initial model, empty
+    where it is not known.
     """
 
     seed: int
@@ -28,6 +31,7 @@ class Drawn:
     test_rows: str
     reused: float
     chances: tuple[str, ...]
+    start: str = ""
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,13 @@ def redrawn(runs: Iterable[Drawn | None]) -> Redrawn | None:
     rows = [one.test_rows for one in drawn]
     split = not examples and (_differ(rows) or not any(rows)) and any(one.reused for one in drawn)
     partition = _differ([one.partition for one in drawn]) and not examples
-    return Redrawn(drawn[0].chances, partition, examples, split, max(one.reused for one in drawn) if split else 0.0)
+    chances = tuple(one for one in drawn[0].chances if one != _MODEL or not _same_start(drawn))
+    return Redrawn(chances, partition, examples, split, max(one.reused for one in drawn) if split else 0.0)
+
+
+def _same_start(drawn: Sequence[Drawn]) -> bool:
+    """Whether all seeds begin with one model, as with a module that was built before."""
+    return {one.start for one in drawn} != {""} and not _differ([one.start for one in drawn])
 
 
 def _chances(recipe: Mapping[str, Any]) -> tuple[str, ...]:
@@ -89,7 +99,7 @@ def _chances(recipe: Mapping[str, Any]) -> tuple[str, ...]:
     cohorts = sampling.get("kind") != "list" and sampling.get("cohort") not in (None, 1.0)
     links = any(devices.get(name, 1.0) != 1.0 for name in ("success", "availability"))
     asked = {"the cohorts": cohorts, "failing links": links, "wrong labels": "noise" in recipe}
-    return "the initial model", "the order of batches", *(name for name, wanted in asked.items() if wanted)
+    return _MODEL, "the order of batches", *(name for name, wanted in asked.items() if wanted)
 
 
 def _differ(values: Sequence[str]) -> bool:
@@ -97,4 +107,4 @@ def _differ(values: Sequence[str]) -> bool:
 
 
 def _listed(parts: Sequence[str]) -> str:
-    return f"{', '.join(parts[:-1])} and {parts[-1]}"
+    return f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else parts[0]

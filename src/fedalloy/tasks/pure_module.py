@@ -15,7 +15,7 @@ from torch.func import functional_call
 
 from fedalloy.core import renamed
 from fedalloy.core.errors import SpecError
-from fedalloy.core.inputs import Inputs, device_of
+from fedalloy.core.inputs import Inputs, device_of, to
 from fedalloy.core.inputs import leaves as leaves_of
 from fedalloy.core.keys import Key
 from fedalloy.core.types import Tree
@@ -60,7 +60,7 @@ class PureModule:
     ) -> None:
         self.factory: Factory = BuiltModule(factory) if isinstance(factory, nn.Module) else factory
         self.patterns, self.dtype = patterns, dtype
-        self.example = None if example is None else some_rows(example)
+        self.example = None if example is None else to(some_rows(example), "cpu")  # where models are built
         module = self.build(_SKELETON)
         self.selection: Selection = select(module, patterns)
         renamed.refuse_old_attributes(module, renamed.MODEL)

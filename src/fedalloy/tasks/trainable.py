@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -10,6 +11,7 @@ from torch import nn
 
 from fedalloy.core.errors import SpecError
 
+_NORM = re.compile(r"Norm(?![a-z])")
 Patterns = tuple[str, ...] | None
 """Name patterns of the trained parameters; None: the parameters with ``requires_grad``."""
 
@@ -53,12 +55,13 @@ def select(module: nn.Module, patterns: Patterns = None) -> Selection:
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether a module is a norm layer: one of torch's, or one of any other package whose class is named after it.
+    """Whether a module is a norm layer: one of torch's, or one of any other package whose class has a name such as
+    ``RMSNorm`` or ``GroupNormAct``, but not ``Normalize``.
 
     >>> is_norm(nn.BatchNorm2d(3)), is_norm(nn.Embedding(3, 2))
     (True, False)
     """
-    return isinstance(module, nn.modules.batchnorm._NormBase) or "norm" in type(module).__name__.lower()
+    return isinstance(module, nn.modules.batchnorm._NormBase) or bool(_NORM.search(type(module).__name__))
 
 
 def _declared(module: nn.Module, buffer: str) -> bool:

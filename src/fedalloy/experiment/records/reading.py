@@ -47,6 +47,7 @@ import json
 import os
 import tomllib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -97,6 +98,13 @@ class RunRecord(ShownRuns):
         """The last round on record, 0 before the first; reads the end of the file only."""
         row = last_row(self.path / "rounds.jsonl")
         return int(row["round"]) if row else 0
+
+    @property
+    def start(self) -> str:
+        """A hash of the initial model; empty in a folder of an earlier version."""
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            return str(json.loads((self.path / "identity.json").read_text(encoding="utf-8"))["initial"]["sha256"])
+        return ""
 
     @property
     def columns(self) -> dict[str, list[str]]:
