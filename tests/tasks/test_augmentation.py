@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -11,10 +12,12 @@ from torch import Tensor, nn
 from fedalloy import fit
 from fedalloy.core.errors import FedalloyError, SpecError
 from fedalloy.core.keys import Key
+from fedalloy.methods.generative import fedevg
 from fedalloy.methods.published import fedavg
 from fedalloy.tasks.assembly import make_task
 from fedalloy.tasks.augmentation import Augmentation
 from fedalloy.tasks.datasets.base import Dataset
+from fedalloy.tasks.features import cached_features
 from fedalloy.tasks.federation import FederatedTask
 
 DRAW = torch.tensor(7)
@@ -112,3 +115,11 @@ def test_a_run_is_not_resumed_with_another_augmentation(tmp_path):
 def test_what_cannot_be_augmented_is_refused(more, said):
     with pytest.raises(SpecError, match=said):
         task_of(**more)
+
+
+def test_what_would_not_augment_is_refused():
+    with pytest.raises(SpecError, match="see the examples as they are"):
+        fit(fedevg(), task_of(augment=ALL), rounds=1)
+    model = nn.Sequential(OrderedDict(flat=nn.Flatten(), output=nn.Linear(36, 3)))
+    with pytest.raises(SpecError, match="cannot be cached"):
+        cached_features(task_of(augment={"noise": 0.1}, model=lambda: model), "flat")

@@ -223,3 +223,8 @@ def test_outputs_and_targets_survive_packing():
         assert torch.equal(again[0], outputs)
         assert torch.equal(again[1], y)
         assert again[1].dtype == y.dtype
+
+
+def test_calibration_of_several_targets_is_refused():
+    with pytest.raises(SpecError, match="one class per example"):
+        scores("ece", TOKENS, WORDS)

@@ -30,6 +30,11 @@ def check_targets(algorithm: Algorithm, task: Task) -> None:
             f"solver '{type(algorithm.solver).__name__}' makes samples of classes and needs one class per example, but "
             f"this task is of the kind '{task.kind}': choose a method without synthetic samples"
         )
+    if algorithm.is_generative and task.objective.augmentation is not None:
+        raise SpecError(
+            f"solver '{type(algorithm.solver).__name__}' has losses of its own, which see the examples as they are: "
+            "leave augment out of the task"
+        )
     wanted = sorted(algorithm.requires & _BY_HITS)
     if wanted and task.kind == "regression":
         raise SpecError(

@@ -29,6 +29,8 @@ def cached_features(task: FederatedTask, upto: str) -> FederatedTask:
     objective = task.objective
     if not isinstance(objective, ModuleObjective):
         raise SpecError(f"the features of a {type(objective).__name__} cannot be cached: the model must be a module")
+    if objective.augmentation is not None:
+        raise SpecError("features of augmented examples change in every step and cannot be cached: leave augment out")
     body = _cut(objective.structure, upto)[0]
     _check_frozen(objective, body)
     frozen = copy.deepcopy(body).eval()

@@ -19,6 +19,7 @@ from fedalloy.methods.solvers.ditto import Ditto
 from fedalloy.methods.solvers.energy import Energy
 from fedalloy.methods.solvers.personal import Personal
 from fedalloy.methods.solvers.scaffold import Scaffold
+from fedalloy.methods.solvers.schedules import Schedule
 from fedalloy.methods.solvers.sgd import Sgd
 from fedalloy.methods.solvers.superfed import SuPerFed
 from fedalloy.methods.weightings.energies import Energies
@@ -101,10 +102,13 @@ def _local_optimizers() -> tuple[EngineCase, ...]:
     adam = Sgd(lr=0.02, epochs=2, batch_size=3, optimizer="adam", weight_decay=0.1)
     decay = Sgd(lr=0.1, epochs=1, batch_size=2, weight_decay=0.2, decay=0.5)
     whole = Sgd(lr=0.1, epochs=3, batch_size=None)
+    cosine = Schedule(kind="cosine", over="steps", warmup=1)
+    composed = Sgd(lr=0.1, epochs=2, batch_size=3, momentum=0.5, accumulate=2, clip_norm=0.2, schedule=cosine)
     return (
         EngineCase("momentum", "memory within a round", _with(nesterov), task, CHANGING),
         EngineCase("adam", "a step counter under the mask", _with(adam), task, CHANGING),
         EngineCase("weight decay", "a forgotten step mask", _with(decay), task, CHANGING),
+        EngineCase("composed steps", "settings that a kernel ignores", _with(composed), task, UNEVEN),
         EngineCase("whole batches", "clients padded to the largest", _with(whole), task, CHANGING),
     )
 

@@ -13,7 +13,7 @@ from fedalloy.experiment.recipe import reopen
 from fedalloy.experiment.trained import Trained
 from fedalloy.report.plots.canvas import Options
 from fedalloy.tasks.metrics.calibration import ExpectedCalibrationError
-from fedalloy.tasks.metrics.metric import means, sums
+from fedalloy.tasks.metrics.metric import check_metrics, means, sums
 
 BINS = 15
 
@@ -22,6 +22,7 @@ BINS = 15
 def confidences(trained: Trained) -> tuple[Tensor, Tensor]:
     """Confidence and hit of every client's test examples, by the client's own model."""
     task, metric = trained.fed.task, ExpectedCalibrationError(BINS)
+    check_metrics(("ece",), task.kind)
     found = [torch.zeros(0, 2, dtype=torch.float64)]
     for some in torch.arange(task.population).split(trained.at_once):
         block = task.data("test", some)

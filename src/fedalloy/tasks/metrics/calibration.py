@@ -119,6 +119,8 @@ def over_batches(metric: Metric, batch: int, evidence: Tensor, owner: Tensor, cl
 
 def confidence(outputs: Tensor) -> Tensor:
     """The probability a model gives to the class it picks, from logits ``[N, classes]`` or one logit."""
+    if outputs.dim() > 2:
+        raise SpecError(f"calibration is for one class per example, the model gives {tuple(outputs.shape[1:])}")
     if outputs.dim() == 1 or outputs.shape[1] == 1:
         return outputs.reshape(outputs.shape[0]).abs().sigmoid()
     return outputs.double().softmax(1).max(1).values
