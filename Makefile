@@ -10,12 +10,14 @@ PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c c
 PACKAGE := $(VENV)/.installed-package
 DEV := $(VENV)/.installed-dev
 WORKERS ?= 2
+TORCH ?=
+LOWEST := tests/core tests/experiment/test_round.py tests/experiment/test_saved.py tests/experiment/records/test_toml.py tests/test_recipe.py tests/test_python_path.py tests/cli/test_help.py
 PYTHON ?=
 
-.PHONY: help env demo test browser lint format docs bench screenshots clean
+.PHONY: help env demo test test-lowest browser lint format docs dist bench screenshots clean
 
 help:  ## Show the targets
-	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-14s %s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-14s %s\n", $$1, $$2}'
 
 env: $(DEV)  ## Create or update .venv with everything needed to work on fedalloy
 
@@ -26,6 +28,13 @@ demo: $(PACKAGE)  ## Compare algorithms on the embedded digits and leave demo/re
 # One thread per process: the workers share the cores, and small tensors gain nothing from threads.
 test: lint browser  ## Lint, type check, then all tests and doctests in random order
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+# TORCH names the version of torch where the lowest one cannot be had.
+test-lowest: | $(BIN)/python  ## Install the lowest versions that pyproject.toml declares into .venv-lowest and run the fast tests
+	@$(BIN)/python -m venv --clear .venv-lowest
+	@TORCH=$(TORCH) $(BIN)/python scripts/lowest.py > .venv-lowest/lowest.txt
+	@.venv-lowest/bin/python -m pip install -qq --disable-pip-version-check -c .venv-lowest/lowest.txt ".[notebook]" pytest pytest-randomly hypothesis
+	@OMP_NUM_THREADS=1 .venv-lowest/bin/python -m pytest -q -W default $(LOWEST)
 
 browser:  ## Install Chromium for the browser tests, where that is possible
 	@sh scripts/browser.sh
@@ -46,6 +55,9 @@ docs: $(DEV)  ## Run every example of the documentation, check the generated pag
 	@$(BIN)/python -m benchmarks.evidence --check
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "Open site/index.html"
+
+dist: $(DEV)  ## Build wheel and sdist, install the wheel in a clean environment and run the quickstart from it
+	@sh scripts/dist.sh $(BIN)/python
 
 bench: $(DEV)  ## Measure the engines
 	@$(BIN)/python -m benchmarks.engines

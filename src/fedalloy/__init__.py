@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fedalloy.experiment.callbacks import Callback, Checkpoints, EarlyStopping, LogRounds
     from fedalloy.experiment.fit import RunResult, fit
     from fedalloy.experiment.records.reading import RunRecord, read_run, read_runs
+    from fedalloy.experiment.saved import SavedResult, load
     from fedalloy.studies.compare.comparing import Comparison, compare
     from fedalloy.studies.unfolding.call import unfold
     from fedalloy.tasks.dropout import Dropout
@@ -38,9 +39,11 @@ __all__ = [
     "LogRounds",
     "RunRecord",
     "RunResult",
+    "SavedResult",
     "algorithms",
     "compare",
     "fit",
+    "load",
     "methods",
     "read_run",
     "read_runs",
@@ -60,9 +63,11 @@ _HOME = {
     "LogRounds": "fedalloy.experiment.callbacks:LogRounds",
     "RunRecord": "fedalloy.experiment.records.reading:RunRecord",
     "RunResult": "fedalloy.experiment.fit:RunResult",
+    "SavedResult": "fedalloy.experiment.saved:SavedResult",
     "algorithms": "fedalloy.algorithms:",
     "compare": "fedalloy.studies.compare.comparing:compare",
     "fit": "fedalloy.experiment.fit:fit",
+    "load": "fedalloy.experiment.saved:load",
     "methods": "fedalloy.methods:",
     "read_run": "fedalloy.experiment.records.reading:read_run",
     "read_runs": "fedalloy.experiment.records.reading:read_runs",

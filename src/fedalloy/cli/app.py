@@ -30,6 +30,7 @@ from fedalloy.cli import (
 )
 from fedalloy.cli.console import complain, tell_notes
 from fedalloy.cli.failing import exit_code, sentence
+from fedalloy.cli.helping import teach
 from fedalloy.experiment.interrupt import Terminated
 
 EXIT_CODES = (
@@ -40,6 +41,10 @@ EXIT_CODES = (
 
 class Commands(TyperGroup):
     """A group whose commands end in one clear line instead of a traceback."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        teach(self)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; with ``--debug`` errors pass through."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedalloy.core import aspects, inputs
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.errors import SpecError, nearest
 from fedalloy.core.protocols import Task
@@ -17,6 +18,7 @@ from fedalloy.core.showing import ShownRuns
 from fedalloy.core.spec import algorithm_from_spec
 from fedalloy.core.task import check_task
 from fedalloy.core.types import Tree
+from fedalloy.experiment import saved
 from fedalloy.experiment.config import RunConfig
 from fedalloy.experiment.describing import Described, recipe_of
 from fedalloy.experiment.driver import Ending, RoundEvent, run
@@ -30,6 +32,9 @@ from fedalloy.experiment.trained import Trained
 from fedalloy.methods import published as algorithms
 from fedalloy.methods.classifier import synthetic_set
 from fedalloy.tasks.objective import ModuleObjective
+
+_AT_ONCE = 1024
+"""Examples that are predicted together."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -91,6 +96,42 @@ class RunResult(ShownRuns):
                 "result.module().state_dict() with torch.save"
             )
         save(str(folder))
+
+    def personal_module(self, client: int) -> nn.Module:
+        """A client's own model; refused for a method whose clients have none."""
+        if not aspects.is_personalised(self.trained.fed.algorithm.solver):
+            raise SpecError("the clients of this method have no model of their own: result.module() is that of all")
+        return self.module(client)
+
+    def predict(self, x: Any, client: int | None = None) -> Tensor:
+        """The outputs of the global model for examples (logits for classes), or those of a client's own model.
+
+        ``x`` is what the model gets: if the task has standardised or encoded features, these must be so as well.
+        """
+        model = self.trained.server_model()
+        leaves = (model.params, model.buffers)
+        if client is not None:
+            self.personal_module(client)
+            (leaves,) = self.trained.models(torch.tensor([client]))
+        like = next(iter(leaves[0].values()))
+        given = x if isinstance(x, Mapping | tuple) else torch.as_tensor(x)
+        rows = inputs.each(lambda leaf: leaf.to(like) if leaf.is_floating_point() else leaf.to(like.device), given)
+        with torch.no_grad():
+            parts = (inputs.take(rows, some) for some in inputs.pieces(inputs.length(rows), _AT_ONCE))
+            return torch.cat([model.objective.outputs(*leaves, part).cpu() for part in parts])
+
+    def save(self, folder: str | Path, clients: Sequence[int] = ()) -> Path:
+        """Write the model, those of some ``clients`` and all rounds, as safetensors and JSON; :func:`fedalloy.load`
+        reads them (:mod:`fedalloy.experiment.saved`)."""
+        for client in clients:
+            self.personal_module(client)
+        own = self.trained.models(torch.tensor(list(clients), dtype=torch.int64)) if clients else []
+        told = {
+            "name": self.name, "seed": self.seed, "status": self.status, "round": self.ending.progress.round,
+            "metric": self.metric, "rounds": list(self.rounds()),
+        }  # fmt: skip
+        each = {client: {**params, **buffers} for client, (params, buffers) in zip(clients, own, strict=True)}
+        return saved.write(Path(folder), told, self.model, each)
 
     def _checked(self, client: int) -> int:
         known = self.trained.fed.task.population

@@ -1,0 +1,87 @@
+"""The help of the commands: words in square brackets stay, and every command ends with an example."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import click
+
+EXAMPLES = {
+    "run": "fedalloy run recipes/quickstart.toml --quick -o runs/first",
+    "compare": "fedalloy compare recipes/demo.toml --quick -o runs/demo",
+    "reproduce": "fedalloy reproduce --list",
+    "list": "fedalloy list weightings",
+    "show": "fedalloy show fedavg",
+    "conform": "fedalloy conform vectors/*.json",
+    "report": "fedalloy report runs/demo -o report.html",
+    "export": "fedalloy export runs/demo -o results.csv",
+    "serve": "fedalloy serve runs",
+    "plot": "fedalloy plot curves runs/demo -o curves.png",
+    "unseen": "fedalloy unseen runs/with-newcomers --steps 10",
+    "newcomers": "fedalloy unseen runs/with-newcomers --steps 10",
+    "unfold": "fedalloy unfold recipes/s1/rounds-to-95.toml -o weights.json",
+    "doctor": "fedalloy doctor",
+    "data list": "fedalloy data list",
+    "data where": "fedalloy data where",
+    "data check": "fedalloy data check mnist",
+    "data describe": "fedalloy data describe digits",
+    "data fetch": "fedalloy data fetch mnist",
+    "synth export": "fedalloy synth export runs/fedevg -o samples.npz",
+    "synth quality": "fedalloy synth quality runs/fedevg",
+    "synth grid": "fedalloy synth grid runs/fedevg -o samples.png",
+    "recipe schema": "fedalloy recipe schema",
+    "recipe check": "fedalloy recipe check recipes/quickstart.toml",
+    "flower init": "fedalloy flower init federation --nodes 3",
+    "flower up": "fedalloy flower up recipes/quickstart.toml --nodes 3 --quick",
+    "flower run": "fedalloy flower run federation/server recipes/quickstart.toml -o runs/first",
+    "flower stop": "fedalloy flower stop federation/server",
+    "flower pause": "fedalloy flower pause federation/server",
+    "flower resume": "fedalloy flower resume federation/server",
+    "flower server": "fedalloy flower server federation/server",
+    "flower admit": "fedalloy flower admit federation/server",
+    "flower node": "fedalloy flower node federation/node-0",
+    "flower status": "fedalloy flower status federation/server",
+}
+"""One example per command."""
+
+
+def teach(group: click.Group, before: str = "") -> None:
+    """Make the help of all commands of a group literal, and add their examples."""
+    for name, command in group.commands.items():
+        path = f"{before}{name}"
+        if isinstance(command, click.Group):
+            teach(command, f"{path} ")
+        elif path in EXAMPLES:
+            command.epilog = "\n\n".join(filter(None, [f"Example: {EXAMPLES[path]}", command.epilog]))
+        _literal(command)
+    if not before:
+        _literal(group)
+
+
+def _literal(command: click.Command) -> None:
+    command.format_help = partial(_format, command, command.format_help)  # type: ignore[method-assign]
+
+
+def _format(command: click.Command, plain: Any, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    """Typer takes words in square brackets for rich's markup, and drops them."""
+    children = list(command.commands.values()) if isinstance(command, click.Group) else []
+    with _escaped([command, *children, *command.params]):
+        plain(ctx, formatter)
+
+
+@contextmanager
+def _escaped(holders: list[Any]) -> Iterator[None]:
+    from rich.markup import escape
+
+    kept = [(one, name, getattr(one, name, None)) for one in holders for name in ("help", "short_help", "epilog")]
+    told = [(one, name, text) for one, name, text in kept if isinstance(text, str)]
+    try:
+        for one, name, text in told:
+            setattr(one, name, escape(text))
+        yield
+    finally:
+        for one, name, text in told:
+            setattr(one, name, text)

@@ -1,0 +1,124 @@
+"""A result as a folder that any program can read: safetensors and JSON. Reading it executes nothing.
+
+| file | content |
+|---|---|
+| ``model.safetensors`` | parameters and buffers of the global model |
+| ``client-3.safetensors`` | those of client 3's own model, for clients that were saved |
+| ``result.json`` | name, seed, status, round, scores, and the row of every round |
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from fedalloy.core.errors import CheckpointError, SpecError
+from fedalloy.core.types import Tree
+from fedalloy.experiment.records import atomic
+from fedalloy.experiment.records.stream import encode
+
+FORMAT = 1
+_JSON, _MODEL = "result.json", "model.safetensors"
+_CLIENT = re.compile(r"client-(\d+)\.safetensors")
+_NEEDED = {"format": int, "name": str, "seed": int, "status": str, "round": int, "metric": str, "rounds": list}
+Module = TypeVar("Module", bound=nn.Module)
+
+
+@dataclass(frozen=True, repr=False)
+class SavedResult:
+    """A result that was saved. ``model`` are parameters and buffers of the global model, ``clients`` those of clients
+    whose own model was saved; ``rows`` has one row per round."""
+
+    name: str
+    seed: int
+    status: str
+    round: int
+    metric: str
+    model: Tree
+    clients: Mapping[int, Tree] = field(default_factory=dict)
+    rows: tuple[dict[str, Any], ...] = ()
+
+    def __repr__(self) -> str:
+        own = f", {len(self.clients)} clients' own models" if self.clients else ""
+        return f"<saved {self.name}, seed {self.seed}: {self.status} in round {self.round}{own}>"
+
+    def rounds(self) -> Iterator[dict[str, Any]]:
+        """One row per round, as a run folder has them."""
+        return iter(self.rows)
+
+    def module(self, module: Module, client: int | None = None) -> Module:
+        """Your module with the saved weights, in evaluation mode; its leaves must be those of the saved model."""
+        wanted = self.model if client is None else self._own(client)
+        try:
+            module.load_state_dict(dict(wanted))
+        except RuntimeError as error:
+            raise SpecError(f"{type(module).__name__} is not the model that was saved: {error}") from None
+        return module.eval()
+
+    def _own(self, client: int) -> Tree:
+        if client not in self.clients:
+            known = ", ".join(map(str, self.clients)) or "none"
+            raise SpecError(f"the model of client {client} was not saved; saved clients: {known}")
+        return self.clients[client]
+
+
+def write(folder: Path, told: Mapping[str, Any], model: Tree, clients: Mapping[int, Tree]) -> Path:
+    """Write a result into a new or empty folder; ``result.json`` comes last, so that a folder with it is complete."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise CheckpointError(f"{folder} exists and is not an empty folder: choose another one")
+    atomic.make_folder(folder)
+    for name, tree in {_MODEL: model, **{f"client-{one}.safetensors": tree for one, tree in clients.items()}}.items():
+        leaves = {leaf: value.detach().cpu().clone().contiguous() for leaf, value in tree.items()}
+        atomic.write_atomically(folder / name, partial(save_file, leaves))
+    atomic.write_text(folder / _JSON, encode({"format": FORMAT, **told}) + "\n")
+    return folder
+
+
+def load(folder: str | Path) -> SavedResult:
+    """Read a result that ``result.save(folder)`` wrote. Nothing in it is executed."""
+    place = Path(folder)
+    told = _told(place / _JSON)
+    clients = {int(found[1]): file for file in place.iterdir() if (found := _CLIENT.fullmatch(file.name))}
+    return SavedResult(
+        told["name"],
+        told["seed"],
+        told["status"],
+        told["round"],
+        told["metric"],
+        _leaves(place / _MODEL),
+        {client: _leaves(clients[client]) for client in sorted(clients)},
+        tuple(told["rounds"]),
+    )
+
+
+def _told(file: Path) -> dict[str, Any]:
+    try:
+        told = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{file.parent} holds no saved result (no {_JSON}); result.save writes one") from None
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file} cannot be read: {error}") from None
+    wrong = [name for name, kind in _NEEDED.items() if not isinstance(told, dict) or type(told.get(name)) is not kind]
+    if wrong:
+        raise CheckpointError(f"{file} is no saved result: '{wrong[0]}' is missing or of another type")
+    if told["format"] != FORMAT:
+        raise CheckpointError(f"{file} has format {told['format']}; this version of fedalloy reads {FORMAT}: update it")
+    return dict(told)
+
+
+def _leaves(file: Path) -> dict[str, Tensor]:
+    try:
+        found: dict[str, Tensor] = load_file(str(file))
+    except (SafetensorError, OSError, torch.OutOfMemoryError) as error:
+        raise CheckpointError(f"{file} cannot be read: {error}") from None
+    return found

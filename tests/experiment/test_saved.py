@@ -1,0 +1,101 @@
+"""A result that is saved, and read again without executing anything; predictions and clients' own models."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import fedalloy
+from fedalloy.core.errors import CheckpointError, SpecError
+
+
+@pytest.fixture(scope="module")
+def task():
+    return fedalloy.task("synthetic", lambda inputs, classes: nn.Linear(inputs, classes), clients=4)
+
+
+@pytest.fixture(scope="module")
+def result(task):
+    return fedalloy.fit("fedavg", task, rounds=2, engine="loop")
+
+
+@pytest.fixture(scope="module")
+def personal(task):
+    return fedalloy.fit("ditto", task, rounds=2, engine="loop")
+
+
+def test_what_is_saved_comes_back(result, tmp_path):
+    result.save(tmp_path / "kept")
+    found = fedalloy.load(tmp_path / "kept")
+    assert (found.name, found.seed, found.status, found.round) == ("fedavg", 0, "finished", 2)
+    assert [row["round"] for row in found.rounds()] == [1, 2]
+    assert found.model.keys() == result.model.keys()
+    for name, leaf in result.model.items():
+        assert torch.equal(found.model[name], leaf)
+    assert sorted(file.name for file in (tmp_path / "kept").iterdir()) == ["model.safetensors", "result.json"]
+
+
+def test_a_saved_model_fills_the_users_module(result, task, tmp_path):
+    result.save(tmp_path / "kept")
+    x = task.test.x[:5]
+    shape = result.model["weight"].shape
+    filled = fedalloy.load(tmp_path / "kept").module(nn.Linear(shape[1], shape[0]))
+    torch.testing.assert_close(filled(x), result.predict(x))
+    with pytest.raises(SpecError, match="is not the model that was saved"):
+        fedalloy.load(tmp_path / "kept").module(nn.Linear(3, 3))
+
+
+def test_predictions_are_those_of_the_module(result, personal, task):
+    x = task.test.x
+    torch.testing.assert_close(result.predict(x), result.module()(x).detach())
+    torch.testing.assert_close(result.predict(x.numpy()), result.predict(x))
+    own = personal.predict(x, client=1)
+    torch.testing.assert_close(own, personal.personal_module(1)(x).detach())
+    assert not torch.equal(own, personal.predict(x))
+    assert not torch.equal(own, personal.predict(x, client=2))
+
+
+def test_clients_without_a_model_of_their_own_are_refused(result, personal, tmp_path):
+    for ask in (lambda: result.personal_module(0), lambda: result.predict(torch.zeros(1, 60), client=0),
+                lambda: result.save(tmp_path / "a", clients=[0])):  # fmt: skip
+        with pytest.raises(SpecError, match="no model of their own"):
+            ask()
+    with pytest.raises(SpecError, match="clients are 0 to 3"):
+        personal.personal_module(9)
+
+
+def test_clients_models_are_saved_too(personal, tmp_path):
+    personal.save(tmp_path / "kept", clients=[2, 0])
+    found = fedalloy.load(tmp_path / "kept")
+    assert list(found.clients) == [0, 2]
+    assert torch.equal(found.clients[2]["weight"], personal.personal_module(2).weight)
+    with pytest.raises(SpecError, match="client 1 was not saved; saved clients: 0, 2"):
+        found.module(nn.Linear(1, 1), client=1)
+
+
+def test_a_folder_that_is_used_is_not_written_to(result, tmp_path):
+    (tmp_path / "mine.txt").write_text("x")
+    with pytest.raises(CheckpointError, match="not an empty folder"):
+        result.save(tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("result.json", "{", "cannot be read"),
+        ("result.json", json.dumps({"format": 1}), "'name' is missing"),
+        ("result.json", "[" * 100_000, "cannot be read"),
+        ("model.safetensors", "\x80\x04cos\nsystem\n", "cannot be read"),
+    ],
+)
+def test_damaged_files_are_refused_in_words(name, content, said, result, tmp_path):
+    result.save(tmp_path / "kept")
+    (tmp_path / "kept" / name).write_bytes(content.encode("latin-1"))
+    with pytest.raises(CheckpointError, match=said):
+        fedalloy.load(tmp_path / "kept")
+    with pytest.raises(CheckpointError, match="holds no saved result"):
+        fedalloy.load(tmp_path)
