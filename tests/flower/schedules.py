@@ -104,9 +104,12 @@ def play_schedule(place: Path, seed: int) -> Played:
     """Run a study under the faults of a seed; a server that is killed is started again, by the same command."""
     random = Random(seed)
     algorithm = ALGORITHMS[seed % len(ALGORITHMS)]
-    engine: dict[str, float] = {"deadline": 3.0, "minimum": random.choice((1, 2, 3)), "wait": 1e6}
+    engine: dict[str, Any] = {"deadline": 3.0, "minimum": random.choice((1, 2, 3)), "wait": 1e6}
     engine["fraction"] = random.choice((0.5, 1.0))
-    tables = {"run": {"rounds": ROUNDS, "seeds": [7]}, "evaluate": {"every": 1000, "clients": 1}}
+    tables: dict[str, dict[str, Any]] = {
+        "run": {"rounds": ROUNDS, "seeds": [7]},
+        "evaluate": {"every": 1000, "clients": 1},
+    }
     # One local step in a round: what matters is which state it starts from.
     recipe = recipe_file(place, algorithm, engine=engine, algorithm={"batch_size": 2000}, **tables)
     grid = FaultyGrid(federation(place).nodes, random=random)
