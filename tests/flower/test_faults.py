@@ -18,8 +18,10 @@ pytest.importorskip("flwr")
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, RecordDict
 
 import fedalloy
+from fedalloy.core.errors import SpecError
 from fedalloy.experiment.records.reading import read_run
-from fedalloy.flower.engine import FederationError
+from fedalloy.flower.engine import FederationError, Flower
+from fedalloy.flower.node_registry import Seat
 from fedalloy.flower.prefork.worker import receive_frame, send_frame
 from fedalloy.flower.protocol.tensor_messages import TensorMessage, outline, pack, unpack
 from tests.flower.fake import FakeClock, FakeNode, federation, play, recipe_file
@@ -183,6 +185,25 @@ class TestWaiting:
         clock = FakeClock(on_sleep=lambda now: setattr(grid.nodes[102], "online", now > 30))
         play(recipe_file(tmp_path, run={"rounds": 1}), tmp_path / "run", grid, clock)
         assert grid.nodes[100].seen.count("train") == 1
+
+    def test_a_round_goes_on_without_the_slow_when_a_fraction_is_enough(self, tmp_path):
+        """The one that is left out takes part again with the state that counts."""
+        grid, clock = federation(tmp_path), FakeClock()
+        grid.nodes[102].answers = False
+        recipe = recipe_file(tmp_path, "scaffold", engine={"minimum": 1, "fraction": 0.6, "deadline": 1000.0})
+
+        def returns(text: str) -> None:
+            grid.nodes[102].answers |= "round 2/3" in text
+            grid.nodes[101].answers &= "round 2/3" not in text
+
+        seats = [Seat(str(number), identity(node)) for number, node in enumerate(grid.nodes.values())]
+        play(recipe, tmp_path / "run", grid, clock, returns, seats=lambda: seats)
+        rows = list(read_run(tmp_path / "run").rounds())
+        assert [row["ids"] for row in rows] == [[0, 1], [0, 1], [0, 2]]
+        assert rows[0]["dropped"] == {"2": "it was not waited for: 2 answers were enough"}
+        assert clock.now < 1500, "only the scoring at the end waits for all"
+        with pytest.raises(SpecError, match="fraction must be above 0"):
+            Flower(fraction=0.0)
 
 
 class TestIdentity:

@@ -36,11 +36,11 @@ class Connection:
 
     def ask(
         self, orders: Mapping[int, TensorMessage], message_type: str, group: str, problems: dict[int, str],
-        full: Payload | None = None,
+        full: Payload | None = None, enough: int | None = None,
     ) -> dict[int, Answer]:  # fmt: skip
-        """The answers of the clients whose nodes gave one; all others are in ``problems``. A node that has lost its
-        client's local leaves is sent the ``full`` parts and asked again."""
-        answers = self._ask(orders, message_type, group, problems)
+        """The answers of the clients whose nodes gave one, or of the first that are ``enough``; all others are in
+        ``problems``. A node that has lost its client's local leaves is sent the ``full`` parts and asked again."""
+        answers = self._ask(orders, message_type, group, problems, enough)
         lost = [client for client, answer in answers.items() if full is not None and self._lost_leaves(answer)]
         if full is None or not lost:
             return answers
@@ -54,14 +54,15 @@ class Connection:
         return read_reply(answer.content, self.max_bytes, full=full)
 
     def _ask(
-        self, orders: Mapping[int, TensorMessage], message_type: str, group: str, problems: dict[int, str]
-    ) -> dict[int, Answer]:
+        self, orders: Mapping[int, TensorMessage], message_type: str, group: str, problems: dict[int, str],
+        enough: int | None = None,
+    ) -> dict[int, Answer]:  # fmt: skip
         there = self._present()
         problems |= {client: self.registry.absence(client) for client in orders if client not in there}
         clients = {there[client].number: client for client in orders if client in there}
         messages = {node: self._addressed(client, orders[client]) for node, client in clients.items()}
         self.sent += sum(sum(sizes(message.parts).values()) for message in messages.values())
-        found = self.transport.ask(messages, message_type, group, self.deadline) if messages else {}
+        found = self.transport.ask(messages, message_type, group, self.deadline, enough) if messages else {}
         problems |= {clients[node]: answer.problem for node, answer in found.items() if answer.content is None}
         return {clients[node]: answer for node, answer in found.items() if answer.content is not None}
 

@@ -54,10 +54,12 @@ class FederationError(FedalloyError):
 class Flower(Engine):
     """Runs on the nodes of a Flower federation (``fedalloy flower --help``).
 
-    A node has ``deadline`` seconds to answer. A round needs ``minimum`` contributions; with fewer, the missing clients
-    are asked again for ``wait`` seconds, then the run stops and can be resumed. Answers above ``max_megabytes`` are
-    dropped. ``on_lag`` is for a node that does not have the valid state: it continues from the newest older one it has
-    (from the initial one if there is none), or its contribution is dropped; both are recorded.
+    A node has ``deadline`` seconds to answer. A round ends as soon as the ``fraction`` of its clients has answered; the
+    others are left out of it (for over-selection, ask more clients than are needed: ``cohort`` in ``[sampling]``). It
+    needs ``minimum`` contributions; with fewer, the missing clients are asked again for ``wait`` seconds, then the run
+    stops and can be resumed. Answers above ``max_megabytes`` are dropped. ``on_lag`` is for a node that does not have
+    the valid state: it continues from the newest older one it has (from the initial one if there is none), or its
+    contribution is dropped; both are recorded.
     """
 
     data_at_hand: ClassVar[bool] = False
@@ -65,6 +67,7 @@ class Flower(Engine):
     fixed_options: ClassVar[bool] = False  # how long to wait for nodes may change from session to session
     deadline: float = 600.0
     minimum: int = 1
+    fraction: float = 1.0
     wait: float = 3600.0
     max_megabytes: float = 1000.0
     on_lag: Literal["continue", "drop"] = "continue"
@@ -75,6 +78,8 @@ class Flower(Engine):
         for name in ("deadline", "wait", "max_megabytes"):
             if not getattr(self, name) > 0:
                 raise SpecError(f"engine 'flower': {name} must be above 0, got {getattr(self, name)}")
+        if not 0 < self.fraction <= 1:
+            raise SpecError(f"engine 'flower': fraction must be above 0 and at most 1, got {self.fraction}")
         if self.minimum < 1:
             raise SpecError(f"engine 'flower': minimum must be 1 or more contributions, got {self.minimum}")
 
@@ -102,7 +107,9 @@ class Flower(Engine):
         while len(found) < patience.enough:
             failures = {}
             asked = {client: order for client, order in orders.items() if client not in found}
-            for client, answer in self._connected.ask(asked, "train", str(ctx.round), failures, full).items():
+            enough = patience.wanted - len(found) if self.fraction < 1 else None
+            answers = self._connected.ask(asked, "train", str(ctx.round), failures, full, enough)
+            for client, answer in answers.items():
                 try:
                     found[client] = self._contribution(client, answer, algorithm, shared, needed, ctx)
                 except (Malformed, Refused) as error:
@@ -231,6 +238,11 @@ class _Patience:
     def enough(self) -> int:
         """The contributions a round needs; a cohort smaller than the minimum must be complete."""
         return min(self.engine.minimum, self.asked)
+
+    @property
+    def wanted(self) -> int:
+        """The contributions for which a round waits."""
+        return max(self.enough, math.ceil(self.engine.fraction * self.asked - 1e-9))
 
     def lose(self, client: int, error: FedalloyError) -> None:
         """Note a client that will not contribute, even if asked again."""

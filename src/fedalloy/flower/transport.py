@@ -63,9 +63,11 @@ class Transport:
     gaps: tuple[float, float] = (0.15, 0.5)
 
     def ask(
-        self, tensor_messages: Mapping[int, TensorMessage], message_type: str, group: str, seconds: float
-    ) -> dict[int, Answer]:
-        """One message to each node; an answer from each within ``seconds``, or the reason why not."""
+        self, tensor_messages: Mapping[int, TensorMessage], message_type: str, group: str, seconds: float,
+        enough: int | None = None,
+    ) -> dict[int, Answer]:  # fmt: skip
+        """One message to each node; an answer from each within ``seconds``, or the reason why not. As soon as there are
+        ``enough`` answers, the others are not waited for."""
         from flwr.app import Message
 
         # A message expires soon after its deadline.
@@ -74,19 +76,21 @@ class Transport:
             for node, tensor_message in tensor_messages.items()
         ]
         with of_a_live_run():
-            replies = self.exchange(messages, seconds)
-        return attribute(messages, replies, f"no answer within {seconds:g} s")
+            replies = self.exchange(messages, seconds, enough)
+        early = enough is not None and _count(replies) >= enough
+        reason = f"it was not waited for: {enough} answers were enough" if early else f"no answer within {seconds:g} s"
+        return attribute(messages, replies, reason)
 
-    def exchange(self, messages: Sequence[Message], seconds: float) -> list[Message]:
-        """Send, and collect replies until all nodes have answered or time is over. A message that could not be sent and
-        a reply that cannot be read become error replies."""
+    def exchange(self, messages: Sequence[Message], seconds: float, enough: int | None = None) -> list[Message]:
+        """Send, and collect replies until all nodes, or ``enough`` of them, have answered or time is over. A message
+        that could not be sent and a reply that cannot be read become error replies."""
         pending, replies = self._send(messages)
         until, gap = self.clock() + seconds, self.gaps[0]
         while pending:
             for reply in _collect(self.grid, pending):
                 if pending.pop(reply.metadata.reply_to_message_id, None) is not None:
                     replies.append(reply)
-            if not pending or self.clock() >= until:
+            if not pending or self.clock() >= until or (enough is not None and _count(replies) >= enough):
                 break
             self.sleep(min(gap, max(0.0, until - self.clock())))
             gap = min(self.gaps[1], gap * _SLOWER)
@@ -136,6 +140,11 @@ def check_sent(replies: Sequence[Message]) -> None:
             "the SuperLink accepted none of this round's messages; the model may be too large for one message "
             "(see its log)"
         )
+
+
+def _count(replies: Sequence[Message]) -> int:
+    """How many replies are answers and not errors."""
+    return sum(not reply.has_error() for reply in replies)
 
 
 def _collect(grid: Grid, pending: Mapping[str, Message]) -> list[Message]:
