@@ -26,5 +26,6 @@ def cnn() -> nn.Module:
 
 def model_of(workload: str) -> nn.Module:
     """The model of a workload by its name."""
-    made = {"W1": lambda: logistic(784), "W2": mlp, "W3": cnn, "W4": lambda: logistic(60)}
-    return made[workload]()
+    if workload in ("W2", "W3"):
+        return mlp() if workload == "W2" else cnn()
+    return logistic(784 if workload == "W1" else 60)

@@ -68,7 +68,7 @@ def scaled(load: Workload, scale: float) -> Workload:
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure the chosen workloads."""
+    """Measure the chosen workloads; what is known is written after each of them."""
     peers = chosen_peers(options.peers)
     told: dict[str, Any] = {
         "date": datetime.now(UTC).date().isoformat(), "machine": describe(), "torch": torch.__version__,
@@ -84,6 +84,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                 )  # fmt: skip
                 told["workloads"][load.name] = found
                 print(_lines(load.name, found), flush=True)
+                (options.output or page.RESULTS).write_text(json.dumps(told, indent=1) + "\n")
                 shutil.rmtree(place / load.name)
     finally:
         shutil.rmtree(place, ignore_errors=True)
@@ -116,8 +117,7 @@ def main() -> int:
             print(f"{path.name} does not match {page.RESULTS.name}: run 'python -m benchmarks.peers --write'")
         return 1 if wrong else 0
     if not options.write:
-        told = run(options)
-        (options.output or page.RESULTS).write_text(json.dumps(told, indent=1) + "\n")
+        run(options)
     if options.output is None:
         page.write()
     return 0

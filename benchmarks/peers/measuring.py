@@ -69,9 +69,10 @@ def write(load: Workload, folder: Path) -> None:
     task = task_of(load)
     initial = task.objective.init(Key.of(0).fold("model"))[0]
     folder.mkdir(parents=True)
-    np.save(folder / "x.npy", task.train.x.numpy())  # type: ignore[union-attr]
-    np.save(folder / "y.npy", task.train.y.numpy())  # type: ignore[union-attr]
-    np.savez(folder / "initial.npz", **{name: leaf.numpy() for name, leaf in initial.items()})
+    np.save(folder / "x.npy", task.train.x.numpy())
+    np.save(folder / "y.npy", task.train.y.numpy())
+    arrays: dict[str, Any] = {name: leaf.numpy() for name, leaf in initial.items()}
+    np.savez(folder / "initial.npz", **arrays)
     numbers = {name: getattr(load, name) for name in ("name", "clients", "examples", "batch", "cohort")}
     (folder / "workload.json").write_text(json.dumps({**numbers, "lr": LR}))
 
@@ -90,10 +91,11 @@ def measure(
         _compare(found)
         for peer, process in _well(started, found):
             with found[peer].errors():
-                found[peer].threads, rounds[peer] = _settle(process, seconds)
+                found[peer].threads, rounds[peer] = _fitted_turn(process, seconds)
         for repeat in range(repeats):
             order = _well(started, found)
-            for peer, process in order[repeat % len(order) :] + order[: repeat % len(order)]:
+            first = repeat % max(1, len(order))
+            for peer, process in order[first:] + order[:first]:
                 with found[peer].errors():
                     found[peer].turns.append(process.turn(rounds[peer], patience))
     told = {peer.name: one.summary() for peer, one in found.items()}
@@ -121,15 +123,18 @@ def _well(started: dict[Peer, Running], found: dict[Peer, Found]) -> list[tuple[
 
 def _compare(found: dict[Peer, Found]) -> None:
     """Refuse the times of a peer that did other work."""
-    right = next(one for peer, one in found.items() if peer.name == "fedalloy").moved
+    ours = next(one for peer, one in found.items() if peer.name == "fedalloy")
+    right = ours.moved
     for one in found.values():
-        if not one.error and abs(one.moved / right - 1) > UNEQUAL:
+        if ours.error and not one.error:
+            one.error = "not measured, because fedalloy failed"
+        elif not one.error and abs(one.moved / right - 1) > UNEQUAL:
             one.error = f"unequal work: the model moved by {one.moved:.4g} instead of {right:.4g}"
 
 
-def _settle(process: Running, seconds: float) -> tuple[int | None, int]:
+def _fitted_turn(process: Running, seconds: float) -> tuple[int | None, int]:
     """The better number of threads, where it can be chosen, and how many rounds fill a turn."""
-    choices: list[int | None] = sorted({1, os.cpu_count() or 1}) if process.peer.threads else [None]
+    choices: list[int | None] = [*sorted({1, os.cpu_count() or 1})] if process.peer.threads else [None]
     took: dict[int | None, float] = {}
     for threads in choices:
         if threads is not None:

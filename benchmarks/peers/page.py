@@ -43,12 +43,14 @@ def sentence(told: Mapping[str, Any]) -> str:
     loads = told["workloads"].values()
     loop = [load["ratios"][LOOP]["ratio"] for load in loads if LOOP in load["ratios"]]
     others = [one["ratio"] for load in loads for name, one in load["ratios"].items() if name != LOOP]
+    if not loop or not others:
+        raise ValueError("the README's sentence needs ratios to the hand-written loop and to other frameworks")
     names = [name for name in next(iter(loads))["runs"] if name not in ("fedalloy", LOOP)]
     slower = "" if min(others) >= 1 else ", in the worst case slower"
     return (
         f"- **Fast.** On {told['machine']['cores']} CPU cores, a round takes a hand-written loop {_range(loop)} times "
         f"as long as fedalloy,\n  and {', '.join(names[:-1])} and {names[-1]} {_range(others)} times as long{slower}\n"
-        f"  (four workloads, `python -m benchmarks.peers`, {told['date']}; "
+        f"  ({', '.join(told['workloads'])} of `python -m benchmarks.peers`, {told['date']}{_busy(told)}; "
         "[table](docs/engines.md#beside-other-frameworks))."
     )
 
@@ -92,16 +94,21 @@ def _cell(load: Mapping[str, Any], name: str) -> str:
     return f"{_short(run['ms'])} ({_short(one['ratio'])} x, {_short(one['low'])}-{_short(one['high'])})"
 
 
+def _busy(told: Mapping[str, Any]) -> str:
+    """A remark if the machine was never idle."""
+    return ", on a busy machine" if all(_flags(told)) else ""
+
+
+def _flags(told: Mapping[str, Any]) -> list[bool]:
+    runs = [run for load in told["workloads"].values() for run in load["runs"].values()]
+    return [flag for run in runs for flag in run.get("disturbed", ())]
+
+
 def _disturbances(told: Mapping[str, Any]) -> str:
-    turns = [
-        flag
-        for load in told["workloads"].values()
-        for run in load["runs"].values()
-        for flag in run.get("disturbed", ())
-    ]
-    if not any(turns):
+    flags = _flags(told)
+    if not any(flags):
         return "No repeat was disturbed by other processes."
-    return f"{sum(turns)} of {len(turns)} turns were disturbed by other processes; they count only where all were."
+    return f"{sum(flags)} of {len(flags)} turns were disturbed by other processes; they count only where all were."
 
 
 def _range(values: list[float]) -> str:
