@@ -32,8 +32,11 @@ class Sgd(LocalTraining, Fusible):
 
     def step(self, carry: Carry, grad_at: GradAt, draws: Tree, phase: Tensor, ctx: Context) -> Carry:
         params, memory = carry["params"], carry["memory"]
-        grads = grad_at(params) if self.precision == "full" else gradient(self, grad_at, params, memory)
-        params, memory = descend(self, params, grads, memory, draws, ctx)
+        if self.direct:  # what ``gradient`` and ``descend`` do then, without the calls
+            params, memory = self.rule.move(params, grad_at(params), memory, ctx.local_lr)
+        else:
+            grads = gradient(self, grad_at, params, memory)
+            params, memory = descend(self, params, grads, memory, draws, ctx)
         return {"params": params, "memory": memory}
 
     def end(self, carry: Carry, shared: Shared, mine: State, steps: Tensor, ctx: Context) -> tuple[Payload, State]:

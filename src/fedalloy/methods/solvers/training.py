@@ -113,6 +113,11 @@ class LocalTraining(LocalSolver, Describes, CountsSteps, BindsToData):
         clips = self.clip_norm is not None or self.clip_value is not None
         return clips or self.accumulate > 1 or self.precision == "fp16"
 
+    @cached_property
+    def direct(self) -> bool:
+        """Whether a step is that of the optimizer, with the step size of the round, in full precision."""
+        return not self.composed and self.precision == "full" and not self.schedule.by_step
+
     @property
     def uses_length(self) -> str:
         if self.schedule.over == "rounds" and self.schedule.needs_length:
