@@ -101,7 +101,8 @@ def test_the_same_seed_means_the_same_hands_on_every_machine():
 
 def test_every_registered_rule_is_in_the_property_tests():
     tested = {registry.name_of("partition", type(rule)) for rule in COVERING + PARTIAL}
-    assert tested == set(registry.names("partition"))
+    theirs = {"flower_datasets"}  # compared with the library's own partitions in tests/tasks/sources/test_doors.py
+    assert tested | theirs == set(registry.names("partition"))
 
 
 @given(

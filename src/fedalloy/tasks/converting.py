@@ -237,10 +237,10 @@ def _shakespeare(originals: Mapping[str, Path]) -> dict[str, Arrays]:
         name, _, speech = block.strip("\n").partition("\n")
         if name.endswith(":") and speech:
             speeches.setdefault(name.removesuffix(":"), []).append(speech)
-    texts = {role: "\n".join(some).encode("latin-1") for role, some in speeches.items()}
-    kept = {role: text for role, text in texts.items() if len(text) >= _TOO_SHORT}
+    texts = {speaker: "\n".join(some).encode("latin-1") for speaker, some in speeches.items()}
+    kept = {speaker: text for speaker, text in texts.items() if len(text) >= _TOO_SHORT}
     if not kept:
-        raise DataError(f"{path} has no role with {_TOO_SHORT} characters or more; is it the text of the plays?")
+        raise DataError(f"{path} has no speaker with {_TOO_SHORT} characters or more; is it the text of the plays?")
     text = np.frombuffer(b"".join(kept.values()), np.uint8)
     offset = np.cumsum([0, *map(len, kept.values())], dtype=np.int64)
     return {"tinyshakespeare_roles.npz": {"text": text, "offset": offset, "role": np.array(list(kept))}}

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedalloy.core import inputs
+from fedalloy.core.declared import declared
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import DataPart, Task
 from fedalloy.core.types import Block, Examples
@@ -103,16 +104,26 @@ class Description:
 class Describable(Task):
     """A task that can be looked at."""
 
+    @declared
+    def classes(self) -> int:
+        """The number of classes, 0 for quantities."""
+        return 0
+
+    @declared
+    def encoding(self) -> Mapping[str, tuple[str, ...]] | None:
+        """What the numbers of encoded columns mean."""
+        return None
+
     def describe(self) -> Description:
         """A look at the data: clients, sizes, classes, skew, missing values, duplicates; a picture in a notebook."""
         return describe(self)
 
 
-def describe(task: Task, most: int = MOST_CLIENTS) -> Description:
+def describe(task: Describable, most: int = MOST_CLIENTS) -> Description:
     """Look at a task's data; of data that are read on demand, ``most`` clients drawn by a fixed key."""
     count = task.population if task.pools else min(most, task.population)
     ids = torch.arange(count) if count == task.population else Key.of(0).fold("describe").choice(task.population, count)
-    look = _Look(int(getattr(task, "classes", 0) or 0))
+    look = _Look(task.classes)
     for some in ids.split(count if task.pools else _AT_ONCE):
         look.at({part: task.data(part, some) for part in PARTS}, len(some))
     table, first = torch.cat(look.tables), task.data("train", ids[:1])
@@ -121,7 +132,7 @@ def describe(task: Task, most: int = MOST_CLIENTS) -> Description:
         task.population, count, _names(task, ids), _form(first.x), _form(first.y),
         {part: tuple(sizes) for part, sizes in look.sizes.items()}, look.classes, tuple(table.sum(0).tolist()),
         tuple(map(tuple, table.tolist())), _skew(table), look.missing, shared, look.leaked,
-        dict(getattr(task, "encoding", None) or {}), tuple(task.notices),
+        dict(task.encoding or {}), tuple(task.notices),
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from fedalloy.core import registry
 from fedalloy.core.errors import DataError
 from fedalloy.tasks import locate
 from fedalloy.tasks.converting import CONVERTERS, Arrays, convert
-from fedalloy.tasks.originals import ALIASES, Original, Told, fetch, originals_of
+from fedalloy.tasks.originals import ALIASES, Original, Progress, fetch, originals_of
 
 ORIGINALS_FOLDER = "originals"
 Say = Callable[[str], None]
@@ -40,7 +40,7 @@ class FetchRequest:
 
 
 def prepare(
-    wish: FetchRequest, folder: Path, say: Say = lambda text: None, told: Told = lambda done, size: None
+    wish: FetchRequest, folder: Path, say: Say = lambda text: None, told: Progress = lambda done, size: None
 ) -> Fetched:
     """Fetch and convert a data set; what is there already is not fetched again."""
     name = ALIASES.get(wish.dataset, wish.dataset)
@@ -87,7 +87,7 @@ def _moved(one: Original, wish: FetchRequest, several: bool) -> Original:
     return replace(one, url=url, sha256=wish.sha256 or one.sha256)
 
 
-def _from_somewhere(sources: dict[str, list[Original]], folder: Path, say: Say, told: Told) -> list[Path]:
+def _from_somewhere(sources: dict[str, list[Original]], folder: Path, say: Say, told: Progress) -> list[Path]:
     """The files of the first source that has them all; the error says what was wrong with each."""
     troubles = []
     for source, files in sources.items():

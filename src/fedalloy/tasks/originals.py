@@ -28,7 +28,7 @@ _HUB = "https://huggingface.co/datasets"
 _PARQUET = "resolve/refs%2Fconvert%2Fparquet"
 ALIASES = {"shakespeare": "tinyshakespeare", "fashion-mnist": "fashion_mnist", "fashionmnist": "fashion_mnist"}
 """Other names of data sets, for ``fedalloy data fetch``."""
-Told = Callable[[int, int | None], None]
+Progress = Callable[[int, int | None], None]
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def originals_of(dataset: str) -> list[Original]:
     return found
 
 
-def fetch(original: Original, folder: Path, told: Told = lambda done, size: None) -> Path:
+def fetch(original: Original, folder: Path, told: Progress = lambda done, size: None) -> Path:
     """Bring one file into a folder and return its path; one that is there already is checked and kept."""
     path = folder / original.filename
     if path.exists():

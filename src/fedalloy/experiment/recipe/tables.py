@@ -88,7 +88,7 @@ class TaskTable(Closed):
     """Share of every client's examples kept for validation."""
     dtype: Literal["float32", "float64"] = "float32"
     """Precision of the model and the features."""
-    cache_mb: Annotated[float, Field(gt=0)] = 256
+    cache_mb: Annotated[float, Field(gt=0)] = 256.0
     """Megabytes of examples in memory, for data that are read on demand."""
     classifier: str | Table | None = None
     """The model that the server trains on synthetic samples; default: the task's model."""

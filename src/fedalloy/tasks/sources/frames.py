@@ -54,9 +54,9 @@ def _from_pandas(series: Any) -> Column:
     if hasattr(series, "cat"):
         values = series.astype(object).where(series.notna(), None)
         return Column(_objects(values.tolist()), tuple(map(str, series.cat.categories)))
-    if getattr(series.dtype, "kind", "O") in "biuf":
+    if series.dtype.kind in "biuf":
         return Column(series.to_numpy() if not series.isna().any() else series.to_numpy(np.float64, na_value=np.nan))
-    if getattr(series.dtype, "kind", "O") in "mM":
+    if series.dtype.kind in "mM":
         return Column(series.to_numpy())
     return _typed([None if value is None or value != value else value for value in series.astype(object).tolist()])
 
