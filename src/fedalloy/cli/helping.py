@@ -62,6 +62,7 @@ def teach(group: click.Group, before: str = "") -> None:
 
 
 def _literal(command: click.Command) -> None:
+    command.rich_markup_mode = "rich"  # type: ignore[attr-defined]  # the default differs between versions of typer
     command.format_help = partial(_format, command, command.format_help)  # type: ignore[method-assign]
 
 
