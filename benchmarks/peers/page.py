@@ -112,7 +112,8 @@ def _disturbances(told: Mapping[str, Any]) -> str:
 
 
 def _range(values: list[float]) -> str:
-    return f"{_short(min(values))} to {_short(max(values))}"
+    low, high = _short(min(values)), _short(max(values))
+    return low if low == high else f"{low} to {high}"
 
 
 def _short(value: float) -> str:
