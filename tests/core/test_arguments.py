@@ -37,7 +37,7 @@ SETTINGS: tuple[Any, ...] = (
 NEEDED: dict[str, Any] = {
     "iid": 1, "non_iid": 1, "sizes": (1, 2), "path": "here", "function": "a:b", "shape": (2,), "inputs": 3,
     "classes": 2, "kind": "pair", "ratio": 0.5, "low": 0, "high": 1, "fraction": 0.5, "factor": 2.0, "cohorts": ((0,),),
-    "label": Iid(), "quantity": Iid(),
+    "label": Iid(), "quantity": Iid(), "partitioner": "IidPartitioner",
 }  # fmt: skip
 MAY_BE_NEGATIVE = {"ignore_index", "low", "high", "tilt", "zeta", "seed", "target"}
 

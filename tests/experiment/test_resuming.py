@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+import fedalloy
 from fedalloy import algorithms
 from fedalloy.core import registry
 from fedalloy.core.algorithm import Algorithm
@@ -30,6 +31,7 @@ from fedalloy.experiment.sampling import BySize, Listed, UniformSampling
 from fedalloy.methods.solvers.sgd import Sgd
 from fedalloy.tasks.assembly import make_task
 from fedalloy.tasks.devices import DeviceProfile
+from fedalloy.tasks.federation import FederatedTask
 from fedalloy.testing import small_task
 
 TASK = small_task()
@@ -135,7 +137,8 @@ def test_another_engine_is_allowed_by_a_flag_and_told(tmp_path):
 
 @pytest.mark.parametrize("engine", ["loop", "batched"])
 def test_the_flag_for_another_engine_lets_no_other_data_or_model_in(tmp_path, engine):
-    task = make_task("digits", clients=2)
+    task = fedalloy.task("digits", clients=2)
+    assert isinstance(task, FederatedTask)
     train(tmp_path, task=task, rounds=2)
     moved = replace(task, train=replace(task.train, x=task.train.x + 1e-3))
     changed: list[dict[str, Any]] = [{"task": moved}, {"task": task, "initial": {"output.bias": torch.ones(10)}}]

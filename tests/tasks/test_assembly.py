@@ -71,7 +71,6 @@ def test_any_factory_works_and_gets_what_it_asks_for():
         ),
         ({"model": {"kind": "mlp", "hidden": "wide"}}, "expected a list"),
         ({"model": {"hidden": [3]}}, "needs a 'kind'"),
-        ({"model": nn.Linear(2, 2)}, "give the function that builds it"),
         ({"dtype": "float8"}, "dtype 'float8'"),
     ],
 )

@@ -16,6 +16,9 @@ FREE = (
 )  # fmt: skip
 """Fields that may change when a run is resumed; the number of rounds is checked separately."""
 ENGINE = ("engine", "run.engine", "run.device")
+_ALL = ["*"]
+"""What earlier versions stored where a recipe does not say what is trained. Where that is another model than without
+it, because of parameters that need no gradient, the values of the initial model differ."""
 _ALGORITHM = ("algorithm", "solver", "weighting", "server", "wire")
 
 
@@ -55,7 +58,10 @@ def _filled(recipe: Mapping[str, Any]) -> dict[str, Any]:
     except ValidationError:
         plain: dict[str, Any] = _listed(recipe)
         return plain
-    return checked.model_dump(exclude_none=True, exclude={"compare", "grid"})
+    plain = checked.model_dump(exclude_none=True, exclude={"compare", "grid"})
+    if plain.get("task", {}).get("trainable") == _ALL:
+        del plain["task"]["trainable"]
+    return plain
 
 
 def _same_algorithm(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:

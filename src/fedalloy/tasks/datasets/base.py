@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedalloy.core import inputs, registry, renamed
-from fedalloy.core.errors import DataError
+from fedalloy.core.errors import DataError, SpecError
 from fedalloy.core.inputs import Inputs
 from fedalloy.core.keys import Key
 from fedalloy.core.types import Examples
@@ -135,6 +135,12 @@ def defaults_of(dataset: object) -> DatasetDefaults:
     renamed.refuse_old_attributes(loader, renamed.DATASET)
     found: DatasetDefaults = getattr(loader, "defaults", DatasetDefaults())
     return found
+
+
+def check_count(dataset: str, name: str, value: int | None, least: int = 0) -> None:
+    """Refuse a number below ``least``; None is a number that is not given."""
+    if value is not None and value < least:
+        raise SpecError(f"dataset '{dataset}': {name} is {value}, allowed is {least} or more")
 
 
 def from_clients(

@@ -10,7 +10,7 @@ from fedalloy.core.errors import DataError, SpecError, nearest
 from fedalloy.core.keys import Key
 from fedalloy.core.own_code import import_own
 from fedalloy.core.registry import register
-from fedalloy.tasks.datasets.base import Dataset, DatasetLoader
+from fedalloy.tasks.datasets.base import Dataset, DatasetLoader, check_count
 from fedalloy.tasks.sources.columns import Columns
 
 
@@ -39,6 +39,8 @@ class FromFunction(DatasetLoader):
         module, _, name = self.function.partition(":")
         if not (module and name):
             raise SpecError(f"dataset 'callable': '{self.function}' must read 'package.module:function'")
+        check_count("callable", "clients", self.clients, least=1)
+        check_count("callable", "classes", self.classes)
 
     def load(self, key: Key) -> Dataset:
         """Call the function; the result must be in memory."""

@@ -19,7 +19,7 @@ from fedalloy.core.errors import DataError
 from fedalloy.core.keys import Key
 from fedalloy.core.registry import register
 from fedalloy.core.types import Examples
-from fedalloy.tasks.datasets.base import Dataset, DatasetLoader
+from fedalloy.tasks.datasets.base import Dataset, DatasetLoader, check_count
 from fedalloy.tasks.lazy import IN_MEMORY_MB, LazyClients
 from fedalloy.tasks.sources import files
 from fedalloy.tasks.sources.client_data import PARTS, ClientParts, Pair, examples_of, pooled, read_client
@@ -46,6 +46,9 @@ class Folder(DatasetLoader):
 
     summary: ClassVar[str] = "your own data: one .npz, .csv or .parquet file or folder (.npy, images) per client"
     hint: ClassVar[str] = "put one file per client into the folder"
+
+    def __post_init__(self) -> None:
+        check_count("folder", "classes", self.classes)
 
     def load(self, key: Key) -> Dataset:
         """The files as natural clients, in memory; nothing is drawn."""

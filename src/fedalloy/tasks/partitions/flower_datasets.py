@@ -33,6 +33,13 @@ class FlowerDatasets(Partition):
     partitioner: Any
     arguments: dict[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.partitioner, str) and not is_partitioner(self.partitioner):
+            raise SpecError(
+                f"partition 'flower_datasets': 'partitioner' is a {type(self.partitioner).__name__}; give one of "
+                "Flower Datasets, or its name"
+            )
+
     def clients_for(self, owner: Tensor | None) -> int | None:
         """The number of partitions, as far as the partitioner says it before it has seen the data."""
         number = self.arguments.get("num_partitions", getattr(self.partitioner, "_num_partitions", None))
