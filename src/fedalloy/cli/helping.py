@@ -44,6 +44,15 @@ EXAMPLES = {
     "flower admit": "fedalloy flower admit federation/server",
     "flower node": "fedalloy flower node federation/node-0",
     "flower status": "fedalloy flower status federation/server",
+    "flower revoke": "fedalloy flower revoke federation/server node-2",
+    "flower rotate": "fedalloy flower rotate federation/server node-2 new-key.pub",
+    "flower logs": "fedalloy flower logs federation/server",
+    "flower review": "fedalloy flower review recipes/quickstart.toml",
+    "flower approve": "fedalloy flower approve federation/node-0 recipes/quickstart.toml",
+    "flower withdraw": "fedalloy flower withdraw federation/node-0 quickstart",
+    "flower forget": "fedalloy flower forget federation/node-0 quickstart",
+    "flower audit": "fedalloy flower audit federation/node-0",
+    "node check": "fedalloy node check federation/node-0 recipes/quickstart.toml",
 }
 """One example per command."""
 
