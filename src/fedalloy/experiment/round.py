@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -62,6 +63,11 @@ class Federation:
     def resends(self) -> bool:
         """Whether a client whose link failed contributes a zero update instead of being left out."""
         return (self.algorithm.on_failure or self.config.devices.on_failure) == "resend"
+
+    @cached_property
+    def new_clients(self) -> Key:
+        """The key of what new clients begin with; the same in every round."""
+        return self.root.fold("new client")
 
 
 @dataclass(frozen=True)
@@ -156,7 +162,7 @@ def _with_new(
     clients = ids.tolist()
     if fed.engine.clients_keep_states:
         return {client: {} for client in clients} | known
-    new, shared, algorithm = fed.root.fold("new client"), state["shared"], fed.algorithm
+    new, shared, algorithm = fed.new_clients, state["shared"], fed.algorithm
     if not algorithm.stateful and not algorithm.needs_fresh:
         return dict.fromkeys(clients, algorithm.init_client(shared, new, fed.task.objective.init))
     return {

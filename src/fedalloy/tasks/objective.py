@@ -277,7 +277,7 @@ class ModuleObjective(Objective):
         """The outputs in training mode, and the buffers after the call."""
         new = own_buffers(buffers, x, params) if buffers else {}
         returned, new = self._model(True, params, new, x, draw, padded)
-        return scores_in(returned), new
+        return (returned if isinstance(returned, Tensor) else scores_in(returned)), new
 
 
 def _mean(losses: Tensor, mask: Tensor | None, counts: Tensor | None) -> Tensor:

@@ -147,8 +147,14 @@ class PureModule:
     ) -> tuple[Any, Tree]:
         """What the model returns for inputs ``x``, and the buffers after the call. ``draw`` is the key of its random
         numbers; ``more`` are further keyword arguments."""
-        args, named = arguments(x, self.input)
-        given = {**self._others(x, draw if training else None), **leaves, **buffers}
+        # A plain model on one tensor is called so often that the general way is noticeable.
+        if isinstance(x, Tensor):
+            args, named = (x.to(self.dtype) if self.casts or x.is_floating_point() else x,), {}
+        else:
+            args, named = arguments(x, self.input)
+        given = {**leaves, **buffers}
+        if self.frozen or self.dropouts:
+            given = {**self._others(x, draw if training else None), **given}
         for alias, name in self.ties:
             given[alias] = given[name]
         placed = [given[name] for name in self.watched]
@@ -174,8 +180,6 @@ class PureModule:
     def _others(self, x: Inputs, draw: Tensor | None) -> Tree:
         """The leaves of a call besides the exchanged ones: the frozen ones on the device of the data (no copy if ``to``
         has moved them there) and, with a draw, one key per dropout: the draw folded with the module's ordinal."""
-        if not self.frozen and (draw is None or not self.dropouts):
-            return {}
         frozen = {name: leaf.to(device_of(x)) for name, leaf in self.frozen.items()}
         if draw is None:
             return frozen
