@@ -148,10 +148,12 @@ class PureModule:
         """What the model returns for inputs ``x``, and the buffers after the call. ``draw`` is the key of its random
         numbers; ``more`` are further keyword arguments."""
         # A plain model on one tensor is called so often that the general way is noticeable.
-        if isinstance(x, Tensor):
-            args, named = (x.to(self.dtype) if self.casts or x.is_floating_point() else x,), {}
-        else:
+        args: tuple[Any, ...] = (x,)
+        named: dict[str, Any] = {}
+        if not isinstance(x, Tensor):
             args, named = arguments(x, self.input)
+        elif self.casts or x.is_floating_point():
+            args = (x.to(self.dtype),)
         given = {**leaves, **buffers}
         if self.frozen or self.dropouts:
             given = {**self._others(x, draw if training else None), **given}
