@@ -76,7 +76,9 @@ class _Transport:
         self._answers = answers
         self.grid = SimpleNamespace(get_nodes=lambda: [_node(number) for number in range(len(answers))])
 
-    def ask(self, tensor_messages: Any, message_type: str, group: str, seconds: float) -> dict[int, Any]:
+    def ask(
+        self, tensor_messages: Any, message_type: str, group: str, seconds: float, enough: int | None = None
+    ) -> dict[int, Any]:
         from fedalloy.flower.transport import Answer
 
         return {node: Answer(self._answers[node]) for node in tensor_messages}

@@ -23,7 +23,7 @@ from flwr.app import ConfigRecord, RecordDict
 import fedalloy
 from fedalloy.flower import compatibility, prefork
 from fedalloy.flower.compatibility import PREFORK, differences
-from fedalloy.flower.config import QUIET
+from fedalloy.flower.config import QUIET, NodeConfig
 from fedalloy.flower.prefork.fallback import Fallback
 from fedalloy.flower.prefork.forkserver import Prefork, Starter, entry
 from fedalloy.flower.prefork.polling import Backoff
@@ -270,6 +270,9 @@ def test_without_a_worker_the_answer_is_made_here_in_the_store_with_its_log(tmp_
     )
     assert "not configured properly" in str(content.config_records["fedalloy"]["header"])
     assert "unknown key 'fedalloy-clint'" in (store / "node.log").read_text()
+    right = NodeConfig("0", "recipe", store).to_keys()
+    Fallback().respond(store, right, RecordDict({"fedalloy": ConfigRecord({"header": "{}"})}))
+    assert json.loads((store / "audit.jsonl").read_text())["status"] == "refused"
     assert Path.cwd() == before
     for handler in logging.getLogger().handlers:
         handler.close()

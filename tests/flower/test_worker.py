@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -47,6 +48,8 @@ def config(store: Path) -> dict[str, str]:
 def test_the_first_order_starts_it_the_next_finds_it_and_a_dead_one_is_replaced(store):
     message = unpack(worker.ask(store, config(store), pack(TensorMessage(HELLO, {"part": {"w": torch.ones(3)}}))))
     assert "a part 'part', which does not belong to it" in message.header["reason"]
+    noted = json.loads((store / "audit.jsonl").read_text())
+    assert (noted["asked"], noted["status"]) == ("unreadable", "refused"), "also the first order, if it is refused"
     (first,) = workers(store)
     message = unpack(worker.ask(store, config(store), pack(TensorMessage(HELLO))))
     assert (message.header["status"], message.header["client"]) == ("ok", "north")

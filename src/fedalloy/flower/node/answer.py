@@ -12,6 +12,7 @@ import math
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
 import torch
@@ -155,8 +156,16 @@ def respond(content: RecordDict, node_config: Mapping[str, Any], make_task: Make
         if config.threads:
             torch.set_num_threads(config.threads)
         answered = answer(order, config, policy, make_task)
+    return _noted(order, answered, config.store)
+
+
+def _noted(order: ReceivedOrder | None, answered: TensorMessage, store: Path) -> RecordDict:
+    """An answer to send, once it is in the audit log. A refused order makes no store: a running node has one
+    (:mod:`fedalloy.flower.prefork`)."""
+    if answered.header["status"] == "refused" and not store.exists():
+        return as_records(answered)
     try:
-        Audit(config.store).note({**_asked(order), **_answered(answered)})
+        Audit(store).note({**_asked(order), **_answered(answered)})
     except OSError as error:
         log.error("the audit log cannot be written: %s", error)
         reason = "this node cannot write its audit log, and answers nothing without it"

@@ -7,7 +7,6 @@ the operator notes the last hash from time to time and checks that it is still t
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -17,12 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from filelock import lock_descriptor
+
 from fedalloy.core.errors import CheckpointError
 
 FILE = "audit.jsonl"
 START = "0" * 64
 """What the first line has in place of a hash before it."""
 _TAIL = 1 << 16
+_POLL = 0.01
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Audit:
         self.store.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor = os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         with os.fdopen(descriptor, "rb+") as log:
-            fcntl.flock(log, fcntl.LOCK_EX)
+            lock_descriptor(log.fileno(), poll_interval=_POLL)
             before = _last_hash(log)
             row = {"time": round(self.clock(), 3), **entry, "before": before}
             line = {**row, "hash": _hash(row)}

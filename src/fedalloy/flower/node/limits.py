@@ -30,6 +30,8 @@ _BYTES_PER_PLACE = 48
 """Bytes per example and epoch of a round's plan: index and mask, and the memory to build them."""
 _MORE_EPOCHS = ("personal_epochs", "shared_epochs")
 _WITHIN_STEPS = ("inner", "langevin")
+_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+"""glibc's ``malloc_trim``, found once, before any order: carrying out one loads no library."""
 
 
 def check_size(factory: Callable[[], nn.Module], most: int, *, own: bool = False) -> None:
@@ -109,9 +111,8 @@ def bounded_memory(megabytes: float, device: str) -> Iterator[None]:
 def _give_back_free_memory() -> None:
     """Return free memory to the system: what malloc keeps already counts as used, and could be used beyond the
     limit."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
-        trim(0)
+    if _TRIM is not None:
+        _TRIM(0)
 
 
 def is_memory_error(error: BaseException | None) -> bool:
