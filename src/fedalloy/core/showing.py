@@ -7,8 +7,6 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from fedalloy.core import registry
-
 _SHOWING = "fedalloy.report.showing"
 """Loaded when something is shown: it reads records, and may need pandas or matplotlib."""
 
@@ -53,5 +51,7 @@ class ShownRuns(Shown):
 
 
 def _how(name: str) -> Callable[..., Any]:
+    from fedalloy.core import registry  # loads torch, which reading records does without
+
     found: Callable[..., Any] = getattr(registry.load(_SHOWING), name)
     return found
