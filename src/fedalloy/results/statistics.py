@@ -56,8 +56,8 @@ class Interval:
     count: int
 
     @staticmethod
-    def of(values: Iterable[float]) -> Interval | None:
-        """None where there is nothing to average.
+    def of(values: Iterable[float], reused: float = 0.0) -> Interval | None:
+        """None where there is nothing to average; ``reused`` widens it as in :mod:`fedalloy.results.evidence`.
 
         >>> Interval.of([1.0, 2.0, 3.0])
         Interval(mean=2.0, low=-0.484, high=4.484, count=3)
@@ -67,7 +67,7 @@ class Interval:
             return None
         if found.deviation is None:
             return Interval(found.mean, -math.inf, math.inf, found.count)
-        half = student(found.count - 1) * found.deviation / math.sqrt(found.count)
+        half = student(found.count - 1) * found.deviation * math.sqrt(1 / found.count + reused)
         return Interval(found.mean, found.mean - half, found.mean + half, found.count)
 
     def less(self, value: float) -> Interval:

@@ -145,7 +145,7 @@ def _sides(
         runs = results.of(case, name)
         return observed(runs, score_for(runs, score), more_is_better(score, target))
 
-    mine, reused = of(claim.method, claim.score), _reused(claim, results.of(case, claim.method))
+    mine, reused = of(claim.method, claim.score), reused_by(claim.score, results.of(case, claim.method))
     if claim.than is not None:
         return [_side(claim, "", mine, of(claim.method, claim.than), reused)]
     if claim.value is not None:
@@ -153,9 +153,9 @@ def _sides(
     return [_side(claim, name, mine, of(name, claim.score), reused) for name in others]
 
 
-def _reused(claim: Claim, runs: Sequence[Measured]) -> float:
-    """A test set that comes with the data is no part of the split."""
-    return 0.0 if claim.score.endswith("global") else max((run.reused for run in runs), default=0.0)
+def reused_by(score: str, runs: Sequence[Measured]) -> float:
+    """The ratio that widens intervals of a score. A test set that comes with the data is no part of the split."""
+    return 0.0 if score.endswith("global") else max((run.reused for run in runs), default=0.0)
 
 
 def _side(claim: Claim, name: str, mine: Observed, theirs: Observed, reused: float) -> ClaimSide:
@@ -219,7 +219,7 @@ def _text(claim: Claim, side: ClaimSide, found: Evidence | None) -> str:
         said = f"as claimed in {sum(favour)}, reversed in {against} of {found.pairs} seeds{chance}{lost}"
     else:
         said = _interval(claim, Interval(found.estimate, found.low, found.high, found.pairs))
-    if side.shared and found.pairs < FEWEST_PAIRS and (given := Interval.of(side.shared)):
+    if side.shared and found.pairs < FEWEST_PAIRS and (given := Interval.of(side.shared, found.reused)):
         said = f"{_interval(claim, given)} given the table{'s' if found.pairs > 1 else ''}"
     return f"{side.name} {said}".strip()
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from fedalloy.results.statistics import Interval, Spread
 from fedalloy.studies.reproduce.declaring import PaperExperiment
 from fedalloy.studies.reproduce.departures import planned_rounds
-from fedalloy.studies.reproduce.judging import Judgement, judge, values_of
+from fedalloy.studies.reproduce.judging import Judgement, judge, reused_by, values_of
 from fedalloy.studies.reproduce.pairing import by_table, differences, observed
 from fedalloy.studies.reproduce.results import Measured, Results, is_rounds, seeds_of, summary_of_settings
 
@@ -175,9 +175,12 @@ def _digits(value: float) -> int:
 
 
 def _paired(mine: Sequence[Measured], reference: Sequence[Measured], score: str, same: bool) -> str:
-    """Empty where a run has no value: a mean over the others would look too good."""
-    apart = [] if same else by_table(differences(observed(mine, score, True), observed(reference, score, True)))
-    found = Interval.of(apart) if all(map(math.isfinite, apart)) else None
+    """Empty where a run has no value: a mean over the others would look too good, and two such runs are no tie."""
+    ours, theirs = observed(mine, score, True), observed(reference, score, True)
+    values = [value for side in (ours, theirs) for seed, (_, value) in side.items() if seed in ours and seed in theirs]
+    if same or not all(map(math.isfinite, values)):
+        return ""
+    found = Interval.of(by_table(differences(ours, theirs)), reused_by(score, mine))
     return found.text() if found else ""
 
 
