@@ -68,11 +68,12 @@ def test_the_direction_of_the_metric_gives_the_word(higher, above, below):
     assert one(*(-value for value in values), higher_is_better=higher).outcome == below
 
 
-def test_too_few_pairs_decide_nothing_and_are_not_part_of_the_family():
+def test_too_few_pairs_decide_nothing_but_their_intervals_are_simultaneous_too():
     assert one(5.0).outcome == one(5.0, 5.1).outcome == "too few seeds"
     assert compare_together([PairedDifferences(())])[0].outcome == "too few seeds"
-    found = compare_together([PairedDifferences(values) for values in ((1.0, 1.1, 0.9), (1.0, 1.2))])
-    assert [each.family for each in found] == [1, 1]
+    found = compare_together([PairedDifferences(values) for values in ((1.0, 1.1, 0.9), (1.0, 1.2), (1.0,))])
+    assert [each.family for each in found] == [2, 2, 2], "one value has no interval"
+    assert found[1].high - found[1].low > 1.5 * (one(1.0, 1.2).high - one(1.0, 1.2).low)
 
 
 def test_equal_differences_are_no_proof_until_the_exact_test_can_speak():

@@ -129,8 +129,9 @@ def compare_together(families: Sequence[PairedDifferences], alpha: float = ALPHA
     >>> [one.outcome for one in compare_together([PairedDifferences(one) for one in lists])]
     ['better', 'undecided', 'too few seeds']
     """
-    # Which of them can be tested depends on the data, and must not make the others easier to decide.
-    size = max(1, sum(len(one.values) >= FEWEST_PAIRS for one in families))
+    # Every interval that is shown is simultaneous with the others, and two values have one. Which of them can be tested
+    # depends on the data, and must not make the others easier to decide.
+    size = max(1, sum(len(one.values) > 1 for one in families))
     found = [_evidence(one, size, alpha) for one in families]
     decided = holm([one.p for one in found], alpha, size)
     return [
