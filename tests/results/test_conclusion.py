@@ -157,3 +157,25 @@ def test_what_a_seed_redraws_is_said_and_shared_examples_are_corrected():
     corrected = [replace(run, drawn=drawn(run.seed, "same", f"rows {run.seed}", 0.25)) for run in found]
     assert "which split the same examples again" in conclusion(corrected) or "About" in conclusion(corrected)
     assert conclusion(corrected) != conclusion(found)
+
+
+def test_decided_rounds_and_open_means_do_not_contradict_each_other():
+    means, rounds = (0.90, 0.91, 0.92, 0.93), {"a": (12, 13, 12, 13), "b": (9, 10, 9, 9)}
+    runs = [
+        RunOutcome(name, seed, "finished", scores={"mean": means[seed]}, target=0.8, reached=reached)
+        for name, found in rounds.items()
+        for seed, reached in enumerate(found)
+    ]
+    said = conclusion(runs)
+    assert "b needs 3.25 rounds fewer" in said
+    assert said.endswith("b equals a in accuracy in every run.")
+
+
+def test_seeds_of_a_method_without_a_verdict_are_not_counted():
+    scores = {"a": (0.90, 0.91, 0.92, 0.93), "b": (0.95, 0.97, 0.97, 0.98), "c": (0.90, 0.99)}
+    runs = [
+        RunOutcome(name, seed, "finished", scores={"mean": one})
+        for name in scores
+        for seed, one in enumerate(scores[name])
+    ]
+    assert "over 4 seeds" in conclusion(runs)

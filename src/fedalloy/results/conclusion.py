@@ -37,9 +37,9 @@ def conclusion(outcomes: Sequence[RunOutcome], recorded: Sequence[Look] = ()) ->
 
 def notes(outcomes: Sequence[RunOutcome], recorded: Sequence[Look] = ()) -> list[str]:
     """What stands under the table: what the intervals are and what decides, the looks, and what a seed redraws."""
-    found = [one for row in summarise(outcomes, recorded) for one in (row.difference, row.rounds_difference) if one]
+    found = _differences(outcomes, recorded)
     shared = redrawn(run.drawn for run in outcomes if run.name == outcomes[0].name)
-    said = [_about(found[0], looks_until(outcomes, recorded))] if any(one.pairs > 1 for one in found) else []
+    said = [about] if (about := intervals(outcomes, recorded)) else []
     if any(run.ends_at_target for run in outcomes):
         said.append("The runs end when they reach the target: their scores are those of that round and not compared.")
     said += [text for reason, text in _REASONS.items() if any(one.reason == reason for one in found)]
@@ -49,6 +49,17 @@ def notes(outcomes: Sequence[RunOutcome], recorded: Sequence[Look] = ()) -> list
             "is shown; a run that failed is worse than any that finished."
         )
     return [*said, *_lengths(outcomes), *([shared.text] if shared else [])]
+
+
+def intervals(outcomes: Sequence[RunOutcome], recorded: Sequence[Look] = ()) -> str:
+    """What the intervals of a table are, what decides, and which looks there were; empty where there are none."""
+    found = _differences(outcomes, recorded)
+    return _about(found[0], looks_until(outcomes, recorded)) if any(one.pairs > 1 for one in found) else ""
+
+
+def _differences(outcomes: Sequence[RunOutcome], recorded: Sequence[Look]) -> list[Evidence]:
+    rows = summarise(outcomes, recorded)
+    return [one for row in rows for one in (row.difference, row.rounds_difference) if one]
 
 
 def _lengths(outcomes: Sequence[RunOutcome]) -> list[str]:
@@ -89,7 +100,8 @@ def _nothing(rows: Sequence[ResultRow], outcomes: Sequence[RunOutcome]) -> str:
 
 def _sentences(rows: Sequence[ResultRow], metric: str, look: int) -> Iterable[str]:
     first, others = rows[0].name, rows[1:]
-    seeds = [one.pairs for row in others if (one := row.difference or row.rounds_difference)]
+    pairs = [one.pairs for row in others if (one := row.difference or row.rounds_difference)]
+    seeds = [one for one in pairs if one >= FEWEST_PAIRS]
     level = f"at 95 % over {_range(seeds)} seeds" + (f" (look {look}, at {_percent(1 - alpha_of(look))})" * (look > 1))
     compared = [row for row in others if row.difference]
     about = [clause for row in others if (clause := _rounds(row, rows[0]))]
@@ -97,7 +109,7 @@ def _sentences(rows: Sequence[ResultRow], metric: str, look: int) -> Iterable[st
         yield "; ".join([_main(compared, first, metric, level), *about]) + "."
     else:  # the runs end at the target: there are only rounds to compare
         yield f"{'; '.join(about) or f'No method reaches the target sooner than {first}'} {level}."
-    if more := more_seeds(rows, look):
+    if more := more_seeds(rows, look, metric):
         yield more
     if failed := _failures(rows):
         yield failed.strip()
@@ -153,14 +165,17 @@ def _apart(rounds: float) -> str:
     return f"{_count(abs(rounds), 'round')} {'fewer' if rounds < 0 else 'more'}"
 
 
-def more_seeds(rows: Sequence[ResultRow], look: int) -> str:
+def more_seeds(rows: Sequence[ResultRow], look: int, metric: str) -> str:
     """How many more seeds would decide the means that are not decided at this look, or the rounds where runs end at the
-    target; empty where all are."""
+    target; empty where all are. The metric is named where rounds are decided, which would seem to say otherwise."""
     asked = {row.name: one for row in rows[1:] if (one := row.difference or row.rounds_difference) and not one.decided}
     alike = [name for name, one in asked.items() if one.estimate == one.deviation == 0]
     needed = {name: seeds_to_decide(one, alpha_of(look + 1)) for name, one in asked.items() if name not in alike}
-    same = f"{_listed(alike)} {_verb(alike, 'equals', 'equal')} {rows[0].name} in every run." if alike else ""
-    return " ".join(filter(None, [_proposed(rows, needed), same]))
+    also = {row.name for row in rows[1:] if row.difference and row.rounds_difference and row.rounds_difference.decided}
+    of = f" in {metric}" if also & {*asked} else ""
+    same = f"{_listed(alike)} {_verb(alike, 'equals', 'equal')} {rows[0].name}{of} in every run." if alike else ""
+    proposed = _proposed(rows, needed)
+    return " ".join(filter(None, [proposed.removesuffix(".") + of + "." if proposed else "", same]))
 
 
 def _proposed(rows: Sequence[ResultRow], needed: Mapping[str, int | None]) -> str:

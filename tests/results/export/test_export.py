@@ -92,7 +92,7 @@ def test_the_latex_table_has_the_numbers_of_the_comparison(runs):
         assert f"{row.mean.mean:.3f}" in line
         assert rf"\pm {row.mean.deviation:.3f}" in line
     assert r"\mathbf" not in text, "two seeds decide nothing"
-    assert r"\caption{No verdict over 2 seeds: one needs at least 3.}" in text
+    assert r"\caption{No verdict over 2 seeds: one needs at least 3. Differences: paired by seed, one interval" in text
     assert not re.search(r"(?<!\\)[_#]", text)
 
 
@@ -103,6 +103,7 @@ def test_latex_sets_in_bold_what_is_decided_and_says_so_in_the_caption():
     text = latex(runs)
     assert re.findall(r"\\mathbf\{([\d.]+)\}", text) == ["0.905"]
     assert r"\caption{better beats a\_b in accuracy at 95 \% over 4 seeds." in text
+    assert "2 simultaneous intervals at 96 \\%; verdicts follow Holm." in text.split(r"\caption{")[1].splitlines()[0]
     assert re.search(r"better & .* & \$\+0\.105 \[\+0\.\d+, \+0\.\d+\]\$", text)
     reversed_ones = [replace(run, higher_is_better=False) for run in runs]
     assert r"\caption{No method beats a\_b in accuracy at 95 \% over 4 seeds; better is worse." in latex(reversed_ones)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedalloy.experiment.records import atomic
-from fedalloy.results.conclusion import conclusion, notes
+from fedalloy.results.conclusion import conclusion, intervals, notes
 from fedalloy.results.evidence import Evidence
 from fedalloy.results.looks import Look, looks_in
 from fedalloy.results.outcome import RunOutcome
@@ -30,7 +30,8 @@ def write_latex(path: Path, places: Sequence[Path]) -> int:
 
 
 def latex(outcomes: Sequence[RunOutcome], recorded: Sequence[Look] = ()) -> str:
-    """The table as text; what the intervals mean is a comment above it."""
+    """The table as text. The caption says what is decided and what the intervals are; the rest that a reader may want
+    is a comment above it."""
     rows, metric = summarise(outcomes, recorded), outcomes[0].metric
     head = [escape(metric), "mean", r"worst 10\,\%", r"best 10\,\%", "Gini"]
     head += [escape(f"against {rows[0].name}")] if len(rows) > 1 else []
@@ -39,9 +40,10 @@ def latex(outcomes: Sequence[RunOutcome], recorded: Sequence[Look] = ()) -> str:
     seeds = "/".join(map(str, sorted({len(row.seeds) for row in rows})))
     said = [f"{metric} over clients; mean and standard deviation over {seeds} seeds; bold where it is decided to lead"]
     rules = [r"\toprule", " & ".join(head) + r" \\", r"\midrule", *body, r"\bottomrule"]
+    caption = " ".join(filter(None, (conclusion(outcomes, recorded), intervals(outcomes, recorded))))
     return "\n".join([
         *(f"% {line}" for line in (*said, *notes(outcomes, recorded))),
-        r"\begin{table}", r"\centering", rf"\caption{{{escape(conclusion(outcomes, recorded))}}}",
+        r"\begin{table}", r"\centering", rf"\caption{{{escape(caption)}}}",
         rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}", *rules, r"\end{tabular}", r"\end{table}", "",
     ])  # fmt: skip
 

@@ -97,7 +97,7 @@ def plan(recipe: Recipe, folder: Path) -> ComparisonPlan:
         look=look + 1,
         finished=sum(one.finished for one in ran),
         redrawn=_redrawn(entries),
-        more=more_seeds(summarise(ran, recorded), look + (asked in seen)),  # for the next look that is not recorded
+        more=more_seeds(summarise(ran, recorded), look + (asked in seen), asked.metric),  # the next look to be recorded
     )
 
 
