@@ -21,6 +21,7 @@ pytest.importorskip("flwr", reason="needs the extra 'flower'")
 from typer.testing import CliRunner
 
 from fedalloy.cli.app import app
+from fedalloy.core.errors import SpecError
 from fedalloy.core.keys import Key
 from fedalloy.core.types import Cohort, Context
 from fedalloy.experiment.records.lock import holder
@@ -108,7 +109,7 @@ def _start_a_stranger_as(federation, name):
 
 def test_after_the_server_app_and_the_superlink_were_killed_the_same_command_goes_on(site):
     """The one in the middle of round 2, the other in the middle of round 3, with which its app goes on: the same
-    command waits for that. Meanwhile the server forgets a node and lets it in again."""
+    command waits for that. Meanwhile the server forgets a node and lets it in again, with another key."""
     recipe = site.recipe("killed", algorithm={"name": "scaffold"}, run={"rounds": 4})
     with site.hold_after(1) as hold:
         site.send("killed")
@@ -141,14 +142,20 @@ def test_after_the_server_app_and_the_superlink_were_killed_the_same_command_goe
 
 
 def _restart_with_another_key_for(site, name):
-    """At a restart, too, the folder decides who is let in: a node is out while another key lies there, no longer."""
+    """At a restart, too, the folder decides who is let in: a node is out while a key lies there that it does not have.
+    Its own one, once removed, cannot come back."""
     public, federation = site.place / "server" / "nodes" / f"{name}.pub", site.federation
-    own = public.read_bytes()
+    own, private = public.read_bytes(), federation.nodes[name].key
     make_node_key(site.place / "another.key")
     public.write_bytes((site.place / "another.key.pub").read_bytes())
     federation.start_server()
     wait_until(lambda: not federation.programs[name].running, "the node whose key was exchanged ended", LIMIT)
     public.write_bytes(own)
+    with pytest.raises(SpecError, match="is a key that was removed from this federation"):
+        federation.register()
+    public.write_bytes((site.place / "another.key.pub").read_bytes())
+    (site.place / "another.key").replace(private)
+    (site.place / "another.key.pub").replace(public_half(private))
     federation.register()
     federation.start_node(name)
 

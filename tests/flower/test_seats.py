@@ -22,6 +22,7 @@ from fedalloy.flower import admission
 from fedalloy.flower.database import entries
 from fedalloy.flower.engine import FederationError
 from fedalloy.flower.layout import ServerPlace
+from fedalloy.flower.members import add, replace_key
 from fedalloy.flower.node_registry import Node, NodeRegistry, Seat, identity_of
 from fedalloy.flower.pki import make_node_key, public_half
 from fedalloy.flower.programs import SEATS
@@ -188,7 +189,7 @@ def test_who_is_let_in_is_decided_by_the_keys_that_lie_there(place, tmp_path):
     shell.said.clear()
     assert admission.admit(place, shell) == first
     assert shell.said == [], "who is in stays in"
-    # Gone, exchanged, and back again.
+    # Gone, exchanged, and back again with another key.
     south, north = place.folder / "nodes" / "south.pub", place.folder / "nodes" / "north.pub"
     kept = south.read_bytes()
     south.unlink()
@@ -201,7 +202,32 @@ def test_who_is_let_in_is_decided_by_the_keys_that_lie_there(place, tmp_path):
     assert [(seat.name, bool(seat.identity)) for seat in seats] == [("north", True), ("south", False), ("east", True)]
     assert seats[0].identity == identity_of(admission.public_key(north))
     south.write_bytes(kept)
+    before = place.database.read_bytes(), place.seats.read_bytes()
+    with pytest.raises(SpecError, match=r"south\.pub is a key that was removed .* makes a new key pair"):
+        admission.admit(place, shell)
+    assert (place.database.read_bytes(), place.seats.read_bytes()) == before, "nothing was changed"
+    make_node_key(tmp_path / "newer.key")
+    south.write_bytes(public_half(tmp_path / "newer.key").read_bytes())
     assert sorted(admission.admit(place, shell)) == let_in(place) == ["east", "north", "south"]
+
+
+def test_a_key_stays_with_its_name_and_a_removed_one_is_refused_before_it_is_stored(place, tmp_path):
+    shell: Any = Shell(place)
+    admission.admit(place, shell)
+    nodes = place.folder / "nodes"
+    shell.said.clear()
+    (nodes / "south.pub").rename(nodes / "west.pub")
+    with pytest.raises(SpecError, match=r"west\.pub is registered as 'south'; keep that name"):
+        admission.admit(place, shell)
+    assert shell.said == [], "its registration is not lost"
+    (nodes / "west.pub").rename(tmp_path / "south.pub")
+    admission.admit(place, shell)
+    with pytest.raises(SpecError, match="was removed from this federation"):
+        add(place, "south", tmp_path / "south.pub")
+    assert not (nodes / "south.pub").exists()
+    with pytest.raises(SpecError, match="was removed from this federation"):
+        replace_key(place, "north", tmp_path / "south.pub")
+    assert sorted(file.stem for file in place.node_keys) == ["east", "north"]
 
 
 def test_without_a_list_of_clients_a_node_keeps_its_number_all_the_same(place):

@@ -52,7 +52,10 @@ def admit(
 
 
 def revoke(folder: ServerFolder, name: NodeName) -> None:
-    """Shut a node out at once, also in the middle of a run; its seat stays empty. Its key is kept in nodes/former."""
+    """Shut a node out at once, also in the middle of a run; its seat stays empty. Its key is kept in nodes/former.
+
+    Flower registers no key twice: to come back, the node needs a new key (admit NAME KEY).
+    """
     from fedalloy.flower.layout import ServerPlace
     from fedalloy.flower.members import remove
 

@@ -1,34 +1,32 @@
 """Admission of nodes: exactly those whose public keys are in the server's folder.
 
-Every start and every ``admit`` update Flower's table of nodes from the folder: a key that is gone is removed, a
-replaced one is removed and the new one added. ``seats.json`` then names the key of every client, and a run identifies a
-client by the node with that key.
+Every start and every ``admit`` update Flower's table of nodes from the folder, by Flower's own commands: a key that is
+gone is removed, a replaced one is removed and the new one added. Flower keeps removed keys in its table and registers
+no key twice, so a removed key cannot come back, and a key stays with its name. ``seats.json`` then names the key of
+every client, and a run identifies a client by the node with that key.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import sqlite3
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 
 from fedalloy.core.errors import SpecError
 from fedalloy.experiment.records import atomic
-from fedalloy.flower.database import GONE, entries
+from fedalloy.flower.database import GONE, Entry, entries
 from fedalloy.flower.flwr_cli import CONNECTION, FlwrCli, FlwrFailed
 from fedalloy.flower.layout import ServerPlace
 from fedalloy.flower.node_registry import Seat, identity_of
 from fedalloy.flower.programs import SEATS
 
-_PATIENCE = 30.0
-
 
 def admit(place: ServerPlace, cli: FlwrCli) -> dict[str, str]:
     """Admit exactly the nodes whose public keys are in the server's folder; returns their numbers by name."""
-    wanted = keys(place)
-    found = entries(place)
+    wanted, found = keys(place), entries(place)
+    for name, key in wanted.items():
+        check_registrable(key_file(place, name), name, key, found)
     kept = {one.name: one.number for one in found if one.status != GONE and wanted.get(one.name) == one.key}
     for one in found:
         if one.status != GONE and kept.get(one.name) != one.number:
@@ -36,7 +34,7 @@ def admit(place: ServerPlace, cli: FlwrCli) -> dict[str, str]:
     _write_seats(place, wanted)
     for left in (place.folder / "nodes").glob("*.id"):  # of earlier versions, which relied on them
         left.unlink()
-    return {name: kept.get(name) or _register(place, cli, name, key) for name, key in wanted.items()}
+    return {name: kept.get(name) or _register(place, cli, name) for name in wanted}
 
 
 def keys(place: ServerPlace) -> dict[str, bytes]:
@@ -48,6 +46,11 @@ def keys(place: ServerPlace) -> dict[str, bytes]:
         if twin:
             raise SpecError(f"{file} is also the key of '{twin}'; every node needs its own key")
     return found
+
+
+def key_file(place: ServerPlace, name: str) -> Path:
+    """Where the public key of a node is."""
+    return place.folder / "nodes" / f"{name}.pub"
 
 
 def public_key(file: Path) -> bytes:
@@ -63,6 +66,18 @@ def public_key(file: Path) -> bytes:
             f"{file} is not a public key ({error}); it should be the node.key.pub of a node, made by 'fedalloy flower "
             'init\' or by ssh-keygen -t ecdsa -b 384 -N "" -f node.key'
         ) from None
+
+
+def check_registrable(file: Path, name: str, key: bytes, found: Sequence[Entry]) -> None:
+    """Refuse, before anything is changed, a key that Flower would not register under this name."""
+    known = next((one for one in found if one.key == key), None)
+    new = "the node's operator makes a new key pair and sends its node.key.pub"
+    if known and known.status == GONE:
+        raise SpecError(
+            f"{file} is a key that was removed from this federation, and Flower admits no key a second time: {new}"
+        )
+    if known and known.name != name:
+        raise SpecError(f"{file} is registered as '{known.name}'; keep that name, or {new}")
 
 
 def read_seats(file: Path | None = None) -> Sequence[Seat] | None:
@@ -86,11 +101,8 @@ def _write_seats(place: ServerPlace, wanted: Mapping[str, bytes]) -> None:
     atomic.write_text(place.seats, json.dumps(told, indent=2) + "\n")
 
 
-def _register(place: ServerPlace, cli: FlwrCli, name: str, key: bytes) -> str:
-    """Register a node. A key that was removed before is still in Flower's table, which refuses it a second time."""
-    with closing(sqlite3.connect(place.database, timeout=_PATIENCE)) as database, database:
-        database.execute("DELETE FROM node WHERE public_key = ? AND status = ?", (key, GONE))
-    file = place.folder / "nodes" / f"{name}.pub"
+def _register(place: ServerPlace, cli: FlwrCli, name: str) -> str:
+    file = key_file(place, name)
     try:
         return str(cli.ask("supernode", "register", str(file), CONNECTION, "--name", name)["node-id"])
     except FlwrFailed as error:

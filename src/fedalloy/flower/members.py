@@ -11,7 +11,8 @@ from pathlib import Path
 
 from fedalloy.core.errors import SpecError, nearest
 from fedalloy.experiment.records import atomic
-from fedalloy.flower.admission import keys, public_key
+from fedalloy.flower.admission import check_registrable, key_file, keys, public_key
+from fedalloy.flower.database import entries
 from fedalloy.flower.layout import ServerPlace
 from fedalloy.flower.names import check_name
 
@@ -24,29 +25,25 @@ def add(place: ServerPlace, name: str, key: Path) -> None:
     check_name(name)
     if name in keys(place):
         raise SpecError(f"'{name}' has a key already; give it a new one with 'fedalloy flower rotate'")
-    _check_new(place, key)
-    atomic.write_text(_file(place, name), key.read_text(encoding="utf-8"))
+    _check_new(place, name, key)
+    atomic.write_text(key_file(place, name), key.read_text(encoding="utf-8"))
 
 
 def remove(place: ServerPlace, name: str) -> None:
     """Take the key of a node out of the folder; it is kept among the former ones."""
     _check_known(place, name)
-    former = _file(place, name).parent / _FORMER
+    former = key_file(place, name).parent / _FORMER
     former.mkdir(exist_ok=True)
-    _file(place, name).rename(former / f"{name}-{time.time_ns()}.pub")
+    key_file(place, name).rename(former / f"{name}-{time.time_ns()}.pub")
 
 
 def replace_key(place: ServerPlace, name: str, key: Path) -> None:
     """Give a node another key; the old one is kept among the former ones."""
     _check_known(place, name)
-    _check_new(place, key)
+    _check_new(place, name, key)
     text = key.read_text(encoding="utf-8")
     remove(place, name)
-    atomic.write_text(_file(place, name), text)
-
-
-def _file(place: ServerPlace, name: str) -> Path:
-    return place.folder / "nodes" / f"{name}.pub"
+    atomic.write_text(key_file(place, name), text)
 
 
 def _check_known(place: ServerPlace, name: str) -> None:
@@ -55,9 +52,10 @@ def _check_known(place: ServerPlace, name: str) -> None:
         raise SpecError(f"no node '{name}' is admitted; {nearest(name, known)}")
 
 
-def _check_new(place: ServerPlace, key: Path) -> None:
-    """Refuse what is no public key, or the key of another node."""
+def _check_new(place: ServerPlace, name: str, key: Path) -> None:
+    """Refuse what is no public key, the key of another node, or one that was removed before."""
     found = public_key(key)
     owner = next((name for name, other in keys(place).items() if other == found), None)
     if owner:
         raise SpecError(f"{key} is the key of '{owner}'; every node needs its own key")
+    check_registrable(key, name, found, entries(place))
