@@ -7,6 +7,7 @@ published, that of the first download is recorded in ``fetched.json``, and later
 from __future__ import annotations
 
 import hashlib
+import http.client
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -156,7 +157,7 @@ def _download(url: str, part: Path, told: Callable[[int, int | None], None]) -> 
         if error.code == 416 and done:  # nothing is missing: the checksum tells whether it is right
             return
         raise DataError(f"{url} cannot be fetched: {error.code} {error.reason}") from None
-    except OSError as error:
+    except (OSError, http.client.HTTPException) as error:
         raise DataError(f"{url} cannot be fetched: {error}; the same command continues the download") from None
 
 

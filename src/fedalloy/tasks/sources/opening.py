@@ -367,7 +367,8 @@ def _frames(values: list[Any], names: tuple[str, ...] | None, options: SourceOpt
     called = names or tuple(f"client {number}" for number in range(len(tables)))
     joined = join_tables(tables, options.named, [Path(name) for name in called])
     owner = torch.repeat_interleave(torch.tensor([rows_of(table) for table in tables]))
-    return without_empty(encode(joined, options.named, "the frames", owner, names=called))
+    made = without_empty(encode(joined, options.named, "the frames", owner, names=called))
+    return made if options.classes is None else replace(made, classes=options.classes)
 
 
 def _refuse(options: SourceOptions, what: str, *names: str) -> None:
