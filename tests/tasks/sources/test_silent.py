@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fedalloy
-from fedalloy.core.errors import DataError
+from fedalloy.core.errors import DataError, SpecError
 from fedalloy.tasks.imputing import Imputer
 from fedalloy.tasks.sources.columns import numbered
 from fedalloy.tasks.sources.files import list_clients, read_table
@@ -117,3 +117,13 @@ def test_targets_on_demand_are_of_one_kind(tmp_path):
 def test_the_median_of_an_even_number_lies_in_the_middle():
     rows = torch.tensor([[1.0], [2.0], [torch.nan], [4.0], [9.0]])
     assert Imputer.learn(rows, torch.tensor([5]), "median").fill.tolist() == [[3.0]]
+
+
+def test_a_validation_part_that_nobody_has_is_refused():
+    with pytest.raises(SpecError, match=r"valid_fraction = 0.3 is not used"):
+        fedalloy.task([{"train": (X, Y), "test": (X, Y)}], "logistic", valid_fraction=0.3)
+
+
+def test_ids_are_not_ignored_where_a_named_data_set_is_partitioned():
+    with pytest.raises(SpecError, match="both say which client"):
+        fedalloy.task("digits", "logistic", ids=[0] * 1797, partition="iid")

@@ -74,12 +74,12 @@ class SourceOptions:
 
 def open_source(source: Any, options: SourceOptions, key: Key) -> Opened:
     """The examples of any source: in memory, by row or by client."""
+    _check_dealt(options)
     loader = as_loader(source)
     if loader is not None:
         return _opened(loader, options, key)
     if isinstance(source, Dataset):
         return _with_ids(source, options)
-    _check_dealt(options)
     if is_frame(source):
         return _from_frame(source, options)
     if library_of(source) in ("datasets", "flwr_datasets"):
