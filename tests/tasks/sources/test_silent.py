@@ -127,3 +127,24 @@ def test_a_validation_part_that_nobody_has_is_refused():
 def test_ids_are_not_ignored_where_a_named_data_set_is_partitioned():
     with pytest.raises(SpecError, match="both say which client"):
         fedalloy.task("digits", "logistic", ids=[0] * 1797, partition="iid")
+
+
+def test_a_feature_has_no_other_role():
+    pandas, hub = pytest.importorskip("pandas"), pytest.importorskip("datasets")
+    frame = pandas.DataFrame({"p": X[:, 0], "y": Y})
+    for source in (frame, hub.Dataset.from_pandas(frame)):
+        for columns, role in (
+            ({"features": ["p", "y"]}, "the label"),
+            ({"features": ["p"], "ignore": ["p"]}, "ignore"),
+        ):
+            with pytest.raises(SpecError, match=rf"listed in 'features' and is .*{role}"):
+                fedalloy.task(source, "logistic", ids=Y, columns=columns)
+
+
+def test_a_stream_of_hugging_face_is_refused_in_words():
+    hub = pytest.importorskip("datasets")
+    stream = hub.Dataset.from_dict({"p": X[:, 0], "y": Y, "c": Y}).to_iterable_dataset()
+    with pytest.raises(DataError, match="load it without streaming=True"):
+        fedalloy.task(stream, "logistic", ids="c")
+    with pytest.raises(DataError, match="load it without streaming=True"):
+        fedalloy.task(stream, "logistic", ids=Y)

@@ -137,7 +137,17 @@ def roles_of(table: Table, columns: Columns, where: str) -> Roles:
             f"{where} needs feature columns and one column 'y' or 'label'; it has {', '.join(names)}. Name other "
             "columns by role: columns = { label = ..., client = ..., ignore = [...] }"
         )
+    check_features(features, label, columns, where)
     return Roles(label, tuple(features), columns.client, columns.split)
+
+
+def check_features(features: Sequence[str], label: str, columns: Columns, where: str) -> None:
+    """Refuse features that have another role as well: a model that sees the label learns nothing else."""
+    taken = {"the label": (label,), "the split": (columns.split or "",), "in 'ignore'": columns.ignore}
+    for use, names in taken.items():
+        both = [name for name in names if name in features]
+        if both:
+            raise SpecError(f"{where}: column '{both[0]}' is listed in 'features' and is {use}; give it one meaning")
 
 
 def encode(

@@ -15,7 +15,7 @@ from fedalloy.core.errors import DataError, SpecError, nearest
 from fedalloy.core.own_code import own_code
 from fedalloy.core.types import Examples
 from fedalloy.tasks.sources.client_data import Pair
-from fedalloy.tasks.sources.columns import LABELS, Column, Columns, numbered, part_of, text_of
+from fedalloy.tasks.sources.columns import LABELS, Column, Columns, check_features, numbered, part_of, text_of
 from fedalloy.tasks.sources.rows import LazyRows, RowReader
 
 Tokenise = Callable[[list[str]], Any]
@@ -80,6 +80,7 @@ def from_hub(
     dataset: Any, columns: Columns, tokenise: Tokenise | None = None, owner: Tensor | None = None, **more: Any
 ) -> LazyRows:
     """A ``datasets.Dataset`` as rows, or a ``DatasetDict``: its ``train`` for clients, its ``test`` for all."""
+    refuse_stream(dataset)
     notices: tuple[str, ...] = ()
     test: Examples | None = None
     if isinstance(dataset, Mapping):
@@ -112,6 +113,13 @@ def from_hub(
         reader, len(reader.classes) if reader.classes else None, owner, names, (told, *notices),
         test=test, encoding=encoding, **more,
     )  # fmt: skip
+
+
+def refuse_stream(dataset: Any) -> None:
+    """Refuse a dataset, or a dict of them, that was loaded with ``streaming=True``."""
+    kinds = {type(one).__name__ for one in (dataset.values() if isinstance(dataset, Mapping) else [dataset])}
+    if "IterableDataset" in kinds:
+        raise DataError("an IterableDataset of Hugging Face has no rows by number: load it without streaming=True")
 
 
 def _column(dataset: Any, name: str) -> list[Any]:
@@ -184,6 +192,7 @@ def _reader(dataset: Any, columns: Columns, tokenise: Tokenise | None) -> HubRow
     features = columns.features or tuple(
         name for name in names if name not in {label, columns.client, columns.split, *columns.ignore}
     )
+    check_features(features, label, columns, "the dataset")
     texts = [name for name in features if kind_of(dataset.features[name]) == "text"]
     if texts and tokenise is None:
         raise DataError(

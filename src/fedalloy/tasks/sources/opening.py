@@ -23,7 +23,7 @@ from fedalloy.tasks.lazy import IN_MEMORY_MB, LazyClients
 from fedalloy.tasks.sources.client_data import examples_of, is_torch_dataset, pooled, read_client
 from fedalloy.tasks.sources.columns import Columns, encode, numbered
 from fedalloy.tasks.sources.frames import is_frame, library_of, table_of
-from fedalloy.tasks.sources.hugging_face import Tokenise, from_flower, from_hub
+from fedalloy.tasks.sources.hugging_face import Tokenise, from_flower, from_hub, refuse_stream
 from fedalloy.tasks.sources.rows import DatasetRows, LazyRows, spool
 
 Opened = Dataset | LazyRows | LazyClients
@@ -185,6 +185,7 @@ def _from_hub(source: Any, options: SourceOptions) -> LazyRows:
         if options.ids is not None or options.dealt:
             raise SpecError("a FederatedDataset has its own partitions; leave ids and partition out")
         return _classed(from_flower(source, options.named, options.tokenise), options)
+    refuse_stream(source)
     owner = names = None
     if options.ids is not None and not isinstance(options.ids, str):
         rows = source["train"] if isinstance(source, Mapping) else source
