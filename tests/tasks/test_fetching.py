@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import http.client
 import io
 import os
 import pickle
@@ -334,3 +335,31 @@ def test_what_is_no_original_is_refused(tmp_path, folder):
         prepare(FetchRequest("cifar10", given=(tmp_path / "a.tar.gz",)), folder)
     with pytest.raises(DataError, match="has no source 'mars'; it has official, hub"):
         prepare(FetchRequest("cifar10", source="mars"), folder)
+
+
+def test_a_broken_pickle_is_refused_in_words(tmp_path, folder):
+    path = tmp_path / "cifar-10-python.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        for name in (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"):
+            member = tarfile.TarInfo(name)
+            member.size = 4
+            archive.addfile(member, io.BytesIO(b"}K\x01a."[:4]))
+    with pytest.raises(DataError, match="cannot be converted"):
+        prepare(FetchRequest("cifar10", given=(path,)), folder)
+
+
+def test_a_server_that_speaks_no_http_is_an_error_in_words(folder, monkeypatch):
+    def nonsense(*args: object, **more: object) -> None:
+        raise http.client.BadStatusLine("hello")
+
+    monkeypatch.setattr("urllib.request.urlopen", nonsense)
+    with pytest.raises(DataError, match="cannot be fetched: hello; the same command continues"):
+        prepare(FetchRequest("tinyshakespeare"), folder)
+
+
+def test_options_for_downloads_are_not_ignored_beside_files_at_hand(tmp_path, folder):
+    path = tmp_path / "input.txt"
+    path.write_text("nothing")
+    for more, words in (({"sha256": "0" * 64}, "differs from --sha256"), ({"url": "http://x"}, "leave --source and")):
+        with pytest.raises(DataError, match=words):
+            prepare(FetchRequest("tinyshakespeare", given=(path,), **more), folder)

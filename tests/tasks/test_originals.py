@@ -6,6 +6,7 @@ import hashlib
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -25,6 +26,8 @@ class Source(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Sending)
         self.content, self.ranges, self.breaks_at, self.status = CONTENT, True, -1, 200
+        self.etag: str | None = None
+        self.shift, self.heeds_etag = 0, True
         self.asked: list[str | None] = []
 
     @property
@@ -38,12 +41,20 @@ class Sending(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         asked = self.headers.get("Range")
         self.server.asked.append(asked)
-        begin = int(asked.removeprefix("bytes=").removesuffix("-")) if asked and self.server.ranges else 0
-        if self.server.status != 200 or begin >= len(self.server.content):
-            self.send_error(self.server.status if self.server.status != 200 else 416)
+        mine, given = self.server, self.headers.get("If-Range")
+        ranges = mine.ranges and not (mine.heeds_etag and given and given != mine.etag)
+        begin = int(asked.removeprefix("bytes=").removesuffix("-")) if asked and ranges else 0
+        size = len(mine.content)
+        if mine.status != 200:
+            self.send_error(mine.status)
             return
-        self.send_response(206 if begin else 200)
-        body = self.server.content[begin:]
+        body = mine.content[begin:]
+        self.send_response(416 if begin >= size else 206 if begin else 200)
+        if begin:
+            span = f"{begin + mine.shift}-{size - 1}" if body else "*"
+            self.send_header("Content-Range", f"bytes {span}/{size}")
+        if mine.etag:
+            self.send_header("ETag", mine.etag)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body[: self.server.breaks_at] if self.server.breaks_at >= 0 else body)
@@ -84,9 +95,54 @@ def test_a_broken_download_goes_on(source, tmp_path, ranges):
     assert not (tmp_path / "file.bin.part").exists()
 
 
+NEW = bytes(reversed(CONTENT)) + b"more"
+
+
+def _begun(source: Source, folder: Path, etag: str | None) -> Original:
+    """A download of a file without a published checksum that breaks off."""
+    source.breaks_at, source.etag = 300_000, etag
+    unknown = Original("x", source.original.url, None, "x.bin")
+    with pytest.raises(DataError, match="the same command continues the download"):
+        fetch(unknown, folder)
+    source.breaks_at = -1
+    return unknown
+
+
+@pytest.mark.parametrize("heeds", [True, False])
+@pytest.mark.parametrize("new", [NEW, NEW[: len(CONTENT)], NEW[:1000]])
+def test_two_versions_of_a_file_are_never_mixed(source, tmp_path, heeds, new):
+    unknown = _begun(source, tmp_path, '"old"')
+    source.content, source.etag, source.heeds_etag = new, '"new"', heeds
+    assert fetch(unknown, tmp_path).read_bytes() == new
+    assert source.asked[:2] == [None, "bytes=300000-"]
+    assert {path.name for path in tmp_path.iterdir()} == {"x.bin", "fetched.json"}
+
+
+def test_the_same_version_is_continued_and_one_without_a_name_is_not(source, tmp_path):
+    assert fetch(_begun(source, tmp_path / "a", '"one"'), tmp_path / "a").read_bytes() == CONTENT
+    assert source.asked == [None, "bytes=300000-"]
+    for nameless in (None, 'W/"weak"'):
+        source.asked.clear()
+        fetch(_begun(source, tmp_path / str(nameless)[:1], nameless), tmp_path / str(nameless)[:1])
+        assert source.asked == [None, None]
+
+
+def test_an_answer_that_begins_elsewhere_is_not_appended(source, tmp_path):
+    unknown = _begun(source, tmp_path, '"one"')
+    source.shift = -1
+    assert fetch(unknown, tmp_path).read_bytes() == CONTENT
+    assert source.asked == [None, "bytes=300000-", None]
+
+
+def test_a_part_that_is_longer_than_the_file_is_fetched_anew(source, tmp_path):
+    (tmp_path / "file.bin.part").write_bytes(CONTENT + b"x")
+    assert fetch(source.original, tmp_path).read_bytes() == CONTENT
+
+
 def test_a_part_that_is_complete_only_needs_its_checksum(source, tmp_path):
     (tmp_path / "file.bin.part").write_bytes(CONTENT)
     assert fetch(source.original, tmp_path).read_bytes() == CONTENT
+    assert source.asked == [f"bytes={len(CONTENT)}-"]
 
 
 def test_something_else_never_gets_the_name(source, tmp_path):

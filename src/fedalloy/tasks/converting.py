@@ -27,7 +27,11 @@ from fedalloy.tasks.datasets.base import third_party
 Arrays = dict[str, NDArray[Any]]
 _IDX_TYPES = {8: np.dtype(">u1")}
 _TOO_SHORT = 400
-_BROKEN = (OSError, EOFError, ValueError, KeyError, TypeError, IndexError, zlib.error, tarfile.TarError, struct.error)
+_BROKEN = (
+    OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, MemoryError, RecursionError,
+    zlib.error, tarfile.TarError, struct.error,
+)  # fmt: skip
+"""What readers raise for a broken file."""
 
 
 def convert(dataset: str, originals: Mapping[str, Path]) -> dict[str, Arrays]:

@@ -50,6 +50,7 @@ def prepare(
     if name in CONVERTERS and not wish.given and wanted and all(path.is_file() for path in ready):
         return Fetched(name, tuple(ready), ("all files are there already; `fedalloy data check` compares them",))
     if wish.given:
+        _check_given(wish)
         paths, notes = list(wish.given), _compared(wish.given, files)
     else:
         paths, notes = _from_somewhere(_chosen(files, wish), _place(name, folder), say, told), ()
@@ -104,6 +105,19 @@ def _from_somewhere(sources: dict[str, list[Original]], folder: Path, say: Say, 
         f"{name} could not be fetched. {'; '.join(troubles)}. Without a connection, download the files elsewhere "
         f"and run: fedalloy data fetch {name} --from FILE"
     )
+
+
+def _check_given(wish: FetchRequest) -> None:
+    """Refuse options that mean nothing for files at hand, and a file with another checksum than the user's."""
+    if wish.source is not None or wish.url is not None:
+        raise DataError("--from takes files that are here, so nothing is fetched: leave --source and --url out")
+    if wish.sha256 is None:
+        return
+    if len(wish.given) > 1:
+        raise DataError(f"--sha256 is the checksum of one file, and --from names {len(wish.given)}")
+    found = locate.checksum(wish.given[0]) if wish.given[0].is_file() else wish.sha256
+    if found != wish.sha256:
+        raise DataError(f"{wish.given[0]} differs from --sha256 (expected {wish.sha256}, found {found})")
 
 
 def _compared(given: Sequence[Path], files: Sequence[Original]) -> tuple[str, ...]:

@@ -58,4 +58,5 @@ def _mean(rows: Tensor) -> Tensor:
 
 
 def _median(rows: Tensor) -> Tensor:
-    return rows.nanmedian(0).values
+    """The middle of each column; of an even number of values, the mean of the two in the middle."""
+    return (rows.nanmedian(0).values - (-rows).nanmedian(0).values) / 2

@@ -282,6 +282,8 @@ class LazyTask(Describable):
         shape, first = inputs.shape_of(one.x), inputs.shape_of(self.source.template.x)
         if shape != first:
             raise DataError(f"client {called}: examples have shape {shape}, those of the first {first}; give one shape")
+        if _is_float(one.y) != _is_float(self.source.template.y):
+            raise DataError(f"client {called}: targets have decimals and those of the first do not, or the reverse")
         limits = LabelLimits(self.source.classes or None, self.source.ignore_index)
         check_examples(seen, one.y, limits, torch.zeros(len(one), dtype=torch.int64), lambda _: called)
 
@@ -316,6 +318,10 @@ def _scaled(parts: Parts, learn: Callable[[Tensor, Tensor], Scaler | Imputer]) -
 
 def _rows(examples: Examples, rows: Tensor | slice) -> Examples:
     return Examples(inputs.take(examples.x, rows), inputs.take(examples.y, rows))
+
+
+def _is_float(targets: Inputs) -> list[bool]:
+    return [leaf.is_floating_point() for leaf in inputs.leaves(targets)]
 
 
 def _as_float(leaf: Tensor) -> Tensor:

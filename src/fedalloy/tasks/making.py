@@ -91,7 +91,8 @@ def task(
         return _made_from(source_of(said) if options.is_default else None, made)
     if isinstance(opened, LazyRows):
         rule = None if opened.owner is not None else as_partition(partition, opened)  # type: ignore[arg-type]
-        opened = opened.deal(rule, clients or DEFAULT_CLIENTS, key.fold("federation"))
+        number = clients or (rule.clients_for(None) if rule else None) or DEFAULT_CLIENTS
+        opened = opened.deal(rule, number, key.fold("federation"))
     return _lazy_task(opened, model, defaults, key, cache_mb, **settings)
 
 

@@ -1,12 +1,16 @@
 """Public originals of data sets: their addresses and checksums, and how they are downloaded.
 
-A partial download is continued; a file with the wrong checksum never gets its final name. Where no checksum is
-published, that of the first download is recorded in ``fetched.json``, and later downloads are compared with it.
+A partial download is continued if the server still has the same version: its ETag or date, and its size, are kept
+beside the part. A file with the wrong checksum never gets its final name. Where no checksum is published, that of the
+first download is recorded in ``fetched.json``, and later downloads are compared with it.
 """
 
 from __future__ import annotations
 
 import hashlib
+import http.client
+import json
+import re
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -109,12 +113,14 @@ def fetch(original: Original, folder: Path, told: Progress = lambda done, size: 
         return path
     folder.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.part")
-    _download(original.url, part, told)
+    _download(original, part, told)
     try:
         found = _check(part, original, folder, "was fetched, but differs: it has changed at its source, or on its way")
     except DataError:
         part.unlink()  # continuing a wrong file could never succeed
         raise
+    finally:
+        _version_file(part).unlink(missing_ok=True)
     locate.record(folder, original.filename, {"sha256": found, "url": original.url})
     part.replace(path)
     return path
@@ -141,29 +147,76 @@ def _check(path: Path, original: Original, folder: Path, trouble: str) -> str:
     return found
 
 
-def _download(url: str, part: Path, told: Callable[[int, int | None], None]) -> None:
-    """Fetch what is missing of a file; a server that cannot continue sends it from the beginning."""
+def _download(original: Original, part: Path, told: Progress) -> None:
+    """Fetch what is missing of a file, or all of it where the server has another version than the one begun."""
+    url = original.url
     if urlsplit(url).scheme not in ("http", "https"):
         raise DataError(f"{url} is no address of the web; http and https are fetched")
-    done = part.stat().st_size if part.exists() else 0
-    request = urllib.request.Request(url, headers={"User-Agent": "fedalloy", **_range(done)})
+    done = _usable(original, part)
     try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:
-            done = done if answer.status == 206 else 0
-            _store(answer, part, done, told)
+        if not (done and _fetched(url, part, done, told)) and not _fetched(url, part, 0, told):
+            raise ConnectionError("it sends a piece of the file that was not asked for")
     except urllib.error.HTTPError as error:
         error.close()
-        if error.code == 416 and done:  # nothing is missing: the checksum tells whether it is right
-            return
         raise DataError(f"{url} cannot be fetched: {error.code} {error.reason}") from None
-    except OSError as error:
+    except (OSError, http.client.HTTPException) as error:
         raise DataError(f"{url} cannot be fetched: {error}; the same command continues the download") from None
 
 
-def _store(answer: Any, part: Path, done: int, told: Callable[[int, int | None], None]) -> None:
+def _usable(original: Original, part: Path) -> int:
+    """How many bytes can be kept: none, if neither server nor checksum could tell that they are of an old version."""
+    checked = original.sha256 is not None or original.md5 is not None
+    return part.stat().st_size if part.exists() and (checked or _version(part).get("If-Range")) else 0
+
+
+def _fetched(url: str, part: Path, done: int, told: Progress) -> bool:
+    """Fetch a file from byte ``done`` on; False if what the server has does not continue what is here."""
+    version = _version(part) if done else {}
+    headers = {"User-Agent": "fedalloy"} | ({"Range": f"bytes={done}-"} if done else {})
+    headers |= {"If-Range": version["If-Range"]} if version.get("If-Range") else {}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=_TIMEOUT) as answer:
+            if answer.status == 206 and not _continues(answer.headers, done, version):
+                return False
+            _store(answer, part, done if answer.status == 206 else 0, told)
+            return True
+    except urllib.error.HTTPError as error:
+        if error.code != 416 or not done:
+            raise
+        with error:  # nothing is missing, if the server's file is as long as this one
+            return _range_of(error.headers) == (None, done)
+
+
+def _continues(headers: Any, done: int, version: dict[str, Any]) -> bool:
+    """Whether an answer begins where the bytes here end, and is of the same version."""
+    begin, size = _range_of(headers)
+    same_size = None in (size, version.get("size")) or size == version["size"]
+    same = None in (_validator(headers), version.get("If-Range")) or _validator(headers) == version["If-Range"]
+    return begin == done and same_size and same
+
+
+def _range_of(headers: Any) -> tuple[int | None, int | None]:
+    """Where an answer begins and how long the whole file is, by its ``Content-Range``; None where it does not say."""
+    found = re.fullmatch(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)", headers.get("Content-Range", "").strip())
+    if found is None:
+        return None, None
+    begin, size = found.groups()
+    return (None if begin is None else int(begin)), (None if size == "*" else int(size))
+
+
+def _validator(headers: Any) -> str | None:
+    """What a server calls this version of the file; a weak ETag does not tell versions apart byte by byte."""
+    etag = headers.get("ETag")
+    return etag if etag and not etag.startswith("W/") else headers.get("Last-Modified")
+
+
+def _store(answer: Any, part: Path, done: int, told: Progress) -> None:
     length = answer.headers.get("Content-Length")
-    size = done + int(length) if length else None
+    size = _range_of(answer.headers)[1] or (done + int(length) if length else None)
     with part.open("r+b" if done else "wb") as file:
+        if not done:  # after the old bytes are gone, before the first new one
+            version = {"If-Range": _validator(answer.headers), "size": size}
+            _version_file(part).write_text(json.dumps(version), encoding="utf-8")
         file.seek(done)
         while block := answer.read(_BLOCK):
             file.write(block)
@@ -173,5 +226,13 @@ def _store(answer: Any, part: Path, done: int, told: Callable[[int, int | None],
         raise ConnectionError(f"it ended after {done} of {size} bytes")
 
 
-def _range(done: int) -> dict[str, str]:
-    return {"Range": f"bytes={done}-"} if done else {}
+def _version(part: Path) -> dict[str, Any]:
+    """What the server said about the version of which a part is."""
+    try:
+        return dict(json.loads(_version_file(part).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def _version_file(part: Path) -> Path:
+    return part.with_name(f"{part.name}.version")

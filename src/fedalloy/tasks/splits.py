@@ -40,6 +40,11 @@ def split(
     """
     check_fractions(test_fraction, valid_fraction)
     if part is not None:
+        if valid_fraction and not bool((part == 1).any()):
+            raise SpecError(
+                f"valid_fraction = {valid_fraction} is not used, because the data say which rows are for training and "
+                "testing: give a part 'valid' as well, or leave valid_fraction out"
+            )
         return [Split(*(rows[part[rows] == number] for number in range(3))) for rows in assignment]
     counts = torch.tensor([len(rows) for rows in assignment], dtype=torch.int64)
     _, valid, test = part_sizes(counts, test_fraction, valid_fraction)

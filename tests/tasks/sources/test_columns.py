@@ -94,7 +94,7 @@ def test_gaps_are_filled_from_the_training_part_alone():
         "c": ["a"] * 4,
     }
     task = make(pandas.DataFrame(rows), {"client": "c", "split": "part", "missing": "median"})
-    assert task.train.x.flatten().tolist() == [1, 3, 1]
+    assert task.train.x.flatten().tolist() == [1, 3, 2]
     assert task.test.x.flatten().tolist() == [100]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from dataclasses import dataclass, field
 from typing import Any
@@ -64,7 +65,7 @@ class FlowerDatasets(Partition):
 
     def _made(self) -> Any:
         if not isinstance(self.partitioner, str):
-            return self.partitioner
+            return copy.deepcopy(self.partitioner)  # one is given its dataset only once
         library = third_party("flwr_datasets.partitioner", "flwr-datasets", "partitioners of Flower Datasets")
         known = [name for name in dir(library) if name.endswith("Partitioner") and name != "Partitioner"]
         if self.partitioner not in known:

@@ -82,16 +82,23 @@ class Column:
     @property
     def gaps(self) -> NDArray[Any]:
         """Where a value is missing."""
-        if self.values.dtype.kind == "f":
+        if self.values.dtype.kind in "fmM":
             empty: NDArray[Any] = np.isnan(self.values)
             return empty
         if self.values.dtype.kind == "O":
-            return np.array([value is None or value != value for value in self.values], dtype=bool)
+            return np.array([is_gap(value) for value in self.values], dtype=bool)
         return np.zeros(len(self.values), dtype=bool)
 
     def take(self, rows: NDArray[Any]) -> Column:
         """Some rows."""
         return Column(self.values[rows], self.categories)
+
+
+def is_gap(value: Any) -> bool:
+    """Whether a value is missing: None, NaN, or the NA and NaT of pandas, which is not imported for it."""
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return True
+    return isinstance(value, float | np.floating | np.datetime64 | np.timedelta64) and bool(value != value)
 
 
 Table = dict[str, Column]
@@ -130,7 +137,17 @@ def roles_of(table: Table, columns: Columns, where: str) -> Roles:
             f"{where} needs feature columns and one column 'y' or 'label'; it has {', '.join(names)}. Name other "
             "columns by role: columns = { label = ..., client = ..., ignore = [...] }"
         )
+    check_features(features, label, columns, where)
     return Roles(label, tuple(features), columns.client, columns.split)
+
+
+def check_features(features: Sequence[str], label: str, columns: Columns, where: str) -> None:
+    """Refuse features that have another role as well: a model that sees the label learns nothing else."""
+    taken = {"the label": (label,), "the split": (columns.split or "",), "in 'ignore'": columns.ignore}
+    for use, names in taken.items():
+        both = [name for name in names if name in features]
+        if both:
+            raise SpecError(f"{where}: column '{both[0]}' is listed in 'features' and is {use}; give it one meaning")
 
 
 def encode(
@@ -153,7 +170,7 @@ def encode(
     features, targets = as_pair(x, y, where)
     if chosen.client is not None:
         owner, names = numbered(table[chosen.client].values, f"{where}: column '{chosen.client}'")
-    part = part if chosen.split is None else _part(table[chosen.split], chosen.split, where)
+    part = part if chosen.split is None else part_of(table[chosen.split], chosen.split, where)
     notices = (chosen.in_words(table), *told, *regression_notice(targets), *_told(values))
     classes = classes if classes is not None else 0 if targets.is_floating_point() else counted_classes(targets)
     return Dataset(
@@ -171,13 +188,17 @@ def numbered(ids: Any, where: str) -> tuple[Tensor, tuple[str, ...]]:
     given = ids.numpy() if isinstance(ids, Tensor) else np.asarray(ids)
     if given.ndim != 1:
         raise DataError(f"{where}: client ids must be one value per row, got an array of shape {given.shape}")
-    missing = given.dtype.kind == "f" and bool(np.isnan(given).any())
-    if missing or (given.dtype.kind == "O" and any(one is None or one != one for one in given)):
+    # numpy makes the text "nan" of a gap in a list of texts, so the list itself is looked at
+    if Column(given).gaps.any() or (isinstance(ids, list | tuple) and any(is_gap(one) for one in ids)):
         raise DataError(f"{where}: some rows have no client id; fill them or leave these rows out")
-    try:
-        known, owner = np.unique(given.astype(str) if given.dtype.kind == "O" else given, return_inverse=True)
-    except TypeError as cause:
-        raise DataError(f"{where}: client ids must all be numbers or all be text ({cause})") from cause
+    some = ids if isinstance(ids, list | tuple) else given if given.dtype.kind == "O" else ()
+    text = {isinstance(one, str) for one in some}
+    if len(text) > 1:
+        raise DataError(f"{where}: some client ids are text and some are not; make all numbers, or all text")
+    if given.dtype.kind == "O":
+        whole = all(isinstance(one, int | np.integer) for one in given)
+        given = given.astype(np.int64 if whole else str)  # numbers have one order, whatever holds them
+    known, owner = np.unique(given, return_inverse=True)
     return torch.from_numpy(owner.astype(np.int64)), tuple(map(str, known.tolist()))
 
 
@@ -189,7 +210,7 @@ def category_values(table: Table, columns: Columns, chosen: Roles, where: str) -
     for name in [*chosen.features, chosen.label]:
         if name not in wanted:
             continue
-        there = sorted({_text(value) for value in table[name].values[~table[name].gaps]})
+        there = sorted({text_of(value) for value in table[name].values[~table[name].gaps]})
         given = tuple(map(str, columns.classes)) if name == chosen.label and columns.classes else None
         known = given or columns.declared.get(name) or table[name].categories or tuple(there)
         strange = sorted(set(there) - set(known))
@@ -250,7 +271,7 @@ def numbers(column: Column, name: str, where: str) -> NDArray[Any]:
 def _codes(column: Column, values: Sequence[str]) -> NDArray[Any]:
     place = {value: number for number, value in enumerate(values)}
     gap = place.get(UNKNOWN, -1)
-    codes = [gap if hole else place[_text(one)] for one, hole in zip(column.values, column.gaps, strict=True)]
+    codes = [gap if hole else place[text_of(one)] for one, hole in zip(column.values, column.gaps, strict=True)]
     return np.array(codes, dtype=np.int64)
 
 
@@ -262,15 +283,16 @@ def _labels(column: Column, values: Sequence[str] | None, where: str) -> tuple[A
     return column.values, None
 
 
-def _part(column: Column, name: str, where: str) -> Tensor:
-    texts = [_text(value) for value in column.values]
+def part_of(column: Column, name: str, where: str) -> Tensor:
+    """The part of every row from a column with train, valid or test."""
+    texts = [text_of(value) for value in column.values]
     strange = sorted(set(texts) - set(_PARTS))
     if strange:
         raise DataError(f"{where}: column '{name}' says '{strange[0]}'; allowed are train, valid and test")
     return torch.tensor([_PARTS[text] for text in texts])
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
     """A value of a category as text; whole numbers without a decimal point."""
     if isinstance(value, float | np.floating) and float(value).is_integer():
         return str(int(value))

@@ -26,6 +26,7 @@ from fedalloy.tasks.sources.frames import from_arrow
 from fedalloy.tasks.sources.hugging_face import stack_images
 
 PARTS = ("train", "valid", "test")
+_SPLITS = {*PARTS, "val", "validation"}
 SCHEMA = "schema.toml"
 _TABLES = (".csv", ".parquet")
 _FILES = (".npz", *_TABLES)
@@ -45,7 +46,7 @@ def list_clients(folder: Path) -> list[ClientFiles]:
     """The clients of a folder, by name."""
     if not folder.is_dir():
         raise DataError(f"dataset 'folder': {folder} is not a folder")
-    found = [path for path in sorted(folder.iterdir()) if path.suffix in _FILES or _is_client_folder(path)]
+    found = [path for path in sorted(folder.iterdir()) if _is_client_file(path) or _is_client_folder(path)]
     if not found:
         raise DataError(
             f"dataset 'folder': {folder} holds no .npz, .csv or .parquet file and no folder of a client; put one "
@@ -55,6 +56,12 @@ def list_clients(folder: Path) -> list[ClientFiles]:
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if twice:
         raise DataError(f"dataset 'folder': more than one file for client {', '.join(twice)} in {folder}")
+    if "train" in names and {*names} <= _SPLITS:
+        raise DataError(
+            f"dataset 'folder': {folder} holds {' and '.join(names)}, which can mean clients of these names, or one "
+            "set of examples that is split already. For clients give other names; for one set, put these into a "
+            "client's folder, or load them in Python and say who has which rows: ids=... or partition=..."
+        )
     return [ClientFiles(name, parts_of(path)) for name, path in zip(names, found, strict=True)]
 
 
@@ -64,9 +71,12 @@ def parts_of(path: Path) -> dict[str, Path]:
         return {"": path}
     if (path / "x.npy").is_file() or (path / "y.npy").is_file():
         return {"": path}
-    inside = {one.stem if one.is_file() else one.name: one for one in _usable(path)}
+    usable = _usable(path)
+    inside = {one.stem if one.is_file() else one.name: one for one in usable}
+    if len(inside) < len(usable):
+        raise DataError(f"{path} holds {', '.join(one.name for one in usable)}: two of the same name; remove one")
     if "train" in inside and inside.keys() <= set(PARTS):
-        return {part: inside[part] for part in PARTS if part in inside}
+        return {part: _whole(inside[part]) for part in PARTS if part in inside}
     files = [one for one in inside.values() if one.is_file()]
     if len(files) == 1 and len(inside) == 1:
         return {"": files[0]}
@@ -76,6 +86,16 @@ def parts_of(path: Path) -> dict[str, Path]:
         f"{path} holds the files {', '.join(sorted(inside)) or 'none'}; allowed: one file, or train and any of "
         "valid, test, or x.npy and y.npy, or one folder of images per class"
     )
+
+
+def _whole(part: Path) -> Path:
+    """Where the data of a part are: the part itself, or the one file in its folder."""
+    if part.is_file() or not _usable(part):
+        return part
+    inside = parts_of(part)
+    if "" not in inside:
+        raise DataError(f"{part} holds {', '.join(inside)} once more; a part has one file, or one folder per class")
+    return inside[""]
 
 
 def read_schema(folder: Path) -> Columns | None:
@@ -93,7 +113,7 @@ def read_schema(folder: Path) -> Columns | None:
 
 def is_table(path: Path) -> bool:
     """Whether a part is a table, whose columns have names."""
-    return path.suffix in _TABLES and path.is_file()
+    return path.suffix.lower() in _TABLES and path.is_file()
 
 
 def is_images(path: Path) -> bool:
@@ -111,7 +131,7 @@ def read_arrays_of(path: Path) -> tuple[Any, Any]:
 
 def read_table(path: Path) -> Table:
     """The columns of a ``.csv`` or ``.parquet`` file by name."""
-    return _read_csv(path) if path.suffix == ".csv" else _read_parquet(path)
+    return _read_csv(path) if path.suffix.lower() == ".csv" else _read_parquet(path)
 
 
 def class_names(places: Iterable[Path]) -> tuple[str, ...]:
@@ -165,6 +185,8 @@ def _read_csv(path: Path) -> Table:
 def _typed(cells: list[str]) -> Column:
     """A column of a text file: whole numbers, numbers with empty cells as gaps, or text."""
     texts = [cell.strip() for cell in cells]
+    if any("_" in text for text in texts):  # Python reads 1_1 as 11
+        return _as_text(texts)
     try:
         return Column(np.array([int(text) for text in texts], dtype=np.int64))
     except (ValueError, OverflowError):
@@ -172,9 +194,13 @@ def _typed(cells: list[str]) -> Column:
     try:
         return Column(np.array([float(text) if text else np.nan for text in texts], dtype=np.float64))
     except ValueError:
-        found = np.empty(len(texts), dtype=object)
-        found[:] = [text or None for text in texts]
-        return Column(found)
+        return _as_text(texts)
+
+
+def _as_text(texts: list[str]) -> Column:
+    found = np.empty(len(texts), dtype=object)
+    found[:] = [text or None for text in texts]
+    return Column(found)
 
 
 def _read_parquet(path: Path) -> Table:
@@ -187,6 +213,10 @@ def _read_parquet(path: Path) -> Table:
     return {name: from_arrow(table.column(name)) for name in names}
 
 
+def _is_client_file(path: Path) -> bool:
+    return path.suffix.lower() in _FILES and not path.name.startswith(".")
+
+
 def _is_client_folder(path: Path) -> bool:
     return path.is_dir() and not path.name.startswith(".") and any(True for _ in _usable(path))
 
@@ -196,5 +226,6 @@ def _usable(folder: Path) -> list[Path]:
     return [
         one
         for one in sorted(folder.iterdir())
-        if not one.name.startswith(".") and (one.suffix in _FILES or one.is_dir() or one.name in ("x.npy", "y.npy"))
+        if not one.name.startswith(".")
+        and (one.suffix.lower() in _FILES or one.is_dir() or one.name in ("x.npy", "y.npy"))
     ]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedalloy.core.errors import DataError
-from fedalloy.tasks.sources.columns import Column, Table
+from fedalloy.tasks.sources.columns import Column, Table, is_gap, text_of
 
 
 def library_of(value: Any) -> str:
@@ -41,7 +41,7 @@ def from_arrow(column: Any) -> Column:
     kind = str(column.type)
     if kind.startswith("dictionary"):
         pieces = [piece.dictionary.to_pylist() for piece in column.chunks]
-        categories = tuple(dict.fromkeys(str(value) for piece in pieces for value in piece))
+        categories = tuple(dict.fromkeys(text_of(value) for piece in pieces for value in piece))
         return Column(_objects(column.to_pylist()), categories)
     if kind in ("string", "large_string", "binary", "null"):
         return Column(_objects(column.to_pylist()))
@@ -53,12 +53,12 @@ def from_arrow(column: Any) -> Column:
 def _from_pandas(series: Any) -> Column:
     if hasattr(series, "cat"):
         values = series.astype(object).where(series.notna(), None)
-        return Column(_objects(values.tolist()), tuple(map(str, series.cat.categories)))
+        return Column(_objects(values.tolist()), tuple(map(text_of, series.cat.categories)))
     if series.dtype.kind in "biuf":
         return Column(series.to_numpy() if not series.isna().any() else series.to_numpy(np.float64, na_value=np.nan))
     if series.dtype.kind in "mM":
         return Column(series.to_numpy())
-    return _typed([None if value is None or value != value else value for value in series.astype(object).tolist()])
+    return _typed([None if is_gap(value) else value for value in series.astype(object).tolist()])
 
 
 def _from_polars(series: Any) -> Column:

@@ -15,7 +15,7 @@ from fedalloy.core.errors import DataError, SpecError, nearest
 from fedalloy.core.own_code import own_code
 from fedalloy.core.types import Examples
 from fedalloy.tasks.sources.client_data import Pair
-from fedalloy.tasks.sources.columns import LABELS, Columns, numbered
+from fedalloy.tasks.sources.columns import LABELS, Column, Columns, check_features, numbered, part_of, text_of
 from fedalloy.tasks.sources.rows import LazyRows, RowReader
 
 Tokenise = Callable[[list[str]], Any]
@@ -49,13 +49,16 @@ class HubRows(RowReader):
         return torch.as_tensor(self._labels(self.dataset.select_columns([self.label])[:][self.label]))
 
     def _labels(self, values: list[Any]) -> NDArray[Any]:
-        if self.classes is None or not values or not isinstance(values[0], str):
-            _check_there(values, self.label)
+        _check_there(values, self.label)
+        if self.classes is None or not values:
             return np.asarray(values)
-        strange = next((value for value in values if value not in self._place), None)
+        feature = self.dataset.features[self.label]
+        names = feature.names if kind_of(feature) == "class" else None
+        called = [names[value] if names and value >= 0 else text_of(value) for value in values]
+        strange = next((value for value in called if value not in self._place), None)
         if strange is not None:
             raise DataError(f"label '{strange}' is none of the classes {', '.join(self.classes)}")
-        return np.array([self._place[value] for value in values], dtype=np.int64)
+        return np.array([self._place[value] for value in called], dtype=np.int64)
 
     def _feature(self, name: str, values: list[Any]) -> Any:
         kind = kind_of(self.dataset.features[name])
@@ -77,6 +80,7 @@ def from_hub(
     dataset: Any, columns: Columns, tokenise: Tokenise | None = None, owner: Tensor | None = None, **more: Any
 ) -> LazyRows:
     """A ``datasets.Dataset`` as rows, or a ``DatasetDict``: its ``train`` for clients, its ``test`` for all."""
+    refuse_stream(dataset)
     notices: tuple[str, ...] = ()
     test: Examples | None = None
     if isinstance(dataset, Mapping):
@@ -94,9 +98,14 @@ def from_hub(
         reader = _reader(dataset, columns, tokenise)
     names = more.pop("names", None)
     if columns.client is not None and owner is None:
-        owner, names = numbered(
-            dataset.select_columns([columns.client])[:][columns.client], f"column '{columns.client}'"
-        )
+        owner, names = numbered(_column(dataset, columns.client), f"column '{columns.client}'")
+    if columns.split is not None:
+        if more.get("part") is not None or test is not None:
+            raise SpecError(
+                f"columns.split names '{columns.split}', and the dataset has a split 'test'; use one of them"
+            )
+        told_parts = np.array(_column(dataset, columns.split), dtype=object)
+        more["part"] = part_of(Column(told_parts), columns.split, "the dataset")
     kinds = ", ".join(f"{name} ({kind_of(dataset.features[name])})" for name in reader.features)
     told = f"columns: label '{reader.label}', features {kinds}"
     encoding = {reader.label: reader.classes} if reader.classes else None
@@ -104,6 +113,18 @@ def from_hub(
         reader, len(reader.classes) if reader.classes else None, owner, names, (told, *notices),
         test=test, encoding=encoding, **more,
     )  # fmt: skip
+
+
+def refuse_stream(dataset: Any) -> None:
+    """Refuse a dataset, or a dict of them, that was loaded with ``streaming=True``."""
+    kinds = {type(one).__name__ for one in (dataset.values() if isinstance(dataset, Mapping) else [dataset])}
+    if "IterableDataset" in kinds:
+        raise DataError("an IterableDataset of Hugging Face has no rows by number: load it without streaming=True")
+
+
+def _column(dataset: Any, name: str) -> list[Any]:
+    """One column alone; the others are not read."""
+    return list(dataset.select_columns([name])[:][name])
 
 
 def from_flower(source: Any, columns: Columns, tokenise: Tokenise | None = None) -> LazyRows:
@@ -130,7 +151,7 @@ def from_flower(source: Any, columns: Columns, tokenise: Tokenise | None = None)
             part.append(torch.full((len(pieces[-1]),), number))
     parts = torch.cat(part) if "test" in splits else None
     made = from_hub(hub.concatenate_datasets(pieces), columns, tokenise, owner=torch.cat(owner), part=parts)
-    return made if parts is not None else _with_test(made, source, tokenise)
+    return made if made.part is not None else _with_test(made, source, tokenise)
 
 
 def _with_test(made: LazyRows, source: Any, tokenise: Tokenise | None) -> LazyRows:
@@ -161,7 +182,7 @@ def _reader(dataset: Any, columns: Columns, tokenise: Tokenise | None) -> HubRow
     if columns.categorical or columns.missing != "refuse":
         raise SpecError("columns: 'categorical' and 'missing' are for frames and tables; give dataset.to_pandas()")
     names = list(dataset.features)
-    for name in (columns.label, columns.client, *columns.features, *columns.ignore):
+    for name in (columns.label, columns.client, columns.split, *columns.features, *columns.ignore):
         if name is not None and name not in names:
             raise DataError(f"the dataset has no column '{name}': {nearest(name, names)}")
     labels = [name for name in _IMAGE_LABELS if name in names]
@@ -171,6 +192,7 @@ def _reader(dataset: Any, columns: Columns, tokenise: Tokenise | None) -> HubRow
     features = columns.features or tuple(
         name for name in names if name not in {label, columns.client, columns.split, *columns.ignore}
     )
+    check_features(features, label, columns, "the dataset")
     texts = [name for name in features if kind_of(dataset.features[name]) == "text"]
     if texts and tokenise is None:
         raise DataError(

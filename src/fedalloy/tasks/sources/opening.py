@@ -23,7 +23,7 @@ from fedalloy.tasks.lazy import IN_MEMORY_MB, LazyClients
 from fedalloy.tasks.sources.client_data import examples_of, is_torch_dataset, pooled, read_client
 from fedalloy.tasks.sources.columns import Columns, encode, numbered
 from fedalloy.tasks.sources.frames import is_frame, library_of, table_of
-from fedalloy.tasks.sources.hugging_face import Tokenise, from_flower, from_hub
+from fedalloy.tasks.sources.hugging_face import Tokenise, from_flower, from_hub, refuse_stream
 from fedalloy.tasks.sources.rows import DatasetRows, LazyRows, spool
 
 Opened = Dataset | LazyRows | LazyClients
@@ -74,12 +74,12 @@ class SourceOptions:
 
 def open_source(source: Any, options: SourceOptions, key: Key) -> Opened:
     """The examples of any source: in memory, by row or by client."""
+    _check_dealt(options)
     loader = as_loader(source)
     if loader is not None:
         return _opened(loader, options, key)
     if isinstance(source, Dataset):
         return _with_ids(source, options)
-    _check_dealt(options)
     if is_frame(source):
         return _from_frame(source, options)
     if library_of(source) in ("datasets", "flwr_datasets"):
@@ -185,6 +185,7 @@ def _from_hub(source: Any, options: SourceOptions) -> LazyRows:
         if options.ids is not None or options.dealt:
             raise SpecError("a FederatedDataset has its own partitions; leave ids and partition out")
         return _classed(from_flower(source, options.named, options.tokenise), options)
+    refuse_stream(source)
     owner = names = None
     if options.ids is not None and not isinstance(options.ids, str):
         rows = source["train"] if isinstance(source, Mapping) else source
@@ -367,7 +368,8 @@ def _frames(values: list[Any], names: tuple[str, ...] | None, options: SourceOpt
     called = names or tuple(f"client {number}" for number in range(len(tables)))
     joined = join_tables(tables, options.named, [Path(name) for name in called])
     owner = torch.repeat_interleave(torch.tensor([rows_of(table) for table in tables]))
-    return without_empty(encode(joined, options.named, "the frames", owner, names=called))
+    made = without_empty(encode(joined, options.named, "the frames", owner, names=called))
+    return made if options.classes is None else replace(made, classes=options.classes)
 
 
 def _refuse(options: SourceOptions, what: str, *names: str) -> None:

@@ -81,7 +81,8 @@ class TableReader:
         fixed = replace(columns, label=chosen.label, features=chosen.features)
         given = len(columns.classes) if columns.classes else None
         quantity = 0 if table[chosen.label].values.dtype.kind == "f" else None
-        return TableReader(columns, fixed, chosen, given or quantity, values or None, (chosen.in_words(table),))
+        told = (chosen.in_words(table), *_gaps_told(columns))
+        return TableReader(columns, fixed, chosen, given or quantity, values or None, told)
 
     def read(self, parts: Mapping[str, Path]) -> dict[str, Examples]:
         """One client's examples by part."""
@@ -94,6 +95,14 @@ class TableReader:
         check_columns(roles_of(table, self.given, str(path)), self.first, path)
         made = encode(table, self.columns, str(path))
         return Examples(made.x, made.y)
+
+
+def _gaps_told(columns: Columns) -> tuple[str, ...]:
+    """What happens to missing values, of which no file but the first has been looked at."""
+    if columns.missing == "refuse":
+        return ()
+    how = "dropped" if columns.missing == "drop" else f"filled with each client's {columns.missing}"
+    return (f"missing values are not counted, because files are read on demand; {how} where they are found",)
 
 
 def _below(columns: Sequence[Column]) -> Column:
