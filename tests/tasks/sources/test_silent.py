@@ -66,6 +66,7 @@ def test_classes_of_a_dataset_are_matched_by_name():
     turned = fedalloy.task(named, "logistic", ids=[0] * 12, columns={"classes": ["pos", "neg"]}, test_fraction=0.0)
     assert turned.data("train", torch.tensor([0])).y.tolist() == (1 - Y).tolist()
     both = fedalloy.task(hub.DatasetDict(train=named, test=other), "logistic", ids=[0] * 12)
+    assert both.global_test is not None
     assert both.global_test.y.tolist() == Y.tolist()
 
 
