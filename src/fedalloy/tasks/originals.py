@@ -206,8 +206,9 @@ def _range_of(headers: Any) -> tuple[int | None, int | None]:
 
 def _validator(headers: Any) -> str | None:
     """What a server calls this version of the file; a weak ETag does not tell versions apart byte by byte."""
-    etag = headers.get("ETag")
-    return etag if etag and not etag.startswith("W/") else headers.get("Last-Modified")
+    etag: str | None = headers.get("ETag")
+    date: str | None = headers.get("Last-Modified")
+    return etag if etag and not etag.startswith("W/") else date
 
 
 def _store(answer: Any, part: Path, done: int, told: Progress) -> None:
