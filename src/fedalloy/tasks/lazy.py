@@ -28,7 +28,7 @@ from fedalloy.tasks.examining import LabelLimits, check_examples
 from fedalloy.tasks.imputing import Impute, Imputer, without_gaps
 from fedalloy.tasks.kinds import TaskKind
 from fedalloy.tasks.probing import ROWS
-from fedalloy.tasks.splits import check_fractions, split_client
+from fedalloy.tasks.splits import check_fractions, split_client, unused_share
 from fedalloy.tasks.standardise import Scaler
 
 PARTS: tuple[DataPart, ...] = ("train", "valid", "test")
@@ -87,6 +87,17 @@ class LazyClients:
     def __post_init__(self) -> None:
         if self.population < 1:
             raise SpecError(f"a task needs at least 1 client, not {self.population}")
+
+    def check_valid_fraction(self, valid_fraction: float) -> None:
+        """Refuse a validation share that no client would use, as far as the first clients tell."""
+        given = False
+        for client in range(min(_SEARCHED, self.population) if valid_fraction else 0):
+            parts = {part for part, one in self.read(client).items() if len(one)}
+            if parts & {"", "valid"}:
+                return
+            given = given or bool(parts)
+        if given:
+            raise unused_share(valid_fraction)
 
 
 class ClientCache:

@@ -147,8 +147,10 @@ def _lazy_task(
     if settings["kind"] is None:
         opened = replace(opened, notices=(*opened.notices, *told(kind, opened.sample.y)))
     fractions = {name: settings[name] for name in ("test_fraction", "valid_fraction")}
-    return LazyTask(
+    made = LazyTask(
         objective, opened, key.fold("federation"), **fractions, standardise=scaling, cache_mb=cache_mb,
         metrics=defaults.metrics or METRICS.get(kind or "", ("loss",)), kind=kind,
         takes_integers=objective.takes_integers, device=device, dtype=as_precision(dtype),
     )  # fmt: skip
+    opened.check_valid_fraction(made.valid_fraction)
+    return made

@@ -207,8 +207,8 @@ def _range_of(headers: Any) -> tuple[int | None, int | None]:
 def _validator(headers: Any) -> str | None:
     """What a server calls this version of the file; a weak ETag does not tell versions apart byte by byte."""
     etag: str | None = headers.get("ETag")
-    changed: str | None = headers.get("Last-Modified")
-    return etag if etag and not etag.startswith("W/") else changed
+    date: str | None = headers.get("Last-Modified")
+    return etag if etag and not etag.startswith("W/") else date
 
 
 def _store(answer: Any, part: Path, done: int, told: Progress) -> None:

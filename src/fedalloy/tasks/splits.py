@@ -41,10 +41,7 @@ def split(
     check_fractions(test_fraction, valid_fraction)
     if part is not None:
         if valid_fraction and not bool((part == 1).any()):
-            raise SpecError(
-                f"valid_fraction = {valid_fraction} is not used, because the data say which rows are for training and "
-                "testing: give a part 'valid' as well, or leave valid_fraction out"
-            )
+            raise unused_share(valid_fraction)
         return [Split(*(rows[part[rows] == number] for number in range(3))) for rows in assignment]
     counts = torch.tensor([len(rows) for rows in assignment], dtype=torch.int64)
     _, valid, test = part_sizes(counts, test_fraction, valid_fraction)
@@ -63,6 +60,14 @@ def split_client(
     check_fractions(test_fraction, valid_fraction)
     _, valid, test = part_sizes(torch.tensor([len(labels)]), test_fraction, valid_fraction)
     return _drawn(torch.arange(len(labels)), labels, int(valid[0]), int(test[0]), key.fold("split").fold(client))
+
+
+def unused_share(valid_fraction: float) -> SpecError:
+    """The error about a validation share of data that come with their parts, none of them for validation."""
+    return SpecError(
+        f"valid_fraction = {valid_fraction} is not used, because the data say which rows are for training and "
+        "testing: give a part 'valid' as well, or leave valid_fraction out"
+    )
 
 
 def part_sizes(sizes: Tensor, test_fraction: float, valid_fraction: float) -> tuple[Tensor, Tensor, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -123,6 +124,18 @@ def test_the_median_of_an_even_number_lies_in_the_middle():
 def test_a_validation_part_that_nobody_has_is_refused():
     with pytest.raises(SpecError, match=r"valid_fraction = 0.3 is not used"):
         fedalloy.task([{"train": (X, Y), "test": (X, Y)}], "logistic", valid_fraction=0.3)
+
+
+def test_a_validation_part_that_nobody_has_is_refused_on_demand_too():
+    def some(part: str) -> Any:
+        return lambda k: {"train": (X, Y), "test": (X, Y)} | ({part: (X, Y)} if k == 3 else {})
+
+    options: dict[str, Any] = {"clients": 5, "classes": 2, "valid_fraction": 0.3}
+    with pytest.raises(SpecError, match=r"valid_fraction = 0.3 is not used"):
+        fedalloy.task(some("test"), "logistic", **options)
+    for source, sizes in ((some("valid"), [0, 12]), (lambda k: (X, Y), [4, 4])):
+        task = fedalloy.task(source, "logistic", **options)
+        assert task.data("valid", torch.tensor([0, 3])).size.tolist() == sizes
 
 
 def test_ids_are_not_ignored_where_a_named_data_set_is_partitioned():

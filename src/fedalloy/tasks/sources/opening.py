@@ -21,6 +21,7 @@ from fedalloy.core.types import Examples
 from fedalloy.tasks.datasets.base import Dataset, DatasetLoader, as_pair, counted_classes
 from fedalloy.tasks.lazy import IN_MEMORY_MB, LazyClients
 from fedalloy.tasks.sources.client_data import examples_of, is_torch_dataset, pooled, read_client
+from fedalloy.tasks.sources.client_frames import frames_of, lazy_frames, pooled_frames
 from fedalloy.tasks.sources.columns import Columns, encode, numbered
 from fedalloy.tasks.sources.frames import is_frame, library_of, table_of
 from fedalloy.tasks.sources.hugging_face import Tokenise, from_flower, from_hub, refuse_stream
@@ -252,7 +253,7 @@ def _lazy(
     read: Callable[[int], Any], clients: int, names: Sequence[str] | None, options: SourceOptions, called: str
 ) -> Dataset | LazyClients:
     """Clients that are read one by one; with ``lazy = False`` all at once."""
-    _refuse(options, called, "tokenise", "columns")
+    _refuse(options, called, "tokenise")
 
     def who(number: int) -> str:
         return f"client '{names[number]}'" if names is not None else f"client {number}"
@@ -262,14 +263,18 @@ def _lazy(
             return read(number)
 
     if options.lazy is False:
-        return pooled([value(number) for number in range(clients)], names, options.classes)
+        return _in_memory([value(number) for number in range(clients)], names, options)
+    framed = frames_of(value(0)) is not None
+    if not framed:
+        _refuse(options, f"{called}, which returns arrays", "columns")
 
     def client(number: int) -> Mapping[str, Examples]:
         return examples_of(read_client(value(number), who(number)), who(number))
 
-    made = LazyClients(client, clients, 0, names)
-    if options.classes is not None:
-        return replace(made, classes=options.classes)
+    made = LazyClients(client, clients, options.classes or 0, names)
+    made = lazy_frames(value, made, options.named, who) if framed else made
+    if options.classes is not None or made.classes:
+        return made
     y = made.sample.y
     if not isinstance(y, Tensor) or y.is_floating_point():
         return made
@@ -349,27 +354,16 @@ def _from_clients(source: Any, names: tuple[str, ...] | None, options: SourceOpt
     return _lazy(lambda number: source[keys[number]], len(keys), names, options, f"the {type(source).__name__}")
 
 
-def _in_memory(values: list[Any], names: tuple[str, ...] | None, options: SourceOptions) -> Dataset:
-    if all(is_frame(value) for value in values):
-        return _frames(values, names, options)
+def _in_memory(values: list[Any], names: Sequence[str] | None, options: SourceOptions) -> Dataset:
+    frames = [found for found in map(frames_of, values) if found is not None]
+    if len(frames) == len(values):
+        return pooled_frames(frames, names, options.named, options.classes)
     _refuse(options, "clients' arrays", "columns")
     if any(isinstance(value, int | float | np.generic) for value in values):
         raise DataError(
             "the list holds numbers; give one pair (x, y) per client, or arrays (x, y) with ids or partition"
         )
     return pooled(values, names, options.classes)
-
-
-def _frames(values: list[Any], names: tuple[str, ...] | None, options: SourceOptions) -> Dataset:
-    """One frame per client, encoded together so that categories mean the same."""
-    from fedalloy.tasks.sources.tables import join_tables, rows_of, without_empty
-
-    tables = [table_of(value) for value in values]
-    called = names or tuple(f"client {number}" for number in range(len(tables)))
-    joined = join_tables(tables, options.named, [Path(name) for name in called])
-    owner = torch.repeat_interleave(torch.tensor([rows_of(table) for table in tables]))
-    made = without_empty(encode(joined, options.named, "the frames", owner, names=called))
-    return made if options.classes is None else replace(made, classes=options.classes)
 
 
 def _refuse(options: SourceOptions, what: str, *names: str) -> None:

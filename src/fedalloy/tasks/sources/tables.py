@@ -67,16 +67,20 @@ class TableReader:
     @staticmethod
     def of(path: Path, columns: Columns) -> TableReader:
         """The form of the first table; categories must be declared, because other files are not looked at."""
-        table = files.read_table(path)
-        chosen = roles_of(table, columns, str(path))
-        values = category_values(table, columns, chosen, str(path))
+        return TableReader.of_table(files.read_table(path), columns, str(path), files.SCHEMA)
+
+    @staticmethod
+    def of_table(table: Table, columns: Columns, where: str, schema: str) -> TableReader:
+        """The form of the first table, which is called ``where``; ``schema`` is where categories are declared."""
+        chosen = roles_of(table, columns, where)
+        values = category_values(table, columns, chosen, where)
         known = {*columns.declared, *([chosen.label] if columns.classes else [])}
         guessed = [name for name in values if name not in known]
         if guessed:
             how = "classes = [...]" if guessed[0] == chosen.label else "categorical = { ... = [...] }"
             raise DataError(
-                f"{path.parent} is read on demand, so the values of column '{guessed[0]}' must be declared in "
-                f"{files.SCHEMA}: {how}"
+                f"{where}: clients are read on demand, so the values of column '{guessed[0]}' must be declared in "
+                f"{schema}: {how}"
             )
         fixed = replace(columns, label=chosen.label, features=chosen.features)
         given = len(columns.classes) if columns.classes else None
@@ -89,7 +93,10 @@ class TableReader:
         return {part: self._read(path) for part, path in parts.items()}
 
     def _read(self, path: Path) -> Examples:
-        table = files.read_table(path)
+        return self.encoded(files.read_table(path), path)
+
+    def encoded(self, table: Table, path: Path) -> Examples:
+        """A table as examples; ``path`` names it in errors."""
         if not rows_of(table):
             return Examples(torch.zeros(0, 0), torch.zeros(0, dtype=torch.int64))
         check_columns(roles_of(table, self.given, str(path)), self.first, path)
