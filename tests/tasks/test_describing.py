@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -30,6 +31,21 @@ def test_sizes_classes_skew_and_duplicates_are_counted():
     assert (found.shared, found.leaked, found.missing) == (4, 0, 0)
     assert "4 examples are at several clients" in str(found)
     assert "2 to 6, median 4" in str(found)
+
+
+@pytest.mark.parametrize("lazy", [None, False])
+def test_values_that_were_missing_and_are_filled_are_counted(lazy):
+    pandas = pytest.importorskip("pandas")
+
+    def client(number: int) -> Any:
+        x = np.arange(12.0)
+        x[: number + 1] = np.nan
+        return pandas.DataFrame({"p": x, "q": 1.0, "y": [0, 1] * 6})
+
+    task = fedalloy.task(client, "logistic", clients=2, classes=2, columns={"missing": "mean"}, lazy=lazy)
+    found = task.describe()
+    assert (found.missing, found.filled) == (0, 3)
+    assert "0 values; 3 that were missing are filled" in str(found)
 
 
 def test_a_test_example_that_is_trained_on_is_found():

@@ -31,7 +31,8 @@ class Description:
     """What was found. ``seen`` of ``clients`` were looked at.
 
     ``skew`` is the mean over clients of the total variation distance between a client's classes and those of all, from
-    0 (alike) to 1. ``missing`` are numbers that are not finite; ``shared`` are examples (features and target) that more
+    0 (alike) to 1. ``missing`` are numbers that are not finite, ``filled`` those that were missing and are
+    filled; ``shared`` are examples (features and target) that more
     than one client has, ``leaked`` those of a client's own training part that are in its validation or test part too.
     """
 
@@ -50,6 +51,7 @@ class Description:
     leaked: int
     encoding: dict[str, tuple[str, ...]]
     notices: tuple[str, ...]
+    filled: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -70,7 +72,8 @@ class Description:
             told.append(("classes of one client", _spread(own)))
         if self.skew is not None:
             told.append(("label skew", f"{self.skew:.3f} (0: clients alike, 1: nothing in common)"))
-        told.append(("missing or infinite", f"{self.missing} values"))
+        filled = f"; {self.filled} that were missing are filled" if self.filled else ""
+        told.append(("missing or infinite", f"{self.missing} values{filled}"))
         told.append(("duplicates", f"{self.shared} examples are at several clients, {self.leaked} in two parts of one"))
         told += [("encoded", f"{name}: {', '.join(values)}") for name, values in self.encoding.items()]
         return told + [("note", notice) for notice in self.notices]
@@ -114,6 +117,10 @@ class Describable(Task):
         """What the numbers of encoded columns mean."""
         return None
 
+    def count_filled(self, ids: Tensor) -> int:
+        """How many missing values of some clients are filled."""
+        return 0
+
     def describe(self) -> Description:
         """A look at the data: clients, sizes, classes, skew, missing values, duplicates; a picture in a notebook."""
         return describe(self)
@@ -132,7 +139,7 @@ def describe(task: Describable, most: int = MOST_CLIENTS) -> Description:
         task.population, count, _names(task, ids), _form(first.x), _form(first.y),
         {part: tuple(sizes) for part, sizes in look.sizes.items()}, look.classes, tuple(table.sum(0).tolist()),
         tuple(map(tuple, table.tolist())), _skew(table), look.missing, shared, look.leaked,
-        dict(task.encoding or {}), tuple(task.notices),
+        dict(task.encoding or {}), tuple(task.notices), task.count_filled(ids),
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from fedalloy.core.showing import Shown
 from fedalloy.core.types import Block, Examples
 from fedalloy.tasks.datasets.base import Dataset, Standardise
 from fedalloy.tasks.describing import Describable
-from fedalloy.tasks.imputing import Impute, Imputer
+from fedalloy.tasks.imputing import Impute, Imputer, count_gaps
 from fedalloy.tasks.kinds import TaskKind
 from fedalloy.tasks.noise import LabelNoise
 from fedalloy.tasks.partitions.base import Partition
@@ -77,7 +77,7 @@ class FederatedTask(Shown, Describable):
     highest value of the features. The last ``newcomers`` clients are not part of the population: they are never
     sampled or weighted, but ``data`` accepts their ids. ``classifier`` is the model that is trained on synthetic
     samples, if it is not ``objective``. ``notices`` are texts about the data, which a run shows to the user.
-    ``encoding`` says what the numbers of encoded columns mean.
+    ``encoding`` says what the numbers of encoded columns mean, ``filled`` how many values every client lacked.
     ``source`` is how :func:`fedalloy.task` made it, where a recipe can say it; a changed copy has none.
     """
 
@@ -96,6 +96,7 @@ class FederatedTask(Shown, Describable):
     bounds: tuple[float, float] | None = None
     notices: tuple[str, ...] = ()
     encoding: Mapping[str, tuple[str, ...]] | None = None
+    filled: tuple[int, ...] = ()
     source: TaskSource | None = field(default=None, init=False, repr=False)
 
     def __repr__(self) -> str:
@@ -103,6 +104,10 @@ class FederatedTask(Shown, Describable):
         told = ", ".join(f"{size} {part}" for part, size in sizes.items() if size)
         unseen = f" and {self.newcomers} newcomers" if self.newcomers else ""
         return f"<task of {self.population} clients{unseen}: {told} examples; {self.kind or 'any targets'}>"
+
+    def count_filled(self, ids: Tensor) -> int:
+        """How many missing values of some clients are filled."""
+        return sum(self.filled[client] for client in ids.tolist()) if self.filled else 0
 
     @property
     def population(self) -> int:
@@ -168,6 +173,7 @@ def federate(
     labels = {"train": seen, "valid": seen, "test": seen if noise and noise.test == "noisy" else dataset.y}
     rows = {part: [getattr(client, part) for client in parts] for part in _PARTS}
     pools = [Pool.gather(dataset.x, labels[part], rows[part]) for part in _PARTS]
+    filled = () if dataset.impute == "none" else _gaps(dataset.x, assignment)
     pools = pools if dataset.impute == "none" else _imputed(pools, dataset.impute)
     train, valid, test = _standardised(pools, dataset) if standardise == "client" else pools
     dealt = SplitRecord.of(true, rows["train"], rows["test"], dataset.test is not None)
@@ -177,7 +183,7 @@ def federate(
     return FederatedTask(
         objective, train, valid, test, manifest, common, names, newcomers=newcomers, notices=dataset.notices,
         classes=dataset.classes,
-        encoding=dataset.encoding,
+        encoding=dataset.encoding, filled=filled,
     )  # fmt: skip
 
 
@@ -272,6 +278,11 @@ def _standardised(pools: Sequence[Pool], dataset: Dataset) -> list[Pool]:
         return Scaler.learn(learned, first.size).apply(leaf, size)
 
     return [replace(pool, x=inputs.each(partial(scaled, size=pool.size), pool.x, first.x)) for pool in pools]
+
+
+def _gaps(x: Inputs, assignment: Sequence[Tensor]) -> tuple[int, ...]:
+    """How many values every client lacks."""
+    return tuple(count_gaps(inputs.take(x, rows)) for rows in assignment)
 
 
 def _imputed(pools: Sequence[Pool], rule: Impute) -> list[Pool]:

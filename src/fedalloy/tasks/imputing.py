@@ -53,6 +53,11 @@ def without_gaps(x: Inputs) -> Inputs:
     return inputs.each(filled, x)
 
 
+def count_gaps(x: Inputs) -> int:
+    """How many values are missing."""
+    return sum(int(leaf.isnan().sum()) for leaf in inputs.leaves(x) if leaf.is_floating_point())
+
+
 def _mean(rows: Tensor) -> Tensor:
     return rows.nanmean(0)
 

@@ -25,7 +25,7 @@ from fedalloy.core.types import Block, Examples
 from fedalloy.tasks.datasets.base import Dataset, Standardise
 from fedalloy.tasks.describing import Describable
 from fedalloy.tasks.examining import LabelLimits, check_examples
-from fedalloy.tasks.imputing import Impute, Imputer, without_gaps
+from fedalloy.tasks.imputing import Impute, Imputer, count_gaps, without_gaps
 from fedalloy.tasks.kinds import TaskKind
 from fedalloy.tasks.probing import ROWS
 from fedalloy.tasks.splits import check_fractions, split_client, unused_share
@@ -257,6 +257,12 @@ class LazyTask(Describable):
         if self.source.impute != "none":
             parts = _scaled(parts, lambda x, size: Imputer.learn(x, size, self.source.impute))
         return _scaled(parts, Scaler.learn) if self.standardise == "client" else parts
+
+    def count_filled(self, ids: Tensor) -> int:
+        """How many missing values of some clients are filled; they are read again, because the cache holds no gaps."""
+        if self.source.impute == "none":
+            return 0
+        return sum(count_gaps(one.x) for client in ids.tolist() for one in self.source.read(client).values())
 
     @cached_property
     def global_test(self) -> Examples | None:
