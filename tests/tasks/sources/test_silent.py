@@ -155,6 +155,15 @@ def test_a_feature_has_no_other_role():
                 fedalloy.task(source, "logistic", ids=Y, columns=columns)
 
 
+def test_rows_of_pandas_are_not_joined_by_place_where_their_indexes_differ():
+    pandas = pytest.importorskip("pandas")
+    x, y = pandas.DataFrame(X), pandas.Series(Y)
+    for source, more in (((x, y[::-1]), {"ids": Y}), ([(x, y[::-1])], {}), ([{"x": x, "y": y[::-1]}], {})):
+        with pytest.raises(DataError, match=r"x and y have different indexes.*y\.loc\[x\.index\]"):
+            fedalloy.task(source, "logistic", **more)
+    assert fedalloy.task([(x, y), (x, Y)], "logistic").population == 2
+
+
 def test_a_stream_of_hugging_face_is_refused_in_words():
     hub = pytest.importorskip("datasets")
     stream = hub.Dataset.from_dict({"p": X[:, 0], "y": Y, "c": Y}).to_iterable_dataset()

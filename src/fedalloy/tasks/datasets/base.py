@@ -225,6 +225,7 @@ def as_pair(x: Any, y: Any, who: str) -> tuple[Any, Tensor]:
             raise DataError(f"{who}: x is a mapping without arrays")
         return {name: pair[0] for name, pair in named.items()}, next(iter(named.values()))[1]
     _check_no_text(x, y, who)
+    _check_index(x, y, who)
     try:
         features, targets = _tensor(x), _tensor(y)
         if features.is_complex() or targets.is_complex():
@@ -244,6 +245,18 @@ def as_pair(x: Any, y: Any, who: str) -> tuple[Any, Tensor]:
             "y.reshape(-1)"
         )
     return features, targets
+
+
+def _check_index(x: Any, y: Any, who: str) -> None:
+    """Refuse a frame and a series of pandas whose rows have other names, or another order: rows are joined by place."""
+    one: Any = getattr(x, "index", None)
+    other: Any = getattr(y, "index", None)
+    if hasattr(one, "equals") and hasattr(other, "equals") and not one.equals(other):
+        raise DataError(
+            f"{who}: x and y have different indexes, so it is not known which target belongs to which row. Bring them "
+            "in one order, y = y.loc[x.index], or give arrays, whose rows are taken in their order: x.to_numpy(), "
+            "y.to_numpy()"
+        )
 
 
 def _check_no_text(x: Any, y: Any, who: str) -> None:
