@@ -306,6 +306,22 @@ def test_files_from_elsewhere_are_converted(tmp_path, folder):
     assert "differs from the known file" in result.output
 
 
+@pytest.mark.parametrize(
+    ("name", "file", "words"),
+    [
+        ("heart", "any.zip", r"the loader reads heart_"),
+        ("mqp", "mqp.csv", r"the loader reads mqp.csv as it is: copy it to .*data"),
+    ],
+)
+def test_a_file_that_is_not_converted_is_not_called_there(tmp_path, folder, name, file, words):
+    (tmp_path / file).write_text("anything")
+    result = command(name, "--from", str(tmp_path / file))
+    assert result.exit_code == 1
+    assert "there" not in result.output
+    with pytest.raises(DataError, match=rf"{file} is not converted, because .* '{name}'; {words}"):
+        prepare(FetchRequest(name, given=(tmp_path / file,)), tmp_path / "data")
+
+
 def test_leafs_femnist_is_converted_with_its_own_split(tmp_path, folder):
     import json
 

@@ -52,6 +52,7 @@ def prepare(
     if wish.given:
         _check_given(wish)
         paths, notes = list(wish.given), _compared(wish.given, files)
+        _check_convertible(name, paths, wanted, folder)
     else:
         paths, notes = _from_somewhere(_chosen(files, wish), _place(name, folder), say, told), ()
     if name not in CONVERTERS:
@@ -118,6 +119,15 @@ def _check_given(wish: FetchRequest) -> None:
     found = locate.checksum(wish.given[0]) if wish.given[0].is_file() else wish.sha256
     if found != wish.sha256:
         raise DataError(f"{wish.given[0]} differs from --sha256 (expected {wish.sha256}, found {found})")
+
+
+def _check_convertible(name: str, given: Sequence[Path], wanted: Sequence[str], folder: Path) -> None:
+    """Refuse files at hand of a data set that has no converter: nothing would be done with them."""
+    if name in CONVERTERS:
+        return
+    called = ", ".join(path.name for path in given)
+    advice = _unconverted(name, wanted, given) or (f"the loader reads {called} as it is: copy it to {folder}",)
+    raise DataError(f"{called} is not converted, because fedalloy has no converter for '{name}'; {advice[0]}")
 
 
 def _compared(given: Sequence[Path], files: Sequence[Original]) -> tuple[str, ...]:
