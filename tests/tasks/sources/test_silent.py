@@ -155,6 +155,15 @@ def test_a_feature_has_no_other_role():
                 fedalloy.task(source, "logistic", ids=Y, columns=columns)
 
 
+def test_a_split_column_is_not_ignored_on_demand_and_an_ignored_column_is_not_missed(tmp_path):
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text("p,s,y\n1,train,0\n3,test,1\n5,train,1\n")
+    with pytest.raises(SpecError, match=r"columns\.split needs all rows at once"):
+        fedalloy.task(tmp_path, "logistic", columns={"split": "s"}, lazy=True, classes=2)
+    task = fedalloy.task(tmp_path, "logistic", columns={"ignore": ["s"]}, test_fraction=0.0)
+    assert task.data("train", torch.tensor([0])).client(0).x.flatten().tolist() == [1, 3, 5]
+
+
 def test_rows_of_pandas_are_not_joined_by_place_where_their_indexes_differ():
     pandas = pytest.importorskip("pandas")
     x, y = pandas.DataFrame(X), pandas.Series(Y)

@@ -161,7 +161,8 @@ class FolderSource:
         split = any(part for _, part, _ in pieces)
         numbers = torch.tensor([PARTS.index(part) if part else 0 for _, part, _ in pieces])
         part = torch.repeat_interleave(numbers, sizes) if split else None
-        return without_empty(encode(whole, columns, str(paths[0]), owner, part, self.names))
+        kept = replace(columns, ignore=())  # ignored columns were left behind when the tables were joined
+        return without_empty(encode(whole, kept, str(paths[0]), owner, part, self.names))
 
     def _listing(self) -> list[tuple[str, int]]:
         """Names and sizes of all files, without reading them."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fedalloy.core.errors import DataError, SpecError
+from fedalloy.core.errors import DataError
 from fedalloy.core.types import Examples
 from fedalloy.tasks.datasets.base import Dataset
 from fedalloy.tasks.lazy import LazyClients
@@ -62,9 +62,6 @@ def lazy_frames(
     read: Callable[[int], Any], made: LazyClients, columns: Columns, who: Callable[[int], str]
 ) -> LazyClients:
     """Clients whose frames are made when they are needed, in the form of the first client's."""
-    for name in ("client", "split"):
-        if getattr(columns, name) is not None:
-            raise SpecError(f"columns.{name} needs all frames at once, and these are read on demand: set lazy=False")
     first = _frames(read(0), who(0))
     reader = TableReader.of_table(table_of(next(iter(first.values()))), columns, who(0), "columns")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedalloy.core.errors import DataError
+from fedalloy.core.errors import DataError, SpecError
 from fedalloy.core.types import Examples
 from fedalloy.tasks.datasets.base import Dataset, left_out
 from fedalloy.tasks.sources import files
@@ -72,6 +72,9 @@ class TableReader:
     @staticmethod
     def of_table(table: Table, columns: Columns, where: str, schema: str) -> TableReader:
         """The form of the first table, which is called ``where``; ``schema`` is where categories are declared."""
+        for name in ("client", "split"):
+            if getattr(columns, name) is not None:
+                raise SpecError(f"columns.{name} needs all rows at once, and these are read on demand: set lazy=False")
         chosen = roles_of(table, columns, where)
         values = category_values(table, columns, chosen, where)
         known = {*columns.declared, *([chosen.label] if columns.classes else [])}
