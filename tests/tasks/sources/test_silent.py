@@ -167,9 +167,9 @@ def test_a_split_column_is_not_ignored_on_demand_and_an_ignored_column_is_not_mi
 def test_rows_of_pandas_are_not_joined_by_place_where_their_indexes_differ():
     pandas = pytest.importorskip("pandas")
     x, y = pandas.DataFrame(X), pandas.Series(Y)
-    for source, more in (((x, y[::-1]), {"ids": Y}), ([(x, y[::-1])], {}), ([{"x": x, "y": y[::-1]}], {})):
+    for source, ids in (((x, y[::-1]), Y), ([(x, y[::-1])], None), ([{"x": x, "y": y[::-1]}], None)):
         with pytest.raises(DataError, match=r"x and y have different indexes.*y\.loc\[x\.index\]"):
-            fedalloy.task(source, "logistic", **more)
+            fedalloy.task(source, "logistic", ids=ids)
     assert fedalloy.task([(x, y), (x, Y)], "logistic").population == 2
 
 
