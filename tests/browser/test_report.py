@@ -93,11 +93,17 @@ def test_a_cell_of_a_heat_map_tells_what_it_is(page, wait):
     cells, chart = one(page, "#weights .cells"), data(page)["charts"]["weights-0"]
     page.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", cells)
     rows, columns = len(chart["rows"]["labels"]), len(chart["columns"]["labels"])
-    box = page.execute_script("const b = arguments[0].getBoundingClientRect(); return [b.width, b.height]", cells)
-    # The cell in row 2, column 3, counted from one; offsets are from the middle.
-    x, y = box[0] * (2.5 / columns - 0.5), box[1] * (1.5 / rows - 0.5)
-    ActionChains(page).move_to_element_with_offset(cells, round(x), round(y)).perform()
-    wait(lambda: page.find_elements("css selector", ".tip:not([hidden])"), "no hint appeared")
+    measure = "const b = arguments[0].getBoundingClientRect(); return [b.width, b.height]"
+
+    def pointed():
+        # The page may still be laid out when the pointer moves; like a reader, move it again then. The cell in row 2,
+        # column 3, counted from one; offsets are from the middle.
+        width, height = page.execute_script(measure, cells)
+        x, y = width * (2.5 / columns - 0.5), height * (1.5 / rows - 0.5)
+        ActionChains(page).move_to_element_with_offset(cells, round(x), round(y)).perform()
+        return page.find_elements("css selector", ".tip:not([hidden])")
+
+    wait(pointed, "no hint appeared")
     said = one(page, ".tip").text.splitlines()
     value = chart["panels"][0]["values"][1][2]
     assert said[0] == ("did not take part" if value is None else f"weight {float(f'{value:.4g}'):g}")
