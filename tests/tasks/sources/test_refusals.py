@@ -127,8 +127,6 @@ def test_a_lazy_client_is_checked_when_it_is_read():
         task.data("train", torch.tensor([3, 7]))
     with pytest.raises(DataError, match=r"client 8: examples have shape \(1,\), those of the first \(2,\)"):
         task.data("train", torch.tensor([8]))
-    with pytest.raises(SpecError, match=r"noise needs all examples in memory.*lazy=False"):
-        fedalloy.task(client, "logistic", clients=9, classes=2, noise={"kind": "pair", "ratio": 0.1})
 
 
 def test_clients_without_examples_are_named():

@@ -21,8 +21,9 @@ from fedalloy.core.types import Examples
 from fedalloy.tasks.datasets.base import Dataset, DatasetLoader, as_pair, counted_classes
 from fedalloy.tasks.lazy import IN_MEMORY_MB, LazyClients
 from fedalloy.tasks.sources.client_data import examples_of, is_torch_dataset, pooled, read_client
-from fedalloy.tasks.sources.client_frames import frames_of, lazy_frames, pooled_frames
-from fedalloy.tasks.sources.columns import Columns, encode, numbered
+from fedalloy.tasks.sources.client_frames import frame_with_test, frames_of, lazy_frames, pooled_frames
+from fedalloy.tasks.sources.client_ids import owners_of
+from fedalloy.tasks.sources.columns import Columns, encode
 from fedalloy.tasks.sources.frames import is_frame, library_of, table_of
 from fedalloy.tasks.sources.hugging_face import Tokenise, from_flower, from_hub, refuse_stream
 from fedalloy.tasks.sources.rows import DatasetRows, LazyRows, spool
@@ -151,7 +152,7 @@ def _given(options: SourceOptions) -> dict[str, Any]:
 def _with_ids(data: Dataset, options: SourceOptions) -> Dataset:
     if options.ids is None:
         return data
-    owner, names = _owner(options.ids, len(data))
+    owner, names = owners_of(options.ids, len(data))
     return replace(data, owner=owner, names=names)
 
 
@@ -160,22 +161,13 @@ def _check_dealt(options: SourceOptions) -> None:
         raise SpecError("ids and partition both say which client has which rows; give one of them")
 
 
-def _owner(ids: Any, rows: int) -> tuple[Tensor, tuple[str, ...]]:
-    """The client of every row from the ids given for all rows."""
-    if isinstance(ids, str) or callable(ids):
-        raise SpecError(f"ids must be one client id per row here ({rows} rows), got {ids!r}")
-    owner, names = numbered(ids, "ids")
-    if len(owner) != rows:
-        raise DataError(f"ids has {len(owner)} client ids for {rows} rows; give one per row")
-    return owner, names
-
-
 def _from_frame(frame: Any, options: SourceOptions) -> Dataset:
     table = table_of(frame)
     rows = len(next(iter(table.values())).values) if table else 0
     if not rows:
         raise DataError("the frame has no rows")
-    owner, names = (None, None) if options.ids is None or isinstance(options.ids, str) else _owner(options.ids, rows)
+    by_row = options.ids is not None and not isinstance(options.ids, str)
+    owner, names = owners_of(options.ids, rows, frame) if by_row else (None, None)
     _refuse(options, "a frame", "tokenise")
     made = encode(table, options.named, "the frame", owner, names=names)
     return made if options.classes is None else replace(made, classes=options.classes)
@@ -190,7 +182,7 @@ def _from_hub(source: Any, options: SourceOptions) -> LazyRows:
     owner = names = None
     if options.ids is not None and not isinstance(options.ids, str):
         rows = source["train"] if isinstance(source, Mapping) else source
-        owner, names = _owner(options.ids, len(rows))
+        owner, names = owners_of(options.ids, len(rows))
     return _classed(from_hub(source, options.named, options.tokenise, owner, names=names), options)
 
 
@@ -208,7 +200,7 @@ def _from_torch(source: Any, options: SourceOptions) -> LazyRows:
     ids = clients if find else options.ids
     if ids is None:
         return made
-    owner, names = _owner(ids, len(made.reader))
+    owner, names = owners_of(ids, len(made.reader))
     return replace(made, owner=owner, names=names)
 
 
@@ -288,6 +280,9 @@ def _from_mapping(source: Mapping[Any, Any], options: SourceOptions) -> Opened:
     keys = set(source)
     pool = keys == {"x", "y"} or ("train" in keys and keys <= {"train", "test"})
     dealt = options.dealt or options.ids is not None
+    framed = pool and "train" in keys and all(map(is_frame, source.values()))
+    if framed and (dealt or options.named.client is not None):
+        return _pool_frames(source, options)
     if pool and dealt:
         return _pool(source, options)
     if pool:
@@ -310,6 +305,16 @@ def _pool(source: Mapping[Any, Any], options: SourceOptions) -> Dataset:
     return replace(made, test=test, classes=classes)
 
 
+def _pool_frames(source: Mapping[Any, Any], options: SourceOptions) -> Dataset:
+    """A frame for training, of which every client has some rows, and one with a common test set."""
+    _refuse(options, "frames", "tokenise")
+    owner, names = None, None
+    if options.ids is not None and not isinstance(options.ids, str):
+        owner, names = owners_of(options.ids, len(source["train"]), source["train"])
+    made = frame_with_test(source["train"], source.get("test"), options.named, owner, names)
+    return made if options.classes is None else replace(made, classes=options.classes)
+
+
 def _only(value: Any, who: str) -> tuple[Any, Any]:
     parts = read_client(value, who)
     if "" not in parts:
@@ -319,7 +324,11 @@ def _only(value: Any, who: str) -> tuple[Any, Any]:
 
 def _from_tuple(source: tuple[Any, ...], options: SourceOptions) -> Opened:
     """A pair of arrays; anything else in a tuple could be clients or parts."""
-    if len(source) == 2 and all(hasattr(one, "__array__") or isinstance(one, Mapping | list) for one in source):
+    if (
+        len(source) == 2
+        and frames_of(source) is None
+        and all(hasattr(one, "__array__") or isinstance(one, Mapping | list) for one in source)
+    ):
         return _arrays(*source, options)
     raise DataError(
         f"a tuple of {len(source)} can mean clients, or a pair of arrays, or parts for training and testing. Give "
@@ -334,7 +343,7 @@ def _arrays(x: Any, y: Any, options: SourceOptions) -> Dataset:
     classes = options.classes
     if classes is None:
         classes = 0 if labels.is_floating_point() else counted_classes(labels)
-    owner, names = (None, None) if options.ids is None else _owner(options.ids, len(labels))
+    owner, names = (None, None) if options.ids is None else owners_of(options.ids, len(labels), x, y)
     return Dataset(features, labels, classes, owner, names=names)
 
 

@@ -142,8 +142,13 @@ class LazyRows:
         identity = {"rows": len(self.reader), "order": order, "sizes": size, "part": self.part}
         return LazyClients(
             read, len(size), classes, self.names, identity, self.unnoticed, notices=self.notices,
-            encoding=self.encoding, test=self.test,
+            encoding=self.encoding, test=self.test, parts=self._known_parts(),
         )  # fmt: skip
+
+    def _known_parts(self) -> frozenset[str]:
+        if self.part is None:
+            return frozenset({""})
+        return frozenset(PARTS[number] for number in self.part.unique().tolist())
 
     def _parts(self, rows: Tensor) -> dict[str, Examples]:
         if self.part is None:
