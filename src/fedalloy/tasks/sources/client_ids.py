@@ -7,8 +7,21 @@ from typing import Any
 from torch import Tensor
 
 from fedalloy.core.errors import DataError, SpecError
+from fedalloy.core.own_code import own_code
 from fedalloy.tasks.datasets.base import indexes_differ
+from fedalloy.tasks.datasets.callable import required_arguments, resolve
 from fedalloy.tasks.sources.columns import numbered
+
+
+def named_ids(ids: Any) -> Any:
+    """Ids that a recipe names as ``package.module:function``: what it returns, or itself if it takes an example."""
+    if not isinstance(ids, str) or ":" not in ids:
+        return ids
+    function = resolve(ids)
+    if required_arguments(function):
+        return function
+    with own_code(ids, DataError):
+        return function()
 
 
 def owners_of(ids: Any, rows: int, *beside: Any) -> tuple[Tensor, tuple[str, ...]]:
@@ -17,6 +30,7 @@ def owners_of(ids: Any, rows: int, *beside: Any) -> tuple[Tensor, tuple[str, ...
     >>> owners_of(["b", "a", "b"], 3)
     (tensor([1, 0, 1]), ('a', 'b'))
     """
+    ids = named_ids(ids)
     if isinstance(ids, str) or callable(ids):
         raise SpecError(f"ids must be one client id per row here ({rows} rows), got {ids!r}")
     if any(indexes_differ(one, ids) for one in beside):

@@ -16,7 +16,7 @@ from fedalloy.core.keys import Key
 from fedalloy.core.own_code import own_code
 from fedalloy.core.types import Examples
 from fedalloy.tasks.datasets.base import Dataset
-from fedalloy.tasks.datasets.callable import resolve
+from fedalloy.tasks.datasets.callable import required_arguments, resolve
 from fedalloy.tasks.imputing import Impute
 from fedalloy.tasks.sources import files
 from fedalloy.tasks.sources.client_data import PARTS, ClientParts, Pair, is_torch_dataset, read_client
@@ -24,7 +24,7 @@ from fedalloy.tasks.sources.client_frames import check_split, frames_of
 from fedalloy.tasks.sources.columns import Columns, Table, category_values, encode, roles_of
 from fedalloy.tasks.sources.frames import library_of, table_of
 from fedalloy.tasks.sources.hugging_face import from_hub
-from fedalloy.tasks.sources.opening import SourceOptions, open_source, required_arguments
+from fedalloy.tasks.sources.opening import SourceOptions, open_source
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,11 @@ from fedalloy.core.own_code import own_code
 from fedalloy.core.spec import from_spec
 from fedalloy.core.types import Examples
 from fedalloy.tasks.datasets.base import Dataset, DatasetLoader, as_pair, counted_classes
+from fedalloy.tasks.datasets.callable import required_arguments
 from fedalloy.tasks.lazy import IN_MEMORY_MB, LazyClients
 from fedalloy.tasks.sources.client_data import examples_of, is_torch_dataset, pooled, read_client
 from fedalloy.tasks.sources.client_frames import frame_with_test, frames_of, lazy_frames, pooled_frames
-from fedalloy.tasks.sources.client_ids import owners_of
+from fedalloy.tasks.sources.client_ids import named_ids, owners_of
 from fedalloy.tasks.sources.columns import Columns, encode
 from fedalloy.tasks.sources.frames import is_frame, library_of, table_of
 from fedalloy.tasks.sources.hugging_face import Tokenise, from_flower, from_hub, refuse_stream
@@ -41,7 +42,8 @@ SOURCES = (
 class SourceOptions:
     """What a source needs besides itself.
 
-    ``ids`` are the clients of the rows, or the name of the column that holds them; ``columns`` the roles of columns;
+    ``ids`` are the clients of the rows, or the name of the column that holds them, or where rows have no columns
+    ``package.module:function``; ``columns`` the roles of columns;
     ``classes`` the number of classes where it cannot be known; ``lazy`` whether data are read on demand (default: if
     they are large); ``tokenise`` a function from a list of texts to numbers; ``clients`` the number of clients, and
     ``dealt`` whether a partition is given; ``called`` is the name of the function that returned the source.
@@ -88,7 +90,9 @@ def open_source(source: Any, options: SourceOptions, key: Key) -> Opened:
         return _settled(_from_hub(source, options), options)
     if is_torch_dataset(source):
         return _settled(_from_torch(source, options), options)
-    if callable(source) and not isinstance(source, type):
+    if isinstance(source, type):
+        return _from_class(source, options, key)
+    if callable(source):
         return _from_callable(source, options, key)
     if isinstance(source, Mapping):
         return _from_mapping(source, options)
@@ -188,16 +192,18 @@ def _from_hub(source: Any, options: SourceOptions) -> LazyRows:
 
 def _from_torch(source: Any, options: SourceOptions) -> LazyRows:
     _refuse(options, "a torch Dataset", "tokenise", "columns")
-    find = options.ids if callable(options.ids) else None
+    given = named_ids(options.ids)
+    find = given if callable(given) else None
     if isinstance(source, torch.utils.data.IterableDataset):
         reader, clients, told = spool(source, find)
         made = LazyRows(reader, options.classes, notices=told)
     else:
         made = LazyRows(DatasetRows(source), options.classes)
-        clients = [find(source[row]) for row in range(len(source))] if find else []
+        with own_code("the Dataset, or the function that gives an example's client,", DataError):
+            clients = [find(source[row]) for row in range(len(source))] if find else []
         if not len(source):
             raise DataError("the Dataset has no rows")
-    ids = clients if find else options.ids
+    ids = clients if find else given
     if ids is None:
         return made
     owner, names = owners_of(ids, len(made.reader))
@@ -212,6 +218,15 @@ def _settled(rows: LazyRows, options: SourceOptions) -> Dataset | LazyRows:
     """Rows in memory unless they are many or to be read on demand."""
     large = rows.total_bytes() > IN_MEMORY_MB * _MEGABYTE
     return rows if options.lazy or (options.lazy is None and large) else rows.in_memory()
+
+
+def _from_class(source: type, options: SourceOptions, key: Key) -> Opened:
+    """A torch ``Dataset`` by its class, as a recipe names it; other classes are refused."""
+    if not issubclass(source, torch.utils.data.Dataset) or required_arguments(source):
+        raise DataError(f"{source.__name__} is a class: give an object of it, or a function that returns one")
+    with own_code(source.__name__, DataError):
+        made = source()
+    return open_source(made, options, key)
 
 
 def _from_callable(source: Callable[..., Any], options: SourceOptions, key: Key) -> Opened:
@@ -229,16 +244,6 @@ def _from_callable(source: Callable[..., Any], options: SourceOptions, key: Key)
     if options.clients is None:
         raise SpecError(f"{called} takes a client's number: give the number of clients, clients=100")
     return _lazy(source, options.clients, None, options, called)
-
-
-def required_arguments(function: Callable[..., Any]) -> list[str]:
-    """The names of the arguments that a call must give."""
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        return ["client"]
-    plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return [one.name for one in signature.parameters.values() if one.kind in plain and one.default is one.empty]
 
 
 def _lazy(
