@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -154,3 +155,71 @@ def test_undeclared_categories_are_refused_on_a_node(tmp_path):
     (tmp_path / "schema.toml").write_text('label = "kind"\nignore = ["note"]\n')
     with pytest.raises(FedalloyError, match=r"column 'kind' must be declared, alike on all nodes"):
         local_task(str(tmp_path / "mine.csv"), 0, check_task(SPEC))
+
+
+class TestMissingValues:
+    """A node fills its gaps from its own training part."""
+
+    def table(self) -> Any:
+        frame, columns = own_frame()
+        frame.loc[::3, "f0"] = None
+        frame["sex"] = ["f", "m", None, "m"] * (len(frame) // 4)
+        return frame, {**columns, "missing": "mean", "categorical": {"sex": ["f", "m"]}}
+
+    def test_they_are_those_of_a_task_in_memory(self, tmp_path, monkeypatch):
+        import fedalloy
+
+        frame, columns = self.table()
+        spec = check_task({**SPEC, "shape": [shares.FEATURES + 3], "standardise": "client"})
+        frame.to_csv(tmp_path / "mine.csv", index=False)
+        (tmp_path / "schema.toml").write_text(toml.dumps(columns))
+        monkeypatch.setattr(sys.modules[__name__], "own_pair", lambda: (frame, columns))
+        sources = (str(tmp_path / "mine.csv"), f"{__name__}:own_pair")
+        task = fedalloy.task([frame], "logistic", columns=columns, standardise="client", seed=spec.seed)
+        for source in sources:
+            found = local_task(source, 0, spec)
+            assert found.filled == len(frame[::3])
+            for part in ("train", "test"):
+                expected = task.data(part, torch.tensor([0])).client(0)
+                assert torch.equal(found.examples(part).x, expected.x)
+                assert torch.equal(found.examples(part).y, expected.y)
+
+    def test_they_are_learnt_on_the_training_part_alone(self, monkeypatch):
+        x, y = shares.share(0)
+        gaps = x[:4].copy()
+        gaps[:, 0] = np.nan
+        names = [f"f{k}" for k in range(shares.FEATURES)]
+        frames = [pandas_frame(rows, some, names) for rows, some in ((x[:20], y[:20]), (gaps, y[:4]))]
+        monkeypatch.setattr(sys.modules[__name__], "own_pair", lambda: (tuple(frames), {"missing": "mean"}))
+        found = local_task(f"{__name__}:own_pair", 0, check_task(SPEC))
+        assert torch.allclose(found.examples("test").x[:, 0], torch.tensor(x[:20, 0].mean()))
+        assert (len(found.examples("train")), found.filled) == (20, 4)
+        frames[0].loc[0, "f1"] = float("inf")
+        with pytest.raises(FedalloyError, match="NaN or infinity"):
+            local_task(f"{__name__}:own_pair", 0, check_task(SPEC))
+
+    def test_a_missing_category_has_its_column_on_every_node(self, monkeypatch):
+        import pandas
+
+        frame, columns = own_frame()
+        frame["sex"] = pandas.Categorical(["f", "m"] * (len(frame) // 2))
+        monkeypatch.setattr(sys.modules[__name__], "own_pair", lambda: (frame, {**columns, "missing": "mean"}))
+        spec = check_task({**SPEC, "shape": [shares.FEATURES + 3]})
+        assert local_task(f"{__name__}:own_pair", 0, spec).examples("train").x.shape[1] == shares.FEATURES + 3
+
+    def test_the_command_says_how_many(self, tmp_path):
+        shares.write_share(tmp_path / "data", 0)
+        place, told = node(tmp_path / "node", str(tmp_path / "mine.csv")), recipe(tmp_path)
+        frame, columns = own_frame()
+        frame.loc[:4, "f0"] = None
+        frame.to_csv(tmp_path / "mine.csv", index=False)
+        (tmp_path / "schema.toml").write_text(toml.dumps({**columns, "missing": "median"}))
+        result = check(place, told)
+        assert result.exit_code == 0, result.output
+        assert "5 missing values are filled from the node's own training part" in result.output
+
+
+def pandas_frame(x: Any, y: Any, names: list[str]) -> Any:
+    import pandas
+
+    return pandas.DataFrame(x, columns=names).assign(y=y)

@@ -14,7 +14,8 @@ import torch
 
 import fedalloy
 from fedalloy.core.errors import CheckpointError, DataError
-from fedalloy.tasks.lazy import ClientCache, LazyTask
+from fedalloy.tasks.client_cache import ClientCache
+from fedalloy.tasks.lazy import LazyTask
 from tests.tasks.sources import doors
 
 MEGABYTE = 1 << 20

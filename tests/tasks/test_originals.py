@@ -198,15 +198,18 @@ def test_the_table_names_known_datasets_and_whole_checksums():
         originals_of("mnits")
 
 
-def test_the_command_fetches_and_says_what_to_do_next(source, tmp_path, monkeypatch):
+def test_the_command_takes_the_checksum_that_the_user_trusts(source, tmp_path, monkeypatch):
     from fedalloy.cli.app import app
 
-    monkeypatch.setattr(originals, "ORIGINALS", (Original("heart", source.original.url, None, "file.bin"),))
+    source.content = b"1,does it hurt,is it bad,0\n" * 9
+    monkeypatch.setattr(originals, "ORIGINALS", (Original("mqp", source.original.url, None, "original.csv"),))
     monkeypatch.setenv("FEDALLOY_DATA", str(tmp_path / "data"))
-    refused = CliRunner().invoke(app, ["data", "fetch", "heart", "--sha256", "0" * 64])
+    refused = CliRunner().invoke(app, ["data", "fetch", "mqp", "--sha256", "0" * 64])
     assert refused.exit_code == 1
-    done = CliRunner().invoke(app, ["data", "fetch", "heart", "--sha256", SHA])
+    assert not (tmp_path / "data" / "mqp.csv").exists()
+    trusted = hashlib.sha256(source.content).hexdigest()
+    done = CliRunner().invoke(app, ["data", "fetch", "mqp", "--sha256", trusted])
     assert done.exit_code == 0, done.output
-    assert (tmp_path / "data" / "file.bin").read_bytes() == CONTENT
-    assert "file.bin: there" in done.output
-    assert "the loader reads heart_" in done.output
+    assert (tmp_path / "data" / "mqp.csv").read_bytes() == source.content
+    assert "mqp.csv: there" in done.output
+    assert "is not the file with which fedalloy's recipes were checked" in done.output

@@ -121,6 +121,9 @@ def fetch(
     url: Annotated[
         str | None, typer.Option(help="Another address: of the file, or of the folder that holds all files.")
     ] = None,
+    max_unpacked_mb: Annotated[
+        float, typer.Option(help="Refuse files that unpack to more megabytes than this.")
+    ] = 2048,
     as_json: Json = False,
 ) -> None:
     """Download a data set, check it and convert it to what its loader reads; an interrupted download continues.
@@ -132,7 +135,7 @@ def fetch(
     from fedalloy.tasks.fetching import FetchRequest, prepare
 
     folder = output or originals.folder_for_data()
-    wish = FetchRequest(name, source, url, sha256, tuple(given or ()))
+    wish = FetchRequest(name, source, url, sha256, tuple(given or ()), max_unpacked_mb)
     say = (lambda text: None) if as_json else typer.echo
     found = prepare(wish, folder, say)
     if as_json:

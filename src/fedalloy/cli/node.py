@@ -38,6 +38,8 @@ def check(
         return
     parts = ", ".join(f"{part} {count}" for part, count in found.examples.items())
     typer.echo(f"client {found.client}, data {found.source}: {parts}; features {list(found.shape)}")
+    if found.filled:
+        typer.echo(f"{found.filled} missing values are filled from the node's own training part")
     typer.echo(f"one step on a batch of {found.batch}: loss {number(found.loss)}")
     rows = [[part, name, str(list(shape)), str(size)] for part, name, shape, size in found.tensors]
     print_table(["would be sent", "tensor", "shape", "bytes"], rows, numbers=(3,))

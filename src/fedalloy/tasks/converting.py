@@ -1,5 +1,5 @@
 """Public originals turned into the files that loaders read: IDX, CIFAR's pickles, parquet of the hub, LEAF's json,
-text.
+text; tables of patients, tweets and recordings are in modules of their own.
 
 Nothing in an original is executed: pickles are read by a reader that knows three names and makes inert values of
 them, and archives are read member by member, so that nothing is written but the files named here.
@@ -7,12 +7,14 @@ them, and archives are read member by member, so that nothing is written but the
 
 from __future__ import annotations
 
-import gzip
+import csv
 import io
 import json
 import pickle
 import struct
 import tarfile
+import wave
+import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,22 +24,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedalloy.core.errors import DataError
+from fedalloy.tasks.converting_heart import convert_heart
+from fedalloy.tasks.converting_sent140 import convert_sent140
+from fedalloy.tasks.converting_speech import convert_speech
 from fedalloy.tasks.datasets.base import third_party
+from fedalloy.tasks.unpacking import MOST_MB, Allowance, Originals, base_name
 
 Arrays = dict[str, NDArray[Any]]
+Converted = Mapping[str, Arrays | bytes]
+"""The files that a loader reads, as arrays or as they are written."""
 _IDX_TYPES = {8: np.dtype(">u1")}
 _TOO_SHORT = 400
+_LARGEST = 64
 _BROKEN = (
     OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, MemoryError, RecursionError,
-    zlib.error, tarfile.TarError, struct.error,
+    zlib.error, tarfile.TarError, zipfile.BadZipFile, wave.Error, csv.Error, struct.error,
 )  # fmt: skip
 """What readers raise for a broken file."""
 
 
-def convert(dataset: str, originals: Mapping[str, Path]) -> dict[str, Arrays]:
-    """The arrays of every file that the loader of a data set reads, from its originals by file name."""
+def convert(dataset: str, originals: Mapping[str, Path], most_mb: float = MOST_MB) -> Converted:
+    """Every file that the loader of a data set reads, from its originals by file name, which may unpack to so many
+    megabytes."""
     try:
-        return CONVERTERS[dataset](originals)
+        return CONVERTERS[dataset](Originals(originals, Allowance(most_mb)))
     except DataError:
         raise
     except (*_BROKEN, pickle.UnpicklingError) as cause:
@@ -46,10 +56,9 @@ def convert(dataset: str, originals: Mapping[str, Path]) -> dict[str, Arrays]:
         ) from cause
 
 
-def read_idx(path: Path) -> NDArray[Any]:
+def read_idx(path: Path, originals: Originals) -> NDArray[Any]:
     """The array of an IDX file, compressed or not."""
-    content = path.read_bytes()
-    content = gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
+    content = originals.content(path)
     zeros, kind, dimensions = struct.unpack(">HBB", content[:4])
     if zeros or kind not in _IDX_TYPES:
         raise DataError(f"{path} is not an IDX file of bytes")
@@ -112,34 +121,33 @@ def read_pickle(content: bytes) -> dict[str, Any]:
     return {key: value.values if isinstance(value, _Array) else value for key, value in plain.items()}
 
 
-def _members(path: Path, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Some members of a tar archive; they are read in memory, and nothing is extracted."""
-    with tarfile.open(path) as archive:
-        there = {Path(one.name).name: one for one in archive.getmembers() if one.isfile()}
-        missing = [name for name in names if name not in there]
-        if missing:
-            raise DataError(f"{path} has no {missing[0]}; it holds {', '.join(sorted(there)[:10])}")
-        streams = [archive.extractfile(there[name]) for name in names]
-        return [read_pickle(stream.read()) for stream in streams if stream is not None]
+def _members(originals: Originals, path: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The batches of a tar archive by name."""
+    found = originals.archived(path, lambda name: base_name(name) in names)
+    batches = {base_name(name): read_pickle(content) for name, content in found}
+    missing = [name for name in names if name not in batches]
+    if missing:
+        raise DataError(f"{path} has no {missing[0]}; is it the archive of this data set?")
+    return batches
 
 
-def _cifar(originals: Mapping[str, Path], dataset: str, parts: tuple[Sequence[str], str], label: str) -> list[Arrays]:
+def _cifar(originals: Originals, parts: tuple[Sequence[str], str], labels: tuple[str, str]) -> list[Arrays]:
     """Training and test images ``[N, 3, 32, 32]`` and labels, from the archive or from the hub's files."""
-    archive = _one(originals, ".tar.gz", ".tgz")
+    archive = originals.one(".tar.gz", ".tgz")
     if archive is None:
-        return [_from_hub(_part(originals, split), "img", label, channels=3) for split in ("train", "test")]
-    batches = [_members(archive, names) for names in (list(parts[0]), [parts[1]])]
+        return [_from_hub(originals, split, "img", labels[1], 3) for split in ("train", "test")]
+    batches = _members(originals, archive, [*parts[0], parts[1]])
     made = []
-    for some in batches:
-        x = np.concatenate([np.asarray(batch["data"]).reshape(-1, 3, 32, 32) for batch in some])
-        y = np.concatenate([np.array(batch[label], dtype=np.int64) for batch in some])
+    for names in (parts[0], [parts[1]]):
+        x = np.concatenate([np.asarray(batches[name]["data"]).reshape(-1, 3, 32, 32) for name in names])
+        y = np.concatenate([np.array(batches[name][labels[0]], dtype=np.int64) for name in names])
         made.append({"x": x, "y": y})
     return made
 
 
-def _cifar10(originals: Mapping[str, Path]) -> dict[str, Arrays]:
-    label = "labels" if _one(originals, ".tar.gz", ".tgz") else "label"
-    train, test = _cifar(originals, "cifar10", ([f"data_batch_{k}" for k in range(1, 6)], "test_batch"), label)
+def _cifar10(originals: Originals) -> dict[str, Arrays]:
+    names = [f"data_batch_{k}" for k in range(1, 6)]
+    train, test = _cifar(originals, (names, "test_batch"), ("labels", "label"))
     some, few = _of_every_class(train, 2000), _of_every_class(test, 400)
     half = (len(some["y"]) + 1) // 2
     return {
@@ -150,9 +158,8 @@ def _cifar10(originals: Mapping[str, Path]) -> dict[str, Arrays]:
     }
 
 
-def _cifar100(originals: Mapping[str, Path]) -> dict[str, Arrays]:
-    label = "fine_labels" if _one(originals, ".tar.gz", ".tgz") else "fine_label"
-    return {"cifar100.npz": _whole(*_cifar(originals, "cifar100", (["train"], "test"), label))}
+def _cifar100(originals: Originals) -> dict[str, Arrays]:
+    return {"cifar100.npz": _whole(*_cifar(originals, (["train"], "test"), ("fine_labels", "fine_label")))}
 
 
 def _whole(train: Arrays, test: Arrays) -> Arrays:
@@ -165,16 +172,16 @@ def _of_every_class(rows: Arrays, most: int) -> Arrays:
     return {"x": rows["x"][kept], "y": rows["y"][kept], "index": kept.astype(np.int64)}
 
 
-def _grey(prefix: str) -> Callable[[Mapping[str, Path]], dict[str, Arrays]]:
-    def converted(originals: Mapping[str, Path]) -> dict[str, Arrays]:
+def _grey(prefix: str) -> Callable[[Originals], dict[str, Arrays]]:
+    def converted(originals: Originals) -> dict[str, Arrays]:
         made: dict[str, Arrays] = {}
         for split, part in (("train", "train"), ("t10k", "test")):
-            images = next((path for name, path in originals.items() if f"{split}-images" in name), None)
-            labels = next((path for name, path in originals.items() if f"{split}-labels" in name), None)
+            images, labels = originals.called(f"{split}-images"), originals.called(f"{split}-labels")
             if images is not None and labels is not None:
-                rows: Arrays = {"x": read_idx(images).astype(np.uint8), "y": read_idx(labels).astype(np.int64)}
+                x, y = read_idx(images, originals), read_idx(labels, originals)
+                rows: Arrays = {"x": x.astype(np.uint8), "y": y.astype(np.int64)}
             else:
-                rows = _from_hub(_part(originals, part), "image", "label")
+                rows = _from_hub(originals, part, "image", "label", 1)
             if rows["x"].shape[1:] != (28, 28) or len(rows["x"]) != len(rows["y"]):
                 raise DataError(
                     f"{part}: {rows['x'].shape} images and {rows['y'].shape} labels; expected 28 x 28 pixels"
@@ -185,12 +192,12 @@ def _grey(prefix: str) -> Callable[[Mapping[str, Path]], dict[str, Arrays]]:
     return converted
 
 
-def _femnist(originals: Mapping[str, Path]) -> dict[str, Arrays]:
+def _femnist(originals: Originals) -> dict[str, Arrays]:
     """Characters by writer, a tenth of every writer's for testing: LEAF's own split, or the last of every ten."""
-    leaf = [path for path in originals.values() if path.suffix == ".json"]
+    leaf = [path for path in originals.files.values() if path.suffix == ".json"]
     if leaf:
         return {"femnist_writers.npz": _from_leaf(leaf)}
-    rows = _table(_part(originals, "train"), ("image", "character", "writer_id"))
+    rows = originals.table(_part(originals, "train"), ("image", "character", "writer_id"))
     writer, client = np.unique(np.array(rows["writer_id"], dtype=str), return_inverse=True)
     x, y = _pixels(rows["image"], channels=1), np.array(rows["character"], dtype=np.int64)
     held = _every_tenth(client)
@@ -233,9 +240,9 @@ def _every_tenth(client: NDArray[Any]) -> NDArray[Any]:
     return held
 
 
-def _shakespeare(originals: Mapping[str, Path]) -> dict[str, Arrays]:
+def _shakespeare(originals: Originals) -> dict[str, Arrays]:
     """The roles of the plays: a block whose first line ends with a colon is a speech of that role."""
-    path = next(iter(originals.values()))
+    path = next(iter(originals.files.values()))
     speeches: dict[str, list[str]] = {}
     for block in path.read_text(encoding="latin-1").replace("\r\n", "\n").split("\n\n"):
         name, _, speech = block.strip("\n").partition("\n")
@@ -250,43 +257,58 @@ def _shakespeare(originals: Mapping[str, Path]) -> dict[str, Arrays]:
     return {"tinyshakespeare_roles.npz": {"text": text, "offset": offset, "role": np.array(list(kept))}}
 
 
-def _from_hub(path: Path, image: str, label: str, channels: int = 1) -> Arrays:
-    rows = _table(path, (image, label))
+def _questions(originals: Originals) -> dict[str, bytes]:
+    """The table of medical question pairs, which the loader reads as it is."""
+    content = originals.content(next(iter(originals.files.values())))
+    rows = list(csv.reader(io.StringIO(content.decode("utf-8"), newline="")))
+    if not rows or any(len(row) != 4 or row[3] not in ("0", "1") for row in rows):
+        raise DataError("mqp: every line must have four values: doctor, question, question, 0 or 1")
+    return {"mqp.csv": content}
+
+
+def _from_hub(originals: Originals, split: str, image: str, label: str, channels: int) -> Arrays:
+    rows = originals.table(_part(originals, split), (image, label))
     return {"x": _pixels(rows[image], channels), "y": np.array(rows[label], dtype=np.int64)}
-
-
-def _table(path: Path, names: Sequence[str]) -> dict[str, list[Any]]:
-    parquet = third_party("pyarrow.parquet", "pyarrow", "reading files of the hub")
-    table = parquet.read_table(path, columns=list(names))
-    return {name: table.column(name).to_pylist() for name in names}
 
 
 def _pixels(values: Sequence[Any], channels: int) -> NDArray[Any]:
     """The hub's images, ``{bytes, path}``, as bytes ``[N, H, W]`` or ``[N, 3, H, W]``."""
     library = third_party("PIL.Image", "pillow", "reading images")
     mode = "L" if channels == 1 else "RGB"
-    images = [np.asarray(library.open(io.BytesIO(value["bytes"])).convert(mode)) for value in values]
+    images = []
+    for value in values:
+        picture = library.open(io.BytesIO(value["bytes"]))
+        if max(picture.size) > _LARGEST:  # known before any pixel is unpacked
+            raise DataError(f"an image has {picture.size[0]} x {picture.size[1]} pixels; those of this set are small")
+        images.append(np.asarray(picture.convert(mode)))
     stacked = np.stack(images)
     return stacked if channels == 1 else np.ascontiguousarray(stacked.transpose(0, 3, 1, 2))
 
 
-def _one(originals: Mapping[str, Path], *endings: str) -> Path | None:
-    return next((path for name, path in originals.items() if name.endswith(endings)), None)
-
-
-def _part(originals: Mapping[str, Path], split: str) -> Path:
-    found = next((path for name, path in originals.items() if split in name and name.endswith(".parquet")), None)
+def _part(originals: Originals, split: str) -> Path:
+    found = originals.called(split, ".parquet")
     if found is None:
-        raise DataError(f"there is no file for '{split}' among {', '.join(originals)}")
+        raise DataError(f"there is no file for '{split}' among {', '.join(originals.files)}")
     return found
 
 
-CONVERTERS: dict[str, Callable[[Mapping[str, Path]], dict[str, Arrays]]] = {
+CONVERTERS: dict[str, Callable[[Originals], Converted]] = {
     "mnist": _grey("mnist"),
     "fashion_mnist": _grey("fashion_mnist"),
     "cifar10": _cifar10,
     "cifar100": _cifar100,
     "femnist": _femnist,
     "tinyshakespeare": _shakespeare,
+    "mqp": _questions,
+    "heart": convert_heart,
+    "sent140": convert_sent140,
+    "speech_commands": convert_speech,
 }
-"""The data sets whose originals are converted; files of others are read as they are, or as their hint says."""
+"""From the originals of a data set to the files that its loader reads."""
+ABOUT = {
+    "femnist": "other writers than those of the recipes; without LEAF's own split, every tenth example is for testing",
+    "sent140": "every tenth tweet of a user is in the part that recipes use, because LEAF's draw cannot be repeated; "
+    'dataset = { kind = "sent140", whole = true } has all tweets of users with 30 or more',
+    "speech_commands": "the canonical test set of Speech Commands, of which every client has its own split",
+}
+"""What a user of a converted set should know."""

@@ -167,7 +167,7 @@ def federate(
     seen = true if noise is None else noise.apply(true, dataset.classes, key.fold("noise"))
     dataset = replace(dataset, y=seen) if noise and noise.first else dataset
     assignment = _assignment(dataset, partition, clients, key.fold("partition"))
-    assignment = _unseen_last(assignment, newcomers, key.fold("newcomers"))
+    assignment = [assignment[client] for client in unseen_last(len(assignment), newcomers, key.fold("newcomers"))]
     fractions = {"test_fraction": test_fraction, "valid_fraction": valid_fraction}
     parts = split(assignment, dataset.y, key, **fractions, held_out=dataset.held_out, part=dataset.part)
     labels = {"train": seen, "valid": seen, "test": seen if noise and noise.test == "noisy" else dataset.y}
@@ -248,15 +248,14 @@ def _assignment(dataset: Dataset, partition: Partition, clients: int | None, key
     return assignment
 
 
-def _unseen_last(assignment: list[Tensor], newcomers: int, key: Key) -> list[Tensor]:
-    """The same clients, with those drawn as unseen moved to the end; the others keep their order."""
-    if not 0 <= newcomers < len(assignment):
+def unseen_last(clients: int, newcomers: int, key: Key) -> list[int]:
+    """All clients, with those drawn as unseen at the end; the others keep their order."""
+    if not 0 <= newcomers < clients:
         raise SpecError(
-            f"newcomers = {newcomers} of {len(assignment)} clients: allowed are 0 to {len(assignment) - 1}, "
-            "so that somebody takes part"
+            f"newcomers = {newcomers} of {clients} clients: allowed are 0 to {clients - 1}, so that somebody takes part"
         )
-    late = set(key.choice(len(assignment), newcomers).tolist())
-    return [assignment[client] for client in sorted(range(len(assignment)), key=lambda client: client in late)]
+    late = set(key.choice(clients, newcomers).tolist())
+    return sorted(range(clients), key=lambda client: client in late)
 
 
 def _union(test: Pool, clients: int) -> Examples | None:

@@ -11,8 +11,9 @@ import numpy as np
 from fedalloy.core import registry
 from fedalloy.core.errors import DataError
 from fedalloy.tasks import locate
-from fedalloy.tasks.converting import CONVERTERS, Arrays, convert
+from fedalloy.tasks.converting import ABOUT, Converted, convert
 from fedalloy.tasks.originals import ALIASES, Original, Progress, fetch, originals_of
+from fedalloy.tasks.unpacking import MOST_MB
 
 ORIGINALS_FOLDER = "originals"
 Say = Callable[[str], None]
@@ -30,13 +31,15 @@ class Fetched:
 @dataclass(frozen=True)
 class FetchRequest:
     """What to fetch: from which ``source`` (default: the first that answers), from another ``url`` (of the file, or
-    of the folder that holds all files), with a ``sha256`` of one's own, or from files at hand (``given``)."""
+    of the folder that holds all files), with a ``sha256`` of one's own, or from files at hand (``given``); it may
+    unpack to ``most_mb`` megabytes."""
 
     dataset: str
     source: str | None = None
     url: str | None = None
     sha256: str | None = None
     given: tuple[Path, ...] = ()
+    most_mb: float = MOST_MB
 
 
 def prepare(
@@ -47,24 +50,17 @@ def prepare(
     files = originals_of(name)
     wanted = _loader_files(name)
     ready = [folder / one for one in wanted]
-    if name in CONVERTERS and not wish.given and wanted and all(path.is_file() for path in ready):
+    if not wish.given and all(path.is_file() for path in ready):
         return Fetched(name, tuple(ready), ("all files are there already; `fedalloy data check` compares them",))
     if wish.given:
         _check_given(wish)
         paths, notes = list(wish.given), _compared(wish.given, files)
-        _check_convertible(name, paths, wanted, folder)
     else:
-        paths, notes = _from_somewhere(_chosen(files, wish), _place(name, folder), say, told), ()
-    if name not in CONVERTERS:
-        return Fetched(name, tuple(paths), (*notes, *_unconverted(name, wanted, paths)))
+        paths, notes = _from_somewhere(_chosen(files, wish), folder / ORIGINALS_FOLDER, say, told), ()
     say(f"converting {', '.join(path.name for path in paths)}")
-    made = convert(name, {path.name: path for path in paths})
-    return Fetched(name, tuple(_written(made, folder)), (*notes, *_differing(made, folder, name)))
-
-
-def _place(name: str, folder: Path) -> Path:
-    """Originals that are converted lie apart from the files that loaders read."""
-    return folder / ORIGINALS_FOLDER if name in CONVERTERS else folder
+    made = convert(name, {path.name: path for path in paths}, wish.most_mb)
+    written = tuple(_written(made, folder))
+    return Fetched(name, written, (*notes, *_differing(made, folder, name), *_missing(name, wanted, folder)))
 
 
 def _chosen(files: Sequence[Original], wish: FetchRequest) -> dict[str, list[Original]]:
@@ -121,15 +117,6 @@ def _check_given(wish: FetchRequest) -> None:
         raise DataError(f"{wish.given[0]} differs from --sha256 (expected {wish.sha256}, found {found})")
 
 
-def _check_convertible(name: str, given: Sequence[Path], wanted: Sequence[str], folder: Path) -> None:
-    """Refuse files at hand of a data set that has no converter: nothing would be done with them."""
-    if name in CONVERTERS:
-        return
-    called = ", ".join(path.name for path in given)
-    advice = _unconverted(name, wanted, given) or (f"the loader reads {called} as it is: copy it to {folder}",)
-    raise DataError(f"{called} is not converted, because fedalloy has no converter for '{name}'; {advice[0]}")
-
-
 def _compared(given: Sequence[Path], files: Sequence[Original]) -> tuple[str, ...]:
     """What is known about files that the user has downloaded."""
     notes = []
@@ -148,34 +135,37 @@ def _compared(given: Sequence[Path], files: Sequence[Original]) -> tuple[str, ..
     return tuple(notes)
 
 
-def _written(made: dict[str, Arrays], folder: Path) -> list[Path]:
+def _written(made: Converted, folder: Path) -> list[Path]:
     """Write the files; one gets its name when it is complete."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    for filename, arrays in made.items():
+    for filename, content in made.items():
         part = folder / f"{filename}.part"
         with part.open("wb") as stream:
-            np.savez_compressed(stream, **arrays)  # type: ignore[arg-type]
+            if isinstance(content, bytes):
+                stream.write(content)
+            else:
+                np.savez_compressed(stream, **content)  # type: ignore[arg-type]
         part.replace(folder / filename)
         paths.append(folder / filename)
     return paths
 
 
-def _differing(made: dict[str, Arrays], folder: Path, name: str) -> tuple[str, ...]:
+def _differing(made: Converted, folder: Path, name: str) -> tuple[str, ...]:
     """A note about files that are not those with which the recipes were checked, and a record of all."""
     known, notes = locate.known(), []
     for filename in made:
         found = locate.checksum(folder / filename)
         locate.record(folder, filename, {"sha256": found, "made from": name})
         if filename in known and known[filename].sha256 not in ("", found):
-            notes.append(f"{filename} holds other examples than the file with which fedalloy's recipes were checked")
-    return tuple(notes)
+            notes.append(f"{filename} is not the file with which fedalloy's recipes were checked; results can differ")
+    return (*notes, ABOUT[name]) if notes and name in ABOUT else tuple(notes)
 
 
-def _unconverted(name: str, wanted: Sequence[str], paths: Sequence[Path]) -> tuple[str, ...]:
-    reads = [file for file in wanted if file not in {path.name for path in paths}]
-    hint = getattr(registry.everything("dataset").get(name), "hint", "")
-    return (f"the loader reads {', '.join(reads)}: {hint}",) if reads else ()
+def _missing(name: str, wanted: Sequence[str], folder: Path) -> tuple[str, ...]:
+    """A note about files that the loader reads and that these originals do not have."""
+    lacking = [file for file in wanted if not (folder / file).is_file()]
+    return (f"{name} also needs {', '.join(lacking)}, which these files do not hold",) if lacking else ()
 
 
 def _loader_files(name: str) -> list[str]:

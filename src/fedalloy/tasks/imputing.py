@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,6 +36,11 @@ class Imputer:
         none = torch.full(x.shape[1:], math.nan, dtype=torch.float64, device=x.device)
         parts = [statistic(part) if len(part) else none for part in x.double().split(sizes.tolist())]
         return Imputer(torch.stack(parts).nan_to_num(nan=0.0))
+
+    @staticmethod
+    def by(rule: Impute) -> Callable[[Tensor, Tensor], Imputer]:
+        """How to learn with this rule."""
+        return lambda x, sizes: Imputer.learn(x, sizes, rule)
 
     def apply(self, x: Tensor, sizes: Tensor) -> Tensor:
         """Fill any part of the clients' rows, sorted by client."""

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -22,23 +17,26 @@ from fedalloy.core.inputs import Inputs
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import DataPart, Objective
 from fedalloy.core.types import Block, Examples
+from fedalloy.tasks.client_cache import ClientCache, Parts, leaves_of
 from fedalloy.tasks.datasets.base import Dataset, Standardise
 from fedalloy.tasks.describing import Describable
 from fedalloy.tasks.examining import LabelLimits, check_examples
+from fedalloy.tasks.federation import unseen_last
 from fedalloy.tasks.imputing import Impute, Imputer, count_gaps, without_gaps
 from fedalloy.tasks.kinds import TaskKind
+from fedalloy.tasks.noise import LabelNoise
 from fedalloy.tasks.probing import ROWS
 from fedalloy.tasks.splits import check_fractions, split_client, unused_share
-from fedalloy.tasks.standardise import Scaler
+from fedalloy.tasks.standardise import Scaler, changed_parts
 
 PARTS: tuple[DataPart, ...] = ("train", "valid", "test")
-Parts = dict[DataPart, Examples]
 CACHE_MB = 256
 IN_MEMORY_MB = 512
 """Sources of more megabytes are read on demand, unless the user decides."""
 _WITNESSES = 5
 _JUDGES = 100
 _SEARCHED = 100
+_NOISE = "label noise is drawn client by client, because the data are read on demand; in memory its draws are others"
 _MEGABYTE = 1 << 20
 
 
@@ -48,7 +46,7 @@ class LazyClients:
 
     ``read(k)`` returns a client's examples by part; the part ``""`` is split by the task's fractions. ``identity`` are
     plain values that identify the data without reading them, ``unnoticed`` says in words which change they, and the
-    contents of a few clients, do not show.
+    contents of a few clients, do not show. ``parts`` are those that clients have, where it is known without reading.
     """
 
     read: Callable[[int], Mapping[str, Examples]]
@@ -63,6 +61,7 @@ class LazyClients:
     encoding: Mapping[str, tuple[str, ...]] | None = None
     test: Examples | None = None
     ignore_index: int = -100
+    parts: frozenset[str] | None = None
 
     @cached_property
     def sample(self) -> Examples:
@@ -89,80 +88,31 @@ class LazyClients:
             raise SpecError(f"a task needs at least 1 client, not {self.population}")
 
     def check_valid_fraction(self, valid_fraction: float) -> None:
-        """Refuse a validation share that no client would use, as far as the first clients tell."""
-        given = False
-        for client in range(min(_SEARCHED, self.population) if valid_fraction else 0):
-            parts = {part for part, one in self.read(client).items() if len(one)}
-            if parts & {"", "valid"}:
-                return
-            given = given or bool(parts)
-        if given:
-            raise unused_share(valid_fraction)
-
-
-class ClientCache:
-    """The clients read last, up to a number of bytes; the next ones are read ahead in one thread.
-
-    A forked process starts with an empty one, because threads and locks do not survive a fork.
-    """
-
-    def __init__(self, read: Callable[[int], Parts], most: int) -> None:
-        self._read, self._most = read, most
-        self._begin()
-
-    def _begin(self) -> None:
-        self._process, self._lock, self._used = os.getpid(), threading.Lock(), 0
-        self._kept: OrderedDict[int, Parts] = OrderedDict()
-        self._ahead: ThreadPoolExecutor | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_read": self._read, "_most": self._most}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._begin()
-
-    @property
-    def used(self) -> int:
-        """Bytes in the cache."""
-        return self._used
-
-    def get(self, client: int) -> Parts:
-        """A client's examples, from the cache or from the source."""
-        if self._process != os.getpid():
-            self._begin()
-        with self._lock:
-            if client in self._kept:
-                self._kept.move_to_end(client)
-                return self._kept[client]
-        found = self._read(client)
-        with self._lock:
-            self._keep(client, found)
-        return found
-
-    def prefetch(self, clients: Callable[[], Sequence[int]]) -> None:
-        """Read clients in the background until half of the cache is theirs; errors are raised when they are needed."""
-        if self._process != os.getpid():
-            self._begin()
-        self._ahead = self._ahead or ThreadPoolExecutor(1, thread_name_prefix="fedalloy-data")
-        self._ahead.submit(self._fill, clients)
-
-    def _fill(self, clients: Callable[[], Sequence[int]]) -> None:
-        left = self._most // 2
-        with suppress(Exception):  # raised again by whoever needs the client
-            for client in clients():
-                left -= _bytes(self.get(client))
-                if left < 0:
-                    return
-
-    def _keep(self, client: int, found: Parts) -> None:
-        if client in self._kept:
+        """Refuse a validation share that no client would use, as far as it is known or the first clients tell."""
+        if not valid_fraction:
             return
-        self._kept[client] = found
-        self._used += _bytes(found)
-        while self._used > self._most and self._kept:
-            _, oldest = self._kept.popitem(last=False)
-            self._used -= _bytes(oldest)
+        parts, among = self.parts, ""
+        if parts is None:
+            parts, among = self._first_parts(), f", as the first {min(_SEARCHED, self.population)} clients have it"
+        if parts and not parts & {"", "valid"}:
+            raise unused_share(valid_fraction, among if self.population > _SEARCHED else "")
+
+    def _first_parts(self) -> frozenset[str]:
+        """The parts of the first clients that have examples; one that can be used ends the search."""
+        found: set[str] = set()
+        for client in range(min(_SEARCHED, self.population)):
+            found |= {part for part, one in self.read(client).items() if len(one)}
+            if found & {"", "valid"}:
+                break
+        return frozenset(found)
+
+    def with_unseen_last(self, newcomers: int, key: Key) -> LazyClients:
+        """The same clients, those that never take part at the end: the order that clients in memory have."""
+        if not newcomers:
+            return self
+        order = unseen_last(self.population, newcomers, key)
+        names = None if self.names is None else tuple(self.names[client] for client in order)
+        return replace(self, read=lambda client: self.read(order[client]), names=names)
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,7 +120,8 @@ class LazyTask(Describable):
     """A model and clients whose data are read on demand, with a cache of ``cache_mb`` megabytes.
 
     A client's split is the one that the same client has in a task in memory. The global test set is the source's, or
-    the test parts of 100 clients drawn by key (of all clients, if there are no more).
+    the test parts of 100 clients drawn by key (of all clients, if there are no more). The last ``newcomers`` clients
+    never take part. Label ``noise`` is drawn client by client, so that its draws are not those of a task in memory.
     """
 
     objective: Objective
@@ -185,14 +136,32 @@ class LazyTask(Describable):
     takes_integers: bool = True
     device: torch.device | str | None = None
     dtype: torch.dtype | None = None
+    newcomers: int = 0
+    noise: LabelNoise | None = None
+    classifier: Objective | None = None
 
     def __post_init__(self) -> None:
         check_fractions(self.test_fraction, self.valid_fraction)
+        if self.noise is not None:
+            self._check_noise(self.noise)
+
+    def _check_noise(self, noise: LabelNoise) -> None:
+        if noise.first:
+            raise SpecError(
+                "noise.protocol = 'public_code' changes all labels before they are given to clients, and these data "
+                "are read on demand: set lazy=False, or protocol = 'paper'"
+            )
+        noise.apply(cast(Tensor, self.source.sample.y), self.classes, self.key)
 
     @property
     def population(self) -> int:
-        """How many clients exist."""
-        return self.source.population
+        """How many clients may take part."""
+        return self.source.population - self.newcomers
+
+    @property
+    def unseen_ids(self) -> Tensor:
+        """The clients that never take part."""
+        return torch.arange(self.population, self.source.population)
 
     @property
     def classes(self) -> int:
@@ -223,7 +192,8 @@ class LazyTask(Describable):
                 f"; a resumed run compares what is known without reading them, and {_WITNESSES} clients: it does "
                 f"not notice {self.source.unnoticed}"
             )
-        return (*self.source.notices, told)
+        noisy = () if self.noise is None else (_NOISE,)
+        return (*self.source.notices, *noisy, told)
 
     @cached_property
     def cache(self) -> ClientCache:
@@ -235,8 +205,9 @@ class LazyTask(Describable):
         if part not in PARTS:
             raise SpecError(f"unknown part of the data '{part}'; allowed: {', '.join(PARTS)}")
         clients = ids.tolist()
-        if clients and not 0 <= min(clients) <= max(clients) < self.population:
-            raise DataError(f"client ids must lie in 0..{self.population - 1}, got {min(clients)}..{max(clients)}")
+        last = self.source.population - 1
+        if clients and not 0 <= min(clients) <= max(clients) <= last:
+            raise DataError(f"client ids must lie in 0..{last}, got {min(clients)}..{max(clients)}")
         found = [self.cache.get(client)[part] for client in clients]
         size = torch.tensor([len(one) for one in found], dtype=torch.int64)
         found = found or [self.source.template]
@@ -253,10 +224,10 @@ class LazyTask(Describable):
         found = {part: one if len(one) else template for part, one in self.source.read(client).items()}
         for part, one in found.items():
             self._check(client, part, one)
-        parts = self._split(client, found[""]) if "" in found else {part: found.get(part, template) for part in PARTS}
+        parts = self._parts(client, found)
         if self.source.impute != "none":
-            parts = _scaled(parts, lambda x, size: Imputer.learn(x, size, self.source.impute))
-        return _scaled(parts, Scaler.learn) if self.standardise == "client" else parts
+            parts = changed_parts(parts, Imputer.by(self.source.impute))
+        return changed_parts(parts, Scaler.learn) if self.standardise == "client" else parts
 
     def count_filled(self, ids: Tensor) -> int:
         """How many missing values of some clients are filled; they are read again, because the cache holds no gaps."""
@@ -278,12 +249,23 @@ class LazyTask(Describable):
         """What is known about the data without reading all of them, and the contents of a few clients."""
         ids = torch.linspace(0, self.population - 1, min(_WITNESSES, self.population)).round().long().unique()
         alone = replace(self, device=None, dtype=None)
-        seen = {part: digest(*_leaves(alone.data(part, ids))) for part in PARTS}
+        seen = {part: digest(*leaves_of(alone.data(part, ids))) for part in PARTS}
         return {
             "clients": self.population, "names": None if self.names is None else list(self.names),
             **self.source.identity, "some clients": {part: {VALUES: value} for part, value in seen.items()},
-            "global_test": None if self.source.test is None else {VALUES: digest(*_leaves(self.source.test))},
+            "global_test": None if self.source.test is None else {VALUES: digest(*leaves_of(self.source.test))},
+            **self._settings_known(),
         }  # fmt: skip
+
+    def _settings_known(self) -> dict[str, Any]:
+        """Settings that change what clients see, as far as they are set."""
+        found: dict[str, Any] = {"newcomers": self.newcomers} if self.newcomers else {}
+        if self.noise is not None:
+            found["noise"] = asdict(self.noise)
+        if self.classifier is not None:
+            leaves = self.classifier.init(Key.of(0))[0]
+            found["classifier"] = {name: list(leaf.shape) for name, leaf in leaves.items()}
+        return found
 
     def to(self, device: torch.device | str | None, dtype: torch.dtype | None = None) -> LazyTask:
         """The same task on another device or in another precision."""
@@ -304,11 +286,25 @@ class LazyTask(Describable):
         limits = LabelLimits(self.source.classes or None, self.source.ignore_index)
         check_examples(seen, one.y, limits, torch.zeros(len(one), dtype=torch.int64), lambda _: called)
 
-    def _split(self, client: int, whole: Examples) -> Parts:
+    def _parts(self, client: int, found: Mapping[str, Examples]) -> Parts:
+        """A client's parts: given, or drawn by the true labels."""
+        noisy = self._noisy(client, found)
+        tested = noisy if self.noise is not None and self.noise.test == "noisy" else found
+        seen = {part: tested if part == "test" else noisy for part in PARTS}
+        if "" not in found:
+            return {part: seen[part].get(part, self.source.template) for part in PARTS}
         fractions = {"test_fraction": self.test_fraction, "valid_fraction": self.valid_fraction}
-        mine = split_client(client, cast(Tensor, whole.y), self.key, **fractions)
-        rows = {"train": mine.train, "valid": mine.valid, "test": mine.test}
-        return {part: _rows(whole, rows[part]) for part in PARTS}
+        mine = split_client(client, cast(Tensor, found[""].y), self.key, **fractions)
+        return {part: _rows(seen[part][""], getattr(mine, part)) for part in PARTS}
+
+    def _noisy(self, client: int, found: Mapping[str, Examples]) -> Mapping[str, Examples]:
+        if self.noise is None:
+            return found
+        key = self.key.fold("noise").fold(client)
+        labels = {
+            part: self.noise.apply(cast(Tensor, one.y), self.classes, key.fold(part)) for part, one in found.items()
+        }
+        return {part: Examples(one.x, labels[part]) for part, one in found.items()}
 
     def _features(self, x: Inputs) -> Inputs:
         """Features on their device, as floats if the model accepts only those."""
@@ -320,17 +316,6 @@ class LazyTask(Describable):
             return one.to(self.dtype) if self.dtype is not None and one.is_floating_point() else one
 
         return inputs.each(moved, leaf)
-
-
-def _scaled(parts: Parts, learn: Callable[[Tensor, Tensor], Scaler | Imputer]) -> Parts:
-    """All parts of a client, changed as its training part says."""
-
-    def changed(leaf: Tensor, learned: Tensor) -> Tensor:
-        rule = learn(learned, torch.tensor([len(learned)]))
-        return rule.apply(leaf, torch.tensor([len(leaf)]))
-
-    first = parts["train"].x
-    return {part: Examples(inputs.each(changed, one.x, first), one.y) for part, one in parts.items()}
 
 
 def _rows(examples: Examples, rows: Tensor | slice) -> Examples:
@@ -347,11 +332,3 @@ def _as_float(leaf: Tensor) -> Tensor:
 
 def _cat(some: list[Inputs]) -> Inputs:
     return some[0] if len(some) == 1 else inputs.joined(some)
-
-
-def _leaves(examples: Examples | Block) -> list[Tensor]:
-    return [*inputs.leaves(examples.x), *inputs.leaves(examples.y)]
-
-
-def _bytes(parts: Parts) -> int:
-    return sum(leaf.numel() * leaf.element_size() for one in parts.values() for leaf in _leaves(one))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -27,6 +28,7 @@ from fedalloy.tasks.datasets.base import Dataset, DatasetDefaults, DatasetLoader
 from fedalloy.tasks.federation import FederatedTask
 from fedalloy.tasks.kinds import METRICS, told
 from fedalloy.tasks.lazy import CACHE_MB, LazyClients, LazyTask
+from fedalloy.tasks.noise import as_noise
 from fedalloy.tasks.partitions.base import Partition
 from fedalloy.tasks.source import TaskSource, source_of
 from fedalloy.tasks.sources.columns import Columns
@@ -132,16 +134,17 @@ def _lazy_task(
 ) -> LazyTask:
     """A task whose data are read on demand; settings that need all examples at once are refused."""
     device, dtype = settings["device"], settings["dtype"]
-    wanted = [name for name in ("noise", "newcomers", "classifier", "synthetic") if settings[name]]
-    if wanted:
-        raise SpecError(f"{wanted[0]} needs all examples in memory, and these data are read on demand: set lazy=False")
+    if settings["synthetic"]:
+        raise SpecError("synthetic needs all examples in memory, and these data are read on demand: set lazy=False")
+    newcomers = settings["newcomers"]
+    opened = opened.with_unseen_last(newcomers, key.fold("federation").fold("newcomers"))
     scaling = as_standardise(settings["standardise"] or defaults.standardise)
     if scaling == "client" and opened.test is not None:
         raise SpecError("standardise = 'client' has no scale for the common test set of these data; leave it out")
     kind, rule = kind_and_loss(opened.first, settings["loss"] or defaults.loss, settings["kind"])
-    objective = objective_on(
-        opened.first, device, defaults.model if model is None else model, dtype=dtype, loss=rule, kind=kind,
-        trainable=settings["trainable"], unit=settings["unit"], augment=settings["augment"],
+    learn = partial(objective_on, opened.first, device, dtype=dtype, loss=rule, kind=kind, unit=settings["unit"])
+    objective = learn(
+        defaults.model if model is None else model, trainable=settings["trainable"], augment=settings["augment"],
         bounds=opened.bounds if scaling == "none" else None,
     )  # fmt: skip
     if settings["kind"] is None:
@@ -150,7 +153,8 @@ def _lazy_task(
     made = LazyTask(
         objective, opened, key.fold("federation"), **fractions, standardise=scaling, cache_mb=cache_mb,
         metrics=defaults.metrics or METRICS.get(kind or "", ("loss",)), kind=kind,
-        takes_integers=objective.takes_integers, device=device, dtype=as_precision(dtype),
+        takes_integers=objective.takes_integers, device=device, dtype=as_precision(dtype), newcomers=newcomers,
+        noise=as_noise(settings["noise"]), classifier=learn(settings["classifier"]) if settings["classifier"] else None,
     )  # fmt: skip
     opened.check_valid_fraction(made.valid_fraction)
     return made

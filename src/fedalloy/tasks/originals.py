@@ -30,7 +30,10 @@ _TORONTO = "https://www.cs.toronto.edu/~kriz"
 _RAW = "https://raw.githubusercontent.com"
 _HUB = "https://huggingface.co/datasets"
 _PARQUET = "resolve/refs%2Fconvert%2Fparquet"
-ALIASES = {"shakespeare": "tinyshakespeare", "fashion-mnist": "fashion_mnist", "fashionmnist": "fashion_mnist"}
+ALIASES = {
+    "shakespeare": "tinyshakespeare", "fashion-mnist": "fashion_mnist", "fashionmnist": "fashion_mnist",
+    "speech": "speech_commands", "speech-commands": "speech_commands", "sentiment140": "sent140",
+}  # fmt: skip
 """Other names of data sets, for ``fedalloy data fetch``."""
 Progress = Callable[[int, int | None], None]
 
@@ -89,6 +92,7 @@ ORIGINALS = (
              "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed", "tinyshakespeare.txt"),
     Original("sent140", "https://cs.stanford.edu/people/alecmgo/trainingandtestdata.zip",
              "004a3772c8a7ff9bbfeb875880f47f0679d93fc63e5cf9cff72d54a8a6162e57", "trainingandtestdata.zip"),
+    *_hub("sent140", "stanfordnlp/sentiment140", "sentiment140", "train"),
     Original("heart", "https://archive.ics.uci.edu/static/public/45/heart+disease.zip", None, "heart_disease.zip"),
     Original("speech_commands", "https://storage.googleapis.com/download.tensorflow.org/data/"
              "speech_commands_test_set_v0.02.tar.gz", None, "speech_commands_test_set_v0.02.tar.gz"),

@@ -62,11 +62,11 @@ def split_client(
     return _drawn(torch.arange(len(labels)), labels, int(valid[0]), int(test[0]), key.fold("split").fold(client))
 
 
-def unused_share(valid_fraction: float) -> SpecError:
+def unused_share(valid_fraction: float, among: str = "") -> SpecError:
     """The error about a validation share of data that come with their parts, none of them for validation."""
     return SpecError(
         f"valid_fraction = {valid_fraction} is not used, because the data say which rows are for training and "
-        "testing: give a part 'valid' as well, or leave valid_fraction out"
+        f"testing{among}: give a part 'valid' as well, or leave valid_fraction out"
     )
 
 

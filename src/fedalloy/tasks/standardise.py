@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from fedalloy.core import inputs
 from fedalloy.core.errors import SpecError
+from fedalloy.core.protocols import DataPart
+from fedalloy.core.types import Examples
+
+
+class Learned(Protocol):
+    """What is learned from clients' training rows and applied to any part of them."""
+
+    def apply(self, x: Tensor, sizes: Tensor) -> Tensor:
+        """The changed rows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,3 +55,15 @@ class Scaler:
         """Scale any part of the clients' rows, sorted by client, with the centre and spread of their training rows."""
         owner = torch.repeat_interleave(sizes)
         return ((x.double() - self.centre[owner]) / self.spread[owner]).to(x.dtype)
+
+
+def changed_parts(
+    parts: Mapping[DataPart, Examples], learn: Callable[[Tensor, Tensor], Learned]
+) -> dict[DataPart, Examples]:
+    """All parts of one client, changed as its training part says."""
+
+    def changed(leaf: Tensor, learned: Tensor) -> Tensor:
+        return learn(learned, torch.tensor([len(learned)])).apply(leaf, torch.tensor([len(leaf)]))
+
+    first = parts["train"].x
+    return {part: Examples(inputs.each(changed, one.x, first), one.y) for part, one in parts.items()}

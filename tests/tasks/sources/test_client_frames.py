@@ -81,3 +81,53 @@ def test_what_cannot_be_meant_is_refused():
         fedalloy.task(frame, "logistic", clients=2, columns={"label": "sick", "ignore": ["sex"]})
     with pytest.raises(SpecError, match="columns means nothing for"):
         fedalloy.task(lambda k: (np.zeros((4, 2)), [0, 1] * 2), "logistic", clients=2, classes=2, columns=ROLES)
+
+
+class TestCommonTestSet:
+    """One frame whose rows are given to clients, and one that is everybody's test set."""
+
+    def frames(self) -> tuple[Any, Any]:
+        pandas = pytest.importorskip("pandas")
+        train = pandas.DataFrame({
+            "a": range(8), "sex": ["f", "m"] * 4, "site": ["x"] * 4 + ["y"] * 4, "y": ["no", "yes"] * 4,
+        })  # fmt: skip
+        return train, pandas.DataFrame({"y": ["yes", "no"], "sex": ["m", "other"], "a": [90, 91]})
+
+    def test_both_are_encoded_alike(self):
+        train, test = self.frames()
+        columns = {"categorical": ["sex"], "client": "site"}
+        task = fedalloy.task({"train": train, "test": test}, "logistic", columns=columns, test_fraction=0.0)
+        assert task.encoding == {"sex": ("f", "m", "other"), "y": ("no", "yes")}
+        assert task.names == ("x", "y")
+        assert task.global_test is not None
+        assert task.global_test.x.tolist() == [[90, 0, 1, 0], [91, 0, 0, 1]]
+        assert task.global_test.y.tolist() == [1, 0]
+        first = task.data("train", torch.tensor([0])).client(0)
+        assert first.x.tolist() == [[k, 1.0 - k % 2, k % 2, 0] for k in range(4)]
+
+    @pytest.mark.parametrize("how", [{"ids": "site"}, {"ids": [0] * 4 + [1] * 4}, {"partition": "iid", "clients": 2}])
+    def test_ids_and_partitions_deal_the_rows_for_training(self, how):
+        train, test = self.frames()
+        columns = {"categorical": ["sex"], **({} if how.get("ids") == "site" else {"ignore": ["site"]})}
+        if "ignore" in columns:
+            test = test.assign(site="x")
+        task = fedalloy.task({"train": train, "test": test}, "logistic", columns=columns, test_fraction=0.0, **how)
+        assert task.data("train", torch.arange(2)).size.tolist() == [4, 4]
+        assert task.global_test is not None
+        assert task.global_test.x[:, 0].tolist() == [90, 91]
+
+    def test_what_nobody_can_fill_or_what_is_said_twice_is_refused(self):
+        train, test = self.frames()
+        columns: dict[str, Any] = {"categorical": ["sex"], "client": "site", "missing": "mean"}
+        gaps = {"train": train, "test": test.assign(a=[None, 1])}
+        with pytest.raises(DataError, match="'test' has missing values, and it is no client's"):
+            fedalloy.task(gaps, "logistic", columns=columns)
+        dropped = fedalloy.task(gaps, "logistic", columns={**columns, "missing": "drop"})
+        assert dropped.global_test is not None
+        assert len(dropped.global_test) == 1
+        with pytest.raises(DataError, match="were dropped"):
+            fedalloy.task({**gaps, "test": test.assign(a=None)}, "logistic", columns={**columns, "missing": "drop"})
+        with pytest.raises(DataError, match="says parts too"):
+            fedalloy.task(gaps, "logistic", columns={**columns, "split": "sex"})
+        with pytest.raises(DataError, match="can mean clients of these names, or one set"):
+            fedalloy.task({"train": train, "test": test}, "logistic")

@@ -95,6 +95,9 @@ WRONG: list[tuple[str, Any, dict[str, Any], str]] = [
     ("lengths", [(X, Y[:3])], {}, "x has shape .4, 2. and y .3,."),
     ("a class too many", PAIR, {"ids": [0] * 4, "classes": 1}, r"not a class number in 0\.\.0"),
     ("columns of arrays", PAIR, {"ids": [0] * 4, "columns": {"label": "y"}}, "columns means nothing for arrays"),
+    ("a class", dict, {}, "dict is a class: give an object of it"),
+    ("a class with arguments", torch.utils.data.Subset, {}, "Subset is a class"),
+    ("ids by a wrong name", PAIR, {"ids": "tests.tasks.sources.doors:idz"}, "has no function 'idz'.*'ids'"),
     ("no folder", "nowhere/at/all", {}, "is not a folder"),
     ("no such set", "mnits", {}, "did you mean 'mnist'"),
 ]
@@ -127,8 +130,6 @@ def test_a_lazy_client_is_checked_when_it_is_read():
         task.data("train", torch.tensor([3, 7]))
     with pytest.raises(DataError, match=r"client 8: examples have shape \(1,\), those of the first \(2,\)"):
         task.data("train", torch.tensor([8]))
-    with pytest.raises(SpecError, match=r"noise needs all examples in memory.*lazy=False"):
-        fedalloy.task(client, "logistic", clients=9, classes=2, noise={"kind": "pair", "ratio": 0.1})
 
 
 def test_clients_without_examples_are_named():
@@ -138,3 +139,22 @@ def test_clients_without_examples_are_named():
     assert "clients without any example are left out: b" in task.notices
     lazy = fedalloy.task({"a": PAIR, "b": empty}, "logistic", lazy=True, classes=2)
     assert lazy.data("train", torch.arange(2)).size.tolist() == [3, 0]
+
+
+def test_errors_in_a_dataset_of_ones_own_are_told_with_its_lines():
+    class Broken(torch.utils.data.Dataset):
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, row: int) -> Any:
+            raise OSError("the disk is gone")
+
+    class Ending(torch.utils.data.IterableDataset):
+        def __iter__(self) -> Any:
+            yield X[0], 0
+            raise OSError("the disk is gone")
+
+    for source in (Broken(), Ending(), [Broken()]):
+        more: dict[str, Any] = {} if isinstance(source, list) else {"partition": "iid", "clients": 2}
+        with pytest.raises(DataError, match=r"(Dataset|iterable) raised OSError: the disk is gone\n.*test_refusals"):
+            fedalloy.task(source, "logistic", **more)

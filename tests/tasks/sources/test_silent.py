@@ -180,3 +180,25 @@ def test_a_stream_of_hugging_face_is_refused_in_words():
         fedalloy.task(stream, "logistic", ids="c")
     with pytest.raises(DataError, match="load it without streaming=True"):
         fedalloy.task(stream, "logistic", ids=Y)
+
+
+def test_ids_of_pandas_are_not_joined_by_place_where_their_index_differs():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(X, columns=["p", "q"]).assign(y=Y)
+    ids = pandas.Series(np.repeat(["a", "b"], 6))
+    turned = ids[::-1]
+    sources = (frame, (frame[["p", "q"]], frame["y"]), (X, frame["y"]), {"train": frame, "test": frame})
+    for source in sources:
+        with pytest.raises(DataError, match=r"ids and the rows have different indexes.*ids\.to_numpy\(\)"):
+            fedalloy.task(source, "logistic", ids=turned)
+        assert fedalloy.task(source, "logistic", ids=ids).population == 2
+        assert fedalloy.task(source, "logistic", ids=turned.to_numpy()).population == 2
+    assert fedalloy.task((X, Y), "logistic", ids=turned).population == 2, "rows without names are taken in their order"
+
+
+def test_two_frames_are_not_taken_for_features_and_targets():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(X, columns=["p", "y"])
+    with pytest.raises(DataError, match="a tuple of 2 can mean clients"):
+        fedalloy.task((frame, frame), "logistic", ids=Y)
+    assert fedalloy.task((frame[["p"]], pandas.Series(Y)), "logistic", ids=Y).population == 2

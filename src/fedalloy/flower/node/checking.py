@@ -30,7 +30,7 @@ from fedalloy.tasks.examining import batch_of
 @dataclass(frozen=True)
 class NodeCheck:
     """What a node has and what it would send in a round: the tensors of every part by name, shape and bytes, and the
-    statistics with their values after one step."""
+    statistics with their values after one step. ``filled`` missing values were filled."""
 
     client: str
     source: str
@@ -40,6 +40,7 @@ class NodeCheck:
     loss: float | None
     tensors: tuple[tuple[str, str, tuple[int, ...], int], ...]
     statistics: dict[str, float | None]
+    filled: int = 0
 
     @property
     def bytes(self) -> int:
@@ -55,6 +56,7 @@ class NodeCheck:
         return {
             "client": self.client, "data": self.source, "examples": self.examples, "shape": list(self.shape),
             "batch": self.batch, "loss": self.loss, "sent": tensors, "bytes": self.bytes, "statistics": self.statistics,
+            "filled": self.filled,
         }  # fmt: skip
 
 
@@ -104,6 +106,7 @@ def _step(
     return NodeCheck(
         config.client, config.data, {part: len(task.examples(part)) for part in PARTS}, tuple(whole.x.shape[1:]), size,
         _plain(float(losses.mean())), tensors, {name: _plain(value) for name, value in told.items()},
+        task.filled,
     )  # fmt: skip
 
 

@@ -3,7 +3,8 @@
 A folder holds one file for each part, ``train``, ``valid`` and ``test``, or a single file of any name, which is then
 split according to the recipe; it may also hold ``x.npy`` and ``y.npy``, or one folder of images per class
 (:mod:`fedalloy.tasks.sources.files`). A function returns a pair ``(x, y)``, which is split, a dict of pairs by part, a
-torch ``Dataset``, a frame, or a dataset of Hugging Face (:mod:`fedalloy.tasks.sources.one_client`).
+torch ``Dataset``, a frame, or a dataset of Hugging Face (:mod:`fedalloy.tasks.sources.one_client`). Missing values are
+filled, where ``columns.missing`` says how, from the node's own training part.
 """
 
 from __future__ import annotations
@@ -33,13 +34,14 @@ from fedalloy.flower.protocol.orders import RuleSpec, TaskSpec, TrialSpec
 from fedalloy.tasks.assembly import as_dataset, as_factory, make_objective, make_task
 from fedalloy.tasks.datasets.base import Dataset, as_pair
 from fedalloy.tasks.examining import LabelLimits, check_examples
+from fedalloy.tasks.imputing import Impute, Imputer, count_gaps, without_gaps
 from fedalloy.tasks.kinds import LOSSES, outputs_for
 from fedalloy.tasks.losses.loss import choose
 from fedalloy.tasks.objective import ModuleObjective
 from fedalloy.tasks.probing import ROWS
 from fedalloy.tasks.sources.one_client import read_function, read_path
 from fedalloy.tasks.splits import split_client
-from fedalloy.tasks.standardise import Scaler
+from fedalloy.tasks.standardise import Scaler, changed_parts
 
 PARTS: tuple[DataPart, ...] = ("train", "valid", "test")
 Parts = dict[DataPart, Examples]
@@ -52,6 +54,8 @@ class LocalTask:
 
     objective: Objective
     parts: Parts
+    filled: int = 0
+    """How many missing values were filled."""
 
     def examples(self, part: DataPart) -> Examples:
         """The examples of a part."""
@@ -80,18 +84,21 @@ def local_task(source: str, client: int, spec: TaskSpec, device: str = "cpu", po
         return _share(client, spec, device, policy)
     _check_model(spec, policy)
     found = read_function(source, client) if ":" in source else read_path(Path(source).expanduser())
-    parts = {name: _checked(*pair, spec, source) for name, pair in found.items()}
+    parts = {name: _checked(*pair, spec, source, found.impute) for name, pair in found.parts.items()}
+    filled = sum(count_gaps(one.x) for one in parts.values())
     if set(parts) == {""}:
         parts = _split(parts[""], client, spec)
     empty = parts["train"].x[:0], parts["train"].y[:0]
     whole: Parts = {part: parts.get(part, Examples(*empty)) for part in PARTS}
+    if found.impute != "none":
+        whole = changed_parts(whole, Imputer.by(found.impute))
     objective = _objective(spec, whole["train"].x)
     if not objective.takes_integers:
         whole = {part: Examples(one.x.to(torch.float32), one.y) for part, one in whole.items()}
     if spec.standardise == "client":
-        whole = _standardised(whole)
+        whole = changed_parts(whole, Scaler.learn)
     placed = {part: _placed(one, device, objective.dtype) for part, one in whole.items()}
-    return LocalTask(objective.to(device), placed)
+    return LocalTask(objective.to(device), placed, filled)
 
 
 def _objective(spec: TaskSpec, x: torch.Tensor) -> ModuleObjective:
@@ -206,8 +213,8 @@ def _spec(rule: RuleSpec | None) -> dict[str, Any] | None:
     return None if rule is None else rule.to_spec()
 
 
-def _checked(x: Any, y: Any, spec: TaskSpec, source: str) -> Examples:
-    """One part as tensors, fitting what the recipe expects."""
+def _checked(x: Any, y: Any, spec: TaskSpec, source: str, impute: Impute) -> Examples:
+    """One part as tensors, fitting what the recipe expects; with ``impute`` features may be missing."""
     classes, real = spec.classes, spec.classes == 0 if spec.real is None else spec.real
     features, labels = as_pair(x, y, source)
     if not len(labels):  # shape and dtype of an empty part mean nothing
@@ -221,7 +228,8 @@ def _checked(x: Any, y: Any, spec: TaskSpec, source: str) -> Examples:
     if labels.is_floating_point() != real:
         raise DataError(f"{source}: labels are {labels.dtype}, the recipe expects {classes or 'no'} classes")
     limits = LabelLimits(classes or None, spec.ignore_index)
-    check_examples(features, labels, limits, torch.zeros(len(labels), dtype=torch.int64), lambda _: source)
+    seen = features if impute == "none" else without_gaps(features)
+    check_examples(seen, labels, limits, torch.zeros(len(labels), dtype=torch.int64), lambda _: source)
     return Examples(features, labels)
 
 
@@ -231,14 +239,6 @@ def _split(examples: Examples, client: int, spec: TaskSpec) -> dict[str, Example
     mine = split_client(client, examples.y, key, test_fraction=spec.test_fraction, valid_fraction=spec.valid_fraction)
     chosen = {"train": mine.train, "valid": mine.valid, "test": mine.test}
     return {part: Examples(examples.x[index], examples.y[index]) for part, index in chosen.items()}
-
-
-def _standardised(parts: Parts) -> Parts:
-    def size(one: Examples) -> torch.Tensor:
-        return torch.tensor([len(one)])
-
-    scaler = Scaler.learn(parts["train"].x, size(parts["train"]))
-    return {part: Examples(scaler.apply(one.x, size(one)), one.y) for part, one in parts.items()}
 
 
 def _placed(examples: Examples, device: str, dtype: torch.dtype) -> Examples:

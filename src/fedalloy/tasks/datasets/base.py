@@ -247,11 +247,16 @@ def as_pair(x: Any, y: Any, who: str) -> tuple[Any, Tensor]:
     return features, targets
 
 
+def indexes_differ(first: Any, second: Any) -> bool:
+    """Whether two values of pandas have rows of other names, or in another order."""
+    one: Any = getattr(first, "index", None)
+    other: Any = getattr(second, "index", None)
+    return hasattr(one, "equals") and hasattr(other, "equals") and not one.equals(other)
+
+
 def _check_index(x: Any, y: Any, who: str) -> None:
     """Refuse a frame and a series of pandas whose rows have other names, or another order: rows are joined by place."""
-    one: Any = getattr(x, "index", None)
-    other: Any = getattr(y, "index", None)
-    if hasattr(one, "equals") and hasattr(other, "equals") and not one.equals(other):
+    if indexes_differ(x, y):
         raise DataError(
             f"{who}: x and y have different indexes, so it is not known which target belongs to which row. Bring them "
             "in one order, y = y.loc[x.index], or give arrays, whose rows are taken in their order: x.to_numpy(), "

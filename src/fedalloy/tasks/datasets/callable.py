@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -22,7 +23,8 @@ class FromFunction(DatasetLoader):
 
     The function is called without arguments, or with ``key=`` when it has a parameter of that name. A function of a
     client's number returns that client's data; then ``clients`` is their number. ``ids``, ``columns``, ``classes``,
-    ``lazy`` and ``tokenise`` (``package.module:function``) are as in :func:`fedalloy.task`.
+    ``lazy`` and ``tokenise`` are as in :func:`fedalloy.task`; ``tokenise``, and ``ids`` where rows have no columns, are
+    written ``package.module:function``.
     """
 
     function: str
@@ -78,3 +80,13 @@ def resolve(path: str) -> Callable[..., Any]:
         raise DataError(f"'{path}': module {module_name} has no function '{name}': {nearest(name, functions)}")
     function: Callable[..., Any] = found
     return function
+
+
+def required_arguments(function: Callable[..., Any]) -> list[str]:
+    """The names of the arguments that a call must give."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return ["client"]
+    plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [one.name for one in signature.parameters.values() if one.kind in plain and one.default is one.empty]

@@ -115,6 +115,7 @@ class FolderSource:
             "a file of another client whose size did not change", notices=encoded.notices if encoded else (),
             impute=self.columns.impute if self.columns else "none",
             encoding=encoded.encoding if encoded else {"label": classes} if classes else None,
+            parts=frozenset(part for one in self.clients for part in one.parts),
         )  # fmt: skip
 
     def total_bytes(self) -> int:

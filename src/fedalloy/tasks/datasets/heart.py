@@ -37,8 +37,9 @@ class Heart(DatasetLoader):
         "heart_flamby.npz": "720159af8082c074d5f02baa9eba48488a323a078804da95107bfbcb460e43ec",
     }
     hint: ClassVar[str] = (
-        "make it from the four processed.*.data files of the UCI heart disease data (arrays x: float32 [N, features], "
-        "y: int64 [N], client: 0..3 for Cleveland, Hungary, Switzerland, VA; flamby also is_train: bool [N])"
+        "get it with 'fedalloy data fetch heart', or make it from the four processed.*.data files of the UCI heart "
+        "disease data (arrays x: float32 [N, features], y: int64 [N], client: 0..3 for Cleveland, Hungary, "
+        "Switzerland, VA; flamby also is_train: bool [N])"
     )
     defaults: ClassVar[DatasetDefaults] = replace(TWO_CLASSES, standardise="client")
 

@@ -39,9 +39,9 @@ class SpeechCommands(DatasetLoader):
     summary: ClassVar[str] = "4890 spoken words as log-mel energies, 12 classes, 155 speakers with 10 clips or more"
     files: ClassVar[dict[str, str]] = {_FILE: "befc7c4c21eb3260be076f56d021248e604a43a5ecb00b9803d983e76e5fed8e"}
     hint: ClassVar[str] = (
-        "make it from the canonical test set of Speech Commands v0.02: log(e + 1e-6) of 40 mel bands (20-7600 Hz, "
-        "30 ms Hann window, 20 ms hop, 512-point FFT), quantised to x: uint8 [N, 49, 40] over scale = [-14, 10]; "
-        "y, client (-1: silence), speaker"
+        "get it with 'fedalloy data fetch speech', or make it from the canonical test set of Speech Commands v0.02: "
+        "log(e + 1e-6) of 40 mel bands (20-7600 Hz, 30 ms Hann window, 20 ms hop, 512-point FFT), quantised to x: "
+        "uint8 [N, 49, 40] over scale = [-14, 10]; y, client (-1: silence), speaker"
     )
     defaults: ClassVar[DatasetDefaults] = DatasetDefaults(model="keyword_cnn", metrics=("accuracy", "top5", "loss"))
 

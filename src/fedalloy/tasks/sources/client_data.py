@@ -16,6 +16,7 @@ from torch import Tensor
 from fedalloy.core import inputs
 from fedalloy.core.errors import DataError
 from fedalloy.core.inputs import Inputs
+from fedalloy.core.own_code import own_code
 from fedalloy.core.protocols import DataPart
 from fedalloy.core.types import Examples
 from fedalloy.tasks.datasets.base import Dataset, as_pair, from_clients
@@ -85,8 +86,9 @@ def examples_of(parts: ClientParts, who: str) -> dict[str, Examples]:
 
 def stacked(dataset: Any, who: str, rows: Sequence[int] | None = None) -> Pair:
     """Some rows of a torch ``Dataset`` (default: all) as arrays; every row must be a pair (x, y)."""
-    chosen = range(len(dataset)) if rows is None else rows
-    return stack_rows([dataset[row] for row in chosen], who)
+    with own_code(f"{who}: its Dataset", DataError):
+        found = [dataset[row] for row in (range(len(dataset)) if rows is None else rows)]
+    return stack_rows(found, who)
 
 
 def stack_rows(rows: Sequence[Any], who: str) -> Pair:

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from fedalloy.core.errors import DataError
+from fedalloy.core.errors import DataError, nearest
 from fedalloy.core.types import Examples
 from fedalloy.tasks.datasets.base import Dataset
+from fedalloy.tasks.imputing import count_gaps
 from fedalloy.tasks.lazy import LazyClients
 from fedalloy.tasks.sources.client_data import PARTS
-from fedalloy.tasks.sources.columns import Columns, encode
+from fedalloy.tasks.sources.columns import Columns, Table, encode, numbered
 from fedalloy.tasks.sources.frames import is_frame, table_of
 from fedalloy.tasks.sources.tables import TableReader, join_tables, rows_of, without_empty
 
@@ -47,7 +49,7 @@ def pooled_frames(
             f"{called[whole.index(True)]} has one frame and {called[whole.index(False)]} has frames for training and "
             "testing; give all clients in the same form"
         )
-    _check_split(clients[0], columns)
+    check_split(clients[0], columns)
     pieces = [(k, part, table_of(frame)) for k, frames in enumerate(clients) for part, frame in frames.items()]
     joined = join_tables([table for *_, table in pieces], columns, [_path(called[k], part) for k, part, _ in pieces])
     size = torch.tensor([rows_of(table) for *_, table in pieces])
@@ -56,6 +58,52 @@ def pooled_frames(
     kept = replace(columns, ignore=())  # ignored columns were left behind when the frames were joined
     made = without_empty(encode(joined, kept, "the frames", owner, part, called))
     return made if classes is None else replace(made, classes=classes)
+
+
+def frame_with_test(
+    train: Any, test: Any, columns: Columns, owner: Tensor | None, names: tuple[str, ...] | None
+) -> Dataset:
+    """The rows of one frame with their clients, and another frame, encoded alike, as the common test set."""
+    check_split({"train": train}, columns)
+    tables = [table_of(frame) for frame in (train, test) if frame is not None]
+    if not all(rows_of(table) for table in tables):
+        raise DataError("the frames need rows: 'train' or 'test' has none")
+    client = None
+    if columns.client is not None:  # the common test set belongs to nobody
+        client, columns = columns.client, replace(columns, client=None)
+        owner, names = _clients_in(tables[0], client)
+        tables = [{name: one for name, one in table.items() if name != client} for table in tables]
+    joined = join_tables(tables, columns, [Path(f"the frame '{part}'") for part in ("train", "test")][: len(tables)])
+    size = [rows_of(table) for table in tables]
+    part = torch.repeat_interleave(torch.arange(len(size)), torch.tensor(size))
+    if owner is not None:
+        owner = torch.cat([owner, torch.full((sum(size) - size[0],), -1)])
+    kept = replace(columns, ignore=())  # ignored columns were left behind when the frames were joined
+    return _test_apart(encode(joined, kept, "the frames", owner, part, names), len(tables) > 1)
+
+
+def _clients_in(table: Table, column: str) -> tuple[Tensor, tuple[str, ...]]:
+    if column not in table:
+        raise DataError(f"the frame 'train' has no column '{column}': {nearest(column, table)}")
+    return numbered(table[column].values, f"column '{column}'")
+
+
+def _test_apart(made: Dataset, tested: bool) -> Dataset:
+    """The same examples, with those of part 1 as the common test set."""
+    assert made.part is not None
+    here = made.part == 0
+    owner = None if made.owner is None else made.owner[here]
+    if not tested:
+        return replace(made, part=None)
+    test = Examples(made.x[~here], made.y[~here])
+    if not len(test) or not bool(here.any()):
+        raise DataError("all rows of a frame, 'train' or 'test', have missing values and were dropped")
+    if count_gaps(test.x):
+        raise DataError(
+            "the frame 'test' has missing values, and it is no client's, so that nobody's mean or median can fill "
+            "them: fill them first, set missing = 'drop', or give every client test rows of its own (columns.split)"
+        )
+    return replace(made, x=made.x[here], y=made.y[here], owner=owner, part=None, test=test)
 
 
 def lazy_frames(
@@ -86,8 +134,8 @@ def _frames(value: Any, who: str) -> dict[str, Any]:
     return found
 
 
-def _check_split(frames: Mapping[str, Any], columns: Columns) -> None:
-    """Two statements about the parts could contradict each other."""
+def check_split(frames: Mapping[str, Any], columns: Columns) -> None:
+    """Refuse frames by part beside a column of parts: the two could contradict each other."""
     if columns.split is not None and "" not in frames:
         raise DataError(f"the frames are given by part, and columns.split = '{columns.split}' says parts too; give one")
 

@@ -221,11 +221,17 @@ def category_values(table: Table, columns: Columns, chosen: Roles, where: str) -
     return found
 
 
+def whole_rows(table: Table, chosen: Roles) -> NDArray[Any]:
+    """Where neither the label nor a feature is missing."""
+    found: NDArray[Any] = ~np.any([table[name].gaps for name in (chosen.label, *chosen.features)], axis=0)
+    return found
+
+
 def _kept(table: Table, columns: Columns, chosen: Roles, where: str) -> tuple[NDArray[Any], tuple[str, ...]]:
     """The rows that are kept, and a notice; missing values that nobody asked to fill or drop are refused."""
     gaps = {name: table[name].gaps for name in (chosen.label, *chosen.features)}
     missing = {name: int(found.sum()) for name, found in gaps.items() if found.any()}
-    keep = ~np.any(list(gaps.values()), axis=0)
+    keep = whole_rows(table, chosen)
     if not missing:
         return np.ones_like(keep), ()
     if columns.missing == "drop":

@@ -19,10 +19,12 @@ from fedalloy.core.own_code import own_code
 from fedalloy.core.spec import from_spec
 from fedalloy.core.types import Examples
 from fedalloy.tasks.datasets.base import Dataset, DatasetLoader, as_pair, counted_classes
+from fedalloy.tasks.datasets.callable import required_arguments
 from fedalloy.tasks.lazy import IN_MEMORY_MB, LazyClients
 from fedalloy.tasks.sources.client_data import examples_of, is_torch_dataset, pooled, read_client
-from fedalloy.tasks.sources.client_frames import frames_of, lazy_frames, pooled_frames
-from fedalloy.tasks.sources.columns import Columns, encode, numbered
+from fedalloy.tasks.sources.client_frames import frame_with_test, frames_of, lazy_frames, pooled_frames
+from fedalloy.tasks.sources.client_ids import named_ids, owners_of
+from fedalloy.tasks.sources.columns import Columns, encode
 from fedalloy.tasks.sources.frames import is_frame, library_of, table_of
 from fedalloy.tasks.sources.hugging_face import Tokenise, from_flower, from_hub, refuse_stream
 from fedalloy.tasks.sources.rows import DatasetRows, LazyRows, spool
@@ -40,7 +42,8 @@ SOURCES = (
 class SourceOptions:
     """What a source needs besides itself.
 
-    ``ids`` are the clients of the rows, or the name of the column that holds them; ``columns`` the roles of columns;
+    ``ids`` are the clients of the rows, or the name of the column that holds them, or where rows have no columns
+    ``package.module:function``; ``columns`` the roles of columns;
     ``classes`` the number of classes where it cannot be known; ``lazy`` whether data are read on demand (default: if
     they are large); ``tokenise`` a function from a list of texts to numbers; ``clients`` the number of clients, and
     ``dealt`` whether a partition is given; ``called`` is the name of the function that returned the source.
@@ -87,7 +90,9 @@ def open_source(source: Any, options: SourceOptions, key: Key) -> Opened:
         return _settled(_from_hub(source, options), options)
     if is_torch_dataset(source):
         return _settled(_from_torch(source, options), options)
-    if callable(source) and not isinstance(source, type):
+    if isinstance(source, type):
+        return _from_class(source, options, key)
+    if callable(source):
         return _from_callable(source, options, key)
     if isinstance(source, Mapping):
         return _from_mapping(source, options)
@@ -151,7 +156,7 @@ def _given(options: SourceOptions) -> dict[str, Any]:
 def _with_ids(data: Dataset, options: SourceOptions) -> Dataset:
     if options.ids is None:
         return data
-    owner, names = _owner(options.ids, len(data))
+    owner, names = owners_of(options.ids, len(data))
     return replace(data, owner=owner, names=names)
 
 
@@ -160,22 +165,13 @@ def _check_dealt(options: SourceOptions) -> None:
         raise SpecError("ids and partition both say which client has which rows; give one of them")
 
 
-def _owner(ids: Any, rows: int) -> tuple[Tensor, tuple[str, ...]]:
-    """The client of every row from the ids given for all rows."""
-    if isinstance(ids, str) or callable(ids):
-        raise SpecError(f"ids must be one client id per row here ({rows} rows), got {ids!r}")
-    owner, names = numbered(ids, "ids")
-    if len(owner) != rows:
-        raise DataError(f"ids has {len(owner)} client ids for {rows} rows; give one per row")
-    return owner, names
-
-
 def _from_frame(frame: Any, options: SourceOptions) -> Dataset:
     table = table_of(frame)
     rows = len(next(iter(table.values())).values) if table else 0
     if not rows:
         raise DataError("the frame has no rows")
-    owner, names = (None, None) if options.ids is None or isinstance(options.ids, str) else _owner(options.ids, rows)
+    by_row = options.ids is not None and not isinstance(options.ids, str)
+    owner, names = owners_of(options.ids, rows, frame) if by_row else (None, None)
     _refuse(options, "a frame", "tokenise")
     made = encode(table, options.named, "the frame", owner, names=names)
     return made if options.classes is None else replace(made, classes=options.classes)
@@ -190,25 +186,27 @@ def _from_hub(source: Any, options: SourceOptions) -> LazyRows:
     owner = names = None
     if options.ids is not None and not isinstance(options.ids, str):
         rows = source["train"] if isinstance(source, Mapping) else source
-        owner, names = _owner(options.ids, len(rows))
+        owner, names = owners_of(options.ids, len(rows))
     return _classed(from_hub(source, options.named, options.tokenise, owner, names=names), options)
 
 
 def _from_torch(source: Any, options: SourceOptions) -> LazyRows:
     _refuse(options, "a torch Dataset", "tokenise", "columns")
-    find = options.ids if callable(options.ids) else None
+    given = named_ids(options.ids)
+    find = given if callable(given) else None
     if isinstance(source, torch.utils.data.IterableDataset):
         reader, clients, told = spool(source, find)
         made = LazyRows(reader, options.classes, notices=told)
     else:
         made = LazyRows(DatasetRows(source), options.classes)
-        clients = [find(source[row]) for row in range(len(source))] if find else []
+        with own_code("the Dataset, or the function that gives an example's client,", DataError):
+            clients = [find(source[row]) for row in range(len(source))] if find else []
         if not len(source):
             raise DataError("the Dataset has no rows")
-    ids = clients if find else options.ids
+    ids = clients if find else given
     if ids is None:
         return made
-    owner, names = _owner(ids, len(made.reader))
+    owner, names = owners_of(ids, len(made.reader))
     return replace(made, owner=owner, names=names)
 
 
@@ -220,6 +218,15 @@ def _settled(rows: LazyRows, options: SourceOptions) -> Dataset | LazyRows:
     """Rows in memory unless they are many or to be read on demand."""
     large = rows.total_bytes() > IN_MEMORY_MB * _MEGABYTE
     return rows if options.lazy or (options.lazy is None and large) else rows.in_memory()
+
+
+def _from_class(source: type, options: SourceOptions, key: Key) -> Opened:
+    """A torch ``Dataset`` by its class, as a recipe names it; other classes are refused."""
+    if not issubclass(source, torch.utils.data.Dataset) or required_arguments(source):
+        raise DataError(f"{source.__name__} is a class: give an object of it, or a function that returns one")
+    with own_code(source.__name__, DataError):
+        made = source()
+    return open_source(made, options, key)
 
 
 def _from_callable(source: Callable[..., Any], options: SourceOptions, key: Key) -> Opened:
@@ -237,16 +244,6 @@ def _from_callable(source: Callable[..., Any], options: SourceOptions, key: Key)
     if options.clients is None:
         raise SpecError(f"{called} takes a client's number: give the number of clients, clients=100")
     return _lazy(source, options.clients, None, options, called)
-
-
-def required_arguments(function: Callable[..., Any]) -> list[str]:
-    """The names of the arguments that a call must give."""
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        return ["client"]
-    plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return [one.name for one in signature.parameters.values() if one.kind in plain and one.default is one.empty]
 
 
 def _lazy(
@@ -288,6 +285,9 @@ def _from_mapping(source: Mapping[Any, Any], options: SourceOptions) -> Opened:
     keys = set(source)
     pool = keys == {"x", "y"} or ("train" in keys and keys <= {"train", "test"})
     dealt = options.dealt or options.ids is not None
+    framed = pool and "train" in keys and all(map(is_frame, source.values()))
+    if framed and (dealt or options.named.client is not None):
+        return _pool_frames(source, options)
     if pool and dealt:
         return _pool(source, options)
     if pool:
@@ -310,6 +310,16 @@ def _pool(source: Mapping[Any, Any], options: SourceOptions) -> Dataset:
     return replace(made, test=test, classes=classes)
 
 
+def _pool_frames(source: Mapping[Any, Any], options: SourceOptions) -> Dataset:
+    """A frame for training, of which every client has some rows, and one with a common test set."""
+    _refuse(options, "frames", "tokenise")
+    owner, names = None, None
+    if options.ids is not None and not isinstance(options.ids, str):
+        owner, names = owners_of(options.ids, len(source["train"]), source["train"])
+    made = frame_with_test(source["train"], source.get("test"), options.named, owner, names)
+    return made if options.classes is None else replace(made, classes=options.classes)
+
+
 def _only(value: Any, who: str) -> tuple[Any, Any]:
     parts = read_client(value, who)
     if "" not in parts:
@@ -319,7 +329,11 @@ def _only(value: Any, who: str) -> tuple[Any, Any]:
 
 def _from_tuple(source: tuple[Any, ...], options: SourceOptions) -> Opened:
     """A pair of arrays; anything else in a tuple could be clients or parts."""
-    if len(source) == 2 and all(hasattr(one, "__array__") or isinstance(one, Mapping | list) for one in source):
+    if (
+        len(source) == 2
+        and frames_of(source) is None
+        and all(hasattr(one, "__array__") or isinstance(one, Mapping | list) for one in source)
+    ):
         return _arrays(*source, options)
     raise DataError(
         f"a tuple of {len(source)} can mean clients, or a pair of arrays, or parts for training and testing. Give "
@@ -334,7 +348,7 @@ def _arrays(x: Any, y: Any, options: SourceOptions) -> Dataset:
     classes = options.classes
     if classes is None:
         classes = 0 if labels.is_floating_point() else counted_classes(labels)
-    owner, names = (None, None) if options.ids is None else _owner(options.ids, len(labels))
+    owner, names = (None, None) if options.ids is None else owners_of(options.ids, len(labels), x, y)
     return Dataset(features, labels, classes, owner, names=names)
 
 

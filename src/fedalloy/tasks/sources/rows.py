@@ -18,6 +18,7 @@ from torch import Tensor
 from fedalloy.core import inputs
 from fedalloy.core.errors import DataError
 from fedalloy.core.keys import Key
+from fedalloy.core.own_code import own_code
 from fedalloy.core.types import Examples
 from fedalloy.tasks import locate
 from fedalloy.tasks.datasets.base import Dataset, as_pair, counted_classes
@@ -64,7 +65,9 @@ class DatasetRows(RowReader):
         return len(self.dataset)
 
     def read(self, rows: Sequence[int]) -> Pair:
-        return stack_rows([self.dataset[int(row)] for row in rows], "the Dataset")
+        with own_code("the Dataset", DataError):
+            found = [self.dataset[int(row)] for row in rows]
+        return stack_rows(found, "the Dataset")
 
 
 @dataclass(eq=False)
@@ -142,8 +145,13 @@ class LazyRows:
         identity = {"rows": len(self.reader), "order": order, "sizes": size, "part": self.part}
         return LazyClients(
             read, len(size), classes, self.names, identity, self.unnoticed, notices=self.notices,
-            encoding=self.encoding, test=self.test,
+            encoding=self.encoding, test=self.test, parts=self._known_parts(),
         )  # fmt: skip
+
+    def _known_parts(self) -> frozenset[str]:
+        if self.part is None:
+            return frozenset({""})
+        return frozenset(PARTS[number] for number in self.part.unique().tolist())
 
     def _parts(self, rows: Tensor) -> dict[str, Examples]:
         if self.part is None:
@@ -173,9 +181,10 @@ def spool(stream: Iterable[Any], ids: Callable[[Any], Any] | None = None) -> tup
     files = tempfile.TemporaryFile(dir=folder), tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 (kept open)
     made = Spool(files, [], 0)
     try:
-        for example in stream:
+        for example in _examples(stream):
             if ids is not None:
-                clients.append(ids(example))
+                with own_code("the function that gives an example's client", DataError):
+                    clients.append(ids(example))
             made.add(example)
         size = sum(file.tell() for file in files)
         for file in files:
@@ -186,6 +195,11 @@ def spool(stream: Iterable[Any], ids: Callable[[Any], Any] | None = None) -> tup
         raise DataError("the iterable has no rows")
     told = f"the iterable was read once: {len(made)} rows ({size / 1e6:.1f} MB) are in temporary files in {folder}"
     return made, clients, (told,)
+
+
+def _examples(stream: Iterable[Any]) -> Iterator[Any]:
+    with own_code("the iterable", DataError):
+        yield from stream
 
 
 def _arrays(example: Any) -> Iterator[NDArray[Any]]:

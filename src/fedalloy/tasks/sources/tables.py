@@ -13,7 +13,7 @@ from fedalloy.core.errors import DataError, SpecError
 from fedalloy.core.types import Examples
 from fedalloy.tasks.datasets.base import Dataset, left_out
 from fedalloy.tasks.sources import files
-from fedalloy.tasks.sources.columns import Column, Columns, Roles, Table, category_values, encode, roles_of
+from fedalloy.tasks.sources.columns import Column, Columns, Roles, Table, category_values, encode, roles_of, whole_rows
 
 
 def join_tables(tables: Sequence[Table], columns: Columns, paths: Sequence[Path]) -> Table:
@@ -100,9 +100,13 @@ class TableReader:
 
     def encoded(self, table: Table, path: Path) -> Examples:
         """A table as examples; ``path`` names it in errors."""
+        empty = Examples(torch.zeros(0, 0), torch.zeros(0, dtype=torch.int64))
         if not rows_of(table):
-            return Examples(torch.zeros(0, 0), torch.zeros(0, dtype=torch.int64))
-        check_columns(roles_of(table, self.given, str(path)), self.first, path)
+            return empty
+        chosen = roles_of(table, self.given, str(path))
+        check_columns(chosen, self.first, path)
+        if self.columns.missing == "drop" and not whole_rows(table, chosen).any():
+            return empty  # as in memory, where such a client is left out
         made = encode(table, self.columns, str(path))
         return Examples(made.x, made.y)
 
