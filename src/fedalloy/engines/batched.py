@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from fedalloy.core import tree
+from fedalloy.core import inputs, tree
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.applying import vmapped
 from fedalloy.core.blocks import blocks, prepare
@@ -24,6 +24,7 @@ from fedalloy.core.protocols import Engine, Objective, Outcome, Shared, Task
 from fedalloy.core.registry import register
 from fedalloy.core.types import Block, Cohort, Context, State, Work
 from fedalloy.engines import fused, fused_interpolated, vmap_kernel
+from fedalloy.engines.client_graphs import ClientGraphs
 from fedalloy.engines.cuda_graphs import CudaGraphs, Precision
 from fedalloy.engines.fused_graph import FusedGraphs
 from fedalloy.engines.kinds import interpolated_sgd_of, is_fusible, plain_sgd_of
@@ -42,17 +43,21 @@ class Batched(Engine):
     """Stacks clients into blocks. ``memory_mb`` limits a block's models and gradients (default: 1024, on a GPU 8192);
     ``block`` limits the number of its clients instead. ``kernel``: ``best`` uses a fused kernel on a CPU if there is
     one, ``fused`` uses only that, also on a GPU, ``mapped`` never does. On a GPU the step is captured in a CUDA graph;
-    ``precision`` and ``compiled`` apply only to it. What cannot be batched runs in the loop engine, after one warning.
+    ``precision`` and ``compiled`` apply only to it. There ``best`` takes clients one after another if the step of one
+    is large; ``sequential`` always does, ``mapped`` never. ``compiled``: none compiles the steps of clients one after
+    another, true also those of many clients, false none. What cannot be batched runs in the loop engine, after one
+    warning.
     """
 
     memory_mb: float | None = None
     block: int | None = None
-    kernel: Literal["best", "fused", "mapped"] = "best"
+    kernel: Literal["best", "fused", "mapped", "sequential"] = "best"
     precision: Precision = "float32"
-    compiled: bool = False
+    compiled: bool | None = None
     _unbatchable: str = field(default="", repr=False)
     _cuda_graphs: CudaGraphs | None = field(default=None, init=False, repr=False)
     _fused_graphs: FusedGraphs | None = field(default=None, repr=False)
+    _client_graphs: ClientGraphs | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if min(one for one in (self.memory_mb, self.block, 1) if one is not None) <= 0:
@@ -132,15 +137,30 @@ class Batched(Engine):
         if layers is not None:
             self._fused_graphs = self._fused_graphs or FusedGraphs()
             return partial(self._fused_graphs.train, layers)
-        if not on_gpu or objective.needs_full_batches:
+        if objective.needs_full_batches or not (on_gpu or self.kernel == "sequential"):
             return vmap_kernel.train
-        self._cuda_graphs = self._cuda_graphs or CudaGraphs(self.precision, self.compiled)
-        return self._cuda_graphs.train
+        self._cuda_graphs = self._cuda_graphs or CudaGraphs(self.precision, bool(self.compiled))
+        mapped = self._cuda_graphs.train if on_gpu else vmap_kernel.train
+        return self._one_by_one(mapped).train if self._suits_one_by_one(shared, data) else mapped
+
+    def _one_by_one(self, otherwise: Kernel) -> ClientGraphs:
+        always = self.kernel == "sequential"
+        self._client_graphs = self._client_graphs or ClientGraphs(otherwise, self.precision, self.compiled, always)
+        return self._client_graphs
+
+    def _suits_one_by_one(self, shared: Shared, data: Block) -> bool:
+        """Whether clients may run one after another: it was chosen, or the model has convolutions, the only layers that
+        are slower for many clients at once. Graphs read the examples themselves, so these must be with the models."""
+        one = next(iter(shared["params"].values()))
+        convolves = any(leaf.dim() > 2 for leaf in shared["params"].values())
+        wanted = self.kernel == "sequential" or (self.kernel == "best" and convolves)
+        return wanted and inputs.device_of(data.y) == one.device
 
     def _fused(self, algorithm: Algorithm, objective: Objective, shared: Shared) -> tuple[fused.Dense, ...] | None:
         """The dense layers of the model if the local program can be fused; on a GPU only with kernel ``fused``."""
         plain = is_fusible(algorithm) and not shared["buffers"]
-        possible = plain and self.kernel != "mapped" and (self.kernel == "fused" or not _on_gpu(shared))
+        chosen = self.kernel == "fused" or (self.kernel == "best" and not _on_gpu(shared))
+        possible = plain and chosen
         layers = dense_of(objective, shared) if possible else None
         if self.kernel == "fused" and layers is None:
             raise ValueError("kernel 'fused' needs a chain of linear layers with plain local SGD and no buffers")

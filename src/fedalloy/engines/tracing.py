@@ -1,0 +1,108 @@
+"""A pure function of tensors as a graph of torch's own operations: without repeated work, counted, compiled on request.
+
+A local step is traced once through its gradients. What it computes twice (the spectral norm of a head that is called
+twice, say) is computed once, and one compiler call sees the whole step, with its backward pass and its optimizer.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._functorch.compile_utils import fx_graph_cse
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functionalize
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils.flop_counter import FlopCounterMode
+
+from fedalloy.engines.filling import fill
+
+Values = dict[str, Any]
+
+
+@dataclass
+class TracedStep:
+    """``advance`` overwrites some of the values of a step by new ones. ``targets[i]`` is the place of output i among
+    the leaves of all values; values that the step does not change are not written."""
+
+    graph: fx.GraphModule
+    targets: list[int]
+    call: Callable[..., Any]
+
+    def advance(self, leaves: list[Tensor]) -> None:
+        """One step on the leaves of the values, in the order of ``tree_flatten``."""
+        fill([leaves[target] for target in self.targets], list(self.call(*leaves)))
+
+    def compiled(self) -> TracedStep:
+        """The same step, compiled when it is first called."""
+        return TracedStep(self.graph, self.targets, torch.compile(self.graph, dynamic=False, fullgraph=True))
+
+    def flops(self, leaves: list[Tensor]) -> int:
+        """The floating-point operations of products and convolutions; nothing is computed."""
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        with mode, FlopCounterMode(display=False) as counter:
+            self.graph(*(mode.from_tensor(leaf) for leaf in leaves))
+        return int(counter.get_total_flops())
+
+
+def trace(step: Callable[[Values], Values], values: Values) -> TracedStep:
+    """The graph of a pure ``step`` from values to new ones for some of their names. Tracing has no values, so a step
+    that reads one fails here."""
+    leaves, structure = tree_flatten(values)
+    places = _places(values)
+    written: list[str] = []
+
+    def flat(*given: Tensor) -> list[Tensor]:
+        new = step(tree_unflatten(list(given), structure))
+        written[:] = list(new)
+        # Dicts may come back in another order: every leaf is put where the old one was.
+        return [leaf for name in new for leaf in tree_flatten(values[name])[1].flatten_up_to(new[name])]
+
+    graph = make_fx(functionalize(flat), tracing_mode="fake", _allow_non_fake_inputs=True)(*leaves)
+    graph.graph = fx_graph_cse(graph.graph)
+    graph.graph.eliminate_dead_code()
+    targets = _without_unchanged(graph.graph, [place for name in written for place in places[name]])
+    graph.recompile()
+    return TracedStep(graph, targets, graph)
+
+
+def can_compile(device: torch.device) -> bool:
+    """Whether steps on this device can be compiled: a GPU, and Triton, which comes with torch's CUDA builds."""
+    return device.type == "cuda" and find_spec("triton") is not None
+
+
+def or_uncompiled(step: TracedStep, try_out: Callable[[TracedStep], None]) -> TracedStep:
+    """The step compiled, if it can be tried out; else as it is, after a warning."""
+    compiled = step.compiled()
+    try:
+        try_out(compiled)
+    except Exception as error:  # the compiler has errors of many classes
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        warnings.warn(f"local steps run uncompiled, which is slower: {reason}", RuntimeWarning, stacklevel=2)
+        return step
+    return compiled
+
+
+def _places(values: Values) -> dict[str, range]:
+    """Where the leaves of every name are among all leaves."""
+    places, begin = {}, 0
+    for name, tree in values.items():
+        count = len(tree_flatten(tree)[0])
+        places[name] = range(begin, begin + count)
+        begin += count
+    return places
+
+
+def _without_unchanged(graph: fx.Graph, targets: list[int]) -> list[int]:
+    """Remove the outputs that are the inputs at their own place; returns the places of the others."""
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    output = next(node for node in graph.nodes if node.op == "output")
+    kept = [(node, target) for node, target in zip(output.args[0], targets, strict=True) if node is not inputs[target]]
+    output.args = ([node for node, _ in kept],)
+    return [target for _, target in kept]
