@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ from fedalloy.core.registry import register
 from fedalloy.core.types import Block, Cohort, Context, State, Work
 from fedalloy.engines import fused, fused_interpolated, vmap_kernel
 from fedalloy.engines.client_graphs import ClientGraphs
+from fedalloy.engines.conv_chain import Stages, stages_of
+from fedalloy.engines.conv_graphs import ConvGraphs
 from fedalloy.engines.cuda_graphs import CudaGraphs, Precision
 from fedalloy.engines.fused_graph import FusedGraphs
 from fedalloy.engines.kinds import interpolated_sgd_of, is_fusible, plain_sgd_of
@@ -35,6 +38,8 @@ from fedalloy.engines.profile import phase
 _dense: Any = WeakIdKeyDictionary()
 """The dense layers of every objective looked up so far; None if its model has other layers. Entries are removed with
 their objective."""
+_stages: Any = WeakIdKeyDictionary()
+"""The same for the stages of convolutional chains, by the shape of an example."""
 
 
 @register("engine", "batched")
@@ -57,6 +62,7 @@ class Batched(Engine):
     _unbatchable: str = field(default="", repr=False)
     _cuda_graphs: CudaGraphs | None = field(default=None, init=False, repr=False)
     _fused_graphs: FusedGraphs | None = field(default=None, repr=False)
+    _conv_graphs: ConvGraphs | None = field(default=None, init=False, repr=False)
     _client_graphs: ClientGraphs | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -73,7 +79,7 @@ class Batched(Engine):
         with phase("data"):
             data = task.data("train", work.ids)
         try:
-            most = self.block or self._most(algorithm, task.objective, shared, states)
+            most = self.block or self._most(algorithm, task.objective, shared, states, data)
             with torch.no_grad():
                 gathering = Gathering(work.ids, exact=algorithm.exact_norms, like=algorithm.templates(shared))
                 kept: dict[int, State] = {}
@@ -90,14 +96,21 @@ class Batched(Engine):
             self._give_up(error)
             return outcome
 
-    def _most(self, algorithm: Algorithm, objective: Objective, shared: Shared, states: Mapping[int, State]) -> int:
+    def _most(
+        self, algorithm: Algorithm, objective: Objective, shared: Shared, states: Mapping[int, State], data: Block
+    ) -> int:
         """How many clients fit into the memory: each needs four times the size of its model and state, for the values,
-        their gradients and what the step keeps of them. The interpolated kernel is limited by the cache instead."""
+        their gradients and what the step keeps of them; on a convolutional chain also the patches of its batch. The
+        interpolated kernel is limited by the cache instead."""
         if interpolated_sgd_of(algorithm) is not None and self._fused(algorithm, objective, shared) is not None:
             return fused_interpolated.clients_in_cache(shared["params"])
         kept = tree_leaves(next(iter(states.values()), {})) if algorithm.stateful else []
         own = sum(leaf.numel() * leaf.element_size() for leaf in kept if isinstance(leaf, Tensor))
         one = 4 * (sum(tree.nbytes(leaves) for leaves in shared.values()) + own)
+        stages = self._convolutional(algorithm, objective, shared, data)
+        if stages is not None:
+            batch = min(getattr(algorithm.solver, "batch_size", None) or math.inf, int(data.size.max()))
+            one += int(batch) * 8 * sum(stage.numbers() for stage in stages)
         budget = self.memory_mb or (8192.0 if _on_gpu(shared) else 1024.0)
         return max(1, int(budget * 1e6 / max(1, one)))
 
@@ -129,6 +142,10 @@ class Batched(Engine):
         """The kernel for the local steps: a fused one if ``_fused`` finds layers; otherwise CUDA graphs on a GPU, and
         plain vmap on a CPU or if batches must not be padded."""
         on_gpu = _on_gpu(shared)
+        stages = self._convolutional(algorithm, objective, shared, data)
+        if stages is not None:
+            self._conv_graphs = self._conv_graphs or ConvGraphs(self.precision, self.compiled)
+            return partial(self._conv_graphs.train, stages)
         layers = self._fused(algorithm, objective, shared) if _one_target(data) else None
         if layers is not None and plain_sgd_of(algorithm) is None:
             return partial(fused_interpolated.train, layers)
@@ -156,6 +173,15 @@ class Batched(Engine):
         wanted = self.kernel == "sequential" or (self.kernel == "best" and convolves)
         return wanted and inputs.device_of(data.y) == one.device
 
+    def _convolutional(self, algorithm: Algorithm, objective: Objective, shared: Shared, data: Block) -> Stages | None:
+        """The stages of a convolutional chain if there is a kernel for the local program; on a CPU, where ordinary
+        convolutions are faster, only with kernel ``fused``."""
+        chosen = self.kernel == "fused" or (self.kernel == "best" and _on_gpu(shared))
+        if not chosen or shared["buffers"] or plain_sgd_of(algorithm) is None or not _one_target(data):
+            return None
+        here = next(iter(shared["params"].values())).device
+        return stages_for(objective, shared, data) if data.x.device == data.y.device == here else None
+
     def _fused(self, algorithm: Algorithm, objective: Objective, shared: Shared) -> tuple[fused.Dense, ...] | None:
         """The dense layers of the model if the local program can be fused; on a GPU only with kernel ``fused``."""
         plain = is_fusible(algorithm) and not shared["buffers"]
@@ -165,6 +191,17 @@ class Batched(Engine):
         if self.kernel == "fused" and layers is None:
             raise ValueError("kernel 'fused' needs a chain of linear layers with plain local SGD and no buffers")
         return layers
+
+
+def stages_for(objective: Objective, shared: Shared, data: Block) -> Stages | None:
+    """The model as the stages of a convolutional chain, None if it is none; cached like ``dense_of``."""
+    kept = _stages.setdefault(objective, {})
+    shape = tuple(data.x.shape[1:])
+    if shape not in kept:
+        chain = chain_of(objective, shared["params"])
+        kept[shape] = stages_of(chain, shared["params"], objective.loss_name, shape)
+    stages: Stages | None = kept[shape]
+    return stages
 
 
 def dense_of(objective: Objective, shared: Shared) -> tuple[fused.Dense, ...] | None:

@@ -192,11 +192,18 @@ def _in_streams(one: Callable[..., Any], whole: bool, clients: int) -> Callable[
 @contextmanager
 def precise(precision: Precision) -> Iterator[None]:
     """Matrix products and convolutions in float32, in tf32 (the same range, ten bits of mantissa), or in bf16."""
+    with products_in(precision):
+        with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16", cache_enabled=False):
+            yield
+
+
+@contextmanager
+def products_in(precision: Precision) -> Iterator[None]:
+    """The same, except that tensors in float32 are not converted to bf16."""
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "float32"
     try:
-        with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16", cache_enabled=False):
-            yield
+        yield
     finally:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 

@@ -8,18 +8,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._functorch.compile_utils import fx_graph_cse
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.func import functionalize
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
-from torch.utils.flop_counter import FlopCounterMode
 
 from fedalloy.engines.filling import fill
 
@@ -45,6 +40,9 @@ class TracedStep:
 
     def flops(self, leaves: list[Tensor]) -> int:
         """The floating-point operations of products and convolutions; nothing is computed."""
+        from torch._subclasses.fake_tensor import FakeTensorMode
+        from torch.utils.flop_counter import FlopCounterMode
+
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         with mode, FlopCounterMode(display=False) as counter:
             self.graph(*(mode.from_tensor(leaf) for leaf in leaves))
@@ -64,9 +62,7 @@ def trace(step: Callable[[Values], Values], values: Values) -> TracedStep:
         # Dicts may come back in another order: every leaf is put where the old one was.
         return [leaf for name in new for leaf in tree_flatten(values[name])[1].flatten_up_to(new[name])]
 
-    graph = make_fx(functionalize(flat), tracing_mode="fake", _allow_non_fake_inputs=True)(*leaves)
-    graph.graph = fx_graph_cse(graph.graph)
-    graph.graph.eliminate_dead_code()
+    graph = _graph_of(flat, leaves)
     targets = _without_unchanged(graph.graph, [place for name in written for place in places[name]])
     graph.recompile()
     return TracedStep(graph, targets, graph)
@@ -87,6 +83,50 @@ def or_uncompiled(step: TracedStep, try_out: Callable[[TracedStep], None]) -> Tr
         warnings.warn(f"local steps run uncompiled, which is slower: {reason}", RuntimeWarning, stacklevel=2)
         return step
     return compiled
+
+
+def _graph_of(function: Callable[..., Any], leaves: list[Tensor]) -> fx.GraphModule:
+    """The operations of a function, each computed once. What tracing needs takes half a second to import."""
+    from torch._functorch.compile_utils import fx_graph_cse
+    from torch.func import functionalize
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    graph = make_fx(functionalize(function), tracing_mode="fake", _allow_non_fake_inputs=True)(*leaves)
+    graph.graph = fx_graph_cse(graph.graph)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    return graph
+
+
+@dataclass
+class Fusing:
+    """Calls functions of tensors, each compiled once per shape if ``compiled``. ``key`` identifies a function: two with
+    the same key compute the same."""
+
+    compiled: bool
+    _made: dict[tuple[Any, ...], Callable[..., Tensor]] = field(default_factory=dict, repr=False)
+
+    def __call__(self, key: Any, function: Callable[..., Tensor], *given: Tensor | None) -> Tensor:
+        """``function(*given)``."""
+        if not self.compiled:
+            return function(*given)
+        shapes = tuple(None if one is None else (one.shape, one.stride(), one.dtype) for one in given)
+        if (key, shapes) not in self._made:
+            self._made[key, shapes] = _compiled(function, given)
+        return self._made[key, shapes](*(one for one in given if one is not None))
+
+
+def _compiled(function: Callable[..., Tensor], given: tuple[Tensor | None, ...]) -> Callable[..., Tensor]:
+    """The function of those arguments that are given. Every graph is a new function for the compiler, which keeps only
+    a few versions of one."""
+
+    def call(*leaves: Tensor) -> Tensor:
+        rest = iter(leaves)
+        return function(*(None if one is None else next(rest) for one in given))
+
+    leaves = [one for one in given if one is not None]
+    graph = _graph_of(call, leaves)
+    return torch.compile(graph, dynamic=False, fullgraph=True)  # type: ignore[return-value]
 
 
 def _places(values: Values) -> dict[str, range]:
