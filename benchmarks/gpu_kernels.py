@@ -130,7 +130,8 @@ def profiled(fed: Federation, engine: Engine, label: str, top: int = 16) -> None
     print(f"-- kernels of {label}: {total:.2f} ms in {sum(one.count for one in rows)} launches", flush=True)
     print("\n".join(lines[:top]), flush=True)
     if OUT:
-        (OUT[0] / f"kernels-{label.replace(' ', '-').replace('/', '-')}.txt").write_text("\n".join(lines))
+        with (OUT[0] / "profiles.txt").open("a") as file:
+            file.write("\n".join([f"-- {label}: {total:.2f} ms", *lines, ""]))
 
 
 def measure(
