@@ -1,6 +1,6 @@
 """The GPU kernels on one card, before and after: whether they agree with the loop, how long a round takes, and on what.
 
-    PYTHONPATH=src python -m benchmarks.gpu_kernels [--only conform cnn generative resnet] [--out FOLDER]
+    PYTHONPATH=src python -m benchmarks.gpu_kernels [--only conform cnn ...] [--out FOLDER]
 
 Needs torch with CUDA, numpy and safetensors, and no data: images are drawn, with the shapes of CIFAR-10 and MNIST. Every
 part prints what it finds at once, and one that fails does not end the others. "Before" is ``kernel = "mapped"``.
@@ -15,6 +15,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.h200 import cnn, resnet20
+from benchmarks.h200 import cnn, resnet20, timed_fit
 from fedalloy.algorithms import fedavg, fedprox, named, scaffold
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Engine, Outcome
 from fedalloy.core.types import Context, Examples, Work
-from fedalloy.engines import conv_sgd
+from fedalloy.engines import conv_graphs, conv_sgd
 from fedalloy.engines.batched import Batched
 from fedalloy.engines.loop import Loop
 from fedalloy.engines.profile import collecting
@@ -105,24 +106,25 @@ def federation(
     return Federation(algorithm, task, torch.arange(cohort))
 
 
-def timed(fed: Federation, engine: Engine, rounds: int) -> tuple[float, list[float], Outcome]:
-    """Seconds of the first round, of each further one, and the last outcome."""
+def timed(fed: Federation, engine: Engine, rounds: int) -> tuple[float, list[float], dict[str, float], Outcome]:
+    """Seconds of the first round, of each further one, of the last one's phases, and its outcome."""
     times = []
     for number in range(1, rounds + 2):
         torch.cuda.synchronize()
         begin = time.perf_counter()
-        outcome = fed.round(engine, number)
+        with collecting() if number > rounds else nullcontext({}) as phases:
+            outcome = fed.round(engine, number)
         torch.cuda.synchronize()
         times.append(time.perf_counter() - begin)
-    return times[0], times[1:], outcome
+    return times[0], times[1:], phases, outcome
 
 
-def profiled(fed: Federation, engine: Engine, label: str, top: int = 16) -> None:
-    """The kernels of one further round, by time."""
+def profiled(work: Callable[[], Any], label: str, top: int = 18) -> None:
+    """The kernels of some work, by time."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as found:
-        fed.round(engine, 99)
+        work()
         torch.cuda.synchronize()
     rows = sorted(found.key_averages(), key=lambda one: -one.self_device_time_total)
     total = sum(one.self_device_time_total for one in rows) / 1e3
@@ -134,6 +136,15 @@ def profiled(fed: Federation, engine: Engine, label: str, top: int = 16) -> None
             file.write("\n".join([f"-- {label}: {total:.2f} ms", *lines, ""]))
 
 
+def profiled_round(fed: Federation, engine: Batched, label: str) -> None:
+    """The kernels of a round, or of one client's step where clients run one after another."""
+    lanes = next(iter(engine._client_graphs._lanes.values()), []) if engine._client_graphs else []
+    if lanes and lanes[0].graph is not None:
+        profiled(lanes[0].graph.replay, f"{label}, one step of {len(lanes)} lanes")
+    else:
+        profiled(lambda: fed.round(engine, 99), label)
+
+
 def measure(
     part: str, label: str, fed: Federation, engine: Batched, rounds: int, profile: bool = False
 ) -> Outcome | None:
@@ -142,9 +153,7 @@ def measure(
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             torch.cuda.reset_peak_memory_stats()
-            first, times, outcome = timed(fed, engine, rounds)
-            with collecting() as phases:
-                fed.round(engine, 98)
+            first, times, phases, outcome = timed(fed, engine, rounds)
         spread = [round(1e3 * one, 3) for one in (min(times), max(times))]
         note(part=part, variant=label, ms=round(1e3 * statistics.median(times), 3), spread_ms=spread,
              first_s=round(first, 2), phases_ms={n: round(1e3 * v, 2) for n, v in phases.items()},
@@ -152,7 +161,7 @@ def measure(
              said=sorted({str(one.message)[:160] for one in said if "deprecated" not in str(one.message)})[:4],
              loss=float(outcome.cohort.stats["train_loss"].mean()))  # fmt: skip
         if profile:
-            profiled(fed, engine, f"{part} {label}")
+            profiled_round(fed, engine, f"{part} {label}")
         return outcome
     except Exception:
         note(part=part, variant=label, failed=traceback.format_exc()[-1500:])
@@ -213,7 +222,38 @@ def conform() -> None:
             note(part="conform", kernel=kernel, algorithm=name, largest=gap, ok=gap < 1e-9, used=used, graphs=graphs)
         except Exception:
             note(part="conform", kernel=kernel, algorithm=name, failed=traceback.format_exc()[-1500:])
+    factored(data)
     planted(data)
+
+
+def factored(data: Dataset) -> None:
+    """The same with a dense layer whose updates stay factors: sums, norms and updates."""
+
+    def model() -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(512, 200), nn.ReLU(),
+            nn.Linear(200, 10),
+        )  # fmt: skip
+
+    fed = federation(fedavg(lr=0.1, batch_size=7), data, model, 9, 9, dtype=torch.float64)
+    engine = Batched()
+    for number in (1, 2, 3):
+        found, right = fed.round(engine, number).cohort, fed.round(Loop(), number).cohort
+        weights = torch.rand(9, dtype=torch.float64, device="cuda")
+        sums, expected = found.combine("delta", weights), right.combine("delta", weights)
+        gap = max(float((sums[name] - leaf).abs().max()) for name, leaf in expected.items())
+        norms = float((found.norms("delta") - right.norms("delta")).abs().max())
+        whole = max(float((found.payload["delta"][n] - v).abs().max()) for n, v in right.payload["delta"].items())
+        kind = type(found.payload["delta"]).__name__
+        note(
+            part="conform",
+            kernel="factored",
+            sums=gap,
+            norms=norms,
+            whole=whole,
+            ok=max(gap, norms, whole) < 1e-9,
+            kept=kind,
+        )
 
 
 def planted(data: Dataset) -> None:
@@ -256,41 +296,81 @@ def update_errors(fed: Federation, variants: dict[str, Batched]) -> None:
             note(part="cnn errors", variant=label, failed=traceback.format_exc()[-800:])
 
 
-def convolutional() -> None:
+def cnn_federation() -> Federation:
     """50 clients x 50 images, batches of 10, the CNN of 1,626,442 parameters."""
-    fed = federation(fedavg(lr=0.1, batch_size=10), images(5000, (3, 32, 32)), cnn, 100, 50)
-    update_errors(fed, {
+    return federation(fedavg(lr=0.1, batch_size=10), images(5000, (3, 32, 32)), cnn, 100, 50)
+
+
+def convolutional() -> None:
+    """A known benchmark of simulators."""
+    fed = cnn_federation()
+    for label, kernel in (
+        ("tf32 best", "best"),
+        ("bf16 best", "best"),
+        ("tf32 mapped", "mapped"),
+        ("bf16 mapped", "mapped"),
+    ):
+        engine = Batched(precision=label[:4], kernel=kernel)  # type: ignore[arg-type]
+        measure("cnn", label, fed, engine, 30, profile=True)
+    asked, conv_graphs.may_be_factored = conv_graphs.may_be_factored, lambda algorithm: False
+    measure("cnn", "tf32 best, private copies", fed, Batched(precision="tf32"), 30)
+    conv_graphs.may_be_factored = asked
+
+
+def errors() -> None:
+    """Updates against float64, before and after."""
+    update_errors(cnn_federation(), {
         f"{precision} {kernel}": Batched(precision=precision, kernel=kernel)  # type: ignore[arg-type]
-        for precision in ("float32", "tf32", "bf16") for kernel in ("mapped", "best")
+        for precision in ("tf32", "bf16", "float32") for kernel in ("mapped", "best")
     })  # fmt: skip
-    for precision in ("tf32", "bf16", "float32"):
-        for kernel in ("mapped", "best"):
-            engine = Batched(precision=precision, kernel=kernel)  # type: ignore[arg-type]
-            measure("cnn", f"{precision} {kernel}", fed, engine, 30, profile=precision != "float32")
-    measure("cnn", "tf32 best uncompiled", fed, Batched(precision="tf32", compiled=False), 30)
+
+
+GENERATIVE: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
+    "fedevg": (lambda: resnet10((1, 32, 32), 10), {"low": 0.0, "high": 1.0}),
+    "fedcgan": (lambda: acgan((1, 32, 32), 10, norm="group"), {}),
+    "fedcvae": (lambda: cvae((1, 32, 32), 10, norm="group"), {}),
+}
+
+
+def generative_federation(name: str) -> Federation:
+    """MNIST's shape, 10 clients with Dirichlet(1) shares, batches of 64, one epoch."""
+    model, extra = GENERATIVE[name]
+    return federation(named(name, batch_size=64, **extra), images(56320, (1, 32, 32)), model, 10, 10, Dirichlet(1.0))
 
 
 def generative() -> None:
-    """MNIST's shape, 10 clients with Dirichlet(1) shares, batches of 64; per round and per client's step."""
-    data = images(56320, (1, 32, 32))
-    made = {
-        "fedcvae": (lambda: cvae((1, 32, 32), 10, norm="group"), {}),
-        "fedcgan": (lambda: acgan((1, 32, 32), 10, norm="group"), {}),
-        "fedevg": (lambda: resnet10((1, 32, 32), 10), {"low": 0.0, "high": 1.0, "iterations": 20}),
-    }  # fmt: skip
-    for name, (model, extra) in made.items():
+    """Methods that generate data, a whole round."""
+    for name, precision in (("fedevg", "tf32"), ("fedcgan", "tf32"), ("fedcvae", "tf32"), ("fedevg", "bf16")):
         try:
-            fed = federation(named(name, batch_size=64, **extra), data, model, 10, 10, Dirichlet(1.0))
+            fed = generative_federation(name)
         except Exception:
             note(part=name, failed=traceback.format_exc()[-1500:])
             continue
-        sizes = fed.task.train.size.tolist()
-        note(part=name, sizes=sizes, steps=sum(min(-(-size // 64), extra.get("iterations", 10**9)) for size in sizes))
-        rounds = 2
-        measure(name, "tf32 best", fed, Batched(precision="tf32"), rounds, profile=True)
-        measure(name, "bf16 best", fed, Batched(precision="bf16"), rounds, profile=name == "fedevg")
-        measure(name, "tf32 best uncompiled", fed, Batched(precision="tf32", compiled=False), 1)
+        sizes = fed.task.train.size
+        note(part=name, sizes=sizes.tolist(), steps=int(((sizes + 63) // 64).sum()))
+        engine = Batched(precision=precision)  # type: ignore[arg-type]
+        measure(name, f"{precision} best", fed, engine, 1, profile=True)
+
+
+def generative_before() -> None:
+    """The same without compiling, and mapped."""
+    for name in ("fedcvae", "fedcgan"):
+        fed = generative_federation(name)
         measure(name, "tf32 mapped", fed, Batched(precision="tf32", kernel="mapped"), 1)
+        measure(name, "tf32 best uncompiled", fed, Batched(precision="tf32", compiled=False), 1)
+
+
+def whole_rounds() -> None:
+    """The public ``fit`` with records, on the CNN."""
+    task = federate(images(10000, (3, 32, 32)), Iid(), 200, ModuleObjective(cnn), test_fraction=0.0, key=Key.of(0))
+    for label, engine in {
+        "tf32 best": Batched(precision="tf32"), "bf16 best": Batched(precision="bf16"),
+        "tf32 mapped": Batched(precision="tf32", kernel="mapped"),
+    }.items():  # fmt: skip
+        gaps, accuracy, peak = timed_fit(task, 60, 50, 10, engine)
+        note(part="fit cnn", variant=label, ms=round(1e3 * statistics.median(gaps), 3), accuracy=accuracy,
+             quartiles=[round(1e3 * one, 3) for one in statistics.quantiles(gaps, n=4)], peak_mb=round(peak),
+             fallback=engine._unbatchable)  # fmt: skip
 
 
 def residual() -> None:
@@ -299,14 +379,22 @@ def residual() -> None:
         data = images(clients * batch * 2, (3, 32, 32))
         fed = federation(fedavg(lr=0.1, batch_size=batch), data, resnet20, clients, clients)
         for label, engine in {
-            "tf32 best": Batched(precision="tf32"), "tf32 mapped": Batched(precision="tf32", kernel="mapped"),
-            "tf32 sequential": Batched(precision="tf32", kernel="sequential"),
+            "tf32 mapped": Batched(precision="tf32", kernel="mapped"), "tf32 best": Batched(precision="tf32"),
         }.items():  # fmt: skip
             measure(f"resnet20 {clients}x{batch}", label, fed, engine, 10)
 
 
+def warm(name: str, precision: str) -> None:
+    """Fill the compiler's cache: one round."""
+    begin = time.perf_counter()
+    fed = cnn_federation() if name == "cnn" else generative_federation(name)
+    fed.round(Batched(precision=precision))  # type: ignore[arg-type]
+    print(f"warm {name} {precision}: {time.perf_counter() - begin:.1f} s", flush=True)
+
+
 PARTS: dict[str, Callable[[], None]] = {
-    "conform": conform, "cnn": convolutional, "generative": generative, "resnet": residual,
+    "conform": conform, "cnn": convolutional, "errors": errors, "generative": generative, "fit": whole_rounds,
+    "resnet": residual, "before": generative_before,
 }  # fmt: skip
 
 
@@ -315,7 +403,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", choices=sorted(PARTS), default=list(PARTS))
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--warm", nargs=2, metavar=("NAME", "PRECISION"), help="only fill the compiler's cache")
     options = parser.parse_args()
+    if options.warm:
+        warm(*options.warm)
+        return
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
         OUT.append(options.out)

@@ -193,7 +193,7 @@ def received(stages: Stages, params: Tree) -> Tree:
 
 def updates(stages: Stages, model: Tree, params: Tree) -> Tree:
     """What the clients send, in the layout of the model: their leaves minus the received ones."""
-    moved = {stage.weight: stage.to_model(model[stage.weight]) for stage in stages}
+    moved = {stage.weight: stage.to_model(model[stage.weight]) for stage in stages if stage.weight in params}
     return {name: torch.sub(moved.get(name, model[name]), leaf).contiguous() for name, leaf in params.items()}
 
 

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from fedalloy.core.algorithm import Algorithm
+from fedalloy.core.factors import FactoredTree
 from fedalloy.core.program import BlockTraining, TrainingResult
+from fedalloy.core.protocols import ElementWeighting
 from fedalloy.core.types import Tree
 from fedalloy.engines.conv_chain import Stages
 from fedalloy.engines.conv_sgd import Batches, ConvSgd, descend
 from fedalloy.engines.cuda_graphs import Precision, products_in
 from fedalloy.engines.filling import fill
-from fedalloy.engines.fused_graph import Result, agree
+from fedalloy.engines.fused_graph import agree
 from fedalloy.engines.kinds import plain_sgd_of
 from fedalloy.engines.tracing import Fusing, can_compile
 
 DIFFERENTIABLE = False
+Result = tuple[Mapping[str, Tensor], Tensor]
 MOST_GRAPHS = 8
 """Rounds whose numbers of steps differ need a graph each; if there are more, further ones run without."""
 
@@ -42,7 +47,9 @@ class Captured:
         fill([mine.rows, mine.mask, mine.seen], [given.rows, given.mask, given.seen])
         self.lr.fill_(lr)
         self.graph.replay()
-        return self.result
+        deltas, totals = self.result
+        # A new tree: the last round's may have been multiplied out.
+        return (FactoredTree(deltas.stored) if isinstance(deltas, FactoredTree) else deltas), totals
 
 
 @dataclass
@@ -63,7 +70,7 @@ class ConvGraphs:
         batches = Batches.of(training.block, everybody=kernel.is_still)
         with products_in(self.precision):
             deltas, loss_sum = self.descend(kernel, params, batches, lr)
-        return TrainingResult({}, {}, loss_sum, sent={"delta": deltas})
+        return TrainingResult({}, {}, loss_sum, sent={"delta": cast(Tree, deltas)})
 
     def descend(self, kernel: ConvSgd, params: Tree, batches: Batches, lr: float) -> Result:
         """The same result as ``conv_sgd.descend``, from a graph where possible."""
@@ -91,7 +98,8 @@ class ConvGraphs:
         assert sgd is not None
         if self._fusing is None:
             self._fusing = Fusing(self.compiled is not False and can_compile(training.device))
-        return ConvSgd(stages, training.objective.loss_name or "", sgd, self.precision, self._fusing)
+        loss, factored = training.objective.loss_name or "", may_be_factored(training.algorithm)
+        return ConvSgd(stages, loss, sgd, self.precision, self._fusing, factored)
 
     def _compiled_or_not(self, kernel: ConvSgd, params: Tree, batches: Batches, lr: float) -> Result:
         """Without a graph; if compiling fails, uncompiled from then on, after a warning."""
@@ -106,13 +114,29 @@ class ConvGraphs:
             return descend(replace(kernel, fusing=self._fusing), params, batches, lr)
 
 
+def may_be_factored(algorithm: Algorithm) -> bool:
+    """Whether updates may stay factors: nothing but norms and weighted sums is asked about them."""
+    read = algorithm.wire or "accuracy_after" in algorithm.requires or algorithm.weighting.asks - {"norms"}
+    return not read and not isinstance(algorithm.weighting, ElementWeighting)
+
+
 def signature(kernel: ConvSgd, params: Tree, batches: Batches, lr: float) -> tuple[Any, ...]:
     """What is fixed in a graph: stages, loss, SGD settings, steps, clients, shapes, address of the data; and the step
     size, if it is more than a factor of the gradient."""
     shapes = tuple((name, leaf.shape, leaf.dtype) for name, leaf in params.items())
     data = (batches.x.data_ptr(), batches.y.data_ptr(), batches.x.shape)
     size = lr if kernel.sgd.weight_decay or kernel.sgd.pull else None
-    return kernel.stages, kernel.loss, kernel.sgd, shapes, batches.running, batches.rows.shape, data, size
+    return (
+        kernel.stages,
+        kernel.loss,
+        kernel.sgd,
+        kernel.factored,
+        shapes,
+        batches.running,
+        batches.rows.shape,
+        data,
+        size,
+    )
 
 
 def _capture(kernel: ConvSgd, params: Tree, batches: Batches, lr: float) -> Captured:

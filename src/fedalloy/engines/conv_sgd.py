@@ -8,13 +8,16 @@ of the loss's gradient, so a captured graph serves all rounds of a schedule. Not
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from fedalloy.core.blocks import Prepared
+from fedalloy.core.factors import FactoredTree, LowRank
 from fedalloy.core.types import Tree
 from fedalloy.core.wide import widest
 from fedalloy.engines.between_products import back, enter, onward
@@ -29,13 +32,15 @@ DIFFERENTIABLE = False
 
 @dataclass(frozen=True)
 class ConvSgd:
-    """What is the same in all rounds. ``fusing`` calls what is between products."""
+    """What is the same in all rounds. ``fusing`` calls what is between products; ``factored`` allows updates of dense
+    layers to stay factors."""
 
     stages: Stages
     loss: str
     sgd: PlainSgd
     precision: Precision
     fusing: Fusing
+    factored: bool = False
 
     @property
     def is_still(self) -> bool:
@@ -67,11 +72,66 @@ class Batches:
         return Batches(block.data.x, block.data.y, block.rows, block.mask, block.seen, running)
 
 
-def descend(kernel: ConvSgd, params: Tree, batches: Batches, lr: Tensor | float) -> tuple[Tree, Tensor]:
+class FactoredLayer:
+    """The weights of one dense layer of all clients: the received weight, which all share, minus the sum over steps of
+    output gradients times inputs, which are kept instead of a private copy of the weight."""
+
+    def __init__(self, weight: Tensor, clients: int, rank: int, dtype: torch.dtype) -> None:
+        self.weight, self.count = weight, 0
+        self.inputs = weight.new_zeros(clients, rank, weight.shape[1], dtype=dtype)
+        self.grads = weight.new_zeros(clients, rank, weight.shape[0])
+
+    def forward(self, kernel: ConvSgd, value: Tensor) -> Tensor:
+        """The layer's results without its bias."""
+        out = (value.flatten(0, 1) @ kernel.cast(self.weight).T).unflatten(0, value.shape[:2])
+        inputs, grads = self.so_far(kernel)
+        return out if not self.count else torch.baddbmm(out, value @ inputs.transpose(1, 2), grads, alpha=-1)
+
+    def back(self, kernel: ConvSgd, out_grad: Tensor) -> Tensor:
+        """The gradient with respect to the inputs; ``out_grad`` is ``[C, B, outputs]``."""
+        grad = kernel.cast(out_grad)
+        found = (grad.flatten(0, 1) @ kernel.cast(self.weight)).unflatten(0, grad.shape[:2])
+        inputs, grads = self.so_far(kernel)
+        return found if not self.count else torch.baddbmm(found, grad @ grads.transpose(1, 2), inputs, alpha=-1)
+
+    def so_far(self, kernel: ConvSgd) -> tuple[Tensor, Tensor]:
+        """The factors of the steps so far, in the precision of products."""
+        return self.inputs[:, : self.count], kernel.cast(self.grads[:, : self.count])
+
+    def move(self, value: Tensor, out_grad: Tensor) -> None:
+        """Add a step."""
+        now = slice(self.count, self.count + value.shape[1])
+        self.inputs[:, now], self.grads[:, now] = value, out_grad
+        self.count = now.stop
+
+    def update(self, stage: Stage) -> LowRank:
+        """What the clients send."""
+        return LowRank(-self.grads.transpose(1, 2), self.inputs, stage.to_model)
+
+
+Factored = dict[str, FactoredLayer]
+
+
+def factored_layers(kernel: ConvSgd, model: Tree, batches: Batches) -> Factored:
+    """The dense layers whose updates are smaller as factors, by the names of their weights: an update's rank is at most
+    the number of examples in all steps. The last layer, whose products are in full precision, is never among them."""
+    steps, clients, batch = batches.rows.shape
+    found: Factored = {}
+    for stage in kernel.stages[:-1] if kernel.factored and kernel.is_still else ():
+        outputs, inputs = model[stage.weight].shape
+        if stage.window is None and 2 * steps * batch * (outputs + inputs) <= outputs * inputs:
+            dtype = torch.bfloat16 if kernel.precision == "bf16" else model[stage.weight].dtype
+            found[stage.weight] = FactoredLayer(model[stage.weight], clients, steps * batch, dtype)
+    return found
+
+
+def descend(kernel: ConvSgd, params: Tree, batches: Batches, lr: Tensor | float) -> tuple[Mapping[str, Tensor], Tensor]:
     """Take every step; returns the clients' updates and the sums of their losses (see ``summed_losses``). With weight
     decay or a proximal term the step size must be a number."""
-    clients = batches.rows.shape[1]
-    memory = allocate(received(kernel.stages, params), clients, momentum=kernel.sgd.momentum > 0)
+    clients, start = batches.rows.shape[1], received(kernel.stages, params)
+    factored = factored_layers(kernel, start, batches)
+    private = {name: leaf for name, leaf in start.items() if name not in factored}
+    memory = allocate(private, clients, momentum=kernel.sgd.momentum > 0)
     # Every example's factor in the gradient: its share of the batch, and the step size.
     dtype = next(iter(params.values())).dtype
     share = lr * batches.mask.to(dtype) / batches.seen.clamp(min=1).unsqueeze(2)
@@ -84,22 +144,36 @@ def descend(kernel: ConvSgd, params: Tree, batches: Batches, lr: Tensor | float)
         if running < clients:  # rare shapes are not worth a compiler call each
             now, part = memory.first(running), replace(kernel, fusing=Fusing(compiled=False))
         rows, mask = batches.rows[step, :running], batches.mask[step, :running]
-        values, outs, logits = _forward(part, now.model, batches.x, rows)
+        values, outs, logits = _forward(part, now.model, factored, batches.x, rows)
         y = batches.y.index_select(0, rows.flatten()).reshape(rows.shape)
         out_grad, losses = output_gradient(kernel.loss, logits, y.unsqueeze(1))
         out_grad *= share[step, :running].unsqueeze(1)
-        _backward(part, now, sgd, values, outs, out_grad)
+        _backward(part, now, factored, sgd, values, outs, out_grad)
         summed.append(losses.masked_fill_(~mask, 0.0).sum(1, dtype=widest(losses.device)))
-    return updates(kernel.stages, memory.model, params), loss_totals(summed, batches.seen)
+    return _updates(kernel.stages, memory.model, factored, params), loss_totals(summed, batches.seen)
 
 
-def _forward(kernel: ConvSgd, model: Tree, pool: Tensor, rows: Tensor) -> tuple[list[Tensor], list[Tensor], Tensor]:
+def _updates(stages: Stages, model: Tree, factored: Factored, params: Tree) -> Mapping[str, Tensor]:
+    """What the clients send, in the order of the received leaves."""
+    private = updates(stages, model, {name: leaf for name, leaf in params.items() if name not in factored})
+    if not factored:
+        return private
+    kept = {stage.weight: factored[stage.weight].update(stage) for stage in stages if stage.weight in factored}
+    return FactoredTree({name: kept[name] if name in kept else private[name] for name in params})
+
+
+def _forward(
+    kernel: ConvSgd, model: Tree, factored: Factored, pool: Tensor, rows: Tensor
+) -> tuple[list[Tensor], list[Tensor], Tensor]:
     """The inputs of all products, the results of all but the last, and the model's outputs, ``[C, classes, B]``."""
     stages, fusing = kernel.stages, kernel.fusing
     dtype = torch.bfloat16 if kernel.precision == "bf16" else model[stages[0].weight].dtype
     values, outs = [fusing("enter", partial(enter, stages[0], dtype=dtype), pool, rows)], []
-    for place, (stage, after) in enumerate(zip(stages, stages[1:], strict=False)):
-        outs.append(torch.bmm(values[-1], kernel.cast(model[stage.weight]).transpose(1, 2)))
+    for place, (stage, after) in enumerate(pairwise(stages)):
+        if stage.weight in factored:
+            outs.append(factored[stage.weight].forward(kernel, values[-1]))
+        else:
+            outs.append(torch.bmm(values[-1], kernel.cast(model[stage.weight]).transpose(1, 2)))
         values.append(fusing(("onward", place), partial(onward, stage, after), outs[-1], _bias(stage, model)))
     last, weight = stages[-1], model[stages[-1].weight]
     logits = torch.bmm(weight, values[-1].to(weight.dtype).transpose(1, 2))
@@ -108,16 +182,29 @@ def _forward(kernel: ConvSgd, model: Tree, pool: Tensor, rows: Tensor) -> tuple[
 
 
 def _backward(
-    kernel: ConvSgd, memory: Memory, sgd: PlainSgd, values: list[Tensor], outs: list[Tensor], out_grad: Tensor
+    kernel: ConvSgd,
+    memory: Memory,
+    factored: Factored,
+    sgd: PlainSgd,
+    values: list[Tensor],
+    outs: list[Tensor],
+    out_grad: Tensor,
 ) -> None:
     """From the last product to the first: the gradient for the product before, then the update. Gradients with respect
     to a product's result are ``[C, outputs, B * patches]``."""
     stages, model = kernel.stages, memory.model
     for place in reversed(range(len(stages))):
-        stage, before = stages[place], stages[place - 1]
-        if place:
+        stage, before, layer = stages[place], stages[place - 1], factored.get(stages[place].weight)
+        if place and layer is not None:
+            by_input = layer.back(kernel, out_grad.transpose(1, 2))
+        elif place:
             by_input = torch.bmm(kernel.cast(out_grad).transpose(1, 2), kernel.cast(model[stage.weight]))
-        _move(kernel, memory, sgd, stage, out_grad, values[place])
+        if stage.bias is not None:
+            move_bias(memory, stage.bias, sgd, out_grad, 1.0, 1.0)
+        if layer is not None:
+            layer.move(values[place], out_grad.transpose(1, 2))
+        else:
+            _move(kernel, memory, sgd, stage, out_grad, values[place])
         if place:
             function = partial(back, before, stage)
             given = outs[place - 1], _bias(before, model), by_input
@@ -125,9 +212,7 @@ def _backward(
 
 
 def _move(kernel: ConvSgd, memory: Memory, sgd: PlainSgd, stage: Stage, out_grad: Tensor, value: Tensor) -> None:
-    """Update the leaves of a stage; the gradient already has the step size in it."""
-    if stage.bias is not None:
-        move_bias(memory, stage.bias, sgd, out_grad, 1.0, 1.0)
+    """Update the weight of a stage; the gradient already has the step size in it."""
     if kernel.precision != "bf16":
         move_weight(memory, stage.weight, sgd, out_grad, value, 1.0, 1.0)
         return

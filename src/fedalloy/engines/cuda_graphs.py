@@ -192,9 +192,9 @@ def _in_streams(one: Callable[..., Any], whole: bool, clients: int) -> Callable[
 @contextmanager
 def precise(precision: Precision) -> Iterator[None]:
     """Matrix products and convolutions in float32, in tf32 (the same range, ten bits of mantissa), or in bf16."""
-    with products_in(precision):
-        with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16", cache_enabled=False):
-            yield
+    autocast = torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16", cache_enabled=False)
+    with products_in(precision), autocast:
+        yield
 
 
 @contextmanager

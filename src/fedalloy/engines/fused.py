@@ -139,6 +139,7 @@ def _activation(chain: Chain, position: int) -> str | None:
 
 
 def allocate(params: Tree, clients: int, momentum: bool) -> Memory:
+    """The buffers of a block: a private copy of every leaf for each client."""
     # One contiguous buffer per leaf: on slices of one wide matrix, baddbmm_ would copy them there and back.
     model = {name: leaf.repeat(clients, *[1] * leaf.dim()) for name, leaf in params.items()}
     return Memory(params, model, {name: torch.zeros_like(leaf) for name, leaf in model.items()} if momentum else {})
@@ -226,7 +227,9 @@ def move_weight(
 
 
 def move_bias(memory: Memory, leaf: str, sgd: PlainSgd, out_grad: Tensor, scale: float, lr: float) -> None:
-    bias, grad = memory.model[leaf], out_grad.sum(2)
+    """The same for a bias."""
+    bias = memory.model[leaf]
+    grad = out_grad.sum(2, dtype=bias.dtype)
     if sgd.momentum:
         momentum_step(memory, leaf, sgd, grad.mul_(scale), lr)
         return
