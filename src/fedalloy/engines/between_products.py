@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedalloy.engines.conv_chain import Op, Shape, Stage, Window
+from fedalloy.engines.conv_chain import Op, Shape, Stage
 
 
 def enter(first: Stage, pool: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:
     """The patches of the examples ``rows`` (``[C, B]``) of the pool, whose images have their channels first."""
-    assert first.reads is not None and first.window is not None
+    assert first.reads is not None
     height, width, channels = first.reads
     x = pool.index_select(0, rows.flatten()).to(dtype)
     image = x.reshape(*rows.shape, channels, height, width).permute(0, 1, 3, 4, 2)
-    return patches(image, first.window)
+    return patches(image, first)
 
 
 def onward(stage: Stage, after: Stage, out: Tensor, bias: Tensor | None) -> Tensor:
@@ -30,7 +30,7 @@ def onward(stage: Stage, after: Stage, out: Tensor, bias: Tensor | None) -> Tens
     for op in stage.ops:
         value = _apply(op, value)
     if after.window is not None:
-        return patches(value, after.window)
+        return patches(value, after)
     return value.flatten(2)
 
 
@@ -41,14 +41,16 @@ def back(stage: Stage, after: Stage, out: Tensor, bias: Tensor | None, grad: Ten
         values.append(_apply(op, values[-1]))
     last = values[-1]
     image = (last.shape[2], last.shape[3], last.shape[4])
-    grad = grad.reshape(last.shape) if after.window is None else unpatched(grad, after.window, last.shape[1], image)
+    grad = grad.reshape(last.shape) if after.window is None else unpatched(grad, after, last.shape[1], image)
     for op, before, value in zip(stage.ops[::-1], values[-2::-1], values[:0:-1], strict=True):
         grad = _apply_back(op, before, value, grad)
     return grad.reshape(out.shape).to(out.dtype)
 
 
-def patches(image: Tensor, window: Window) -> Tensor:
-    """The patches of all images."""
+def patches(image: Tensor, stage: Stage) -> Tensor:
+    """The patches of all images that a convolution reads, each followed by the stage's extra zeros."""
+    window = stage.window
+    assert window is not None
     down, right = window.over((image.shape[2], image.shape[3], image.shape[4]))
     (top, left), (step_down, step_right) = window.padding, window.stride
     padded = functional.pad(image, (0, 0, left, left, top, top)) if top or left else image
@@ -57,12 +59,14 @@ def patches(image: Tensor, window: Window) -> Tensor:
         for i in range(window.size[0])
         for j in range(window.size[1])
     ]
-    stacked = torch.stack(parts, dim=4)
-    return stacked.reshape(image.shape[0], image.shape[1] * down * right, prod(window.size) * image.shape[4])
+    found = torch.stack(parts, dim=4).reshape(image.shape[0], image.shape[1] * down * right, stage.inputs)
+    return functional.pad(found, (0, stage.extra)) if stage.extra else found
 
 
-def unpatched(grad: Tensor, window: Window, batch: int, image: Shape) -> Tensor:
+def unpatched(grad: Tensor, stage: Stage, batch: int, image: Shape) -> Tensor:
     """The gradient of images from that of their patches: every pixel gets the sum over the patches it is in."""
+    window, grad = stage.window, grad[:, :, : stage.inputs]
+    assert window is not None
     (tall, wide), (top, left), (down, right) = window.size, window.padding, window.over(image)
     height, width, channels = image
     parts = grad.reshape(grad.shape[0], batch, down, right, tall * wide, channels)

@@ -80,8 +80,9 @@ class ClientGraphs:
         return [Lane(step, values, self.precision, owners) for _ in range(count)]
 
     def _try(self, step: TracedStep, values: Values) -> None:
+        own = tree_map(torch.clone, {name: tree for name, tree in values.items() if name != "pool"})
         with precise(self.precision):
-            step.call(*tree_flatten(values)[0])
+            step.advance(tree_flatten({**own, "pool": values["pool"]})[0])
 
 
 class Lane:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from fedalloy.core.types import Tree
 from fedalloy.engines.fused import LOSSES
@@ -20,6 +21,7 @@ from fedalloy.engines.layer_chain import Chain, Layer
 
 Shape = tuple[int, int, int]
 """Height, width, channels."""
+ALIGNED = 8
 _ACTIVATIONS = ("relu", "tanh", "sigmoid")
 
 
@@ -69,10 +71,20 @@ class Stage:
         """The names of its leaves."""
         return [self.weight, *([self.bias] if self.bias else [])]
 
+    @property
+    def inputs(self) -> int:
+        """The numbers in one patch; 0 for a dense layer."""
+        return 0 if self.window is None or self.reads is None else prod(self.window.size) * self.reads[2]
+
+    @property
+    def extra(self) -> int:
+        """Zeros after every patch, up to a multiple of 8: products of other lengths do not reach the matrix units."""
+        return -self.inputs % ALIGNED
+
     def to_product(self, leaf: Tensor) -> Tensor:
         """The weight, ``[outputs, inputs]``, from the model's."""
         if self.window is not None:
-            return leaf.permute(0, 2, 3, 1).flatten(1)
+            return functional.pad(leaf.permute(0, 2, 3, 1).flatten(1), (0, self.extra))
         if self.flattens is None:
             return leaf
         height, width, channels = self.flattens
@@ -82,7 +94,7 @@ class Stage:
         """All clients' weights as the model has them, from those of the products, ``[C, outputs, inputs]``."""
         if self.window is not None and self.reads is not None:
             size, channels = self.window.size, self.reads[2]
-            return stacked.unflatten(2, (*size, channels)).permute(0, 1, 4, 2, 3)
+            return stacked[:, :, : self.inputs].unflatten(2, (*size, channels)).permute(0, 1, 4, 2, 3)
         if self.flattens is None:
             return stacked
         return stacked.unflatten(2, self.flattens).permute(0, 1, 4, 2, 3).flatten(2)
@@ -90,8 +102,7 @@ class Stage:
     def numbers(self) -> int:
         """How many numbers its products read and write for one example, for an estimate of memory."""
         patches = self.shape[0] * self.shape[1]
-        inputs = 0 if self.window is None or self.reads is None else prod(self.window.size) * self.reads[2]
-        return patches * (2 * self.shape[2] + 2 * inputs)
+        return patches * (2 * self.shape[2] + 2 * (self.inputs + self.extra))
 
 
 Stages = tuple[Stage, ...]

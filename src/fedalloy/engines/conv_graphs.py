@@ -21,7 +21,7 @@ from fedalloy.engines.cuda_graphs import Precision, products_in
 from fedalloy.engines.filling import fill
 from fedalloy.engines.fused_graph import agree
 from fedalloy.engines.kinds import plain_sgd_of
-from fedalloy.engines.tracing import Fusing, can_compile
+from fedalloy.engines.tracing import Fusing, can_compile, warn_uncompiled
 
 DIFFERENTIABLE = False
 Result = tuple[Mapping[str, Tensor], Tensor]
@@ -108,8 +108,7 @@ class ConvGraphs:
         except Exception as error:  # the compiler has errors of many classes
             if not kernel.fusing.compiled:
                 raise
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            warnings.warn(f"local steps run uncompiled, which is slower: {reason}", RuntimeWarning, stacklevel=2)
+            warn_uncompiled(error)
             self._fusing = Fusing(compiled=False)
             return descend(replace(kernel, fusing=self._fusing), params, batches, lr)
 

@@ -6,6 +6,7 @@ twice, say) is computed once, and one compiler call sees the whole step, with it
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,19 +25,32 @@ Values = dict[str, Any]
 @dataclass
 class TracedStep:
     """``advance`` overwrites some of the values of a step by new ones. ``targets[i]`` is the place of output i among
-    the leaves of all values; values that the step does not change are not written."""
+    the leaves of all values; values that the step does not change are not written. ``in_place``, if given, does all of
+    this in one call."""
 
     graph: fx.GraphModule
     targets: list[int]
-    call: Callable[..., Any]
+    in_place: Callable[..., Any] | None = None
 
     def advance(self, leaves: list[Tensor]) -> None:
         """One step on the leaves of the values, in the order of ``tree_flatten``."""
-        fill([leaves[target] for target in self.targets], list(self.call(*leaves)))
+        if self.in_place is not None:
+            self.in_place(*leaves)
+        else:
+            fill([leaves[target] for target in self.targets], list(self.graph(*leaves)))
 
     def compiled(self) -> TracedStep:
-        """The same step, compiled when it is first called."""
-        return TracedStep(self.graph, self.targets, torch.compile(self.graph, dynamic=False, fullgraph=True))
+        """The same step, compiled when it is first called. The graph itself writes the new values, so that the kernels
+        that compute them do."""
+        graph = copy.deepcopy(self.graph)
+        inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
+        output = next(node for node in graph.graph.nodes if node.op == "output")
+        with graph.graph.inserting_before(output):
+            for target, new in zip(self.targets, output.args[0], strict=True):
+                graph.graph.call_function(torch.ops.aten.copy_.default, (inputs[target], new))
+        output.args = ([],)
+        graph.recompile()
+        return TracedStep(self.graph, self.targets, torch.compile(graph, dynamic=False, fullgraph=True))
 
     def flops(self, leaves: list[Tensor]) -> int:
         """The floating-point operations of products and convolutions; nothing is computed."""
@@ -65,7 +79,7 @@ def trace(step: Callable[[Values], Values], values: Values) -> TracedStep:
     graph = _graph_of(flat, leaves)
     targets = _without_unchanged(graph.graph, [place for name in written for place in places[name]])
     graph.recompile()
-    return TracedStep(graph, targets, graph)
+    return TracedStep(graph, targets)
 
 
 def can_compile(device: torch.device) -> bool:
@@ -79,10 +93,16 @@ def or_uncompiled(step: TracedStep, try_out: Callable[[TracedStep], None]) -> Tr
     try:
         try_out(compiled)
     except Exception as error:  # the compiler has errors of many classes
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        warnings.warn(f"local steps run uncompiled, which is slower: {reason}", RuntimeWarning, stacklevel=2)
+        warn_uncompiled(error)
         return step
     return compiled
+
+
+def warn_uncompiled(error: Exception) -> None:
+    """Say that the compiler failed, and why: its first line, and the last ones, which name the cause."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    reason = " ... ".join(dict.fromkeys([lines[0], *lines[-3:]]))
+    warnings.warn(f"local steps run uncompiled, which is slower: {reason[:600]}", RuntimeWarning, stacklevel=3)
 
 
 def _graph_of(function: Callable[..., Any], leaves: list[Tensor]) -> fx.GraphModule:
@@ -94,8 +114,25 @@ def _graph_of(function: Callable[..., Any], leaves: list[Tensor]) -> fx.GraphMod
     graph = make_fx(functionalize(function), tracing_mode="fake", _allow_non_fake_inputs=True)(*leaves)
     graph.graph = fx_graph_cse(graph.graph)
     graph.graph.eliminate_dead_code()
+    _keep_counters(graph.graph)
     graph.recompile()
     return graph
+
+
+def _keep_counters(graph: fx.Graph) -> None:
+    """Keep the compiler from folding counters into index arithmetic: keyed draws multiply them by 64-bit numbers, and
+    indices have 32 bits in Triton. An ``or`` with 0 is no arithmetic to it."""
+    for node in list(graph.nodes):
+        if node.op == "call_function" and node.target in (
+            torch.ops.aten.arange.default,
+            torch.ops.aten.arange.start,
+            torch.ops.aten.arange.start_step,
+        ):
+            if node.meta["val"].dtype != torch.int64:
+                continue
+            with graph.inserting_after(node):
+                kept = graph.call_function(torch.ops.aten.bitwise_or.Scalar, (node, 0))
+            node.replace_all_uses_with(kept, delete_user_cb=lambda user, kept=kept: user is not kept)
 
 
 @dataclass
