@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedalloy.core import tree
+from fedalloy.core.factors import LowRank, stored
 from fedalloy.core.tree import Chunk, Tree, Weights
 from fedalloy.core.wide import wide
 
@@ -89,15 +90,14 @@ class Notes:
         tensor([5., inf], dtype=torch.float64)
         """
         named = tuple((part, name) for part, leaves in payload.items() for name in leaves)
-        leaves = tree.matrices([payload[part][name].detach() for part, name in named])
+        leaves = [stored(payload[part])[name] for part, name in named]
         if not leaves:
             return Notes((), *(torch.zeros(0, 0, dtype=kind) for kind in (torch.float64, torch.bool, torch.bool)))
         if exact:
-            squares = torch.stack([tree.squared_lengths(leaf) for leaf in leaves]).cpu()
-        else:  # squares may overflow in float16
-            wide = (leaf if leaf.dtype in (torch.float32, torch.float64) else leaf.double() for leaf in leaves)
-            squares = torch.stack([torch.linalg.vector_norm(leaf, dim=1) for leaf in wide]).cpu().double().square()
-        return Notes(named, *_finite(squares, leaves), _negative(named, leaves))
+            squares = torch.stack([_exact_squares(leaf) for leaf in leaves]).cpu()
+        else:
+            squares = torch.stack([_lengths(leaf) for leaf in leaves]).cpu().double().square()
+        return Notes(named, *_finite(squares, leaves), _negative(named, leaves, squares.shape[1]))
 
     @staticmethod
     def alone(payload: Mapping[str, Mapping[str, Tensor]], *, exact: bool = True) -> Notes:
@@ -208,19 +208,33 @@ def _among(leaf: str, leaves: Sequence[str] | None) -> bool:
     return leaves is None or leaf in leaves
 
 
-def _finite(squares: Tensor, leaves: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+def _exact_squares(leaf: Tensor | LowRank) -> Tensor:
+    return leaf.squares(exact=True) if isinstance(leaf, LowRank) else tree.squared_lengths(leaf.detach())
+
+
+def _lengths(leaf: Tensor | LowRank) -> Tensor:
+    if isinstance(leaf, LowRank):
+        return leaf.squares(exact=False).sqrt()
+    (rows,) = tree.matrices([leaf.detach()])
+    # Squares may overflow in float16.
+    return torch.linalg.vector_norm(rows if rows.dtype in (torch.float32, torch.float64) else rows.double(), dim=1)
+
+
+def _finite(squares: Tensor, leaves: Sequence[Tensor | LowRank]) -> tuple[Tensor, Tensor]:
     """The squares, and which leaves are finite. A sum of squares is finite only if every term is; finite terms whose
     sum overflows are rare and checked again."""
     finite = squares.isfinite()
     for row in (~finite).any(1).nonzero().flatten().tolist() if not bool(finite.all()) else ():
-        squares[row] = tree.squared_lengths(leaves[row]).cpu()
-        finite[row] = leaves[row].isfinite().all(1).cpu()
+        leaf = leaves[row]
+        (whole,) = tree.matrices([leaf.whole() if isinstance(leaf, LowRank) else leaf.detach()])
+        squares[row] = tree.squared_lengths(whole).cpu()
+        finite[row] = whole.isfinite().all(1).cpu()
     return squares, finite
 
 
-def _negative(named: Sequence[tuple[str, str]], leaves: Sequence[Tensor]) -> Tensor:
-    found = torch.zeros(len(leaves), len(leaves[0]), dtype=torch.bool)
-    for row, (part, name) in enumerate(named):
-        if part == "buffers" and name.rpartition(".")[2] in _NEVER_NEGATIVE:
-            found[row] = (leaves[row] < 0).any(1).cpu()
+def _negative(named: Sequence[tuple[str, str]], leaves: Sequence[Tensor | LowRank], clients: int) -> Tensor:
+    found = torch.zeros(len(leaves), clients, dtype=torch.bool)
+    for row, ((part, name), leaf) in enumerate(zip(named, leaves, strict=True)):
+        if part == "buffers" and name.rpartition(".")[2] in _NEVER_NEGATIVE and isinstance(leaf, Tensor):
+            found[row] = (tree.as_rows(leaf) < 0).any(1).cpu()
     return found

@@ -6,12 +6,14 @@ A row is copied to its place once and noted at that time; it is not read again u
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from fedalloy.core import tree
 from fedalloy.core.contributions import Notes, Payload, Stats
+from fedalloy.core.factors import FactoredTree, first_of
 from fedalloy.core.screening import unlike
 from fedalloy.core.types import Cohort, Contribution, Tree
 
@@ -31,9 +33,14 @@ class Gathering:
     def add(self, ids: Tensor, payload: Payload, stats: Stats) -> str | None:
         """Add the contributions of a block, in any order. Returns the reason if they do not match the templates; names,
         shapes and dtypes are the same for the whole block."""
-        first = {part: {name: leaf[0] for name, leaf in leaves.items()} for part, leaves in payload.items()}
+        first = {part: first_of(leaves) for part, leaves in payload.items()}
         if reason := unlike(first, self._like):
             return reason
+        if len(ids) == len(self._ids) and any(isinstance(leaves, FactoredTree) for leaves in payload.values()):
+            # Factors are sorted as they are; rows of their own they have none.
+            order = ids.argsort()
+            ids, stats = ids[order], {name: values[order] for name, values in stats.items()}
+            payload = {part: _sorted(leaves, order) for part, leaves in payload.items()}
         if torch.equal(ids, self._ids):
             self._payload, self._in_order = payload, True  # all clients in order: no copy is needed
         else:
@@ -76,3 +83,12 @@ class Gathering:
         for part, leaves in payload.items():
             for name, leaf in leaves.items():
                 self._payload[part][name].index_copy_(0, places.to(leaf.device), leaf)
+
+
+def _sorted(leaves: Tree, order: Tensor) -> Tree:
+    """The rows in another order; leaves kept as factors stay factors."""
+    if bool((order[1:] > order[:-1]).all()):
+        return leaves
+    if isinstance(leaves, FactoredTree):
+        return cast(Tree, leaves.take(order))
+    return {name: leaf[order.to(leaf.device)] for name, leaf in leaves.items()}

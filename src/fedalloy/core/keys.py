@@ -49,7 +49,8 @@ def _shift(value: Tensor, bits: int) -> Tensor:
 def _mix_tensor(value: Tensor) -> Tensor:
     """``_mix`` for a batch. Batches are small, so the overhead of a call counts: on a CPU the same bits are mixed as an
     unsigned array, whose calls cost a third and whose shift is logical."""
-    if value.dim() == 0 or value.device.type != "cpu" or is_functorch_wrapped_tensor(value):
+    traced = type(value) is not Tensor or is_functorch_wrapped_tensor(value)
+    if traced or value.dim() == 0 or value.device.type != "cpu":
         return _mix_anywhere(value)
     bits = value.numpy().view("uint64")
     bits = (bits ^ (bits >> 30)) * _FIRST

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from fedalloy.core.factors import FactoredTree, LowRank, stored
 from fedalloy.core.layer_names import layer_of
 from fedalloy.core.wide import wide, widest
 
@@ -116,6 +117,8 @@ def combine(stacked: Mapping[str, Tensor], weights: Weights) -> Tree:
     {'w': tensor([2., 4.])}
     """
     if isinstance(weights, Tensor) and weights.dim() == 1:
+        if isinstance(stacked, FactoredTree):
+            return _combine_factored(stacked, weights)
         return _combine_by_client(stacked, weights)
     return {
         name: _combine_leaf(leaf, weights if isinstance(weights, Tensor) else weights[name])
@@ -186,8 +189,14 @@ def count(tree: Mapping[str, Tensor]) -> int:
 
 
 def nbytes(tree: Mapping[str, Tensor]) -> int:
-    """How many bytes a tree occupies."""
-    return sum(leaf.numel() * leaf.element_size() for leaf in tree.values())
+    """How many bytes a tree occupies; leaves kept as factors count as if they were multiplied out."""
+    return sum(_nbytes(leaf) for leaf in stored(tree).values())
+
+
+def _nbytes(leaf: Tensor | LowRank) -> int:
+    if isinstance(leaf, LowRank):
+        return len(leaf.left) * leaf.one.numel() * leaf.one.element_size()
+    return leaf.numel() * leaf.element_size()
 
 
 def _add(a: Tensor, b: Tensor, scale: float | Tensor) -> Tensor:
@@ -226,6 +235,12 @@ def _combine_by_client(stacked: Mapping[str, Tensor], weights: Tensor) -> Tree:
         for name, part in zip(names, _combine_leaf(together, weights).split(widths), strict=True):
             result[name] = part.reshape(stacked[name].shape[1:])
     return {name: result[name] for name in stacked}
+
+
+def _combine_factored(stacked: FactoredTree, weights: Tensor) -> Tree:
+    kept = stacked.stored
+    rest = _combine_by_client({name: leaf for name, leaf in kept.items() if isinstance(leaf, Tensor)}, weights)
+    return {name: leaf.combined(weights) if isinstance(leaf, LowRank) else rest[name] for name, leaf in kept.items()}
 
 
 def _batches(stacked: Mapping[str, Tensor]) -> Iterator[list[str]]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedalloy.core import inputs, renamed, tree
 from fedalloy.core.contributions import Contributions, Notes, Payload, Stats
+from fedalloy.core.factors import LowRank, stored
 from fedalloy.core.inputs import Inputs
 from fedalloy.core.keys import Key
 from fedalloy.core.names import NO_NAMES, Names
@@ -224,7 +225,7 @@ class Cohort(Contributions):
         return tuple(self.payload)
 
     def template(self, part: str) -> Tree:
-        return {name: leaf.new_empty(()).expand(leaf.shape[1:]) for name, leaf in self.payload[part].items()}
+        return {name: _formed(leaf) for name, leaf in stored(self.payload[part]).items()}
 
     def select(self, ids: Tensor) -> Cohort:
         return self.take(torch.isin(self.ids, ids).nonzero().flatten())
@@ -294,6 +295,12 @@ class Cohort(Contributions):
             {name: torch.tensor([c.stats[name] for c in chosen], dtype=torch.float64) for name in stats},
             noted=Notes.join(notes) if notes and len(notes) == len(chosen) else None,
         )
+
+
+def _formed(leaf: Tensor | LowRank) -> Tensor:
+    if isinstance(leaf, LowRank):
+        return leaf.left.new_empty(()).expand(leaf.one.shape)
+    return leaf.new_empty(()).expand(leaf.shape[1:])
 
 
 if not TYPE_CHECKING:  # old names, kept for one version

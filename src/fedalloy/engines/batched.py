@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from fedalloy.core import tree
+from fedalloy.core import inputs, tree
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.applying import vmapped
 from fedalloy.core.blocks import blocks, prepare
@@ -24,6 +25,9 @@ from fedalloy.core.protocols import Engine, Objective, Outcome, Shared, Task
 from fedalloy.core.registry import register
 from fedalloy.core.types import Block, Cohort, Context, State, Work
 from fedalloy.engines import fused, fused_interpolated, vmap_kernel
+from fedalloy.engines.client_graphs import ClientGraphs
+from fedalloy.engines.conv_chain import Stages, stages_of
+from fedalloy.engines.conv_graphs import ConvGraphs
 from fedalloy.engines.cuda_graphs import CudaGraphs, Precision
 from fedalloy.engines.fused_graph import FusedGraphs
 from fedalloy.engines.kinds import interpolated_sgd_of, is_fusible, plain_sgd_of
@@ -34,6 +38,8 @@ from fedalloy.engines.profile import phase
 _dense: Any = WeakIdKeyDictionary()
 """The dense layers of every objective looked up so far; None if its model has other layers. Entries are removed with
 their objective."""
+_stages: Any = WeakIdKeyDictionary()
+"""The same for the stages of convolutional chains, by the shape of an example."""
 
 
 @register("engine", "batched")
@@ -42,17 +48,22 @@ class Batched(Engine):
     """Stacks clients into blocks. ``memory_mb`` limits a block's models and gradients (default: 1024, on a GPU 8192);
     ``block`` limits the number of its clients instead. ``kernel``: ``best`` uses a fused kernel on a CPU if there is
     one, ``fused`` uses only that, also on a GPU, ``mapped`` never does. On a GPU the step is captured in a CUDA graph;
-    ``precision`` and ``compiled`` apply only to it. What cannot be batched runs in the loop engine, after one warning.
+    ``precision`` and ``compiled`` apply only to it. There ``best`` takes clients one after another if the step of one
+    is large; ``sequential`` always does, ``mapped`` never. ``compiled``: none compiles the steps of clients one after
+    another, true also those of many clients, false none. What cannot be batched runs in the loop engine, after one
+    warning.
     """
 
     memory_mb: float | None = None
     block: int | None = None
-    kernel: Literal["best", "fused", "mapped"] = "best"
+    kernel: Literal["best", "fused", "mapped", "sequential"] = "best"
     precision: Precision = "float32"
-    compiled: bool = False
+    compiled: bool | None = None
     _unbatchable: str = field(default="", repr=False)
     _cuda_graphs: CudaGraphs | None = field(default=None, init=False, repr=False)
     _fused_graphs: FusedGraphs | None = field(default=None, repr=False)
+    _conv_graphs: ConvGraphs | None = field(default=None, init=False, repr=False)
+    _client_graphs: ClientGraphs | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if min(one for one in (self.memory_mb, self.block, 1) if one is not None) <= 0:
@@ -68,7 +79,7 @@ class Batched(Engine):
         with phase("data"):
             data = task.data("train", work.ids)
         try:
-            most = self.block or self._most(algorithm, task.objective, shared, states)
+            most = self.block or self._most(algorithm, task.objective, shared, states, data)
             with torch.no_grad():
                 gathering = Gathering(work.ids, exact=algorithm.exact_norms, like=algorithm.templates(shared))
                 kept: dict[int, State] = {}
@@ -85,14 +96,21 @@ class Batched(Engine):
             self._give_up(error)
             return outcome
 
-    def _most(self, algorithm: Algorithm, objective: Objective, shared: Shared, states: Mapping[int, State]) -> int:
+    def _most(
+        self, algorithm: Algorithm, objective: Objective, shared: Shared, states: Mapping[int, State], data: Block
+    ) -> int:
         """How many clients fit into the memory: each needs four times the size of its model and state, for the values,
-        their gradients and what the step keeps of them. The interpolated kernel is limited by the cache instead."""
+        their gradients and what the step keeps of them; on a convolutional chain also the patches of its batch. The
+        interpolated kernel is limited by the cache instead."""
         if interpolated_sgd_of(algorithm) is not None and self._fused(algorithm, objective, shared) is not None:
             return fused_interpolated.clients_in_cache(shared["params"])
         kept = tree_leaves(next(iter(states.values()), {})) if algorithm.stateful else []
         own = sum(leaf.numel() * leaf.element_size() for leaf in kept if isinstance(leaf, Tensor))
         one = 4 * (sum(tree.nbytes(leaves) for leaves in shared.values()) + own)
+        stages = self._convolutional(algorithm, objective, shared, data)
+        if stages is not None:
+            batch = min(getattr(algorithm.solver, "batch_size", None) or math.inf, int(data.size.max()))
+            one += int(batch) * 8 * sum(stage.numbers() for stage in stages)
         budget = self.memory_mb or (8192.0 if _on_gpu(shared) else 1024.0)
         return max(1, int(budget * 1e6 / max(1, one)))
 
@@ -124,6 +142,10 @@ class Batched(Engine):
         """The kernel for the local steps: a fused one if ``_fused`` finds layers; otherwise CUDA graphs on a GPU, and
         plain vmap on a CPU or if batches must not be padded."""
         on_gpu = _on_gpu(shared)
+        stages = self._convolutional(algorithm, objective, shared, data)
+        if stages is not None:
+            self._conv_graphs = self._conv_graphs or ConvGraphs(self.precision, self.compiled)
+            return partial(self._conv_graphs.train, stages)
         layers = self._fused(algorithm, objective, shared) if _one_target(data) else None
         if layers is not None and plain_sgd_of(algorithm) is None:
             return partial(fused_interpolated.train, layers)
@@ -132,19 +154,54 @@ class Batched(Engine):
         if layers is not None:
             self._fused_graphs = self._fused_graphs or FusedGraphs()
             return partial(self._fused_graphs.train, layers)
-        if not on_gpu or objective.needs_full_batches:
+        if objective.needs_full_batches or not (on_gpu or self.kernel == "sequential"):
             return vmap_kernel.train
-        self._cuda_graphs = self._cuda_graphs or CudaGraphs(self.precision, self.compiled)
-        return self._cuda_graphs.train
+        self._cuda_graphs = self._cuda_graphs or CudaGraphs(self.precision, bool(self.compiled))
+        mapped = self._cuda_graphs.train if on_gpu else vmap_kernel.train
+        return self._one_by_one(mapped).train if self._suits_one_by_one(shared, data) else mapped
+
+    def _one_by_one(self, otherwise: Kernel) -> ClientGraphs:
+        always = self.kernel == "sequential"
+        self._client_graphs = self._client_graphs or ClientGraphs(otherwise, self.precision, self.compiled, always)
+        return self._client_graphs
+
+    def _suits_one_by_one(self, shared: Shared, data: Block) -> bool:
+        """Whether clients may run one after another: it was chosen, or the model has convolutions, the only layers that
+        are slower for many clients at once. Graphs read the examples themselves, so these must be with the models."""
+        one = next(iter(shared["params"].values()))
+        convolves = any(leaf.dim() > 2 for leaf in shared["params"].values())
+        wanted = self.kernel == "sequential" or (self.kernel == "best" and convolves)
+        return wanted and inputs.device_of(data.y) == one.device
+
+    def _convolutional(self, algorithm: Algorithm, objective: Objective, shared: Shared, data: Block) -> Stages | None:
+        """The stages of a convolutional chain if there is a kernel for the local program; on a CPU, where ordinary
+        convolutions are faster, only with kernel ``fused``."""
+        chosen = self.kernel == "fused" or (self.kernel == "best" and _on_gpu(shared))
+        if not chosen or shared["buffers"] or plain_sgd_of(algorithm) is None or not _one_target(data):
+            return None
+        here = next(iter(shared["params"].values())).device
+        return stages_for(objective, shared, data) if data.x.device == data.y.device == here else None
 
     def _fused(self, algorithm: Algorithm, objective: Objective, shared: Shared) -> tuple[fused.Dense, ...] | None:
         """The dense layers of the model if the local program can be fused; on a GPU only with kernel ``fused``."""
         plain = is_fusible(algorithm) and not shared["buffers"]
-        possible = plain and self.kernel != "mapped" and (self.kernel == "fused" or not _on_gpu(shared))
+        chosen = self.kernel == "fused" or (self.kernel == "best" and not _on_gpu(shared))
+        possible = plain and chosen
         layers = dense_of(objective, shared) if possible else None
         if self.kernel == "fused" and layers is None:
             raise ValueError("kernel 'fused' needs a chain of linear layers with plain local SGD and no buffers")
         return layers
+
+
+def stages_for(objective: Objective, shared: Shared, data: Block) -> Stages | None:
+    """The model as the stages of a convolutional chain, None if it is none; cached like ``dense_of``."""
+    kept = _stages.setdefault(objective, {})
+    shape = tuple(data.x.shape[1:])
+    if shape not in kept:
+        chain = chain_of(objective, shared["params"])
+        kept[shape] = stages_of(chain, shared["params"], objective.loss_name, shape)
+    stages: Stages | None = kept[shape]
+    return stages
 
 
 def dense_of(objective: Objective, shared: Shared) -> tuple[fused.Dense, ...] | None:

@@ -25,6 +25,7 @@ from fedalloy.core.protocols import Objective
 from fedalloy.core.types import Context
 from fedalloy.engines import vmap_kernel
 from fedalloy.engines.batches import dropout_keys, padded_batches
+from fedalloy.engines.filling import fill
 from fedalloy.engines.im2col import ConvolutionsAsProducts
 
 Precision = Literal["float32", "tf32", "bf16"]
@@ -80,10 +81,10 @@ class CudaGraphs:
             whole = block.full[step] and block.running[step] == len(block)
             graph = self._graph(algorithm, objective, ctx, {**values, "carry": carry, "buffers": buffers}, whole)
             if graph is not held:
-                _fill(graph.values["carry"], carry)
-                _fill(graph.values["buffers"], buffers)
+                fill(graph.values["carry"], carry)
+                fill(graph.values["buffers"], buffers)
                 held = graph
-            _fill({name: graph.values[name] for name in values}, values)
+            fill({name: graph.values[name] for name in values}, values)
             graph.lr.fill_(ctx.local_lr)
             graph.graph.replay()
             carry, buffers = graph.values["carry"], graph.values["buffers"]
@@ -106,7 +107,7 @@ class CudaGraphs:
         """Warm up on a side stream, as capturing requires, then record one step."""
         device = values["mask"].device
         static = tree_map(lambda leaf: leaf.to(device, copy=True).contiguous(), values)
-        lr = torch.tensor(ctx.local_lr, device=device, dtype=_floating(values["carry"]))
+        lr = torch.tensor(ctx.local_lr, device=device, dtype=floating(values["carry"]))
         # The step size enters the graph as a tensor, so that a schedule needs no new capture.
         captured = StepContext(**{**vars(ctx), "local_lr": lr})
         step = self._step(algorithm, objective, captured, whole, len(values["mask"]))
@@ -120,7 +121,7 @@ class CudaGraphs:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph), precise(self.precision):
             loss = _advance(step, static)
-        _fill(static, kept)
+        fill(static, kept)
         return CapturedStep(graph, static, loss, lr, (algorithm, objective))
 
     def _step(
@@ -147,8 +148,8 @@ def _advance(step: Callable[..., Any], static: dict[str, Any]) -> Tensor:
         static["carry"], static["buffers"], static["x"], static["y"], static["mask"],
         static["dropout"], static["inputs"], static["phase"],
     )  # fmt: skip
-    _fill(static["carry"], carry)
-    _fill(static["buffers"], buffers)
+    fill(static["carry"], carry)
+    fill(static["buffers"], buffers)
     result: Tensor = loss
     return result
 
@@ -191,16 +192,23 @@ def _in_streams(one: Callable[..., Any], whole: bool, clients: int) -> Callable[
 @contextmanager
 def precise(precision: Precision) -> Iterator[None]:
     """Matrix products and convolutions in float32, in tf32 (the same range, ten bits of mantissa), or in bf16."""
+    autocast = torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16", cache_enabled=False)
+    with products_in(precision), autocast:
+        yield
+
+
+@contextmanager
+def products_in(precision: Precision) -> Iterator[None]:
+    """The same, except that tensors in float32 are not converted to bf16."""
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "float32"
     try:
-        with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16", cache_enabled=False):
-            yield
+        yield
     finally:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
 
-def _floating(carry: Any) -> torch.dtype:
+def floating(carry: Any) -> torch.dtype:
     """The precision of the models; with a step size in another one, rounding would differ from the loop engine."""
     return next((leaf.dtype for leaf in tree_flatten(carry)[0] if leaf.is_floating_point()), torch.float32)
 
@@ -208,16 +216,3 @@ def _floating(carry: Any) -> torch.dtype:
 def _ready(batch: Tensor) -> Tensor:
     """The batch, pinned if it is not on the GPU, so that copying it does not block the steps in progress."""
     return batch if batch.is_cuda else batch.contiguous().pin_memory()
-
-
-def _fill(static: Any, values: Any) -> None:
-    """Copy values into buffers of the same structure."""
-    pairs = zip(tree_flatten(static)[0], tree_flatten(values)[0], strict=True)
-    changed = [(buffer, value) for buffer, value in pairs if buffer is not value]
-    alike = [(one, other) for one, other in changed if (one.device, one.dtype) == (other.device, other.dtype)]
-    if len(alike) > 1:
-        # One kernel for all leaves instead of one each.
-        torch._foreach_copy_([buffer for buffer, _ in alike], [value for _, value in alike])
-        changed = [(one, other) for one, other in changed if (one.device, one.dtype) != (other.device, other.dtype)]
-    for buffer, value in changed:
-        buffer.copy_(value, non_blocking=True)

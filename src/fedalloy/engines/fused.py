@@ -85,7 +85,7 @@ def descend(
 ) -> tuple[Tree, Tensor]:
     """Take every step of a block; returns the clients' deltas and the sums of their losses (see ``summed_losses``)."""
     clients = len(block)
-    memory = _allocate(params, clients, momentum=sgd.momentum > 0)
+    memory = allocate(params, clients, momentum=sgd.momentum > 0)
     deltas, now, passes = memory.model, memory, Passes(layers, loss, block)
     for step, (x, y) in enumerate(batches(block)):
         if block.running[step] < clients:
@@ -110,7 +110,7 @@ class Passes:
         factor that the gradient must still be multiplied by to be that of the mean loss."""
         running, scale = self.block.running[step], 1.0 / x.shape[1]
         values = _forward(self.layers, model, x if x.dim() == 3 else x.flatten(2))
-        out_grad, losses = _output_gradient(self.loss, values.pop(), y.unsqueeze(1))
+        out_grad, losses = output_gradient(self.loss, values.pop(), y.unsqueeze(1))
         if not self.block.full[step]:
             mask, scale = self.block.mask[step, :running], 1.0
             losses.masked_fill_(~mask, 0.0)
@@ -120,13 +120,17 @@ class Passes:
 
     def totals(self) -> Tensor:
         """The sums of the losses over examples and over batches, ``[C, 2]``."""
-        clients = self.seen.shape[1]
-        if not self.summed:
-            return torch.zeros(clients, 2, dtype=widest(self.seen.device), device=self.seen.device)
-        # Clients that had no step left are the last ones.
-        sums = [one if len(one) == clients else functional.pad(one, (0, clients - len(one))) for one in self.summed]
-        summed = torch.stack(sums)
-        return torch.stack([summed.sum(0), (summed / self.seen.clamp(min=1)).sum(0)], dim=1)
+        return loss_totals(self.summed, self.seen)
+
+
+def loss_totals(summed: list[Tensor], seen: Tensor) -> Tensor:
+    """The sums over examples and over batches, ``[C, 2]``, from the sum of every step and ``Prepared.seen``."""
+    clients = seen.shape[1]
+    if not summed:
+        return torch.zeros(clients, 2, dtype=widest(seen.device), device=seen.device)
+    # Clients that had no step left are the last ones.
+    sums = torch.stack([one if len(one) == clients else functional.pad(one, (0, clients - len(one))) for one in summed])
+    return torch.stack([sums.sum(0), (sums / seen.clamp(min=1)).sum(0)], dim=1)
 
 
 def _activation(chain: Chain, position: int) -> str | None:
@@ -134,7 +138,8 @@ def _activation(chain: Chain, position: int) -> str | None:
     return after if after in _ACTIVATIONS else None
 
 
-def _allocate(params: Tree, clients: int, momentum: bool) -> Memory:
+def allocate(params: Tree, clients: int, momentum: bool) -> Memory:
+    """The buffers of a block: a private copy of every leaf for each client."""
     # One contiguous buffer per leaf: on slices of one wide matrix, baddbmm_ would copy them there and back.
     model = {name: leaf.repeat(clients, *[1] * leaf.dim()) for name, leaf in params.items()}
     return Memory(params, model, {name: torch.zeros_like(leaf) for name, leaf in model.items()} if momentum else {})
@@ -165,7 +170,7 @@ def _activate(out: Tensor, activation: str | None) -> Tensor:
     return out.sigmoid_() if activation == "sigmoid" else out
 
 
-def _output_gradient(loss: str, out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def output_gradient(loss: str, out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient of every example's loss with respect to the output, ``[c, classes, B]``, and the losses, ``[c, B]``.
     Overwrites ``out`` if the loss is binary."""
     if loss == "binary":
@@ -191,9 +196,9 @@ def _backward(
     for depth in reversed(range(len(layers))):
         layer, before = layers[depth], inputs[depth]
         onward = torch.bmm(out_grad.transpose(1, 2), memory.model[layer.weight]) if depth else out_grad
-        _move_weight(memory, layer.weight, sgd, out_grad, before, scale, lr)
+        move_weight(memory, layer.weight, sgd, out_grad, before, scale, lr)
         if layer.bias is not None:
-            _move_bias(memory, layer.bias, sgd, out_grad, scale, lr)
+            move_bias(memory, layer.bias, sgd, out_grad, scale, lr)
         if depth:
             out_grad = through(onward, before, layers[depth - 1].activation).transpose(1, 2)
 
@@ -208,23 +213,25 @@ def through(out_grad: Tensor, value: Tensor, activation: str | None) -> Tensor:
     return out_grad.mul_(value * (1 - value)) if activation == "sigmoid" else out_grad
 
 
-def _move_weight(
+def move_weight(
     memory: Memory, leaf: str, sgd: PlainSgd, out_grad: Tensor, before: Tensor, scale: float, lr: float
 ) -> None:
     """``w <- w - lr (out_grad before + wd w + pull (w - received))``; without momentum the gradient is never stored."""
     weight = memory.model[leaf]
     if sgd.momentum:
-        _momentum(memory, leaf, sgd, torch.bmm(out_grad, before).mul_(scale), lr)
+        momentum_step(memory, leaf, sgd, torch.bmm(out_grad, before).mul_(scale), lr)
         return
     weight.baddbmm_(out_grad, before, beta=1.0 - lr * (sgd.weight_decay + sgd.pull), alpha=-lr * scale)
     if sgd.pull:
         weight.add_(memory.received[leaf], alpha=lr * sgd.pull)
 
 
-def _move_bias(memory: Memory, leaf: str, sgd: PlainSgd, out_grad: Tensor, scale: float, lr: float) -> None:
-    bias, grad = memory.model[leaf], out_grad.sum(2)
+def move_bias(memory: Memory, leaf: str, sgd: PlainSgd, out_grad: Tensor, scale: float, lr: float) -> None:
+    """The same for a bias."""
+    bias = memory.model[leaf]
+    grad = out_grad.sum(2, dtype=bias.dtype)
     if sgd.momentum:
-        _momentum(memory, leaf, sgd, grad.mul_(scale), lr)
+        momentum_step(memory, leaf, sgd, grad.mul_(scale), lr)
         return
     if sgd.weight_decay or sgd.pull:
         bias.mul_(1.0 - lr * (sgd.weight_decay + sgd.pull))
@@ -232,7 +239,7 @@ def _move_bias(memory: Memory, leaf: str, sgd: PlainSgd, out_grad: Tensor, scale
     bias.sub_(grad, alpha=lr * scale)
 
 
-def _momentum(memory: Memory, leaf: str, sgd: PlainSgd, grad: Tensor, lr: float) -> None:
+def momentum_step(memory: Memory, leaf: str, sgd: PlainSgd, grad: Tensor, lr: float) -> None:
     """A step with momentum; overwrites ``grad``."""
     value, velocity = memory.model[leaf], memory.velocity[leaf]
     if sgd.weight_decay or sgd.pull:

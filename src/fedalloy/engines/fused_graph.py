@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -100,7 +101,7 @@ def signature(kernel: Kernel, params: Tree, block: Prepared, ctx: Context) -> tu
     return (kernel, shapes, tuple(block.running), tuple(block.full), block.rows.shape, ctx.local_lr, data)
 
 
-def agree(found: Result, expected: Result) -> bool:
+def agree(found: tuple[Mapping[str, Tensor], Tensor], expected: tuple[Mapping[str, Tensor], Tensor]) -> bool:
     """Whether two results are the same up to rounding."""
     largest = max(float(leaf.abs().max()) for leaf in expected[0].values())
     apart = max(float((found[0][name] - leaf).abs().max()) for name, leaf in expected[0].items())

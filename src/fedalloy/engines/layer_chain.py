@@ -20,6 +20,7 @@ _METHODS = {"relu": "relu", "tanh": "tanh", "sigmoid": "sigmoid", "flatten": "fl
 _MODULES: dict[type[nn.Module], str] = {
     nn.ReLU: "relu", nn.Tanh: "tanh", nn.Sigmoid: "sigmoid", nn.Flatten: "flatten", nn.Identity: "identity",
     nn.Linear: "linear", nn.Conv2d: "conv", nn.MaxPool2d: "maxpool", nn.AvgPool2d: "avgpool",
+    nn.Unflatten: "image",
 }  # fmt: skip
 
 
@@ -45,13 +46,28 @@ def chain_of(objective: Objective, params: Tree) -> Chain | None:
 
 
 def _layers(structure: nn.Module) -> list[Layer] | None:
-    if type(structure) in _MODULES:  # tracing would trace the inside of a model that is a single layer
-        return [Layer(_MODULES[type(structure)], "", structure)] if _plain(structure) else None
+    if kind := _kind(structure):  # tracing would trace the inside of a model that is a single layer
+        return [Layer(kind, "", structure)] if _plain(structure) else None
     try:
-        graph = fx.symbolic_trace(structure).graph
+        graph = _Tracer().trace(structure)
     except Exception:
         return None  # data-dependent or otherwise untraceable: not a chain
     return _walk(graph, structure)
+
+
+class _Tracer(fx.Tracer):
+    """Does not look into modules that are one layer of a chain."""
+
+    def is_leaf_module(self, module: nn.Module, name: str) -> bool:
+        return bool(_kind(module)) or super().is_leaf_module(module, name)
+
+
+def _kind(module: nn.Module) -> str | None:
+    """The kind of layer that a module is. ``reads_as_image`` in a class, not in one that it inherits from, says that
+    its modules only reshape every example to the image ``shape``."""
+    if vars(type(module)).get("reads_as_image"):
+        return "image"
+    return _MODULES.get(type(module))
 
 
 def _walk(graph: fx.Graph, structure: nn.Module) -> list[Layer] | None:
@@ -76,7 +92,7 @@ def _walk(graph: fx.Graph, structure: nn.Module) -> list[Layer] | None:
 def _layer(node: fx.Node, structure: nn.Module) -> Layer | None:
     if node.op == "call_module":
         module = structure.get_submodule(str(node.target))
-        kind = _MODULES.get(type(module))
+        kind = _kind(module)
         return Layer(kind, str(node.target), module) if kind and _plain(module) else None
     table: dict[Any, str] = _FUNCTIONS if node.op == "call_function" else _METHODS
     kind = table.get(node.target) if node.op in ("call_function", "call_method") else None
@@ -93,6 +109,8 @@ def _plain(module: nn.Module) -> bool:
         return module.groups == 1 and module.padding_mode == "zeros" and not isinstance(module.padding, str)
     if isinstance(module, nn.MaxPool2d):
         return not module.return_indices
+    if isinstance(module, nn.Unflatten):
+        return module.dim == 1 and isinstance(module.unflattened_size, tuple) and len(module.unflattened_size) == 3
     if isinstance(module, nn.Flatten):
         return module.start_dim == 1 and module.end_dim == -1
     return True

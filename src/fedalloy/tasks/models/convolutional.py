@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -13,6 +14,9 @@ from fedalloy.core.registry import register
 
 class AsImage(nn.Module):
     """Reshape every example to an image."""
+
+    reads_as_image: ClassVar[bool] = True
+    """For engines with kernels for convolutional chains: this is all that the module does."""
 
     def __init__(self, shape: tuple[int, int, int]) -> None:
         super().__init__()

@@ -1,0 +1,155 @@
+"""All steps of a block on a convolutional chain as one CUDA graph, replayed in every round."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from fedalloy.core.algorithm import Algorithm
+from fedalloy.core.factors import FactoredTree
+from fedalloy.core.program import BlockTraining, TrainingResult
+from fedalloy.core.protocols import ElementWeighting
+from fedalloy.core.types import Tree
+from fedalloy.engines.conv_chain import Stages
+from fedalloy.engines.conv_sgd import Batches, ConvSgd, descend
+from fedalloy.engines.cuda_graphs import Precision, products_in
+from fedalloy.engines.filling import fill
+from fedalloy.engines.fused_graph import agree
+from fedalloy.engines.kinds import plain_sgd_of
+from fedalloy.engines.tracing import Fusing, can_compile, warn_uncompiled
+
+DIFFERENTIABLE = False
+Result = tuple[Mapping[str, Tensor], Tensor]
+MOST_GRAPHS = 8
+"""Rounds whose numbers of steps differ need a graph each; if there are more, further ones run without."""
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A graph, what it reads and what it writes. The pool of examples is in ``batches``, kept alive because its address
+    is in the graph's key."""
+
+    graph: torch.cuda.CUDAGraph
+    params: Tree
+    batches: Batches
+    lr: Tensor
+    result: Result
+
+    def replay(self, params: Tree, batches: Batches, lr: float) -> Result:
+        """Train from these parameters on these batches. The result is overwritten by the next replay."""
+        fill(self.params, params)
+        mine, given = self.batches, batches
+        fill([mine.rows, mine.mask, mine.seen], [given.rows, given.mask, given.seen])
+        self.lr.fill_(lr)
+        self.graph.replay()
+        deltas, totals = self.result
+        # A new tree: the last round's may have been multiplied out.
+        return (FactoredTree(deltas.stored) if isinstance(deltas, FactoredTree) else deltas), totals
+
+
+@dataclass
+class ConvGraphs:
+    """Captured blocks by shape; ``train`` does what the loop does for plain SGD on a convolutional chain. Without a GPU
+    nothing is captured, and without Triton nothing compiled."""
+
+    precision: Precision = "float32"
+    compiled: bool | None = None
+    _captured: dict[tuple[Any, ...], Captured] = field(default_factory=dict, repr=False)
+    _fusing: Fusing | None = field(default=None, repr=False)
+    _given_up: bool = False
+
+    def train(self, stages: Stages, training: BlockTraining) -> TrainingResult:
+        """The kernel, for a model of these stages and a solver that declares plain descent."""
+        params, lr = training.shared["params"], training.ctx.local_lr
+        kernel = self._kernel(stages, training)
+        batches = Batches.of(training.block, everybody=kernel.is_still)
+        with products_in(self.precision):
+            deltas, loss_sum = self.descend(kernel, params, batches, lr)
+        return TrainingResult({}, {}, loss_sum, sent={"delta": cast(Tree, deltas)})
+
+    def descend(self, kernel: ConvSgd, params: Tree, batches: Batches, lr: float) -> Result:
+        """The same result as ``conv_sgd.descend``, from a graph where possible."""
+        on_gpu = batches.rows.is_cuda and bool(batches.running)
+        key = signature(kernel, params, batches, lr)
+        if key in self._captured:
+            return self._captured[key].replay(params, batches, lr)
+        expected = self._compiled_or_not(kernel, params, batches, lr)
+        if not on_gpu or self._given_up or len(self._captured) >= MOST_GRAPHS:
+            return expected
+        try:
+            self._captured[key] = _capture(replace(kernel, fusing=self._fusing), params, batches, lr)
+            found = self._captured[key].replay(params, batches, lr)
+            problem = "" if agree(found, expected) else "its first replay differs from the kernel"
+        except RuntimeError as error:
+            problem = str(error).splitlines()[0]
+        if problem:
+            self._given_up = True
+            self._captured.clear()
+            warnings.warn(f"no CUDA graph of convolutional training: {problem}", RuntimeWarning, stacklevel=2)
+        return expected
+
+    def _kernel(self, stages: Stages, training: BlockTraining) -> ConvSgd:
+        sgd = plain_sgd_of(training.algorithm)
+        assert sgd is not None
+        if self._fusing is None:
+            self._fusing = Fusing(self.compiled is not False and can_compile(training.device))
+        loss, factored = training.objective.loss_name or "", may_be_factored(training.algorithm)
+        return ConvSgd(stages, loss, sgd, self.precision, self._fusing, factored)
+
+    def _compiled_or_not(self, kernel: ConvSgd, params: Tree, batches: Batches, lr: float) -> Result:
+        """Without a graph; if compiling fails, uncompiled from then on, after a warning."""
+        try:
+            return descend(kernel, params, batches, lr)
+        except Exception as error:  # the compiler has errors of many classes
+            if not kernel.fusing.compiled:
+                raise
+            warn_uncompiled(error)
+            self._fusing = Fusing(compiled=False)
+            return descend(replace(kernel, fusing=self._fusing), params, batches, lr)
+
+
+def may_be_factored(algorithm: Algorithm) -> bool:
+    """Whether updates may stay factors: nothing but norms and weighted sums is asked about them."""
+    read = algorithm.wire or "accuracy_after" in algorithm.requires or algorithm.weighting.asks - {"norms"}
+    return not read and not isinstance(algorithm.weighting, ElementWeighting)
+
+
+def signature(kernel: ConvSgd, params: Tree, batches: Batches, lr: float) -> tuple[Any, ...]:
+    """What is fixed in a graph: stages, loss, SGD settings, steps, clients, shapes, address of the data; and the step
+    size, if it is more than a factor of the gradient."""
+    shapes = tuple((name, leaf.shape, leaf.dtype) for name, leaf in params.items())
+    data = (batches.x.data_ptr(), batches.y.data_ptr(), batches.x.shape)
+    size = lr if kernel.sgd.weight_decay or kernel.sgd.pull else None
+    return (
+        kernel.stages,
+        kernel.loss,
+        kernel.sgd,
+        kernel.factored,
+        shapes,
+        batches.running,
+        batches.rows.shape,
+        data,
+        size,
+    )
+
+
+def _capture(kernel: ConvSgd, params: Tree, batches: Batches, lr: float) -> Captured:
+    """Record one block on separate buffers, after the warm-up on a side stream that capturing requires."""
+    static = {name: leaf.clone() for name, leaf in params.items()}
+    own = replace(batches, rows=batches.rows.clone(), mask=batches.mask.clone(), seen=batches.seen.clone())
+    size = torch.tensor(lr, device=batches.rows.device, dtype=next(iter(params.values())).dtype)
+    fixed = kernel.sgd.weight_decay or kernel.sgd.pull
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        descend(kernel, static, own, lr if fixed else size)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = descend(kernel, static, own, lr if fixed else size)
+    return Captured(graph, static, own, size, result)

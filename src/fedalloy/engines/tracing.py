@@ -1,0 +1,185 @@
+"""A pure function of tensors as a graph of torch's own operations: without repeated work, counted, compiled on request.
+
+A local step is traced once through its gradients. What it computes twice (the spectral norm of a head that is called
+twice, say) is computed once, and one compiler call sees the whole step, with its backward pass and its optimizer.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from fedalloy.engines.filling import fill
+
+Values = dict[str, Any]
+
+
+@dataclass
+class TracedStep:
+    """``advance`` overwrites some of the values of a step by new ones. ``targets[i]`` is the place of output i among
+    the leaves of all values; values that the step does not change are not written. ``in_place``, if given, does all of
+    this in one call."""
+
+    graph: fx.GraphModule
+    targets: list[int]
+    in_place: Callable[..., Any] | None = None
+
+    def advance(self, leaves: list[Tensor]) -> None:
+        """One step on the leaves of the values, in the order of ``tree_flatten``."""
+        if self.in_place is not None:
+            self.in_place(*leaves)
+        else:
+            fill([leaves[target] for target in self.targets], list(self.graph(*leaves)))
+
+    def compiled(self) -> TracedStep:
+        """The same step, compiled when it is first called. The graph itself writes the new values, so that the kernels
+        that compute them do."""
+        graph = copy.deepcopy(self.graph)
+        inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
+        output = next(node for node in graph.graph.nodes if node.op == "output")
+        with graph.graph.inserting_before(output):
+            for target, new in zip(self.targets, output.args[0], strict=True):
+                graph.graph.call_function(torch.ops.aten.copy_.default, (inputs[target], new))
+        output.args = ([],)
+        graph.recompile()
+        return TracedStep(self.graph, self.targets, torch.compile(graph, dynamic=False, fullgraph=True))
+
+    def flops(self, leaves: list[Tensor]) -> int:
+        """The floating-point operations of products and convolutions; nothing is computed."""
+        from torch._subclasses.fake_tensor import FakeTensorMode
+        from torch.utils.flop_counter import FlopCounterMode
+
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        with mode, FlopCounterMode(display=False) as counter:
+            self.graph(*(mode.from_tensor(leaf) for leaf in leaves))
+        return int(counter.get_total_flops())
+
+
+def trace(step: Callable[[Values], Values], values: Values) -> TracedStep:
+    """The graph of a pure ``step`` from values to new ones for some of their names. Tracing has no values, so a step
+    that reads one fails here."""
+    leaves, structure = tree_flatten(values)
+    places = _places(values)
+    written: list[str] = []
+
+    def flat(*given: Tensor) -> list[Tensor]:
+        new = step(tree_unflatten(list(given), structure))
+        written[:] = list(new)
+        # Dicts may come back in another order: every leaf is put where the old one was.
+        return [leaf for name in new for leaf in tree_flatten(values[name])[1].flatten_up_to(new[name])]
+
+    graph = _graph_of(flat, leaves)
+    targets = _without_unchanged(graph.graph, [place for name in written for place in places[name]])
+    graph.recompile()
+    return TracedStep(graph, targets)
+
+
+def can_compile(device: torch.device) -> bool:
+    """Whether steps on this device can be compiled: a GPU, and Triton, which comes with torch's CUDA builds."""
+    return device.type == "cuda" and find_spec("triton") is not None
+
+
+def or_uncompiled(step: TracedStep, try_out: Callable[[TracedStep], None]) -> TracedStep:
+    """The step compiled, if it can be tried out; else as it is, after a warning."""
+    compiled = step.compiled()
+    try:
+        try_out(compiled)
+    except Exception as error:  # the compiler has errors of many classes
+        warn_uncompiled(error)
+        return step
+    return compiled
+
+
+def warn_uncompiled(error: Exception) -> None:
+    """Say that the compiler failed, and why: its first line, and the last ones, which name the cause."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    reason = " ... ".join(dict.fromkeys([lines[0], *lines[-3:]]))
+    warnings.warn(f"local steps run uncompiled, which is slower: {reason[:600]}", RuntimeWarning, stacklevel=3)
+
+
+def _graph_of(function: Callable[..., Any], leaves: list[Tensor]) -> fx.GraphModule:
+    """The operations of a function, each computed once. What tracing needs takes half a second to import."""
+    from torch._functorch.compile_utils import fx_graph_cse
+    from torch.func import functionalize
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    graph = make_fx(functionalize(function), tracing_mode="fake", _allow_non_fake_inputs=True)(*leaves)
+    graph.graph = fx_graph_cse(graph.graph)
+    graph.graph.eliminate_dead_code()
+    _keep_counters(graph.graph)
+    graph.recompile()
+    return graph
+
+
+def _keep_counters(graph: fx.Graph) -> None:
+    """Keep the compiler from folding counters into index arithmetic: keyed draws multiply them by 64-bit numbers, and
+    indices have 32 bits in Triton. An ``or`` with 0 is no arithmetic to it."""
+    for node in list(graph.nodes):
+        if node.op == "call_function" and node.target in (
+            torch.ops.aten.arange.default,
+            torch.ops.aten.arange.start,
+            torch.ops.aten.arange.start_step,
+        ):
+            if node.meta["val"].dtype != torch.int64:
+                continue
+            with graph.inserting_after(node):
+                kept = graph.call_function(torch.ops.aten.bitwise_or.Scalar, (node, 0))
+            node.replace_all_uses_with(kept, delete_user_cb=lambda user, kept=kept: user is not kept)
+
+
+@dataclass
+class Fusing:
+    """Calls functions of tensors, each compiled once per shape if ``compiled``. ``key`` identifies a function: two with
+    the same key compute the same."""
+
+    compiled: bool
+    _made: dict[tuple[Any, ...], Callable[..., Tensor]] = field(default_factory=dict, repr=False)
+
+    def __call__(self, key: Any, function: Callable[..., Tensor], *given: Tensor | None) -> Tensor:
+        """``function(*given)``."""
+        if not self.compiled:
+            return function(*given)
+        shapes = tuple(None if one is None else (one.shape, one.stride(), one.dtype) for one in given)
+        if (key, shapes) not in self._made:
+            self._made[key, shapes] = _compiled(function, given)
+        return self._made[key, shapes](*(one for one in given if one is not None))
+
+
+def _compiled(function: Callable[..., Tensor], given: tuple[Tensor | None, ...]) -> Callable[..., Tensor]:
+    """The function of those arguments that are given. Every graph is a new function for the compiler, which keeps only
+    a few versions of one."""
+
+    def call(*leaves: Tensor) -> Tensor:
+        rest = iter(leaves)
+        return function(*(None if one is None else next(rest) for one in given))
+
+    leaves = [one for one in given if one is not None]
+    graph = _graph_of(call, leaves)
+    return torch.compile(graph, dynamic=False, fullgraph=True)  # type: ignore[return-value]
+
+
+def _places(values: Values) -> dict[str, range]:
+    """Where the leaves of every name are among all leaves."""
+    places, begin = {}, 0
+    for name, tree in values.items():
+        count = len(tree_flatten(tree)[0])
+        places[name] = range(begin, begin + count)
+        begin += count
+    return places
+
+
+def _without_unchanged(graph: fx.Graph, targets: list[int]) -> list[int]:
+    """Remove the outputs that are the inputs at their own place; returns the places of the others."""
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    output = next(node for node in graph.nodes if node.op == "output")
+    kept = [(node, target) for node, target in zip(output.args[0], targets, strict=True) if node is not inputs[target]]
+    output.args = ([node for node, _ in kept],)
+    return [target for _, target in kept]
