@@ -100,8 +100,11 @@ def test_tables_of_pandas(shown):
     assert len(kept.to_pandas("clients")) == 3 * 4
     assert len(compared.to_pandas()) == 4
     assert set(compared.to_pandas()["name"]) == {"fedavg", "fedprox"}
+    for table in ("clients", "weights"):
+        kept_table = kept.to_pandas(table).drop(columns="run")
+        assert shown["result"].to_pandas(table).equals(kept_table), "the same without a folder"
     with pytest.raises(SpecError, match="give fit a folder"):
-        shown["result"].to_pandas("clients")
+        shown["result"].to_pandas("results")
     with pytest.raises(SpecError, match="did you mean 'rounds'"):
         kept.to_pandas("round")
 
