@@ -36,6 +36,7 @@ FAST = ("your-arrays", "your-weighting")
 """Those that run with the tests."""
 MOST_SECONDS = 300
 SEEN = ("torch", "numpy", "pandas", "matplotlib", "scikit-learn", "transformers", "peft")
+_COLOURS = re.compile(r"\x1b\[[\d;]*m")
 _MASKS = (
     (re.compile(r"[\d.]+ rounds/s"), "# rounds/s"),
     (re.compile(r"\b\d+(\.\d+)? ?(s|ms|seconds|minutes)\b"), "# s"),
@@ -68,8 +69,14 @@ def read(name: str) -> Any:
 
 
 def _one(name: str, check: bool) -> int:
+    from nbclient.exceptions import CellExecutionError
+
     began, committed = perf_counter(), read(name)
-    done = execute(committed)
+    try:
+        done = execute(committed)
+    except CellExecutionError as error:
+        print(f"{name}: {error.ename}: {error.evalue}\n{_COLOURS.sub('', error.traceback)}", flush=True)
+        return 1
     found = differences(committed, done)
     told = "as committed" if not found else "differs" if check else "written"
     if not found and (other := made_elsewhere(committed)):
@@ -85,13 +92,18 @@ def _one(name: str, check: bool) -> int:
 def execute(notebook: Any) -> Any:
     """A copy of a notebook with the outputs of now; an error in a cell is raised."""
     from nbclient import NotebookClient
+    from traitlets.config import Config
 
     made = bare(notebook)
     with tempfile.TemporaryDirectory(prefix="fedalloy-notebook-") as scratch:
         work = Path(scratch) / "work"
         work.mkdir()
         place = {"metadata": {"path": str(work)}}
-        client = NotebookClient(made, timeout=MOST_SECONDS, kernel_name="python3", resources=place)
+        # A socket in the folder: nobody else on this machine can talk to the kernel.
+        sockets = {} if os.name == "nt" else {"transport": "ipc", "ip": str(Path(scratch) / "kernel")}
+        # Lines that are printed one after the other are one output, however fast they come.
+        config = Config(KernelManager=sockets, NotebookClient={"coalesce_streams": True})
+        client = NotebookClient(made, config=config, kernel_name="python3", timeout=MOST_SECONDS, resources=place)
         client.execute(env=_environment(Path(scratch)))
     for cell in made.cells:
         cell.metadata.pop("execution", None)  # when each cell was run

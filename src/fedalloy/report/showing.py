@@ -33,6 +33,8 @@ from fedalloy.tasks.describing import Describable
 from fedalloy.tasks.metrics.direction import higher_is_better
 
 _COLUMNS = {"mean": "mean", "worst_served": "worst 10 %", "best_served": "best 10 %", "gini": "Gini"}
+_REASONS = 5
+"""Why runs did not finish: so many reasons are shown."""
 _STYLE = "font-family:system-ui,sans-serif;font-size:13px;max-width:100%;overflow-x:auto"
 
 
@@ -65,7 +67,9 @@ def _(thing: Comparison) -> str:
         for row in thing.rows
     ]  # fmt: skip
     head = ["algorithm", metric, "worst 10 %", "Gini", f"{metric} vs {thing.rows[0].name}", "seeds"]
-    return _box(thing.conclusion, _table(head, body), _compared(thing), escape(str(thing.folder)))
+    broken = dict.fromkeys(run.reason for run in thing.outcomes if run.reason and not run.finished)
+    why = "".join(f"<div>{escape(reason)}</div>" for reason in list(broken)[:_REASONS])
+    return _box(thing.conclusion, _table(head, body), why, _compared(thing), escape(str(thing.folder)))
 
 
 @html.register
