@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 import types
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -64,7 +65,9 @@ def test_the_text_of_everything_is_a_line_or_two(shown, task):
         **shown, "algorithm": fedalloy.algorithms.superfed_mm() if hasattr(fedalloy.algorithms, "superfed_mm")
         else fedalloy.algorithms.fedavg(), "key": fedalloy.Key.of(3), "ending": shown["kept"].ending,
         "trained": shown["kept"].trained, "pool": task.train, "manifest": task.manifest,
-        "block": task.everyone("train"), "early": fedalloy.EarlyStopping(), "small": small_task().block,
+        "outcome": shown["comparison"].outcomes[0], "row": shown["comparison"].rows[1],
+        "gains": shown["comparison"].gains[0], "block": task.everyone("train"), "early": fedalloy.EarlyStopping(),
+        "small": small_task().block,
     }  # fmt: skip
     for name, one in public.items():
         text = repr(one)
@@ -92,6 +95,24 @@ def test_names_in_html_are_text(task, tmp_path):
     assert "<script" not in done._repr_html_()
 
 
+def test_a_run_of_a_comparison_by_name(shown):
+    compared = shown["comparison"]
+    assert compared.run("fedprox", 1).recipe["run"]["seeds"] == [1]
+    assert compared.run("fedprox").recipe["run"]["seeds"] == [0]
+    with pytest.raises(SpecError, match="'fedpro' was not compared: did you mean 'fedprox'"):
+        compared.run("fedpro")
+    with pytest.raises(SpecError, match="no run with seed 7: its seeds are 0, 1"):
+        compared.run("fedprox", 7)
+
+
+def test_why_runs_failed_is_shown(shown):
+    done = shown["comparison"]
+    failed = replace(done.outcomes[-1], state="failed", reason="a <fault> of this rule")
+    html = replace(done, outcomes=(*done.outcomes[:-1], failed))._repr_html_()
+    assert html.count("<div>a &lt;fault&gt; of this rule</div>") == 1
+    assert "<fault>" not in html
+
+
 def test_tables_of_pandas(shown):
     kept, compared = shown["kept"], shown["comparison"]
     assert list(kept.to_pandas()["round"]) == [1, 2, 3]
@@ -100,8 +121,11 @@ def test_tables_of_pandas(shown):
     assert len(kept.to_pandas("clients")) == 3 * 4
     assert len(compared.to_pandas()) == 4
     assert set(compared.to_pandas()["name"]) == {"fedavg", "fedprox"}
+    for table in ("clients", "weights"):
+        kept_table = kept.to_pandas(table).drop(columns="run")
+        assert shown["result"].to_pandas(table).equals(kept_table), "the same without a folder"
     with pytest.raises(SpecError, match="give fit a folder"):
-        shown["result"].to_pandas("clients")
+        shown["result"].to_pandas("results")
     with pytest.raises(SpecError, match="did you mean 'rounds'"):
         kept.to_pandas("round")
 

@@ -254,7 +254,11 @@ class Broken(Weighting):
         ("overflow", "finite: extreme losses"),
         ("one client", "finite: one client"),
         ("zero norms", "nobody moved"),
-        ("undeclared", "declared: KeyError"),
+        (
+            "undeclared",
+            "same again, order of clients, finite, nobody moved, shapes, declared: AlgorithmError: the rule reads the "
+            "statistic 'accuracy_after' and does not declare it",
+        ),
         ("payload", "declared: AlgorithmError"),
         ("shape", "shapes: the weight of"),
         ("bound", "declared: a weight of 0.2 is above the declared bound 0.01"),

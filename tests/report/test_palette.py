@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedalloy.core.showing import tinted
 from fedalloy.report.palette import DARK, DASHES, KNOWN, LIGHT, assign, css
 
 # How a colour looks to somebody without one kind of cone, in linear RGB (Machado, Oliveira & Fernandes 2009).
@@ -55,6 +56,26 @@ def test_no_two_colours_look_alike_to_anybody(colours, eye):
 @pytest.mark.parametrize(("colours", "paper"), [(LIGHT, "#ffffff"), (DARK, "#0f1317")], ids=["light", "dark"])
 def test_lines_stand_out_from_the_paper(colours, paper):
     assert min(contrast(colour, paper) for colour in colours) >= 2.9
+
+
+def mixed(colour: str, text: str) -> str:
+    share = int(tinted(colour).partition("%")[0][-2:]) / 100
+    both = [(int(colour[at : at + 2], 16), int(text[at : at + 2], 16)) for at in (1, 3, 5)]
+    return "#" + "".join(f"{round(share * one + (1 - share) * other):02x}" for one, other in both)
+
+
+@pytest.mark.parametrize(("text", "paper"), [("#212121", "#ffffff"), ("#e0e0e0", "#111111"), ("#ffffff", "#1e1e1e")])
+def test_in_a_notebook_lines_stand_out_and_differ_in_every_theme(text, paper):
+    """The themes of JupyterLab and the dark one of Visual Studio Code, whose paper nobody tells us."""
+    colours = [mixed(colour, text) for colour in LIGHT]
+    assert min(contrast(colour, paper) for colour in colours) >= 2.9
+    for eye in EYES.values():
+        pairs = itertools.combinations([lab(colour, eye) for colour in colours], 2)
+        assert min(float(np.linalg.norm(one - other)) for one, other in pairs) > 14
+
+
+def test_a_known_method_has_its_colour_in_any_spelling():
+    assert assign(["FedAvg", "FedProx"])["FedAvg"].slot == KNOWN["fedavg"]
 
 
 @given(st.lists(st.text(min_size=1), unique=True, max_size=len(LIGHT) * len(DASHES)))

@@ -56,6 +56,7 @@ def test_a_test_example_that_is_trained_on_is_found():
 def test_the_picture_has_a_bar_per_client_with_its_classes():
     found = fedalloy.task({"<a>": (X, [0, 1] * 3), "b": (X[:2], [0, 0])}, "logistic").describe()
     html = found._repr_html_()
+    assert "one bar per client, from left to right &lt;a&gt;, b: its examples, by class (" in html
     bars = ElementTree.fromstring(found.picture()).findall("{*}g")
     assert len(bars) == 2
     assert [len(bar.findall("{*}rect")) for bar in bars] == [2, 2]

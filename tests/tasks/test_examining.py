@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedalloy import fit
+from fedalloy import compare, fit
 from fedalloy.algorithms import fedavg, fedper
 from fedalloy.core.errors import DataError
 from fedalloy.core.keys import Key
@@ -185,6 +185,14 @@ def test_a_client_without_examples_is_left_out_and_small_ones_are_told_once(tmp_
     )
     assert [one.message for one in caplog.records] == list(done.notices)
     assert read_run(tmp_path / "run").environment["notices"] == list(done.notices)
+    with caplog.at_level(logging.WARNING, logger="fedalloy"):
+        fit(fedavg(batch_size=16), task, rounds=1)
+        compared = compare(task, {"a": fedavg(batch_size=64)}, tmp_path / "compared", seeds=[0, 1], rounds=1)
+    assert [one.message.partition(":")[0] for one in caplog.records[2:]] == [
+        "clients with fewer training examples than a batch of 64"
+    ], "what was not said before, and once"
+    for run in compared.outcomes:
+        assert len(read_run(run.folder).environment["notices"]) == 2, "every record has all"
 
 
 def test_clients_that_a_partition_leaves_empty_take_part_without_a_step():

@@ -11,6 +11,12 @@ _SHOWING = "fedalloy.report.showing"
 """Loaded when something is shown: it reads records, and may need pandas or matplotlib."""
 
 
+def tinted(colour: str, what: str = "stroke") -> str:
+    """A style with a colour that is visible on light and on dark paper, as it is mixed with the colour of the text
+    there. (A page cannot ask a notebook for its theme, but text always has the right colour.)"""
+    return f"{what}:{colour};{what}:color-mix(in srgb,{colour} 75%,currentColor)"
+
+
 def brief(rule: Any) -> str:
     """A rule with the fields that differ from their defaults."""
     if not is_dataclass(rule):

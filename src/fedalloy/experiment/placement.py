@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from fedalloy.core import inputs
 from fedalloy.core.algorithm import Algorithm
@@ -55,6 +56,8 @@ def on_device(state: Any, device: str) -> Any:
 
 
 log = logging.getLogger("fedalloy")
+_told: Any = WeakIdKeyDictionary()
+"""What was logged about a task."""
 
 
 def looked_at(task: Task, engine: Engine) -> Task:
@@ -69,8 +72,11 @@ def at_work(task: Task, engine: Engine, device: str) -> Task:
 
 
 def told(task: Task, algorithm: Algorithm) -> tuple[str, ...]:
-    """Log what is unusual about the data (logger ``fedalloy``); the record keeps it too."""
-    found = notices(task, algorithm.solver)
+    """Log what is unusual about the data (logger ``fedalloy``), once per task, however many runs use it; the record of
+    every run keeps it."""
+    found, known = notices(task, algorithm.solver), _told.setdefault(task, set())
     for notice in found:
-        log.warning(notice)
+        if notice not in known:
+            log.warning(notice)
+    known.update(found)
     return found

@@ -49,7 +49,7 @@ class SavedResult:
     rows: tuple[dict[str, Any], ...] = ()
 
     def __repr__(self) -> str:
-        own = f", {len(self.clients)} clients' own models" if self.clients else ""
+        own = f", {len(self.clients)} personal model{'s' if len(self.clients) > 1 else ''}" if self.clients else ""
         return f"<saved {self.name}, seed {self.seed}: {self.status} in round {self.round}{own}>"
 
     def rounds(self) -> Iterator[dict[str, Any]]:

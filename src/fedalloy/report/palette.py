@@ -52,7 +52,7 @@ def assign(names: Iterable[str]) -> dict[str, Style]:
     Style(slot=0, pattern=0)
     """
     styles: dict[str, Style] = {}
-    for name in sorted(set(names), key=lambda name: (name not in KNOWN, name)):
+    for name in sorted(set(names), key=lambda name: (name.lower() not in KNOWN, name)):
         styles[name] = _free(_favourite(name), set(styles.values()))
     return styles
 
@@ -71,7 +71,7 @@ def _properties(colours: Iterable[str]) -> str:
 
 
 def _favourite(name: str) -> int:
-    return KNOWN.get(name, zlib.crc32(name.encode()) % len(LIGHT))
+    return KNOWN.get(name.lower(), zlib.crc32(name.encode()) % len(LIGHT))
 
 
 def _free(slot: int, used: set[Style]) -> Style:

@@ -22,7 +22,7 @@ from fedalloy.report.plots import recorded
 from fedalloy.report.plots.canvas import Options, whole_numbers
 from fedalloy.report.plots.kinds import KINDS
 from fedalloy.report.sketch import Line, legend, lines_svg
-from fedalloy.results.export.tables import TABLES, rows
+from fedalloy.results.export.tables import TABLES, client_rows, rows, weight_rows
 from fedalloy.results.lines import by_round, statistic_of
 from fedalloy.results.outcome import watched_by
 from fedalloy.results.runs import by_name, runs_in
@@ -33,7 +33,9 @@ from fedalloy.tasks.describing import Describable
 from fedalloy.tasks.metrics.direction import higher_is_better
 
 _COLUMNS = {"mean": "mean", "worst_served": "worst 10 %", "best_served": "best 10 %", "gini": "Gini"}
-_FONT = "font-family:system-ui,sans-serif;font-size:13px"
+_REASONS = 5
+"""Why runs did not finish: so many reasons are shown."""
+_STYLE = "font-family:system-ui,sans-serif;font-size:13px;max-width:100%;overflow-x:auto"
 
 
 @singledispatch
@@ -65,12 +67,14 @@ def _(thing: Comparison) -> str:
         for row in thing.rows
     ]  # fmt: skip
     head = ["algorithm", metric, "worst 10 %", "Gini", f"{metric} vs {thing.rows[0].name}", "seeds"]
-    return _box(thing.conclusion, _table(head, body), _compared(thing), escape(str(thing.folder)))
+    broken = dict.fromkeys(run.reason for run in thing.outcomes if run.reason and not run.finished)
+    why = "".join(f"<div>{escape(reason)}</div>" for reason in list(broken)[:_REASONS])
+    return _box(thing.conclusion, _table(head, body), why, _compared(thing), escape(str(thing.folder)))
 
 
 @html.register
 def _(thing: Describable) -> str:
-    return _box(repr(thing), thing.describe()._repr_html_())
+    return _box(repr(thing).strip("<>"), thing.describe()._repr_html_())
 
 
 def frame(thing: Any, table: str | None) -> Any:
@@ -116,9 +120,15 @@ def _places(thing: Any) -> list[Path]:
 
 
 def _in_memory(result: RunResult, table: str) -> list[dict[str, Any]]:
-    if table != "rounds":
-        raise SpecError(f"the table '{table}' reads the records of a run: give fit a folder; 'rounds' needs none")
-    return [{"round": row["round"], **scalars(row)} for row in result.rounds()]
+    if table == "results":
+        raise SpecError("the table 'results' reads the records of a run: give fit a folder; the others need none")
+    names = result.trained.fed.task.names
+    found = {
+        "rounds": lambda: ({"round": row["round"], **scalars(row)} for row in result.rounds()),
+        "clients": lambda: client_rows(result.clients(), names),
+        "weights": lambda: weight_rows(result.rounds()),
+    }
+    return [{"name": result.name, "seed": result.seed, **row} for row in found[table]()]
 
 
 def _new_axes() -> Any:
@@ -126,7 +136,7 @@ def _new_axes() -> Any:
         from matplotlib import pyplot
     except ImportError:
         raise SpecError("drawing needs matplotlib: pip install 'fedalloy[report]'") from None
-    return pyplot.subplots()[1]
+    return pyplot.subplots(figsize=(5.6, 3.4), layout="constrained")[1]
 
 
 def _draw_curve(axes: Any, result: RunResult, metric: str) -> None:
@@ -145,11 +155,10 @@ def _run(head: str, rounds: Sequence[Mapping[str, Any]], metric: str) -> str:
     body = [[name, *(_number(found.get(column)) for column in _COLUMNS)] for name, found in last.items()]
     points = _points(scored, metric)
     lines: list[Line] = [(LIGHT[0], "", points["mean"]), (LIGHT[0], "2 3", points["worst_served"])]
-    drawn = lines_svg(lines)
-    said = (
-        f"<div>{escape(metric)}: mean over clients, and (dotted) the tenth that is served worst</div>" if drawn else ""
-    )
-    return _box(head, _table(["over clients", *_COLUMNS.values()], body) if body else "", drawn, said)
+    said = f"{metric}: mean over clients, and (dotted) the tenth that is served worst"
+    drawn = lines_svg(lines, said)
+    below = f"<div>{escape(said)}</div>" if drawn else ""
+    return _box(head, _table(["over clients", *_COLUMNS.values()], body) if body else "", drawn, below)
 
 
 def _points(rounds: Iterable[Mapping[str, Any]], metric: str) -> dict[str, list[tuple[float, float]]]:
@@ -172,7 +181,10 @@ def _compared(comparison: Comparison) -> str:
         found = by_round({round: mean for round, mean, _ in summary.curve} for summary in seeds)
         points = [(float(round), Band.of(values).mean) for round, values in found.items()]
         lines.append((styles[name].light, " ".join(map(str, styles[name].dash)), points))
-    return lines_svg(lines) + legend({name: styles[name].light for name in groups})
+    said = f"{comparison.outcomes[0].metric}: mean over clients and seeds"
+    drawn = lines_svg(lines, said)
+    below = f"<div>{escape(said)}</div>" if drawn else ""
+    return drawn + below + legend({name: styles[name].light for name in groups})
 
 
 def _spread(spread: Any) -> str:
@@ -186,8 +198,8 @@ def _number(value: float | None) -> str:
 def _table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     cells = [f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in row)}</tr>" for row in body]
     top = f"<tr>{''.join(f'<th>{escape(name)}</th>' for name in head)}</tr>" if any(head) else ""
-    return f"<table>{top}{''.join(cells)}</table>"
+    return f'<table style="text-align:left">{top}{"".join(cells)}</table>'
 
 
 def _box(head: str, *parts: str) -> str:
-    return f'<div style="{_FONT}"><b>{escape(head)}</b>{"".join(parts)}</div>'
+    return f'<div style="{_STYLE}"><b>{escape(head)}</b>{"".join(parts)}</div>'

@@ -95,7 +95,7 @@ class ClientGain:
         return self.client if self.seed is None else f"{self.client} in seed {self.seed}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ClientGains:
     """An algorithm against the first one, client by client; the client that loses most comes first.
 
@@ -113,6 +113,10 @@ class ClientGains:
     missing: int = 0
     reason: str = ""
     resplit: bool = False
+
+    def __repr__(self) -> str:
+        told = self.reason or f"{self.better} clients are better off, {self.worse} worse"
+        return f"<{self.name} against {self.against} in {self.metric}: {told}>"
 
     @property
     def better(self) -> int:

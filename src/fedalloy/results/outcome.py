@@ -14,7 +14,7 @@ from fedalloy.results.statistics import number
 from fedalloy.tasks.metrics.direction import reaches
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RunOutcome:
     """How a run ended, and its clients' scores at the last evaluation.
 
@@ -40,6 +40,11 @@ class RunOutcome:
     higher_is_better: bool | None = True
     drawn: Drawn | None = None
     ends_at_target: bool = False
+
+    def __repr__(self) -> str:
+        scored = f", {self.metric} {self.scores['mean']:.3f}" if self.scores.get("mean") is not None else ""
+        reason = f": {self.reason}" if self.reason else ""
+        return f"<{self.name}, seed {self.seed}: {self.state} in round {self.round}{scored}{reason}>"
 
     @property
     def finished(self) -> bool:

@@ -18,7 +18,7 @@ from fedalloy.results.statistics import Spread
 _SCORES = ("mean", "worst", "best", "worst_served", "best_served", "gini", "variance")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ResultRow:
     """One algorithm over its seeds; only finished runs are used, the others are named.
 
@@ -45,6 +45,9 @@ class ResultRow:
     failed: tuple[RunOutcome, ...]
     unfinished: tuple[RunOutcome, ...]
     higher_is_better: bool | None
+
+    def __repr__(self) -> str:
+        return f"<{self.name}: {self.mean.text() if self.mean else 'no result'}; seeds {self.coverage}>"
 
     @property
     def target_text(self) -> str:

@@ -15,13 +15,14 @@ from fedalloy.core import inputs
 from fedalloy.core.declared import declared
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import DataPart, Task
+from fedalloy.core.showing import tinted
 from fedalloy.core.types import Block, Examples
 
 PARTS: tuple[DataPart, ...] = ("train", "valid", "test")
 MOST_CLIENTS = 1000
 """Of data that are read on demand, so many clients are looked at."""
 _AT_ONCE = 100
-_BARS = 40
+_BARS, _NAMED = 40, 12
 _COLOURS = ("#004adc", "#b5480f", "#00a25d", "#e565b2", "#c88700", "#5088f7", "#40575c", "#5f139b")
 """Those of the report's pictures, which are distinct for all readers."""
 
@@ -84,7 +85,21 @@ class Description:
 
     def _repr_html_(self) -> str:
         rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in self.lines())
-        return f"<div>{self.picture()}<table>{rows}</table></div>"
+        table = f'<table style="text-align:left">{rows}</table>'
+        return f"<div>{self.picture()}{self._below()}{table}</div>"
+
+    def _below(self) -> str:
+        """What the bars and their colours are."""
+        shown = len(self.client_classes[:_BARS])
+        named = f", from left to right {', '.join(self.names)}" if self.names and shown <= _NAMED else ""
+        rest = f" (the first {shown} of {self.clients})" if shown < self.clients else ""
+        marks = [
+            f'<span style="{tinted(colour, "color")}">&#9632;</span> {label}'
+            for label, colour in enumerate(_COLOURS[: self.classes])
+        ]
+        counted, few = any(map(sum, self.client_classes)), self.classes <= len(_COLOURS)
+        classes = f", by class ({' '.join(marks)})" if counted and few else ", by class" if counted else ""
+        return f"<div>one bar per client{escape(named + rest)}: its examples{classes}</div>"
 
     def picture(self) -> str:
         """The clients' sizes as bars, coloured by class, as SVG; the first 40 clients."""
@@ -94,7 +109,7 @@ class Description:
         bars = "".join(_bar(place, one, most, self._called(place)) for place, one in enumerate(shown))
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="examples of {len(shown)} clients" '
-            f'width="{16 * len(shown) + 4}" height="124">{bars}</svg>'
+            f'width="{16 * len(shown) + 4}" height="124" style="display:block">{bars}</svg>'
         )
 
     def _totals(self) -> list[int]:
@@ -236,5 +251,6 @@ def _bar(place: int, counts: Sequence[int], most: int, name: str) -> str:
         height = 118 * count / most
         below += height
         colour = _COLOURS[label % len(_COLOURS)]
-        made += f'<rect x="{4 + 16 * place}" y="{122 - below:.1f}" width="12" height="{height:.1f}" fill="{colour}"/>'
+        made += f'<rect x="{4 + 16 * place}" y="{122 - below:.1f}" width="12" height="{height:.1f}"'
+        made += f' style="{tinted(colour, "fill")}"/>'
     return f"<g><title>{escape(name)}: {sum(counts)} examples</title>{made}</g>"

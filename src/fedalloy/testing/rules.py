@@ -49,7 +49,8 @@ def run_row(row: Row) -> list[str]:
 
 
 def check_rule(category: str, rule: Any) -> list[str]:
-    """Run all checks of its category on a rule (a value, registered or not); empty if it passes all.
+    """Run all checks of its category on a rule (a value, registered or not); empty if it passes all. A problem that
+    several checks meet is listed once.
 
     The spec is not checked for a rule that is not registered, because it has no name.
 
@@ -60,7 +61,11 @@ def check_rule(category: str, rule: Any) -> list[str]:
     checks = dict(_checks(category))
     if type(rule) not in registry.everything(category).values() and not isinstance(rule, Algorithm):
         checks.pop("spec", None)
-    return [f"{name}: {problem}" for name, check in checks.items() for problem in _run(check, rule)]
+    found: dict[str, list[str]] = {}
+    for name, check in checks.items():
+        for problem in _run(check, rule):
+            found.setdefault(problem, []).append(name)
+    return [f"{', '.join(dict.fromkeys(names))}: {problem}" for problem, names in found.items()]
 
 
 def specimen(category: str, name: str) -> Any:

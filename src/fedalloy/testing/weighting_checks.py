@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedalloy.core import tree
+from fedalloy.core.errors import AlgorithmError
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Weighting
 from fedalloy.core.types import Cohort, Context, Payload, Weights
@@ -91,13 +92,20 @@ CHECKS = {
 }
 
 
+class _Required(dict[str, Tensor]):
+    """The required statistics; others are refused in words."""
+
+    def __missing__(self, name: str) -> Tensor:
+        raise AlgorithmError(f"the rule reads the statistic '{name}' and does not declare it: add it to 'requires'")
+
+
 def sample(rule: Weighting, clients: int = CLIENTS) -> Cohort:
     """A cohort with the statistics the rule requires, and no others."""
     key = Key.of(5).fold("cohort")
     ids = torch.arange(clients) if rule.needs_everyone else torch.tensor([0, 2, 3, 6, 7])[:clients]
     params, _ = small_objective("mlp").init(key)
     delta = {name: key.fold(name).normal(clients, *leaf.shape, dtype=torch.float64) for name, leaf in params.items()}
-    stats = {name: _statistic(name, clients, key) for name in sorted(rule.requires - {"cross_score"})}
+    stats = _Required((name, _statistic(name, clients, key)) for name in sorted(rule.requires - {"cross_score"}))
     crossed = "cross_score" in rule.requires
     scores = key.fold("cross").uniform(clients, clients, dtype=torch.float64) if crossed else None
     return Cohort(ids, _samples(clients, key) if "factors" in rule.reads else {"delta": delta}, stats, scores)
@@ -139,14 +147,18 @@ def _hard_cohorts(rule: Weighting) -> dict[str, Cohort]:
     }
     equal = replace(cohort.take(torch.zeros(len(cohort), dtype=torch.int64)), ids=cohort.ids)
     hard = {
-        "extreme losses": cohort.with_stats(numbers),
-        "extreme accuracies": cohort.with_stats(scores),
-        "zeros": cohort.with_stats({name: torch.zeros_like(values) for name, values in cohort.stats.items()}),
+        "extreme losses": _with(cohort, numbers),
+        "extreme accuracies": _with(cohort, scores),
+        "zeros": _with(cohort, {name: torch.zeros_like(values) for name, values in cohort.stats.items()}),
         "equal clients": equal,
         "clients that did not move": _fixed(cohort),
         "one client that moved": _fixed(cohort, but=2),
     }
     return hard if rule.needs_everyone else {**hard, "one client": cohort.take(one)}
+
+
+def _with(cohort: Cohort, stats: Mapping[str, Tensor]) -> Cohort:
+    return replace(cohort, stats=_Required({**cohort.stats, **stats}))
 
 
 def _fixed(cohort: Cohort, but: int | None = None) -> Cohort:

@@ -48,6 +48,8 @@ def _draw_line(axes: Any, name: str, seeds: Sequence[RunSummary], style: Style) 
 
 SPREAD = 0.28
 """How far a dot may be above or below its line."""
+_FEW = 100
+"""Dots of one line that are drawn large."""
 
 
 def draw_clients(axes: Any, runs: Sequence[Path], options: Options) -> None:
@@ -64,7 +66,8 @@ def draw_clients(axes: Any, runs: Sequence[Path], options: Options) -> None:
     for place, (name, scores) in enumerate(groups.items()):
         # Random jitter from a fixed seed.
         apart = (Key.of(0).fold(name).uniform(len(scores)).numpy() - 0.5) * 2 * SPREAD
-        axes.scatter(scores, place + apart, s=6, alpha=0.6, linewidths=0, color=styles[name].light)
+        size = 6 if len(scores) > _FEW else 18
+        axes.scatter(scores, place + apart, s=size, alpha=0.6, linewidths=0, color=styles[name].light)
         axes.plot([float(np.median(scores))] * 2, [place - SPREAD, place + SPREAD], color="0.1", linewidth=1.5)
     axes.set_yticks(range(len(groups)), list(groups))
     axes.invert_yaxis()

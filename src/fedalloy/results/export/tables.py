@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +47,12 @@ def _rounds(record: RunRecord) -> Iterator[Row]:
 
 
 def _clients(record: RunRecord) -> Iterator[Row]:
-    names = (record.manifest or {}).get("names")
-    for row in record.clients():
+    return client_rows(record.clients(), (record.manifest or {}).get("names"))
+
+
+def client_rows(evaluations: Iterable[Mapping[str, Any]], names: Sequence[str] | None) -> Iterator[Row]:
+    """One row per evaluation, model and client."""
+    for row in evaluations:
         ids = row["ids"]
         scores = {name: one for name, one in row.items() if name != "ids" and _is_column(one, ids)}
         at = {"round": row["round"], "model": row.get("model", "global"), "mix": row.get("mix")}
@@ -58,7 +62,12 @@ def _clients(record: RunRecord) -> Iterator[Row]:
 
 
 def _weights(record: RunRecord) -> Iterator[Row]:
-    for row in record.rounds():
+    return weight_rows(record.rounds())
+
+
+def weight_rows(rounds: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
+    """One row per round and client whose contribution was used."""
+    for row in rounds:
         weights = row.get("weights")
         layers: Mapping[str, Any] = weights if isinstance(weights, Mapping) else {"": weights}
         for layer, values in layers.items():

@@ -21,7 +21,7 @@ from fedalloy.experiment.recipe.reading import parse
 from fedalloy.experiment.recipe.resolving import cores, entry_names, resolve, scored, with_entry
 from fedalloy.experiment.recipe.tables import EntryTable, Recipe
 from fedalloy.experiment.records import atomic
-from fedalloy.experiment.records.reading import find_runs, is_run
+from fedalloy.experiment.records.reading import RunRecord, find_runs, is_run, read_run
 from fedalloy.results.conclusion import conclusion, notes
 from fedalloy.results.gains import ClientGains, client_gains, read_scores
 from fedalloy.results.looks import Look, read_looks, record_look
@@ -81,6 +81,18 @@ class Comparison(ShownRuns):
     def gains(self) -> list[ClientGains]:
         """Every algorithm against the first one, client by client."""
         return client_gains([read_scores(outcome) for outcome in self.outcomes], self.outcomes[0].metric)
+
+    def run(self, name: str, seed: int | None = None) -> RunRecord:
+        """The records of one run; without a seed, that of the lowest."""
+        seeds = {one.seed: one for one in self.outcomes if one.name == name}
+        if not seeds:
+            raise SpecError(f"'{name}' was not compared: {nearest(name, {one.name for one in self.outcomes})}")
+        if seed is not None and seed not in seeds:
+            raise SpecError(f"'{name}' has no run with seed {seed}: its seeds are {', '.join(map(str, seeds))}")
+        found = seeds[min(seeds) if seed is None else seed]
+        if found.folder is None:
+            raise SpecError(f"{found} has no records, because it was not started")
+        return read_run(found.folder)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for machines."""
