@@ -15,12 +15,13 @@ def received(message: Message) -> Model:
 
 @app.train()
 def train_model(message: Message, context: Context) -> Message:
-    """One round of local training; ``train_loss`` is that of the received model, before it is trained."""
+    """One round of local training; ``train_loss`` is that of the received model, ``train_acc`` of the trained one."""
     data, _ = load_data(int(context.node_config["partition-id"]))
     model = received(message)
     loss, _ = evaluate(model, data)
     model = train(model, data, int(context.run_config["local-epochs"]), float(context.run_config["learning-rate"]))
-    metrics = MetricRecord({"train_loss": loss, "num-examples": len(data[1])})
+    _, accuracy = evaluate(model, data)
+    metrics = MetricRecord({"train_loss": loss, "train_acc": accuracy, "num-examples": len(data[1])})
     arrays = ArrayRecord({name: Array(leaf) for name, leaf in model.items()})
     return Message(content=RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 

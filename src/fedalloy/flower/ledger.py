@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,10 +16,11 @@ from flwr.serverapp.strategy import Result
 from fedalloy.core.algorithm import Algorithm, ServerState
 from fedalloy.core.errors import CheckpointError
 from fedalloy.core.spec import algorithm_to_spec
+from fedalloy.experiment.records import atomic
 from fedalloy.experiment.records.environment import describe
 from fedalloy.experiment.records.folder import Checkpoint, RunFolder, RunState
 from fedalloy.experiment.records.lock import held, wait_for_turn
-from fedalloy.experiment.records.reading import read_run
+from fedalloy.experiment.records.reading import read_json, read_run
 
 _log = logging.getLogger("flwr")
 _FIELDS = ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp")
@@ -31,11 +33,19 @@ class Ledger:
     folder: RunFolder | None = None
     rows: list[dict[str, Any]] = field(default_factory=list)
 
-    def row(self, row: dict[str, Any]) -> None:
-        """One round."""
+    def row(self, row: dict[str, Any], seconds: Mapping[str, float]) -> None:
+        """One round, and how long its phases took."""
         self.rows.append(row)
         if self.folder:
             self.folder.append("rounds", row)
+            self.folder.append("timings", {"round": row["round"], **seconds})
+
+    def names(self, names: list[str]) -> None:
+        """The names of the clients; they may change when a node that was away connects."""
+        if self.folder and names:
+            file, kept = self.folder.path / "manifest.json", {"clients": len(names), "names": names}
+            if read_json(file) != kept:
+                atomic.write_text(file, json.dumps(kept, indent=2) + "\n")
 
     def scores(self, row: Mapping[str, Any]) -> None:
         """One evaluation with every client's values."""
@@ -55,12 +65,15 @@ class Ledger:
 
 
 @contextmanager
-def open_ledger(place: Path | None, algorithm: Algorithm, seed: int) -> Iterator[tuple[Ledger, Checkpoint | None]]:
+def open_ledger(
+    place: Path | None, algorithm: Algorithm, seed: int, name: str = ""
+) -> Iterator[tuple[Ledger, Checkpoint | None]]:
     """The ledger, and the checkpoint to resume from if the folder holds one of the same algorithm."""
     if place is None:
         yield Ledger(), None
         return
-    recipe = {"algorithm": algorithm_to_spec(algorithm), "run": {"seeds": [seed]}}
+    recipe: dict[str, Any] = {"algorithm": algorithm_to_spec(algorithm), "run": {"seeds": [seed]}}
+    recipe |= {"name": name} if name else {}
     wait_for_turn(place, _log.info)
     folder = _open(place, recipe)
     with held(place, folder.lock, _log.info):
@@ -73,7 +86,7 @@ def _open(place: Path, recipe: Mapping[str, Any]) -> RunFolder:
     if not (place / "recipe.toml").exists():
         return RunFolder.create(place, recipe, describe())
     found = read_run(place).recipe
-    different = [name for name in recipe if found.get(name) != recipe[name]]
+    different = [name for name in ("algorithm", "run") if found.get(name) != recipe[name]]
     if different:
         raise CheckpointError(
             f"{place} holds the run of another strategy ({', '.join(different)} differs); use its original "

@@ -9,7 +9,8 @@ node that claims to be it; a second one is refused, whether the first is connect
 such a binding, by removing it from the bindings file.
 
 Clients of apps that are not fedalloy's have numbers instead of names: that of the node's seat or, without seats, the
-free numbers in the order of the nodes' names and numbers.
+free numbers in the order of the nodes' names, then in the order in which they were registered. Flower's simulation
+registers new nodes for every run, in the order of their partitions: there a node is identified by that order.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from fedalloy.core.errors import AlgorithmError, nearest
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
+_NUMBERED, _SIMULATED = "node ", "simulated "
+_SIMULATION = "InMemoryGrid"
+"""The class of the grid in Flower's simulation; a private name, which its own run is the test of."""
 _TELL_EVERY = 10.0
 """Seconds between two messages about what is being waited for."""
 
@@ -40,13 +44,14 @@ class Seat:
 
 @dataclass(frozen=True)
 class Node:
-    """A connected node: its number in this federation, its permanent identity, since when it is connected, and the name
-    it was registered with, which is often empty."""
+    """A connected node: its number in this federation, its permanent identity, since when it is connected, the name it
+    was registered with, which is often empty, and its place among those connected, in the order of registration."""
 
     number: int
     identity: str
     since: str = ""
     name: str = ""
+    place: int = field(default=0, compare=False)
 
     def __str__(self) -> str:
         return f"node '{self.name}'" if self.name else f"the node with {self.identity}"
@@ -54,9 +59,17 @@ class Node:
 
 def connected(grid: Grid, *, keyed: bool = True) -> list[Node]:
     """The reachable nodes by number; each is identified by its key, or if not ``keyed`` by its number."""
+    found = sorted(grid.get_nodes(), key=lambda info: (str(getattr(info, "registered_at", "")), info.node_id))
+    simulated = any(kind.__name__ == _SIMULATION for kind in type(grid).__mro__)
     nodes = [
-        Node(info.node_id, _identity(info, keyed), str(info.last_activated_at), str(info.name))
-        for info in grid.get_nodes()
+        Node(
+            info.node_id,
+            f"{_SIMULATED}{place}" if simulated else _identity(info, keyed),
+            str(info.last_activated_at),
+            str(info.name),
+            place,
+        )
+        for place, info in enumerate(found)
     ]
     return sorted(nodes, key=lambda node: node.number)
 
@@ -87,7 +100,12 @@ def _identity(info: Any, keyed: bool) -> str:
 
 def _numbered(number: int) -> str:
     """The identity of a node by its number. A node that reconnects with its key gets the same number."""
-    return f"node {number}"
+    return f"{_NUMBERED}{number}"
+
+
+def _remembered(kept: str) -> Node:
+    """A node as a checkpoint knows it."""
+    return Node(int(kept), _numbered(int(kept))) if kept.isdigit() else Node(0, kept)
 
 
 def identity_of(key: bytes) -> str:
@@ -201,7 +219,7 @@ class NodeRegistry:
             taken = zip(self.names, seats, strict=False)
             self.bound = {name: seat.identity for name, seat in taken if seat.identity}
         else:
-            new = sorted(self.strangers(nodes), key=lambda node: (node.name, node.number))
+            new = sorted(self.strangers(nodes), key=lambda node: (node.name, node.place, node.number))
             free = [name for name in self.names if name not in self.bound]
             self.bound |= {name: node.identity for name, node in zip(free, new, strict=False)}
         return [node for node in nodes if self.client_of(node) is None]
@@ -217,16 +235,25 @@ class NodeRegistry:
             return f"client {client}"
         return f"client {client} (node {node.number}{f', {node.name!r}' if node.name else ''})"
 
+    def node_names(self) -> list[str]:
+        """The clients by the names of the nodes last seen as them; empty if no node has a name.
+
+        >>> NodeRegistry(("0", "1"), seen={0: Node(71, "node 71", name="hospital-a")}).node_names()
+        ['hospital-a', '1']
+        """
+        found = [self.seen[client].name if client in self.seen else "" for client in range(len(self.names))]
+        return [own or name for own, name in zip(found, self.names, strict=True)] if any(found) else []
+
     def to_json(self) -> dict[str, int]:
-        """The nodes seen, for a checkpoint: clients by the numbers of their nodes."""
-        return {str(node.number): client for client, node in self.seen.items()}
+        """The nodes seen, for a checkpoint: clients by the numbers of their nodes, or their other identities."""
+        return {node.identity.removeprefix(_NUMBERED): client for client, node in self.seen.items()}
 
     @staticmethod
     def from_json(kept: Mapping[str, int], population: int | None = None) -> NodeRegistry:
         """The registry of a checkpoint."""
         names = _numbers(population or max(kept.values(), default=-1) + 1)
-        nodes = {client: int(number) for number, client in kept.items() if client < len(names)}
-        seen = {client: Node(number, _numbered(number)) for client, number in nodes.items()}
+        nodes = {client: node for node, client in kept.items() if client < len(names)}
+        seen = {client: _remembered(node) for client, node in nodes.items()}
         return NodeRegistry(names, {names[client]: node.identity for client, node in seen.items()}, seen=seen)
 
     def _objection(self, node: Node, client: str) -> str | None:

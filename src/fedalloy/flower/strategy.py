@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -25,6 +24,7 @@ from fedalloy.core.statistics import MAX_EXAMPLES
 from fedalloy.core.types import Cohort, Context, Contribution
 from fedalloy.experiment.fit import as_algorithm
 from fedalloy.experiment.records.folder import Checkpoint
+from fedalloy.experiment.round import Stopwatch
 from fedalloy.experiment.sizes import KnownSizes
 from fedalloy.flower.admission import read_seats
 from fedalloy.flower.foreign import (
@@ -42,9 +42,8 @@ from fedalloy.flower.foreign import (
 from fedalloy.flower.ledger import Ledger, open_ledger, result_from_json, result_to_json
 from fedalloy.flower.node_registry import Node, NodeRegistry, wait_for_nodes
 from fedalloy.flower.protocol.header import Malformed
+from fedalloy.flower.strategy_rows import check_scores, client_scores, evaluation, training
 from fedalloy.flower.transport import Transport, attribute, check_sent
-from fedalloy.tasks.metrics.direction import higher_is_better
-from fedalloy.tasks.metrics.summary import summarise
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 _log = logging.getLogger("flwr")
@@ -62,8 +61,10 @@ class Strategy(flwr.serverapp.strategy.Strategy):
     nodes present when training starts); ``wait`` the seconds to wait for nodes; ``max_norm`` the largest norm of an
     update; ``max_examples`` and ``max_steps`` the most examples and local steps that a client may report (its number of
     examples is fixed at its first answer: a client that changes it is left out); ``buffers`` the arrays that are
-    averaged by examples and not optimised. With a ``folder`` every round is recorded there (``fedalloy show FOLDER``),
-    and the same call continues after the last finished round.
+    averaged by examples and not optimised. With a ``folder`` every round is recorded there (``fedalloy show FOLDER``,
+    ``fedalloy report FOLDER``), and the same call continues after the last finished round. ``scores`` names the metrics
+    of evaluations as fedalloy does, ``{"eval_acc": "accuracy"}``: what has a direction has worst served clients, and
+    runs of other engines beside it.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Strategy(flwr.serverapp.strategy.Strategy):
         algorithm: Algorithm | str | Mapping[str, Any],
         *,
         metrics: Named | None = None,
+        scores: Mapping[str, str] | None = None,
         fraction_train: float = 1.0,
         fraction_evaluate: float = 1.0,
         min_train_nodes: int = 2,
@@ -90,6 +92,7 @@ class Strategy(flwr.serverapp.strategy.Strategy):
         poll: float = 0.2,
     ) -> None:
         self.algorithm = as_algorithm(algorithm)
+        self._name, self._scores = algorithm if isinstance(algorithm, str) else "", check_scores(scores or {})
         check_usable(self.algorithm)
         rule = self.algorithm.weighting
         known = {weighted_by_key: "num_examples", **(metrics or {})}
@@ -151,6 +154,7 @@ class Strategy(flwr.serverapp.strategy.Strategy):
         step = self._step(server_round, contributions, sorted({*failures, *self._away()}))
         self._row["bytes_up"] = int(sum(one.stats["bytes_up"] for one in contributions.values()))
         self._record(step, {**refused, **step.dropped}, failures)
+        self._row |= training({client: metrics_of(contents[client]) for client in step.ids.tolist()})
         if len(step.ids) == 0:
             why = step.refusal or "no contribution can be used"
             _log.warning("round %d: %s; the model does not change", server_round, why)
@@ -188,7 +192,10 @@ class Strategy(flwr.serverapp.strategy.Strategy):
                 failures[client] = str(error)
         for client, reason in failures.items():
             _log.warning("round %d: no score of %s: %s", server_round, self._known.describe(client), reason)
-        self._score(server_round, {client: scores[client] for client in sizes})
+        columns = client_scores({client: scores[client] for client in sizes}, self._scores)
+        if columns:
+            self._ledger.scores({"round": server_round, "split": "test", "model": "global", "ids": [*sizes], **columns})
+            self._row["evaluation"] = evaluation(columns)
         return average([(_metrics(contents[client]), size) for client, size in sizes.items()])
 
     # All rounds.
@@ -210,28 +217,31 @@ class Strategy(flwr.serverapp.strategy.Strategy):
             if saved is None and evaluate_fn:
                 _keep(result.evaluate_metrics_serverapp, 0, evaluate_fn(0, arrays))
             for round in range(done + 1, num_rounds + 1):
-                begun = time.monotonic()
                 configs = (train_config or ConfigRecord(), evaluate_config or ConfigRecord())
-                arrays = self._run_round(grid, round, arrays, configs, timeout, result, evaluate_fn)
-                _log.info("[ROUND %d/%d] %.2f s", round, num_rounds, time.monotonic() - begun)
+                watch = Stopwatch()
+                arrays = self._run_round(grid, round, arrays, configs, timeout, result, evaluate_fn, watch)
+                _log.info("[ROUND %d/%d] %.2f s", round, num_rounds, sum(watch.seconds.values()))
             self._ledger.close("finished", max(done, num_rounds))
         result.arrays = arrays
         return result
 
     def _run_round(
         self, grid: Grid, round: int, arrays: ArrayRecord, configs: tuple[ConfigRecord, ConfigRecord], timeout: float,
-        result: Result, evaluate_fn: Evaluate | None,
+        result: Result, evaluate_fn: Evaluate | None, watch: Stopwatch,
     ) -> ArrayRecord:  # fmt: skip
-        sent = list(self.configure_train(round, arrays, configs[0], grid))
-        moved, metrics = self.aggregate_train(round, self._exchange(grid, sent, timeout))
+        with watch.time("clients"):
+            replies = self._exchange(grid, list(self.configure_train(round, arrays, configs[0], grid)), timeout)
+        with watch.time("server"):
+            moved, metrics = self.aggregate_train(round, replies)
         arrays = arrays if moved is None else moved
         _keep(result.train_metrics_clientapp, round, metrics)
-        sent = list(self.configure_evaluate(round, arrays, configs[1], grid))
-        scores = self.aggregate_evaluate(round, self._exchange(grid, sent, timeout))
-        _keep(result.evaluate_metrics_clientapp, round, scores)
-        if evaluate_fn:
-            _keep(result.evaluate_metrics_serverapp, round, evaluate_fn(round, arrays))
-        self._ledger.row(self._row)
+        with watch.time("evaluate"):
+            replies = self._exchange(grid, list(self.configure_evaluate(round, arrays, configs[1], grid)), timeout)
+            _keep(result.evaluate_metrics_clientapp, round, self.aggregate_evaluate(round, replies))
+            if evaluate_fn:
+                _keep(result.evaluate_metrics_serverapp, round, evaluate_fn(round, arrays))
+        self._ledger.row(self._row, watch.seconds)
+        self._ledger.names(self._known.node_names())
         kept = {"roster": self._known.to_json(), "result": result_to_json(result), "sizes": self._sizes.to_state()}
         self._ledger.save(round, self._state or {}, kept)
         return arrays
@@ -242,7 +252,7 @@ class Strategy(flwr.serverapp.strategy.Strategy):
         return replies
 
     def _opened(self) -> AbstractContextManager[tuple[Ledger, Checkpoint | None]]:
-        return open_ledger(self._folder, self.algorithm, self._seed)
+        return open_ledger(self._folder, self.algorithm, self._seed, self._name)
 
     def _restore(self, saved: Checkpoint | None, initial: ArrayRecord) -> tuple[Result, ArrayRecord, int]:
         """Where to continue: the results so far, the model, and the last finished round."""
@@ -356,17 +366,6 @@ class Strategy(flwr.serverapp.strategy.Strategy):
             "failures": {str(client): reason for client, reason in sorted(failures.items())},
             "absent": sorted({*failures, *self._away()}), "idle": list(step.idle), "refusal": step.refusal,
         }  # fmt: skip
-
-    def _score(self, round: int, scores: Mapping[int, Mapping[str, float]]) -> None:
-        clients = sorted(scores)
-        names = sorted({name for score in scores.values() for name in score} - {"num-examples", "num_examples"})
-        columns = {name: [scores[client].get(name, float("nan")) for client in clients] for name in names}
-        if columns:
-            self._ledger.scores({"round": round, "split": "test", "model": "global", "ids": clients, **columns})
-            values = {name: torch.tensor(column, dtype=torch.float64) for name, column in columns.items()}
-            self._row["evaluation"] = {
-                name: summarise(column, higher_is_better=higher_is_better(name)) for name, column in values.items()
-            }
 
     def _size(self, metrics: Mapping[str, float]) -> float:
         """The weight of a client's scores; an invalid size is refused, as in training."""
