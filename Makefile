@@ -13,8 +13,9 @@ WORKERS ?= 2
 TORCH ?=
 LOWEST := tests/core tests/experiment/test_round.py tests/experiment/test_saved.py tests/experiment/records/test_toml.py tests/test_recipe.py tests/test_python_path.py tests/cli/test_help.py
 PYTHON ?=
+COVERED ?= tests src/fedalloy
 
-.PHONY: help env demo test test-lowest browser lint format docs dist bench screenshots clean
+.PHONY: help env demo test test-lowest browser lint format docs readme coverage dist bench screenshots clean
 
 help:  ## Show the targets
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-14s %s\n", $$1, $$2}'
@@ -50,11 +51,22 @@ format: $(DEV)  ## Put the code into the house format
 
 docs: $(DEV)  ## Run every example of the documentation, check the generated pages, build site/ strictly
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) src/fedalloy tests/site
+	@$(BIN)/python -m scripts.docs -j $(WORKERS)
 	@$(BIN)/python -m fedalloy.cli.docs --check
 	@$(BIN)/python scripts/readme.py --check
 	@$(BIN)/python -m benchmarks.evidence --check
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "Open site/index.html"
+
+readme: $(DEV)  ## Run the README from top to bottom in a fresh clone of the last commit, with an empty home folder
+	@$(BIN)/python -m scripts.docs --clone
+
+# Test workers and the processes that tests start measure for themselves; their files are then put together.
+coverage: $(DEV)  ## Measure which lines of the library the tests run
+	@rm -f .coverage .coverage.*
+	@OMP_NUM_THREADS=1 $(BIN)/python -m coverage run -m pytest -q -n $(WORKERS) --dist worksteal $(COVERED)
+	@$(BIN)/python -m coverage combine -q
+	@$(BIN)/python -m coverage report --skip-covered --sort=cover
 
 dist: $(DEV)  ## Build wheel and sdist, install the wheel in a clean environment and run the quickstart from it
 	@sh scripts/dist.sh $(BIN)/python

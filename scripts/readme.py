@@ -1,8 +1,9 @@
-"""The demo's results in the README, made from its runs: ``python scripts/readme.py [RUNS] [--check]``.
+"""The README's figures, made from the code and the demo's runs: ``python scripts/readme.py [RUNS] [--check]``.
 
 With a folder of runs (``make demo`` leaves ``runs/demo``), their results are stored in benchmarks/results/demo.json, a
 line per run. The table of the README, the sentence under it and what the intervals mean are made from that file by the
-code of ``fedalloy compare``. ``--check`` writes nothing and fails when the README says something else.
+code of ``fedalloy compare``. What is counted (methods, rules, vectors, corrections, claims) comes from the registry and
+from the pages that list it. ``--check`` writes nothing and fails when the README says something else.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from fedalloy.core import registry
 from fedalloy.results.conclusion import conclusion, notes
 from fedalloy.results.evidence import Evidence
 from fedalloy.results.outcome import RunOutcome
@@ -27,6 +29,15 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "README.md"
 STORE = ROOT / "benchmarks" / "results" / "demo.json"
 BEGIN, END = "<!-- made by scripts/readme.py from the runs of make demo -->", "<!-- end -->"
+COUNTS = "<!-- counts: made by scripts/readme.py -->", "<!-- end of counts -->"
+VECTORS, DOCS = ROOT / "tests" / "vectors", ROOT / "docs"
+COUNTED = """\
+- **Checked methods.** {algorithm} methods, made of {weighting} weightings, {solver} solvers and {server} servers
+  that combine freely. {cases} golden vectors, computed independently in float64, are replayed by `fedalloy conform`;
+  every engine is compared with a plain loop.
+- **Papers and their code compared.** {corrected} places where equations and public code do not agree, with what
+  fedalloy does and what difference it makes ([corrections](docs/corrections.md)). Of {claims} published claims:
+  {verdicts} ([results](docs/results/index.md))."""
 KEPT = ("name", "seed", "state", "round", "rounds", "metric", "target", "reached", "higher_is_better")
 SCORES = ("mean", "worst_served", "gini")
 
@@ -70,10 +81,28 @@ def stored() -> list[RunOutcome]:
 
 def filled(text: str, runs: Sequence[RunOutcome]) -> str:
     """The README with everything between its markers made again."""
-    pattern = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
+    return _between(_between(text, (BEGIN, END), f"\n{block(runs)}\n"), COUNTS, counted())
+
+
+def _between(text: str, markers: tuple[str, str], made: str) -> str:
+    begin, end = markers
+    pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
     if len(pattern.findall(text)) != 1:
-        raise SystemExit(f"the README must have one place between '{BEGIN}' and '{END}'")
-    return pattern.sub(lambda found: f"{BEGIN}\n\n{block(runs)}\n\n{END}", text)
+        raise SystemExit(f"the README must have one place between '{begin}' and '{end}'")
+    return pattern.sub(lambda found: f"{begin}\n{made}\n{end}", text)
+
+
+def counted() -> str:
+    """What there is, and how it was checked."""
+    rules = {kind: len(registry.names(kind)) for kind in ("algorithm", "weighting", "solver", "server")}
+    vectors = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(VECTORS.glob("*.json"))]
+    cases = sum(len(one["cases"]) for one in vectors)
+    corrected = len(re.findall(r"^### |^## .*: ", (DOCS / "corrections.md").read_text(encoding="utf-8"), re.MULTILINE))
+    claims = re.search(
+        r"^(\d+) claims .*: (.*)\.$", (DOCS / "results" / "index.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert claims, "the page of results begins with its counts"
+    return COUNTED.format(**rules, cases=cases, corrected=corrected, claims=claims[1], verdicts=claims[2])
 
 
 def block(runs: Sequence[RunOutcome]) -> str:

@@ -36,8 +36,8 @@ class Picture(NamedTuple):
 
 
 PICTURES = (
-    Picture("report-results", "light", 1100, "#results", "#curves"),
-    Picture("report-clients", "dark", 1100, "#clients [data-chart]", "#clients [data-chart]"),
+    Picture("report-results", "light", 1100, "#results", "#results"),
+    Picture("report-clients", "light", 1100, "#clients [data-chart]", "#clients [data-chart]"),
     Picture("report-weights", "light", 1100, "#weights", "#weights"),
     Picture("report-phone", "light", 390, "body", "body", 844),
     Picture("report-phone-dark", "dark", 390, "#curves", "#curves", 844),

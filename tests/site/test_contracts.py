@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.site.pages import ROOT
+from scripts.docs.blocks import ROOT
 from tests.site.test_names import SPAN, _classes, _has
 
 ROW = re.compile(r"^\| `(\w+)` \|([^|]*)\|([^|]*)\|[^|]*\|$", re.MULTILINE)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.site.pages import ROOT
+from scripts.docs.blocks import ROOT
 from tests.test_house import ORDER
 
 SOURCE = ROOT / "src" / "fedalloy"

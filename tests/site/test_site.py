@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.site.pages import ROOT
+from scripts.docs.blocks import ROOT
 
 
 def build(config, folder) -> subprocess.CompletedProcess[str]:

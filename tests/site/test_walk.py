@@ -11,7 +11,7 @@ from types import FrameType
 
 import fedalloy
 from fedalloy.testing import small_task
-from tests.site.pages import ROOT
+from scripts.docs.blocks import ROOT
 from tests.site.test_names import DOTTED, spans
 
 ELSEWHERE = {"cli.run.run", "experiment.recipe.resolving.resolve", "core.idle.left_out"}
