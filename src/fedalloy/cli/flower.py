@@ -12,6 +12,7 @@ import typer
 
 from fedalloy.cli.console import complain, number, print_table
 from fedalloy.cli.flower_members import ServerFolder, admit, commands_to, revoke, rotate
+from fedalloy.cli.flower_node import doctor, dry_run
 from fedalloy.cli.flower_site import approve, audit, forget, review, withdraw
 from fedalloy.cli.flower_status import logs, missing_rows, status
 from fedalloy.cli.importing import AllowImports
@@ -188,7 +189,7 @@ def node(
     raise typer.Exit(keep_running(folder, typer.echo))
 
 
-for command in (admit, revoke, rotate, status, logs, review, approve, withdraw, forget, audit):
+for command in (admit, revoke, rotate, status, logs, doctor, dry_run, review, approve, withdraw, forget, audit):
     app.command()(command)
 
 

@@ -47,6 +47,8 @@ EXAMPLES = {
     "flower revoke": "fedalloy flower revoke federation/server node-2",
     "flower rotate": "fedalloy flower rotate federation/server node-2 new-key.pub",
     "flower logs": "fedalloy flower logs federation/server",
+    "flower doctor": "fedalloy flower doctor federation/node-0 recipes/quickstart.toml",
+    "flower dry-run": "fedalloy flower dry-run federation/node-0 recipes/quickstart.toml",
     "flower review": "fedalloy flower review recipes/quickstart.toml",
     "flower approve": "fedalloy flower approve federation/node-0 recipes/quickstart.toml",
     "flower withdraw": "fedalloy flower withdraw federation/node-0 quickstart",

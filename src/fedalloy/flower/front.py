@@ -20,6 +20,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
+from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
@@ -258,7 +259,8 @@ class Visit:
         """Answer with a status and close the connection without reading the rest."""
         if self.visitor.http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             return
-        headers = [("content-length", "0"), ("connection", "close")]
+        # The time, by which a node can tell before it joins that its clock is wrong.
+        headers = [("content-length", "0"), ("connection", "close"), ("date", formatdate(usegmt=True))]
         await self.visitor.send(h11.Response(status_code=status, headers=headers))
         await self.visitor.send(h11.EndOfMessage())
 

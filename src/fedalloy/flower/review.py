@@ -51,6 +51,11 @@ class Review:
         """The numbers that a site sends besides the update."""
         return sorted({*ALWAYS, *self.algorithm.weighting.requires} - {"cross_score", "bytes_up"})
 
+    @property
+    def bytes(self) -> int:
+        """The bytes of the shared parts."""
+        return sum(tree.nbytes(leaves) for leaves in self.shared.values())
+
     def text(self, policy: Policy | None = None) -> str:
         """The review in plain words; with the objections of a policy."""
         shape, algorithm = "x".join(map(str, self.task.spec["shape"])), self.algorithm

@@ -43,9 +43,14 @@ class Approvals:
 
     store: Path
 
+    @property
+    def file(self) -> Path:
+        """Where they are kept."""
+        return self.store / _FILE
+
     def read(self) -> dict[str, dict[str, Any]]:
         """All approved studies."""
-        file = self.store / _FILE
+        file = self.file
         if not file.exists():
             return {}
         try:
@@ -96,7 +101,7 @@ class Approvals:
 
     def _write(self, known: Mapping[str, Any]) -> None:
         self.store.mkdir(parents=True, exist_ok=True, mode=0o700)
-        atomic.write_text(self.store / _FILE, json.dumps(known, indent=2) + "\n")
+        atomic.write_text(self.file, json.dumps(known, indent=2) + "\n")
 
 
 def _plain(value: Any) -> Any:

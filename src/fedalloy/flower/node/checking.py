@@ -67,7 +67,7 @@ def check_node(config: NodeConfig, recipe: Recipe, seed: int | None = None) -> N
     """
     single = single_of(recipe, recipe.run.seeds[0] if seed is None else seed, None)
     policy, whole, remote = Policy.read(config.policy), algorithm_of(single), remote_task(single)
-    spec, client = check_task(remote.spec, policy.models), _number(config.client, remote.names)
+    spec, client = check_task(remote.spec, policy.models), client_number(config.client, remote.names)
     half = AlgorithmSpec.model_validate(told_algorithm(whole))
     algorithm = half_of(half)
     policy.check_needs(algorithm.weighting.requires, f"weighting '{half.weighting}'")
@@ -110,7 +110,7 @@ def _step(
     )  # fmt: skip
 
 
-def _number(client: str, names: tuple[str, ...]) -> int:
+def client_number(client: str, names: tuple[str, ...]) -> int:
     """The number of the node's client in the recipe, given by name or number."""
     if client in names:
         return names.index(client)

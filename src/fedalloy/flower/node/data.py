@@ -1,10 +1,12 @@
 """A node's own data: a file or folder, what a function returns, or (for trials) its share of the recipe's data.
 
-A folder holds one file for each part, ``train``, ``valid`` and ``test``, or a single file of any name, which is then
-split according to the recipe; it may also hold ``x.npy`` and ``y.npy``, or one folder of images per class
-(:mod:`fedalloy.tasks.sources.files`). A function returns a pair ``(x, y)``, which is split, a dict of pairs by part, a
-torch ``Dataset``, a frame, or a dataset of Hugging Face (:mod:`fedalloy.tasks.sources.one_client`). Missing values are
-filled, where ``columns.missing`` says how, from the node's own training part.
+A file is a table (``.csv``, ``.parquet``), arrays (``.npz``) or a query of a database (``.sql``,
+:mod:`fedalloy.tasks.sources.sql`). A folder holds one file for each part, ``train``, ``valid`` and ``test``, or a
+single file of any name, which is then split according to the recipe; it may also hold ``x.npy`` and ``y.npy``, or one
+folder of images per class (:mod:`fedalloy.tasks.sources.files`). A function returns a pair ``(x, y)``, which is split,
+a dict of pairs by part, a torch ``Dataset``, a frame, or a dataset of Hugging Face
+(:mod:`fedalloy.tasks.sources.one_client`). Missing values are filled, where ``columns.missing`` says how, from the
+node's own training part.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from fedalloy.tasks.kinds import LOSSES, outputs_for
 from fedalloy.tasks.losses.loss import choose
 from fedalloy.tasks.objective import ModuleObjective
 from fedalloy.tasks.probing import ROWS
-from fedalloy.tasks.sources.one_client import read_function, read_path
+from fedalloy.tasks.sources.one_client import ClientSource, read_function, read_path
 from fedalloy.tasks.splits import split_client
 from fedalloy.tasks.standardise import Scaler, changed_parts
 
@@ -83,7 +85,7 @@ def local_task(source: str, client: int, spec: TaskSpec, device: str = "cpu", po
     if source == FROM_RECIPE:
         return _share(client, spec, device, policy)
     _check_model(spec, policy)
-    found = read_function(source, client) if ":" in source else read_path(Path(source).expanduser())
+    found = read_source(source, client)
     parts = {name: _checked(*pair, spec, source, found.impute) for name, pair in found.parts.items()}
     filled = sum(count_gaps(one.x) for one in parts.values())
     if set(parts) == {""}:
@@ -99,6 +101,11 @@ def local_task(source: str, client: int, spec: TaskSpec, device: str = "cpu", po
         whole = changed_parts(whole, Scaler.learn)
     placed = {part: _placed(one, device, objective.dtype) for part, one in whole.items()}
     return LocalTask(objective.to(device), placed, filled)
+
+
+def read_source(source: str, client: int) -> ClientSource:
+    """What a node's own data are, by part, as they were read: a file, a folder, or what a function returns."""
+    return read_function(source, client) if ":" in source else read_path(Path(source).expanduser())
 
 
 def _objective(spec: TaskSpec, x: torch.Tensor) -> ModuleObjective:

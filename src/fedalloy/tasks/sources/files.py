@@ -1,8 +1,8 @@
 """Files of clients: which file or folder holds which client's which part, and how each is read.
 
-A client is a file (``.npz`` with arrays x and y, ``.csv`` or ``.parquet`` tables) or a folder. A client's folder
-holds one such file, or ``x.npy`` and ``y.npy``, or one folder of images per class, or several of these called train,
-valid, test.
+A client is a file (``.npz`` with arrays x and y, ``.csv`` or ``.parquet`` tables, a ``.sql`` query of a database) or a
+folder. A client's folder holds one such file, or ``x.npy`` and ``y.npy``, or one folder of images per class, or several
+of these called train, valid, test.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from fedalloy.tasks.datasets.base import third_party
 from fedalloy.tasks.sources.columns import Column, Columns, Table
 from fedalloy.tasks.sources.frames import from_arrow
 from fedalloy.tasks.sources.hugging_face import stack_images
+from fedalloy.tasks.sources.sql import read_query
 
 PARTS = ("train", "valid", "test")
 _SPLITS = {*PARTS, "val", "validation"}
 SCHEMA = "schema.toml"
-_TABLES = (".csv", ".parquet")
+_TABLES = (".csv", ".parquet", ".sql")
 _FILES = (".npz", *_TABLES)
 _IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm")
 _PANDAS_INDEX = "__index_level_"
@@ -49,7 +50,7 @@ def list_clients(folder: Path) -> list[ClientFiles]:
     found = [path for path in sorted(folder.iterdir()) if _is_client_file(path) or _is_client_folder(path)]
     if not found:
         raise DataError(
-            f"dataset 'folder': {folder} holds no .npz, .csv or .parquet file and no folder of a client; put one "
+            f"dataset 'folder': {folder} holds no .npz, .csv, .parquet or .sql file and no folder of a client; put one "
             "per client there"
         )
     names = [path.name if path.is_dir() else path.stem for path in found]
@@ -130,8 +131,9 @@ def read_arrays_of(path: Path) -> tuple[Any, Any]:
 
 
 def read_table(path: Path) -> Table:
-    """The columns of a ``.csv`` or ``.parquet`` file by name."""
-    return _read_csv(path) if path.suffix.lower() == ".csv" else _read_parquet(path)
+    """The columns of a ``.csv`` or ``.parquet`` file, or of the query in a ``.sql`` file, by name."""
+    readers = {".csv": _read_csv, ".parquet": _read_parquet, ".sql": read_query}
+    return readers[path.suffix.lower()](path)
 
 
 def class_names(places: Iterable[Path]) -> tuple[str, ...]:

@@ -58,7 +58,7 @@ def _from_pandas(series: Any) -> Column:
         return Column(series.to_numpy() if not series.isna().any() else series.to_numpy(np.float64, na_value=np.nan))
     if series.dtype.kind in "mM":
         return Column(series.to_numpy())
-    return _typed([None if is_gap(value) else value for value in series.astype(object).tolist()])
+    return column_of([None if is_gap(value) else value for value in series.astype(object).tolist()])
 
 
 def _from_polars(series: Any) -> Column:
@@ -71,11 +71,11 @@ def _from_polars(series: Any) -> Column:
         return Column(_floats(series.to_list()))
     if series.dtype.is_numeric() or kind == "Boolean" or series.dtype.is_temporal():
         return Column(series.to_numpy())
-    return _typed(series.to_list())
+    return column_of(series.to_list())
 
 
-def _typed(values: list[Any]) -> Column:
-    """A column of objects: numbers if all are, otherwise as it is."""
+def column_of(values: list[Any]) -> Column:
+    """A column of plain values: numbers if all are, otherwise as it is."""
     if all(value is None or isinstance(value, bool | int | float | np.number) for value in values):
         whole = all(isinstance(value, int) for value in values)
         return Column(np.array(values, dtype=np.int64) if whole else _floats(values))
