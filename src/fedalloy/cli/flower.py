@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedalloy.cli.console import complain, number, print_table
+from fedalloy.cli.flower_backup import backup, restore
 from fedalloy.cli.flower_members import ServerFolder, admit, commands_to, revoke, rotate
 from fedalloy.cli.flower_node import doctor, dry_run
 from fedalloy.cli.flower_site import approve, audit, forget, review, withdraw
@@ -189,7 +190,8 @@ def node(
     raise typer.Exit(keep_running(folder, typer.echo))
 
 
-for command in (admit, revoke, rotate, status, logs, doctor, dry_run, review, approve, withdraw, forget, audit):
+OF_SERVERS, OF_SITES = (admit, revoke, rotate, status, logs, backup, restore), (doctor, dry_run, review, approve)
+for command in (*OF_SERVERS, *OF_SITES, withdraw, forget, audit):
     app.command()(command)
 
 

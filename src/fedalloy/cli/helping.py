@@ -47,6 +47,8 @@ EXAMPLES = {
     "flower revoke": "fedalloy flower revoke federation/server node-2",
     "flower rotate": "fedalloy flower rotate federation/server node-2 new-key.pub",
     "flower logs": "fedalloy flower logs federation/server",
+    "flower backup": "fedalloy flower backup federation/server -o backup.tar",
+    "flower restore": "fedalloy flower restore backup.tar restored",
     "flower doctor": "fedalloy flower doctor federation/node-0 recipes/quickstart.toml",
     "flower dry-run": "fedalloy flower dry-run federation/node-0 recipes/quickstart.toml",
     "flower review": "fedalloy flower review recipes/quickstart.toml",

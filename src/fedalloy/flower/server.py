@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +26,7 @@ from fedalloy.flower.engine import FederationError, Flower
 from fedalloy.flower.node_registry import NodeRegistry, Seat, site_names
 from fedalloy.flower.protocol.header import signed
 from fedalloy.flower.remote_task import RemoteTask, remote_task
+from fedalloy.flower.session import ServerSession
 from fedalloy.flower.submission import with_engine
 from fedalloy.flower.transport import Transport
 
@@ -88,26 +88,6 @@ def _sit(config: ServerConfig, transport: Transport, tell: Say, seats: Callable[
     )
     tell(f"{ending.status} after round {ending.progress.round}{f': {ending.reason}' if ending.reason else ''}")
     return ending
-
-
-@dataclass(frozen=True)
-class ServerSession:
-    """The number of a run's session: nodes refuse orders that an earlier session may still have in transit."""
-
-    run: str
-    number: int
-
-    @staticmethod
-    def open(folder: Path) -> ServerSession:
-        """The next session of the run in a folder."""
-        file = folder / "federation.json"
-        folder.mkdir(parents=True, exist_ok=True)
-        known: dict[str, Any] = {"run": uuid.uuid4().hex, "sitting": 0}
-        if file.exists():
-            known = json.loads(file.read_text(encoding="utf-8"))
-        session = ServerSession(known["run"], known["sitting"] + 1)
-        atomic.write_text(file, json.dumps({"run": session.run, "sitting": session.number}) + "\n")
-        return session
 
 
 @dataclass(frozen=True)
