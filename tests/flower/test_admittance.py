@@ -186,7 +186,8 @@ def test_the_front_notes_who_was_heard_when_and_why_one_was_refused(keys):
     now = [NOW]
     contacts = Contacts(keys, lambda: now[0])
     north, stranger = keys / "north", keys / "stranger"
-    assert contacts.note(PULL, request(north), "10.0.0.7", 200) == ""
+    assert contacts.note(PULL, [*request(north), (b"x-fedalloy-version", b"0.0.9")], "10.0.0.7", 200) == ""
+    contacts.note(PULL, request(north), "10.0.0.7", 200)
     now[0] += 30
     assert contacts.note(ACTIVATE, request(north), "10.0.0.7", 412) == "still-connected"
     assert contacts.note(ACTIVATE, request(stranger), "10.0.0.8", 412) == "unknown-key"
@@ -196,6 +197,7 @@ def test_the_front_notes_who_was_heard_when_and_why_one_was_refused(keys):
     one, other = found[identity_of(public(north))], found[identity_of(public(stranger))]
     assert (one.name, one.last_contact, one.refused, one.address) == ("north", NOW, NOW + 30, "10.0.0.7")
     assert in_words(one.reason) == "its clock is 7 s ahead of the server's"
+    assert (one.version, other.version) == ("0.0.9", ""), "it is said when a node joins, and kept"
     assert (other.name, other.last_contact, in_words(other.reason)) == ("", None, "its key is not admitted")
     before = (keys / FILE).stat().st_mtime_ns
     contacts.write()

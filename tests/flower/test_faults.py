@@ -21,13 +21,15 @@ import fedalloy
 from fedalloy.core.errors import SpecError
 from fedalloy.experiment.records.reading import read_run
 from fedalloy.flower.engine import FederationError, Flower
-from fedalloy.flower.node_registry import Seat
+from fedalloy.flower.node_registry import Seat, identity_of
 from fedalloy.flower.prefork.worker import receive_frame, send_frame
+from fedalloy.flower.protocol.header import FORMAT
 from fedalloy.flower.protocol.tensor_messages import TensorMessage, outline, pack, unpack
 from tests.flower.fake import FakeClock, FakeNode, federation, play, recipe_file
 from tests.flower.test_federation import assert_equal, simulated
 
 pytestmark = pytest.mark.flower
+NAMES = ("north", "south", "west")
 TWO_ARE_ENOUGH = {"minimum": 2, "deadline": 20.0}
 
 
@@ -255,6 +257,30 @@ class TestRefusals:
         assert f"the server runs fedalloy {fedalloy.__version__}" in log
         assert "this node fedalloy 0.0.9" in log
         assert "no node has connected" in str(caught.value)
+
+    def test_a_node_one_version_behind_is_refused_by_name_with_what_to_do_and_the_others_go_on(
+        self, tmp_path, monkeypatch
+    ):
+        grid = federation(tmp_path)
+        seats = [Seat(name, identity_of(f"key of {number}".encode())) for number, name in enumerate(NAMES)]
+        real = grid._reply
+
+        def reply(message):
+            with pytest.MonkeyPatch.context() as patch:
+                if message.metadata.dst_node_id == 101:
+                    patch.setattr("fedalloy.__version__", "0.0.9", raising=False)
+                return real(message)
+
+        monkeypatch.setattr(grid, "_reply", reply)
+        recipe = recipe_file(tmp_path, engine={"minimum": 2}, run={"rounds": 1})
+        play(recipe, tmp_path / "run", grid, seats=lambda: seats)
+        (row,) = read_run(tmp_path / "run").rounds()
+        assert row["ids"] == [0, 2]
+        ours = fedalloy.__version__
+        assert f"the server runs fedalloy {ours} (messages" in row["dropped"]["1"]
+        assert f"this node fedalloy 0.0.9 (format {FORMAT})" in row["dropped"]["1"]
+        assert f"pip install 'fedalloy[flower]=={ours}' at the node" in row["dropped"]["1"]
+        assert "without south: refused: the server runs" in (tmp_path / "run" / "federation.log").read_text()
 
     def test_a_forbidden_statistic_that_is_needed_stops_the_run_with_a_clear_reason(self, tmp_path):
         policy = tmp_path / "policy.toml"

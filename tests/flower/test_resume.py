@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 pytest.importorskip("flwr")
 
 from fedalloy.core.errors import CheckpointError
+from fedalloy.experiment.records.checkpoint import load as load_state
 from fedalloy.experiment.records.reading import read_run
 from fedalloy.flower.node.store import NodeStore
 from fedalloy.flower.protocol.header import Refused
@@ -90,6 +93,30 @@ def broken(content):
     )
 
 
+def test_a_node_that_is_back_after_days_joins_the_next_round_with_its_state(tmp_path):
+    """Everything that it has on disk is five days old; the others went on."""
+    rounds, days = 5, 5 * 86_400
+    recipe = recipe_file(tmp_path, "scaffold", engine={"minimum": 2, "deadline": 5.0}, run={"rounds": rounds})
+    grid = federation(tmp_path)
+
+    def leave_and_return(text: str) -> None:
+        if "round 1/5" in text:
+            grid.nodes[101].online = False
+            for file in (tmp_path / "node-1").rglob("*"):
+                os.utime(file, (file.stat().st_atime - days, file.stat().st_mtime - days))
+        if "round 4/5" in text:
+            grid.nodes[101].online, grid.nodes[101].since = True, "later"
+
+    ending = play(recipe, tmp_path / "run", grid, say=leave_and_return)
+    rows = list(read_run(tmp_path / "run").rounds())
+    cohorts = [[0, 1, 2], [0, 2], [0, 2], [0, 2], [0, 1, 2]]
+    assert [row["ids"] for row in rows] == cohorts
+    assert not any(row.get("lagging") for row in rows), "its state of round 1 is still the one that counts"
+    expected, _ = simulated(recipe, sampling={"kind": "list", "cohorts": cohorts})
+    for part, leaves in expected.state["shared"].items():
+        assert_equal(ending.state["shared"][part], leaves)
+
+
 @pytest.mark.parametrize("on_lag", ["continue", "drop"])
 def test_a_node_that_lost_its_states_is_noticed(on_lag, tmp_path):
     recipe = recipe_file(tmp_path, "scaffold", engine={"minimum": 2, "on_lag": on_lag})
@@ -162,6 +189,34 @@ class TestStore:
         (store.folder / "state-000005.safetensors").write_bytes(b"nothing")
         assert store.start(5).round == 3
         assert "cannot be used" in store.start(5).lag
+
+    def test_states_that_a_lagging_node_replaces_are_kept_aside(self, store):
+        """As after a server was restored that is older than its nodes."""
+        store.finish(5, 4, state(5), (1, 1))
+        found = store.start(3)
+        store.finish(5, found.round, state(5.5), (2, 1), bool(found.lag))
+        (kept,) = (store.folder / "aside").iterdir()
+        assert load_state(kept)["solver"]["w"] == 5
+        assert store.start(5).state["solver"]["w"] == 5.5
+
+    def test_a_damaged_index_is_made_again_from_the_states(self, store):
+        store.finish(3, 0, state(3), (1, 1))
+        store.finish(5, 3, state(5), (1, 2))
+        (store.folder / "index.json").write_text('{"before": 3, "aft')
+        assert (store.start(5).state["solver"]["w"], store.start(3).state["solver"]["w"]) == (5, 3)
+        assert [one.name.partition("-")[2] for one in (store.folder / "aside").iterdir()] == ["index.json"]
+
+    def test_a_folder_of_an_earlier_version_is_read_and_one_of_a_later_version_kept_aside(self, store):
+        store.finish(3, 0, state(3), (1, 1))
+        index = store.folder / "index.json"
+        known = json.loads(index.read_text())
+        assert known.pop("format") == 1
+        index.write_text(json.dumps(known))
+        assert store.start(3).state["solver"]["w"] == 3, "written before there was a format"
+        index.write_text(json.dumps(known | {"format": 2}))
+        assert store.start(3) == type(store.start(3))(0, None, store.start(3).lag)
+        aside = sorted(one.name.partition("-")[2] for one in (store.folder / "aside").iterdir())
+        assert aside == ["index.json", "state-000003.safetensors"]
 
     def test_an_order_that_was_overtaken_is_refused(self, store):
         store.finish(3, 0, None, (2, 4))

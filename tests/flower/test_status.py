@@ -15,6 +15,7 @@ pytest.importorskip("flwr")
 
 from typer.testing import CliRunner
 
+import fedalloy
 from fedalloy.cli.app import app
 from fedalloy.cli.flower import _finish
 from fedalloy.core.errors import SpecError
@@ -56,6 +57,21 @@ def test_a_node_that_is_dead_is_silent_before_flower_notices(records):
     assert texts[0] == "2 of 3 nodes are missing: south (silent), west (not connected)"
     assert "south was refused: its clock is 9 s ahead of the server's" in texts
     assert seen.code == WARNING
+
+
+def test_versions_of_nodes_are_shown_and_another_one_is_a_warning(records):
+    for name in ("north", "south"):
+        records.node(name, "online")
+    mine = {"last_contact": NOW - 1, "version": fedalloy.__version__}
+    records.contacts(north=mine, south={**mine, "version": "0.0.9"})
+    seen = look(records.place.folder, NOW)
+    assert seen.server is not None
+    assert [node.version for node in seen.server.nodes if node.name] == [fedalloy.__version__, "0.0.9"]
+    assert [one.text for one in seen.findings() if "version" in one.text] == [
+        f"south has fedalloy 0.0.9, the server {fedalloy.__version__}: runs refuse it until both have the same version"
+    ]
+    shown = CliRunner().invoke(app, ["flower", "status", str(records.place.folder)]).output
+    assert "0.0.9" in shown
 
 
 def test_all_nodes_dead_and_no_front_are_critical(records, monkeypatch):

@@ -99,7 +99,7 @@ def _show_server(server: Server, now: float) -> None:
     if server.certificate_ends:
         typer.echo(f"its certificates are valid until {server.certificate_ends:%Y-%m-%d}")
     if server.nodes:
-        columns = ["node", "", "since", "last contact", "refused"]
+        columns = ["node", "", "since", "last contact", "fedalloy", "refused"]
         print_table(columns, [_node_row(node, now) for node in server.nodes])
     for run in [one for one in server.runs if not one.over] or server.runs[:1]:
         typer.echo(f"run {run.number}: {run.state}{f' since {_clock(run.since)}' if run.since else ''}")
@@ -108,7 +108,7 @@ def _show_server(server: Server, now: float) -> None:
 def _node_row(node: Known, now: float) -> list[str]:
     refused = f"{_ago(node.refused, now)}: {node.refusal}" if node.refused else ""
     since = _clock(node.since) if node.since else ""
-    return [node.name or node.number, node.state, since, _ago(node.last_contact, now), refused]
+    return [node.name or node.number, node.state, since, _ago(node.last_contact, now), node.version, refused]
 
 
 def _show_run(run: Progress) -> None:

@@ -32,13 +32,15 @@ AHEAD, BEHIND = 5.0, 305.0
 """Seconds by which the clock of a node may be ahead of the server's or behind it: Flower's limits."""
 _MOST_STRANGERS = 64
 _ACTIVATE = b"/v1/fleet/activate-node"
-_KEY, _TIME, _SIGNATURE = b"flwr-public-key", b"flwr-timestamp", b"flwr-signature"
+VERSION = "x-fedalloy-version"
+"""The header with a node's version, when it asks to be let in."""
+_KEY, _TIME, _SIGNATURE, _VERSION = b"flwr-public-key", b"flwr-timestamp", b"flwr-signature", VERSION.encode()
 
 
 @dataclass
 class Contact:
     """One key: the node's name (empty for a key that is not admitted), when it was last accepted and last refused
-    (seconds since 1970), and why."""
+    (seconds since 1970), and why; and the version of fedalloy that it says it has."""
 
     key: str
     name: str = ""
@@ -46,6 +48,7 @@ class Contact:
     last_contact: float | None = None
     refused: float | None = None
     reason: str = ""
+    version: str = ""
 
 
 @dataclass
@@ -60,13 +63,13 @@ class Contacts:
 
     def note(self, target: bytes, headers: Iterable[tuple[bytes, bytes]], address: str, status: int) -> str:
         """Note a request that was answered with ``status``; the reason if it is a refusal with a known one."""
-        given = {name: value for name, value in headers if name in (_KEY, _TIME, _SIGNATURE)}
+        given = {name: value for name, value in headers if name in (_KEY, _TIME, _SIGNATURE, _VERSION)}
         try:
             key = b64decode(given[_KEY], validate=True)
         except (KeyError, binascii.Error):
             return ""
         if status == 200:
-            self._accepted(key, address)
+            self._accepted(key, address, given.get(_VERSION, b""))
             return ""
         refused = status == 401 or (status == 412 and target == _ACTIVATE)
         return self._refused(key, given, address, status) if refused else ""
@@ -82,9 +85,11 @@ class Contacts:
             draft.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
             draft.replace(self.folder / FILE)
 
-    def _accepted(self, key: bytes, address: str) -> None:
+    def _accepted(self, key: bytes, address: str, version: bytes) -> None:
         contact = self._contact(key, address)
         contact.last_contact, contact.reason = self.clock(), ""
+        if version:  # a node says it when it joins
+            contact.version = version[:40].decode("ascii", "replace")
 
     def _refused(self, key: bytes, given: Mapping[bytes, bytes], address: str, status: int) -> str:
         if not _is_signed(key, given):

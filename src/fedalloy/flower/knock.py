@@ -19,9 +19,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
+import fedalloy
 from fedalloy.core.errors import SpecError
 from fedalloy.experiment.records import atomic
-from fedalloy.flower.contacts import AHEAD, BEHIND, CLOCK, ONLINE, REASON, UNKNOWN
+from fedalloy.flower.contacts import AHEAD, BEHIND, CLOCK, ONLINE, REASON, UNKNOWN, VERSION
 
 OPTION = "--knock"
 """Our own option before those of Flower: the file for the node's number. Without it a node asks once."""
@@ -180,6 +181,15 @@ class HttpFleet:
         self.client.DeactivateNode(DeactivateNodeRequest(node_id=int(number)))
 
 
+class TellsVersion:
+    """Adds this node's version of fedalloy to its requests, for the server's list of contacts."""
+
+    def intercept(self, context: Any, call_next: Callable[[Any], Any]) -> Any:
+        """Add the header, and send the request."""
+        context.request.headers[VERSION] = fedalloy.__version__
+        return call_next(context)
+
+
 @contextlib.contextmanager
 def connected(server: str, authority: Path, key: Path) -> Iterator[HttpFleet]:
     """A node's connection to its server, authenticated by its key."""
@@ -193,7 +203,8 @@ def connected(server: str, authority: Path, key: Path) -> Iterator[HttpFleet]:
         private: Any = load_ssh_private_key(key.read_bytes(), password=None)
         public, signing = private.public_key(), RuntimeVersionHttpInterceptor(component_name="SuperNode")
         node = NodeAuthHttpInterceptor(private, public)
-        client = FleetHttpClient.from_server_address(server, False, authority.read_bytes(), [signing, node])
+        headers = [signing, node, TellsVersion()]
+        client = FleetHttpClient.from_server_address(server, False, authority.read_bytes(), headers)
     except (OSError, ValueError) as error:
         raise SpecError(f"{key} or {authority} cannot be used: {error}") from None
     with client:

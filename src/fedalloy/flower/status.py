@@ -41,7 +41,8 @@ OK, WARNING, CRITICAL = 0, 1, 2
 @dataclass(frozen=True)
 class Known:
     """A node: ``state`` is connected, silent, not connected or never connected, ``since`` when (seconds since 1970).
-    A node that was refused has the ``refusal`` and when that was; one without a name is not admitted."""
+    A node that was refused has the ``refusal`` and when that was; one without a name is not admitted. ``version`` is
+    its version of fedalloy, as it said when it joined."""
 
     name: str
     number: str
@@ -51,6 +52,7 @@ class Known:
     refusal: str = ""
     refused: float | None = None
     address: str = ""
+    version: str = ""
 
 
 @dataclass(frozen=True)
@@ -189,7 +191,7 @@ def _nodes(place: ServerPlace, running: bool, now: float) -> tuple[Known, ...]:
 def _known(name: str, number: str, state: str, since: float | None, contact: Contact) -> Known:
     refusal = in_words(contact.reason) if contact.reason else ""
     when = contact.refused if refusal else None
-    return Known(name, number, state, since, contact.last_contact, refusal, when, contact.address)
+    return Known(name, number, state, since, contact.last_contact, refusal, when, contact.address, contact.version)
 
 
 def _gone_starter(place: ServerPlace) -> int | None:
@@ -227,6 +229,10 @@ def _about_server(server: Server, now: float) -> list[Finding]:
         found.append(Finding(WARNING, f"{len(admitted) - len(there)} of {len(admitted)} nodes are missing: {absent}"))
     found += [Finding(WARNING, f"{node.name or node.number} was refused: {node.refusal}")
               for node in server.nodes if node.refusal and node.state != "connected"]  # fmt: skip
+    ours = (server.versions or {}).get("fedalloy", "")
+    found += [Finding(WARNING, f"{node.name} has fedalloy {node.version}, the server {ours}: runs refuse it until both "
+                      "have the same version")
+              for node in admitted if node.version not in ("", ours)]  # fmt: skip
     for name, end in (server.certificates or {}).items():
         days = (end - datetime.fromtimestamp(now, UTC)).total_seconds() / 86_400
         if days < _SOON:

@@ -276,7 +276,8 @@ def _train(order: Order[Train]) -> TensorMessage:
     key = client_keys(secret, torch.tensor([order.client]))
     state = start.state or _first_state(order, shared)
     made = run_client(algorithm, order.task.objective, shared, _on(state, order.config.device), work, key, ctx)
-    order.store.finish(ctx.round, start.round, made.state if algorithm.stateful else None, order.ticket)
+    kept = made.state if algorithm.stateful else None
+    order.store.finish(ctx.round, start.round, kept, order.ticket, bool(start.lag))
     wanted = {*ALWAYS, "num_sequences", *algorithm.weighting.requires}
     stats = {name: value for name, value in order.policy.allowed(made.stats).items() if name in wanted}
     lag = {"lag": start.lag} if start.lag else {}

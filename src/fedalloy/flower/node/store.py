@@ -3,17 +3,18 @@
 | file in ``STORE/RUN/CLIENT`` | content |
 |---|---|
 | ``index.json`` | ``before``, ``after``: the rounds whose states are kept (0: the initial one, which needs no file); |
-| | ``ticket``: the newest order that was carried out |
+| | ``ticket``: the newest order that was carried out; ``format``: that of this folder (none: 1) |
 | ``state-000007.safetensors`` | the state after round 7 |
 | ``own.safetensors`` | this client's local leaves of the model, as the server sent them once |
 | ``sent.jsonl`` | everything that was sent, by name and bytes |
+| ``aside/`` | states that could not be used and were replaced, and files of another version; never deleted here |
 | ``lock`` | held while an order is carried out |
 
 The server declares which state is valid. It is the one after the last round if that contribution was used, and the one
 before it if not: because the round is repeated after an interruption, or because the answer was too late or was
 dropped. A node that has neither (an older disk was restored, the server lost rounds) *lags*. Then it continues from
 the newest state it has that is not newer, from the initial one if there is none, and reports it; or it refuses,
-if the run has ``on_lag = "drop"``.
+if the run has ``on_lag = "drop"``. States that a lagging node replaces are kept aside.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,8 @@ from fedalloy.core.types import State, Tree
 from fedalloy.experiment.records import atomic, checkpoint
 from fedalloy.flower.protocol.header import Refused
 
+FORMAT = 1
+"""The format of a folder; a later version that changes it reads all earlier ones."""
 Ticket = tuple[int, int]
 """The server's session and the number of its message: later orders have higher tickets."""
 
@@ -90,16 +94,19 @@ class NodeStore:
                 return Start(round, state, "" if round == wanted else self._lag(wanted, round, on_lag, trouble))
         return Start(0, None, self._lag(wanted, 0, on_lag, trouble))
 
-    def finish(self, round: int, started: int, state: State | None, ticket: Ticket) -> None:
-        """Keep the state after a round beside the one before it; without a state only the ticket is stored."""
-        index = self._index() | {"ticket": list(ticket)}
+    def finish(self, round: int, started: int, state: State | None, ticket: Ticket, lagged: bool = False) -> None:
+        """Keep the state after a round beside the one before it; without a state only the ticket is stored. A node that
+        ``lagged`` keeps aside what it could not use."""
+        index = self._index() | {"ticket": list(ticket), "format": FORMAT}
         if state is not None:
+            if lagged and self._path(round).exists():
+                self._put_aside(self._path(round))
             checkpoint.save(self._path(round), state)
             index |= {"before": started, "after": round}
         atomic.write_text(self.folder / "index.json", json.dumps(index))
         for file in self.folder.glob("state-*.safetensors"):
             if file not in {self._path(index["before"]), self._path(index["after"])}:
-                file.unlink()
+                self._put_aside(file) if lagged else file.unlink()
 
     def own(self) -> tuple[dict[str, Tree], dict[str, list[str]]] | None:
         """This client's local leaves, as they were received, and the names of all leaves in their order; None if they
@@ -121,10 +128,33 @@ class NodeStore:
             file.write(json.dumps(row) + "\n")
 
     def _index(self) -> dict[str, Any]:
-        index: dict[str, Any] = {"before": 0, "after": 0, "ticket": [0, 0]}
-        with suppress(FileNotFoundError):
-            index |= json.loads((self.folder / "index.json").read_text(encoding="utf-8"))
+        """The index of this folder; one that is lost or damaged is made again from the states that are there."""
+        file, ticket = self.folder / "index.json", {"ticket": [0, 0]}
+        try:
+            index: dict[str, Any] = {"before": 0, "after": 0} | ticket | json.loads(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return self._found() | ticket
+        except (ValueError, TypeError):
+            self._put_aside(file)
+            return self._found() | ticket
+        if index.get("format", 1) > FORMAT:
+            # Of a later version, after a downgrade: what it means is not known here, so it is not used.
+            for one in (file, *self.folder.glob("*.safetensors")):
+                self._put_aside(one)
+            return self._found() | ticket
         return index
+
+    def _found(self) -> dict[str, Any]:
+        """The rounds of the two newest states that are there."""
+        there = [int(file.stem.removeprefix("state-")) for file in self.folder.glob("state-*.safetensors")]
+        before, after = [0, 0, *sorted(there)][-2:]
+        return {"before": before, "after": after}
+
+    def _put_aside(self, file: Path) -> None:
+        """Move a file out of the way, and keep it."""
+        aside = self.folder / "aside"
+        aside.mkdir(exist_ok=True)
+        file.rename(aside / f"{time.time_ns()}-{file.name}")
 
     def _path(self, round: int) -> Path:
         return self.folder / f"state-{round:06d}.safetensors"

@@ -268,12 +268,15 @@ def read_order(content: RecordDict, max_bytes: float = math.inf, models: Collect
 
 def check_version(header: Mapping[str, Any]) -> None:
     """Refuse an order that another version of fedalloy wrote: its spec could mean something else here."""
-    theirs, ours = header.get("fedalloy"), fedalloy.__version__
-    if theirs != ours or header.get("format") != FORMAT:
-        raise Refused(
-            f"the server runs fedalloy {theirs!s:.40} (messages of format {header.get('format')!s:.10}), this node "
-            f"fedalloy {ours} (format {FORMAT}): install the same version on both"
-        )
+    theirs, ours = str(header.get("fedalloy"))[:40], fedalloy.__version__
+    if theirs == ours and header.get("format") == FORMAT:
+        return
+    known = re.fullmatch(r"\d[\w.+]*", theirs)
+    advice = f": pip install 'fedalloy[flower]=={theirs}' at the node, then start it again" if known else ""
+    raise Refused(
+        f"the server runs fedalloy {theirs} (messages of format {header.get('format')!s:.10}), this node "
+        f"fedalloy {ours} (format {FORMAT}): install the same version on both{advice}. What the node keeps stays"
+    )
 
 
 def check_header(header: Mapping[str, Any], models: Collection[str] = ()) -> Hello | Work:
