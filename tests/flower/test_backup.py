@@ -101,7 +101,8 @@ def test_checkpoints_are_copied_before_the_records_and_again_if_they_are_replace
     recipe, run, grid = begun(records, tmp_path, "fedavg")
     play(recipe, run, grid)
     newest = max((run / "checkpoints").glob("*"))
-    real, failed = backup.Archive.add, []
+    real = backup.Archive.add
+    failed: list[Path] = []
 
     def replaced(self, file: Path, name: str) -> None:
         if file == newest and not failed:

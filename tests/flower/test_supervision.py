@@ -28,6 +28,7 @@ from fedalloy.flower.layout import NodePlace, ServerPlace
 from fedalloy.flower.programs import TOKEN, Program, carrying, free_port, wait_until
 from fedalloy.flower.project_templates import FederationPlan, write_federation
 from fedalloy.flower.server_service import ServerProcesses, check_startable
+from fedalloy.flower.service_log import ServiceLog
 from fedalloy.flower.signals import EndRequest
 from fedalloy.flower.supervision import Deaths, HelperWatch, Lost
 
@@ -136,7 +137,7 @@ def test_a_node_that_ends_without_an_error_is_started_again_and_ends_when_it_is_
     inside = f"from pathlib import Path; Path({str(place.number_file)!r}).write_text('1')"
     place.config.store.mkdir(parents=True)
     plan = Plan(monkeypatch, request, inside, f"{inside}; raise SystemExit(1)", *[inside] * 5, "raise SystemExit(3)")
-    assert node_service.NodeProcesses(place, said.append, request).run() == 0
+    assert node_service.NodeProcesses(place, ServiceLog(said.append), request).run() == 0
     assert plan.starts == 8
     assert said[1].startswith("the node's program ended with exit code 0; starting again")
     assert "exit code 1" in said[2]
@@ -146,7 +147,7 @@ def test_a_node_that_cannot_even_ask_the_server_ends_with_a_reason(monkeypatch, 
     place, request = node(tmp_path), EndRequest()
     said: list[str] = []
     plan = Plan(monkeypatch, request, *["raise SystemExit(7)"] * 9)
-    assert node_service.NodeProcesses(place, said.append, request).run() == 1
+    assert node_service.NodeProcesses(place, ServiceLog(said.append), request).run() == 1
     assert plan.starts == 5
     assert "failed 5 times to start (the node's program ended with exit code 7" in said[-1]
 
@@ -155,10 +156,11 @@ SERVICE = """
 import sys
 from pathlib import Path
 from fedalloy.flower import node_service
+from fedalloy.flower.service_log import ServiceLog
 child = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], " \\
         "start_new_session=True); time.sleep(600)"
 node_service.supernode = lambda *_, **__: [sys.executable, "-c", child]
-sys.exit(node_service.keep_running(Path(sys.argv[1]), print))
+sys.exit(node_service.keep_running(Path(sys.argv[1]), ServiceLog()))
 """
 
 
@@ -166,7 +168,7 @@ sys.exit(node_service.keep_running(Path(sys.argv[1]), print))
 def test_a_node_ends_at_once_with_everything_it_started(number, code, tmp_path):
     """Also with what lives in a session of its own, as a worker does; and a second one is refused meanwhile."""
     place = node(tmp_path)
-    token = node_service.NodeProcesses(place, print, EndRequest()).token
+    token = node_service.NodeProcesses(place, ServiceLog(), EndRequest()).token
     command = [sys.executable, "-c", SERVICE, str(place.folder)]
     service = Program.start("node", command, {**os.environ, "PYTHONPATH": SRC}, tmp_path / "log", tmp_path)
     try:
@@ -185,7 +187,7 @@ def test_a_node_ends_at_once_with_everything_it_started(number, code, tmp_path):
 
 def test_what_a_killed_node_has_left_is_ended_by_the_next(monkeypatch, tmp_path):
     place, request = node(tmp_path), EndRequest()
-    processes = node_service.NodeProcesses(place, lambda text: None, request)
+    processes = node_service.NodeProcesses(place, ServiceLog(lambda text: None), request)
     left = subprocess.Popen(
         [sys.executable, "-c", "import time; time.sleep(600)"], env={**os.environ, TOKEN: processes.token}
     )
@@ -226,7 +228,7 @@ def sleeping(code: str = "import time; time.sleep(600)") -> Program:
 def test_a_server_opens_its_front_again_and_ends_with_its_superlink(monkeypatch, tmp_path):
     said: list[str] = []
     place = ServerPlace.read(federation(tmp_path) / "server")
-    server = ServerProcesses(place, said.append, link=sleeping(), front=sleeping("raise SystemExit(4)"))
+    server = ServerProcesses(place, ServiceLog(said.append), link=sleeping(), front=sleeping("raise SystemExit(4)"))
     monkeypatch.setattr(server_service, "front", lambda place: [sys.executable, "-c", "import time; time.sleep(600)"])
     try:
         assert server.front is not None

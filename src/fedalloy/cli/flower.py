@@ -6,7 +6,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -41,6 +41,14 @@ Insecure = Annotated[
     typer.Option("--insecure", help="No encryption, no keys, any node may join. For tests on one machine only."),
 ]
 Seed = Annotated[int | None, typer.Option(help="The seed; default: the recipe's first.")]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option("--metrics-port", help="Serve metrics for Prometheus on this port of 127.0.0.1 (extra 'metrics')."),
+]
+Format = Annotated[
+    Literal["text", "json"],
+    typer.Option("--log-format", help="json: one object per line, with time, level, process and message."),
+]
 RecipeFile = Annotated[Path, typer.Argument(help="A recipe (.toml).", metavar="RECIPE")]
 
 
@@ -169,16 +177,19 @@ def resume(server: ServerFolder) -> None:
 
 
 @app.command()
-def server(folder: ServerFolder) -> None:
+def server(folder: ServerFolder, metrics_port: MetricsPort = None, log_format: Format = "text") -> None:
     """Start the server of a federation, admit the nodes whose public keys are in DIR/nodes, and wait until it ends."""
     from fedalloy.flower.server_service import serve
+    from fedalloy.flower.service_log import log_as
 
-    raise typer.Exit(serve(folder, typer.echo))
+    raise typer.Exit(serve(folder, log_as(log_format, typer.echo), metrics_port))
 
 
 @app.command()
 def node(
     folder: Annotated[Path, typer.Argument(help="The node's folder (node.toml is in it).", metavar="DIR")],
+    metrics_port: MetricsPort = None,
+    log_format: Format = "text",
 ) -> None:
     """Run a node, on the machine where its data are, until SIGTERM or Ctrl-C.
 
@@ -186,8 +197,9 @@ def node(
     side. A node that was killed is let in again at once.
     """
     from fedalloy.flower.node_service import keep_running
+    from fedalloy.flower.service_log import log_as
 
-    raise typer.Exit(keep_running(folder, typer.echo))
+    raise typer.Exit(keep_running(folder, log_as(log_format, typer.echo), metrics_port))
 
 
 OF_SERVERS, OF_SITES = (admit, revoke, rotate, status, logs, backup, restore), (doctor, dry_run, review, approve)

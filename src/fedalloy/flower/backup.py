@@ -53,7 +53,7 @@ class Archive:
             told.uid = told.gid = 0
             told.uname = told.gname = ""
             reader = _Hashing(source)
-            self.tar.addfile(told, reader)  # type: ignore[arg-type]  # it reads and does nothing else
+            self.tar.addfile(told, reader)
         self.files[name] = reader.digest.hexdigest()
 
     def add_folder(self, name: str) -> None:

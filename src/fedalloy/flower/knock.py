@@ -203,7 +203,7 @@ def connected(server: str, authority: Path, key: Path) -> Iterator[HttpFleet]:
         private: Any = load_ssh_private_key(key.read_bytes(), password=None)
         public, signing = private.public_key(), RuntimeVersionHttpInterceptor(component_name="SuperNode")
         node = NodeAuthHttpInterceptor(private, public)
-        headers = [signing, node, TellsVersion()]
+        headers: list[Any] = [signing, node, TellsVersion()]
         client = FleetHttpClient.from_server_address(server, False, authority.read_bytes(), headers)
     except (OSError, ValueError) as error:
         raise SpecError(f"{key} or {authority} cannot be used: {error}") from None

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +17,10 @@ from fedalloy.core.errors import RunLocked, SpecError
 from fedalloy.experiment.records.lock import holder, locked
 from fedalloy.flower import prefork
 from fedalloy.flower.layout import NodePlace
+from fedalloy.flower.prefork import SUPEREXEC
 from fedalloy.flower.programs import TOKEN, Program, end_all, environment, supernode
+from fedalloy.flower.prometheus import NodeMetrics, serving
+from fedalloy.flower.service_log import ServiceLog
 from fedalloy.flower.signals import EndRequest
 from fedalloy.flower.supervision import HelperWatch, Lost
 
@@ -30,10 +32,9 @@ _LASTED = 60.0
 """A node that ran for so long did not fail to start."""
 _TRIES = 5
 """Starts in a row that may fail before the server was asked."""
-Say = Callable[[str], None]
 
 
-def keep_running(folder: Path, say: Say) -> int:
+def keep_running(folder: Path, log: ServiceLog, metrics: int | None = None) -> int:
     """Run the node of a folder until a signal; the exit code. Refused while another process runs it."""
     place = NodePlace.read(folder)
     check_startable(place)
@@ -41,11 +42,15 @@ def keep_running(folder: Path, say: Say) -> int:
     lock = place.config.store / "node.lock"
     try:
         with locked(lock), EndRequest() as request:
-            return NodeProcesses(place, say, request).run()
+            node = NodeProcesses(place, log, request)
+            with serving(metrics, NodeMetrics(place, node.is_running, node.restarts)):
+                return node.run()
     except RunLocked:
         raise SpecError(
             f"the node in {folder} is running already (process {holder(lock)}); end that one first, or leave it"
         ) from None
+    finally:
+        log.close()
 
 
 def check_startable(place: NodePlace) -> None:
@@ -57,32 +62,43 @@ def check_startable(place: NodePlace) -> None:
 
 @dataclass
 class NodeProcesses:
-    """The processes of a node; they write to this terminal."""
+    """The processes of a node, and the log to which they write."""
 
     place: NodePlace
-    say: Say
+    log: ServiceLog
     request: EndRequest
     launcher: prefork.Launcher = field(default_factory=prefork.launcher)
     _failed: int = 0
+    _program: Program | None = None
+    _restarts: dict[str, int] = field(default_factory=lambda: {"node": 0, SUPEREXEC: 0})
 
     def run(self) -> int:
         """Start the node, and start it again when it ends, until the operator ends it; the exit code."""
         end_all(self.token)  # what a killed predecessor has left
         config = self.place.config
-        self.say(f"node {self.place.name}: client {config.client}, server {self.place.server}, data {config.data}")
+        self.log.say(f"node {self.place.name}: client {config.client}, server {self.place.server}, data {config.data}")
         pause = _PAUSES[0]
         try:
             while not self.request:
                 begun = time.time()
                 why = self._once()
                 if not self.request:
+                    self._restarts["node"] += 1
                     pause = min(_PAUSES[1], 2 * pause) if self._count(begun, why) else _PAUSES[0]
-                    self.say(f"{why}; starting again in {pause:.0f} s")
+                    self.log.say(f"{why}; starting again in {pause:.0f} s")
                     self.request.wait(pause)
         except Lost as error:
-            self.say(f"the node ends: {error}")
+            self.log.say(f"the node ends: {error}")
             return 1
         return self.request.code
+
+    def is_running(self) -> bool:
+        """Whether the node's program runs now."""
+        return self._program is not None and self._program.running
+
+    def restarts(self) -> dict[str, int]:
+        """How often each process was started again."""
+        return dict(self._restarts)
 
     @property
     def token(self) -> str:
@@ -93,10 +109,13 @@ class NodeProcesses:
         """Run the node until it ends or is to end; why it ended. Nothing of it is left."""
         folder = self.place.home / "processes"
         variables = environment(self.launcher, self.place.home, {TOKEN: self.token, **HelperWatch.variables(folder)})
-        watch = HelperWatch(folder, f"node {self.place.name}", variables, self.say)
+        out = self.log.stream("supernode")
+        watch = HelperWatch(folder, f"node {self.place.name}", variables, self.log.say, out=out)
         command = supernode(self.launcher, self.place, patient=True)
-        process = subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL, start_new_session=True)
-        node = Program("node", process, Path())
+        process = subprocess.Popen(
+            command, env=variables, stdin=subprocess.DEVNULL, start_new_session=True, stdout=out, stderr=out
+        )
+        node = self._program = Program("node", process, Path())
         try:
             while node.running and not self.request.wait(_LOOK):
                 watch.look()
@@ -108,6 +127,7 @@ class NodeProcesses:
             # What is left has nothing to finish: what a node stores is written atomically.
             end_all(self.token, at_once=True)
             watch.stop()
+            self._restarts[SUPEREXEC] += watch.deaths.total
 
     def _count(self, begun: float, why: str) -> int:
         """How many times in a row the program ended before the server let it in; :class:`Lost` after several."""

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import socket
 import subprocess
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +18,9 @@ from fedalloy.flower.layout import SERVER_FILE, ServerPlace
 from fedalloy.flower.operations import answers, front_answers
 from fedalloy.flower.pki import expires
 from fedalloy.flower.programs import DidNotStart, Program, front, server_environment, superlink, wait_until
+from fedalloy.flower.prometheus import serving
+from fedalloy.flower.server_metrics import server_metrics
+from fedalloy.flower.service_log import ServiceLog
 from fedalloy.flower.signals import EndRequest
 from fedalloy.flower.supervision import Deaths, HelperWatch, Lost
 
@@ -26,25 +28,25 @@ _LOOK = 1.0
 """Seconds between two looks at the processes."""
 STARTUP = 180.0
 """Seconds until programs must be ready; a busy machine needs many times as long as an idle one."""
-Say = Callable[[str], None]
 
 
-def serve(folder: Path, say: Say) -> int:
+def serve(folder: Path, log: ServiceLog, metrics: int | None = None) -> int:
     """Start the SuperLink, admit the nodes, open the front, and look after them until a signal. The front and Flower's
     helper are started again when they die; the end of the SuperLink ends the server. Returns the exit code."""
     place = ServerPlace.read(folder)
     check_startable(place)
-    server = ServerProcesses(place, say)
-    with EndRequest() as request:
+    server = ServerProcesses(place, log)
+    with EndRequest() as request, serving(metrics, lambda: server_metrics(folder, server.restarts)):
         try:
             server.start(request)
             while not request.wait(_LOOK):
                 server.look()
         except (DidNotStart, Lost) as error:
-            say(f"the server ends: {error}")
+            log.say(f"the server ends: {error}")
             return 1
         finally:
             server.stop()
+            log.close()
         return request.code
 
 
@@ -82,10 +84,10 @@ def _check_port(host: str, port: int, key: str, place: ServerPlace) -> None:
 
 @dataclass
 class ServerProcesses:
-    """The processes of a server; they write to this terminal."""
+    """The processes of a server, and the log to which they write."""
 
     place: ServerPlace
-    say: Say
+    log: ServiceLog
     launcher: prefork.Launcher = field(default_factory=prefork.launcher)
     link: Program | None = None
     front: Program | None = None
@@ -94,7 +96,8 @@ class ServerProcesses:
 
     def start(self, request: EndRequest) -> None:
         """Start everything; the front last, when the nodes are admitted. A request to end is heeded on the way."""
-        self.watch = HelperWatch(self._announced, "the server", self._environment, self.say)
+        out = self.log.stream("flower-superexec")
+        self.watch = HelperWatch(self._announced, "the server", self._environment, self.log.say, out=out)
         self.link = self._run("the SuperLink", superlink(self.launcher, self.place))
         wait_until(lambda: bool(request) or answers(self.place), "the server answered", STARTUP, [self.link])
         if request:
@@ -103,7 +106,7 @@ class ServerProcesses:
         if self.place.secure:
             self._open_front()
             wait_until(lambda: bool(request) or front_answers(self.place), "the front answered", STARTUP, self._all)
-        self.say(f"the server is ready at {self.place.host}:{self.place.port}{admitted}")
+        self.log.say(f"the server is ready at {self.place.host}:{self.place.port}{admitted}")
 
     def look(self) -> None:
         """Start again what died; :class:`Lost` if that is not possible."""
@@ -111,7 +114,7 @@ class ServerProcesses:
             raise Lost(f"the SuperLink ended with exit code {self.link.process.returncode}; its output is above")
         if self.front and not self.front.running:
             self._front_deaths.note("the front")
-            self.say(f"the front ended with exit code {self.front.process.returncode}; it is started again")
+            self.log.say(f"the front ended with exit code {self.front.process.returncode}; it is started again")
             self._open_front()
         if self.watch:
             self.watch.look()
@@ -123,6 +126,11 @@ class ServerProcesses:
                 program.stop()
         if self.watch:
             self.watch.stop()
+
+    def restarts(self) -> dict[str, int]:
+        """How often each process was started again."""
+        helper = {self.watch.program: self.watch.deaths.total} if self.watch else {}
+        return {"front": self._front_deaths.total, **helper}
 
     @property
     def _all(self) -> list[Program]:
@@ -140,7 +148,10 @@ class ServerProcesses:
         self.front = self._run("the front", front(self.place))
 
     def _run(self, name: str, command: list[str]) -> Program:
-        process = subprocess.Popen(command, env=self._environment, cwd=self.place.folder, start_new_session=True)
+        out = self.log.stream(name.removeprefix("the ").lower())
+        process = subprocess.Popen(
+            command, env=self._environment, cwd=self.place.folder, start_new_session=True, stdout=out, stderr=out
+        )
         return Program(name, process, Path())
 
     def _admitted(self) -> str:

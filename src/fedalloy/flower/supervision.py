@@ -56,16 +56,18 @@ def announce(program: str, arguments: Sequence[str]) -> None:
 
 @dataclass
 class Deaths:
-    """How often a program ended lately."""
+    """How often a program ended lately, and in ``total``."""
 
     most: int = MOST
     within: float = WITHIN
     clock: Callable[[], float] = time.monotonic
+    total: int = 0
     _times: deque[float] = field(default_factory=deque)
 
     def note(self, what: str) -> None:
         """Count one; :class:`Lost` if there were too many."""
         now = self.clock()
+        self.total += 1
         self._times.append(now)
         while now - self._times[0] > self.within:
             self._times.popleft()
@@ -76,7 +78,7 @@ class Deaths:
 @dataclass
 class HelperWatch:
     """Looks after the helper of a program, which announces itself in ``folder``, and starts it again when it died. What
-    that writes is appended to ``log``, by default shown on this terminal."""
+    that writes is appended to ``log``, by default written to ``out``, or else to this terminal."""
 
     folder: Path
     owner: str
@@ -85,6 +87,7 @@ class HelperWatch:
     program: str = SUPEREXEC
     log: Path | None = None
     deaths: Deaths = field(default_factory=Deaths)
+    out: int | None = None
     _command: list[str] = field(default_factory=list, init=False)
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
@@ -122,7 +125,7 @@ class HelperWatch:
         if told:
             self._command = [*command_line(self.program), *told["arguments"]]
             self.environment = {**self.environment, **told["environment"]}
-        with self.log.open("ab") if self.log else contextlib.nullcontext() as out:
+        with self.log.open("ab") if self.log else contextlib.nullcontext(self.out) as out:
             self._process = subprocess.Popen(
                 self._command, env=self.environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
                 start_new_session=True,
