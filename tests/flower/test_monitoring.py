@@ -29,7 +29,7 @@ from fedalloy.flower.layout import NodePlace, ServerPlace
 from fedalloy.flower.node.audit import Audit
 from fedalloy.flower.programs import free_port
 from fedalloy.flower.project_templates import FederationPlan, write_federation
-from fedalloy.flower.prometheus import Metric, NodeMetrics, serving
+from fedalloy.flower.prometheus import Measurement, NodeMetrics, serving
 from fedalloy.flower.server_metrics import server_metrics
 from fedalloy.flower.service_log import JsonLog, ServiceLog
 from fedalloy.flower.signals import EndRequest
@@ -61,7 +61,7 @@ def test_a_server_tells_what_status_tells(tmp_path, monkeypatch):
     records.contacts(north={"last_contact": NOW - 2, "version": "0.0.9"}, south={"last_contact": NOW - 99})
     records.run(1, a_run(tmp_path / "study"))
     port = free_port()
-    with serving(port, lambda: server_metrics(records.place.folder, lambda: {"front": 2})):
+    with serving(port, lambda: server_metrics(records.place.folder, lambda: {"front": 2}, NOW)):
         found = scraped(port)
     assert found["fedalloy_status",] == 2, "nobody writes the run: it is interrupted"
     assert found["fedalloy_server_up",] == found["fedalloy_front_up",] == 1
@@ -116,7 +116,7 @@ def test_metrics_are_on_loopback_alone_and_need_a_free_port_and_the_extra(monkey
 
     monkeypatch.setattr("prometheus_client.start_http_server", start)
     port = free_port()
-    with serving(port, lambda: [Metric("one", "one", (), {(): 1.0})]):
+    with serving(port, lambda: [Measurement("one", "one", (), {(): 1.0})]):
         assert begun[0]["addr"] == "127.0.0.1"
         with pytest.raises(SpecError, match="choose another port"), serving(port, list):
             pass

@@ -28,7 +28,7 @@ Rows = Mapping[Any, float]
 
 
 @dataclass(frozen=True)
-class Metric:
+class Measurement:
     """A metric: its name, what it is, the names of its labels, and its values by theirs. Totals only grow."""
 
     name: str
@@ -39,7 +39,7 @@ class Metric:
 
 
 @contextmanager
-def serving(port: int | None, collect: Callable[[], Iterable[Metric]]) -> Iterator[None]:
+def serving(port: int | None, collect: Callable[[], Iterable[Measurement]]) -> Iterator[None]:
     """Serve metrics on a port of this machine; without one, nothing happens."""
     if port is None:
         yield
@@ -66,7 +66,7 @@ def serving(port: int | None, collect: Callable[[], Iterable[Metric]]) -> Iterat
 class _Collector:
     """Metrics as Prometheus' library wants them."""
 
-    metrics: Callable[[], Iterable[Metric]]
+    metrics: Callable[[], Iterable[Measurement]]
 
     def describe(self) -> list[Any]:
         """Nothing is asked before it is needed."""
@@ -97,18 +97,20 @@ class NodeMetrics:
     _sent: float = 0.0
     _last: float | None = None
 
-    def __call__(self) -> Iterator[Metric]:
+    def __call__(self) -> Iterator[Measurement]:
         self._look()
         yield plain("fedalloy_node_up", "whether the node's program runs", self.running())
         yield from common(self.restarts)
         text = "what was asked of the node and how it answered"
-        yield Metric("fedalloy_node_orders", text, ("asked", "status"), dict(self._orders), total=True)
-        yield Metric("fedalloy_node_sent_bytes", "bytes of tensors in its answers", (), {(): self._sent}, total=True)
+        yield Measurement("fedalloy_node_orders", text, ("asked", "status"), dict(self._orders), total=True)
+        yield Measurement(
+            "fedalloy_node_sent_bytes", "bytes of tensors in its answers", (), {(): self._sent}, total=True
+        )
         if self._last is not None:
             yield plain("fedalloy_node_last_order_timestamp_seconds", "the last order", self._last)
         if self.place.secure and self.place.authority.is_file():
             ends = {(self.place.authority.name,): expires(self.place.authority).timestamp()}
-            yield Metric(EXPIRY, "when a certificate expires", ("certificate",), ends)
+            yield Measurement(EXPIRY, "when a certificate expires", ("certificate",), ends)
         free = shutil.disk_usage(self.place.folder).free
         yield plain("fedalloy_disk_free_bytes", "free disk in the node's folder", free)
 
@@ -131,14 +133,16 @@ class NodeMetrics:
             self._last = float(row["time"])
 
 
-def common(restarts: Restarts) -> Iterator[Metric]:
+def common(restarts: Restarts) -> Iterator[Measurement]:
     """The metrics of every service."""
     builds = {(version("fedalloy"), version("flwr")): 1.0}
-    yield Metric("fedalloy_build_info", "the installed versions", ("fedalloy", "flwr"), builds)
+    yield Measurement("fedalloy_build_info", "the installed versions", ("fedalloy", "flwr"), builds)
     counts = {(name,): float(count) for name, count in restarts().items()}
-    yield Metric("fedalloy_process_restarts", "processes that died and were started again", ("process",), counts, True)
+    yield Measurement(
+        "fedalloy_process_restarts", "processes that died and were started again", ("process",), counts, True
+    )
 
 
-def plain(name: str, text: str, value: float) -> Metric:
+def plain(name: str, text: str, value: float) -> Measurement:
     """A metric without labels."""
-    return Metric(name, text, (), {(): float(value)})
+    return Measurement(name, text, (), {(): float(value)})

@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedalloy.flower.prometheus import EXPIRY, Metric, Restarts, common, plain
+from fedalloy.flower.prometheus import EXPIRY, Measurement, Restarts, common, plain
 
 if TYPE_CHECKING:
     from fedalloy.flower.progress import Progress
     from fedalloy.flower.status import Overview, Server
 
 
-def server_metrics(folder: Path, restarts: Restarts = dict) -> Iterator[Metric]:
+def server_metrics(folder: Path, restarts: Restarts = dict, now: float | None = None) -> Iterator[Measurement]:
     """What is known about a server, its nodes and its runs."""
     from fedalloy.flower.status import look  # with torch, which a service without metrics does not need
 
-    seen = look(folder)
+    seen = look(folder, now)
     yield plain("fedalloy_status", "0 all is well, 1 a warning, 2 critical: the exit code of 'status'", seen.code)
     yield from common(restarts)
     if seen.server:
@@ -25,27 +25,29 @@ def server_metrics(folder: Path, restarts: Restarts = dict) -> Iterator[Metric]:
     yield from _of_runs(seen)
 
 
-def _of_server(server: Server) -> Iterator[Metric]:
+def _of_server(server: Server) -> Iterator[Measurement]:
     nodes = [node for node in server.nodes if node.name]
     yield plain("fedalloy_server_up", "whether the SuperLink answers", server.answers)
     yield plain("fedalloy_front_up", "whether nodes can reach the server", server.open)
     connected = {(node.name,): float(node.state == "connected") for node in nodes}
-    yield Metric("fedalloy_node_connected", "whether a node is connected and heard of", ("node",), connected)
-    heard = {(node.name,): node.last_contact for node in nodes if node.last_contact is not None}
-    yield Metric("fedalloy_node_last_contact_timestamp_seconds", "the last contact with a node", ("node",), heard)
+    yield Measurement("fedalloy_node_connected", "whether a node is connected and contacts of", ("node",), connected)
+    contacts = {(node.name,): node.last_contact for node in nodes if node.last_contact is not None}
+    yield Measurement(
+        "fedalloy_node_last_contact_timestamp_seconds", "the last contact with a node", ("node",), contacts
+    )
     refused = {(node.name or node.number, node.refusal): 1.0 for node in server.nodes if node.refusal}
-    yield Metric("fedalloy_node_refused", "a node that is refused, and why", ("node", "reason"), refused)
+    yield Measurement("fedalloy_node_refused", "a node that is refused, and why", ("node", "reason"), refused)
     versions = {(node.name, node.version): 1.0 for node in nodes if node.version}
-    yield Metric("fedalloy_node_version_info", "the version of fedalloy at a node", ("node", "fedalloy"), versions)
+    yield Measurement("fedalloy_node_version_info", "the version of fedalloy at a node", ("node", "fedalloy"), versions)
     ends = {(name,): end.timestamp() for name, end in (server.certificates or {}).items()}
-    yield Metric(EXPIRY, "when a certificate expires", ("certificate",), ends)
+    yield Measurement(EXPIRY, "when a certificate expires", ("certificate",), ends)
     yield plain("fedalloy_disk_free_bytes", "free disk in the server's folder", server.free * 1e9)
 
 
-def _of_runs(seen: Overview) -> Iterator[Metric]:
-    def each(name: str, text: str, value: Callable[[Progress], float | None]) -> Metric:
+def _of_runs(seen: Overview) -> Iterator[Measurement]:
+    def each(name: str, text: str, value: Callable[[Progress], float | None]) -> Measurement:
         found = {(run.folder.name,): value(run) for run in seen.runs}
-        return Metric(name, text, ("run",), {labels: one for labels, one in found.items() if one is not None})
+        return Measurement(name, text, ("run",), {labels: one for labels, one in found.items() if one is not None})
 
     yield each("fedalloy_run_running", "whether a run is going on", lambda run: float(run.state == "running"))
     yield each("fedalloy_run_round", "the last finished round", lambda run: run.round)
@@ -59,4 +61,4 @@ def _of_runs(seen: Overview) -> Iterator[Metric]:
         if one.state != "not asked"
     }
     text = "whether a site that was asked contributed to the last round"
-    yield Metric("fedalloy_run_contributed", text, ("run", "node"), parts)
+    yield Measurement("fedalloy_run_contributed", text, ("run", "node"), parts)
