@@ -30,7 +30,7 @@ def _of_server(server: Server) -> Iterator[Measurement]:
     yield plain("fedalloy_server_up", "whether the SuperLink answers", server.answers)
     yield plain("fedalloy_front_up", "whether nodes can reach the server", server.open)
     connected = {(node.name,): float(node.state == "connected") for node in nodes}
-    yield Measurement("fedalloy_node_connected", "whether a node is connected and contacts of", ("node",), connected)
+    yield Measurement("fedalloy_node_connected", "whether a node is connected, and not silent", ("node",), connected)
     contacts = {(node.name,): node.last_contact for node in nodes if node.last_contact is not None}
     yield Measurement(
         "fedalloy_node_last_contact_timestamp_seconds", "the last contact with a node", ("node",), contacts
