@@ -15,7 +15,7 @@ LOWEST := tests/core tests/experiment/test_round.py tests/experiment/test_saved.
 PYTHON ?=
 COVERED ?= tests src/fedalloy
 
-.PHONY: help env demo test test-lowest browser lint format docs readme coverage dist bench screenshots clean
+.PHONY: help env demo test test-long test-lowest browser lint format docs readme coverage dist bench screenshots clean
 
 help:  ## Show the targets
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-14s %s\n", $$1, $$2}'
@@ -29,6 +29,9 @@ demo: $(PACKAGE)  ## Compare algorithms on the embedded digits and leave demo/re
 # One thread per process: the workers share the cores, and small tensors gain nothing from threads.
 test: lint browser  ## Lint, type check, then all tests and doctests in random order
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+test-long: $(DEV)  ## An operator's day on a federation of real processes, and what else takes minutes
+	@FEDALLOY_LONG=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/flower/test_day.py
 
 # TORCH names the version of torch where the lowest one cannot be had.
 test-lowest: | $(BIN)/python  ## Install the lowest versions that pyproject.toml declares into .venv-lowest and run the fast tests

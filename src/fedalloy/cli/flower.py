@@ -30,7 +30,7 @@ For real, four steps:  'init' writes the folders of a federation;  'server' star
 its own machine, with its own data;  'run' gives the server a recipe.  'status' shows nodes, rounds and drop-outs.
 
 Everything is encrypted, and nodes authenticate with keys. Nothing is sent to third parties.
-docs/flower.md lists what is transferred.
+docs/flower-site.md lists what is transferred.
 """
 app = typer.Typer(
     help=f"Real federations on Flower (needs the extra 'flower' of the package).\n\n{EXAMPLES}", no_args_is_help=True
