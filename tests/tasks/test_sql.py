@@ -34,13 +34,13 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_query_is_read_as_the_same_table_in_a_file_would_be(folder, tmp_path):
-    x, y = read_path(folder / "visits.sql")[""]
+    x, y = read_path(folder / "visits.sql").parts[""]
     table = tmp_path / "plain"
     table.mkdir()
     lines = [f"{40 + k},{100.0 + k},{'fm'[k % 2]},{('no', 'yes')[k % 3 == 0]}" for k in range(12)]
     (table / "visits.csv").write_text("\n".join(["age,pressure,sex,y", *lines]))
     (table / "schema.toml").write_text(SCHEMA)
-    features, labels = read_path(table / "visits.csv")[""]
+    features, labels = read_path(table / "visits.csv").parts[""]
     assert torch.equal(x, features)
     assert torch.equal(y, labels)
     assert x.shape == (12, 4)
@@ -103,7 +103,7 @@ def test_the_connection_may_be_in_the_environment_and_its_password_is_never_show
     with pytest.raises(DataError, match="REGISTRY_URL is empty"):
         read_path(folder / "visits.sql")
     monkeypatch.setenv("REGISTRY_URL", "sqlite:///registry.db")
-    assert len(read_path(folder / "visits.sql")[""][1]) == 12
+    assert len(read_path(folder / "visits.sql").parts[""][1]) == 12
     for url in (
         "postgresql+nodriver://reader:secret@db/registry",
         "secret",
