@@ -14,7 +14,7 @@ TORCH ?=
 LOWEST := tests/core tests/experiment/test_round.py tests/experiment/test_saved.py tests/experiment/records/test_toml.py tests/test_recipe.py tests/test_python_path.py tests/cli/test_help.py
 PYTHON ?=
 
-.PHONY: help env demo test test-lowest browser lint format docs dist bench screenshots clean
+.PHONY: help env demo test test-lowest browser lint format docs wheel dist sbom audit images bench screenshots clean
 
 help:  ## Show the targets
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-14s %s\n", $$1, $$2}'
@@ -56,8 +56,22 @@ docs: $(DEV)  ## Run every example of the documentation, check the generated pag
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "Open site/index.html"
 
-dist: $(DEV)  ## Build wheel and sdist, install the wheel in a clean environment and run the quickstart from it
+wheel: $(DEV)  ## Build sdist and wheel, install them in an empty environment (.venv-wheel) and run the demo from it
 	@sh scripts/dist.sh $(BIN)/python
+
+dist: wheel
+
+sbom: .venv-wheel  ## List what the package is made of, as CycloneDX: dist/fedalloy.cdx.json
+	@sh scripts/supply_chain.sh $(BIN)/python sbom
+
+audit: .venv-wheel  ## Look up known vulnerabilities of everything that is installed with the package; needs pypi.org
+	@sh scripts/supply_chain.sh $(BIN)/python audit
+
+.venv-wheel:
+	@$(MAKE) wheel
+
+images: wheel  ## Build the container images of server and node with buildah; BASE names another image of Debian's Python
+	@sh containers/build.sh
 
 bench: $(DEV)  ## Measure the engines
 	@$(BIN)/python -m benchmarks.engines
