@@ -15,7 +15,7 @@ LOWEST := tests/core tests/experiment/test_round.py tests/experiment/test_saved.
 PYTHON ?=
 COVERED ?= tests src/fedalloy
 
-.PHONY: help env demo test test-long test-lowest browser lint format docs readme coverage dist bench screenshots clean
+.PHONY: help env demo test test-long test-lowest browser lint format docs readme coverage wheel dist sbom audit images bench screenshots clean
 
 help:  ## Show the targets
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-14s %s\n", $$1, $$2}'
@@ -71,8 +71,22 @@ coverage: $(DEV)  ## Measure which lines of the library the tests run
 	@$(BIN)/python -m coverage combine -q
 	@$(BIN)/python -m coverage report --skip-covered --sort=cover
 
-dist: $(DEV)  ## Build wheel and sdist, install the wheel in a clean environment and run the quickstart from it
+wheel: $(DEV)  ## Build sdist and wheel, install them in an empty environment (.venv-wheel) and run the demo from it
 	@sh scripts/dist.sh $(BIN)/python
+
+dist: wheel
+
+sbom: .venv-wheel  ## List what the package is made of, as CycloneDX: dist/fedalloy.cdx.json
+	@sh scripts/supply_chain.sh $(BIN)/python sbom
+
+audit: .venv-wheel  ## Look up known vulnerabilities of everything that is installed with the package; needs pypi.org
+	@sh scripts/supply_chain.sh $(BIN)/python audit
+
+.venv-wheel:
+	@$(MAKE) wheel
+
+images: wheel  ## Build the container images of server and node with buildah; BASE names another image of Debian's Python
+	@sh containers/build.sh
 
 bench: $(DEV)  ## Measure the engines
 	@$(BIN)/python -m benchmarks.engines

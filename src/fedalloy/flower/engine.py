@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from fedalloy.core.algorithm import Algorithm
-from fedalloy.core.contributions import Notes
 from fedalloy.core.engine import ModelName
 from fedalloy.core.errors import FedalloyError, SpecError
+from fedalloy.core.gathering import Gathering
 from fedalloy.core.protocols import Engine, Outcome, Shared, Task
 from fedalloy.core.registry import register
 from fedalloy.core.statistics import STATISTICS
-from fedalloy.core.types import Cohort, Context, Contribution, Contributions, State, Work
+from fedalloy.core.types import Context, Contribution, Contributions, Payload, State, Work
 from fedalloy.experiment.recipe import Recipe
 from fedalloy.flower.connection import Connection
 from fedalloy.flower.payloads import (
@@ -95,29 +95,34 @@ class Flower(Engine):
     def __call__(
         self, algorithm: Algorithm, task: Task, shared: Shared, states: Mapping[int, State], work: Work, ctx: Context
     ) -> Outcome:
-        orders = {int(client): self._order(algorithm, states[int(client)], work, ctx, row, shared)
+        # Orders share their tensors, which are then packed and sent once.
+        parts = {known: trained_on(algorithm, shared, known=known) for known in (False, True)}
+        orders = {int(client): self._order(algorithm, states[int(client)], work, ctx, row, parts)
                   for row, client in enumerate(work.ids)}  # fmt: skip
-        full = trained_on(algorithm, shared, known=False)
         before = self._connected.sent
         needed = algorithm.needs(shared) - counted_here(algorithm)
         needed |= {"num_sequences"} if task.objective.unit == "targets" else set()
-        found: dict[int, Contribution] = {}
+        gathering = Gathering(work.ids, exact=algorithm.exact_norms, like=algorithm.templates(shared))
+        found: dict[int, State] = {}
         failures: dict[int, str] = {}
         patience = _Patience(self, len(work))
         while len(found) < patience.enough:
             failures = {}
             asked = {client: order for client, order in orders.items() if client not in found}
             enough = patience.wanted - len(found) if self.fraction < 1 else None
-            answers = self._connected.ask(asked, "train", str(ctx.round), failures, full, enough)
-            for client, answer in answers.items():
+            answers = self._connected.ask(asked, "train", str(ctx.round), failures, parts[False], enough)
+            for client in list(answers):
+                # An answer is forgotten once it is in its row: at no time are there two copies of all of them.
                 try:
-                    found[client] = self._contribution(client, answer, algorithm, shared, needed, ctx)
+                    one = self._contribution(client, answers.pop(client), algorithm, shared, needed)
+                    if reason := gathering.add_one(client, one):
+                        raise Malformed(reason)
+                    found[client] = {"round": ctx.round}
                 except (Malformed, Refused) as error:
                     failures[client] = str(error)
                     patience.lose(client, error)
             patience.check(found, failures)
-        marks: dict[int, State] = {client: {"round": ctx.round} for client in found}
-        return Outcome(Cohort.gather(list(found), list(found.values())), marks, failures, self._connected.sent - before)
+        return Outcome(gathering.cohort(), found, failures, self._connected.sent - before)
 
     def cross_score(self, algorithm: Algorithm, task: Task, shared: Shared, cohort: Contributions) -> Tensor:
         """Send all models to all clients that contributed; NaN where a node does not answer."""
@@ -178,7 +183,7 @@ class Flower(Engine):
         return self._connection
 
     def _order(
-        self, algorithm: Algorithm, state: State, work: Work, ctx: Context, row: int, shared: Shared
+        self, algorithm: Algorithm, state: State, work: Work, ctx: Context, row: int, parts: Mapping[bool, Payload]
     ) -> TensorMessage:
         """One client's share of a round."""
         head = {
@@ -186,13 +191,12 @@ class Flower(Engine):
             "on_lag": self.on_lag, "epochs": int(work.epochs[row]), "active": bool(work.active[row]),
             "round": ctx.round, "rounds": ctx.rounds, "key": int(ctx.key.state), "local_lr": ctx.local_lr,
         }  # fmt: skip
-        return TensorMessage(head, trained_on(algorithm, shared, known=_round_of(state) > 0))
+        return TensorMessage(head, parts[_round_of(state) > 0])
 
     def _contribution(
-        self, client: int, answer: Answer, algorithm: Algorithm, shared: Shared, needed: frozenset[str], ctx: Context
+        self, client: int, answer: Answer, algorithm: Algorithm, shared: Shared, needed: frozenset[str]
     ) -> Contribution:
-        """A node's answer as a contribution, checked before a tensor is made; norms are computed here, not by the
-        node."""
+        """A node's answer as a contribution, checked before a tensor is made."""
         sketch = self._connected.opened(answer)
         check_sketch(sketch.parts, algorithm, shared)
         stats, message = _stats(sketch.head.stats, needed), self._connected.opened(answer, full=True)
@@ -201,7 +205,7 @@ class Flower(Engine):
         self._note_sent(client, message, dict.fromkeys(sketch.head.stats or (), 1))
         if sketch.head.lag:
             self._note("lagging", {client: f"{sketch.head.lag:.300}"})
-        return Contribution(payload, stats, {}, Notes.alone(payload, exact=algorithm.exact_norms))
+        return Contribution(payload, stats, {})
 
     def _numbers(self, client: int, answer: Answer, name: Literal["scores", "cross_score"], count: int) -> Tensor:
         """A list of numbers in a header; null means NaN."""

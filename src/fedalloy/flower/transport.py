@@ -71,10 +71,12 @@ class Transport:
         from flwr.app import Message
 
         # A message expires soon after its deadline.
+        packed: dict[int, RecordDict] = {}
         messages = [
-            Message(pack(tensor_message), node, message_type, ttl=seconds + _CLOCKS_DIFFER, group_id=group)
+            Message(pack(tensor_message, packed), node, message_type, ttl=seconds + _CLOCKS_DIFFER, group_id=group)
             for node, tensor_message in tensor_messages.items()
         ]
+        del packed
         with of_a_live_run():
             replies = self.exchange(messages, seconds, enough)
         early = enough is not None and _count(replies) >= enough

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -42,8 +43,9 @@ class Recorded(Engine):
         return replace(outcome, failures={**failures, **outcome.failures})
 
 
-def replay(experiment: Experiment, rows: Sequence[Mapping[str, Any]]) -> Ending:
-    """The end of a run in which exactly the recorded clients contributed; the experiment has the clients' data."""
+def replay(experiment: Experiment, rows: Sequence[Mapping[str, Any]], folder: Path | None = None) -> Ending:
+    """The end of a run in which exactly the recorded clients contributed; the experiment has the clients' data. With a
+    ``folder``, the clients' states are there."""
     engine = Recorded({int(row["round"]): row for row in rows})
     config = replace(experiment.config, engine=engine, engine_options={})
-    return replace(experiment, config=config).run()[0]
+    return replace(experiment, config=config).run(folder)[0]

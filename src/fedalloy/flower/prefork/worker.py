@@ -166,16 +166,21 @@ def receive_frame(link: socket.socket) -> tuple[dict[str, Any], RecordDict]:
     for part, key, size in head["bytes"]:
         values[part][key] = _read(link, size)
     content = RecordDict({part: ConfigRecord(record) for part, record in values.items()})
-    records: dict[str, dict[str, Array]] = {}
+    records: dict[str, ArrayRecord] = {}
     for part, name, dtype, shape, stype, size in head["arrays"]:
-        array = Array(dtype=dtype, shape=tuple(shape), stype=stype, data=_read(link, size))
-        records.setdefault(part, {})[name] = array
+        array = Array(dtype=dtype, shape=tuple(shape), stype=stype, data=b"")
+        array.data = _received(link, size)  # type: ignore[assignment]  (any buffer will do, and this one is not copied)
+        records.setdefault(part, ArrayRecord())[name] = array
     for part, record in records.items():
-        content[part] = ArrayRecord(record)
+        content[part] = record
     return head["said"], content
 
 
 def _read(link: socket.socket, size: int) -> bytes:
+    return bytes(_received(link, size))
+
+
+def _received(link: socket.socket, size: int) -> bytearray:
     """Read ``size`` bytes; memory is allocated as they arrive, not as they are announced."""
     found = bytearray()
     while len(found) < size:
@@ -183,7 +188,7 @@ def _read(link: socket.socket, size: int) -> bytes:
         if not came:
             raise ConnectionError("the other process is gone")
         found += came
-    return bytes(found)
+    return found
 
 
 if __name__ == "__main__":

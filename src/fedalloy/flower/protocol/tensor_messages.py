@@ -48,8 +48,9 @@ class TensorMessage:
     parts: Payload = field(default_factory=dict)
 
 
-def pack(message: TensorMessage) -> RecordDict:
-    """A message as Flower records."""
+def pack(message: TensorMessage, packed: dict[int, RecordDict] | None = None) -> RecordDict:
+    """A message as Flower records. With ``packed``, messages that have the same parts (the same object, kept by its
+    owner) share one array, which is made once; Flower then hashes and sends it once."""
     from flwr.app import Array, ArrayRecord
 
     listed = {
@@ -57,18 +58,27 @@ def pack(message: TensorMessage) -> RecordDict:
         for part, leaves in message.parts.items()
     }
     header = {**message.header, PARTS: listed}
+    known = packed.get(id(message.parts)) if packed is not None else None
+    if known is not None:
+        content = plain_record(header)
+        content[_TENSORS] = known[_TENSORS]
+        return content
     data = b"".join(piece for leaves in message.parts.values() for leaf in leaves.values() for piece in _pieces(leaf))
     if len(data) <= _FEW:
         return plain_record(header, {_TENSORS: data} if data else None)
     content = plain_record(header)
     content[_TENSORS] = ArrayRecord({_ALL: Array("uint8", (len(data),), _STYPE, data)})
+    if packed is not None:
+        packed[id(message.parts)] = content
     return content
 
 
 def unpack(content: RecordDict, max_bytes: float = math.inf) -> TensorMessage:
     """The message in received records; :class:`Malformed` if something is wrong with it."""
     sketch = outline(content, max_bytes)
-    data, start = bytearray(_data(content)), 0
+    found = _data(content)
+    # A buffer that can be written belongs to whoever received it; what Flower has received cannot, and is copied.
+    data, start = found if isinstance(found, bytearray) else bytearray(found), 0
     parts: dict[str, Tree] = {}
     for part, leaves in sketch.parts.items():
         parts[part] = {}
@@ -177,10 +187,11 @@ def _aligned_size(leaf: Tensor) -> int:
     return _bytes(leaf.dtype, tuple(leaf.shape))
 
 
-def _pieces(leaf: Tensor) -> Iterator[bytes]:
+def _pieces(leaf: Tensor) -> Iterator[Any]:
+    """The bytes of a tensor where they are, without a copy, and its padding."""
     plain = leaf.detach().cpu().contiguous()
     if plain.numel():
-        yield plain.reshape(-1).view(torch.uint8).numpy().tobytes()
+        yield plain.reshape(-1).view(torch.uint8).numpy()
         yield bytes(_aligned_size(plain) - plain.numel() * plain.element_size())
 
 
