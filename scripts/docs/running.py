@@ -61,7 +61,7 @@ def _run_block(block: Block, runner: Runner, result: PageResult, skipped: tuple[
         return _compare(block, runner, result)
     if block.mark in skipped:
         result.last = None
-        return _name(block)
+        return _name(block, runner.folder)
     if block.title:
         (runner.folder / block.title).write_text(block.code, encoding="utf-8")
         return "saved"
@@ -85,12 +85,12 @@ def _compare(block: Block, runner: Runner, result: PageResult) -> str:
     return "compared"
 
 
-def _name(block: Block) -> str:
+def _name(block: Block, folder: Path) -> str:
     if block.kind == "python":
         compile(block.code, f"line {block.line}", "exec")
     for words in commands(block.code) if block.kind == "bash" else ():
         try:
-            check(words)
+            check(words, folder)
         except Exception as fault:
             raise AssertionError(f"{' '.join(words)}: {fault}") from fault
     return "named"
