@@ -12,7 +12,7 @@ from pathlib import Path
 
 import scripts.docs
 from scripts.docs.blocks import ROOT, pages
-from scripts.docs.playing import Played, play
+from scripts.docs.running import PageResult, run_page
 from scripts.docs.shell import clone_shell, page_shell
 
 
@@ -29,25 +29,25 @@ def main() -> int:
     given = parser.parse_args()
     chosen = [ROOT / "README.md"] if given.clone else [page.resolve() for page in given.pages] or pages()
     with ThreadPoolExecutor(given.processes) as pool:
-        played = list(pool.map(lambda page: _page(page, given.clone), chosen))
-    return told(played)
+        result = list(pool.map(lambda page: _page(page, given.clone), chosen))
+    return told(result)
 
 
-def _page(page: Path, clone: bool) -> Played:
+def _page(page: Path, clone: bool) -> PageResult:
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="fedalloy-docs-") as base:
         shell = clone_shell(Path(base)) if clone else page_shell(Path(base))
-        played = play(page, shell, () if clone else ("install",))
+        result = run_page(page, shell, () if clone else ("install",))
     took = time.monotonic() - start
-    print(f"{page.relative_to(ROOT)}: {_listed(played.counts)} ({took:.0f} s)", *played.faults, sep="\n  ", flush=True)
-    return played
+    print(f"{page.relative_to(ROOT)}: {_listed(result.counts)} ({took:.0f} s)", *result.faults, sep="\n  ", flush=True)
+    return result
 
 
-def told(played: list[Played]) -> int:
+def told(result: list[PageResult]) -> int:
     """Print the sums; 1 where there is a fault."""
-    faults = sum(len(one.faults) for one in played)
-    total = sum((one.counts for one in played), Counter[str]())
-    print(f"{len(played)} pages, {total.total()} blocks: {_listed(total)}; {faults} faults")
+    faults = sum(len(one.faults) for one in result)
+    total = sum((one.counts for one in result), Counter[str]())
+    print(f"{len(result)} pages, {total.total()} blocks: {_listed(total)}; {faults} faults")
     return int(faults > 0)
 
 

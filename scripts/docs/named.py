@@ -7,6 +7,8 @@ import re
 import shlex
 import tomllib
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from scripts.docs.blocks import ROOT
@@ -23,13 +25,13 @@ def commands(code: str) -> Iterator[list[str]]:
             yield words
 
 
-def check(words: list[str]) -> None:
-    """Refuse a line that names something that is not there."""
+def check(words: list[str], folder: Path = ROOT) -> None:
+    """Refuse a line that names something that is not there; ``folder`` is that of the page."""
     known = {
         "make": _target,
         "pip": _install,
-        "python": _python,
-        "python3": _python,
+        "python": partial(_python, folder=folder),
+        "python3": partial(_python, folder=folder),
         "fedalloy": parses,
         ".": _activate,
     }
@@ -64,14 +66,14 @@ def _target(words: list[str]) -> None:
     assert words[1] in targets, f"make has no target {words[1]}"
 
 
-def _python(words: list[str]) -> None:
+def _python(words: list[str], folder: Path) -> None:
     """``python -m MODULE`` and ``python FILE``: they exist; ``python -m pip install`` is checked as pip's."""
     if words[1:3] == ["-m", "pip"]:
         _install(words[2:])
     elif words[1] == "-m":
         assert importlib.util.find_spec(words[2]), f"there is no module {words[2]}"
     else:
-        assert (ROOT / words[1]).exists(), f"there is no {words[1]}"
+        assert (ROOT / words[1]).exists() or (folder / words[1]).exists(), f"there is no {words[1]}"
 
 
 def _activate(words: list[str]) -> None:

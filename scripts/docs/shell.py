@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -72,7 +73,8 @@ class Shell:
             try:
                 answer = _asked(process, out)
             finally:
-                os.killpg(process.pid, signal.SIGINT)
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGINT)
                 code = process.wait(60)
         return Done(0 if answer == 200 and code in (0, 130) else code or 1, out.read_text(), f"it answered {answer}")
 

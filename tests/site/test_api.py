@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import re
 import typing
 from pathlib import Path
 
 import pytest
 
 import fedalloy
+from scripts.docs.blocks import blocks
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "api.md"
 CALLABLE = [name for name in fedalloy.__all__ if callable(getattr(fedalloy, name))]
@@ -21,6 +23,14 @@ def test_the_page_has_every_public_name_with_its_home():
     for name in CALLABLE:
         home, _, attribute = fedalloy._HOME[name].partition(":")
         assert f"::: {home}.{attribute}\n" in text, name
+
+
+@pytest.mark.parametrize("name", CALLABLE)
+def test_public_names_have_an_example_that_runs(name):
+    """In their docstring, or on the page, whose blocks run (tests/site/test_examples.py)."""
+    run = "".join(one.code for one in blocks(PAGE.read_text(encoding="utf-8")) if one.kind == "python")
+    shown = re.search(rf"\b{name}\b", run) or (name == "Comparison" and "comparison = fedalloy.compare" in run)
+    assert shown or ">>>" in (inspect.getdoc(getattr(fedalloy, name)) or ""), f"fedalloy.{name} has no example"
 
 
 @pytest.mark.parametrize("name", CALLABLE)

@@ -9,13 +9,17 @@ import pytest
 
 from scripts.docs.blocks import ROOT, blocks, pages
 from scripts.docs.named import parses
-from scripts.docs.playing import play
+from scripts.docs.running import run_page
 from tests.site.forked import SKIPPED, Forked
 
 PAGES = {str(page.relative_to(ROOT)): page for page in pages() if "results" not in page.parts}
 UNRUN: dict[str, dict[str, int]] = {
     "CONTRIBUTING.md": {"not run": 3},
     "README.md": {"install": 2, "not run": 2, "server": 1, "slow": 3},
+    "docs/coming-from/fedjax.md": {"not run": 1},
+    "docs/coming-from/fedlab.md": {"not run": 1},
+    "docs/coming-from/pfl-research.md": {"not run": 1},
+    "docs/coming-from/pfllib.md": {"slow": 1},
     "docs/corrections.md": {"not run": 1},
     "docs/flower-coordinator.md": {"not run": 3},
     "docs/flower-developer.md": {"not run": 1},
@@ -35,7 +39,7 @@ UNRUN: dict[str, dict[str, int]] = {
 
 @pytest.mark.parametrize("name", PAGES)
 def test_the_page_does_what_it_says(name, cli, tmp_path):
-    assert play(PAGES[name], Forked(tmp_path, cli), SKIPPED).faults == []
+    assert run_page(PAGES[name], Forked(tmp_path, cli), SKIPPED).faults == []
 
 
 def test_nothing_is_left_out_that_is_not_known_here():
@@ -65,9 +69,9 @@ def test_nothing_is_left_out_that_is_not_known_here():
 def test_a_block_that_does_not_work_is_noticed(text, said, cli, tmp_path, monkeypatch):
     page = tmp_path / "page.md"
     page.write_text(text)
-    monkeypatch.setattr("scripts.docs.playing.ROOT", tmp_path)
+    monkeypatch.setattr("scripts.docs.running.ROOT", tmp_path)
     (tmp_path / "room").mkdir()
-    (fault,) = play(page, Forked(tmp_path / "room", cli), SKIPPED).faults
+    (fault,) = run_page(page, Forked(tmp_path / "room", cli), SKIPPED).faults
     assert said in fault
 
 

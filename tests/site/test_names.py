@@ -18,7 +18,9 @@ PAGES = ("design.md", "how-to/extend.md")
 """The pages about the code; others name little of it."""
 SPEAK_OF_OTHERS = {"corrections.md", "reference.md", "reproduce.md"}
 OTHERS = sorted(
-    page for page in (ROOT / "docs").rglob("*.md") if page.name not in SPEAK_OF_OTHERS and "results" not in page.parts
+    page
+    for page in (ROOT / "docs").rglob("*.md")
+    if page.name not in SPEAK_OF_OTHERS and not {"results", "coming-from"} & {*page.parts}
 )
 PLACES = (SOURCE, ROOT, ROOT / "docs")
 TOP = "|".join(sorted(path.stem for path in SOURCE.iterdir() if not path.name.startswith("_")))

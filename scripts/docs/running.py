@@ -1,4 +1,4 @@
-"""Plays one page: saves its files, runs its blocks, compares shown output, and counts what became of every block."""
+"""Runs one page: saves its files, runs its blocks, compares shown output, and counts what became of every block."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Runner(Protocol):
 
 
 @dataclass
-class Played:
+class PageResult:
     """What became of the blocks of a page."""
 
     counts: Counter[str] = field(default_factory=Counter)
@@ -40,28 +40,28 @@ class Played:
     last: Done | None = None
 
 
-def play(page: Path, runner: Runner, skipped: tuple[str, ...] = ("install",)) -> Played:
+def run_page(page: Path, runner: Runner, skipped: tuple[str, ...] = ("install",)) -> PageResult:
     """All blocks of a page in order; those with a mark in ``skipped`` are named only. The first fault ends the page."""
-    played, found = Played(), list(blocks(page.read_text(encoding="utf-8")))
-    played.faults += unused(found)
+    result, found = PageResult(), list(blocks(page.read_text(encoding="utf-8")))
+    result.faults += unused(found)
     for block in found:
         try:
-            kind = _play(block, runner, played, ("not run", *skipped), "results" in page.parts)
+            kind = _run_block(block, runner, result, ("not run", *skipped), "results" in page.parts)
         except (AssertionError, ValueError, SyntaxError) as fault:
-            played.faults.append(f"line {block.line}: {fault}")
+            result.faults.append(f"line {block.line}: {fault}")
             break
-        played.counts[kind] += 1
-    played.faults = [f"{page.relative_to(ROOT)}, {fault}" for fault in played.faults]
-    return played
+        result.counts[kind] += 1
+    result.faults = [f"{page.relative_to(ROOT)}, {fault}" for fault in result.faults]
+    return result
 
 
-def _play(block: Block, runner: Runner, played: Played, skipped: tuple[str, ...], generated: bool) -> str:
+def _run_block(block: Block, runner: Runner, result: PageResult, skipped: tuple[str, ...], generated: bool) -> str:
     """What became of a block."""
     if block.is_output:
-        return _compare(block, runner, played)
+        return _compare(block, runner, result)
     if block.mark in skipped:
-        played.last = None
-        return _name(block)
+        result.last = None
+        return _name(block, runner.folder)
     if block.title:
         (runner.folder / block.title).write_text(block.code, encoding="utf-8")
         return "saved"
@@ -72,25 +72,25 @@ def _play(block: Block, runner: Runner, played: Played, skipped: tuple[str, ...]
         return "shown"
     assert block.kind in ("bash", "python"), f"nobody knows how to run a block of kind '{block.kind}'"
     run = runner.python if block.kind == "python" else runner.serve if block.mark == "server" else runner.bash
-    played.last = run(block.code)
-    assert played.last.code == 0, f"it ended with {played.last.code}\n{played.last.out}\n{played.last.err}"
+    result.last = run(block.code)
+    assert result.last.code == 0, f"it ended with {result.last.code}\n{result.last.out}\n{result.last.err}"
     return "run"
 
 
-def _compare(block: Block, runner: Runner, played: Played) -> str:
-    if played.last is None:
+def _compare(block: Block, runner: Runner, result: PageResult) -> str:
+    if result.last is None:
         return "output of a block that was not run"
-    apart = difference(block.code, played.last.out, runner.folder)
+    apart = difference(block.code, result.last.out, runner.folder)
     assert not apart, f"something else comes out (- shown, + printed):\n{apart}"
     return "compared"
 
 
-def _name(block: Block) -> str:
+def _name(block: Block, folder: Path) -> str:
     if block.kind == "python":
         compile(block.code, f"line {block.line}", "exec")
     for words in commands(block.code) if block.kind == "bash" else ():
         try:
-            check(words)
+            check(words, folder)
         except Exception as fault:
             raise AssertionError(f"{' '.join(words)}: {fault}") from fault
     return "named"
