@@ -75,7 +75,7 @@ class ClientGraphs:
             return []
         if self.compiled is not False and can_compile(training.device):
             step = or_uncompiled(step, lambda tried: self._try(tried, values))
-        count = min(lanes_for(flops), len(training.block)) if training.device.type == "cuda" else 1
+        count = min(lanes_for(flops), len(training.block))
         owners = training.algorithm, training.objective, training.block.data
         return [Lane(step, values, self.precision, owners) for _ in range(count)]
 

@@ -6,7 +6,6 @@ twice, say) is computed once, and one compiler call sees the whole step, with it
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,32 +24,20 @@ Values = dict[str, Any]
 @dataclass
 class TracedStep:
     """``advance`` overwrites some of the values of a step by new ones. ``targets[i]`` is the place of output i among
-    the leaves of all values; values that the step does not change are not written. ``in_place``, if given, does all of
-    this in one call."""
+    the leaves of all values; values that the step does not change are not written."""
 
     graph: fx.GraphModule
     targets: list[int]
-    in_place: Callable[..., Any] | None = None
+    call: Callable[..., Any]
 
     def advance(self, leaves: list[Tensor]) -> None:
         """One step on the leaves of the values, in the order of ``tree_flatten``."""
-        if self.in_place is not None:
-            self.in_place(*leaves)
-        else:
-            fill([leaves[target] for target in self.targets], list(self.graph(*leaves)))
+        fill([leaves[target] for target in self.targets], list(self.call(*leaves)))
 
     def compiled(self) -> TracedStep:
-        """The same step, compiled when it is first called. The graph itself writes the new values, so that the kernels
-        that compute them do."""
-        graph = copy.deepcopy(self.graph)
-        inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
-        output = next(node for node in graph.graph.nodes if node.op == "output")
-        with graph.graph.inserting_before(output):
-            for target, new in zip(self.targets, output.args[0], strict=True):
-                graph.graph.call_function(torch.ops.aten.copy_.default, (inputs[target], new))
-        output.args = ([],)
-        graph.recompile()
-        return TracedStep(self.graph, self.targets, torch.compile(graph, dynamic=False, fullgraph=True))
+        """The same step, compiled when it is first called. New values are returned and then written: a compiled graph
+        that writes them itself lost the write to a scalar."""
+        return TracedStep(self.graph, self.targets, torch.compile(self.graph, dynamic=False, fullgraph=True))
 
     def flops(self, leaves: list[Tensor]) -> int:
         """The floating-point operations of products and convolutions; nothing is computed."""
@@ -79,7 +66,7 @@ def trace(step: Callable[[Values], Values], values: Values) -> TracedStep:
     graph = _graph_of(flat, leaves)
     targets = _without_unchanged(graph.graph, [place for name in written for place in places[name]])
     graph.recompile()
-    return TracedStep(graph, targets)
+    return TracedStep(graph, targets, graph)
 
 
 def can_compile(device: torch.device) -> bool:
