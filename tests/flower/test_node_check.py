@@ -223,3 +223,16 @@ def pandas_frame(x: Any, y: Any, names: list[str]) -> Any:
     import pandas
 
     return pandas.DataFrame(x, columns=names).assign(y=y)
+
+
+def test_a_changed_schema_is_noticed_by_a_process_that_remembers_its_data(tmp_path):
+    from fedalloy.flower.node.data import remembering
+
+    source, spec = table(tmp_path), check_task(SPEC)
+    make = remembering(local_task)
+    first = make(source, 0, spec)
+    assert make(source, 0, spec) is first
+    told = (tmp_path / "schema.toml").read_text()
+    (tmp_path / "schema.toml").write_text(told.replace('["a", "b", "c"]', '["c", "b", "a"]'))
+    again = make(source, 0, spec)
+    assert not torch.equal(again.examples("train").y, first.examples("train").y)

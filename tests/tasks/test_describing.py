@@ -96,3 +96,18 @@ def test_every_part_is_looked_at_for_numbers_that_are_not_finite():
     task = fedalloy.task([(X, [0, 1] * 3)], "logistic")
     task.data("test", torch.tensor([0])).x[0, 0] = torch.inf
     assert task.describe().missing == 1
+
+
+def test_a_task_on_demand_is_shown_after_a_glance():
+    reads: set[int] = set()
+
+    def client(number: int) -> Any:
+        reads.add(number)
+        return X + number, [0, 1] * 3
+
+    task = fedalloy.task(client, "logistic", clients=100_000, classes=2)
+    html = task._repr_html_()
+    assert len(reads) <= 51
+    assert repr(task) == "<task of 100000 clients, read on demand; classification>"
+    assert "<svg" in html
+    assert "100000 (50 looked at)" in html

@@ -192,6 +192,7 @@ def test_a_client_without_examples_is_left_out_and_small_ones_are_told_once(tmp_
         "clients with fewer training examples than a batch of 64"
     ], "what was not said before, and once"
     for run in compared.outcomes:
+        assert run.folder is not None
         assert len(read_run(run.folder).environment["notices"]) == 2, "every record has all"
 
 

@@ -245,3 +245,20 @@ def test_options_for_downloads_are_not_ignored_beside_files_at_hand(tmp_path, fo
     for more, words in options:
         with pytest.raises(DataError, match=words):
             prepare(FetchRequest("tinyshakespeare", given=(path,), **more), folder)
+
+
+def test_two_files_of_one_name_are_not_taken_for_one(tmp_path, folder):
+    for part in ("train", "test"):
+        (tmp_path / part).mkdir()
+        (tmp_path / part / "0000.parquet").write_bytes(b"x")
+    given = tuple(tmp_path / part / "0000.parquet" for part in ("train", "test"))
+    with pytest.raises(DataError, match=r"two files called 0000\.parquet"):
+        prepare(FetchRequest("femnist", given=given), folder)
+
+
+def test_the_part_of_leafs_files_is_a_word_of_their_names():
+    from fedalloy.tasks.unpacking import is_for_testing
+
+    assert is_for_testing(Path("data/all_data_niid_0_keep_0_test_9.json"))
+    assert is_for_testing(Path("test/all_data.json"))
+    assert not is_for_testing(Path("data/latest_train.json"))

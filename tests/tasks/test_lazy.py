@@ -147,6 +147,21 @@ class TestResuming:
         with pytest.raises(CheckpointError, match="files"):
             self.run(data, tmp_path / "run", 4, resume=True)
 
+    def test_the_fingerprint_reads_a_few_clients_and_says_so(self):
+        reads: list[int] = []
+
+        def source(number: int) -> Any:
+            reads.append(number)
+            return client(number, 4)
+
+        task = fedalloy.task(source, "logistic", clients=100_000, classes=2)
+        reads.clear()
+        told = task.fingerprint() or {}
+        assert sorted(set(reads)) == [0, 25_000, 50_000, 74_999, 99_999]
+        assert len(reads) <= 6, "one more for the form of the data"
+        assert told["clients"] == 100_000
+        assert any("does not notice a change in the data of any other client" in one for one in task.notices)
+
     def test_a_witness_is_compared_by_its_contents(self, tmp_path):
         data = self.folder(tmp_path / "data")
         self.run(data, tmp_path / "run", 1)

@@ -29,11 +29,13 @@ from fedalloy.results.runs import by_name, runs_in
 from fedalloy.results.statistics import Band
 from fedalloy.results.summaries import gather
 from fedalloy.studies.compare.comparing import Comparison
-from fedalloy.tasks.describing import Describable
+from fedalloy.tasks.describing import Describable, describe
 from fedalloy.tasks.metrics.direction import higher_is_better
 
 _COLUMNS = {"mean": "mean", "worst_served": "worst 10 %", "best_served": "best 10 %", "gini": "Gini"}
 _REASONS = 5
+_GLANCE = 50
+"""Of data that are read on demand, so many clients are read to show a task; `task.describe()` reads more."""
 """Why runs did not finish: so many reasons are shown."""
 _STYLE = "font-family:system-ui,sans-serif;font-size:13px;max-width:100%;overflow-x:auto"
 
@@ -74,7 +76,7 @@ def _(thing: Comparison) -> str:
 
 @html.register
 def _(thing: Describable) -> str:
-    return _box(repr(thing).strip("<>"), thing.describe()._repr_html_())
+    return _box(repr(thing).strip("<>"), describe(thing, _GLANCE)._repr_html_())
 
 
 def frame(thing: Any, table: str | None) -> Any:

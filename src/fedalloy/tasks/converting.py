@@ -28,7 +28,7 @@ from fedalloy.tasks.converting_heart import convert_heart
 from fedalloy.tasks.converting_sent140 import convert_sent140
 from fedalloy.tasks.converting_speech import convert_speech
 from fedalloy.tasks.datasets.base import third_party
-from fedalloy.tasks.unpacking import MOST_MB, Allowance, Originals, base_name
+from fedalloy.tasks.unpacking import MOST_MB, Allowance, Originals, base_name, is_for_testing
 
 Arrays = dict[str, NDArray[Any]]
 Converted = Mapping[str, Arrays | bytes]
@@ -212,7 +212,7 @@ def _from_leaf(paths: Sequence[Path]) -> Arrays:
         for user in found["users"]:
             mine = found["user_data"][user]
             x = np.rint(np.asarray(mine["x"], dtype=np.float64).reshape(-1, 28, 28) * 255).astype(np.uint8)
-            pieces.append((str(user), "test" in path.name, x, np.asarray(mine["y"], dtype=np.int64)))
+            pieces.append((str(user), is_for_testing(path), x, np.asarray(mine["y"], dtype=np.int64)))
     names = sorted({user for user, *_ in pieces})
     number = {user: place for place, user in enumerate(names)}
     x, y = (np.concatenate([piece[place] for piece in pieces]) for place in (2, 3))

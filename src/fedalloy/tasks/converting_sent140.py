@@ -17,7 +17,7 @@ from typing import Any
 
 from fedalloy.core.errors import DataError
 from fedalloy.tasks.datasets.sent140 import TEST, WHOLE
-from fedalloy.tasks.unpacking import Originals, base_name
+from fedalloy.tasks.unpacking import Originals, base_name, is_for_testing
 
 _LEAST = 30
 """Users with fewer tweets are left out, as in LEAF's set of this name."""
@@ -71,7 +71,7 @@ def _from_leaf(originals: Originals, paths: Sequence[Path]) -> dict[str, bytes]:
             mine = found["user_data"][user]
             some = [(str(user), int(y), str(x[_LEAF_TEXT])) for x, y in zip(mine["x"], mine["y"], strict=True)]
             whole += some
-            test += some if "test" in path.name else []
+            test += some if is_for_testing(path) else []
     numbers = _numbers(whole)
     made = {TEST: _packed(sorted(test, key=lambda one: one[0]), numbers)} if test else {}
     if len(test) < len(whole):

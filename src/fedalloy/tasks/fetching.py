@@ -108,6 +108,11 @@ def _check_given(wish: FetchRequest) -> None:
     """Refuse options that mean nothing for files at hand, and a file with another checksum than the user's."""
     if wish.source is not None or wish.url is not None:
         raise DataError("--from takes files that are here, so nothing is fetched: leave --source and --url out")
+    names = [path.name for path in wish.given]
+    if len({*names}) < len(names):
+        raise DataError(
+            f"--from names two files called {max(names, key=names.count)}; rename one, so that its part shows"
+        )
     if wish.sha256 is None:
         return
     if len(wish.given) > 1:

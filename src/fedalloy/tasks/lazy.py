@@ -16,6 +16,7 @@ from fedalloy.core.fingerprint import VALUES, digest
 from fedalloy.core.inputs import Inputs
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import DataPart, Objective
+from fedalloy.core.showing import Shown
 from fedalloy.core.types import Block, Examples
 from fedalloy.tasks.client_cache import ClientCache, Parts, leaves_of
 from fedalloy.tasks.datasets.base import Dataset, Standardise
@@ -115,8 +116,8 @@ class LazyClients:
         return replace(self, read=lambda client: self.read(order[client]), names=names)
 
 
-@dataclass(frozen=True, eq=False)
-class LazyTask(Describable):
+@dataclass(frozen=True, eq=False, repr=False)
+class LazyTask(Shown, Describable):
     """A model and clients whose data are read on demand, with a cache of ``cache_mb`` megabytes.
 
     A client's split is the one that the same client has in a task in memory. The global test set is the source's, or
@@ -144,6 +145,10 @@ class LazyTask(Describable):
         check_fractions(self.test_fraction, self.valid_fraction)
         if self.noise is not None:
             self._check_noise(self.noise)
+
+    def __repr__(self) -> str:
+        unseen = f" and {self.newcomers} newcomers" if self.newcomers else ""
+        return f"<task of {self.population} clients{unseen}, read on demand; {self.kind or 'any targets'}>"
 
     def _check_noise(self, noise: LabelNoise) -> None:
         if noise.first:

@@ -30,10 +30,12 @@ from fedalloy.tasks.kinds import METRICS, told
 from fedalloy.tasks.lazy import CACHE_MB, LazyClients, LazyTask
 from fedalloy.tasks.noise import as_noise
 from fedalloy.tasks.partitions.base import Partition
+from fedalloy.tasks.partitions.flower_datasets import uses_clients
 from fedalloy.tasks.source import TaskSource, source_of
 from fedalloy.tasks.sources.columns import Columns
 from fedalloy.tasks.sources.hugging_face import Tokenise
-from fedalloy.tasks.sources.opening import SourceOptions, as_loader, open_source
+from fedalloy.tasks.sources.opening import as_loader, open_source
+from fedalloy.tasks.sources.options import SourceOptions
 from fedalloy.tasks.sources.rows import LazyRows
 
 _NO_CLIENTS = f"neither client ids nor a partition are given: {DEFAULT_CLIENTS} clients are drawn iid"
@@ -81,7 +83,8 @@ def task(
     2
     """
     given = build(Columns, columns, "columns") if isinstance(columns, Mapping) else columns
-    options = SourceOptions(ids, given, classes, lazy, tokenise, clients, partition is not None)
+    dealt, natural = partition is not None, uses_clients(partition)
+    options = SourceOptions(ids, given, classes, lazy, tokenise, clients, dealt, natural)
     settings = _settings(settings)
     key, defaults = task_key(settings["seed"]), defaults_of(as_loader(dataset) or dataset)
     opened = open_source(dataset, options, key.fold("dataset"))
@@ -92,8 +95,8 @@ def task(
         said = {"dataset": dataset, "model": model, "partition": partition, "clients": clients, **settings}
         return _made_from(source_of(said) if options.is_default else None, made)
     if isinstance(opened, LazyRows):
-        rule = None if opened.owner is not None else as_partition(partition, opened)  # type: ignore[arg-type]
-        number = clients or (rule.clients_for(None) if rule else None) or DEFAULT_CLIENTS
+        rule = as_partition(partition, opened)  # type: ignore[arg-type]
+        number = clients or rule.clients_for(opened.owner) or DEFAULT_CLIENTS
         opened = opened.deal(rule, number, key.fold("federation"))
     return _lazy_task(opened, model, defaults, key, cache_mb, **settings)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import re
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -115,6 +116,12 @@ class Originals:
                     raise DataError(f"{path}: {member.name} is a sparse file, which has no place in data")
                 file = archive.extractfile(member)
                 yield member.name, b"" if file is None else file.read()
+
+
+def is_for_testing(path: Path) -> bool:
+    """Whether one of LEAF's files is the part for testing: the word is in its name, or it is in the folder ``test``."""
+    words = re.split(r"[^a-z]+", path.stem.lower())
+    return "test" in words or (path.parent.name == "test" and "train" not in words)
 
 
 def base_name(member: str) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedalloy.core.errors import DataError, SpecError, nearest
 from fedalloy.core.keys import Key
@@ -13,6 +13,9 @@ from fedalloy.core.own_code import import_own
 from fedalloy.core.registry import register
 from fedalloy.tasks.datasets.base import Dataset, DatasetLoader, check_count
 from fedalloy.tasks.sources.columns import Columns
+
+if TYPE_CHECKING:
+    from fedalloy.tasks.sources.options import SourceOptions
 
 
 @register("dataset", "callable")
@@ -53,16 +56,19 @@ class FromFunction(DatasetLoader):
 
     def open(self, key: Key) -> Any:
         """Call the function and open what it returns."""
-        return self.open_for(key, None)
+        from fedalloy.tasks.sources.options import SourceOptions  # imports datasets.base
 
-    def open_for(self, key: Key, clients: int | None, dealt: bool = False) -> Any:
-        """The same for a number of clients that the task names."""
-        from fedalloy.tasks.sources.opening import SourceOptions, open_source  # imports datasets.base
+        return self.open_for(key, SourceOptions())
+
+    def open_for(self, key: Key, asked: SourceOptions) -> Any:
+        """The same for the clients and the partition that the task asks for."""
+        from fedalloy.tasks.sources.opening import open_source
 
         tokenise = resolve(self.tokenise) if self.tokenise else None
-        options = SourceOptions(
-            self.ids, self.columns, self.classes, self.lazy, tokenise, clients or self.clients, dealt, self.function
-        )
+        options = replace(
+            asked, ids=self.ids, columns=self.columns, classes=self.classes, lazy=self.lazy, tokenise=tokenise,
+            clients=asked.clients or self.clients, called=self.function,
+        )  # fmt: skip
         return open_source(resolve(self.function), options, key)
 
 

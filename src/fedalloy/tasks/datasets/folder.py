@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from fedalloy.core.errors import DataError
+from fedalloy.core.errors import DataError, SpecError
 from fedalloy.core.keys import Key
 from fedalloy.core.registry import register
 from fedalloy.core.types import Examples
@@ -64,7 +64,9 @@ class Folder(DatasetLoader):
     def _whole(self) -> FolderSource:
         folder = Path(self.path).expanduser()
         columns = self.columns or files.read_schema(folder)
-        return FolderSource(folder, tuple(files.list_clients(folder)), columns, self.classes)
+        made = FolderSource(folder, tuple(files.list_clients(folder)), columns, self.classes)
+        made.check_columns()
+        return made
 
 
 @dataclass(frozen=True)
@@ -81,8 +83,27 @@ class FolderSource:
         """The names of the clients."""
         return tuple(client.name for client in self.clients)
 
+    def check_columns(self) -> None:
+        """Refuse roles of columns that nothing would use: arrays and images have no columns."""
+        parts = [path for client in self.clients for path in client.parts.values()]
+        if self.columns is None or all(files.is_table(path) for path in parts):
+            return
+        tables, images = (any(map(is_one, parts)) for is_one in (files.is_table, files.is_images))
+        idle = self.columns if tables else replace(self.columns, classes=() if images else self.columns.classes)
+        if idle != Columns() and not tables:
+            raise SpecError(
+                f"{self.folder}: columns (or {files.SCHEMA}) say what columns mean, and these files have none; of "
+                "images only 'classes' can be given"
+            )
+        if self.columns.impute != "none":
+            raise SpecError(f"{self.folder}: columns.missing fills tables, and some clients have arrays or images")
+
     def in_memory(self) -> Dataset:
         """All clients' examples."""
+        made = self._in_memory()
+        return replace(made, notices=(*made.notices, *files.unread(self.folder, self.clients)))
+
+    def _in_memory(self) -> Dataset:
         if self._tables():
             return self._from_tables()
         classes = self._class_names()
@@ -112,7 +133,8 @@ class FolderSource:
 
         return LazyClients(
             read, len(self.clients), known, self.names, {"files": self._listing()},
-            "a file of another client whose size did not change", notices=encoded.notices if encoded else (),
+            "a file of another client whose size did not change",
+            notices=(*(encoded.notices if encoded else ()), *files.unread(self.folder, self.clients)),
             impute=self.columns.impute if self.columns else "none",
             encoding=encoded.encoding if encoded else {"label": classes} if classes else None,
             parts=frozenset(part for one in self.clients for part in one.parts),

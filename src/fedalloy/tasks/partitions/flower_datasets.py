@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,7 @@ from fedalloy.core.keys import Key
 from fedalloy.core.registry import register
 from fedalloy.tasks.datasets.base import third_party
 from fedalloy.tasks.partitions.base import Partition, check_clients
+from fedalloy.tasks.partitions.natural import Natural
 
 LABEL, OWNER, ROW = "label", "client", "row"
 """The columns that a partitioner can name: the label of an example, its natural client, its number."""
@@ -84,6 +86,20 @@ def is_partitioner(value: Any) -> bool:
         return value.endswith("Partitioner")
     kinds = type(value).__mro__
     return any(one.__module__.startswith("flwr_datasets.") and one.__name__ == "Partitioner" for one in kinds)
+
+
+def uses_clients(partition: Any) -> bool:
+    """Whether a rule, given as a value, a name or a spec, uses the clients that the data name."""
+    if isinstance(partition, Natural):
+        return True
+    if isinstance(partition, FlowerDatasets):
+        return uses_clients({**partition.arguments, "kind": partition.partitioner})
+    spec = partition if isinstance(partition, Mapping) else {"kind": partition}
+    kind = spec.get("kind")
+    if kind == "flower_datasets":
+        return uses_clients({**spec.get("arguments", {}), "kind": spec.get("partitioner")})
+    by = spec.get("partition_by", getattr(kind, "_partition_by", None))
+    return kind == "natural" or (is_partitioner(kind) and by == OWNER)
 
 
 def _takes_column(kind: Any) -> bool:

@@ -66,10 +66,12 @@ class Columns:
 
 @dataclass(frozen=True, eq=False)
 class Column:
-    """A column: numbers (missing: NaN), or text (missing: None) with the values that the table declares for it."""
+    """A column: numbers (missing: NaN), or text (missing: None) with the values that the table declares for it.
+    ``whole``: the numbers are whole ones, and decimals only because some are missing."""
 
     values: NDArray[Any]
     categories: tuple[str, ...] | None = None
+    whole: bool = False
 
     @property
     def kind(self) -> str:
@@ -91,7 +93,7 @@ class Column:
 
     def take(self, rows: NDArray[Any]) -> Column:
         """Some rows."""
-        return Column(self.values[rows], self.categories)
+        return Column(self.values[rows], self.categories, self.whole)
 
 
 def is_gap(value: Any) -> bool:
@@ -143,6 +145,8 @@ def roles_of(table: Table, columns: Columns, where: str) -> Roles:
 
 def check_features(features: Sequence[str], label: str, columns: Columns, where: str) -> None:
     """Refuse features that have another role as well: a model that sees the label learns nothing else."""
+    if len({*features}) < len(features):
+        raise SpecError(f"{where}: 'features' lists a column twice")
     taken = {"the label": (label,), "the split": (columns.split or "",), "in 'ignore'": columns.ignore}
     for use, names in taken.items():
         both = [name for name in names if name in features]
@@ -161,6 +165,7 @@ def encode(
     """A table as a dataset; ``owner`` and ``part`` are those of every row, unless columns say them."""
     chosen = roles_of(table, columns, where)
     keep, told = _kept(table, columns, chosen, where)
+    _check_label_gaps(table[chosen.label], chosen.label, columns, where)
     if not keep.all():
         table = {name: one.take(keep) for name, one in table.items()}
         owner, part = (None if one is None else one[torch.from_numpy(keep)] for one in (owner, part))
@@ -281,12 +286,25 @@ def _codes(column: Column, values: Sequence[str]) -> NDArray[Any]:
     return np.array(codes, dtype=np.int64)
 
 
+def _check_label_gaps(column: Column, name: str, columns: Columns, where: str) -> None:
+    """Refuse whole numbers that are decimals perhaps only because some are missing: classes would be quantities."""
+    if column.values.dtype.kind != "f" or column.whole or columns.classes or not column.gaps.any():
+        return
+    there = column.values[~column.gaps]
+    if len(there) and bool((there == np.rint(there)).all()):
+        raise DataError(
+            f"{where}: labels are missing in '{name}', and the others are whole numbers of a decimal type, which can "
+            "mean classes or quantities. Drop these rows first and give the type that you mean: "
+            f"frame.dropna(subset=['{name}']).astype({{'{name}': 'int64'}}) for classes, 'float64' for quantities"
+        )
+
+
 def _labels(column: Column, values: Sequence[str] | None, where: str) -> tuple[Any, int | None]:
     if values is not None:
         return _codes(column, values), len(values)
     if column.kind != "number":
         raise DataError(f"{where}: the label column holds {column.kind}, not numbers or text")
-    return column.values, None
+    return (column.values.astype(np.int64) if column.whole else column.values), None
 
 
 def part_of(column: Column, name: str, where: str) -> Tensor:

@@ -23,8 +23,8 @@ from fedalloy.tasks.datasets.archive import read_array, read_arrays
 from fedalloy.tasks.datasets.base import third_party
 from fedalloy.tasks.sources.columns import Column, Columns, Table
 from fedalloy.tasks.sources.frames import from_arrow
-from fedalloy.tasks.sources.hugging_face import stack_images
-from fedalloy.tasks.sources.sql import read_query
+from fedalloy.tasks.sources.hugging_face import pixels_of, stack_images
+from fedalloy.tasks.sources.sql import CONNECTION, read_query
 
 PARTS = ("train", "valid", "test")
 _SPLITS = {*PARTS, "val", "validation"}
@@ -64,6 +64,34 @@ def list_clients(folder: Path) -> list[ClientFiles]:
             "client's folder, or load them in Python and say who has which rows: ids=... or partition=..."
         )
     return [ClientFiles(name, parts_of(path)) for name, path in zip(names, found, strict=True)]
+
+
+def unread(folder: Path, clients: Sequence[ClientFiles]) -> tuple[str, ...]:
+    """A notice about files in a folder that are not read, such as tables of another format."""
+    read = {_top(folder, path) for client in clients for path in client.parts.values()}
+    found = [one for one in sorted(folder.iterdir()) if one not in read and one.name not in (SCHEMA, CONNECTION)]
+    for path in (path for client in clients for path in client.parts.values()):
+        inside = path if path.is_dir() else path.parent
+        found += [one for one in sorted(inside.iterdir()) if not _is_used(one)] if inside != folder else []
+        if is_images(path):
+            found += [one for place in _usable(path) for one in sorted(place.iterdir()) if not _is_image(one)]
+    names = [str(one.relative_to(folder)) for one in dict.fromkeys(found) if not one.name.startswith(".")]
+    if not names:
+        return ()
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return (f"not read, because they are no data of a client: {', '.join(names[:3])}{more}",)
+
+
+def _top(folder: Path, path: Path) -> Path:
+    return folder / path.relative_to(folder).parts[0]
+
+
+def _is_used(path: Path) -> bool:
+    return path.is_dir() or path.suffix.lower() in _FILES or path.name in ("x.npy", "y.npy", SCHEMA, CONNECTION)
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in _IMAGES
 
 
 def parts_of(path: Path) -> dict[str, Path]:
@@ -144,7 +172,7 @@ def class_names(places: Iterable[Path]) -> tuple[str, ...]:
 def image_files(place: Path) -> list[tuple[str, Path]]:
     """The images of a folder with their class, by class and name."""
     folders = sorted(one for one in place.iterdir() if one.is_dir())
-    return [(one.name, file) for one in folders for file in sorted(one.iterdir()) if file.suffix.lower() in _IMAGES]
+    return [(one.name, file) for one in folders for file in sorted(one.iterdir()) if _is_image(file)]
 
 
 def read_images(place: Path, classes: Sequence[str]) -> tuple[Any, Any]:
@@ -164,8 +192,7 @@ def read_picture(file: Path) -> NDArray[Any]:
     library = third_party("PIL.Image", "pillow", "reading images")
     try:
         with library.open(file) as picture:
-            plain = picture if picture.mode in ("L", "RGB") else picture.convert("RGB")
-            return np.asarray(plain)
+            return pixels_of(picture, str(file))
     except (OSError, ValueError, SyntaxError, library.DecompressionBombError) as cause:
         raise DataError(f"{file} is not a readable image: {cause}") from cause
 
@@ -194,9 +221,10 @@ def _typed(cells: list[str]) -> Column:
     except (ValueError, OverflowError):
         pass
     try:
-        return Column(np.array([float(text) if text else np.nan for text in texts], dtype=np.float64))
+        values = np.array([float(text) if text else np.nan for text in texts], dtype=np.float64)
     except ValueError:
         return _as_text(texts)
+    return Column(values, whole=all(text.lstrip("+-").isdecimal() for text in texts if text))
 
 
 def _as_text(texts: list[str]) -> Column:

@@ -31,8 +31,8 @@ def table_of(frame: Any) -> Table:
         return {name: _from_polars(frame[name]) for name in frame.columns}
     if library == "pyarrow":
         return {name: from_arrow(frame.column(name)) for name in frame.column_names}
-    if len(set(frame.columns)) < len(frame.columns):
-        raise DataError("the frame has two columns of the same name; rename one")
+    if len({str(name) for name in frame.columns}) < len(frame.columns):
+        raise DataError("the frame has two columns of the same name (1 and '1' are the same); rename one")
     return {str(name): _from_pandas(frame[name]) for name in frame.columns}
 
 
@@ -47,7 +47,7 @@ def from_arrow(column: Any) -> Column:
         return Column(_objects(column.to_pylist()))
     if kind == "bool" and column.null_count:
         return Column(_floats(column.to_pylist()))
-    return Column(column.to_numpy())
+    return Column(column.to_numpy(), whole="int" in kind and bool(column.null_count))
 
 
 def _from_pandas(series: Any) -> Column:
@@ -55,7 +55,9 @@ def _from_pandas(series: Any) -> Column:
         values = series.astype(object).where(series.notna(), None)
         return Column(_objects(values.tolist()), tuple(map(text_of, series.cat.categories)))
     if series.dtype.kind in "biuf":
-        return Column(series.to_numpy() if not series.isna().any() else series.to_numpy(np.float64, na_value=np.nan))
+        if not series.isna().any():
+            return Column(series.to_numpy())
+        return Column(series.to_numpy(np.float64, na_value=np.nan), whole=series.dtype.kind in "iu")
     if series.dtype.kind in "mM":
         return Column(series.to_numpy())
     return column_of([None if is_gap(value) else value for value in series.astype(object).tolist()])
@@ -70,15 +72,16 @@ def _from_polars(series: Any) -> Column:
     if kind == "Boolean" and series.null_count():
         return Column(_floats(series.to_list()))
     if series.dtype.is_numeric() or kind == "Boolean" or series.dtype.is_temporal():
-        return Column(series.to_numpy())
+        return Column(series.to_numpy(), whole=series.dtype.is_integer() and bool(series.null_count()))
     return column_of(series.to_list())
 
 
 def column_of(values: list[Any]) -> Column:
     """A column of plain values: numbers if all are, otherwise as it is."""
     if all(value is None or isinstance(value, bool | int | float | np.number) for value in values):
-        whole = all(isinstance(value, int) for value in values)
-        return Column(np.array(values, dtype=np.int64) if whole else _floats(values))
+        whole = all(isinstance(value, int | np.integer) for value in values if value is not None)
+        gaps = any(value is None for value in values)
+        return Column(np.array(values, dtype=np.int64) if whole and not gaps else _floats(values), whole=whole and gaps)
     return Column(_objects(values))
 
 

@@ -41,6 +41,12 @@ class HubRows(RowReader):
 
     def read(self, rows: Sequence[int]) -> Pair:
         found = self.dataset[list(rows)]
+        missing = [name for name in (*self.features, self.label) if name not in found]
+        if missing:
+            raise DataError(
+                f"column '{missing[0]}' is not among what the dataset gives, {', '.join(found)}: take its transform "
+                "off (dataset.reset_format()), or map it into columns"
+            )
         arrays = {name: self._feature(name, found[name]) for name in self.features}
         return _together(arrays), self._labels(found[self.label])
 
@@ -194,6 +200,8 @@ def _reader(dataset: Any, columns: Columns, tokenise: Tokenise | None) -> HubRow
     )
     check_features(features, label, columns, "the dataset")
     texts = [name for name in features if kind_of(dataset.features[name]) == "text"]
+    if tokenise is not None and not texts:
+        raise SpecError("tokenise means nothing here, because no feature column holds text; leave it out")
     if texts and tokenise is None:
         raise DataError(
             f"column '{texts[0]}' holds text: give tokenise=, a function from a list of texts to an array of "
@@ -210,7 +218,12 @@ def _class_names(dataset: Any, label: str, columns: Columns) -> tuple[str, ...] 
     feature = dataset.features[label]
     if kind_of(feature) == "class":
         return tuple(feature.names)
-    return tuple(sorted(dataset.unique(label))) if kind_of(feature) == "text" else None
+    if kind_of(feature) != "text":
+        return None
+    found = dataset.unique(label)
+    if None in found:
+        _check_there(_column(dataset, label), label)
+    return tuple(sorted(found))
 
 
 def _together(arrays: dict[str, Any]) -> Any:
@@ -229,7 +242,19 @@ def _together(arrays: dict[str, Any]) -> Any:
 def _images(values: list[Any], name: str) -> NDArray[Any]:
     """Pictures as ``[N, channels, height, width]`` in [0, 1]."""
     _check_there(values, name)
-    return stack_images([np.asarray(value) for value in values], f"column '{name}'")
+    return stack_images([pixels_of(value, f"column '{name}'") for value in values], f"column '{name}'")
+
+
+def pixels_of(picture: Any, where: str) -> NDArray[Any]:
+    """The pixels of a picture, grey or in colour; 16 bits and more are refused, because Pillow would cut them off."""
+    mode = getattr(picture, "mode", None)
+    if mode in (None, "L", "RGB"):
+        return np.asarray(picture)
+    if mode.startswith(("I", "F")):
+        raise DataError(
+            f"{where}: an image has more than 8 bits per pixel (mode {mode}); scale it to 8 bits, or give arrays"
+        )
+    return np.asarray(picture.convert("RGB"))  # palettes and others: their numbers are no colours
 
 
 def stack_images(pictures: Sequence[NDArray[Any]], where: str) -> NDArray[Any]:

@@ -24,7 +24,8 @@ from fedalloy.tasks.sources.client_frames import check_split, frames_of
 from fedalloy.tasks.sources.columns import Columns, Table, category_values, encode, roles_of
 from fedalloy.tasks.sources.frames import library_of, table_of
 from fedalloy.tasks.sources.hugging_face import from_hub
-from fedalloy.tasks.sources.opening import SourceOptions, open_source
+from fedalloy.tasks.sources.opening import open_source
+from fedalloy.tasks.sources.options import SourceOptions
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,10 @@ from fedalloy.tasks.lazy import IN_MEMORY_MB, LazyClients
 from fedalloy.tasks.sources.client_data import examples_of, is_torch_dataset, pooled, read_client
 from fedalloy.tasks.sources.client_frames import frame_with_test, frames_of, lazy_frames, pooled_frames
 from fedalloy.tasks.sources.client_ids import named_ids, owners_of
-from fedalloy.tasks.sources.columns import Columns, encode
+from fedalloy.tasks.sources.columns import encode
 from fedalloy.tasks.sources.frames import is_frame, library_of, table_of
-from fedalloy.tasks.sources.hugging_face import Tokenise, from_flower, from_hub, refuse_stream
+from fedalloy.tasks.sources.hugging_face import from_flower, from_hub, refuse_stream
+from fedalloy.tasks.sources.options import SourceOptions, check_dealt, refuse
 from fedalloy.tasks.sources.rows import DatasetRows, LazyRows, spool
 
 Opened = Dataset | LazyRows | LazyClients
@@ -38,47 +39,9 @@ SOURCES = (
 )
 
 
-@dataclass(frozen=True)
-class SourceOptions:
-    """What a source needs besides itself.
-
-    ``ids`` are the clients of the rows, or the name of the column that holds them, or where rows have no columns
-    ``package.module:function``; ``columns`` the roles of columns;
-    ``classes`` the number of classes where it cannot be known; ``lazy`` whether data are read on demand (default: if
-    they are large); ``tokenise`` a function from a list of texts to numbers; ``clients`` the number of clients, and
-    ``dealt`` whether a partition is given; ``called`` is the name of the function that returned the source.
-    """
-
-    ids: Any = None
-    columns: Columns | None = None
-    classes: int | None = None
-    lazy: bool | None = None
-    tokenise: Tokenise | None = None
-    clients: int | None = None
-    dealt: bool = False
-    called: str = ""
-
-    @property
-    def is_default(self) -> bool:
-        """Whether the source is read as a recipe that names it alone would read it."""
-        return all(one is None for one in (self.ids, self.columns, self.classes, self.lazy, self.tokenise))
-
-    @property
-    def named(self) -> Columns:
-        """The roles of columns, with the column of client ids."""
-        columns = self.columns or Columns()
-        if not isinstance(self.ids, str):
-            return columns
-        if columns.client not in (None, self.ids):
-            raise SpecError(
-                f"ids names the column '{self.ids}' and columns.client '{columns.client}'; give one of them"
-            )
-        return replace(columns, client=self.ids)
-
-
 def open_source(source: Any, options: SourceOptions, key: Key) -> Opened:
     """The examples of any source: in memory, by row or by client."""
-    _check_dealt(options)
+    check_dealt(options)
     loader = as_loader(source)
     if loader is not None:
         return _opened(loader, options, key)
@@ -101,7 +64,8 @@ def open_source(source: Any, options: SourceOptions, key: Key) -> Opened:
     if isinstance(source, Sequence) and not isinstance(source, str | bytes):
         return _from_clients(source, None, options)
     what = f"{options.called} returned" if options.called else "fedalloy.task got"
-    raise DataError(f"{what} {type(source).__name__}; allowed: {SOURCES}")
+    advice = "; give its .dataset" if isinstance(source, torch.utils.data.DataLoader) else ""
+    raise DataError(f"{what} {type(source).__name__}{advice}; allowed: {SOURCES}")
 
 
 def as_loader(source: Any) -> DatasetLoader | None:
@@ -144,7 +108,7 @@ def _opened(loader: DatasetLoader, options: SourceOptions, key: Key) -> Opened:
         raise SpecError(f"{refused[0]}: dataset '{type(loader).__name__}' does not take it; leave it out")
     loader = replace(loader, **given) if given else loader  # type: ignore[type-var]
     asks = getattr(loader, "open_for", None)
-    made: Opened = asks(key, options.clients, options.dealt) if asks else loader.open(key)
+    made: Opened = asks(key, options) if asks else loader.open(key)
     return _with_ids(made, options) if "ids" not in given and isinstance(made, Dataset) else made
 
 
@@ -160,11 +124,6 @@ def _with_ids(data: Dataset, options: SourceOptions) -> Dataset:
     return replace(data, owner=owner, names=names)
 
 
-def _check_dealt(options: SourceOptions) -> None:
-    if options.ids is not None and options.dealt:
-        raise SpecError("ids and partition both say which client has which rows; give one of them")
-
-
 def _from_frame(frame: Any, options: SourceOptions) -> Dataset:
     table = table_of(frame)
     rows = len(next(iter(table.values())).values) if table else 0
@@ -172,7 +131,7 @@ def _from_frame(frame: Any, options: SourceOptions) -> Dataset:
         raise DataError("the frame has no rows")
     by_row = options.ids is not None and not isinstance(options.ids, str)
     owner, names = owners_of(options.ids, rows, frame) if by_row else (None, None)
-    _refuse(options, "a frame", "tokenise")
+    refuse(options, "a frame", "tokenise", "lazy")
     made = encode(table, options.named, "the frame", owner, names=names)
     return made if options.classes is None else replace(made, classes=options.classes)
 
@@ -191,7 +150,7 @@ def _from_hub(source: Any, options: SourceOptions) -> LazyRows:
 
 
 def _from_torch(source: Any, options: SourceOptions) -> LazyRows:
-    _refuse(options, "a torch Dataset", "tokenise", "columns")
+    refuse(options, "a torch Dataset", "tokenise", "columns")
     given = named_ids(options.ids)
     find = given if callable(given) else None
     if isinstance(source, torch.utils.data.IterableDataset):
@@ -250,7 +209,7 @@ def _lazy(
     read: Callable[[int], Any], clients: int, names: Sequence[str] | None, options: SourceOptions, called: str
 ) -> Dataset | LazyClients:
     """Clients that are read one by one; with ``lazy = False`` all at once."""
-    _refuse(options, called, "tokenise")
+    refuse(options, called, "tokenise")
 
     def who(number: int) -> str:
         return f"client '{names[number]}'" if names is not None else f"client {number}"
@@ -263,7 +222,7 @@ def _lazy(
         return _in_memory([value(number) for number in range(clients)], names, options)
     framed = frames_of(value(0)) is not None
     if not framed:
-        _refuse(options, f"{called}, which returns arrays", "columns")
+        refuse(options, f"{called}, which returns arrays", "columns")
 
     def client(number: int) -> Mapping[str, Examples]:
         return examples_of(read_client(value(number), who(number)), who(number))
@@ -295,7 +254,11 @@ def _from_mapping(source: Mapping[Any, Any], options: SourceOptions) -> Opened:
             f"the mapping with the keys {' and '.join(sorted(map(str, keys)))} can mean clients of these names, or one "
             "set of examples. For clients give a list, for one set say who has which rows: ids=... or partition=..."
         )
-    return _from_clients(source, tuple(map(str, source)), options)
+    names = tuple(map(str, source))
+    if len({*names}) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise DataError(f"two clients are called '{twice}' (1 and '1' are the same name); rename one")
+    return _from_clients(source, names, options)
 
 
 def _pool(source: Mapping[Any, Any], options: SourceOptions) -> Dataset:
@@ -312,7 +275,7 @@ def _pool(source: Mapping[Any, Any], options: SourceOptions) -> Dataset:
 
 def _pool_frames(source: Mapping[Any, Any], options: SourceOptions) -> Dataset:
     """A frame for training, of which every client has some rows, and one with a common test set."""
-    _refuse(options, "frames", "tokenise")
+    refuse(options, "frames", "tokenise", "lazy")
     owner, names = None, None
     if options.ids is not None and not isinstance(options.ids, str):
         owner, names = owners_of(options.ids, len(source["train"]), source["train"])
@@ -343,7 +306,7 @@ def _from_tuple(source: tuple[Any, ...], options: SourceOptions) -> Opened:
 
 
 def _arrays(x: Any, y: Any, options: SourceOptions) -> Dataset:
-    _refuse(options, "arrays", "tokenise", "columns")
+    refuse(options, "arrays", "tokenise", "columns", "lazy")
     features, labels = as_pair(x, y, "the arrays")
     classes = options.classes
     if classes is None:
@@ -359,7 +322,7 @@ def _from_clients(source: Any, names: tuple[str, ...] | None, options: SourceOpt
             f"a {type(source).__name__} gives every client its data, so it takes neither ids nor partition. To pool "
             "examples, give arrays: (x, y)"
         )
-    _refuse(options, f"a {type(source).__name__}", "tokenise")
+    refuse(options, f"a {type(source).__name__}", "tokenise")
     if not len(source):
         raise DataError("there are no clients: give at least one pair (x, y)")
     keys = list(source) if isinstance(source, Mapping) else range(len(source))
@@ -372,16 +335,9 @@ def _in_memory(values: list[Any], names: Sequence[str] | None, options: SourceOp
     frames = [found for found in map(frames_of, values) if found is not None]
     if len(frames) == len(values):
         return pooled_frames(frames, names, options.named, options.classes)
-    _refuse(options, "clients' arrays", "columns")
+    refuse(options, "clients' arrays", "columns")
     if any(isinstance(value, int | float | np.generic) for value in values):
         raise DataError(
             "the list holds numbers; give one pair (x, y) per client, or arrays (x, y) with ids or partition"
         )
     return pooled(values, names, options.classes)
-
-
-def _refuse(options: SourceOptions, what: str, *names: str) -> None:
-    """Refuse options that this kind of source would ignore."""
-    for name in names:
-        if getattr(options, name) is not None:
-            raise SpecError(f"{name} means nothing for {what}; leave it out")

@@ -24,6 +24,7 @@ from fedalloy.tasks import locate
 from fedalloy.tasks.datasets.base import Dataset, as_pair, counted_classes
 from fedalloy.tasks.lazy import LazyClients
 from fedalloy.tasks.partitions.base import Partition
+from fedalloy.tasks.partitions.natural import Natural
 from fedalloy.tasks.sources.client_data import PARTS, Pair, stack_rows
 
 _AT_ONCE = 4096
@@ -125,17 +126,18 @@ class LazyRows:
     encoding: Mapping[str, tuple[str, ...]] | None = None
     unnoticed: str = "a change in the rows of any other client"
 
-    def deal(self, rule: Partition | None, clients: int | None, key: Key) -> LazyClients:
+    def deal(self, rule: Partition, clients: int, key: Key) -> LazyClients:
         """The clients: the owners' rows, or those that a partition gives them (``key`` as in ``federate``)."""
-        labels = None
-        if self.owner is not None:
+        labels, names = None, self.names
+        natural = isinstance(rule, Natural) and self.owner is not None
+        if natural and self.owner is not None and clients == len(self.owner.unique()) == int(self.owner.max()) + 1:
             order, size = self.owner.argsort(stable=True), torch.bincount(self.owner)
         else:
-            assert rule is not None
-            assert clients is not None
-            labels = self.reader.labels()
-            hands = rule.assign(labels, clients, key.fold("partition"), None)
+            labels = self.owner if natural else self.reader.labels()
+            assert labels is not None
+            hands = rule.assign(labels, clients, key.fold("partition"), self.owner)
             order, size = torch.cat(hands), torch.tensor([len(hand) for hand in hands])
+            names, labels = self._names_of(hands), None if natural else labels
         classes = self.classes if self.classes is not None else _classes(labels, self.reader)
         start = size.cumsum(0) - size
 
@@ -144,9 +146,17 @@ class LazyRows:
 
         identity = {"rows": len(self.reader), "order": order, "sizes": size, "part": self.part}
         return LazyClients(
-            read, len(size), classes, self.names, identity, self.unnoticed, notices=self.notices,
+            read, len(size), classes, names, identity, self.unnoticed, notices=self.notices,
             encoding=self.encoding, test=self.test, parts=self._known_parts(),
         )  # fmt: skip
+
+    def _names_of(self, hands: Sequence[Tensor]) -> tuple[str, ...] | None:
+        """The natural names, if every client is exactly one natural client."""
+        if self.names is None or self.owner is None:
+            return None
+        owners = [tuple(self.owner[rows].unique().tolist()) for rows in hands]
+        single = all(len(owner) == 1 for owner in owners) and len({*owners}) == len(owners)
+        return tuple(self.names[owner[0]] for owner in owners) if single else None
 
     def _known_parts(self) -> frozenset[str]:
         if self.part is None:

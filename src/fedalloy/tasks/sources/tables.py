@@ -21,8 +21,22 @@ def join_tables(tables: Sequence[Table], columns: Columns, paths: Sequence[Path]
     first = roles_of(tables[0], columns, str(paths[0]))
     for table, path in zip(tables, paths, strict=True):
         check_columns(roles_of(table, columns, str(path)), first, path)
+    _check_labels([table[first.label] for table in tables], paths)
     names = [name for name in (first.label, *first.features, first.client, first.split) if name is not None]
     return {name: _below([table[name] for table in tables]) for name in names}
+
+
+def _check_labels(columns: Sequence[Column], paths: Sequence[Path]) -> None:
+    """Refuse labels that are whole numbers in one table and decimals in another: all would be quantities."""
+    kinds: dict[str, Path] = {}
+    for column, path in zip(columns, paths, strict=True):
+        if not column.gaps.all() and column.kind == "number":
+            kinds.setdefault("decimals" if column.values.dtype.kind == "f" and not column.whole else "whole", path)
+    if len(kinds) > 1:
+        raise DataError(
+            f"labels are whole numbers in {kinds['whole']} and decimals in {kinds['decimals']}; write them alike: "
+            "whole numbers for classes, decimals for quantities"
+        )
 
 
 def check_columns(found: Roles, first: Roles, path: Path) -> None:
@@ -87,7 +101,8 @@ class TableReader:
             )
         fixed = replace(columns, label=chosen.label, features=chosen.features)
         given = len(columns.classes) if columns.classes else None
-        quantity = 0 if table[chosen.label].values.dtype.kind == "f" else None
+        label = table[chosen.label]
+        quantity = 0 if label.values.dtype.kind == "f" and not label.whole else None
         told = (chosen.in_words(table), *_gaps_told(columns))
         return TableReader(columns, fixed, chosen, given or quantity, values or None, told)
 
@@ -126,4 +141,6 @@ def _below(columns: Sequence[Column]) -> Column:
     kinds = {column.values.dtype.kind for column in columns}
     if "O" in kinds and len(kinds) > 1:  # a column of text that is empty, or only numbers, in some files
         columns = [Column(column.values.astype(object)) for column in columns]
-    return Column(np.concatenate([column.values for column in columns]), categories)
+    values = np.concatenate([column.values for column in columns])
+    whole = values.dtype.kind == "f" and all(column.whole or column.values.dtype.kind in "iu" for column in columns)
+    return Column(values, categories, whole)
