@@ -3,11 +3,11 @@
 ``python scripts/notebooks.py [NAME ...]`` executes them and writes new outputs where they have changed;
 ``--check`` writes nothing and fails if a committed output is not what comes out. Times, addresses and temporary folders
 are masked, and pictures are compared by their pixels. Each notebook runs in an empty folder, with one thread, without
-the user's data, caches and settings of Jupyter.
+the user's caches and settings of Jupyter.
 
 Trained numbers differ in their last digits between processors and versions of libraries, and what is printed may
-follow. A notebook therefore remembers what it was made with. Where that differs, only the kinds of outputs are
-compared, and this is said.
+follow. A notebook therefore remembers what it was made with, data that had to be fetched included. Where that
+differs, only the kinds of outputs are compared, and this is said.
 """
 
 from __future__ import annotations
@@ -31,11 +31,14 @@ from typing import Any
 import nbformat
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "src"))
 FOLDER = ROOT / "examples" / "notebooks"
 FAST = ("your-arrays", "your-weighting")
 """Those that run with the tests."""
 MOST_SECONDS = 300
 SEEN = ("torch", "numpy", "pandas", "matplotlib", "scikit-learn", "transformers", "peft")
+_CHATTER = ("IProgress not found", "`is_gradient_checkpointing` is deprecated")
+"""Warnings of libraries about each other, which are no part of a notebook."""
 _COLOURS = re.compile(r"\x1b\[[\d;]*m")
 _MASKS = (
     (re.compile(r"[\d.]+ rounds/s"), "# rounds/s"),
@@ -101,13 +104,15 @@ def execute(notebook: Any) -> Any:
         place = {"metadata": {"path": str(work)}}
         # A socket in the folder: nobody else on this machine can talk to the kernel.
         sockets = {} if os.name == "nt" else {"transport": "ipc", "ip": str(Path(scratch) / "kernel")}
-        # Lines that are printed one after the other are one output, however fast they come.
-        config = Config(KernelManager=sockets, NotebookClient={"coalesce_streams": True})
-        client = NotebookClient(made, config=config, kernel_name="python3", timeout=MOST_SECONDS, resources=place)
+        # What a cell prints is one output, however fast it comes.
+        client = NotebookClient(
+            made, config=Config(KernelManager=sockets), kernel_name="python3", timeout=MOST_SECONDS, resources=place,
+            coalesce_streams=True,
+        )  # fmt: skip
         client.execute(env=_environment(Path(scratch)))
     for cell in made.cells:
         cell.metadata.pop("execution", None)  # when each cell was run
-    made.metadata["fedalloy"] = made_with()
+    made.metadata["fedalloy"] = made_with(made)
     return made
 
 
@@ -122,11 +127,19 @@ def bare(notebook: Any) -> Any:
 
 
 def _environment(scratch: Path) -> dict[str, str]:
-    own = {"IPYTHONDIR": "ipython", "JUPYTER_CONFIG_DIR": "jupyter", "XDG_CACHE_HOME": "cache", "FEDALLOY_DATA": "data"}
+    own = {"IPYTHONDIR": "ipython", "JUPYTER_CONFIG_DIR": "jupyter", "XDG_CACHE_HOME": "cache"}
     return {
-        **os.environ, **{name: str(scratch / place) for name, place in own.items()},
+        **os.environ, **{name: str(scratch / place) for name, place in own.items()}, "FEDALLOY_DATA": str(data_folder()),
         "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONHASHSEED": "0",
+        "PYTHONWARNINGS": ",".join(f"ignore:{said}" for said in _CHATTER),
     }  # fmt: skip
+
+
+def data_folder() -> Path:
+    """Where fetched data are, before the caches are hidden from a notebook."""
+    from fedalloy.tasks.locate import folders
+
+    return folders()[0].absolute()
 
 
 def differences(committed: Any, done: Any) -> list[str]:
@@ -182,14 +195,23 @@ def alike(one: bytes, other: bytes) -> bool:
     return first.shape == second.shape and float(np.abs(first - second).mean()) < 1.0
 
 
-def made_with() -> dict[str, str]:
-    """What printed numbers depend on: versions of libraries, and how this machine computes, to the last bit."""
-    return {**{name: version(name).partition("+")[0] for name in SEEN}, "arithmetic": _arithmetic()}
+def made_with(notebook: Any) -> dict[str, str]:
+    """What printed numbers depend on: versions of libraries, how this machine computes, to the last bit, and files that
+    the notebook asks for."""
+    code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
+    files = {name: "here" if _fetched(name) else "absent" for name in re.findall(r'look\("([\w.]+)"\)', code)}
+    return {**{name: version(name).partition("+")[0] for name in SEEN}, "arithmetic": _arithmetic(), **files}
+
+
+def _fetched(name: str) -> Path | None:
+    from fedalloy.tasks.locate import look
+
+    return look(name)
 
 
 def made_elsewhere(notebook: Any) -> str:
     """Why the numbers of a notebook cannot be expected here; empty if they can."""
-    was, now = notebook.metadata.get("fedalloy", {}), made_with()
+    was, now = notebook.metadata.get("fedalloy", {}), made_with(notebook)
     other = [f"{name} was {was.get(name, 'unknown')} and is {now[name]}" for name in now if was.get(name) != now[name]]
     return "; ".join(other)
 

@@ -48,6 +48,34 @@ def test_a_saved_model_fills_the_users_module(result, task, tmp_path):
         fedalloy.load(tmp_path / "kept").module(nn.Linear(3, 3))
 
 
+class Tied(nn.Module):
+    """Two layers with one weight, as embedding and output of language models have it, on a frozen base."""
+
+    def __init__(self, inputs, classes):
+        super().__init__()
+        self.base, self.head = nn.Linear(inputs, 6), nn.Linear(6, classes)
+        self.one, self.other = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.other.weight = self.one.weight
+        self.base.requires_grad_(False)
+
+    def forward(self, x):
+        return self.head(self.other(self.one(self.base(x)).relu()).relu())
+
+
+def test_tied_leaves_are_saved_once_and_frozen_ones_are_the_modules_own(tmp_path):
+    task = fedalloy.task("synthetic", Tied(60, 10), clients=3)
+    result = fedalloy.fit("fedavg", task, rounds=1, engine="loop")
+    kept = fedalloy.load(result.save(tmp_path / "kept"))
+    again = Tied(60, 10)
+    again.base.load_state_dict(result.module().base.state_dict())
+    x = task.test.x[:5]
+    torch.testing.assert_close(kept.module(again)(x), result.predict(x))
+    with pytest.raises(SpecError, match=r"no weights for base\.weight, base\.bias; freeze what was not trained"):
+        kept.module(Tied(60, 10).requires_grad_())
+    with pytest.raises(SpecError, match=r"it has no one\.weight"):
+        kept.module(nn.Sequential())
+
+
 def test_predictions_are_those_of_the_module(result, personal, task):
     x = task.test.x
     torch.testing.assert_close(result.predict(x), result.module()(x).detach())

@@ -57,12 +57,19 @@ class SavedResult:
         return iter(self.rows)
 
     def module(self, module: Module, client: int | None = None) -> Module:
-        """Your module with the saved weights, in evaluation mode; its leaves must be those of the saved model."""
+        """Your module with the saved weights, in evaluation mode. Its trainable leaves must be those of the saved
+        model; frozen ones (``requires_grad = False``) and constant buffers are not saved, and stay as they are."""
         wanted = self.model if client is None else self._own(client)
+        not_its = f"{type(module).__name__} is not the model that was saved"
+        if missing := _missing(module, wanted):
+            advice = "freeze what was not trained (requires_grad = False)"
+            raise SpecError(f"{not_its}: no weights for {', '.join(missing[:3])}; {advice}")
+        if strange := [name for name in wanted if name not in module.state_dict()]:
+            raise SpecError(f"{not_its}: it has no {', '.join(strange[:3])}")
         try:
-            module.load_state_dict(dict(wanted))
+            module.load_state_dict(dict(wanted), strict=False)
         except RuntimeError as error:
-            raise SpecError(f"{type(module).__name__} is not the model that was saved: {error}") from None
+            raise SpecError(f"{not_its}: {error}") from None
         return module.eval()
 
     def _own(self, client: int) -> Tree:
@@ -70,6 +77,13 @@ class SavedResult:
             known = ", ".join(map(str, self.clients)) or "none"
             raise SpecError(f"the model of client {client} was not saved; saved clients: {known}")
         return self.clients[client]
+
+
+def _missing(module: nn.Module, given: Tree) -> list[str]:
+    """The trainable leaves of a module without saved values; tied leaves are saved once, under either name."""
+    leaves = dict(module.named_parameters(remove_duplicate=False))
+    tied = {id(leaf) for name, leaf in leaves.items() if name in given}
+    return [name for name, leaf in leaves.items() if leaf.requires_grad and id(leaf) not in tied]
 
 
 def write(folder: Path, told: Mapping[str, Any], model: Tree, clients: Mapping[int, Tree]) -> Path:
