@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
@@ -101,6 +102,28 @@ class Work:
     epochs: Tensor
     active: Tensor
 
+    @cached_property
+    def clients(self) -> list[int]:
+        """The ids as numbers."""
+        return self.ids.tolist()
+
+    @cached_property
+    def all_active(self) -> bool:
+        """Whether every link works."""
+        return bool(self.active.all())
+
+    @cached_property
+    def ascending(self) -> bool:
+        """Whether the ids are in ascending order, without repetition."""
+        return bool((self.ids[1:] > self.ids[:-1]).all())
+
+    @staticmethod
+    def undisturbed(ids: Tensor) -> Work:
+        """Work for ``ids``, which must be in ascending order, with the solver's epochs and all links working."""
+        work = Work(ids, *_defaults(len(ids)))
+        work.__dict__.update(all_active=True, ascending=True)
+        return work
+
     @staticmethod
     def of(ids: Tensor, epochs: Tensor | None = None, active: Tensor | None = None) -> Work:
         """Work for ``ids`` (sorted here); by default with the solver's epochs and all links working."""
@@ -110,11 +133,25 @@ class Work:
         return Work(ids[order], epochs, active)
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return self.ids.shape[0]
 
     def rows(self, index: Tensor | slice) -> Work:
         """Part of the cohort."""
         return Work(self.ids[index], self.epochs[index], self.active[index])
+
+
+def _defaults(clients: int) -> tuple[Tensor, Tensor]:
+    """Epochs and links of undisturbed work, the same in every round; made again if somebody wrote into them."""
+    epochs, active = _kept_defaults(clients)
+    if epochs._version or active._version:
+        _kept_defaults.cache_clear()
+        return _kept_defaults(clients)
+    return epochs, active
+
+
+@lru_cache(8)
+def _kept_defaults(clients: int) -> tuple[Tensor, Tensor]:
+    return torch.tensor([-1]).repeat(clients), torch.tensor([True]).repeat(clients)
 
 
 @dataclass(frozen=True)

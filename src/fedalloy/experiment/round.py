@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -23,6 +21,7 @@ from fedalloy.core.task import check_task
 from fedalloy.core.traffic import bytes_down, cross_bytes
 from fedalloy.core.types import Cohort, Context, Contributions, State, Work
 from fedalloy.experiment.config import RunConfig
+from fedalloy.experiment.sampling import UniformSampling, all_available
 from fedalloy.experiment.sizes import KnownSizes
 
 MEGABYTE = 1e6
@@ -33,15 +32,19 @@ class Stopwatch:
     """The time of every phase of a round; the only part of a run that uses the clock."""
 
     seconds: dict[str, float] = field(default_factory=dict)
+    _phase: str = field(default="", init=False, repr=False)
+    _begin: float = field(default=0.0, init=False, repr=False)
 
-    @contextmanager
-    def time(self, phase: str) -> Iterator[None]:
-        """Add the time spent inside to ``phase``."""
-        begin = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - begin
+    def time(self, phase: str) -> Stopwatch:
+        """Add the time spent inside to ``phase``; phases are not nested."""
+        self._phase, self._begin = phase, time.perf_counter()
+        return self
+
+    def __enter__(self) -> None:
+        """The phase has begun."""
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds[self._phase] = self.seconds.get(self._phase, 0.0) + time.perf_counter() - self._begin
 
 
 @dataclass(frozen=True)
@@ -97,25 +100,28 @@ def run_round(
             local_lr=fed.algorithm.solver.lr_at(round, fed.config.rounds),
             rounds=fed.config.rounds,
         )
-        known = _known(fed, store, work.ids)
-        states = _with_new(fed, state, known, work.ids, round)
+        known = _known(fed, store, work.clients)
+        states = _with_new(fed, state, known, work.clients, round)
         _read_ahead(fed, round + 1)
     with watch.time("clients"):
         outcome = _run(fed, state, states, work, ctx)
     with watch.time("server"):
-        cohort = recounted(fed.algorithm, outcome.cohort, work, ctx, sizes.limits(outcome.cohort.ids))
+        limits = sizes.limits(outcome.cohort.ids)
+        cohort = recounted(fed.algorithm, outcome.cohort, work, ctx, limits)
         cohort, late, seconds = _without_stragglers(fed, cohort, state["shared"])
-        absent = sorted({*absent, *outcome.failures, *(() if fed.resends else late)})
+        if outcome.failures or late:
+            absent = sorted({*absent, *outcome.failures, *(() if fed.resends else late)})
         down = _sent_down(fed, state["shared"], work, known, outcome, cohort)
         cohort = _cross(fed, state["shared"], cohort)
-        seen, limits = replace(ctx, absent=tuple(absent)) if absent else ctx, sizes.limits(cohort.ids)
+        seen = replace(ctx, absent=tuple(absent)) if absent else ctx
+        limits = limits if cohort.ids is outcome.cohort.ids else sizes.limits(cohort.ids)
         step = server_step(fed.algorithm, state, cohort, seen, fed.config.max_norm, limits)
-        sizes.learn(cohort)
+        sizes.learn(cohort, limits)
     if fed.algorithm.stateful:
         with watch.time("store"):
             store.put(round, _counted(outcome, work, late, step))
     row = {"round": round, **_describe(fed.algorithm, state, work, cohort, step, outcome, down)}
-    resent = sorted({*_silent(work), *(late if fed.resends else ())})
+    resent = [] if work.all_active and not late else sorted({*_silent(work), *(late if fed.resends else ())})
     row |= {"simulated_seconds": seconds, "absent": absent, "late": late, "resent": resent}
     row |= {"idle": list(step.idle), "refusal": step.refusal}
     return RoundResult(step, row)
@@ -128,8 +134,11 @@ def known_sizes(fed: Federation) -> KnownSizes:
 
 def _assign(fed: Federation, round: int, key: Key) -> tuple[Work, list[int]]:
     """The cohort's work, and the sampled clients that cannot answer."""
-    devices = fed.config.devices
-    ids = fed.config.sampling.choose(
+    devices, sampling = fed.config.devices, fed.config.sampling
+    if devices.undisturbed:
+        ids = sampling.choose(fed.task, round, key.fold("sample"), all_available)
+        return Work.undisturbed(ids) if type(sampling) is UniformSampling else Work.of(ids), []  # those are sorted
+    ids = sampling.choose(
         fed.task, round, key.fold("sample"), lambda some: devices.available(some, key.fold("available"))
     )
     links, epochs = devices.links(ids, key.fold("links")), devices.epochs_for(ids, key.fold("epochs"))
@@ -148,18 +157,18 @@ def client_states(
     fed: Federation, state: ServerState, store: ClientStore, ids: Tensor, round: int = 0
 ) -> dict[int, State]:
     """Every client's state; a client without one gets its initial state."""
-    return _with_new(fed, state, _known(fed, store, ids), ids, round)
+    clients = ids.tolist()
+    return _with_new(fed, state, _known(fed, store, clients), clients, round)
 
 
-def _known(fed: Federation, store: ClientStore, ids: Tensor) -> dict[int, State]:
+def _known(fed: Federation, store: ClientStore, clients: list[int]) -> dict[int, State]:
     """The stored states, for algorithms whose clients keep one."""
-    return store.get(ids.tolist()) if fed.algorithm.stateful or fed.engine.clients_keep_states else {}
+    return store.get(clients) if fed.algorithm.stateful or fed.engine.clients_keep_states else {}
 
 
 def _with_new(
-    fed: Federation, state: ServerState, known: dict[int, State], ids: Tensor, round: int
+    fed: Federation, state: ServerState, known: dict[int, State], clients: list[int], round: int
 ) -> dict[int, State]:
-    clients = ids.tolist()
     if fed.engine.clients_keep_states:
         return {client: {} for client in clients} | known
     new, shared, algorithm = fed.new_clients, state["shared"], fed.algorithm
@@ -194,7 +203,7 @@ def _sent_down(
     """What was sent to the clients: their orders, and the models of others where these are cross-scored."""
     orders = outcome.bytes_down
     if orders is None:
-        strangers = sum(client not in known for client in work.ids.tolist()) if known else len(work)
+        strangers = sum(client not in known for client in work.clients) if known else len(work)
         orders = bytes_down(fed.algorithm, shared, len(work), strangers)
     return orders + cross_bytes(fed.algorithm, shared, cohort)
 
@@ -225,7 +234,7 @@ def _counted(outcome: Outcome, work: Work, late: list[int], step: ServerStep) ->
 
 def _silent(work: Work) -> list[int]:
     """The clients whose link failed."""
-    return [] if bool(work.active.all()) else work.ids[~work.active].tolist()
+    return [] if work.all_active else work.ids[~work.active].tolist()
 
 
 def _describe(
@@ -239,14 +248,16 @@ def _describe(
 ) -> dict[str, Any]:
     """The row of ``rounds.jsonl``: a function of the seed alone, never of the clock. Where something other than a
     model is exchanged, ``bytes_model`` is what the model would have cost in each direction."""
-    came = len(cohort)
-    counted = torch.isin(cohort.ids, step.ids) if len(step.ids) < came else slice(None)
+    came, stats = len(cohort), cohort.stats
+    if len(step.ids) < came:
+        counted = torch.isin(cohort.ids, step.ids)
+        stats = {name: stats[name][counted] for name in ("num_steps", "train_loss")}
     model = {} if algorithm.target == "params" else {"bytes_model": _model_bytes(state) * len(work)}
     return model | {
-        "ids": step.ids.tolist(),
+        "ids": work.clients if step.ids is work.ids else step.ids.tolist(),
         "weights": _plain(step.weights),
-        "num_steps": cohort.stats["num_steps"][counted].tolist() if came else [],
-        "train_loss": _mean(cohort.stats["train_loss"][counted]) if came else None,
+        "num_steps": stats["num_steps"].tolist() if came else [],
+        "train_loss": _mean(stats["train_loss"]) if came else None,
         "bytes_up": int(outcome.cohort.stats["bytes_up"].sum()) if len(outcome.cohort) else 0,
         "bytes_down": down,
         "dropped": {str(client): why for client, why in {**outcome.failures, **step.dropped}.items()},
