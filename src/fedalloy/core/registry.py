@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from importlib.metadata import entry_points
 from types import ModuleType
@@ -31,6 +31,7 @@ from typing import Any, Literal, TypeVar, cast
 
 from fedalloy.core.arguments import guard
 from fedalloy.core.errors import RegistryError, nearest
+from fedalloy.core.search import Range
 
 Rule = TypeVar("Rule", bound=Callable[..., Any])
 
@@ -62,6 +63,7 @@ _rules: dict[str, dict[str, Callable[..., Any]]] = {category: {} for category in
 _aliases: dict[str, dict[str, str]] = {category: {} for category in CATEGORIES}
 _loaded: set[str] = set()
 _directions: dict[str, bool | None] = {}
+_searches: dict[str, dict[str, Mapping[str, Range]]] = {category: {} for category in CATEGORIES}
 
 
 def register(
@@ -70,12 +72,14 @@ def register(
     *,
     aliases: Sequence[str] = (),
     higher_is_better: bool | Literal["unsaid"] | None = "unsaid",
+    search: Mapping[str, Range] | None = None,
 ) -> Callable[[Rule], Rule]:
     """Register a rule under ``name``; a second rule of the same name is refused. Its arguments are checked from then on
     (:mod:`fedalloy.core.arguments`). ``aliases`` find the rule too, but records and specs use its name.
 
     A metric declares its direction: ``higher_is_better`` is True, False, or None for a number without a direction
-    (a count). Such a metric is recorded, but cannot be used for tuning, targets or early stopping.
+    (a count). Such a metric is recorded, but cannot be used for tuning, targets or early stopping. ``search`` has the
+    ranges of those arguments that are worth tuning (:mod:`fedalloy.core.search`).
     """
     _check_direction(category, name, higher_is_better)
     _check_aliases(category, name, aliases)
@@ -92,6 +96,7 @@ def register(
             rule if category in _UNGUARDED else guard(rule, f"{category} '{name}'", lambda: settings_of(category))
         )
         _aliases[category].update(dict.fromkeys(aliases, name))
+        _searches[category][name] = search or {}
         if higher_is_better != "unsaid":
             _directions[name] = higher_is_better
         return cast(Rule, rules[name])
@@ -122,6 +127,11 @@ def direction(metric: str) -> bool | None:
     """Whether a higher value of a metric is better, as registered; None if it has no direction or is unknown."""
     everything("metric")
     return _directions.get(metric)
+
+
+def search_of(category: str, name: str) -> Mapping[str, Range]:
+    """The ranges that a rule declares for its arguments, by argument; none for an unknown rule."""
+    return _searches[category].get(canonical(category, name), {})
 
 
 def canonical(category: str, name: str) -> str:

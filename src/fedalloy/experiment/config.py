@@ -25,7 +25,8 @@ class RunConfig:
     ``target`` is a value of ``target_metric``, of its mean over clients or (``target_on = "global"``) on the global
     test set: the round that reaches it is recorded and, with ``stop_at_target``, ends the run. ``patience`` ends a
     run whose metric has not improved for that many evaluations. ``evaluate_clients`` scores only that many clients,
-    drawn once. ``checkpoint_every`` is in seconds. ``max_norm`` drops longer updates, ``max_examples`` clients that
+    drawn once, and ``evaluate_part`` their test or their validation parts (to choose settings without looking at the
+    test parts). ``checkpoint_every`` is in seconds. ``max_norm`` drops longer updates, ``max_examples`` clients that
     report more. ``classifier``: how the server trains on synthetic samples, for methods that generate them.
     ``mix_every``: also score mixtures of the federated and the local models after this many rounds, for methods that
     have both; the last round always does. ``snapshot_every``: keep synthetic samples in the run folder after this many
@@ -39,6 +40,7 @@ class RunConfig:
     devices: DeviceProfile = field(default_factory=DeviceProfile)
     evaluate_every: int = 1
     evaluate_clients: int | None = None
+    evaluate_part: Literal["test", "valid"] = "test"
     mix_every: int | None = None
     snapshot_every: int | None = None
     metrics: tuple[str, ...] = ("accuracy", "loss")

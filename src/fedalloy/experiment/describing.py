@@ -25,7 +25,8 @@ PATHS = {
     "stop_at_target": "run.stop_at_target", "patience": "run.patience", "max_norm": "run.max_norm",
     "max_examples": "run.max_examples", "checkpoint_every": "run.checkpoint_every",
     "client_memory_mb": "run.client_memory_mb", "evaluate_every": "evaluate.every",
-    "evaluate_clients": "evaluate.clients", "mix_every": "evaluate.mix_every", "snapshot_every": "evaluate.snapshots",
+    "evaluate_clients": "evaluate.clients", "evaluate_part": "evaluate.part", "mix_every": "evaluate.mix_every",
+    "snapshot_every": "evaluate.snapshots",
     "metrics": "evaluate.metrics", "device": "engine.device", "threads": "engine.threads",
 }  # fmt: skip
 """Settings of a run in Python (:class:`fedalloy.experiment.config.RunConfig`) by their place in a recipe."""

@@ -43,13 +43,15 @@ class Evaluation:
 
 
 def evaluate(trained: Trained, metrics: tuple[str, ...], ids: Tensor) -> Evaluation:
-    """Score the models on the test parts of ``ids``, and the global model on the global test set too."""
+    """Score the models on the test parts of ``ids``, and the global model on the global test set too; or, where the
+    run says so, on the validation parts alone."""
     if not trained.fed.engine.data_at_hand:
         return _by_clients(trained, metrics, ids)
     shared, overall = _global_scores(trained, metrics, ids)
     if not aspects.is_personalised(trained.fed.algorithm.solver):
         return Evaluation(shared, overall)
-    return Evaluation(personal_scores(trained, metrics, ids)[0], overall, shared)
+    part = trained.fed.config.evaluate_part
+    return Evaluation(personal_scores(trained, metrics, ids, part=part)[0], overall, shared)
 
 
 def personal_scores(
@@ -91,32 +93,32 @@ def summaries(values: Values) -> Summary:
     return {name: summarise(vector, higher_is_better=higher_is_better(name)) for name, vector in values.items()}
 
 
-def rows(evaluation: Evaluation, ids: Tensor) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def rows(evaluation: Evaluation, ids: Tensor, part: DataPart = "test") -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The entries of the round's row, and the rows of ``clients.jsonl``: the reported model comes last."""
     brief: dict[str, Any] = {"evaluation": evaluation.summary, "global": evaluation.overall}
     if evaluation.shared is None:
-        return brief, [client_row("global", ids, evaluation.clients)]
+        return brief, [client_row("global", ids, evaluation.clients, part)]
     brief["evaluation_global"] = summaries(evaluation.shared)
     both = {"global": evaluation.shared, "personal": evaluation.clients}
-    return brief, [client_row(model, ids, values) for model, values in both.items()]
+    return brief, [client_row(model, ids, values, part) for model, values in both.items()]
 
 
-def client_row(model: str, ids: Tensor, values: Values, **more: Any) -> dict[str, Any]:
+def client_row(model: str, ids: Tensor, values: Values, part: DataPart = "test", **more: Any) -> dict[str, Any]:
     """One row of ``clients.jsonl``."""
     numbers = {name: _numbers(vector) for name, vector in values.items()}
-    return {"split": "test", "model": model, **more, "ids": ids.tolist(), **numbers}
+    return {"split": part, "model": model, **more, "ids": ids.tolist(), **numbers}
 
 
 def _global_scores(trained: Trained, metrics: tuple[str, ...], ids: Tensor) -> tuple[Values, dict[str, float]]:
-    task, model = trained.fed.task, trained.server_model()
+    task, model, part = trained.fed.task, trained.server_model(), trained.fed.config.evaluate_part
     pieces = [ids] if task.pools else list(ids.split(_AT_ONCE))  # data that are read on demand: a few clients at a time
     found = []
     for some, following in zip_longest(pieces, pieces[1:]):
         if following is not None:
             task.prefetch(following.clone)
-        found.append(evaluate_clients(*model, task.data("test", some), metrics))
+        found.append(evaluate_clients(*model, task.data(part, some), metrics))
     values = {name: torch.cat([one[name] for one in found]) for name in found[0]}
-    pool = task.global_test
+    pool = task.global_test if part == "test" else None
     return values, evaluate_pool(*model, pool, metrics) if pool is not None else {}
 
 

@@ -28,10 +28,11 @@ def evaluate_mixes(
     trained: Trained, metrics: tuple[str, ...], ids: Tensor
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The entry ``evaluation_mix`` of the round's row, and the rows of ``clients.jsonl``."""
-    found = personal_scores(trained, metrics, ids, LAMBDAS)
-    valid = _on_validation(trained, metrics, ids)
+    part = trained.fed.config.evaluate_part
+    found = personal_scores(trained, metrics, ids, LAMBDAS, part)
+    valid = _on_validation(trained, metrics, ids) if part == "test" else {}
     brief = {name: readings(_stacked(found, name), higher_is_better(name), valid.get(name)) for name in metrics}
-    full = [client_row("mixed", ids, values, mix=mix) for mix, values in zip(LAMBDAS, found, strict=True)]
+    full = [client_row("mixed", ids, values, part, mix=mix) for mix, values in zip(LAMBDAS, found, strict=True)]
     return {"evaluation_mix": brief}, full
 
 

@@ -53,7 +53,7 @@ def observe(trained: Trained, due: Due, notes: Row) -> Seen:
     if due.evaluate:
         ids = _scored(trained.fed)
         evaluation = evaluate(trained, config.metrics, ids)
-        brief, full = rows(evaluation, ids)
+        brief, full = rows(evaluation, ids, config.evaluate_part)
         mixed, mixtures = evaluate_mixes(trained, config.metrics, ids) if due.mix else ({}, [])
         seen = Seen(evaluation, brief, tuple(full), mixed, tuple(mixtures))
     told = _together(notes, trained.fed.engine.notes())

@@ -24,6 +24,9 @@ from fedalloy.experiment.round import Federation
 from fedalloy.tasks.metrics.metric import check_metrics
 from fedalloy.tasks.pure_module import NEEDS_FACTORY
 
+_LOOKED_AT = 100
+"""Clients among which validation parts are looked for."""
+
 
 def assemble(algorithm: Algorithm, task: Task, config: RunConfig) -> Federation:
     """Build the federation of a run; refuses what does not fit together before the first round."""
@@ -36,6 +39,7 @@ def assemble(algorithm: Algorithm, task: Task, config: RunConfig) -> Federation:
     check_targets(algorithm, task)
     check_metrics(config.metrics, task.kind)
     _check_global(engine, config)
+    _check_part(engine, task, config)
     algorithm = algorithm.bind(task, Key.of(config.seed))
     check_capabilities(algorithm, task)
     _check_starts(algorithm, task)
@@ -63,6 +67,20 @@ def _check_global(engine: Engine, config: RunConfig) -> None:
         raise SpecError(
             "target_on = 'global': the clients' data are elsewhere, so there is no global test set, and every metric "
             "is per client only; set target_on = 'clients' (the mean over clients)"
+        )
+
+
+def _check_part(engine: Engine, task: Task, config: RunConfig) -> None:
+    """Refuse to score validation parts that do not exist, or that are elsewhere."""
+    if config.evaluate_part == "test":
+        return
+    if not engine.data_at_hand:
+        raise SpecError("evaluate part = 'valid': clients whose data are elsewhere score their test parts only")
+    if config.target_on == "global":
+        raise SpecError("target_on = 'global' is the global test set: with evaluate part = 'valid' use 'clients'")
+    if not bool(task.data("valid", torch.arange(min(task.population, _LOOKED_AT))).size.any()):
+        raise SpecError(
+            "evaluate part = 'valid': the clients have no validation parts; set task.valid_fraction, e.g. 0.1"
         )
 
 

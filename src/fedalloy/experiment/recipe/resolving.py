@@ -203,6 +203,7 @@ def config_of(recipe: Recipe) -> RunConfig:
         devices=DeviceProfile.read(recipe.devices.model_dump(exclude_none=True)),
         evaluate_every=recipe.evaluate.every,
         evaluate_clients=recipe.evaluate.clients,
+        evaluate_part=recipe.evaluate.part,
         mix_every=recipe.evaluate.mix_every,
         snapshot_every=recipe.evaluate.snapshots,
         metrics=tuple(recipe.evaluate.metrics or ()),
@@ -244,11 +245,11 @@ def check_names(field: str, category: str, names: list[str]) -> None:
 
 
 def single_of(recipe: Recipe, seed: int, entry: str | None) -> Recipe:
-    """One seed, one entry, no comparison and no grid; the number of threads filled in."""
+    """One seed, one entry, no comparison, no grid and no search; the number of threads filled in."""
     chosen = with_table(scored(with_entry(recipe, entry) if entry is not None else recipe), seed)
     table = chosen.run.model_copy(update={"seeds": [seed], "tuning_seeds": []})
     engine = chosen.engine.model_copy(update={"threads": chosen.engine.threads or _default_threads()})
-    return chosen.model_copy(update={"run": table, "engine": engine, "compare": [], "grid": {}})
+    return chosen.model_copy(update={"run": table, "engine": engine, "compare": [], "grid": {}, "tune": None})
 
 
 def _default_threads() -> int:

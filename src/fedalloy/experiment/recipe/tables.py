@@ -235,6 +235,9 @@ class EvaluateTable(Closed):
     """Names of metrics; `fedalloy list metrics` shows all; default: those of the dataset (accuracy, loss)."""
     clients: Count | None = None
     """Score only this many clients, drawn once; default: all clients."""
+    part: Literal["test", "valid"] = "test"
+    """Which part of every client's examples is scored; `valid`: settings can be chosen without looking at the test
+    parts."""
     mix_every: Count | None = None
     """Rounds between evaluations at lambda = 0, 0.1, ..., 1, for methods that mix two models; default: at the end."""
     snapshots: Count | None = None
@@ -285,6 +288,27 @@ class UnfoldTable(Closed):
     """Seed of the learning."""
 
 
+class TuneTable(Closed):
+    """A search for good settings (`fedalloy tune`); give one of `trials`, `rounds` and `seconds`."""
+
+    trials: Count | None = None
+    """Settings to try per algorithm; default: 20 if no other budget is given."""
+    rounds: Count | None = None
+    """Rounds to spend per algorithm, those of stopped trials included."""
+    seconds: Annotated[float, Field(gt=0)] | None = None
+    """Seconds of runs to spend per algorithm."""
+    sampler: Literal["tpe", "random"] = "tpe"
+    """How the next settings are chosen: by a model of those tried (TPE), or at random."""
+    pruner: Literal["asha", "hyperband", "none"] = "asha"
+    """How trials that fall behind are stopped early: successive halving, several such races, or not at all."""
+    valid_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """Share of every client's training examples that trials are scored on, if the task has no validation parts."""
+    seed: int = 0
+    """Seed of the search."""
+    space: Table = {}
+    """Ranges: `"algorithm.lr" = { low = 0.01, high = 1.0, log = true }`, or a list of values; default: the rules'."""
+
+
 class EntryTable(Closed):
     """One algorithm of a comparison."""
 
@@ -322,6 +346,7 @@ class Recipe(Closed):
     run: RunTable = RunTable()
     evaluate: EvaluateTable = EvaluateTable()
     unfold: UnfoldTable | None = None
+    tune: TuneTable | None = None
     engine: EngineTable = EngineTable()
     compare: list[EntryTable] = []
     """The algorithms of a comparison."""

@@ -12,6 +12,7 @@ from fedalloy.core import tree
 from fedalloy.core.moments import Kind, check_moments, second_moment
 from fedalloy.core.protocols import ServerOptimizer
 from fedalloy.core.registry import register
+from fedalloy.core.search import Range
 from fedalloy.core.types import Context, Info, State, Tree
 
 
@@ -54,7 +55,7 @@ class Adaptive(ServerOptimizer):
         return float(self.lr * (1 - self.beta2**steps) ** 0.5 / (1 - self.beta1**steps))
 
 
-@register("server", "adam")
+@register("server", "adam", search={"lr": Range(1e-3, 1.0, log=True), "tau": Range(1e-5, 1e-1, log=True)})
 @dataclass(frozen=True)
 class Adam(Adaptive):
     """FedAdam: ``v <- beta2 v + (1 - beta2) u^2`` (see ``Adaptive`` for the step; Reddi et al. 2021).
@@ -70,7 +71,7 @@ class Adam(Adaptive):
     kind: ClassVar[Kind] = "adam"
 
 
-@register("server", "adagrad")
+@register("server", "adagrad", search={"lr": Range(1e-3, 1.0, log=True), "tau": Range(1e-5, 1e-1, log=True)})
 @dataclass(frozen=True)
 class Adagrad(Adaptive):
     """FedAdagrad: ``v <- v + u^2``; no first moment by default, ``beta1`` is 0 (see ``Adaptive``; Reddi et al. 2021).
@@ -84,7 +85,7 @@ class Adagrad(Adaptive):
     beta1: float = 0.0
 
 
-@register("server", "yogi")
+@register("server", "yogi", search={"lr": Range(1e-3, 1.0, log=True), "tau": Range(1e-5, 1e-1, log=True)})
 @dataclass(frozen=True)
 class Yogi(Adaptive):
     """FedYogi: ``v <- v - (1 - beta2) u^2 sign(v - u^2)`` (see ``Adaptive``; Reddi et al. 2021).

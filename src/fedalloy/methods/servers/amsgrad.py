@@ -12,10 +12,11 @@ from fedalloy.core import tree
 from fedalloy.core.moments import check_moments, second_moment
 from fedalloy.core.protocols import ServerOptimizer
 from fedalloy.core.registry import register
+from fedalloy.core.search import Range
 from fedalloy.core.types import Context, Info, State, Tree
 
 
-@register("server", "amsgrad")
+@register("server", "amsgrad", search={"lr": Range(1e-3, 1.0, log=True)})
 @dataclass(frozen=True)
 class AmsGrad(ServerOptimizer):
     """Moments as in Adam; the step is divided by the root of the largest second moment so far.

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from fedalloy.core import tree
 from fedalloy.core.protocols import ServerOptimizer
 from fedalloy.core.registry import register
+from fedalloy.core.search import Range
 from fedalloy.core.types import Context, Info, State, Tree
 
 
-@register("server", "momentum")
+@register("server", "momentum", search={"lr": Range(0.1, 2.0, log=True), "beta": Range(0.0, 0.97)})
 @dataclass(frozen=True)
 class Momentum(ServerOptimizer):
     """``v <- beta v + update``, ``w <- w + lr v``; the velocity is kept for the whole run.

@@ -9,10 +9,11 @@ import torch
 from fedalloy.core import tree
 from fedalloy.core.protocols import ServerOptimizer
 from fedalloy.core.registry import register
+from fedalloy.core.search import Range
 from fedalloy.core.types import Context, Info, State, Tree
 
 
-@register("server", "period_momentum")
+@register("server", "period_momentum", search={"lr": Range(0.1, 2.0, log=True), "gamma": Range(0.0, 0.95)})
 @dataclass(frozen=True)
 class PeriodMomentum(ServerOptimizer):
     """``m <- gamma m + lr (w - average)`` in every round; ``w <- w - m`` when ``t mod period = 0``, else the average.

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from fedalloy.core import tree
 from fedalloy.core.protocols import ServerOptimizer
 from fedalloy.core.registry import register
+from fedalloy.core.search import Range
 from fedalloy.core.types import Context, Info, State, Tree
 
 
-@register("server", "sgd")
+@register("server", "sgd", search={"lr": Range(0.1, 2.0, log=True)})
 @dataclass(frozen=True)
 class ServerSgd(ServerOptimizer):
     """``w <- w + lr * update``.

@@ -13,13 +13,14 @@ from fedalloy.core.aspects import Personalised
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Carry, GradAt, Shared
 from fedalloy.core.registry import register
+from fedalloy.core.search import Range
 from fedalloy.core.types import Context, Payload, State, Tree
 from fedalloy.methods.solvers.descent import descend, descend_start, gradient
 from fedalloy.methods.solvers.mixing import mixture
 from fedalloy.methods.solvers.training import LocalTraining
 
 
-@register("solver", "apfl")
+@register("solver", "apfl", search={"alpha": Range(0.05, 0.95)})
 @dataclass(frozen=True)
 class Apfl(LocalTraining, Personalised):
     """``w <- w - lr grad F(w)`` and ``v <- v - lr alpha grad F(m)`` at the mixture ``m = alpha v + (1 - alpha) w``.

@@ -12,13 +12,14 @@ from fedalloy.core.aspects import Personalised
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Carry, GradAt, Shared
 from fedalloy.core.registry import register
+from fedalloy.core.search import Range
 from fedalloy.core.types import Context, Payload, State, Tree
 from fedalloy.methods.solvers.descent import descend, descend_start, gradient
 from fedalloy.methods.solvers.phases import chosen
 from fedalloy.methods.solvers.training import LocalTraining
 
 
-@register("solver", "ditto")
+@register("solver", "ditto", search={"lam": Range(1e-3, 10.0, log=True)})
 @dataclass(frozen=True)
 class Ditto(LocalTraining, Personalised):
     """``w`` as in FedAvg; then ``v <- v - lr (grad F(v) + lam (v - w))`` for ``personal_epochs``, with w as received.

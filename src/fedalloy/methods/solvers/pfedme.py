@@ -12,13 +12,14 @@ from fedalloy.core.aspects import Personalised
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Carry, GradAt, Shared
 from fedalloy.core.registry import register
+from fedalloy.core.search import Range
 from fedalloy.core.types import Context, Payload, State, Tree
 from fedalloy.methods.solvers.descent import descend, descend_start, gradient
 from fedalloy.methods.solvers.phases import chosen
 from fedalloy.methods.solvers.training import LocalTraining
 
 
-@register("solver", "pfedme")
+@register("solver", "pfedme", search={"lam": Range(0.1, 50.0, log=True), "inner_lr": Range(1e-3, 0.3, log=True)})
 @dataclass(frozen=True)
 class PFedMe(LocalTraining, Personalised):
     """Per batch: ``inner`` steps of ``theta`` on ``F + lam/2 |theta - w|^2``, then ``w <- w - lr lam (w - theta)``.

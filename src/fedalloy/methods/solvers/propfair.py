@@ -10,12 +10,13 @@ from torch import Tensor
 from fedalloy.core import tree
 from fedalloy.core.protocols import Carry, GradAt, Shared
 from fedalloy.core.registry import register
+from fedalloy.core.search import Range
 from fedalloy.core.types import Context, Payload, State, Tree
 from fedalloy.methods.solvers.descent import descend, descend_start, gradient
 from fedalloy.methods.solvers.training import LocalTraining
 
 
-@register("solver", "propfair")
+@register("solver", "propfair", search={"M": Range(1.0, 10.0, log=True)})
 @dataclass(frozen=True)
 class PropFair(LocalTraining):
     """``y <- y - lr grad phi(l)`` for the batch loss ``l``, with ``phi(l) = -log(1 - l / M)``.

@@ -10,12 +10,13 @@ from fedalloy.core import tree
 from fedalloy.core.aspects import Fusible, Fusing
 from fedalloy.core.protocols import Carry, GradAt, Shared
 from fedalloy.core.registry import register
+from fedalloy.core.search import Range
 from fedalloy.core.types import Context, Payload, State, Stats, Tree
 from fedalloy.methods.solvers.descent import descend, descend_start, gradient
 from fedalloy.methods.solvers.training import LocalTraining, plain_sgd_hint, update_length
 
 
-@register("solver", "prox")
+@register("solver", "prox", search={"mu": Range(1e-4, 1.0, log=True)})
 @dataclass(frozen=True)
 class Prox(LocalTraining, Fusible):
     """``y <- y - lr (grad F_k(y) + mu (y - w))``: the gradient of ``F_k + mu/2 |y - w|^2``.

@@ -13,6 +13,7 @@ from fedalloy.core.aspects import Fusible, Fusing, OwnStart, Personalised
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Carry, GradAt, Shared
 from fedalloy.core.registry import register
+from fedalloy.core.search import Range
 from fedalloy.core.types import Context, Payload, Plan, State, Tree
 from fedalloy.methods.solvers.descent import descend, descend_start, gradient
 from fedalloy.methods.solvers.mixing import mixture
@@ -23,7 +24,11 @@ EVALUATED_AT = 0.5
 """The default mixing coefficient when a client's model is evaluated."""
 
 
-@register("solver", "superfed")
+@register(
+    "solver",
+    "superfed",
+    search={"mu": Range(1e-4, 1.0, log=True), "nu": Range(0.1, 10.0, log=True), "start": Range(0.1, 0.9)},
+)
 @dataclass(frozen=True)
 class SuPerFed(LocalTraining, Personalised, OwnStart, Fusible):
     """``L((1 - lam) f + lam l) + mu/2 |f - g|^2 + nu cos^2(f, l)`` over a federated f and a local l, from a received g.

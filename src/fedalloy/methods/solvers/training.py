@@ -19,6 +19,7 @@ from fedalloy.core.errors import SpecError
 from fedalloy.core.fraction import fraction_of
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import LocalSolver, Shared
+from fedalloy.core.search import Range
 from fedalloy.core.types import Context, DataSpec, Plan, Stats, Tree
 from fedalloy.methods.solvers.epoch_plans import all_epochs, count_steps, epoch_plan, planned
 from fedalloy.methods.solvers.optimizers import GradientDescent, LocalAdagrad, LocalAdam, LocalOptimizer, RmsProp
@@ -26,6 +27,8 @@ from fedalloy.methods.solvers.phases import in_phases
 from fedalloy.methods.solvers.schedules import Schedule, places
 
 Leftover = Literal["auto", "keep", "merge", "drop"]
+SEARCH, SEARCH_SCALED = Range(1e-3, 1.0, log=True), Range(1e-5, 0.1, log=True)
+"""Where a search for the step size looks: that of sgd, and of optimizers that scale their steps themselves."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedalloy.core.protocols import Weighting
 from fedalloy.core.registry import register
+from fedalloy.core.search import Range
 from fedalloy.core.types import Context, Contributions, Info, State, Weights
 from fedalloy.methods.weightings.aaggff_s import check_responses
 from fedalloy.methods.weightings.attendance import among, usable
@@ -20,7 +21,7 @@ from fedalloy.methods.weightings.cdf import Cdf, CdfName, respond
 RECORDED = 2000
 
 
-@register("weighting", "aaggff_d")
+@register("weighting", "aaggff_d", search={"C1": Range(0.0, 0.5)})
 @dataclass(frozen=True)
 class AaggffD(Weighting):
     """Follow the regularised leader on doubly robust, linearised gradients; a round takes O(K).

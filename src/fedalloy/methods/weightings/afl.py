@@ -9,12 +9,13 @@ import torch
 
 from fedalloy.core.protocols import Weighting
 from fedalloy.core.registry import register
+from fedalloy.core.search import Range
 from fedalloy.core.types import Context, Contributions, Info, State, Weights
 from fedalloy.methods.weightings.attendance import among, everyone, imputed, usable
 from fedalloy.methods.weightings.simplex import project
 
 
-@register("weighting", "afl")
+@register("weighting", "afl", search={"step": Range(1e-4, 1.0, log=True)})
 @dataclass(frozen=True)
 class Afl(Weighting):
     """``lambda <- Proj_simplex(lambda + step F)``, starting at ``1 / K``; the *new* lambda weights the updates.

@@ -12,6 +12,7 @@ from torch import Tensor
 from fedalloy.core.moments import Kind, check_moments, second_moment
 from fedalloy.core.protocols import ElementRound, ElementWeighting
 from fedalloy.core.registry import register
+from fedalloy.core.search import Range
 from fedalloy.core.tree import Chunk
 from fedalloy.core.types import Context, Contributions, Info, State
 from fedalloy.methods.weightings.scratch import Scratch
@@ -22,7 +23,7 @@ _LEAST_SHARE = 1e-8
 _EVERYONE = "everyone"
 
 
-@register("weighting", "ewwa")
+@register("weighting", "ewwa", search={"lr": Range(0.1, 10.0, log=True)})
 @dataclass(frozen=True)
 class Ewwa(ElementWeighting):
     """``P_k = softmax_k s_k`` for every element, with ``s = lr sqrt(1 - beta2^r) / (1 - beta1^r) m / (sqrt(v) + eps)``.

@@ -13,11 +13,12 @@ from torch import Tensor
 from fedalloy.core import tree
 from fedalloy.core.protocols import Weighting
 from fedalloy.core.registry import register
+from fedalloy.core.search import Range
 from fedalloy.core.types import Context, Contributions, Info, State, Weights
 from fedalloy.methods.weightings.mirror import tilted
 
 
-@register("weighting", "angles", aliases=("fedadp", "fedlayerwise"))
+@register("weighting", "angles", aliases=("fedadp", "fedlayerwise"), search={"alpha": Range(1.0, 20.0, log=True)})
 @dataclass(frozen=True)
 class Angles(Weighting):
     """``p_k`` proportional to ``n_k exp(f(theta_k))``, ``f(theta) = alpha (1 - exp(-exp(-alpha (theta - 1))))``.

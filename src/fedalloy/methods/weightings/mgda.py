@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedalloy.core.protocols import Weighting
 from fedalloy.core.registry import register
+from fedalloy.core.search import Range
 from fedalloy.core.types import Context, Contributions, Info, State, Weights
 from fedalloy.methods.weightings.mirror import Prior, prior_of
 from fedalloy.methods.weightings.pairs import gram
@@ -24,7 +25,7 @@ _PRICE = 1e-9
 _PASSES = 3
 
 
-@register("weighting", "fedmgda")
+@register("weighting", "fedmgda", search={"epsilon": Range(0.0, 1.0)})
 @dataclass(frozen=True)
 class FedMgda(Weighting):
     """``weight_k = lambda_k / |g_k|`` with ``lambda = argmin |sum_k lambda_k g_k / |g_k||^2``.

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedalloy.core.protocols import Weighting
 from fedalloy.core.registry import register
+from fedalloy.core.search import Range
 from fedalloy.core.types import Context, Contributions, Info, State, Weights
 from fedalloy.methods.weightings.attendance import usable
 
@@ -80,7 +81,7 @@ class Mirror(Weighting):
         return losses.log() if self.response == "log_loss" else -(self.M - losses).clamp(min=self.gap).log()
 
 
-@register("weighting", "qffl")
+@register("weighting", "qffl", search={"q": Range(1e-3, 10.0, log=True)})
 def qffl(q: float = 1.0) -> Mirror:
     """``p_k`` proportional to ``n_k F_k^q``: the coefficients of q-FFL (Li et al. 2020, arXiv:1905.10497).
 
@@ -94,7 +95,7 @@ def qffl(q: float = 1.0) -> Mirror:
     return _power_of_loss(q, "loss_before")
 
 
-@register("weighting", "dr", aliases=("drfedavg",))
+@register("weighting", "dr", aliases=("drfedavg",), search={"q": Range(1e-3, 10.0, log=True)})
 def dr(q: float = 1.0, official: bool = False) -> Mirror:
     """``p_k`` proportional to ``n_k F_k^(q+1)``: DR-FedAvg, a baseline of the paper on deep-unfolded weights (q = 1).
 
@@ -113,7 +114,7 @@ def dr(q: float = 1.0, official: bool = False) -> Mirror:
     return _power_of_loss(q + 1, "running_loss" if official else "loss_before")
 
 
-@register("weighting", "term")
+@register("weighting", "term", search={"tilt": Range(1e-3, 10.0, log=True)})
 def term(tilt: float = 0.1, prior: Prior = "samples") -> Mirror:
     """``p_k`` proportional to ``n_k exp(tilt F_k)``: TERM (Li et al. 2021, arXiv:2007.01162) over clients.
 
@@ -126,7 +127,7 @@ def term(tilt: float = 0.1, prior: Prior = "samples") -> Mirror:
     return Mirror("loss", prior, 1 / tilt) if tilt else Mirror("none", prior)
 
 
-@register("weighting", "propfair")
+@register("weighting", "propfair", search={"M": Range(1.0, 10.0, log=True)})
 def propfair(M: float = 3.0, gap: float = 0.2) -> Mirror:
     """``p_k`` proportional to ``n_k / max(M - F_k, gap)``: PropFair (Zhang et al. 2022, arXiv:2202.01666).
 

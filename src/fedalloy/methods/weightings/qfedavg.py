@@ -9,6 +9,7 @@ import torch
 
 from fedalloy.core.protocols import Weighting
 from fedalloy.core.registry import register
+from fedalloy.core.search import Range
 from fedalloy.core.types import Context, Contributions, Info, State, Weights
 from fedalloy.methods.weightings.attendance import usable
 from fedalloy.methods.weightings.mirror import Prior, prior_of
@@ -17,7 +18,7 @@ from fedalloy.methods.weightings.mirror import Prior, prior_of
 _LEAST_LOSS = 1e-10
 
 
-@register("weighting", "qfedavg")
+@register("weighting", "qfedavg", search={"q": Range(1e-3, 10.0, log=True)})
 @dataclass(frozen=True)
 class QFedAvg(Weighting):
     """``w <- w - sum_k c_k F_k^q D_k / sum_k c_k h_k``: losses to the power ``q``, with a controlled step length.

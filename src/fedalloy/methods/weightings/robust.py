@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedalloy.core.protocols import ElementRound, ElementWeighting
 from fedalloy.core.registry import register
+from fedalloy.core.search import Range
 from fedalloy.core.tree import Chunk
 from fedalloy.core.types import Context, Contributions, Info, State
 
@@ -45,7 +46,7 @@ class Median(ElementWeighting):
         return _Cutting((len(cohort) - 1) // 2)
 
 
-@register("weighting", "trimmed_mean")
+@register("weighting", "trimmed_mean", search={"trim": Range(0.05, 0.45)})
 @dataclass(frozen=True)
 class TrimmedMean(ElementWeighting):
     """Every element's mean without its ``b`` smallest and ``b`` largest values, ``b = ceil(trim m)`` of m clients.

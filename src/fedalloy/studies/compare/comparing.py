@@ -32,20 +32,9 @@ from fedalloy.studies.compare.calling import Algorithms, Call, Grid, RecipeLike,
 from fedalloy.studies.compare.jobs import Broken, Job, Watcher, is_done, leave_if_starting, run_jobs
 from fedalloy.studies.compare.naming import folders, safe, settings_folders
 from fedalloy.studies.compare.progress import JobsBar
-from fedalloy.studies.compare.tuned import Tried, Tries, Tuned, set_aside, tuned_json
+from fedalloy.studies.compare.tuned import Stuck, Tried, Tries, Tuned, set_aside, tuned_json
+from fedalloy.studies.tune.tuning import Search, search_all, searches
 from fedalloy.tasks.metrics.direction import best, higher_is_better
-
-
-@dataclass(frozen=True)
-class Stuck:
-    """Why an entry has no setting to run with."""
-
-    state: str
-    reason: str
-
-    def of(self, job: Job) -> RunOutcome:
-        """The outcome of a run that was not started."""
-        return RunOutcome(job.name, job.seed, self.state, self.reason)
 
 
 @dataclass(frozen=True, repr=False)
@@ -169,14 +158,16 @@ def _compared(call: Call, processes: int | None, watcher: Watcher, track: Sequen
     recorded = read_looks(where)
     _check_entries(entries)
     tuning = {name: _tuning_jobs(entries, name, call) for name in entry_names(entries) if grid_of(entries, name)}
+    found = searches(_each(entries), where, partial(_job, call=call), tuning)
+    changing = {*tuning, *(one.name for one in found)}
     for name, one in _each(entries):  # and a folder that holds something else
-        for seed in entries.run.seeds if name not in tuning else ():
+        for seed in entries.run.seeds if name not in changing else ():
             is_done(_job(one, name, seed, where / places[name], call))
     workers = 1 if call.task else processes or default_processes(entries)
     _write_json(where / "comparison.json", {"order": entry_names(entries)})
-    tuned, stuck = _tune(tuning, workers, watcher)
+    tuned, stuck = _all_tuned(tuning, found, workers, watcher)
     if tuned:
-        set_aside(where, places, tuned, tuning)
+        set_aside(where, places, tuned, {**tuning, **{one.name: one.tries for one in found}})
         _write_json(where / "tuning.json", [tuned_json(one) for one in tuned])
     chosen = {one.name: one.best for one in tuned}
     jobs = [
@@ -308,6 +299,14 @@ def _tuning_jobs(recipe: Recipe, name: str, call: Call) -> Tries:
         changed, where = _changed(entry, settings), call.folder / "tuning" / safe(name) / place
         tries.append((settings, [_job(changed, name, seed, where, call) for seed in recipe.run.tuning_seeds]))
     return tries
+
+
+def _all_tuned(
+    tuning: Mapping[str, Tries], found: Sequence[Search], processes: int, watcher: Watcher
+) -> tuple[list[Tuned], dict[str, Stuck]]:
+    """The results of all grids and all searches."""
+    by_grid, by_search = _tune(tuning, processes, watcher), search_all(found, processes, watcher)
+    return [*by_grid[0], *by_search[0]], {**by_grid[1], **by_search[1]}
 
 
 def _tune(tuning: Mapping[str, Tries], processes: int, watcher: Watcher) -> tuple[list[Tuned], dict[str, Stuck]]:

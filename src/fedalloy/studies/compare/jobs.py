@@ -34,7 +34,8 @@ _LONGEST_END = 5.0
 
 @dataclass(frozen=True)
 class Job:
-    """One run to do: its one-run recipe and its folder; ``task`` makes the data that are not in the recipe."""
+    """One run to do: its one-run recipe and its folder; ``task`` makes the data that are not in the recipe. With
+    ``until`` it stops after that round, and can be continued."""
 
     name: str
     seed: int
@@ -42,6 +43,7 @@ class Job:
     folder: Path
     track: tuple[str, ...] = ()
     task: Callable[[], Task] | None = field(default=None, compare=False)
+    until: int | None = None
 
     @property
     def experiment(self) -> Experiment:
@@ -174,6 +176,8 @@ def work(job: Job, tell: Callable[[JobNews], None]) -> JobNews:
         if time.monotonic() - told >= _TOLD_EVERY:
             told = time.monotonic()
             tell(_round_news(job, event))
+        if job.until is not None and event.progress.round >= job.until:
+            event.stop(f"paused after round {job.until}")
 
     try:
         job.folder.parent.mkdir(parents=True, exist_ok=True)
@@ -208,22 +212,35 @@ def _round_news(job: Job, event: Any) -> JobNews:
 def side_by_side(jobs: Sequence[Job], processes: int, tell: Watcher) -> None:
     """Give jobs to spawned workers as they become free; no worker is left running, however this ends."""
     waiting = list(jobs)[::-1]
+    work_through(lambda: waiting.pop() if waiting else None, processes, tell)
+
+
+def work_through(feed: Callable[[], Job | None], processes: int, tell: Watcher) -> None:
+    """Do the jobs that ``feed`` gives, until it gives none and none is running; it is asked again after every one."""
+    if processes == 1:
+        while (job := feed()) is not None:
+            tell(work(job, tell))
+        return
     with _crew(processes) as crew:
-        busy = {connection: waiting.pop() for connection in crew.connections}
-        busy = {crew.hand(connection, job): job for connection, job in busy.items()}
-        while busy:
+        free, busy = list(crew.connections)[::-1], dict[Connection, Job]()
+        while _hand_out(crew, feed, free, busy):
             for ready in cast("list[Connection]", wait(list(busy))):  # Windows has a type of its own
                 news = _receive(ready, busy[ready])
                 if news is None:
                     crew.check_start(ready)
+                    ready.close()  # a new process is started in its place when there is another job
                 if news is None or news.kind != "round":
                     job = busy.pop(ready)
-                    free = ready if news else crew.replace(ready, needed=bool(waiting))
-                    if free is not None and waiting:
-                        following = waiting.pop()
-                        busy[crew.hand(free, following)] = following
+                    free.append(ready)
                     news = news or _died(job)
                 tell(news)
+
+
+def _hand_out(crew: _Crew, feed: Callable[[], Job | None], free: list[Connection], busy: dict[Connection, Job]) -> bool:
+    """Give jobs to free workers as long as there are both; returns whether any worker is busy."""
+    while free and (job := feed()) is not None:
+        busy[crew.hand(free.pop(), job)] = job
+    return bool(busy)
 
 
 def serve(connection: Connection) -> None:
@@ -314,11 +331,6 @@ class _Crew:
         for connection in self.connections:
             with contextlib.suppress(OSError):
                 connection.send(None)
-
-    def replace(self, dead: Connection, needed: bool) -> Connection | None:
-        """Replace a dead worker, if there are jobs left."""
-        dead.close()
-        return self.start() if needed else None
 
 
 @contextlib.contextmanager

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from fedalloy.core.errors import CheckpointError, RunLocked
 from fedalloy.experiment.records.lock import holder
 from fedalloy.experiment.records.reading import is_run
+from fedalloy.results.outcome import RunOutcome
 from fedalloy.studies.compare.jobs import Job
 from fedalloy.studies.compare.naming import safe, settings_folders
 
@@ -20,25 +21,42 @@ Tries = list[tuple[Settings, list[Job]]]
 
 @dataclass(frozen=True)
 class Tried:
-    """One setting of a grid: its mean score over the tuning seeds, None where a run failed."""
+    """One setting of a grid or a search: its mean score over the tuning seeds, None where a run failed or was stopped
+    early; and the rounds that its runs took, where they are counted."""
 
     settings: Settings
     score: float | None
+    state: str = ""
+    rounds: int | None = None
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """The result of one entry's grid."""
+    """The result of one entry's grid or search; ``how`` says how it was searched."""
 
     name: str
     best: Settings
     tried: tuple[Tried, ...]
+    how: str = ""
+
+
+@dataclass(frozen=True)
+class Stuck:
+    """Why an entry has no setting to run with."""
+
+    state: str
+    reason: str
+
+    def of(self, job: Job) -> RunOutcome:
+        """The outcome of a run that was not started."""
+        return RunOutcome(job.name, job.seed, self.state, self.reason)
 
 
 def tuned_json(tuned: Tuned) -> dict[str, Any]:
     """Plain values for ``tuning.json``."""
-    tried = [{"settings": one.settings, "score": one.score} for one in tuned.tried]
-    return {"name": tuned.name, "best": tuned.best, "tried": tried}
+    tried = [{name: value for name, value in asdict(one).items() if value not in ("", None)} for one in tuned.tried]
+    tried = [{"score": None, **one} for one in tried]
+    return {"name": tuned.name, "best": tuned.best, "tried": tried, **({"how": tuned.how} if tuned.how else {})}
 
 
 def set_aside(where: Path, places: Mapping[str, str], tuned: Sequence[Tuned], tuning: Mapping[str, Tries]) -> None:

@@ -1,0 +1,1 @@
+"""A search for good settings of one or several algorithms, each with the same budget."""

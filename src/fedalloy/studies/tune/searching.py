@@ -1,0 +1,295 @@
+"""The search for one algorithm's settings: what is tried next, which trials go on, and what they have cost.
+
+The sampler and the pruner are Optuna's; the study is a file in the folder of the comparison, and every trial's runs
+are run folders, named by their settings. An interrupted search goes on with the trials that were running: they are
+given to Optuna again with the same settings, and their runs are resumed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedalloy.core.errors import FedalloyError, SpecError
+from fedalloy.core.search import Choice
+from fedalloy.experiment.recipe.resolving import scored
+from fedalloy.experiment.recipe.tables import Recipe, TuneTable
+from fedalloy.experiment.records.reading import is_run, read_run
+from fedalloy.results.outcome import RunOutcome, read_outcome, watched
+from fedalloy.results.statistics import number
+from fedalloy.studies.compare.jobs import Job, JobNews
+from fedalloy.studies.compare.naming import settings_folders
+from fedalloy.studies.compare.tuned import Settings, Tried, Tries, Tuned
+from fedalloy.studies.tune.spaces import Space, changed, present, space_of
+from fedalloy.tasks.metrics.direction import best, higher_is_better
+
+if TYPE_CHECKING:
+    import optuna
+
+_FACTOR = 3
+"""Of the trials that reach a rung, about one in so many goes on."""
+DEFAULT_TRIALS = 20
+MakeJob = Callable[[Recipe, str, int, Path], Job]
+
+
+@dataclass
+class Trial:
+    """Settings that are being tried: their runs, one per tuning seed, and how far these are."""
+
+    handle: optuna.Trial
+    settings: Settings
+    jobs: list[Job]
+    done: list[RunOutcome] = field(default_factory=list)
+    rung: int = 0
+    begun: float = 0.0
+    seconds: float = 0.0
+
+
+@dataclass
+class Search:
+    """The search for one entry. Ask it for jobs with :meth:`next_job`, and tell it of ended ones with :meth:`ended`."""
+
+    name: str
+    recipe: Recipe
+    folder: Path
+    make: MakeJob
+    table: TuneTable
+    space: Space = field(init=False)
+    running: dict[Path, Trial] = field(default_factory=dict, init=False)
+    tried: list[Tried] = field(default_factory=list, init=False)
+    waiting: list[Trial] = field(default_factory=list, init=False)
+    seconds: float = field(default=0.0, init=False)
+    broken: str = field(default="", init=False)
+
+    def __post_init__(self) -> None:
+        self.space = space_of(self.recipe)
+        self.recipe = _scored_apart(self.recipe, self.table)
+        self.metric = str(scored(self.recipe).run.target_metric)
+        self.higher = bool(higher_is_better(self.metric))
+        self.rungs = rungs(self.recipe.run.rounds, self.recipe.evaluate.every) if self.table.pruner != "none" else []
+        self.study = self._open()
+        self._recall()
+
+    def next_job(self) -> Job | None:
+        """The next run, or part of a run, of a trial that is waiting or of a new one; None if there is none now."""
+        while True:
+            if not self.waiting and not self.broken and self._affords_another():
+                self.waiting.append(self._ask())
+            if not self.waiting:
+                return None
+            trial = self.waiting.pop(0)
+            if (job := self._job(trial)) is not None:
+                self.running[job.folder] = trial
+                trial.begun = time.monotonic()
+                return job
+
+    def ended(self, news: JobNews) -> None:
+        """A job of this search has ended: continue its trial, or close it."""
+        trial = self.running.pop(news.job.folder)
+        trial.seconds += time.monotonic() - trial.begun
+        if news.kind == "broken" and news.state == "interrupted":
+            self.broken = news.text
+            return
+        run = read_outcome(news.job.folder) if news.kind != "broken" else _failed(news)
+        if run.state == "failed":
+            self._close(trial, None, f"failed: {run.reason}", run)
+        elif news.job.until is not None and run.state == "stopped" and run.round >= news.job.until:
+            self.waiting.insert(0, trial)
+        elif not run.ended:
+            self.broken = run.reason or run.state
+        else:
+            self._next_seed(trial, run)
+
+    @property
+    def result(self) -> Tuned | None:
+        """What was found; None if every trial failed."""
+        found = best(self.tried, lambda one: math.nan if one.score is None else one.score, self.higher)
+        return None if found is None else Tuned(self.name, found.settings, tuple(self.tried), self.how)
+
+    @property
+    def how(self) -> str:
+        """How it was searched, in words."""
+        stopped = sum(one.state == "stopped early" for one in self.tried)
+        early = f", {stopped} of them stopped early" if stopped else ""
+        return f"{len(self.tried)} trials ({self.table.sampler}{early}; {self.spent} rounds)"
+
+    @property
+    def spent(self) -> int:
+        """Rounds of all trials so far."""
+        return sum(one.rounds or 0 for one in self.tried)
+
+    @property
+    def tries(self) -> Tries:
+        """The settings that were tried, each with its runs."""
+        return [(one.settings, self._jobs(one.settings)) for one in self.tried]
+
+    @property
+    def total(self) -> int | None:
+        """How many trials there will be; None if the budget is in rounds or seconds."""
+        return None if self.table.rounds or self.table.seconds else self.table.trials or DEFAULT_TRIALS
+
+    def _affords_another(self) -> bool:
+        """Whether the budget allows another trial, should it and those that run take all their rounds."""
+        begun = len(self.tried) + len(self.running)
+        if self.table.rounds is not None:
+            whole = self.recipe.run.rounds * len(self.recipe.run.tuning_seeds)
+            return self.spent + whole * (len(self.running) + 1) <= self.table.rounds
+        if self.table.seconds is not None:
+            return self.seconds < self.table.seconds
+        return begun < (self.table.trials or DEFAULT_TRIALS)
+
+    def _open(self) -> optuna.Study:
+        optuna = _optuna()
+        place = self.folder / "search.log"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(place)))
+        study = optuna.create_study(
+            storage=storage, study_name=self.name, load_if_exists=True, pruner=self._pruner(optuna),
+            direction="maximize" if self.higher else "minimize",
+        )  # fmt: skip
+        asked = {"space": {path: repr(one) for path, one in self.space.items()}, "metric": self.metric}
+        if study.user_attrs.get("asked", asked) != asked:
+            raise SpecError(f"{place} is a search in another space or by another metric: choose another folder with -o")
+        study.set_user_attr("asked", asked)
+        return study
+
+    def _pruner(self, optuna: Any) -> Any:
+        first = self.rungs[0] if self.rungs else 1
+        if not self.rungs:
+            return optuna.pruners.NopPruner()
+        if self.table.pruner == "hyperband":
+            return optuna.pruners.HyperbandPruner(first, self.recipe.run.rounds, _FACTOR)
+        return optuna.pruners.SuccessiveHalvingPruner(min_resource=first, reduction_factor=_FACTOR)
+
+    def _recall(self) -> None:
+        """Take over the trials of an earlier session; those that were running are given out again."""
+        states = _optuna().trial.TrialState
+        known = self.study.get_trials(deepcopy=False)
+        if not known:
+            own = present(self.recipe, self.space)
+            if own:
+                self.study.enqueue_trial(own)  # the recipe's own settings are tried first
+        for one in known:
+            if one.state == states.RUNNING:
+                self.study.tell(one.number, state=states.FAIL)
+                self.study.enqueue_trial(one.params, skip_if_exists=True)
+            elif one.state in (states.COMPLETE, states.PRUNED):
+                self.tried.append(Tried(**one.user_attrs["tried"]))
+                self.seconds += one.user_attrs.get("seconds", 0.0)
+
+    def _ask(self) -> Trial:
+        """The next settings, drawn from the seed and the number of trials so far."""
+        optuna = _optuna()
+        number = len(self.study.get_trials(deepcopy=False))
+        seed = int.from_bytes(hashlib.sha256(f"{self.table.seed} {self.name} {number}".encode()).digest()[:4])
+        self.study.sampler = (
+            optuna.samplers.RandomSampler(seed)
+            if self.table.sampler == "random"
+            else optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+        )
+        handle = self.study.ask()
+        settings = {path: _suggest(handle, path, where) for path, where in self.space.items()}
+        return Trial(handle, settings, self._jobs(settings))
+
+    def _jobs(self, settings: Settings) -> list[Job]:
+        place, one = self.folder / settings_folders([settings])[0], changed(self.recipe, settings)
+        return [self.make(one, self.name, seed, place) for seed in self.recipe.run.tuning_seeds]
+
+    def _job(self, trial: Trial) -> Job | None:
+        """The current run of a trial: that of the first seed up to the next rung, the others to the end. None if the
+        trial ends here, because it is not among the best that came to a rung."""
+        job = trial.jobs[len(trial.done)]
+        if trial.done:
+            return job
+        scores = _scores(job.folder, self.metric)
+        while trial.rung < len(self.rungs) and self.rungs[trial.rung] in scores:
+            if state := self._at_rung(trial, scores[self.rungs[trial.rung]]):
+                self._close(trial, None, state, read_outcome(job.folder))
+                return None
+        return replace(job, until=self.rungs[trial.rung] if trial.rung < len(self.rungs) else None)
+
+    def _at_rung(self, trial: Trial, score: float) -> str:
+        """Compare a trial with those that came to its rung; returns why it ends here, or nothing."""
+        if not math.isfinite(score):
+            return "failed: no finite score"
+        trial.handle.report(score, self.rungs[trial.rung])
+        trial.rung += 1
+        return "stopped early" if trial.handle.should_prune() else ""
+
+    def _next_seed(self, trial: Trial, run: RunOutcome) -> None:
+        trial.done.append(run)
+        if len(trial.done) < len(trial.jobs):
+            self.waiting.insert(0, trial)
+            return
+        scores = [one.scores.get("mean", math.nan) for one in trial.done]
+        mean = sum(scores) / len(scores)
+        self._close(trial, *((mean, "finished") if math.isfinite(mean) else (None, "failed: no finite score")), run)
+
+    def _close(self, trial: Trial, score: float | None, state: str, last: RunOutcome) -> None:
+        """Store the trial; one without a score counts as a bad one for what is tried next."""
+        rounds = sum(run.round for run in trial.done) + (0 if last in trial.done else last.round)
+        tried = Tried(trial.settings, score, state, rounds)
+        trial.handle.set_user_attr("tried", vars(tried))
+        trial.handle.set_user_attr("seconds", trial.seconds)
+        self.seconds += trial.seconds
+        if score is None:
+            self.study.tell(trial.handle, state=_optuna().trial.TrialState.PRUNED)
+        else:
+            self.study.tell(trial.handle, score)
+        self.tried.append(tried)
+
+
+def rungs(rounds: int, every: int) -> list[int]:
+    """The rounds after which trials are compared: about a ninth and a third of all, where there are scores.
+
+    >>> rungs(40, 2), rungs(100, 1), rungs(3, 1), rungs(10, 50)
+    ([4, 12, 36], [11, 33, 99], [], [])
+    """
+    first = max(1, round(rounds / _FACTOR**2 / every)) * every
+    found = [first * _FACTOR**step for step in range(3)]
+    return [one for one in found if one < rounds] if found[1] < rounds else []
+
+
+def _scored_apart(recipe: Recipe, table: TuneTable) -> Recipe:
+    """The recipe as it is tried: scored on validation parts and run to the end, so that test parts stay unseen."""
+    if not recipe.run.tuning_seeds:
+        recipe = changed(recipe, {"run.tuning_seeds": [1000, 1001]})
+    settings: dict[str, Any] = {"evaluate.part": "valid", "run.stop_at_target": False, "run.target_on": "clients"}
+    if recipe.task.valid_fraction == 0:
+        settings["task.valid_fraction"] = table.valid_fraction
+    made = changed(recipe, settings)
+    return made.model_copy(update={"run": made.run.model_copy(update={"target": None, "patience": None})})
+
+
+def _suggest(handle: optuna.Trial, path: str, where: Any) -> Any:
+    if isinstance(where, Choice):
+        return where.values[handle.suggest_categorical(path, range(len(where.values)))]
+    if where.whole:
+        return where.value(handle.suggest_int(path, where.low, where.high, log=where.log))
+    return where.value(handle.suggest_float(path, where.low, where.high, log=where.log))
+
+
+def _scores(folder: Path, metric: str) -> dict[int, float]:
+    """The scores of a run so far, by round."""
+    rows = read_run(folder).rounds() if is_run(folder) else ()
+    found = {int(row["round"]): watched(row, metric, on_global=False) for row in rows}
+    return {round: number(one.get("mean")) for round, one in found.items() if one}
+
+
+def _failed(news: JobNews) -> RunOutcome:
+    return RunOutcome(news.job.name, news.job.seed, "failed", news.text, folder=news.job.folder)
+
+
+def _optuna() -> Any:
+    try:
+        import optuna
+        import optuna.storages.journal
+    except ImportError as error:
+        raise FedalloyError(f"tuning needs Optuna ({error}): pip install 'fedalloy[tune]'") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna

@@ -1,0 +1,116 @@
+"""Which settings of an algorithm are searched, and where: what its rules declare, and what the recipe says instead."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from fedalloy.core import registry
+from fedalloy.core.algorithm import Algorithm
+from fedalloy.core.errors import FedalloyError, SpecError
+from fedalloy.core.search import Choice, Range, read_space
+from fedalloy.experiment.recipe.changes import merge
+from fedalloy.experiment.recipe.reading import parse
+from fedalloy.experiment.recipe.resolving import algorithm_of
+from fedalloy.experiment.recipe.tables import Recipe
+from fedalloy.methods.solvers.personal import Personal
+from fedalloy.methods.solvers.training import SEARCH, SEARCH_SCALED, LocalTraining
+
+Space = dict[str, Range | Choice]
+_ARGUMENTS = {("server", "lr"): "server_lr", ("weighting", "lr"): "score_lr"}
+"""The names that arguments of rules have in published methods, where they differ."""
+
+
+def space_of(recipe: Recipe) -> Space:
+    """The paths of a one-algorithm recipe that are searched, with their ranges.
+
+    >>> space_of(parse({"algorithm": {"name": "fedprox"}}))["algorithm.mu"]
+    Range(low=0.0001, high=1.0, log=True)
+    """
+    algorithm = algorithm_of(recipe)
+    found = {**_method_space(recipe, algorithm), **_parts_space(recipe, algorithm)}
+    own = {path: read_space(path, given) for path, given in (recipe.tune.space if recipe.tune else {}).items()}
+    for path, where in own.items():
+        _check(recipe, path, where)
+    space = {**{path: one for path, one in found.items() if _settable(recipe, path, one)}, **own}
+    if not space:
+        raise SpecError("there is nothing to search: the rules of this algorithm declare no ranges; give [tune.space]")
+    return space
+
+
+def _method_space(recipe: Recipe, algorithm: Algorithm) -> Space:
+    """The arguments of a published method, as far as a part of it that is still its own declares them."""
+    if recipe.algorithm.name is None and all((recipe.solver, recipe.weighting, recipe.server)):
+        return {}
+    name = recipe.algorithm.name or "fedavg"
+    declared = _declared(recipe, algorithm, name)
+    arguments = [*inspect.signature(registry.find("algorithm", name)).parameters, "lr"]
+    return {f"algorithm.{one}": declared[one] for one in arguments if one in declared}
+
+
+def _declared(recipe: Recipe, algorithm: Algorithm, name: str) -> dict[str, Range]:
+    """What the parts of a method declare, by the names of the method's arguments."""
+    found: dict[str, Range] = {}
+    for category in ("server", "weighting", "solver"):
+        if getattr(recipe, category) is None:
+            ranges = {**registry.search_of(category, name), **_of_rule(category, getattr(algorithm, category))}
+            found |= {_ARGUMENTS.get((category, one), one): where for one, where in ranges.items()}
+    return found
+
+
+def _of_rule(category: str, rule: Any) -> dict[str, Range]:
+    """The ranges of a rule; those of local training are the same for all solvers."""
+    try:
+        ranges = dict(registry.search_of(category, registry.name_of(category, type(rule))))
+    except FedalloyError:
+        ranges = {}
+    local = rule.solver if isinstance(rule, Personal) else rule
+    if isinstance(local, LocalTraining):
+        ranges["lr"] = SEARCH if local.optimizer == "sgd" else SEARCH_SCALED
+    return ranges
+
+
+def _parts_space(recipe: Recipe, algorithm: Algorithm) -> Space:
+    """The arguments of the parts that the recipe gives itself."""
+    return {
+        f"{category}.{name}": where
+        for category in ("solver", "weighting", "server")
+        if getattr(recipe, category) is not None
+        for name, where in _of_rule(category, getattr(algorithm, category)).items()
+    }
+
+
+def _settable(recipe: Recipe, path: str, where: Range | Choice) -> bool:
+    """Whether the recipe accepts the ends of a declared range (a wrapped solver has no step size of its own)."""
+    try:
+        _check(recipe, path, where)
+    except SpecError:
+        return False
+    return True
+
+
+def _check(recipe: Recipe, path: str, where: Range | Choice) -> None:
+    """Refuse a path or an end of its range that no run could use."""
+    ends = where.values if isinstance(where, Choice) else (where.value(where.low), where.value(where.high))
+    for value in ends:
+        algorithm_of(changed(recipe, {path: value}))
+
+
+def changed(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
+    """The recipe with other settings."""
+    return parse(merge(recipe.model_dump(exclude_none=True), settings), "tune") if settings else recipe
+
+
+def present(recipe: Recipe, space: Space) -> dict[str, Any]:
+    """The recipe's own values of what is searched, of a choice their place; without those left to a rule's default."""
+    tables = recipe.model_dump(exclude_none=True)
+    found: dict[str, Any] = {}
+    for path, where in space.items():
+        table, _, name = path.partition(".")
+        value = (tables.get(table) or {}).get(name)
+        if isinstance(where, Choice):
+            found |= {path: where.values.index(value)} if value in where.values else {}
+        elif isinstance(value, int | float) and value in where:
+            found[path] = value
+    return found

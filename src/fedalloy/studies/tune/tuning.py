@@ -1,0 +1,61 @@
+"""The searches of a comparison: one per entry, with equal budgets, run together in several processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fedalloy.core.errors import SpecError
+from fedalloy.experiment.recipe.tables import Recipe, TuneTable
+from fedalloy.studies.compare.jobs import Job, JobNews, Watcher, work_through
+from fedalloy.studies.compare.naming import safe
+from fedalloy.studies.compare.tuned import Stuck, Tries, Tuned
+from fedalloy.studies.tune.searching import MakeJob, Search
+
+
+def searches(
+    entries: Sequence[tuple[str, Recipe]], folder: Path, make: MakeJob, grids: Mapping[str, Tries]
+) -> list[Search]:
+    """A search for every entry of a recipe with ``[tune]``, each with the same budget; none without that table."""
+    table = entries[0][1].tune
+    if table is None:
+        return []
+    if grids:
+        raise SpecError(f"tune: '{next(iter(grids))}' has a grid too: give either a grid or a search")
+    _check_budget(table)
+    return [Search(name, recipe, folder / "tuning" / safe(name), make, table) for name, recipe in entries]
+
+
+def _check_budget(table: TuneTable) -> None:
+    budgets = [name for name in ("trials", "rounds", "seconds") if getattr(table, name) is not None]
+    if len(budgets) > 1:
+        raise SpecError(f"tune: give one budget, not {' and '.join(budgets)}")
+
+
+def search_all(found: Sequence[Search], processes: int, watcher: Watcher) -> tuple[list[Tuned], dict[str, Stuck]]:
+    """Run all searches to the end of their budgets; those without a choice do not block the others."""
+    by_name = {one.name: one for one in found}
+
+    def feed() -> Job | None:
+        """A run of the search that has spent the least, so that all advance together."""
+        for one in sorted(found, key=lambda one: (len(one.tried) + len(one.running), one.spent)):
+            if (job := one.next_job()) is not None:
+                return job
+        return None
+
+    def tell(news: JobNews) -> None:
+        if news.kind != "round":
+            by_name[news.job.name].ended(news)
+        watcher(news)
+
+    if found:
+        work_through(feed, processes, tell)
+    results = {one.name: (one.result, one.broken) for one in found}
+    tuned = [result for result, broken in results.values() if result is not None and not broken]
+    return tuned, {name: _stuck(broken) for name, (result, broken) in results.items() if broken or result is None}
+
+
+def _stuck(broken: str) -> Stuck:
+    if broken:
+        return Stuck("interrupted", f"its search is not complete: {broken}")
+    return Stuck("failed", "every trial of its search failed on the tuning seeds; give smaller steps in [tune.space]")
