@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fedalloy.experiment.records.reading import RunRecord, read_run, read_runs
     from fedalloy.experiment.saved import SavedResult, load
     from fedalloy.studies.compare.comparing import Comparison, compare
+    from fedalloy.studies.tune.call import Tuning, tune
     from fedalloy.studies.unfolding.call import unfold
     from fedalloy.tasks.dropout import Dropout
     from fedalloy.tasks.making import task
@@ -40,6 +41,7 @@ __all__ = [
     "RunRecord",
     "RunResult",
     "SavedResult",
+    "Tuning",
     "algorithms",
     "compare",
     "fit",
@@ -49,6 +51,7 @@ __all__ = [
     "read_runs",
     "register",
     "task",
+    "tune",
     "unfold",
 ]
 
@@ -64,6 +67,7 @@ _HOME = {
     "RunRecord": "fedalloy.experiment.records.reading:RunRecord",
     "RunResult": "fedalloy.experiment.fit:RunResult",
     "SavedResult": "fedalloy.experiment.saved:SavedResult",
+    "Tuning": "fedalloy.studies.tune.call:Tuning",
     "algorithms": "fedalloy.algorithms:",
     "compare": "fedalloy.studies.compare.comparing:compare",
     "fit": "fedalloy.experiment.fit:fit",
@@ -73,6 +77,7 @@ _HOME = {
     "read_runs": "fedalloy.experiment.records.reading:read_runs",
     "register": "fedalloy.core.registry:register",
     "task": "fedalloy.tasks.making:task",
+    "tune": "fedalloy.studies.tune.call:tune",
     "unfold": "fedalloy.studies.unfolding.call:unfold",
 }
 

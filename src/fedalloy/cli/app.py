@@ -25,6 +25,7 @@ from fedalloy.cli import (
     serve,
     show,
     synth,
+    tune,
     unfold,
     unseen,
 )
@@ -92,6 +93,7 @@ def fedalloy(
 
 app.command(epilog=EXIT_CODES)(run.run)
 app.command(epilog=EXIT_CODES)(compare.compare)
+app.command(epilog=EXIT_CODES)(tune.tune)
 app.command(epilog=EXIT_CODES)(reproduce.reproduce)
 app.command("list")(listing.list_rules)
 app.command()(show.show)

@@ -33,6 +33,9 @@ def compare(
         list[str] | None,
         typer.Option(metavar="A.B=V1,V2", help="Values to tune on run.tuning_seeds; may be repeated."),
     ] = None,
+    trials: Annotated[
+        int | None, typer.Option("--tune", min=1, metavar="N", help="First tune every algorithm with N trials.")
+    ] = None,
     quick: Quick = False,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="The folder; default: runs/NAME.")] = None,
     jobs: Annotated[int | None, typer.Option("-j", "--jobs", min=1, help="Processes; default: one per core.")] = None,
@@ -50,8 +53,10 @@ def compare(
     """
     from fedalloy.studies.compare.comparing import compare as run_all
     from fedalloy.studies.compare.comparing import count
+    from fedalloy.studies.tune.call import with_budget
 
     wanted = prepare(recipe, changes or [], algorithms, grid or [], quick)
+    wanted = with_budget(wanted, {"trials": trials}) if trials else wanted
     for note in unreached(wanted, changes or []):
         typer.echo(note, err=True)
     folder = output or Path("runs") / recipe.stem
@@ -142,9 +147,9 @@ def _present(done: Comparison, recipe: Recipe) -> None:
     out = console()
     out.print(done.conclusion, style="bold", markup=False)
     for tuned in done.tuned:
-        rows = [[_settings(one.settings), number(one.score) or "failed"] for one in tuned.tried]
-        seeds = ", ".join(map(str, recipe.run.tuning_seeds))
-        print_table(["setting", "mean"], rows, f"{tuned.name}, tuned on seeds {seeds}: {_settings(tuned.best)}", (1,))
+        rows = [[settings_text(one.settings), number(one.score) or one.state or "failed"] for one in tuned.tried]
+        how = f"with {tuned.how}" if tuned.how else f"on seeds {', '.join(map(str, recipe.run.tuning_seeds))}"
+        print_table(["setting", "mean"], rows, f"{tuned.name}, tuned {how}: {settings_text(tuned.best)}", (1,))
     seeds = ", ".join(map(str, recipe.run.seeds))
     metric = str(scored(recipe).run.target_metric)
     table = [_cells(row, metric, done.rows[0].name) for row in done.rows]
@@ -204,5 +209,6 @@ def _text(spread: Spread | None, row: ResultRow) -> str:
     return spread.text() if spread else "" if row.seeds else (row.failed or row.unfinished)[0].state
 
 
-def _settings(settings: dict[str, Any]) -> str:
+def settings_text(settings: dict[str, Any]) -> str:
+    """Settings in one line."""
     return ", ".join(f"{path} = {json.dumps(value)}" for path, value in settings.items())

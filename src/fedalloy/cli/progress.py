@@ -83,7 +83,7 @@ def scores(event: RoundEvent, metric: str) -> str:
 
 
 @contextmanager
-def watch_jobs(total: int, silent: bool) -> Iterator[Callable[[JobNews], None]]:
+def watch_jobs(total: int | None, silent: bool) -> Iterator[Callable[[JobNews], None]]:
     """A callback that shows how many runs are done and the progress of the running ones."""
     out = console(stderr=True)
     if silent:
@@ -109,7 +109,7 @@ def plain_jobs() -> Callable[[JobNews], None]:
 
 
 @contextmanager
-def live_jobs(total: int) -> Iterator[Callable[[JobNews], None]]:
+def live_jobs(total: int | None) -> Iterator[Callable[[JobNews], None]]:
     """One bar for all runs and one for each that is running."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 

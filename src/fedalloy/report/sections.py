@@ -191,7 +191,7 @@ def tuning(context: ReportContext) -> str:
         return ""
     body = [
         [named(entry["name"], context.styles), text(_settings(one["settings"])),
-         count(one["score"], 3) if one["score"] is not None else Cell("failed", None),
+         count(one["score"], 3) if one["score"] is not None else Cell(one.get("state", "failed"), None),
          text("chosen" if one["settings"] == entry["best"] else "")]
         for entry in context.tunings for one in entry["tried"]
     ]  # fmt: skip

@@ -10,11 +10,10 @@ from torch import Tensor
 
 from fedalloy.core.protocols import Weighting
 from fedalloy.core.registry import register
-from fedalloy.core.search import Range
 from fedalloy.core.types import Context, Contributions, Info, State, Weights
 
 
-@register("weighting", "information", aliases=("fedfa",), search={"alpha": Range(0.0, 1.0)})
+@register("weighting", "information", aliases=("fedfa",))
 @dataclass(frozen=True)
 class Information(Weighting):
     """``p_k = alpha I_k + beta J_k``: shares proportional to ``-log2(a_k)`` (I) and to ``-log2(1 - u_k)`` (J).

@@ -33,7 +33,8 @@ from fedalloy.studies.compare.jobs import Broken, Job, Watcher, is_done, leave_i
 from fedalloy.studies.compare.naming import folders, safe, settings_folders
 from fedalloy.studies.compare.progress import JobsBar
 from fedalloy.studies.compare.tuned import Stuck, Tried, Tries, Tuned, set_aside, tuned_json
-from fedalloy.studies.tune.tuning import Search, search_all, searches
+from fedalloy.studies.tune.searching import Search
+from fedalloy.studies.tune.tuning import search_all, searches
 from fedalloy.tasks.metrics.direction import best, higher_is_better
 
 
@@ -152,27 +153,27 @@ def _so_far(folder: Path, interrupt: KeyboardInterrupt) -> Comparison:
 
 
 def _compared(call: Call, processes: int | None, watcher: Watcher, track: Sequence[str]) -> Comparison:
-    entries = _single_threaded(as_entries(call.recipe))
+    entries = single_threaded(as_entries(call.recipe))
     check_seeds(entries)
     where, places = call.folder, folders(entry_names(entries))
     recorded = read_looks(where)
     _check_entries(entries)
     tuning = {name: _tuning_jobs(entries, name, call) for name in entry_names(entries) if grid_of(entries, name)}
-    found = searches(_each(entries), where, partial(_job, call=call), tuning)
+    found = searches(with_entries(entries), where, partial(job_of, call=call), tuning)
     changing = {*tuning, *(one.name for one in found)}
-    for name, one in _each(entries):  # and a folder that holds something else
+    for name, one in with_entries(entries):  # and a folder that holds something else
         for seed in entries.run.seeds if name not in changing else ():
-            is_done(_job(one, name, seed, where / places[name], call))
+            is_done(job_of(one, name, seed, where / places[name], call))
     workers = 1 if call.task else processes or default_processes(entries)
-    _write_json(where / "comparison.json", {"order": entry_names(entries)})
+    write_json(where / "comparison.json", {"order": entry_names(entries)})
     tuned, stuck = _all_tuned(tuning, found, workers, watcher)
     if tuned:
         set_aside(where, places, tuned, {**tuning, **{one.name: one.tries for one in found}})
-        _write_json(where / "tuning.json", [tuned_json(one) for one in tuned])
+        write_json(where / "tuning.json", [tuned_json(one) for one in tuned])
     chosen = {one.name: one.best for one in tuned}
     jobs = [
-        _job(_changed(one, chosen.get(name, {})), name, seed, where / places[name], call)
-        for name, one in _each(entries)
+        job_of(_changed(one, chosen.get(name, {})), name, seed, where / places[name], call)
+        for name, one in with_entries(entries)
         for seed in entries.run.seeds
     ]
     going = [replace(job, track=tuple(track)) for job in jobs if job.name not in stuck]
@@ -253,7 +254,7 @@ def _check_processes(processes: int | None) -> None:
 
 def _check_entries(recipe: Recipe) -> None:
     """Refuse a bad entry before the first round of any run."""
-    for _, one in _each(recipe):
+    for _, one in with_entries(recipe):
         resolve(one)
     check_grids(recipe)
 
@@ -271,11 +272,12 @@ def as_entries(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"compare": [alone]})
 
 
-def _each(recipe: Recipe) -> list[tuple[str, Recipe]]:
+def with_entries(recipe: Recipe) -> list[tuple[str, Recipe]]:
+    """Every entry's name, and the recipe with its changes."""
     return [(name, with_entry(recipe, name)) for name in entry_names(recipe)]
 
 
-def _single_threaded(recipe: Recipe) -> Recipe:
+def single_threaded(recipe: Recipe) -> Recipe:
     """One thread unless the recipe says otherwise, so that results do not depend on the number of processes."""
     engine = recipe.engine.model_copy(update={"threads": recipe.engine.threads or 1})
     return recipe.model_copy(update={"engine": engine})
@@ -285,7 +287,8 @@ def _changed(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
     return parse(merge(recipe.model_dump(exclude_none=True), settings), "grid") if settings else recipe
 
 
-def _job(recipe: Recipe, name: str, seed: int, folder: Path, call: Call) -> Job:
+def job_of(recipe: Recipe, name: str, seed: int, folder: Path, call: Call) -> Job:
+    """The run of a recipe with one seed."""
     task = None if call.task is None else partial(call.task, seed)
     return Job(name, seed, resolve(recipe, seed).resolved, folder / f"seed-{seed}", task=task)
 
@@ -297,7 +300,7 @@ def _tuning_jobs(recipe: Recipe, name: str, call: Call) -> Tries:
     tries = []
     for settings, place in zip(points, settings_folders(points), strict=True):
         changed, where = _changed(entry, settings), call.folder / "tuning" / safe(name) / place
-        tries.append((settings, [_job(changed, name, seed, where, call) for seed in recipe.run.tuning_seeds]))
+        tries.append((settings, [job_of(changed, name, seed, where, call) for seed in recipe.run.tuning_seeds]))
     return tries
 
 
@@ -350,6 +353,7 @@ def _outcome(job: Job, broken: Broken) -> RunOutcome:
     return replace(found, state=news.state, reason=news.text) if news is not None else found
 
 
-def _write_json(file: Path, value: Any) -> None:
+def write_json(file: Path, value: Any) -> None:
+    """Write a file of the comparison's folder."""
     file.parent.mkdir(parents=True, exist_ok=True)
     atomic.write_text(file, json.dumps(value, indent=2) + "\n")

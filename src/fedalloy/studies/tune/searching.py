@@ -144,12 +144,12 @@ class Search:
         return begun < (self.table.trials or DEFAULT_TRIALS)
 
     def _open(self) -> optuna.Study:
-        optuna = _optuna()
+        library = _optuna()
         place = self.folder / "search.log"
         place.parent.mkdir(parents=True, exist_ok=True)
-        storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(place)))
-        study = optuna.create_study(
-            storage=storage, study_name=self.name, load_if_exists=True, pruner=self._pruner(optuna),
+        storage = library.storages.JournalStorage(library.storages.journal.JournalFileBackend(str(place)))
+        study: optuna.Study = library.create_study(
+            storage=storage, study_name=self.name, load_if_exists=True, pruner=self._pruner(library),
             direction="maximize" if self.higher else "minimize",
         )  # fmt: skip
         asked = {"space": {path: repr(one) for path, one in self.space.items()}, "metric": self.metric}
@@ -228,7 +228,10 @@ class Search:
             return
         scores = [one.scores.get("mean", math.nan) for one in trial.done]
         mean = sum(scores) / len(scores)
-        self._close(trial, *((mean, "finished") if math.isfinite(mean) else (None, "failed: no finite score")), run)
+        if math.isfinite(mean):
+            self._close(trial, mean, "finished", run)
+        else:
+            self._close(trial, None, "failed: no finite score", run)
 
     def _close(self, trial: Trial, score: float | None, state: str, last: RunOutcome) -> None:
         """Store the trial; one without a score counts as a bad one for what is tried next."""

@@ -13,7 +13,7 @@ from fedalloy.core.search import Choice, Range, read_space
 from fedalloy.experiment.recipe.changes import merge
 from fedalloy.experiment.recipe.reading import parse
 from fedalloy.experiment.recipe.resolving import algorithm_of
-from fedalloy.experiment.recipe.tables import Recipe
+from fedalloy.experiment.recipe.tables import Recipe, RuleTable
 from fedalloy.methods.solvers.personal import Personal
 from fedalloy.methods.solvers.training import SEARCH, SEARCH_SCALED, LocalTraining
 
@@ -71,13 +71,18 @@ def _of_rule(category: str, rule: Any) -> dict[str, Range]:
     return ranges
 
 
+def _of_table(category: str, table: RuleTable, rule: Any) -> dict[str, Range]:
+    """The ranges of the rule that a table names, which may be a function that makes another rule."""
+    return {**_of_rule(category, rule), **registry.search_of(category, table.kind)}
+
+
 def _parts_space(recipe: Recipe, algorithm: Algorithm) -> Space:
     """The arguments of the parts that the recipe gives itself."""
     return {
         f"{category}.{name}": where
         for category in ("solver", "weighting", "server")
         if getattr(recipe, category) is not None
-        for name, where in _of_rule(category, getattr(algorithm, category)).items()
+        for name, where in _of_table(category, getattr(recipe, category), getattr(algorithm, category)).items()
     }
 
 

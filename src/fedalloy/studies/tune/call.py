@@ -1,0 +1,161 @@
+"""``fedalloy.tune``: good settings for one or several algorithms, found with equal budgets."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fedalloy.core.errors import FedalloyError
+from fedalloy.core.search import Range
+from fedalloy.experiment.recipe.changes import merge
+from fedalloy.experiment.recipe.tables import Recipe
+from fedalloy.experiment.records import atomic
+from fedalloy.experiment.records.toml import dumps
+from fedalloy.studies.compare.calling import Algorithms, RecipeLike, TaskLike, as_call
+from fedalloy.studies.compare.comparing import (
+    as_entries,
+    check_seeds,
+    default_processes,
+    job_of,
+    single_threaded,
+    with_entries,
+    write_json,
+)
+from fedalloy.studies.compare.jobs import Watcher, leave_if_starting
+from fedalloy.studies.compare.tuned import Tuned, tuned_json
+from fedalloy.studies.tune.searching import Search
+from fedalloy.studies.tune.tuning import search_all, searches
+
+_THIRDS = ("low", "middle", "high")
+
+
+@dataclass(frozen=True, repr=False)
+class Tuning:
+    """What was found for every algorithm, and the recipe that runs it: ``fedalloy compare FILE``."""
+
+    folder: Path
+    tuned: tuple[Tuned, ...]
+    file: Path
+    spaces: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        said = "; ".join(f"{one.name} after {one.how}: {one.best}" for one in self.tuned)
+        return f"<{said}; recipe {self.file}>"
+
+    @property
+    def best(self) -> dict[str, dict[str, Any]]:
+        """The best settings, by algorithm."""
+        return {one.name: one.best for one in self.tuned}
+
+    def sensitivity(self, name: str) -> dict[str, dict[str, tuple[float | None, int]]]:
+        """By setting: the best score in the low, the middle and the high third of its range (on its scale), and how
+        many trials finished or were stopped there."""
+        found = next(one for one in self.tuned if one.name == name)
+        ranges = {path: one for path, one in self.spaces[name].items() if isinstance(one, Range)}
+        return {path: thirds(found, path, where) for path, where in ranges.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for machines."""
+        sensitivity = {one.name: self.sensitivity(one.name) for one in self.tuned}
+        found = [tuned_json(one) for one in self.tuned]
+        return {"folder": str(self.folder), "recipe": str(self.file), "tuned": found, "sensitivity": sensitivity}
+
+
+def thirds(found: Tuned, path: str, where: Range) -> dict[str, tuple[float | None, int]]:
+    """The best score in every third of a range, and the number of trials there."""
+    higher = _rises(found)
+    told: dict[str, tuple[float | None, int]] = {}
+    for place, name in enumerate(_THIRDS):
+        there = [one for one in found.tried if _third(one.settings[path], where) == place]
+        scores = [one.score for one in there if one.score is not None]
+        told[name] = ((max if higher else min)(scores) if scores else None, len(there))
+    return told
+
+
+def _third(value: float, where: Range) -> int:
+    low, high, at = (math.log(one) if where.log else one for one in (where.low, where.high, value))
+    return min(int(3 * (at - low) / (high - low)), 2)
+
+
+def _rises(found: Tuned) -> bool:
+    """Whether the chosen setting has the highest of all scores."""
+    scores = {repr(one.settings): one.score for one in found.tried if one.score is not None}
+    return scores[repr(found.best)] == max(scores.values())
+
+
+def tune(
+    task: RecipeLike | TaskLike,
+    algorithms: Algorithms | None = None,
+    folder: str | Path | None = None,
+    *,
+    trials: int | None = None,
+    budget_rounds: int | None = None,
+    seconds: float | None = None,
+    space: Mapping[str, Any] | None = None,
+    sampler: str | None = None,
+    pruner: str | None = None,
+    tuning_seeds: Sequence[int] | None = None,
+    processes: int | None = None,
+    watcher: Watcher | None = None,
+    **settings: Any,
+) -> Tuning:
+    """Search for good settings of every algorithm, each with the same budget: ``trials`` (default 20),
+    ``budget_rounds`` or ``seconds``.
+
+    ``task`` and ``algorithms`` are those of :func:`fedalloy.compare`. Trials run on the ``tuning_seeds`` and are scored
+    on validation parts; test parts are not looked at. After about a ninth and a third of the rounds those that fall
+    behind are stopped (``pruner``: asha, hyperband, none); their rounds count. ``space`` replaces the ranges that the
+    rules declare: ``{"algorithm.lr": {"low": 0.01, "high": 1.0, "log": True}}``. Everything is kept in the folder
+    (default ``runs/tuning``, or ``runs/<recipe>``); the same call continues after an interrupt.
+    """
+    leave_if_starting()
+    asked = {"tuning_seeds": tuning_seeds, **settings}
+    call = as_call(task, algorithms, folder, asked)
+    given = {"trials": trials, "rounds": budget_rounds, "seconds": seconds, "space": space, "sampler": sampler}
+    given |= {"pruner": pruner}
+    recipe = with_budget(call.recipe, {name: value for name, value in given.items() if value is not None})
+    entries = single_threaded(as_entries(recipe))
+    check_seeds(entries)
+    found = searches(with_entries(entries), call.folder, partial(job_of, call=call), {})
+    tuned, stuck = search_all(found, 1 if call.task else processes or default_processes(entries), watcher or _silent)
+    if stuck:
+        name, reason = next(iter(stuck.items()))
+        raise FedalloyError(f"{name}: {reason.reason}")
+    write_json(call.folder / "tuning.json", [tuned_json(one) for one in tuned])
+    return Tuning(call.folder, tuple(tuned), _write(call.folder, recipe, tuned), _spaces(found))
+
+
+def with_budget(recipe: Recipe, given: Mapping[str, Any]) -> Recipe:
+    """The recipe with ``[tune]``; a budget that is given replaces the recipe's."""
+    from fedalloy.experiment.recipe.reading import parse
+
+    table = recipe.tune.model_dump(exclude_none=True) if recipe.tune else {}
+    if any(name in given for name in ("trials", "rounds", "seconds")):
+        table = {name: value for name, value in table.items() if name not in ("trials", "rounds", "seconds")}
+    made = {**recipe.model_dump(exclude_none=True), "tune": {**table, **given}}
+    return parse(made, "tune")
+
+
+def _write(folder: Path, recipe: Recipe, tuned: Sequence[Tuned]) -> Path:
+    """A recipe with the settings that were found."""
+    best = {one.name: one.best for one in tuned}
+    made = as_entries(recipe).model_dump(exclude_none=True, exclude_defaults=True)
+    made.pop("tune", None)
+    made["compare"] = [{**entry, "set": merge(entry.get("set", {}), {})} for entry in made["compare"]]
+    for entry in made["compare"]:
+        entry["set"] = {**entry["set"], **best[entry["name"]]}
+    file = folder / "tuned.toml"
+    atomic.write_text(file, dumps(made))
+    return file
+
+
+def _spaces(found: Sequence[Search]) -> dict[str, Mapping[str, Any]]:
+    return {one.name: one.space for one in found}
+
+
+def _silent(news: object) -> None:
+    """Shows nothing."""
