@@ -1,8 +1,8 @@
 """The search for one algorithm's settings: what is tried next, which trials go on, and what they have cost.
 
 The sampler and the pruner are Optuna's; the study is a file in the folder of the comparison, and every trial's runs
-are run folders, named by their settings. An interrupted search goes on with the trials that were running: they are
-given to Optuna again with the same settings, and their runs are resumed.
+are run folders, named by their settings. An interrupted search goes on with the trials that were running, whose runs
+are resumed.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class Search:
 
     def _affords_another(self) -> bool:
         """Whether the budget allows another trial, should it and those that run take all their rounds."""
-        begun = len(self.tried) + len(self.running)
+        begun = len(self.tried) + len(self.running) + len(self.waiting)
         if self.table.rounds is not None:
             whole = self.recipe.run.rounds * len(self.recipe.run.tuning_seeds)
             return self.spent + whole * (len(self.running) + 1) <= self.table.rounds
@@ -167,7 +167,7 @@ class Search:
         return optuna.pruners.SuccessiveHalvingPruner(min_resource=first, reduction_factor=_FACTOR)
 
     def _recall(self) -> None:
-        """Take over the trials of an earlier session; those that were running are given out again."""
+        """Take over the trials of an earlier session; those that were running go on."""
         states = _optuna().trial.TrialState
         known = self.study.get_trials(deepcopy=False)
         if not known:
@@ -175,9 +175,10 @@ class Search:
             if own:
                 self.study.enqueue_trial(own)  # the recipe's own settings are tried first
         for one in known:
-            if one.state == states.RUNNING:
+            if one.state == states.RUNNING and len(one.params) < len(self.space):  # killed before it was drawn
                 self.study.tell(one.number, state=states.FAIL)
-                self.study.enqueue_trial(one.params, skip_if_exists=True)
+            elif one.state == states.RUNNING:
+                self.waiting.append(self._again(one))
             elif one.state in (states.COMPLETE, states.PRUNED):
                 self.tried.append(Tried(**one.user_attrs["tried"]))
                 self.seconds += one.user_attrs.get("seconds", 0.0)
@@ -193,6 +194,15 @@ class Search:
             else optuna.samplers.TPESampler(seed=seed, constant_liar=True)
         )
         handle = self.study.ask()
+        return self._trial(handle)
+
+    def _again(self, found: optuna.trial.FrozenTrial) -> Trial:
+        """A trial that an earlier session did not close: its settings are drawn, and some rungs may be behind it."""
+        trial = self._trial(_optuna().trial.Trial(self.study, found._trial_id))
+        trial.rung = sum(rung in found.intermediate_values for rung in self.rungs)
+        return trial
+
+    def _trial(self, handle: optuna.Trial) -> Trial:
         settings = {path: _suggest(handle, path, where) for path, where in self.space.items()}
         return Trial(handle, settings, self._jobs(settings))
 

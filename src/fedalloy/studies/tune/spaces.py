@@ -108,14 +108,22 @@ def changed(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
 
 
 def present(recipe: Recipe, space: Space) -> dict[str, Any]:
-    """The recipe's own values of what is searched, of a choice their place; without those left to a rule's default."""
+    """The recipe's own values of what is searched, or the defaults of its rules; of a choice the value's place. Those
+    outside their range are left out."""
     tables = recipe.model_dump(exclude_none=True)
     found: dict[str, Any] = {}
     for path, where in space.items():
         table, _, name = path.partition(".")
-        value = (tables.get(table) or {}).get(name)
+        value = (tables.get(table) or {}).get(name, _default(recipe, table, name))
         if isinstance(where, Choice):
             found |= {path: where.values.index(value)} if value in where.values else {}
         elif isinstance(value, int | float) and value in where:
             found[path] = value
     return found
+
+
+def _default(recipe: Recipe, table: str, name: str) -> Any:
+    """The default of a rule's argument; of local training's where the rule passes it on."""
+    kind = recipe.algorithm.name or "fedavg" if table == "algorithm" else getattr(recipe, table).kind
+    known = inspect.signature(registry.find(table, kind)).parameters
+    return known[name].default if name in known else getattr(LocalTraining, name, None)

@@ -1,0 +1,190 @@
+"""Searching for settings: equal budgets, validation parts, stopped trials, and what is left after a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedalloy
+from fedalloy.core import registry
+from fedalloy.core.errors import SpecError
+from fedalloy.core.search import Choice, Range, read_space
+from fedalloy.experiment.recipe.reading import load, parse
+from fedalloy.experiment.records.reading import find_runs, read_run
+from fedalloy.studies.compare.jobs import JobNews
+from fedalloy.studies.tune.searching import rungs
+from fedalloy.studies.tune.spaces import present, space_of
+
+pytest.importorskip("optuna")
+
+RECIPE: dict[str, Any] = {
+    "task": {"dataset": "digits", "model": {"kind": "logistic"}},
+    "partition": {"kind": "dirichlet", "alpha": 0.3, "clients": 5},
+    "run": {"rounds": 9, "seeds": [0, 1, 2], "tuning_seeds": [100, 101]},
+    "engine": {"kind": "batched"},
+}
+TWO = {"fedavg": "fedavg", "fedprox": "fedprox"}
+
+
+def test_every_method_has_a_space_that_it_accepts() -> None:
+    for name in registry.names("algorithm"):
+        space = space_of(parse({"algorithm": {"name": name}}))
+        assert "algorithm.lr" in space, name
+        for path, where in space.items():
+            assert isinstance(where, Range)
+            recipe = {"algorithm": {"name": name, path.split(".")[1]: where.value(where.high)}}
+            space_of(parse(recipe))
+
+
+def test_arguments_are_searched_where_their_rule_says() -> None:
+    space = space_of(parse({"algorithm": {"name": "fedprox"}}))
+    assert space["algorithm.mu"] == registry.search_of("solver", "prox")["mu"]
+    assert space["algorithm.server_lr"] == registry.search_of("server", "sgd")["lr"]
+    parts = {"solver": {"kind": "prox"}, "weighting": {"kind": "qffl"}, "server": {"kind": "adam"}}
+    assert {"solver.mu", "solver.lr", "weighting.q", "server.lr"} <= set(space_of(parse(parts)))
+    mixed = space_of(parse({"algorithm": {"name": "fedprox"}, "server": {"kind": "adam"}}))
+    assert "server.lr" in mixed
+    assert "algorithm.server_lr" not in mixed
+
+
+def test_adaptive_optimizers_have_smaller_steps() -> None:
+    adam = space_of(parse({"algorithm": {"name": "fedavg", "optimizer": "adam"}}))["algorithm.lr"]
+    sgd = space_of(parse({"algorithm": {"name": "fedavg"}}))["algorithm.lr"]
+    assert isinstance(adam, Range)
+    assert isinstance(sgd, Range)
+    assert adam.high < sgd.high
+
+
+def test_a_recipe_replaces_ranges_and_is_refused_with_words() -> None:
+    given = {"algorithm.lr": {"low": 0.01, "high": 0.1}, "algorithm.batch_size": [8, 32]}
+    space = space_of(parse({"tune": {"space": given}}))
+    assert space["algorithm.lr"] == Range(0.01, 0.1)
+    assert space["algorithm.batch_size"] == Choice((8, 32))
+    with pytest.raises(SpecError, match=r"write \{ low"):
+        read_space("algorithm.lr", {"from": 1})
+    with pytest.raises(SpecError, match="unknown argument 'lrr'"):
+        space_of(parse({"tune": {"space": {"algorithm.lrr": [0.1, 0.2]}}}))
+    with pytest.raises(SpecError, match="begins above 0"):
+        read_space("algorithm.lr", {"low": 0.0, "high": 1.0, "log": True})
+
+
+def test_the_recipes_own_settings_are_tried_first() -> None:
+    recipe = parse({"algorithm": {"name": "fedprox", "mu": 0.5}})
+    assert present(recipe, space_of(recipe)) == {
+        "algorithm.mu": 0.5, "algorithm.server_lr": 1.0, "algorithm.lr": 0.1,
+    }  # fmt: skip
+
+
+def test_a_search_is_scored_on_validation_parts_and_spares_the_test_parts(tmp_path: Path) -> None:
+    found = fedalloy.tune(RECIPE, TWO, tmp_path, trials=3, processes=1)
+    runs = find_runs(tmp_path)
+    assert len(runs) >= 6
+    for run in runs:
+        record = read_run(run)
+        assert record.recipe["evaluate"]["part"] == "valid"
+        assert record.recipe["task"]["valid_fraction"] == 0.2
+        assert all(row["split"] == "valid" for row in record.clients())
+        assert not any(row.get("global") for row in record.rounds())
+    assert [len(one.tried) for one in found.tuned] == [3, 3]
+    again = fedalloy.tune(RECIPE, TWO, tmp_path, trials=3, processes=1, watcher=_nothing_runs)
+    assert again.best == found.best
+    assert load(found.file).tune is None
+
+
+def _nothing_runs(news: JobNews) -> None:
+    raise AssertionError(f"{news.job.folder} ran again")
+
+
+def test_stopped_trials_are_charged_the_rounds_they_ran(tmp_path: Path) -> None:
+    space = {"algorithm.lr": [0.5, 1e-6, 2e-6, 3e-6, 4e-6], "algorithm.server_lr": [1.0, 0.9]}
+    table = {**RECIPE, "algorithm": {"lr": 0.5}, "tune": {"trials": 5, "space": space}}
+    found = fedalloy.tune(table, {"fedavg": "fedavg"}, tmp_path, processes=1)
+    by_state = {
+        state: [one for one in found.tuned[0].tried if one.state == state] for state in ("finished", "stopped early")
+    }
+    assert len(by_state["finished"]) + len(by_state["stopped early"]) == 5
+    assert by_state["stopped early"]
+    for one in by_state["stopped early"]:
+        assert one.rounds in rungs(9, 1)
+        assert one.score is None
+    assert all(one.rounds == 18 for one in by_state["finished"])
+
+
+def test_a_budget_in_rounds_is_not_exceeded(tmp_path: Path) -> None:
+    found = fedalloy.tune(RECIPE, TWO, tmp_path, budget_rounds=40, processes=1)
+    for one in found.tuned:
+        spent = sum(tried.rounds or 0 for tried in one.tried)
+        assert 40 - 18 < spent <= 40
+
+
+def test_a_setting_that_diverges_is_a_failed_trial_and_not_the_end(tmp_path: Path) -> None:
+    table = {**RECIPE, "tune": {"trials": 4, "pruner": "none", "space": {"algorithm.lr": [0.1, 1e39]}}}
+    found = fedalloy.tune(table, {"fedavg": "fedavg"}, tmp_path, processes=1)
+    states = {one.settings["algorithm.lr"]: one.state for one in found.tuned[0].tried}
+    assert states[0.1] == "finished"
+    assert states.get(1e39, "failed").startswith("failed")
+    assert found.best["fedavg"]["algorithm.lr"] == 0.1
+
+
+def test_a_comparison_tunes_first_and_reports_on_other_seeds(tmp_path: Path) -> None:
+    done = fedalloy.compare({**RECIPE, "tune": {"trials": 2}}, TWO, tmp_path, processes=1)
+    assert {one.name for one in done.tuned} == set(TWO)
+    for outcome in done.outcomes:
+        assert outcome.folder is not None
+        assert outcome.seed in (0, 1, 2)
+        record = read_run(outcome.folder)
+        best = next(one.best for one in done.tuned if one.name == outcome.name)
+        assert {
+            f"algorithm.{name}": record.recipe["algorithm"][name] for name in ("lr", "server_lr")
+        }.items() <= best.items()
+        assert record.recipe.get("evaluate", {}).get("part", "test") == "test"
+        assert record.recipe["task"].get("valid_fraction", 0.0) == 0.0
+    assert "2 trials" in json.loads((tmp_path / "tuning.json").read_text())[0]["how"]
+
+
+def test_what_cannot_be_meant_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="one budget"):
+        fedalloy.tune(RECIPE, TWO, tmp_path, trials=3, seconds=1.0)
+    with pytest.raises(SpecError, match="either a grid or a search"):
+        fedalloy.compare({**RECIPE, "tune": {}}, TWO, tmp_path, grid={"algorithm.lr": [0.1, 0.2]})
+    with pytest.raises(SpecError, match="both have 0"):
+        fedalloy.tune(RECIPE, TWO, tmp_path, tuning_seeds=[0])
+    fedalloy.tune(RECIPE, {"fedavg": "fedavg"}, tmp_path / "a", trials=1, processes=1)
+    with pytest.raises(SpecError, match="another space"):
+        fedalloy.tune(
+            RECIPE, {"fedavg": "fedavg"}, tmp_path / "a", trials=1, processes=1, space={"algorithm.lr": [0.1, 0.2]}
+        )
+
+
+@pytest.mark.skipif(os.name == "nt", reason="sends a signal")
+def test_a_killed_search_goes_on_with_the_same_trials(tmp_path: Path) -> None:
+    whole = fedalloy.tune(RECIPE, {"fedavg": "fedavg"}, tmp_path / "whole", trials=5, processes=1)
+    code = (
+        f"import fedalloy; fedalloy.tune({RECIPE!r}, {{'fedavg': 'fedavg'}}, {str(tmp_path / 'cut')!r}, "
+        "trials=5, processes=1)"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+    limit = time.monotonic() + 60
+    while len(find_runs(tmp_path / "cut")) < 2 and child.poll() is None and time.monotonic() < limit:
+        time.sleep(0.01)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    cut = fedalloy.tune(RECIPE, {"fedavg": "fedavg"}, tmp_path / "cut", trials=5, processes=1)
+    found = [{repr(one.settings): (one.score, one.rounds) for one in each.tuned[0].tried} for each in (whole, cut)]
+    assert len(found[0]) == 5
+    assert found[0] == found[1]
+
+
+def test_two_processes_keep_the_budget(tmp_path: Path) -> None:
+    found = fedalloy.tune(RECIPE, {"fedavg": "fedavg"}, tmp_path, trials=4, processes=2)
+    assert len(found.tuned[0].tried) == 4
+    assert set(found.sensitivity("fedavg")) == {"algorithm.lr", "algorithm.server_lr"}
+    assert sum(count for _, count in found.sensitivity("fedavg")["algorithm.lr"].values()) == 4
