@@ -51,27 +51,30 @@ def compare(
     Every run has its own folder below the output folder. Runs that are finished are reused and interrupted ones
     are resumed, so the same command continues after Ctrl-C.
     """
-    from fedalloy.studies.compare.comparing import compare as run_all
-    from fedalloy.studies.compare.comparing import count
-    from fedalloy.studies.tune.call import with_budget
-
-    wanted = prepare(recipe, changes or [], algorithms, grid or [], quick)
-    wanted = with_budget(wanted, {"trials": trials}) if trials else wanted
+    wanted = prepare(recipe, changes or [], algorithms, grid or [], quick, trials)
     for note in unreached(wanted, changes or []):
         typer.echo(note, err=True)
     folder = output or Path("runs") / recipe.stem
     if plan:
         _print_plan(wanted, folder, as_json)
         return
+    done = _run_all(wanted, folder, jobs, track or [], as_json)
+    print_json(done.to_json()) if as_json else _present(done, wanted)
+    _exit(done)
+
+
+def _run_all(recipe: Recipe, folder: Path, jobs: int | None, track: Sequence[str], as_json: bool) -> Comparison:
+    """All runs, with their progress; how many a search makes is not known before."""
+    from fedalloy.studies.compare.comparing import compare as run_all
+    from fedalloy.studies.compare.comparing import count
+
     try:
-        with watch_jobs(count(wanted), as_json) as watcher:
-            done = run_all(wanted, folder, processes=jobs, watcher=watcher, track=track or [])
+        with watch_jobs(None if recipe.tune else count(recipe), as_json) as watcher:
+            return run_all(recipe, folder, processes=jobs, watcher=watcher, track=track)
     except KeyboardInterrupt:
         if not as_json:
             typer.echo("interrupted; nothing is lost: the same command continues from here", err=True)
         raise
-    print_json(done.to_json()) if as_json else _present(done, wanted)
-    _exit(done)
 
 
 def _exit(done: Comparison) -> None:
@@ -84,16 +87,25 @@ def _exit(done: Comparison) -> None:
         raise typer.Exit(1)
 
 
-def prepare(recipe: Path, changes: Sequence[str], algorithms: str | None, grid: Sequence[str], quick: bool) -> Recipe:
+def prepare(
+    recipe: Path,
+    changes: Sequence[str],
+    algorithms: str | None,
+    grid: Sequence[str],
+    quick: bool,
+    trials: int | None = None,
+) -> Recipe:
     """The recipe with the options of the command line applied."""
     from fedalloy.experiment.recipe import load
     from fedalloy.experiment.recipe import quick as shortened
     from fedalloy.studies.compare.comparing import select
+    from fedalloy.studies.tune.call import with_budget
 
     wanted = load(recipe, list(changes))
     wanted = wanted.model_copy(update={"grid": {**wanted.grid, **dict(map(read_grid, grid))}})
     wanted = select(wanted, [name.strip() for name in algorithms.split(",")]) if algorithms else wanted
-    return shortened(wanted) if quick else wanted
+    wanted = shortened(wanted) if quick else wanted
+    return with_budget(wanted, {"trials": trials}) if trials else wanted
 
 
 def unreached(recipe: Recipe, changes: Sequence[str]) -> list[str]:

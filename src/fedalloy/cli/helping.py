@@ -12,6 +12,7 @@ import click
 EXAMPLES = {
     "run": "fedalloy run recipes/quickstart.toml --quick -o runs/first",
     "compare": "fedalloy compare recipes/demo.toml --quick -o runs/demo",
+    "tune": "fedalloy tune recipes/demo.toml --algorithms fedavg --trials 2 --quick -o runs/tuning",
     "reproduce": "fedalloy reproduce --list",
     "list": "fedalloy list weightings",
     "show": "fedalloy show fedavg",

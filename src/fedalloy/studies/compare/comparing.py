@@ -138,7 +138,7 @@ def compare(
     asked = {"seeds": seeds and list(seeds), "rounds": rounds, "tuning_seeds": tuning_seeds, "grid": grid, **settings}
     call = as_call(task, algorithms, folder, asked)
     if watcher is None and (in_notebook() if progress is None else progress):
-        watcher = JobsBar(count(call.recipe))
+        watcher = JobsBar(None if call.recipe.tune else count(call.recipe))
     try:
         return _compared(call, processes, watcher or (lambda news: None), track)
     except KeyboardInterrupt as interrupt:

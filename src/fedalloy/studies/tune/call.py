@@ -35,7 +35,11 @@ _THIRDS = ("low", "middle", "high")
 
 @dataclass(frozen=True, repr=False)
 class Tuning:
-    """What was found for every algorithm, and the recipe that runs it: ``fedalloy compare FILE``."""
+    """What was found for every algorithm, and the recipe that runs it: ``fedalloy compare FILE``.
+
+    >>> Tuning(Path("runs"), (Tuned("fedavg", {"algorithm.lr": 0.2}, ()),), Path("runs/tuned.toml")).best
+    {'fedavg': {'algorithm.lr': 0.2}}
+    """
 
     folder: Path
     tuned: tuple[Tuned, ...]
@@ -110,7 +114,15 @@ def tune(
     on validation parts; test parts are not looked at. After about a ninth and a third of the rounds those that fall
     behind are stopped (``pruner``: asha, hyperband, none); their rounds count. ``space`` replaces the ranges that the
     rules declare: ``{"algorithm.lr": {"low": 0.01, "high": 1.0, "log": True}}``. Everything is kept in the folder
-    (default ``runs/tuning``, or ``runs/<recipe>``); the same call continues after an interrupt.
+    (default ``runs/comparison``, or ``runs/<recipe>``); the same call continues after an interrupt.
+
+    >>> import tempfile
+    >>> space = {"algorithm.lr": [0.1, 0.4], "algorithm.server_lr": [1.0, 0.5]}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     data = {"task": {"dataset": "digits"}, "partition": {"kind": "iid", "clients": 3}}
+    ...     found = tune(data, ["fedavg"], folder, trials=2, rounds=2, space=space, processes=1)
+    >>> len(found.tuned[0].tried)
+    2
     """
     leave_if_starting()
     asked = {"tuning_seeds": tuning_seeds, **settings}

@@ -1,7 +1,7 @@
 """The search for one algorithm's settings: what is tried next, which trials go on, and what they have cost.
 
 The sampler and the pruner are Optuna's; the study is a file in the folder of the comparison, and every trial's runs
-are run folders, named by their settings. An interrupted search goes on with the trials that were running, whose runs
+are run folders, named by their settings. An interrupted search continues with the trials that were running, whose runs
 are resumed.
 """
 
@@ -38,7 +38,7 @@ MakeJob = Callable[[Recipe, str, int, Path], Job]
 
 
 @dataclass
-class Trial:
+class OpenTrial:
     """Settings that are being tried: their runs, one per tuning seed, and how far these are."""
 
     handle: optuna.Trial
@@ -60,9 +60,9 @@ class Search:
     make: MakeJob
     table: TuneTable
     space: Space = field(init=False)
-    running: dict[Path, Trial] = field(default_factory=dict, init=False)
+    running: dict[Path, OpenTrial] = field(default_factory=dict, init=False)
     tried: list[Tried] = field(default_factory=list, init=False)
-    waiting: list[Trial] = field(default_factory=list, init=False)
+    waiting: list[OpenTrial] = field(default_factory=list, init=False)
     seconds: float = field(default=0.0, init=False)
     broken: str = field(default="", init=False)
 
@@ -183,7 +183,7 @@ class Search:
                 self.tried.append(Tried(**one.user_attrs["tried"]))
                 self.seconds += one.user_attrs.get("seconds", 0.0)
 
-    def _ask(self) -> Trial:
+    def _ask(self) -> OpenTrial:
         """The next settings, drawn from the seed and the number of trials so far."""
         optuna = _optuna()
         number = len(self.study.get_trials(deepcopy=False))
@@ -196,21 +196,21 @@ class Search:
         handle = self.study.ask()
         return self._trial(handle)
 
-    def _again(self, found: optuna.trial.FrozenTrial) -> Trial:
+    def _again(self, found: optuna.trial.FrozenTrial) -> OpenTrial:
         """A trial that an earlier session did not close: its settings are drawn, and some rungs may be behind it."""
         trial = self._trial(_optuna().trial.Trial(self.study, found._trial_id))
         trial.rung = sum(rung in found.intermediate_values for rung in self.rungs)
         return trial
 
-    def _trial(self, handle: optuna.Trial) -> Trial:
+    def _trial(self, handle: optuna.Trial) -> OpenTrial:
         settings = {path: _suggest(handle, path, where) for path, where in self.space.items()}
-        return Trial(handle, settings, self._jobs(settings))
+        return OpenTrial(handle, settings, self._jobs(settings))
 
     def _jobs(self, settings: Settings) -> list[Job]:
         place, one = self.folder / settings_folders([settings])[0], changed(self.recipe, settings)
         return [self.make(one, self.name, seed, place) for seed in self.recipe.run.tuning_seeds]
 
-    def _job(self, trial: Trial) -> Job | None:
+    def _job(self, trial: OpenTrial) -> Job | None:
         """The current run of a trial: that of the first seed up to the next rung, the others to the end. None if the
         trial ends here, because it is not among the best that came to a rung."""
         job = trial.jobs[len(trial.done)]
@@ -223,7 +223,7 @@ class Search:
                 return None
         return replace(job, until=self.rungs[trial.rung] if trial.rung < len(self.rungs) else None)
 
-    def _at_rung(self, trial: Trial, score: float) -> str:
+    def _at_rung(self, trial: OpenTrial, score: float) -> str:
         """Compare a trial with those that came to its rung; returns why it ends here, or nothing."""
         if not math.isfinite(score):
             return "failed: no finite score"
@@ -231,7 +231,7 @@ class Search:
         trial.rung += 1
         return "stopped early" if trial.handle.should_prune() else ""
 
-    def _next_seed(self, trial: Trial, run: RunOutcome) -> None:
+    def _next_seed(self, trial: OpenTrial, run: RunOutcome) -> None:
         trial.done.append(run)
         if len(trial.done) < len(trial.jobs):
             self.waiting.insert(0, trial)
@@ -243,7 +243,7 @@ class Search:
         else:
             self._close(trial, None, "failed: no finite score", run)
 
-    def _close(self, trial: Trial, score: float | None, state: str, last: RunOutcome) -> None:
+    def _close(self, trial: OpenTrial, score: float | None, state: str, last: RunOutcome) -> None:
         """Store the trial; one without a score counts as a bad one for what is tried next."""
         rounds = sum(run.round for run in trial.done) + (0 if last in trial.done else last.round)
         tried = Tried(trial.settings, score, state, rounds)
