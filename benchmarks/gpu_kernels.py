@@ -2,21 +2,26 @@
 
     PYTHONPATH=src python -m benchmarks.gpu_kernels [--only conform cnn ...] [--out FOLDER]
 
-Needs torch with CUDA, numpy and safetensors, and no data: images are drawn, with the shapes of CIFAR-10 and MNIST. Every
-part prints what it finds at once, and one that fails does not end the others. "Before" is ``kernel = "mapped"``.
+Needs torch with CUDA, numpy and safetensors, and no data: images are drawn, with the shapes of CIFAR-10 and MNIST.
+Every part prints what it finds at once, and one that fails does not end the others. "Before" is ``kernel = "mapped"``.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 import traceback
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -204,8 +209,9 @@ OTHER_CASES = {
 }  # fmt: skip
 
 
-def conform() -> None:
-    """The kernels against the loop, in float64 on the card, with clients of different sizes."""
+def conform() -> bool:
+    """The kernels against the loop, in float64 on the card, with clients of different sizes; whether all is well."""
+    begin = len(FOUND)
     data = images(400, (3, 16, 16), torch.float64)
     data.x[:, :, :6] = 0.5
     cases = [("chain", small_chain, name, CHAIN_CASES[name], Batched()) for name in ("fedavg", "prox")]
@@ -224,6 +230,7 @@ def conform() -> None:
             note(part="conform", kernel=kernel, algorithm=name, failed=traceback.format_exc()[-1500:])
     factored(data)
     planted(data)
+    return all(row.get("ok", row.get("found", False)) for row in FOUND[begin:])
 
 
 def factored(data: Dataset) -> None:
@@ -332,9 +339,10 @@ GENERATIVE: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
 }
 
 
-def generative_federation(name: str) -> Federation:
+def generative_federation(name: str, **more: Any) -> Federation:
     """MNIST's shape, 10 clients with Dirichlet(1) shares, batches of 64, one epoch."""
     model, extra = GENERATIVE[name]
+    extra = {**extra, **more}
     return federation(named(name, batch_size=64, **extra), images(56320, (1, 32, 32)), model, 10, 10, Dirichlet(1.0))
 
 
@@ -392,9 +400,61 @@ def warm(name: str, precision: str) -> None:
     print(f"warm {name} {precision}: {time.perf_counter() - begin:.1f} s", flush=True)
 
 
-PARTS: dict[str, Callable[[], None]] = {
+METHODS: dict[str, Callable[..., Algorithm]] = {
+    "fedavg": fedavg, "momentum": partial(fedavg, momentum=0.9), "adamw": partial(fedavg, optimizer="adamw"),
+    "fedprox": partial(fedprox, 0.1), "scaffold": scaffold,
+}  # fmt: skip
+
+
+def table() -> None:
+    """Models x methods: the multiple over the loop, 20 clients with two batches of 16, tf32."""
+    for model in (cnn, resnet20):
+        data = images(640, (3, 32, 32))
+        for name, method in METHODS.items():
+            part = f"table {model.__name__} {name}"
+            try:
+                fed = federation(method(lr=0.01, batch_size=16), data, model, 20, 20)
+                loop = statistics.median(timed(fed, Loop(), 2)[1])
+                note(part=part, loop_ms=round(1e3 * loop, 2))
+                measure(part, "tf32 best", fed, Batched(precision="tf32"), 5)
+            except Exception:
+                note(part=part, failed=traceback.format_exc()[-800:])
+
+
+SHARED: dict[str, Callable[[], Federation]] = {
+    "fedevg": lambda: generative_federation("fedevg", iterations=20),
+    "resnet20": lambda: federation(fedavg(lr=0.1, batch_size=64), images(768, (3, 32, 32)), resnet20, 3, 3),
+}
+
+
+def sharing() -> None:
+    """One, two and four processes on one card, each with its own rounds: how many rounds a second in all."""
+    for name in SHARED:
+        for count in (1, 2, 4):
+            with tempfile.TemporaryDirectory() as folder:
+                call = [sys.executable, "-m", "benchmarks.gpu_kernels", "--member", name, folder]
+                members = [subprocess.Popen(call, stdout=subprocess.PIPE, text=True) for _ in range(count)]
+                while len(list(Path(folder).glob("ready-*"))) < count and all(one.poll() is None for one in members):
+                    time.sleep(0.1)
+                (Path(folder) / "go").touch()
+                said = [one.communicate()[0].strip().splitlines() for one in members]
+            rates = [float(lines[-1]) if lines else 0.0 for lines in said]
+            note(part=f"sharing {name}", processes=count, rounds_per_second=round(sum(rates), 3), each=rates)
+
+
+def member(name: str, folder: str, rounds: int = 10) -> None:
+    """One process of ``sharing``: warm up, wait for the others, print rounds per second."""
+    fed, engine = SHARED[name](), Batched(precision="tf32")
+    timed(fed, engine, 1)
+    (Path(folder) / f"ready-{os.getpid()}").touch()
+    while not (Path(folder) / "go").exists():
+        time.sleep(0.01)
+    print(rounds / sum(timed(fed, engine, rounds - 1)[1]) * (rounds - 1) / rounds)
+
+
+PARTS: dict[str, Callable[[], Any]] = {
     "conform": conform, "cnn": convolutional, "errors": errors, "generative": generative, "fit": whole_rounds,
-    "resnet": residual, "before": generative_before,
+    "resnet": residual, "before": generative_before, "table": table, "sharing": sharing,
 }  # fmt: skip
 
 
@@ -404,9 +464,13 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=sorted(PARTS), default=list(PARTS))
     parser.add_argument("--out", type=Path)
     parser.add_argument("--warm", nargs=2, metavar=("NAME", "PRECISION"), help="only fill the compiler's cache")
+    parser.add_argument("--member", nargs=2, metavar=("NAME", "FOLDER"), help="one process of the part 'sharing'")
     options = parser.parse_args()
     if options.warm:
         warm(*options.warm)
+        return
+    if options.member:
+        member(*options.member)
         return
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)

@@ -118,7 +118,10 @@ def test_a_traced_step_computes_nothing_twice_and_writes_what_changes():
         moved = w @ w.T + (w @ w.T).relu() + torch.arange(2).sum()
         return {"tree": {"other": other, "w": moved}}  # in another order, and one of them unchanged
 
-    values = {"x": torch.ones(3), "tree": {"w": torch.tensor([[1.0, 2.0], [0.0, 1.0]]), "other": torch.zeros(2)}}
+    values: dict[str, Any] = {
+        "x": torch.ones(3),
+        "tree": {"w": torch.tensor([[1.0, 2.0], [0.0, 1.0]]), "other": torch.zeros(2)},
+    }
     traced = trace(step, values)
     names = [str(node.target) for node in traced.graph.graph.nodes]
     assert names.count("aten.mm.default") == 1

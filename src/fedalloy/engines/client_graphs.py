@@ -206,16 +206,16 @@ def _join(lanes: list[Lane], *, begin: bool) -> None:
 
 
 def _values(training: BlockTraining) -> Values:
-    """The values of a step, those of the first client; ``plan`` holds those of all its steps, with room for more."""
+    """The values of a step, those of the first client; ``plan`` holds those of all its steps, with space for more."""
     first = tree_map(lambda leaf: leaf[0], {"carry": training.carry, "buffers": training.buffers})
     plan, device = tree_map(lambda leaf: leaf[0], _plan(training)), training.device
-    room = 1 << max(0, len(plan["rows"]) - 1).bit_length()
+    capacity = 1 << max(0, len(plan["rows"]) - 1).bit_length()
     return {
         **first,
         "loss": torch.zeros(2, dtype=widest(device), device=device),
         "at": torch.zeros(1, dtype=torch.int64, device=device),
         "lr": torch.tensor(training.ctx.local_lr, device=device, dtype=floating(training.carry)),
-        "plan": tree_map(lambda leaf: leaf.new_zeros(room, *leaf.shape[1:]), plan),
+        "plan": tree_map(lambda leaf: leaf.new_zeros(capacity, *leaf.shape[1:]), plan),
         "pool": (training.block.data.x, training.block.data.y),
     }
 
