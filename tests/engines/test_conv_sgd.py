@@ -15,7 +15,7 @@ from fedalloy.algorithms import fedavg, fedprox
 from fedalloy.core.factors import FactoredTree, LowRank
 from fedalloy.core.keys import Key
 from fedalloy.core.types import Block
-from fedalloy.engines import batched, between_products, conv_sgd
+from fedalloy.engines import batched, between_products, conv_graphs, conv_sgd
 from fedalloy.engines.batched import Batched, stages_for
 from fedalloy.engines.conv_chain import Op
 from fedalloy.engines.conv_graphs import CapturedRound, ConvGraphs, signature
@@ -225,6 +225,24 @@ def test_what_a_graph_is_kept_by():
         moving = replace(plain, sgd=sgd)
         assert not moving.is_still
         assert (signature(moving, {}, some, 0.1) != signature(moving, {}, some, 0.2)) == (sgd.momentum == 0)
+
+
+def test_examples_at_another_address_get_no_graph_of_their_own(monkeypatch):
+    made: list[Any] = []
+
+    def capture(kernel: Any, params: Any, batches: Batches, lr: float) -> Any:
+        made.append(batches.x.data_ptr())
+        return CapturedRound(
+            Nothing(), dict(params), batches, torch.zeros(()), conv_sgd.descend(kernel, params, batches, lr)
+        )  # type: ignore[arg-type]
+
+    monkeypatch.setattr(conv_graphs, "_capture", capture)
+    monkeypatch.setattr(conv_graphs, "_is_on_gpu", lambda batches: True)
+    engine, algorithm, data = Batched(kernel="fused"), METHODS["plain"], task("flat examples")
+    play(engine, algorithm, data)
+    other = replace(data, block=replace(data.block, x=data.block.x + 1.0))
+    assert gaps(play(engine, algorithm, other), play(Loop(), algorithm, other)) == []
+    assert made == [data.block.x.data_ptr()]
 
 
 def test_a_failing_compiler_is_no_failing_round(monkeypatch):

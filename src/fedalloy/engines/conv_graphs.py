@@ -74,12 +74,13 @@ class ConvGraphs:
 
     def descend(self, kernel: ConvSgd, params: Tree, batches: Batches, lr: float) -> Result:
         """The same result as ``conv_sgd.descend``, from a graph where possible."""
-        on_gpu = batches.rows.is_cuda and bool(batches.running)
         key = signature(kernel, params, batches, lr)
         if key in self._captured:
             return self._captured[key].replay(params, batches, lr)
         expected = self._compiled_or_not(kernel, params, batches, lr)
-        if not on_gpu or self._given_up or len(self._captured) >= MOST_GRAPHS:
+        # Examples that are read anew in every round would need a new graph in each.
+        elsewhere = any(kept[:-1] == key[:-1] for kept in self._captured)
+        if not _is_on_gpu(batches) or self._given_up or elsewhere or len(self._captured) >= MOST_GRAPHS:
             return expected
         try:
             known = replace(kernel, fusing=self._fusing or kernel.fusing)
@@ -120,23 +121,19 @@ def may_be_factored(algorithm: Algorithm) -> bool:
     return not read and not isinstance(algorithm.weighting, ElementWeighting)
 
 
+def _is_on_gpu(batches: Batches) -> bool:
+    """Whether there is something to capture."""
+    return batches.rows.is_cuda and bool(batches.running)
+
+
 def signature(kernel: ConvSgd, params: Tree, batches: Batches, lr: float) -> tuple[Any, ...]:
     """What is fixed in a graph: stages, loss, SGD settings, steps, clients, shapes, address of the data; and the step
-    size, if it is more than a factor of the gradient."""
+    size, if it is more than a factor of the gradient. The address comes last."""
     shapes = tuple((name, leaf.shape, leaf.dtype) for name, leaf in params.items())
     data = (batches.x.data_ptr(), batches.y.data_ptr(), batches.x.shape)
     size = lr if kernel.sgd.weight_decay or kernel.sgd.pull else None
-    return (
-        kernel.stages,
-        kernel.loss,
-        kernel.sgd,
-        kernel.factored,
-        shapes,
-        batches.running,
-        batches.rows.shape,
-        data,
-        size,
-    )
+    fixed = kernel.stages, kernel.loss, kernel.sgd, kernel.factored, shapes
+    return *fixed, batches.running, batches.rows.shape, size, data
 
 
 def _capture(kernel: ConvSgd, params: Tree, batches: Batches, lr: float) -> CapturedRound:
