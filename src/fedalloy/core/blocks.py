@@ -103,7 +103,7 @@ def prepare(
     solver = algorithm.solver
     with stage("plan"):
         plan = plan or solver.plan(data.size.cpu(), work.epochs, keys.fold("plan"))
-        steps = _steps_of(plan.mask, work.active)
+        steps = _steps_of(plan.mask, work)
         if steps.order is not None:
             work, data, keys = work.rows(steps.order), _rows(data, steps.order), keys.pick(steps.order)
             plan = Plan(plan.index[steps.order], plan.mask[steps.order], plan.phase[steps.order])
@@ -146,8 +146,9 @@ _known_steps: Any = WeakIdKeyDictionary()
 of the same sizes, and reading it takes longer than a small block."""
 
 
-def _steps_of(mask: Tensor, active: Tensor) -> _Steps:
-    if not bool(active.all()):
+def _steps_of(mask: Tensor, work: Work) -> _Steps:
+    active = work.active
+    if not work.all_active:
         return _read_steps(mask, active)
     version, known = _known_steps.get(mask, (None, None))
     if known is None or version != mask._version:  # torch counts the writes to a tensor
@@ -165,7 +166,8 @@ def _read_steps(mask: Tensor, active: Tensor) -> _Steps:
         planned, taken, mask = planned[order], taken[order], mask[order]
     steps = int(taken[0]) if len(taken) else 0
     mask = mask[:, :steps]
-    by_step = mask.transpose(0, 1).clone()  # a view would keep the mask, and with it this entry, for ever
+    # A view would keep the mask, and with it this entry, for ever.
+    by_step = mask.transpose(0, 1).clone(memory_format=torch.contiguous_format)
     return _Steps(order, planned, _running(taken.tolist(), steps), _full(mask, taken), by_step, by_step.sum(2))
 
 

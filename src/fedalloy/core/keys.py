@@ -11,12 +11,14 @@ import hashlib
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import index
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from fedalloy.core.errors import SpecError
+from fedalloy.core.native import draws
 from fedalloy.core.wide import has_float64
 
 _MASK = (1 << 64) - 1
@@ -49,8 +51,7 @@ def _shift(value: Tensor, bits: int) -> Tensor:
 def _mix_tensor(value: Tensor) -> Tensor:
     """``_mix`` for a batch. Batches are small, so the overhead of a call counts: on a CPU the same bits are mixed as an
     unsigned array, whose calls cost a third and whose shift is logical."""
-    traced = type(value) is not Tensor or is_functorch_wrapped_tensor(value)
-    if traced or value.dim() == 0 or value.device.type != "cpu":
+    if value.dim() == 0 or not _at_hand(value):
         return _mix_anywhere(value)
     bits = value.numpy().view("uint64")
     bits = (bits ^ (bits >> 30)) * _FIRST
@@ -58,6 +59,16 @@ def _mix_tensor(value: Tensor) -> Tensor:
     bits *= _SECOND
     bits ^= bits >> 31
     return torch.from_numpy(bits.view("int64"))
+
+
+def _at_hand(value: Tensor) -> bool:
+    """Whether the numbers of a tensor can be read where they are: on a CPU, and neither under ``vmap`` nor traced."""
+    return value.device.type == "cpu" and type(value) is Tensor and not is_functorch_wrapped_tensor(value)
+
+
+def _compiled(state: int | Tensor) -> TypeGuard[Tensor]:
+    """Whether a batch of keys can be handled by a compiled function."""
+    return draws.COMPILED and isinstance(state, Tensor) and _at_hand(state) and state.is_contiguous()
 
 
 def _mix_anywhere(value: Tensor) -> Tensor:
@@ -110,17 +121,23 @@ class Key:
             bits = _label_bits(label)
             if isinstance(state, int):
                 state = _mix(state ^ bits)
+            elif _compiled(state):
+                state = draws.folded(state, bits)
             else:
                 state = _mix_tensor(state ^ _signed(bits))
         return Key(state)
 
     def each(self, labels: Tensor) -> Key:
         """A batch: one key per integer label, equal to ``fold(label)`` for each; new axes come last."""
-        bits = _mix_tensor(labels.to(torch.int64) * _signed(_GOLDEN) + 1)
+        labels = labels.to(torch.int64)
+        state = torch.tensor(_signed(self.state)) if isinstance(self.state, int) and draws.COMPILED else self.state
+        if _compiled(state) and _at_hand(labels) and labels.is_contiguous():
+            return Key(draws.keyed(state, labels))
+        bits = _mix_tensor(labels * _signed(_GOLDEN) + 1)
         if isinstance(self.state, int):
             return Key(_mix_tensor(bits ^ _signed(self.state)))
-        state = self.state.reshape(*self.state.shape, *([1] * labels.dim()))
-        return Key(_mix_tensor(bits ^ state))
+        before = self.state.reshape(*self.state.shape, *([1] * labels.dim()))
+        return Key(_mix_tensor(bits ^ before))
 
     def rows(self, begin: int, end: int) -> Key:
         """Some keys of a batch."""
@@ -146,6 +163,8 @@ class Key:
         for extent in shape:
             count *= extent
         state = self._state_tensor(device)
+        if _compiled(state):
+            return draws.drawn(state, count).reshape((*state.shape, *shape))
         counter = torch.arange(1, count + 1, dtype=torch.int64, device=state.device) * _signed(_GOLDEN)
         return _mix_tensor(state.unsqueeze(-1) + counter).reshape((*state.shape, *shape))
 
@@ -170,6 +189,10 @@ class Key:
     ) -> Tensor:
         """A permutation of ``range(length)``; with ``valid`` (one count per key of the batch) the first
         ``valid`` entries are a permutation of ``range(valid)`` and the rest is padding."""
+        if device is None and _compiled(self.state) and (valid is None or _at_hand(valid)):
+            found = draws.ordered(self.state, length, valid)
+            if found is not None:
+                return found
         order = self.bits(length, device=device)
         if valid is not None:
             padded = torch.arange(length, device=order.device) >= valid.to(order.device).unsqueeze(-1)
@@ -178,6 +201,9 @@ class Key:
 
     def choice(self, population: int, size: int) -> Tensor:
         """``size`` distinct members of ``range(population)``, in O(size) (Floyd's sampling), sorted."""
+        found = draws.chosen(self.state, population, size) if draws.COMPILED and isinstance(self.state, int) else None
+        if found is not None:
+            return found
         tops = torch.arange(population - size, population)
         picks = (self.bits(size) & _LAST) % (tops + 1)
         ordered = picks.sort().values

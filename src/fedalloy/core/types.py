@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
@@ -101,6 +102,23 @@ class Work:
     epochs: Tensor
     active: Tensor
 
+    @cached_property
+    def clients(self) -> list[int]:
+        """The ids as numbers."""
+        return self.ids.tolist()
+
+    @cached_property
+    def all_active(self) -> bool:
+        """Whether every link works."""
+        return bool(self.active.all())
+
+    @staticmethod
+    def undisturbed(ids: Tensor) -> Work:
+        """Work for ``ids``, which must be sorted, with the solver's epochs and all links working."""
+        work = Work(ids, *_defaults(len(ids)))
+        work.__dict__["all_active"] = True
+        return work
+
     @staticmethod
     def of(ids: Tensor, epochs: Tensor | None = None, active: Tensor | None = None) -> Work:
         """Work for ``ids`` (sorted here); by default with the solver's epochs and all links working."""
@@ -115,6 +133,20 @@ class Work:
     def rows(self, index: Tensor | slice) -> Work:
         """Part of the cohort."""
         return Work(self.ids[index], self.epochs[index], self.active[index])
+
+
+def _defaults(clients: int) -> tuple[Tensor, Tensor]:
+    """Epochs and links of undisturbed work, the same in every round; made anew if somebody wrote into them."""
+    epochs, active = _kept_defaults(clients)
+    if epochs._version or active._version:
+        _kept_defaults.cache_clear()
+        return _kept_defaults(clients)
+    return epochs, active
+
+
+@lru_cache(8)
+def _kept_defaults(clients: int) -> tuple[Tensor, Tensor]:
+    return torch.tensor([-1]).repeat(clients), torch.tensor([True]).repeat(clients)
 
 
 @dataclass(frozen=True)

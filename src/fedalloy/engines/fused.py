@@ -20,6 +20,7 @@ from fedalloy.core.wide import widest
 from fedalloy.engines.batches import batches
 from fedalloy.engines.kinds import PlainSgd, plain_sgd_of
 from fedalloy.engines.layer_chain import Chain
+from fedalloy.engines import fused_logistic
 
 DIFFERENTIABLE = False
 LOSSES = ("cross_entropy", "binary")
@@ -69,7 +70,12 @@ def dense_layers(chain: Chain | None, loss: str | None) -> tuple[Dense, ...] | N
 
 def train(layers: tuple[Dense, ...], training: BlockTraining) -> TrainingResult:
     """The kernel, for a model of these layers and a solver that declares plain descent."""
-    deltas, loss_sum = descend(*setting(layers, training), training.shared["params"], training.block, training.ctx)
+    layers, loss, sgd = setting(layers, training)
+    params, block, ctx = training.shared["params"], training.block, training.ctx
+    found = None
+    if len(layers) == 1 and loss == "cross_entropy":
+        found = fused_logistic.descend(layers[0].weight, layers[0].bias, sgd, params, block, ctx)
+    deltas, loss_sum = found or descend(layers, loss, sgd, params, block, ctx)
     return TrainingResult({}, {}, loss_sum, sent={"delta": deltas})
 
 

@@ -23,6 +23,7 @@ from fedalloy.core.task import check_task
 from fedalloy.core.traffic import bytes_down, cross_bytes
 from fedalloy.core.types import Cohort, Context, Contributions, State, Work
 from fedalloy.experiment.config import RunConfig
+from fedalloy.experiment.sampling import UniformSampling, all_available
 from fedalloy.experiment.sizes import KnownSizes
 
 MEGABYTE = 1e6
@@ -97,8 +98,8 @@ def run_round(
             local_lr=fed.algorithm.solver.lr_at(round, fed.config.rounds),
             rounds=fed.config.rounds,
         )
-        known = _known(fed, store, work.ids)
-        states = _with_new(fed, state, known, work.ids, round)
+        known = _known(fed, store, work.clients)
+        states = _with_new(fed, state, known, work.clients, round)
         _read_ahead(fed, round + 1)
     with watch.time("clients"):
         outcome = _run(fed, state, states, work, ctx)
@@ -128,8 +129,11 @@ def known_sizes(fed: Federation) -> KnownSizes:
 
 def _assign(fed: Federation, round: int, key: Key) -> tuple[Work, list[int]]:
     """The cohort's work, and the sampled clients that cannot answer."""
-    devices = fed.config.devices
-    ids = fed.config.sampling.choose(
+    devices, sampling = fed.config.devices, fed.config.sampling
+    if devices.undisturbed:
+        ids = sampling.choose(fed.task, round, key.fold("sample"), all_available)
+        return Work.undisturbed(ids) if type(sampling) is UniformSampling else Work.of(ids), []  # those are sorted
+    ids = sampling.choose(
         fed.task, round, key.fold("sample"), lambda some: devices.available(some, key.fold("available"))
     )
     links, epochs = devices.links(ids, key.fold("links")), devices.epochs_for(ids, key.fold("epochs"))
@@ -148,18 +152,18 @@ def client_states(
     fed: Federation, state: ServerState, store: ClientStore, ids: Tensor, round: int = 0
 ) -> dict[int, State]:
     """Every client's state; a client without one gets its initial state."""
-    return _with_new(fed, state, _known(fed, store, ids), ids, round)
+    clients = ids.tolist()
+    return _with_new(fed, state, _known(fed, store, clients), clients, round)
 
 
-def _known(fed: Federation, store: ClientStore, ids: Tensor) -> dict[int, State]:
+def _known(fed: Federation, store: ClientStore, clients: list[int]) -> dict[int, State]:
     """The stored states, for algorithms whose clients keep one."""
-    return store.get(ids.tolist()) if fed.algorithm.stateful or fed.engine.clients_keep_states else {}
+    return store.get(clients) if fed.algorithm.stateful or fed.engine.clients_keep_states else {}
 
 
 def _with_new(
-    fed: Federation, state: ServerState, known: dict[int, State], ids: Tensor, round: int
+    fed: Federation, state: ServerState, known: dict[int, State], clients: list[int], round: int
 ) -> dict[int, State]:
-    clients = ids.tolist()
     if fed.engine.clients_keep_states:
         return {client: {} for client in clients} | known
     new, shared, algorithm = fed.new_clients, state["shared"], fed.algorithm
@@ -194,7 +198,7 @@ def _sent_down(
     """What was sent to the clients: their orders, and the models of others where these are cross-scored."""
     orders = outcome.bytes_down
     if orders is None:
-        strangers = sum(client not in known for client in work.ids.tolist()) if known else len(work)
+        strangers = sum(client not in known for client in work.clients) if known else len(work)
         orders = bytes_down(fed.algorithm, shared, len(work), strangers)
     return orders + cross_bytes(fed.algorithm, shared, cohort)
 
@@ -225,7 +229,7 @@ def _counted(outcome: Outcome, work: Work, late: list[int], step: ServerStep) ->
 
 def _silent(work: Work) -> list[int]:
     """The clients whose link failed."""
-    return [] if bool(work.active.all()) else work.ids[~work.active].tolist()
+    return [] if work.all_active else work.ids[~work.active].tolist()
 
 
 def _describe(

@@ -21,6 +21,11 @@ from fedalloy.core.protocols import Task
 Available = Callable[[Tensor], Tensor]
 
 
+def all_available(ids: Tensor) -> Tensor:
+    """For devices that can always be reached."""
+    return torch.ones(len(ids), dtype=torch.bool)
+
+
 class Sampling(ABC):
     """Chooses the ids of a round."""
 
@@ -62,6 +67,8 @@ class UniformSampling(Sampling):
     def choose(self, task: Task, round: int, key: Key, available: Available) -> Tensor:
         population = task.population
         drawn = wanted = self.size(population)
+        if available is all_available:
+            return key.choice(population, wanted)
         while True:
             ids = key.choice(population, drawn)
             reachable = available(ids)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -89,6 +90,11 @@ class DeviceProfile:
         EpochRange(low=1, high=5)
         """
         return DeviceProfile(**table)
+
+    @cached_property
+    def undisturbed(self) -> bool:
+        """Whether every client can always be sampled, does the solver's work, and delivers."""
+        return self.epochs is None and self.success == self.availability == 1.0
 
     def check(self, population: int) -> None:
         """Refuse lists that do not have one entry per client."""

@@ -53,8 +53,10 @@ class Pool:
     def block(self, ids: Tensor) -> Block:
         """Some clients; the examples themselves are not copied."""
         ids = ids.cpu()
-        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < len(self.size):
-            raise DataError(f"client ids must lie in 0..{len(self.size) - 1}, got {int(ids.min())}..{int(ids.max())}")
+        if len(ids):
+            low, high = (int(end) for end in torch.aminmax(ids))
+            if low < 0 or high >= len(self.size):
+                raise DataError(f"client ids must lie in 0..{len(self.size) - 1}, got {low}..{high}")
         return Block(self.x, self.y, self.start[ids], self.size[ids])
 
     def everyone(self) -> Block:

@@ -1,0 +1,40 @@
+"""Compile the kernels: when a wheel is built or a checkout is installed, and by ``python -m
+fedalloy.core.native.building``. Uses the standard library only, because the build imports it by its path."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+LIBRARY = "kernels.so"
+_FLAGS = ("-std=gnu11", "-O3", "-fno-math-errno", "-Wno-psabi", "-shared", "-fPIC")
+
+
+def fingerprint() -> str:
+    """Of all sources: a library that was compiled from others is not used."""
+    sources = (path.read_bytes() for path in sorted(HERE.glob("*.c")))
+    return hashlib.sha256(b"\0".join(sources)).hexdigest()
+
+
+def build(target: Path = HERE / LIBRARY) -> str | None:
+    """Compile into ``target``; returns the reason if that is not possible here."""
+    compiler = os.environ.get("CC") or shutil.which("gcc")
+    if not sys.platform.startswith("linux") or compiler is None:
+        return "the kernels are compiled on Linux, with gcc"
+    made = target.with_suffix(f".{os.getpid()}.so")
+    command = [compiler, *_FLAGS, f'-DSOURCES="{fingerprint()}"', "-o", str(made), str(HERE / "native.c"), "-lm"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        made.unlink(missing_ok=True)
+        return f"{compiler} failed: {done.stderr.strip()}"
+    made.replace(target)  # whole or not at all: another process may be loading it
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(build())
