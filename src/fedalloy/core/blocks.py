@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -27,9 +28,9 @@ from fedalloy.core.wide import wide
 class Prepared:
     """A block ready to run.
 
-    ``running[s]`` clients (the first ones) take step ``s``; ``full[s]`` is true if all their slots are used.
-    ``rows`` is ``[S, C, B]``, absolute rows of ``data``; ``mask`` likewise, and ``seen`` its sum over B. ``dropout``
-    are the keys of the clients' dropout masks, ``[C, S]``, if they are already drawn.
+    ``running[s]`` clients (the first ones) take step ``s``; ``full[s]`` is true if all their slots are used. ``mask``
+    is ``[S, C, B]``, ``seen`` its sum over B, and ``examples`` the sum of that over all steps. ``chosen`` are the
+    ``rows`` and ``dropout`` the keys of the clients' dropout masks, ``[C, S]``, if they are already known.
     """
 
     work: Work
@@ -40,13 +41,25 @@ class Prepared:
     planned: Tensor
     running: list[int]
     full: list[bool]
-    rows: Tensor
     mask: Tensor
     seen: Tensor
+    examples: Tensor
+    chosen: Tensor | None = None
     dropout: Tensor | None = None
 
     def __len__(self) -> int:
-        return len(self.work.ids)
+        return self.work.ids.shape[0]
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """Absolute rows of ``data``, ``[S, C, B]``."""
+        if self.chosen is not None:
+            return self.chosen
+        # Unused slots must point inside the pool, and the start of a client without examples may lie behind its end.
+        last = max(0, inputs.length(self.data.y) - 1)
+        start = self.data.start.cpu().reshape(-1, 1, 1)
+        rows = (start + self.plan.index[:, : len(self.running)]).clamp_(max=last)
+        return rows.transpose(0, 1).contiguous().to(inputs.device_of(self.data.y))
 
     @property
     def taken(self) -> Tensor:
@@ -71,9 +84,10 @@ class Prepared:
                 planned=self.planned[only],
                 running=[1] * steps,
                 full=self.mask[:steps, row].all(1).tolist(),
-                rows=self.rows[:steps, only],
                 mask=self.mask[:steps, only],
                 seen=self.seen[:steps, only],
+                examples=self.examples[only],
+                chosen=self.rows[:steps, only],
                 dropout=dropout[only],
             )
 
@@ -110,21 +124,9 @@ def prepare(
         drawing = type(solver).draws is not LocalSolver.draws
         draws = solver.draws(plan, keys.fold("draws"), shared) if drawing else {}
     device = inputs.device_of(data.y)
-    # Unused slots must point inside the pool, and the start of a client without examples may lie behind its end.
-    last = max(0, inputs.length(data.y) - 1)
-    rows = (data.start.cpu().reshape(-1, 1, 1) + plan.index[:, : len(steps.running)]).clamp_(max=last)
+    mask, seen = (steps.mask, steps.seen) if device.type == "cpu" else (steps.mask.to(device), steps.seen.to(device))
     return Prepared(
-        work=work,
-        keys=keys,
-        data=data,
-        plan=plan,
-        draws=draws,
-        planned=steps.planned,
-        running=steps.running,
-        full=steps.full,
-        rows=rows.transpose(0, 1).contiguous().to(device),
-        mask=steps.mask.to(device),
-        seen=steps.seen.to(device),
+        work, keys, data, plan, draws, steps.planned, steps.running, steps.full, mask, seen, steps.examples
     )
 
 
@@ -139,6 +141,7 @@ class _Steps:
     full: list[bool]
     mask: Tensor
     seen: Tensor
+    examples: Tensor
 
 
 _known_steps: Any = WeakIdKeyDictionary()
@@ -168,7 +171,9 @@ def _read_steps(mask: Tensor, active: Tensor) -> _Steps:
     mask = mask[:, :steps]
     # A view would keep the mask, and with it this entry, for ever.
     by_step = mask.transpose(0, 1).clone(memory_format=torch.contiguous_format)
-    return _Steps(order, planned, _running(taken.tolist(), steps), _full(mask, taken), by_step, by_step.sum(2))
+    seen = by_step.sum(2)
+    examples = seen.sum(0) * (active if order is None else active[order])
+    return _Steps(order, planned, _running(taken.tolist(), steps), _full(mask, taken), by_step, seen, examples)
 
 
 def client_keys(round_key: Key, ids: Tensor) -> Key:

@@ -136,7 +136,8 @@ def check_outcome(outcome: object, work: Work, engine: Engine) -> None:
     ids, stats = outcome.cohort.ids, outcome.cohort.stats
     if len(ids) == 0:
         return
-    if not bool((ids[1:] > ids[:-1]).all()) or (not torch.equal(ids, work.ids) and not _all_among(ids, work.ids)):
+    in_order = ids is work.ids and work.ascending
+    if not in_order and not _some_of(ids, work.ids):
         raise SpecError(
             f"engine {name} returned the clients {ids.tolist()}: allowed are those of {work.ids.tolist()}, each at "
             "most once and in ascending order"
@@ -145,8 +146,10 @@ def check_outcome(outcome: object, work: Work, engine: Engine) -> None:
         raise SpecError(f"engine {name} returned no '{lacking[0]}' for its clients; needed: {', '.join(ROUND_STATS)}")
 
 
-def _all_among(ids: Tensor, asked: Tensor) -> bool:
-    return bool(torch.isin(ids, asked).all())
+def _some_of(ids: Tensor, asked: Tensor) -> bool:
+    """Whether ids are in ascending order and among those that were asked."""
+    ascending = bool((ids[1:] > ids[:-1]).all())
+    return ascending and (torch.equal(ids, asked) or bool(torch.isin(ids, asked).all()))
 
 
 def _who_asks(algorithm: Algorithm, question: str) -> str:

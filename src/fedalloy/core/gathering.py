@@ -15,41 +15,55 @@ from fedalloy.core import tree
 from fedalloy.core.contributions import Notes, Payload, Stats
 from fedalloy.core.factors import FactoredTree, first_of
 from fedalloy.core.screening import unlike
-from fedalloy.core.types import Cohort, Contribution, Tree
+from fedalloy.core.types import Cohort, Contribution, Tree, Work
 
 
 class Gathering:
-    """The contributions of the clients ``ids``, some of which may never arrive. ``exact`` is passed to the notes;
-    ``like`` holds the templates of the expected parts."""
+    """The contributions to some work, not all of which may arrive. ``exact`` is passed to the notes; ``like`` holds the
+    templates of the expected parts."""
 
-    def __init__(self, ids: Tensor, *, exact: bool, like: Mapping[str, Tree]) -> None:
-        self._ids, self._exact, self._like = ids.sort().values, exact, like
+    def __init__(self, work: Work, *, exact: bool, like: Mapping[str, Tree]) -> None:
+        self._ids = work.ids if work.ascending else work.ids.sort().values
+        self._exact, self._like = exact, like
         self._payload: Payload | None = None
         self._in_order = False
         self._places: list[Tensor] = []
         self._stats: list[Stats] = []
         self._notes: list[Notes] = []
 
-    def add(self, ids: Tensor, payload: Payload, stats: Stats) -> str | None:
+    def add(self, ids: Tensor, payload: Payload, stats: Stats, notes: Notes | None = None) -> str | None:
         """Add the contributions of a block, in any order. Returns the reason if they do not match the templates; names,
-        shapes and dtypes are the same for the whole block."""
-        first = {part: first_of(leaves) for part, leaves in payload.items()}
-        if reason := unlike(first, self._like):
-            return reason
+        shapes and dtypes are the same for the whole block. ``notes`` are made here unless they are known."""
+        if not self._fits(payload):
+            first = {part: first_of(leaves) for part, leaves in payload.items()}
+            if reason := unlike(first, self._like):
+                return reason
         if len(ids) == len(self._ids) and any(isinstance(leaves, FactoredTree) for leaves in payload.values()):
             # Factors are sorted as they are; rows of their own they have none.
-            order = ids.argsort()
+            order, notes = ids.argsort(), None
             ids, stats = ids[order], {name: values[order] for name, values in stats.items()}
             payload = {part: _sorted(leaves, order) for part, leaves in payload.items()}
-        if torch.equal(ids, self._ids):
+        if ids is self._ids or torch.equal(ids, self._ids):
             self._payload, self._in_order = payload, True  # all clients in order: no copy is needed
         else:
             places = torch.searchsorted(self._ids, ids)
             self._put(places, payload)
             self._places.append(places)
         self._stats.append(stats)
-        self._notes.append(Notes.of(payload, exact=self._exact))
+        self._notes.append(Notes.of(payload, exact=self._exact) if notes is None else notes)
         return None
+
+    def _fits(self, payload: Payload) -> bool:
+        """Whether a block matches the templates; what is wrong otherwise, :func:`unlike` says."""
+        return payload.keys() == self._like.keys() and all(
+            type(leaves) is dict
+            and leaves.keys() == self._like[part].keys()
+            and all(
+                leaf.shape[1:] == wanted.shape and leaf.dtype == wanted.dtype
+                for leaf, wanted in ((leaf, self._like[part][name]) for name, leaf in leaves.items())
+            )
+            for part, leaves in payload.items()
+        )
 
     def add_one(self, client: int, found: Contribution) -> str | None:
         """Add the contribution of one client. Returns the reason if it does not match the templates."""

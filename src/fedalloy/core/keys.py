@@ -11,11 +11,11 @@ import hashlib
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import index
-from typing import TypeGuard
 
 import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._C._functorch import peek_interpreter_stack as transforming
 
 from fedalloy.core.errors import SpecError
 from fedalloy.core.native import draws
@@ -66,9 +66,11 @@ def _at_hand(value: Tensor) -> bool:
     return value.device.type == "cpu" and type(value) is Tensor and not is_functorch_wrapped_tensor(value)
 
 
-def _compiled(state: int | Tensor) -> TypeGuard[Tensor]:
-    """Whether a batch of keys can be handled by a compiled function."""
-    return draws.COMPILED and isinstance(state, Tensor) and _at_hand(state) and state.is_contiguous()
+def _compiled(state: int | Tensor) -> bool:
+    """Whether a key or a batch of keys can be handled by a compiled function."""
+    if not draws.COMPILED or transforming() is not None:  # inside transforms even new tensors have no memory
+        return False
+    return isinstance(state, int) or (state.device.type == "cpu" and state.is_contiguous())
 
 
 def _mix_anywhere(value: Tensor) -> Tensor:
@@ -130,9 +132,8 @@ class Key:
     def each(self, labels: Tensor) -> Key:
         """A batch: one key per integer label, equal to ``fold(label)`` for each; new axes come last."""
         labels = labels.to(torch.int64)
-        state = torch.tensor(_signed(self.state)) if isinstance(self.state, int) and draws.COMPILED else self.state
-        if _compiled(state) and _at_hand(labels) and labels.is_contiguous():
-            return Key(draws.keyed(state, labels))
+        if _compiled(self.state) and _compiled(labels):
+            return Key(draws.keyed(self.state, labels))
         bits = _mix_tensor(labels * _signed(_GOLDEN) + 1)
         if isinstance(self.state, int):
             return Key(_mix_tensor(bits ^ _signed(self.state)))
@@ -162,9 +163,10 @@ class Key:
         count = 1
         for extent in shape:
             count *= extent
+        if device is None and _compiled(self.state):
+            batch = () if isinstance(self.state, int) else self.state.shape
+            return draws.drawn(self.state, count).reshape((*batch, *shape))
         state = self._state_tensor(device)
-        if _compiled(state):
-            return draws.drawn(state, count).reshape((*state.shape, *shape))
         counter = torch.arange(1, count + 1, dtype=torch.int64, device=state.device) * _signed(_GOLDEN)
         return _mix_tensor(state.unsqueeze(-1) + counter).reshape((*state.shape, *shape))
 
@@ -189,8 +191,8 @@ class Key:
     ) -> Tensor:
         """A permutation of ``range(length)``; with ``valid`` (one count per key of the batch) the first
         ``valid`` entries are a permutation of ``range(valid)`` and the rest is padding."""
-        if device is None and _compiled(self.state) and (valid is None or _at_hand(valid)):
-            found = draws.ordered(self.state, length, valid)
+        if device is None and isinstance(self.state, Tensor) and _compiled(self.state):
+            found = draws.ordered(self.state, length, valid) if valid is None or _at_hand(valid) else None
             if found is not None:
                 return found
         order = self.bits(length, device=device)

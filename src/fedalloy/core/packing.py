@@ -52,6 +52,9 @@ def bytes_up(payload: Payload, packings: Packings, clients: int) -> Tensor:
     >>> bytes_up({"delta": {"w": torch.zeros(2, 3)}}, {}, 2)
     tensor([12., 12.], dtype=torch.float64)
     """
+    if not packings:
+        each = sum(tree.nbytes(leaves) // max(1, clients) for leaves in payload.values())
+        return torch.full((clients,), float(each), dtype=torch.float64)
     total = torch.zeros(clients, dtype=torch.float64)
     for part, leaves in payload.items():
         if part in packings and leaves:

@@ -23,6 +23,7 @@ from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.applying import Applied
 from fedalloy.core.aspects import OwnStart
 from fedalloy.core.blocks import Prepared
+from fedalloy.core.contributions import Notes
 from fedalloy.core.errors import Stage, stage
 from fedalloy.core.measuring import common_means, own_means
 from fedalloy.core.packing import bytes_up
@@ -91,13 +92,14 @@ class BlockTraining:
 class TrainingResult:
     """The result of a kernel: the carry, the buffers and every client's sums of training losses (``summed_losses``).
 
-    A kernel for plain SGD may set ``sent`` directly; its carry is then not used.
+    A kernel for plain SGD may set ``sent`` directly; its carry is then not used. ``notes`` are those of what it sent.
     """
 
     carry: Carry
     buffers: Tree
     loss_sum: Tensor
     sent: Payload | None = None
+    notes: Notes | None = None
 
 
 Kernel = Callable[[BlockTraining], TrainingResult]
@@ -112,6 +114,7 @@ class Finished:
     payload: Payload
     stats: Stats
     states: State
+    notes: Notes | None = None
 
 
 def run_block(
@@ -136,7 +139,8 @@ def run_block(
         payload, wires = _encode(training, payload, mine["wire"])
         sent = apply.rows(payload) if algorithm.packings else payload
         stats["bytes_up"] = bytes_up(sent, algorithm.packings, len(block))
-    return Finished(block.work.ids, payload, stats, {"solver": kept, "wire": wires})
+    notes = None if algorithm.wire else trained.notes
+    return Finished(block.work.ids, payload, stats, {"solver": kept, "wire": wires}, notes)
 
 
 def _before(training: BlockTraining) -> Stats:
@@ -169,8 +173,7 @@ def _after(training: BlockTraining, trained: TrainingResult) -> Stats:
     block, requires = training.block, training.algorithm.requires
     training.at.name = None
     per_example, per_batch = trained.loss_sum.cpu().unbind(1)
-    seen = block.seen.sum(0).cpu() * block.work.active
-    stats = {"train_loss": per_example / seen}
+    stats = {"train_loss": per_example / block.examples}
     if "running_loss" in requires:
         stats["running_loss"] = per_batch
     if "accuracy_after" in requires:

@@ -23,11 +23,14 @@ def recounted(
     if len(cohort) == 0 or "num_examples" not in cohort.stats:
         return cohort
     told, solver = cohort.stats.get("num_sequences", cohort.stats["num_examples"]), algorithm.solver
-    known = sizes.usable(told)
-    everyone = bool(known.all())
+    everyone = sizes.look(told)[0]
+    known = told if everyone else sizes.usable(told)
     # The cohort is a subset of the work's clients, so equal lengths mean the same clients.
     epochs = work.epochs if len(work) == len(cohort) else work.epochs[torch.searchsorted(work.ids, cohort.ids)]
     steps = aspects.count_steps(solver, (told if everyone else torch.where(known, told, 0.0)).long(), epochs).double()
+    if everyone and not algorithm.described and "num_steps" in cohort.stats:
+        if torch.equal(steps, cohort.stats["num_steps"]):
+            return cohort
     counted = {"num_steps": steps}
     if algorithm.described:
         counted |= aspects.describe(solver, steps, ctx)

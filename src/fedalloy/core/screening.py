@@ -68,7 +68,7 @@ def _false_numbers(
         return {}
     declared = {**declared, "num_examples": sizes.statistic}
     reasons = {}
-    if "num_examples" in stats:
+    if "num_examples" in stats and not sizes.look(stats["num_examples"])[1]:
         for row in _true(sizes.changed(stats["num_examples"])):
             assert sizes.known is not None
             now, before = float(stats["num_examples"][row]), float(sizes.known[row])

@@ -10,6 +10,8 @@ from math import inf, isfinite
 import torch
 from torch import Tensor
 
+from fedalloy.core.native.numbers import in_range, look_at_sizes
+
 MAX_EXAMPLES = 10_000_000
 """The default limit on the number of examples that a client may report."""
 MAX_STEPS = 1_000_000_000
@@ -101,6 +103,20 @@ class SizeLimits:
         """The same for some clients of the cohort."""
         return self if self.known is None else replace(self, known=self.known[index])
 
+    def look(self, sizes: Tensor) -> tuple[bool, bool, bool]:
+        """Whether all sizes are usable, whether none has changed, and whether all are known; remembers the answer for
+        the tensor that it was last asked about, because several steps of a round ask."""
+        seen = self.__dict__.get("_seen")
+        if seen is None or seen[0] is not sizes:
+            found = look_at_sizes(sizes.detach(), self.known, self.most, self.whole) or self._look_closer(sizes)
+            seen = self.__dict__["_seen"] = sizes, found
+        answer: tuple[bool, bool, bool] = seen[1]
+        return answer
+
+    def _look_closer(self, sizes: Tensor) -> tuple[bool, bool, bool]:
+        known = self.known is not None and torch.equal(sizes, self.known)
+        return bool(self.usable(sizes).all()), not bool(self.changed(sizes).any()), known
+
     def usable(self, sizes: Tensor) -> Tensor:
         """Which sizes are within the limits, without comparing them to earlier rounds."""
         sound = (sizes >= 0) & (sizes <= self.most)
@@ -126,10 +142,13 @@ ANY_SIZE = SizeLimits()
 def out_of_range(stats: Mapping[str, Tensor], declared: Mapping[str, Statistic], needed: frozenset[str]) -> Tensor:
     """Which numbers are outside of their declared ranges, ``[S, C]`` in the order of ``stats``. NaN marks a number that
     was not sent, which is allowed unless it is ``needed``."""
-    values = torch.stack([one.detach().double() for one in stats.values()])
     known = tuple(declared.get(name, ANY_NUMBER) for name in stats)
-    (low, high, least), (whole, overflows, wanted) = _limits(known, tuple(name in needed for name in stats))
-    # Fast path: almost always everything is in range, and in small rounds the full check would take noticeable time.
+    ranges, flags = _limits(known, tuple(name in needed for name in stats))
+    # Fast paths: almost always everything is in range, and in small rounds the full check would take noticeable time.
+    columns = [one.detach() for one in stats.values()]
+    if in_range(columns, ranges, flags[0]):
+        return torch.zeros(len(columns), len(columns[0]), dtype=torch.bool)
+    values, (low, high, least), (whole, overflows, wanted) = torch.stack([one.double() for one in columns]), ranges, flags
     # A number in range is the same when it is limited to the range, and NaN never equals itself.
     if torch.equal(values.clamp(low, high), values) and torch.equal(torch.where(whole, values.floor(), values), values):
         between: Tensor = (values > 0) & (values < least)
@@ -149,7 +168,7 @@ def _limits(known: tuple[Statistic, ...], needed: tuple[bool, ...]) -> tuple[Ten
     most = torch.finfo(torch.float64).max
     ranges = torch.tensor([[max(one.low, -most), min(one.high, most), one.least] for one in known], dtype=torch.float64)
     flags = torch.tensor([[one.whole, one.overflows, must] for one, must in zip(known, needed, strict=True)])
-    return ranges.T.unsqueeze(2), flags.T.unsqueeze(2)
+    return ranges.T.unsqueeze(2).contiguous(), flags.T.unsqueeze(2).contiguous()
 
 
 def _with_examples(stats: Mapping[str, Tensor]) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedalloy.core.factors import FactoredTree, LowRank, stored
 from fedalloy.core.layer_names import layer_of
+from fedalloy.core.native.numbers import combined
 from fedalloy.core.wide import wide, widest
 
 Tree = dict[str, Tensor]
@@ -34,7 +35,9 @@ class Chunk(NamedTuple):
 # memory bandwidth and does not have to wait for a second thread when other processes use the cores.
 COLUMNS = 1 << 15
 """Columns that are summed over clients at a time."""
-# Limit on the total size of small leaves, over all clients, that are concatenated and combined in one call.
+# Small leaves are concatenated and combined in one call: for larger ones the copy costs more than the call.
+_SMALL = 1 << 13
+# Limit on the total size of what is concatenated, over all clients.
 _SIDE_BY_SIDE = 1 << 24
 # Elements processed at a time, over all clients, so that memory does not grow with the number of clients.
 _ELEMENTS = 1 << 20
@@ -228,7 +231,10 @@ def _combine_by_client(stacked: Mapping[str, Tensor], weights: Tensor) -> Tree:
     result: dict[str, Tensor] = {}
     for names in _batches(stacked):
         if len(names) == 1:
-            result[names[0]] = _combine_leaf(stacked[names[0]], weights)
+            leaf = stacked[names[0]]
+            many = leaf.dim() > 1 and leaf.shape[0] > _ROUNDINGS
+            found = combined(weights, leaf.flatten(1)) if many else None
+            result[names[0]] = _combine_leaf(leaf, weights) if found is None else found.reshape(leaf.shape[1:])
             continue
         widths = [stacked[name][0].numel() for name in names]
         together = torch.cat(matrices(stacked[name] for name in names), dim=1)
@@ -249,7 +255,7 @@ def _batches(stacked: Mapping[str, Tensor]) -> Iterator[list[str]]:
     filled: dict[tuple[torch.dtype, torch.device], int] = {}
     for name, leaf in stacked.items():
         kind = (leaf.dtype, leaf.device)
-        if not leaf.is_floating_point() or leaf.numel() > _SIDE_BY_SIDE // 16:
+        if not leaf.is_floating_point() or leaf.numel() > _SMALL:
             yield [name]
             continue
         if filled.get(kind, 0) + leaf.numel() > _SIDE_BY_SIDE:
@@ -266,6 +272,9 @@ def _combine_leaf(leaf: Tensor, weight: Tensor) -> Tensor:
     weight = weight.to(leaf)
     if weight.dim() == 1:
         matrix = as_rows(leaf)
+        if weight.shape[0] <= _ROUNDINGS and matrix.shape[1] <= COLUMNS and weight.shape[0]:
+            only: Tensor = weight @ matrix
+            return only.reshape(leaf.shape[1:])
         columns = COLUMNS if leaf.device.type == "cpu" else max(COLUMNS, matrix.shape[1])
         parts = [_weighted_rows(weight, part) for part in matrix.split(columns, dim=1)]
         if len(parts) == 1:
@@ -276,7 +285,10 @@ def _combine_leaf(leaf: Tensor, weight: Tensor) -> Tensor:
 
 def _weighted_rows(weight: Tensor, part: Tensor) -> Tensor:
     """``weight @ part`` for one chunk of columns, in blocks of rows."""
-    rows, exact = _blocks(len(weight))
+    rows, exact = _blocks(weight.shape[0])
+    if rows >= weight.shape[0]:
+        only: Tensor = weight @ part
+        return only
     blocks = zip(weight.split(rows), part.split(rows), strict=True)
     total: Tensor | None = None
     for w, x in blocks:

@@ -112,11 +112,16 @@ class Work:
         """Whether every link works."""
         return bool(self.active.all())
 
+    @cached_property
+    def ascending(self) -> bool:
+        """Whether the ids are in ascending order, without repetition."""
+        return bool((self.ids[1:] > self.ids[:-1]).all())
+
     @staticmethod
     def undisturbed(ids: Tensor) -> Work:
-        """Work for ``ids``, which must be sorted, with the solver's epochs and all links working."""
+        """Work for ``ids``, which must be in ascending order, with the solver's epochs and all links working."""
         work = Work(ids, *_defaults(len(ids)))
-        work.__dict__["all_active"] = True
+        work.__dict__.update(all_active=True, ascending=True)
         return work
 
     @staticmethod

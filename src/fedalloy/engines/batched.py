@@ -81,11 +81,11 @@ class Batched(Engine):
         try:
             most = self.block or self._most(algorithm, task.objective, shared, states, data)
             with torch.no_grad():
-                gathering = Gathering(work.ids, exact=algorithm.exact_norms, like=algorithm.templates(shared))
+                gathering = Gathering(work, exact=algorithm.exact_norms, like=algorithm.templates(shared))
                 kept: dict[int, State] = {}
                 for some, rows in blocks(work, data, most):
                     done = self._run(algorithm, task, shared, states, some, rows, ctx)
-                    if wrong := gathering.add(done.ids, done.payload, done.stats):
+                    if wrong := gathering.add(done.ids, done.payload, done.stats, done.notes):
                         return _refused(work, wrong)
                     if algorithm.stateful:
                         kept |= zip(done.ids.tolist(), vmapped.unstack(done.states, len(done.ids)), strict=True)
@@ -207,10 +207,10 @@ def stages_for(objective: Objective, shared: Shared, data: Block) -> Stages | No
 def dense_of(objective: Objective, shared: Shared) -> tuple[fused.Dense, ...] | None:
     """The model as dense layers, None if it has others. Cached by objective: tracing a module takes longer than a
     small round."""
-    if objective not in _dense:
-        _dense[objective] = fused.dense_layers(chain_of(objective, shared["params"]), objective.loss_name)
-    layers: tuple[fused.Dense, ...] | None = _dense[objective]
-    return layers
+    layers: tuple[fused.Dense, ...] | None | Literal[""] = _dense.get(objective, "")
+    if layers == "":
+        layers = _dense[objective] = fused.dense_layers(chain_of(objective, shared["params"]), objective.loss_name)
+    return layers or None
 
 
 def _refused(work: Work, reason: str) -> Outcome:

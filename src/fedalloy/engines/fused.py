@@ -72,10 +72,11 @@ def train(layers: tuple[Dense, ...], training: BlockTraining) -> TrainingResult:
     """The kernel, for a model of these layers and a solver that declares plain descent."""
     layers, loss, sgd = setting(layers, training)
     params, block, ctx = training.shared["params"], training.block, training.ctx
-    found = None
     if len(layers) == 1 and loss == "cross_entropy":
-        found = fused_logistic.descend(layers[0].weight, layers[0].bias, sgd, params, block, ctx)
-    deltas, loss_sum = found or descend(layers, loss, sgd, params, block, ctx)
+        found = fused_logistic.train(layers[0].weight, layers[0].bias, sgd, params, block, ctx)
+        if found is not None:
+            return found
+    deltas, loss_sum = descend(layers, loss, sgd, params, block, ctx)
     return TrainingResult({}, {}, loss_sum, sent={"delta": deltas})
 
 

@@ -112,7 +112,7 @@ def _capture(kernel: Kernel, params: Tree, block: Prepared, ctx: Context) -> Cap
     """Record one block on separate buffers, after the warm-up on a side stream that capturing requires."""
     static = {name: leaf.clone() for name, leaf in params.items()}
     rows, mask, seen = block.rows.clone(), block.mask.clone(), block.seen.clone()
-    own = replace(block, rows=rows, mask=mask, seen=seen)
+    own = replace(block, chosen=rows, mask=mask, seen=seen)
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

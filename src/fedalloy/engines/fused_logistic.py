@@ -13,15 +13,22 @@ import torch
 from torch import Tensor
 
 from fedalloy.core.blocks import Prepared
+from fedalloy.core.contributions import Notes
+from fedalloy.core.native import library
+from fedalloy.core.program import TrainingResult
 from fedalloy.core.types import Context, Tree
 from fedalloy.engines.kinds import PlainSgd
-from fedalloy.core.native import library
 
 DIFFERENTIABLE = False
 MOST_WEIGHTS = 1 << 16
 """Larger layers are left to torch: two of them and a batch must fit into the second cache."""
-_NUMBERS = ("clients", "steps", "batch", "features", "classes", "examples")
-_POINTERS = ("x", "weight", "bias", "y", "rows", "running", "seen", "full", "mask", "weights", "biases", "losses")
+_NUMBERS = ("clients", "steps", "planned", "batch", "features", "classes", "examples")
+_POINTERS = (
+    "x", "weight", "bias", "y", "start", "index", "running", "seen", "full", "mask", "weights", "biases", "losses",
+    "weight_squares", "bias_squares",
+)  # fmt: skip
+_DONE, _NOT_FINITE = 0, 3
+_YES, _NO = torch.tensor(True), torch.tensor(False)
 _NAMES = {torch.float32: "logistic_float", torch.float64: "logistic_double"}
 
 
@@ -35,47 +42,65 @@ class _Job(ctypes.Structure):
     )
 
 
-def descend(
+def train(
     weight: str, bias: str | None, sgd: PlainSgd, params: Tree, block: Prepared, ctx: Context
-) -> tuple[Tree, Tensor] | None:
-    """The clients' deltas and the sums of their losses; None where the kernel cannot be used, and where torch would
-    raise an error."""
+) -> TrainingResult | None:
+    """The steps of a block; None where the kernel cannot be used, and where torch would raise an error."""
     kernel = _kernel_for(params[weight], sgd)
-    x, y = block.data.x, block.data.y
-    if kernel is None or not _fits(x, y, params, block):
+    if kernel is None or not _fits(params, block):
         return None
-    clients, (classes, features) = len(block), params[weight].shape
-    deltas = {name: leaf.new_empty((clients, *leaf.shape)) for name, leaf in params.items()}
-    losses = torch.empty(clients, 2, dtype=torch.float64)
-    steps = len(block.running)
+    clients = len(block)
+    deltas = {name: torch.empty((clients, *leaf.shape), dtype=leaf.dtype) for name, leaf in params.items()}
+    losses, squares = torch.empty(clients, 2, dtype=torch.float64), torch.empty(len(params), clients, dtype=torch.float64)
+    job = _job(weight, bias, sgd, params, block, ctx.local_lr, deltas, losses, squares)
+    answer = kernel(ctypes.byref(job))
+    if answer not in (_DONE, _NOT_FINITE):
+        return None
+    # What is not finite is looked at more closely when it is gathered.
+    return TrainingResult({}, {}, losses, {"delta": deltas}, _notes(params, squares) if answer == _DONE else None)
+
+
+def _job(
+    weight: str, bias: str | None, sgd: PlainSgd, params: Tree, block: Prepared, lr: float, deltas: Tree,
+    losses: Tensor, squares: Tensor,
+) -> _Job:  # fmt: skip
+    x, y, index, steps = block.data.x, block.data.y, block.plan.index, len(block.running)
+    classes, features = params[weight].shape
     running, full = (ctypes.c_int64 * steps)(*block.running), (ctypes.c_uint8 * steps)(*block.full)
+    rows = dict(zip(params, range(0, squares.numel() * 8, squares.shape[1] * 8), strict=True))
+    first = squares.data_ptr()
     job = _Job(
-        clients, steps, block.rows.shape[2], features, classes, len(y), ctx.local_lr, sgd.weight_decay, sgd.pull,
+        len(block), steps, index.shape[1], index.shape[2], features, classes, y.shape[0], lr, sgd.weight_decay, sgd.pull,
         x.data_ptr(), params[weight].data_ptr(), params[bias].data_ptr() if bias else None, y.data_ptr(),
-        block.rows.data_ptr(), ctypes.addressof(running), block.seen.data_ptr(), ctypes.addressof(full),
-        block.mask.data_ptr(), deltas[weight].data_ptr(), deltas[bias].data_ptr() if bias else None, losses.data_ptr(),
+        block.data.start.data_ptr(), index.data_ptr(), ctypes.addressof(running), block.seen.data_ptr(),
+        ctypes.addressof(full), block.mask.data_ptr(), deltas[weight].data_ptr(),
+        deltas[bias].data_ptr() if bias else None, losses.data_ptr(), first + rows[weight],
+        first + rows[bias] if bias else None,
     )  # fmt: skip
-    return (deltas, losses) if kernel(ctypes.byref(job)) == 0 else None
+    job.kept = running, full  # the job holds only their addresses
+    return job
+
+
+def _notes(params: Tree, squares: Tensor) -> Notes:
+    """The notes of what the clients send, from the kernel's squared lengths, which are all finite."""
+    return Notes(tuple(("delta", name) for name in params), squares, _YES.expand_as(squares), _NO.expand_as(squares))
 
 
 def _kernel_for(weight: Tensor, sgd: PlainSgd) -> Any:
     compiled = library()
-    small = weight.device.type == "cpu" and weight.numel() <= MOST_WEIGHTS and weight.dtype in _NAMES
-    return getattr(compiled, _NAMES[weight.dtype]) if compiled is not None and small and not sgd.momentum else None
+    if compiled is None or sgd.momentum or weight.device.type != "cpu" or weight.numel() > MOST_WEIGHTS:
+        return None
+    return getattr(compiled, _NAMES[weight.dtype]) if weight.dtype in _NAMES else None
 
 
-def _fits(x: Tensor, y: Tensor, params: Tree, block: Prepared) -> bool:
+def _fits(params: Tree, block: Prepared) -> bool:
     """Whether everything is laid out as the kernel reads it."""
-    first = next(iter(params.values()))
+    real, data = next(iter(params.values())).dtype, block.data
+    whole = (data.y, data.start, block.plan.index, block.seen)
     return (
-        x.dtype == first.dtype
-        and y.dtype == torch.int64
-        and x.is_contiguous()
-        and y.is_contiguous()
-        and all(leaf.is_contiguous() and leaf.dtype == first.dtype for leaf in params.values())
-        and block.rows.is_contiguous()
-        and block.mask.is_contiguous()
-        and block.seen.is_contiguous()
-        and block.rows.dtype == block.seen.dtype == torch.int64
-        and len(x) == len(y)
+        data.x.dtype == real
+        and data.x.shape[0] == data.y.shape[0]
+        and all(one.dtype == torch.int64 for one in whole)
+        and all(leaf.dtype == real and leaf.is_contiguous() for leaf in params.values())
+        and all(one.is_contiguous() for one in (data.x, block.mask, *whole))
     )

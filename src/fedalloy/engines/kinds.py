@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedalloy.core.algorithm import Algorithm
-from fedalloy.core.aspects import Fusing
 
 
 @dataclass(frozen=True)
@@ -38,20 +37,29 @@ class InterpolatedSgd:
 
 def plain_sgd_of(algorithm: Algorithm) -> PlainSgd | None:
     """The settings of the clients' program if it is of kind ``descent``, otherwise None."""
-    hint = algorithm.fusing
-    return PlainSgd(**_numbers(hint)) if hint is not None and hint.kind == "descent" else None
+    found = _setting(algorithm)
+    return found if isinstance(found, PlainSgd) else None
 
 
 def interpolated_sgd_of(algorithm: Algorithm) -> InterpolatedSgd | None:
     """The settings of the clients' program if it is of kind ``pair_descent``, otherwise None."""
-    hint = algorithm.fusing
-    return InterpolatedSgd(**_numbers(hint)) if hint is not None and hint.kind == "pair_descent" else None
+    found = _setting(algorithm)
+    return found if isinstance(found, InterpolatedSgd) else None
 
 
 def is_fusible(algorithm: Algorithm) -> bool:
     """Whether there is a fused kernel for the clients' program."""
-    return algorithm.fusing is not None and algorithm.fusing.kind in ("descent", "pair_descent")
+    return _setting(algorithm) is not None
 
 
-def _numbers(hint: Fusing) -> dict[str, Any]:
-    return dict(hint.numbers)
+_KINDS: dict[str, Any] = {"descent": PlainSgd, "pair_descent": InterpolatedSgd}
+
+
+def _setting(algorithm: Algorithm) -> PlainSgd | InterpolatedSgd | None:
+    """Read once per algorithm, which is frozen, and kept with it as its traits are."""
+    kept = algorithm.__dict__
+    if "_fused_setting" not in kept:
+        hint = algorithm.fusing
+        kept["_fused_setting"] = _KINDS[hint.kind](**hint.numbers) if hint is not None and hint.kind in _KINDS else None
+    found: PlainSgd | InterpolatedSgd | None = kept["_fused_setting"]
+    return found

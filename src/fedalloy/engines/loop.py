@@ -33,7 +33,7 @@ class Loop(Engine):
     ) -> Outcome:
         with phase("data"):
             data = task.data("train", work.ids)
-        gathering = Gathering(work.ids, exact=algorithm.exact_norms, like=algorithm.templates(shared))
+        gathering = Gathering(work, exact=algorithm.exact_norms, like=algorithm.templates(shared))
         kept: dict[int, State] = {}
         failures: dict[int, str] = {}
         with torch.no_grad(), phase("compute"):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -34,15 +32,19 @@ class Stopwatch:
     """The time of every phase of a round; the only part of a run that uses the clock."""
 
     seconds: dict[str, float] = field(default_factory=dict)
+    _phase: str = field(default="", init=False, repr=False)
+    _begin: float = field(default=0.0, init=False, repr=False)
 
-    @contextmanager
-    def time(self, phase: str) -> Iterator[None]:
-        """Add the time spent inside to ``phase``."""
-        begin = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - begin
+    def time(self, phase: str) -> Stopwatch:
+        """Add the time spent inside to ``phase``; phases are not nested."""
+        self._phase, self._begin = phase, time.perf_counter()
+        return self
+
+    def __enter__(self) -> None:
+        """The phase has begun."""
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds[self._phase] = self.seconds.get(self._phase, 0.0) + time.perf_counter() - self._begin
 
 
 @dataclass(frozen=True)
@@ -104,14 +106,16 @@ def run_round(
     with watch.time("clients"):
         outcome = _run(fed, state, states, work, ctx)
     with watch.time("server"):
-        cohort = recounted(fed.algorithm, outcome.cohort, work, ctx, sizes.limits(outcome.cohort.ids))
+        limits = sizes.limits(outcome.cohort.ids)
+        cohort = recounted(fed.algorithm, outcome.cohort, work, ctx, limits)
         cohort, late, seconds = _without_stragglers(fed, cohort, state["shared"])
         absent = sorted({*absent, *outcome.failures, *(() if fed.resends else late)})
         down = _sent_down(fed, state["shared"], work, known, outcome, cohort)
         cohort = _cross(fed, state["shared"], cohort)
-        seen, limits = replace(ctx, absent=tuple(absent)) if absent else ctx, sizes.limits(cohort.ids)
+        seen = replace(ctx, absent=tuple(absent)) if absent else ctx
+        limits = limits if cohort.ids is outcome.cohort.ids else sizes.limits(cohort.ids)
         step = server_step(fed.algorithm, state, cohort, seen, fed.config.max_norm, limits)
-        sizes.learn(cohort)
+        sizes.learn(cohort, limits)
     if fed.algorithm.stateful:
         with watch.time("store"):
             store.put(round, _counted(outcome, work, late, step))

@@ -41,15 +41,21 @@ class KnownSizes:
         """The bounds for some clients in this round."""
         return SizeLimits(self.most, self._known[ids], self.whole)
 
-    def learn(self, cohort: Contributions) -> None:
-        """Fix the sizes of clients that answered for the first time with a valid number."""
+    def learn(self, cohort: Contributions, limits: SizeLimits | None = None) -> None:
+        """Fix the sizes of clients that answered for the first time with a valid number; ``limits`` are those of the
+        cohort, if they are at hand."""
         if len(cohort) == 0 or "num_examples" not in cohort.stats:
             return
-        before, told = self._known[cohort.ids], cohort.stats["num_examples"].double()
-        if torch.equal(before, told):
+        limits, told = limits or self.limits(cohort.ids), cohort.stats["num_examples"]
+        usable, same, known = limits.look(told)
+        assert limits.known is not None
+        if known:
             return
-        new = before.isnan() & SizeLimits(self.most, whole=self.whole).usable(told)
-        self._known[cohort.ids] = torch.where(new, told, before)
+        if usable and same:  # all that are not known yet are new
+            self._known[cohort.ids] = told.double()
+            return
+        new = limits.known.isnan() & limits.usable(told)
+        self._known[cohort.ids] = torch.where(new, told.double(), limits.known)
 
     def to_state(self) -> dict[str, Tensor]:
         """For a checkpoint: the clients that contributed, and their sizes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ctypes import byref, c_int64, c_uint64, c_void_p
 from typing import Any
 
 import torch
@@ -20,15 +21,23 @@ def folded(keys: Tensor, label: int) -> Tensor:
     return out
 
 
-def keyed(keys: Tensor, labels: Tensor) -> Tensor:
-    """The keys below a batch of keys, one for every integer label."""
+def keyed(keys: int | Tensor, labels: Tensor) -> Tensor:
+    """The keys below a key or a batch of keys, one for every integer label."""
+    if isinstance(keys, int):
+        out = torch.empty_like(labels)
+        _LIBRARY.keyed(byref(c_uint64(keys)), 1, labels.data_ptr(), labels.numel(), out.data_ptr())
+        return out
     out = torch.empty((*keys.shape, *labels.shape), dtype=torch.int64)
     _LIBRARY.keyed(keys.data_ptr(), keys.numel(), labels.data_ptr(), labels.numel(), out.data_ptr())
     return out
 
 
-def drawn(keys: Tensor, count: int) -> Tensor:
+def drawn(keys: int | Tensor, count: int) -> Tensor:
     """The first draws of every key."""
+    if isinstance(keys, int):
+        out = torch.empty(count, dtype=torch.int64)
+        _LIBRARY.drawn(byref(c_uint64(keys)), 1, count, out.data_ptr())
+        return out
     out = torch.empty((*keys.shape, count), dtype=torch.int64)
     _LIBRARY.drawn(keys.data_ptr(), keys.numel(), count, out.data_ptr())
     return out
@@ -51,8 +60,6 @@ def chosen(key: int, population: int, size: int) -> Tensor | None:
 
 
 def _prepared() -> Any:
-    from ctypes import c_int64, c_uint64, c_void_p
-
     found = library()
     if found is not None:
         found.folded.argtypes = (c_void_p, c_int64, c_uint64, c_void_p)

@@ -138,6 +138,23 @@ FAST static double NAME(losses)(REAL *out, const int64_t *labels, const uint8_t 
     return total;
 }
 
+/* out = one - other; returns the sum of squares. */
+FAST static double NAME(difference)(const REAL *one, const REAL *other, REAL *out, long count) {
+    double total[8] = {0};
+    long at = 0;
+    for (; at + 8 <= count; at += 8)
+        for (int i = 0; i < 8; i++) {
+            REAL apart = out[at + i] = one[at + i] - other[at + i];
+            total[i] += (double)apart * apart;
+        }
+    for (; at < count; at++) {
+        REAL apart = out[at] = one[at] - other[at];
+        total[0] += (double)apart * apart;
+    }
+    for (int i = 1; i < 8; i++) total[0] += total[i];
+    return total[0];
+}
+
 /* One client: copies its model, takes its steps, and writes the difference from the received model. Returns 2 if a
    row or a label is out of range. */
 static int NAME(client)(const struct block *job, long client, REAL *memory) {
@@ -155,7 +172,8 @@ static int NAME(client)(const struct block *job, long client, REAL *memory) {
         long seen = job->full[step] ? job->batch : job->seen[step * job->clients + client];
         int64_t labels[job->batch];
         for (long b = 0; b < job->batch; b++) {
-            int64_t row = job->rows[place + b];
+            int64_t row = job->start[client] + job->index[(client * job->planned + step) * job->batch + b];
+            if (used && !used[b] && row >= job->examples) row = job->examples - 1;  /* any will do in an unused slot */
             if (row < 0 || row >= job->examples) return 2;
             memcpy(x + b * padded, pool + row * job->features, job->features * sizeof(REAL));
             labels[b] = job->y[row];
@@ -170,17 +188,19 @@ static int NAME(client)(const struct block *job, long client, REAL *memory) {
                        job->lr * job->pull);
     }
     REAL *weights = (REAL *)job->weights + client * job->classes * job->features;
+    double squares = 0, bias_squares = 0;
     for (long k = 0; k < job->classes; k++)
-        for (long d = 0; d < job->features; d++)
-            weights[k * job->features + d] = w[k * padded + d] - first[k * job->features + d];
-    for (long k = 0; first_bias && k < job->classes; k++)
-        ((REAL *)job->biases)[client * job->classes + k] = bias[k] - first_bias[k];
+        squares += NAME(difference)(w + k * padded, first + k * job->features, weights + k * job->features, job->features);
+    if (first_bias)
+        bias_squares = NAME(difference)(bias, first_bias, (REAL *)job->biases + client * job->classes, job->classes);
+    job->weight_squares[client] = squares;
+    if (first_bias) job->bias_squares[client] = bias_squares;
     job->losses[2 * client] = by_example;
     job->losses[2 * client + 1] = by_batch;
     return 0;
 }
 
-/* All clients; returns 1 without memory, 2 as above. */
+/* All clients; returns 1 without memory, 2 as above, and 3 if all was done but some number is not finite. */
 int NAME(logistic)(const struct block *job) {
     long padded = (job->features + LANES - 1) / LANES * LANES, lead = (job->batch + LANES - 1) / LANES * LANES;
     size_t numbers = (2 * job->classes + job->batch) * padded + job->classes * (lead + 1) + LANES;
@@ -192,5 +212,8 @@ int NAME(logistic)(const struct block *job) {
     int wrong = 0;
     for (long client = 0; client < job->clients && !wrong; client++) wrong = NAME(client)(job, client, memory);
     free(held);
-    return wrong;
+    double squares = 0;
+    for (long client = 0; client < job->clients && !wrong; client++)
+        squares += job->weight_squares[client] + (job->bias ? job->bias_squares[client] : 0);
+    return wrong ? wrong : isfinite(squares) ? 0 : 3;
 }

@@ -14,16 +14,18 @@
 
 #define SHORT 256
 #include "draws.c"
+#include "numbers.c"
 
-/* A block of clients, as fedalloy.core.blocks.Prepared describes it; rows, mask [S, C, B], seen [S, C]. */
+/* A block of clients, as fedalloy.core.blocks.Prepared describes it: index [C, planned, B], mask [S, C, B], seen [S, C];
+   weights [C, K, D] and biases [C, K] are what the clients send, and squares their squared lengths, [C] each. */
 struct block {
-    int64_t clients, steps, batch, features, classes, examples;
+    int64_t clients, steps, planned, batch, features, classes, examples;
     double lr, decay, pull;
     const void *x, *weight, *bias;
-    const int64_t *y, *rows, *running, *seen;
+    const int64_t *y, *start, *index, *running, *seen;
     const uint8_t *full, *mask;
     void *weights, *biases;
-    double *losses;
+    double *losses, *weight_squares, *bias_squares;
 };
 
 #define REAL float

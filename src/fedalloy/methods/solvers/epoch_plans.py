@@ -25,10 +25,17 @@ def epoch_plan(sizes: Tensor, epochs: Tensor, batch_size: int | None, keys: Key 
     >>> epoch_plan(torch.tensor([3]), torch.tensor([1]), 2, None, "merge").index[0].tolist()
     [[0, 1, 2]]
     """
-    schedule = _schedule(tuple(sizes.tolist()), tuple(epochs.tolist()), batch_size, leftover)
+    return planned(tuple(sizes.tolist()), tuple(epochs.tolist()), batch_size, keys, leftover)
+
+
+def planned(
+    sizes: tuple[int, ...], epochs: tuple[int, ...], batch_size: int | None, keys: Key | None, leftover: str = "keep"
+) -> Plan:
+    """The same from plain numbers."""
+    schedule = _schedule(sizes, epochs, batch_size, leftover)
     if keys is None:
         return Plan(torch.where(schedule.mask, schedule.place, 0), schedule.mask, schedule.phase)
-    order = keys.each(torch.arange(schedule.epochs)).permutation(schedule.longest, valid=schedule.valid)
+    order = keys.each(schedule.labels).permutation(schedule.longest, valid=schedule.valid)
     if schedule.straight:
         return Plan(order.reshape(schedule.mask.shape), schedule.mask, schedule.phase)
     index = order.flatten(1).gather(1, schedule.address).reshape(schedule.mask.shape)
@@ -39,7 +46,7 @@ def epoch_plan(sizes: Tensor, epochs: Tensor, batch_size: int | None, keys: Key 
 class _Schedule:
     """Everything about a plan but its permutations. ``place`` and ``mask`` are ``[C, S, B]``; ``address`` is the place
     in all permutations of a client, one after another; ``valid`` are the sizes for each of them, None if all clients
-    have ``longest`` examples. ``whole``: every slot is used; ``straight``: and a plan is its permutations, in order.
+    have ``longest`` examples; ``labels`` are the numbers of the epochs. ``whole``: every slot is used; ``straight``: and a plan is its permutations, in order.
     ``versions`` are those of mask and phase, by which torch counts writes."""
 
     place: Tensor
@@ -47,7 +54,7 @@ class _Schedule:
     phase: Tensor
     address: Tensor
     valid: Tensor | None
-    epochs: int
+    labels: Tensor
     longest: int
     whole: bool
     straight: bool
@@ -92,7 +99,7 @@ def _kept_schedule(
     straight = whole and address.shape[1:].numel() == most * longest
     phase, address = torch.zeros_like(epoch), address.flatten(1)
     versions = mask._version, phase._version
-    return _Schedule(place, mask, phase, address, valid, most, longest, whole, straight, versions)
+    return _Schedule(place, mask, phase, address, valid, torch.arange(most), longest, whole, straight, versions)
 
 
 def all_epochs(epochs: Tensor, own: int, second: int) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ from fedalloy.core.fraction import fraction_of
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import LocalSolver, Shared
 from fedalloy.core.types import Context, DataSpec, Plan, Stats, Tree
-from fedalloy.methods.solvers.epoch_plans import all_epochs, count_steps, epoch_plan
+from fedalloy.methods.solvers.epoch_plans import all_epochs, count_steps, epoch_plan, planned
 from fedalloy.methods.solvers.optimizers import GradientDescent, LocalAdagrad, LocalAdam, LocalOptimizer, RmsProp
 from fedalloy.methods.solvers.phases import in_phases
 from fedalloy.methods.solvers.schedules import Schedule, places
@@ -162,9 +162,12 @@ class LocalTraining(LocalSolver, Describes, CountsSteps, BindsToData):
         return replace(self, leftover="merge") if self.leftover == "auto" else self
 
     def plan(self, sizes: Tensor, epochs: Tensor, keys: Key) -> Plan:
+        if not self.second_epochs:  # the same numbers, without tensors
+            own = tuple(self.epochs if some < 0 else some for some in epochs.tolist())
+            return planned(tuple(sizes.tolist()), own, self.batch_size, keys if self.shuffle else None, self.leftover)
         first, whole = self.all_epochs(epochs)
         plan = epoch_plan(sizes, whole, self.batch_size, keys if self.shuffle else None, self.leftover)
-        return in_phases(plan, first, whole) if self.second_epochs else plan
+        return in_phases(plan, first, whole)
 
     def count_steps(self, sizes: Tensor, epochs: Tensor) -> Tensor:
         if type(self).plan is not LocalTraining.plan:  # a subclass has its own plan: count its steps

@@ -1,0 +1,63 @@
+"""Quick looks at a round's statistics by compiled functions (whether everything is in order), and weighted sums."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import c_double, c_int, c_int64, c_void_p
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._functorch import peek_interpreter_stack as transforming
+
+from fedalloy.core.native import library
+
+
+def look_at_sizes(told: Tensor, known: Tensor | None, most: float, whole: bool) -> tuple[bool, bool, bool] | None:
+    """Whether all sizes can be used, whether none differs from the known one, and whether all are known; None where
+    that cannot be seen quickly."""
+    if _LIBRARY is None or transforming() is not None or not _plain(told) or (known is not None and not _plain(known)):
+        return None
+    found = _LIBRARY.sizes(told.data_ptr(), None if known is None else known.data_ptr(), len(told), most, whole)
+    return bool(found & 1), bool(found & 2), bool(found & 4)
+
+
+def in_range(values: Sequence[Tensor], ranges: Tensor, whole: Tensor) -> bool:
+    """Whether all numbers are in their ranges, the rows of ``ranges``: lowest, highest, least above 0. False where that
+    cannot be seen quickly."""
+    if _LIBRARY is None or transforming() is not None or not all(map(_plain, values)) or len({len(one) for one in values}) != 1:
+        return False
+    low = ranges.data_ptr()
+    columns = (c_void_p * len(values))(*(one.data_ptr() for one in values))
+    step = 8 * len(values)
+    return bool(
+        _LIBRARY.in_range(columns, len(values), len(values[0]), low, low + step, low + 2 * step, whole.data_ptr())
+    )
+
+
+def combined(weights: Tensor, rows: Tensor) -> Tensor | None:
+    """``weights @ rows``, added in float64, for rows in float32; None where no compiled function can do it."""
+    able = rows.dtype == torch.float32 and rows.is_cpu and rows.is_contiguous() and rows.dim() == 2
+    recorded = torch.is_grad_enabled() and (weights.requires_grad or rows.requires_grad)
+    if _LIBRARY is None or not able or recorded or transforming() is not None:
+        return None
+    weights, out = weights.detach().to("cpu", torch.float64).contiguous(), torch.empty(rows.shape[1])
+    _LIBRARY.combined(weights.data_ptr(), rows.data_ptr(), *rows.shape, out.data_ptr())
+    return out
+
+
+def _plain(values: Tensor) -> bool:
+    return values.dtype == torch.float64 and values.dim() == 1 and values.is_cpu and values.is_contiguous()
+
+
+def _prepared() -> Any:
+    found = library()
+    if found is not None:
+        found.sizes.argtypes = (c_void_p, c_void_p, c_int64, c_double, c_int)
+        found.in_range.argtypes = (c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p)
+        found.combined.argtypes = (c_void_p, c_void_p, c_int64, c_int64, c_void_p)
+        found.combined.restype = None
+    return found
+
+
+_LIBRARY = _prepared()
