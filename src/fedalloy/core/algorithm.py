@@ -296,7 +296,9 @@ def _moved(
 
 def _summed(algorithm: Algorithm, state: ServerState, cohort: Contributions) -> Payload:
     summed = [name for name, part in algorithm.parts(state["shared"]).items() if part.reduce == "sum"]
-    everyone = torch.ones(len(cohort), dtype=torch.float64) if summed else torch.empty(0)
+    if not summed:
+        return {}
+    everyone = torch.ones(len(cohort), dtype=torch.float64)
     return {name: cohort.combine(name, everyone) for name in summed}
 
 

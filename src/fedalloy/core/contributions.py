@@ -44,13 +44,15 @@ class Notes:
 
     ``squares`` are squared lengths, summed in float64 if ``exact`` (for rules that ask for norms) and otherwise in the
     leaf's dtype, which is several times faster and precise enough for a limit. ``negative`` marks leaves with negative
-    numbers where a model cannot have any (a norm layer's variance and its count of batches).
+    numbers where a model cannot have any (a norm layer's variance and its count of batches). ``clean``: it is known
+    that all are finite and none is negative.
     """
 
     leaves: tuple[tuple[str, str], ...]
     squares: Tensor
     finite: Tensor
     negative: Tensor
+    clean: bool = False
 
     def norms(self, part: str, leaves: Sequence[str] | None = None) -> Tensor:
         """The length of every client's part, or of some of its leaves taken together, ``[C]``."""
@@ -133,7 +135,7 @@ class Contributions(ABC):
     """Everything that was sent, stacked. Reading it asks for all rows."""
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return self.ids.shape[0]
 
     @property
     @abstractmethod

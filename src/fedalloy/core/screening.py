@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from fedalloy.core.contributions import Contributions
-from fedalloy.core.statistics import ANY_NUMBER, ANY_SIZE, STATISTICS, SizeLimits, Statistic, out_of_range
+from fedalloy.core.statistics import ANY_NUMBER, ANY_SIZE, STATISTICS, SizeLimits, Statistic, all_in_range, out_of_range
 from fedalloy.core.types import Part, Payload, Tree
 
 _HINTS = {"num_examples": " (max_examples)"}
@@ -44,8 +44,8 @@ def screen(
     no model can have. Only statistics and notes are read, not the payload."""
     if len(cohort) == 0:
         return cohort, {}
-    finite = cohort.notes.finite
-    reasons = {} if bool(finite.all()) else dict.fromkeys(_true(~finite.all(0)), "not finite")
+    notes, clean = cohort.notes, cohort.notes.clean or bool(cohort.notes.finite.all())
+    reasons = {} if clean else dict.fromkeys(_true(~notes.finite.all(0)), "not finite")
     for found in (
         _false_numbers(cohort, needed, sizes, declared),
         _impossible(cohort),
@@ -73,8 +73,9 @@ def _false_numbers(
             assert sizes.known is not None
             now, before = float(stats["num_examples"][row]), float(sizes.known[row])
             reasons[row] = f"statistic 'num_examples' is {now:g}, but was {before:g} in its first round of this run"
-    wrong = out_of_range(stats, declared, needed)
-    for which, row in wrong.nonzero().tolist() if bool(wrong.any()) else ():
+    if all_in_range(stats, declared, needed):
+        return reasons
+    for which, row in out_of_range(stats, declared, needed).nonzero().tolist():
         name, value = list(stats)[which], stats[list(stats)[which]][row].item()
         problem = declared.get(name, ANY_NUMBER).problem(value)
         reasons[row] = f"statistic '{name}' {problem}{_HINTS.get(name, '') if value > sizes.most else ''}"
@@ -84,7 +85,7 @@ def _false_numbers(
 def _impossible(cohort: Contributions) -> dict[int, str]:
     """Rows with impossible buffers: a norm layer's variance and its count of batches are never negative."""
     leaves, negative = cohort.notes.leaves, cohort.notes.negative
-    if not bool(negative.any()):
+    if cohort.notes.clean or not bool(negative.any()):
         return {}
     return {row: f"part 'buffers': {leaves[leaf][1]} is negative" for leaf, row in negative.nonzero().tolist()}
 

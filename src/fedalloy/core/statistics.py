@@ -139,26 +139,36 @@ def _size_statistic(most: float, whole: bool) -> Statistic:
 ANY_SIZE = SizeLimits()
 
 
+def all_in_range(stats: Mapping[str, Tensor], declared: Mapping[str, Statistic], needed: frozenset[str]) -> bool:
+    """Whether every number is known and within its declared range: almost always so, and in small rounds the full
+    check would take noticeable time."""
+    ranges, flags = _limits_of(stats, declared, needed)
+    columns = [one.detach() for one in stats.values()]
+    if in_range(columns, ranges, flags):
+        return True
+    values, (low, high, least), whole = torch.stack([one.double() for one in columns]), ranges, flags[0]
+    # A number in range is the same when it is limited to the range, and NaN never equals itself.
+    limited = torch.equal(values.clamp(low, high), values)
+    limited = limited and torch.equal(torch.where(whole, values.floor(), values), values)
+    return limited and not bool(((values > 0) & (values < least)).any())
+
+
 def out_of_range(stats: Mapping[str, Tensor], declared: Mapping[str, Statistic], needed: frozenset[str]) -> Tensor:
     """Which numbers are outside of their declared ranges, ``[S, C]`` in the order of ``stats``. NaN marks a number that
     was not sent, which is allowed unless it is ``needed``."""
-    known = tuple(declared.get(name, ANY_NUMBER) for name in stats)
-    ranges, flags = _limits(known, tuple(name in needed for name in stats))
-    # Fast paths: almost always everything is in range, and in small rounds the full check would take noticeable time.
-    columns = [one.detach() for one in stats.values()]
-    if in_range(columns, ranges, flags[0]):
-        return torch.zeros(len(columns), len(columns[0]), dtype=torch.bool)
-    values, (low, high, least), (whole, overflows, wanted) = torch.stack([one.double() for one in columns]), ranges, flags
-    # A number in range is the same when it is limited to the range, and NaN never equals itself.
-    if torch.equal(values.clamp(low, high), values) and torch.equal(torch.where(whole, values.floor(), values), values):
-        between: Tensor = (values > 0) & (values < least)
-        if not bool(between.any()):
-            return between
+    values = torch.stack([one.detach().double() for one in stats.values()])
+    (low, high, least), (whole, overflows, wanted) = _limits_of(stats, declared, needed)
     wrong = (values < low) | (values > high) | ((values > 0) & (values < least)) | values.isinf()
     wrong |= (whole & (values != values.floor()) & ~values.isnan()) | (wanted & values.isnan())
     excused = overflows & ~values.isfinite() & _with_examples(stats)
     found: Tensor = wrong & ~excused
     return found
+
+
+def _limits_of(
+    stats: Mapping[str, Tensor], declared: Mapping[str, Statistic], needed: frozenset[str]
+) -> tuple[Tensor, Tensor]:
+    return _limits(tuple(declared.get(name, ANY_NUMBER) for name in stats), tuple(name in needed for name in stats))
 
 
 @lru_cache(64)

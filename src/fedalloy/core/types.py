@@ -133,7 +133,7 @@ class Work:
         return Work(ids[order], epochs, active)
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return self.ids.shape[0]
 
     def rows(self, index: Tensor | slice) -> Work:
         """Part of the cohort."""

@@ -83,7 +83,8 @@ def _job(
 
 def _notes(params: Tree, squares: Tensor) -> Notes:
     """The notes of what the clients send, from the kernel's squared lengths, which are all finite."""
-    return Notes(tuple(("delta", name) for name in params), squares, _YES.expand_as(squares), _NO.expand_as(squares))
+    named, shape = tuple(("delta", name) for name in params), squares.shape
+    return Notes(named, squares, _YES.expand(shape), _NO.expand(shape), clean=True)
 
 
 def _kernel_for(weight: Tensor, sgd: PlainSgd) -> Any:

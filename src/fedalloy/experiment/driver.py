@@ -311,7 +311,8 @@ def _advance(progress: RunProgress, config: RunConfig, result: RoundResult, eval
         progress.barren = 0
     elif row["dropped"] and not row["refusal"]:  # refused contributions may mean divergence, absent clients do not
         progress.barren += 1
-    progress.counted += bool(set(row["ids"]) - set(row["idle"]))  # idle clients changed nothing
+    active = set(row["ids"]) - set(row["idle"]) if row["idle"] else row["ids"]  # idle clients changed nothing
+    progress.counted += bool(active)
     if evaluation is None:
         return
     score = _watched(evaluation, config)

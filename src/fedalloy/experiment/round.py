@@ -109,7 +109,8 @@ def run_round(
         limits = sizes.limits(outcome.cohort.ids)
         cohort = recounted(fed.algorithm, outcome.cohort, work, ctx, limits)
         cohort, late, seconds = _without_stragglers(fed, cohort, state["shared"])
-        absent = sorted({*absent, *outcome.failures, *(() if fed.resends else late)})
+        if outcome.failures or late:
+            absent = sorted({*absent, *outcome.failures, *(() if fed.resends else late)})
         down = _sent_down(fed, state["shared"], work, known, outcome, cohort)
         cohort = _cross(fed, state["shared"], cohort)
         seen = replace(ctx, absent=tuple(absent)) if absent else ctx
@@ -120,7 +121,7 @@ def run_round(
         with watch.time("store"):
             store.put(round, _counted(outcome, work, late, step))
     row = {"round": round, **_describe(fed.algorithm, state, work, cohort, step, outcome, down)}
-    resent = sorted({*_silent(work), *(late if fed.resends else ())})
+    resent = [] if work.all_active and not late else sorted({*_silent(work), *(late if fed.resends else ())})
     row |= {"simulated_seconds": seconds, "absent": absent, "late": late, "resent": resent}
     row |= {"idle": list(step.idle), "refusal": step.refusal}
     return RoundResult(step, row)
@@ -247,14 +248,16 @@ def _describe(
 ) -> dict[str, Any]:
     """The row of ``rounds.jsonl``: a function of the seed alone, never of the clock. Where something other than a
     model is exchanged, ``bytes_model`` is what the model would have cost in each direction."""
-    came = len(cohort)
-    counted = torch.isin(cohort.ids, step.ids) if len(step.ids) < came else slice(None)
+    came, stats = len(cohort), cohort.stats
+    if len(step.ids) < came:
+        counted = torch.isin(cohort.ids, step.ids)
+        stats = {name: stats[name][counted] for name in ("num_steps", "train_loss")}
     model = {} if algorithm.target == "params" else {"bytes_model": _model_bytes(state) * len(work)}
     return model | {
-        "ids": step.ids.tolist(),
+        "ids": work.clients if step.ids is work.ids else step.ids.tolist(),
         "weights": _plain(step.weights),
-        "num_steps": cohort.stats["num_steps"][counted].tolist() if came else [],
-        "train_loss": _mean(cohort.stats["train_loss"][counted]) if came else None,
+        "num_steps": stats["num_steps"].tolist() if came else [],
+        "train_loss": _mean(stats["train_loss"]) if came else None,
         "bytes_up": int(outcome.cohort.stats["bytes_up"].sum()) if len(outcome.cohort) else 0,
         "bytes_down": down,
         "dropped": {str(client): why for client, why in {**outcome.failures, **step.dropped}.items()},

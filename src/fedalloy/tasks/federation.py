@@ -13,6 +13,7 @@ from fedalloy.core import inputs
 from fedalloy.core.errors import DataError, SpecError, nearest
 from fedalloy.core.inputs import Inputs
 from fedalloy.core.keys import Key
+from fedalloy.core.native.numbers import places
 from fedalloy.core.protocols import DataPart, Objective
 from fedalloy.core.showing import Shown
 from fedalloy.core.types import Block, Examples
@@ -53,6 +54,8 @@ class Pool:
     def block(self, ids: Tensor) -> Block:
         """Some clients; the examples themselves are not copied."""
         ids = ids.cpu()
+        if (found := places(ids, self.start, self.size)) is not None:
+            return Block(self.x, self.y, *found)
         if len(ids):
             low, high = (int(end) for end in torch.aminmax(ids))
             if low < 0 or high >= len(self.size):

@@ -5,7 +5,7 @@
    LANES   how many of them a vector holds
    NAME    appends the type to a name
    INT     a whole number of the same size
-   EXP     exp of a vector, LOG log of a number
+   EXP     exp of a vector
 
    Sums over features are added lane by lane, so results differ from torch's in rounding only. NaN and infinity pass
    through, because the server refuses contributions that are not finite. */
@@ -125,11 +125,15 @@ FAST static double NAME(losses)(REAL *out, const int64_t *labels, const uint8_t 
         for (long k = 0; k < classes; k++) all += o[k * lanes + v] = EXP(o[k * lanes + v] - most);
         NAME(vector) factor = scale / all;
         for (long k = 0; k < classes; k++) o[k * lanes + v] *= factor;
+        double product = 1;  /* of sums between 1 and the number of classes: one logarithm for all of them */
         for (long i = 0; i < here; i++) {
             long b = v * LANES + i;
             out[labels[b] * lead + b] -= scale;
-            if (!used || used[b]) total += LOG(all[i]) - right[i];
+            if (used && !used[b]) continue;
+            product *= all[i];
+            total -= right[i];
         }
+        total += log(product);
     }
     if (used)
         for (long k = 0; k < classes; k++)

@@ -32,7 +32,6 @@ struct block {
 #define LANES 16
 #define NAME(name) name##_float
 #define EXP exp_float
-#define LOG logf
 #define INT int32_t
 
 typedef float floats __attribute__((vector_size(64)));
@@ -61,14 +60,12 @@ static inline __attribute__((always_inline)) floats exp_float(floats x) {
 #undef LANES
 #undef NAME
 #undef EXP
-#undef LOG
 #undef INT
 
 #define REAL double
 #define LANES 8
 #define NAME(name) name##_double
 #define EXP exp_double
-#define LOG log
 #define INT int64_t
 
 typedef double doubles __attribute__((vector_size(64)));

@@ -1,5 +1,5 @@
 /* Whether all statistics of a round are in order, in one pass each (where one is not, the caller looks closer), and
-   weighted sums over clients. */
+   weighted sums over clients and the places of some clients' examples. */
 
 /* Bit 1: every size is between 0 and most, and whole if that is wanted; bit 2: none differs from the known one, NaN
    where there is none; bit 4: all are known. */
@@ -41,4 +41,15 @@ FAST void combined(const double *weights, const float *rows, long clients, long 
         }
         for (long j = 0; j < here; j++) out[from + j] = (float)sums[j];
     }
+}
+
+/* start and size of some clients; 1 if one does not exist. */
+int clients_of(const int64_t *ids, long count, int64_t population, const int64_t *start, const int64_t *size,
+               int64_t *starts, int64_t *sizes) {
+    for (long i = 0; i < count; i++) {
+        if (ids[i] < 0 || ids[i] >= population) return 1;
+        starts[i] = start[ids[i]];
+        sizes[i] = size[ids[i]];
+    }
+    return 0;
 }

@@ -23,15 +23,15 @@ def look_at_sizes(told: Tensor, known: Tensor | None, most: float, whole: bool) 
 
 
 def in_range(values: Sequence[Tensor], ranges: Tensor, whole: Tensor) -> bool:
-    """Whether all numbers are in their ranges, the rows of ``ranges``: lowest, highest, least above 0. False where that
-    cannot be seen quickly."""
-    if _LIBRARY is None or transforming() is not None or not all(map(_plain, values)) or len({len(one) for one in values}) != 1:
+    """Whether all numbers are in their ranges, the rows of ``ranges``: lowest, highest, least above 0; the first row of
+    ``whole`` says which are whole. False where that cannot be seen quickly."""
+    if _LIBRARY is None or transforming() is not None or not all(map(_plain, values)) or len({one.shape[0] for one in values}) != 1:
         return False
     low = ranges.data_ptr()
     columns = (c_void_p * len(values))(*(one.data_ptr() for one in values))
     step = 8 * len(values)
     return bool(
-        _LIBRARY.in_range(columns, len(values), len(values[0]), low, low + step, low + 2 * step, whole.data_ptr())
+        _LIBRARY.in_range(columns, len(values), values[0].shape[0], low, low + step, low + 2 * step, whole.data_ptr())
     )
 
 
@@ -46,6 +46,19 @@ def combined(weights: Tensor, rows: Tensor) -> Tensor | None:
     return out
 
 
+def places(ids: Tensor, start: Tensor, size: Tensor) -> tuple[Tensor, Tensor] | None:
+    """``start[ids], size[ids]``; None for ids that do not exist, and where no compiled function can do it."""
+    whole = (one.dtype == torch.int64 and one.is_cpu and one.is_contiguous() for one in (ids, start, size))
+    if _LIBRARY is None or transforming() is not None or not all(whole):
+        return None
+    starts, sizes = torch.empty_like(ids), torch.empty_like(ids)
+    wrong = _LIBRARY.clients_of(
+        ids.data_ptr(), ids.shape[0], size.shape[0], start.data_ptr(), size.data_ptr(), starts.data_ptr(),
+        sizes.data_ptr(),
+    )  # fmt: skip
+    return None if wrong else (starts, sizes)
+
+
 def _plain(values: Tensor) -> bool:
     return values.dtype == torch.float64 and values.dim() == 1 and values.is_cpu and values.is_contiguous()
 
@@ -57,6 +70,7 @@ def _prepared() -> Any:
         found.in_range.argtypes = (c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p)
         found.combined.argtypes = (c_void_p, c_void_p, c_int64, c_int64, c_void_p)
         found.combined.restype = None
+        found.clients_of.argtypes = (c_void_p, c_int64, c_int64, *[c_void_p] * 4)
     return found
 
 

@@ -75,9 +75,9 @@ def encode(row: Mapping[str, Any]) -> str:
     """
     try:
         try:
-            return _encoder.encode(row)
+            return _encoded(row)
         except ValueError:  # a number that is not finite; rare, so rows are searched only then
-            return _encoder.encode(_finite(row))
+            return _encoded(_finite(row))
     except TypeError as error:
         raise SpecError(f"a record cannot hold this: {error}. Allowed: {_ALLOWED}") from error
 
@@ -122,6 +122,14 @@ def _as_list(value: Any) -> Any:
 
 
 _encoder = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=_as_list)
+# What ``encode`` of the encoder makes anew for every row.
+_chunks: Any = json.encoder.c_make_encoder and json.encoder.c_make_encoder(
+    None, _as_list, json.encoder.encode_basestring_ascii, None, ":", ",", False, False, False
+)
+
+
+def _encoded(row: Mapping[str, Any]) -> str:
+    return "".join(_chunks(row, 0)) if _chunks else _encoder.encode(row)
 
 
 def _finite(value: Any) -> Any:
