@@ -18,7 +18,8 @@ class KernelBuildHook(BuildHookInterface):  # type: ignore[type-arg, misc]
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Called before a wheel is built, also for an editable install."""
         found = importlib.util.spec_from_file_location("building", Path(self.root) / _FOLDER / "building.py")
-        assert found is not None and found.loader is not None
+        assert found is not None
+        assert found.loader is not None
         building = importlib.util.module_from_spec(found)
         found.loader.exec_module(building)
         reason = building.build()

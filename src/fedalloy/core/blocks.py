@@ -125,9 +125,7 @@ def prepare(
         draws = solver.draws(plan, keys.fold("draws"), shared) if drawing else {}
     device = inputs.device_of(data.y)
     mask, seen = (steps.mask, steps.seen) if device.type == "cpu" else (steps.mask.to(device), steps.seen.to(device))
-    return Prepared(
-        work, keys, data, plan, draws, steps.planned, steps.running, steps.full, mask, seen, steps.examples
-    )
+    return Prepared(work, keys, data, plan, draws, steps.planned, steps.running, steps.full, mask, seen, steps.examples)
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,9 @@ def recounted(
     # The cohort is a subset of the work's clients, so equal lengths mean the same clients.
     epochs = work.epochs if len(work) == len(cohort) else work.epochs[torch.searchsorted(work.ids, cohort.ids)]
     steps = aspects.count_steps(solver, (told if everyone else torch.where(known, told, 0.0)).long(), epochs).double()
-    if everyone and not algorithm.described and "num_steps" in cohort.stats:
-        if torch.equal(steps, cohort.stats["num_steps"]):
-            return cohort
+    reported = cohort.stats.get("num_steps")
+    if everyone and not algorithm.described and reported is not None and torch.equal(steps, reported):
+        return cohort
     counted = {"num_steps": steps}
     if algorithm.described:
         counted |= aspects.describe(solver, steps, ctx)

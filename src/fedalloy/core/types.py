@@ -141,7 +141,7 @@ class Work:
 
 
 def _defaults(clients: int) -> tuple[Tensor, Tensor]:
-    """Epochs and links of undisturbed work, the same in every round; made anew if somebody wrote into them."""
+    """Epochs and links of undisturbed work, the same in every round; made again if somebody wrote into them."""
     epochs, active = _kept_defaults(clients)
     if epochs._version or active._version:
         _kept_defaults.cache_clear()

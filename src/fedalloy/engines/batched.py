@@ -207,7 +207,7 @@ def stages_for(objective: Objective, shared: Shared, data: Block) -> Stages | No
 def dense_of(objective: Objective, shared: Shared) -> tuple[fused.Dense, ...] | None:
     """The model as dense layers, None if it has others. Cached by objective: tracing a module takes longer than a
     small round."""
-    layers: tuple[fused.Dense, ...] | None | Literal[""] = _dense.get(objective, "")
+    layers: tuple[fused.Dense, ...] | Literal[""] | None = _dense.get(objective, "")
     if layers == "":
         layers = _dense[objective] = fused.dense_layers(chain_of(objective, shared["params"]), objective.loss_name)
     return layers or None

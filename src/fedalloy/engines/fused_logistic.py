@@ -51,7 +51,10 @@ def train(
         return None
     clients = len(block)
     deltas = {name: torch.empty((clients, *leaf.shape), dtype=leaf.dtype) for name, leaf in params.items()}
-    losses, squares = torch.empty(clients, 2, dtype=torch.float64), torch.empty(len(params), clients, dtype=torch.float64)
+    losses, squares = (
+        torch.empty(clients, 2, dtype=torch.float64),
+        torch.empty(len(params), clients, dtype=torch.float64),
+    )
     job = _job(weight, bias, sgd, params, block, ctx.local_lr, deltas, losses, squares)
     answer = kernel(ctypes.byref(job))
     if answer not in (_DONE, _NOT_FINITE):
@@ -70,7 +73,7 @@ def _job(
     rows = dict(zip(params, range(0, squares.numel() * 8, squares.shape[1] * 8), strict=True))
     first = squares.data_ptr()
     job = _Job(
-        len(block), steps, index.shape[1], index.shape[2], features, classes, y.shape[0], lr, sgd.weight_decay, sgd.pull,
+        len(block), steps, *index.shape[1:], features, classes, y.shape[0], lr, sgd.weight_decay, sgd.pull,
         x.data_ptr(), params[weight].data_ptr(), params[bias].data_ptr() if bias else None, y.data_ptr(),
         block.data.start.data_ptr(), index.data_ptr(), ctypes.addressof(running), block.seen.data_ptr(),
         ctypes.addressof(full), block.mask.data_ptr(), deltas[weight].data_ptr(),

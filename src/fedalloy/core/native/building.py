@@ -12,23 +12,31 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 LIBRARY = "kernels.so"
-_FLAGS = ("-std=gnu11", "-O3", "-fno-math-errno", "-Wno-psabi", "-shared", "-fPIC")
+_FLAGS = ("-std=gnu11", "-fno-math-errno", "-Wno-psabi", "-shared", "-fPIC")
 
 
-def fingerprint() -> str:
+def fingerprint(folder: Path = HERE) -> str:
     """Of all sources: a library that was compiled from others is not used."""
-    sources = (path.read_bytes() for path in sorted(HERE.glob("*.c")))
+    sources = (path.read_bytes() for path in sorted(folder.glob("*.c")))
     return hashlib.sha256(b"\0".join(sources)).hexdigest()
 
 
-def build(target: Path = HERE / LIBRARY) -> str | None:
-    """Compile into ``target``; returns the reason if that is not possible here."""
+def build(target: Path = HERE / LIBRARY, folder: Path = HERE, optimise: str = "-O3") -> str | None:
+    """Compile the sources in ``folder`` into ``target``; returns the reason if that is not possible here."""
     compiler = os.environ.get("CC") or shutil.which("gcc")
     if not sys.platform.startswith("linux") or compiler is None:
         return "the kernels are compiled on Linux, with gcc"
     made = target.with_suffix(f".{os.getpid()}.so")
-    command = [compiler, *_FLAGS, f'-DSOURCES="{fingerprint()}"', "-o", str(made), str(HERE / "native.c"), "-lm"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    command = [
+        compiler,
+        optimise,
+        *_FLAGS,
+        f'-DSOURCES="{fingerprint(folder)}"',
+        "-o",
+        str(made),
+        str(folder / "native.c"),
+    ]
+    done = subprocess.run([*command, "-lm"], capture_output=True, text=True)
     if done.returncode:
         made.unlink(missing_ok=True)
         return f"{compiler} failed: {done.stderr.strip()}"

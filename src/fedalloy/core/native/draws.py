@@ -49,7 +49,9 @@ def ordered(keys: Tensor, length: int, valid: Tensor | None) -> Tensor | None:
         return None
     out = torch.empty((*keys.shape, length), dtype=torch.int64)
     counts = None if valid is None else valid.expand(keys.shape).contiguous()
-    _LIBRARY.ordered(keys.data_ptr(), keys.numel(), length, None if counts is None else counts.data_ptr(), out.data_ptr())
+    _LIBRARY.ordered(
+        keys.data_ptr(), keys.numel(), length, None if counts is None else counts.data_ptr(), out.data_ptr()
+    )
     return out
 
 

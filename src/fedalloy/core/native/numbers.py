@@ -25,7 +25,12 @@ def look_at_sizes(told: Tensor, known: Tensor | None, most: float, whole: bool) 
 def in_range(values: Sequence[Tensor], ranges: Tensor, whole: Tensor) -> bool:
     """Whether all numbers are in their ranges, the rows of ``ranges``: lowest, highest, least above 0; the first row of
     ``whole`` says which are whole. False where that cannot be seen quickly."""
-    if _LIBRARY is None or transforming() is not None or not all(map(_plain, values)) or len({one.shape[0] for one in values}) != 1:
+    if (
+        _LIBRARY is None
+        or transforming() is not None
+        or not all(map(_plain, values))
+        or len({one.shape[0] for one in values}) != 1
+    ):
         return False
     low = ranges.data_ptr()
     columns = (c_void_p * len(values))(*(one.data_ptr() for one in values))

@@ -122,8 +122,9 @@ def _as_list(value: Any) -> Any:
 
 
 _encoder = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=_as_list)
-# What ``encode`` of the encoder makes anew for every row.
-_chunks: Any = json.encoder.c_make_encoder and json.encoder.c_make_encoder(
+# What ``encode`` of the encoder makes for every row.
+_make: Any = getattr(json.encoder, "c_make_encoder", None)
+_chunks: Any = _make and _make(
     None, _as_list, json.encoder.encode_basestring_ascii, None, ":", ",", False, False, False
 )
 

@@ -1,0 +1,167 @@
+"""The compiled kernel for one linear layer: equal to the loop, with torch in its place where it is missing, and every
+fault planted in its source is seen."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from fedalloy import algorithms
+from fedalloy.core import native
+from fedalloy.core.algorithm import Algorithm
+from fedalloy.core.native import building
+from fedalloy.engines import fused_logistic
+from fedalloy.engines.batched import Batched
+from fedalloy.engines.loop import Loop
+from fedalloy.methods.servers.sgd import ServerSgd
+from fedalloy.methods.solvers.prox import Prox
+from fedalloy.methods.solvers.sgd import Sgd
+from fedalloy.methods.weightings.uniform import Uniform
+from fedalloy.tasks.objective import ModuleObjective
+from fedalloy.testing import work
+from tests.engines.rounds import gaps, play, task_of
+
+needs_compiler = pytest.mark.skipif(shutil.which("gcc") is None, reason="the kernels are compiled with gcc")
+
+
+def compiled(folder, old: str = "", new: str = "") -> ctypes.CDLL:
+    """The kernels, with one piece of their source replaced."""
+    copied = folder / "native"
+    shutil.copytree(building.HERE, copied, ignore=shutil.ignore_patterns("*.py", "*.so", "__pycache__"))
+    source = copied / "logistic.c"
+    text = source.read_text()
+    assert text.count(old) == 1 or not old
+    source.write_text(text.replace(old, new) if old else text)
+    assert building.build(folder / "kernels.so", copied, "-O1") is None
+    return ctypes.CDLL(str(folder / "kernels.so"))
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory):
+    return native.library() or compiled(tmp_path_factory.mktemp("kernels"))
+
+
+@st.composite
+def federations(draw):
+    sizes = draw(st.lists(st.integers(0, 40), min_size=1, max_size=5))
+    epochs = draw(st.lists(st.integers(-1, 2), min_size=len(sizes), max_size=len(sizes)))
+    active = draw(st.lists(st.sampled_from([True, True, False]), min_size=len(sizes), max_size=len(sizes)))
+    return tuple(sizes), work(*range(len(sizes)), epochs=tuple(epochs), active=tuple(active))
+
+
+@st.composite
+def solvers(draw) -> Sgd | Prox:
+    options = {"lr": 0.3, "batch_size": draw(st.sampled_from([1, 3, 8, 11, None]))}
+    options["weight_decay"] = draw(st.sampled_from([0.0, 0.2]))
+    return Prox(mu=0.4, **options) if draw(st.booleans()) else Sgd(**options)
+
+
+@needs_compiler
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(1, 40), st.integers(2, 12), st.booleans(), solvers(), federations())
+def test_it_is_the_loop(kernels, monkeypatch, inputs, classes, bias, solver, federation):
+    sizes, now = federation
+    task = task_of(lambda: nn.Linear(inputs, classes, bias=bias), sizes, (inputs,), classes)
+    algorithm = Algorithm(solver, Uniform(), ServerSgd())
+    expected = play(Loop(), algorithm, task, now)
+    for library in (kernels, None):
+        monkeypatch.setattr(fused_logistic, "library", lambda library=library: library)
+        found = play(Batched(), algorithm, task, now)
+        assert gaps(found, expected) == []
+        assert torch.allclose(found.cohort.notes.squares, expected.cohort.notes.squares)
+        assert torch.equal(found.cohort.notes.finite, expected.cohort.notes.finite)
+
+
+def one_round(kernels, monkeypatch, task, algorithm, now):
+    used = []
+
+    def noted(*given):
+        used.append(fused_logistic_train(*given))
+        return used[-1]
+
+    fused_logistic_train = fused_logistic.train
+    monkeypatch.setattr(fused_logistic, "library", lambda: kernels)
+    monkeypatch.setattr(fused_logistic, "train", noted)
+    return play(Batched(), algorithm, task, now), used
+
+
+FAULTS = {
+    "unused slots count": ("if (used && !used[b]) continue;", ""),
+    "unused slots train": ("if (!used[b]) out[k * lead + b] = 0;", ";"),
+    "the mean of a partial batch is over all slots": ("job->lr / seen);", "job->lr / job->batch);"),
+    "decay is ignored": ("1 - job->lr * (job->decay + job->pull)", "1 - job->lr * job->pull"),
+    "the pull is ignored": ("job->lr * job->pull);", "0);"),
+    "a client takes the steps of others": ("client < job->running[step]", "1"),
+    "the bias stays": ("bias[k] = keep * bias[k] + pull * first_bias[k] - total;", ";"),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_planted_fault_is_seen(fault, tmp_path, monkeypatch):
+    task = task_of(lambda: nn.Linear(5, 3), (7, 4, 9, 2), (5,))
+    algorithm = Algorithm(Prox(mu=0.4, lr=0.3, batch_size=3, weight_decay=0.2), Uniform(), ServerSgd())
+    now = work(0, 1, 2, 3, active=(True, True, True, False))
+    found, used = one_round(compiled(tmp_path, *FAULTS[fault]), monkeypatch, task, algorithm, now)
+    assert used[0] is not None
+    assert gaps(found, play(Loop(), algorithm, task, now)) != []
+
+
+@needs_compiler
+def test_labels_and_numbers_that_are_wrong_are_told_as_by_torch(kernels, monkeypatch):
+    task = task_of(lambda: nn.Linear(4, 3), (5, 3))
+    broken = replace(task, block=replace(task.block, y=task.block.y + 2))
+    with pytest.raises(Exception, match="client 0 failed"):
+        one_round(kernels, monkeypatch, broken, algorithms.fedavg(), work(0, 1))
+    x = task.block.x.clone()
+    x[0, 0] = torch.nan
+    strange = replace(task, block=replace(task.block, x=x))
+    found, used = one_round(kernels, monkeypatch, strange, algorithms.fedavg(), work(0, 1))
+    assert used[0].notes is None
+    assert found.cohort.notes.finite.all(0).tolist() == [False, True]
+
+
+@needs_compiler
+@pytest.mark.parametrize("why", ["momentum", "half", "strided", "wide"])
+def test_what_it_cannot_do_is_left_to_torch(why, kernels, monkeypatch):
+    task = task_of(lambda: nn.Linear(4, 3), (5, 3))
+    algorithm = algorithms.fedavg(momentum=0.5 if why == "momentum" else 0.0)
+    x = {"half": task.block.x.float(), "strided": task.block.x.T.contiguous().T}.get(why, task.block.x)
+    if why == "wide":
+        monkeypatch.setattr(fused_logistic, "MOST_WEIGHTS", 11)
+    task = replace(task, block=replace(task.block, x=x))
+    found, used = one_round(kernels, monkeypatch, task, algorithm, work(0, 1))
+    assert used == [None]
+    assert gaps(found, play(Loop(), algorithm, task, work(0, 1))) == []
+
+
+@needs_compiler
+def test_float32_agrees_within_its_rounding(kernels, monkeypatch):
+    task = task_of(lambda: nn.Linear(60, 10), (20, 13, 8), (60,), 10)
+    objective = ModuleObjective(lambda: nn.Linear(60, 10), "cross_entropy")
+    single = replace(task, objective=objective, block=replace(task.block, x=task.block.x.float()))
+    algorithm = algorithms.fedavg(lr=0.1, batch_size=5)
+    found, used = one_round(kernels, monkeypatch, single, algorithm, work(0, 1, 2))
+    assert used[0] is not None
+    assert gaps(found, play(Loop(), algorithm, single, work(0, 1, 2)), 1e-5) == []
+
+
+@needs_compiler
+def test_kernels_of_other_sources_are_not_used(tmp_path, monkeypatch):
+    assert building.build(tmp_path / building.LIBRARY, optimise="-O1") is None
+    monkeypatch.setattr(native, "HERE", tmp_path)
+    assert native.library.__wrapped__() is not None
+    monkeypatch.setattr(native, "fingerprint", lambda: "another one")
+    assert native.library.__wrapped__() is None
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / building.LIBRARY).write_bytes(b"no library")
+    monkeypatch.setattr(native, "HERE", other)
+    assert native.library.__wrapped__() is None
