@@ -117,7 +117,7 @@ def prepare(
     solver = algorithm.solver
     with stage("plan"):
         plan = plan or solver.plan(data.size.cpu(), work.epochs, keys.fold("plan"))
-        steps = _steps_of(plan.mask, work)
+        steps = _steps_of(plan.mask, work.active, work.all_active)
         if steps.order is not None:
             work, data, keys = work.rows(steps.order), _rows(data, steps.order), keys.pick(steps.order)
             plan = Plan(plan.index[steps.order], plan.mask[steps.order], plan.phase[steps.order])
@@ -147,9 +147,8 @@ _known_steps: Any = WeakIdKeyDictionary()
 of the same sizes, and reading it takes longer than a small block."""
 
 
-def _steps_of(mask: Tensor, work: Work) -> _Steps:
-    active = work.active
-    if not work.all_active:
+def _steps_of(mask: Tensor, active: Tensor, everyone: bool | None = None) -> _Steps:
+    if not (bool(active.all()) if everyone is None else everyone):
         return _read_steps(mask, active)
     version, known = _known_steps.get(mask, (None, None))
     if known is None or version != mask._version:  # torch counts the writes to a tensor
