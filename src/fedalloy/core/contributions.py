@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
 import torch
@@ -52,7 +52,7 @@ class Notes:
     squares: Tensor
     finite: Tensor
     negative: Tensor
-    clean: bool = False
+    clean: bool = field(default=False, kw_only=True)
 
     def norms(self, part: str, leaves: Sequence[str] | None = None) -> Tensor:
         """The length of every client's part, or of some of its leaves taken together, ``[C]``."""
