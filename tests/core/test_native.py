@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedalloy.core import keys, statistics, tree
+from fedalloy.core import statistics, tree
 from fedalloy.core.keys import Key
 from fedalloy.core.native import draws, library, numbers
 from fedalloy.core.statistics import STATISTICS, SizeLimits
@@ -52,12 +52,10 @@ def test_draws_inside_transforms_are_left_to_torch():
 
 
 def test_a_planted_fault_in_draws_is_seen(monkeypatch):
-    key = Key.of(3).each(torch.arange(4))
-    expected = key.permutation(9)
-    monkeypatch.setattr(
-        keys.draws, "ordered", lambda states, length, valid: draws.drawn(states, length).argsort(-1, True)
-    )
-    assert not torch.equal(key.permutation(9), expected)
+    key, right = Key.of(3).each(torch.arange(4)), draws.ordered
+    assert torch.equal(key.permutation(9), key.bits(9).argsort(-1))
+    monkeypatch.setattr(draws, "ordered", lambda states, length, valid: right(states + 1, length, valid))
+    assert not torch.equal(key.permutation(9), key.bits(9).argsort(-1))
 
 
 @settings(max_examples=150)

@@ -46,8 +46,8 @@ def planned(
 class _Schedule:
     """Everything about a plan but its permutations. ``place`` and ``mask`` are ``[C, S, B]``; ``address`` is the place
     in all permutations of a client, one after another; ``valid`` are the sizes for each of them, None if all clients
-    have ``longest`` examples; ``labels`` are the numbers of the epochs. ``whole``: every slot is used; ``straight``: and
-    a plan is its permutations, in order. ``versions`` are those of mask and phase, by which torch counts writes."""
+    have ``longest`` examples; ``labels`` are the numbers of the epochs. ``whole``: every slot is used; ``straight``:
+    and a plan is its permutations, in order. ``versions`` are those of mask and phase, by which torch counts writes."""
 
     place: Tensor
     mask: Tensor
