@@ -131,29 +131,30 @@ class ExaminedTask(TaskWrapper):
     def data(self, part: DataPart, ids: Tensor) -> Block:
         """The examples of some clients; those loaded for the first time are checked."""
         block = self.task.data(part, ids)
-        fresh = self._fresh(part, ids)
+        clients = ids.tolist()
+        fresh = self._fresh(part, clients)
         if fresh:
-            rows = torch.tensor(fresh)
+            rows = slice(None) if len(fresh) == len(clients) else torch.tensor(fresh)
             some = Block(block.x, block.y, block.start.cpu()[rows], block.size.cpu()[rows])
             if not self.limits:
                 self.limits.append(label_limits(self.objective, *_two(block)))
             _check_block(some, ids.cpu()[rows], part, self.limits[0], _naming(self.task))
-            self._remember(part, [int(ids[row]) for row in fresh])
+            self._remember(part, [clients[row] for row in fresh])
         return block
 
-    def _fresh(self, part: str, ids: Tensor) -> list[int]:
-        """Places in ``ids`` of clients that were not seen before."""
+    def _fresh(self, part: str, clients: list[int]) -> list[int]:
+        """Places of clients that were not seen before."""
         pages = self.seen.setdefault(part, {})
-        return [
-            row for row, client in enumerate(ids.tolist()) if not pages.get(client // _PAGE, _NOBODY)[client % _PAGE]
-        ]
+        return [row for row, client in enumerate(clients) if not pages.get(client // _PAGE, _NOBODY)[client % _PAGE]]
 
     def _remember(self, part: str, clients: Iterable[int]) -> None:
         """Mark clients as checked: one byte per client, in pages, so that memory grows with the clients that were
         loaded and not with the population."""
         pages = self.seen[part]
         for client in clients:
-            pages.setdefault(client // _PAGE, bytearray(_PAGE))[client % _PAGE] = 1
+            if (page := pages.get(client // _PAGE)) is None:
+                page = pages[client // _PAGE] = bytearray(_PAGE)
+            page[client % _PAGE] = 1
 
 
 def notices(task: Task, solver: LocalSolver) -> tuple[str, ...]:
@@ -199,7 +200,8 @@ def _check_block(block: Block, ids: Tensor, part: str, limit: LabelLimits, name:
     x, y = block.x, block.y
     side_by_side = inputs.length(x) == int(size.sum()) and bool((start == size.cumsum(0) - size).all())
     if not side_by_side:
-        rows = torch.cat([torch.arange(int(a), int(a + n)) for a, n in zip(start, size, strict=True)] or [start])
+        whose = torch.repeat_interleave(size)
+        rows = torch.arange(len(whose)) + (start - size.cumsum(0) + size)[whose]
         x, y = (inputs.take(part, rows.to(inputs.device_of(part))) for part in (x, y))
     check_examples(x, y, limit, owner, lambda client: f"{name(client)} [{part}]" if part != "train" else name(client))
 

@@ -51,16 +51,17 @@ int ordered(const uint64_t *keys, long count, long many, const int64_t *valid, i
     return 0;
 }
 
-/* Distinct members of 0 .. population - 1, sorted; 1 if the same one was picked twice, which the caller resolves. */
+/* Distinct members of 0 .. population - 1, sorted (Floyd's sampling); 1 if there are too many for this way. */
 int chosen(uint64_t key, int64_t population, long size, int64_t *out) {
     int64_t picks[SHORT], places[SHORT];
     if (size > SHORT) return 1;
-    for (long i = 0; i < size; i++)
-        picks[i] = (int64_t)((mix(key + (i + 1) * GOLDEN) & INT64_MAX) % (uint64_t)(population - size + i + 1));
-    order(picks, size, places);
     for (long i = 0; i < size; i++) {
-        out[i] = picks[places[i]];
-        if (i && out[i] == out[i - 1]) return 1;
+        int64_t top = population - size + i, pick = (mix(key + (i + 1) * GOLDEN) & INT64_MAX) % (uint64_t)(top + 1);
+        int taken = 0;
+        for (long j = 0; j < i; j++) taken |= picks[j] == pick;
+        picks[i] = taken ? top : pick;
     }
+    order(picks, size, places);
+    for (long i = 0; i < size; i++) out[i] = picks[places[i]];
     return 0;
 }

@@ -56,9 +56,12 @@ def ordered(keys: Tensor, length: int, valid: Tensor | None) -> Tensor | None:
 
 
 def chosen(key: int, population: int, size: int) -> Tensor | None:
-    """Distinct members of a population; None if there are too many, or one was picked twice."""
+    """Distinct members of a population; None if there are too many."""
+    if size > SHORT:
+        return None
     out = torch.empty(size, dtype=torch.int64)
-    return None if size > SHORT or _LIBRARY.chosen(key, population, size, out.data_ptr()) else out
+    _LIBRARY.chosen(key, population, size, out.data_ptr())
+    return out
 
 
 def _prepared() -> Any:
