@@ -57,6 +57,7 @@ docs: $(DEV)  ## Run every example of the documentation, check the generated pag
 	@$(BIN)/python -m scripts.docs -j $(WORKERS)
 	@$(BIN)/python -m fedalloy.cli.docs --check
 	@$(BIN)/python scripts/readme.py --check
+	@$(BIN)/python scripts/notebooks.py --check -j $(WORKERS)
 	@$(BIN)/python -m benchmarks.evidence --check
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "Open site/index.html"

@@ -94,6 +94,6 @@ def role_of(pid: int) -> str:
              "worker")  # fmt: skip
     for word in words:
         for name in known:
-            if word.endswith(name) or word.endswith(f".{name}"):
+            if word.endswith(name):
                 return name
     return words[0].rpartition("/")[2]

@@ -1,11 +1,13 @@
 """On one GPU: fedalloy's public ``fit`` against a hand-written sequential loop, in one run.
 
     PYTHONPATH=src python -m benchmarks.h200 --data FOLDER [--rounds 200] [--out FILE.json]
+    PYTHONPATH=src python -m benchmarks.h200 --conform
 
 ``FOLDER`` holds ``cifar10_train_a.npz`` and ``cifar10_test.npz``. The first shape is a known CIFAR-10 benchmark of
 simulators: a CNN of 1,626,442 parameters, 50 clients a round with 50 images each, batches of 10, one epoch. The
 second is one local epoch of ResNet-20 with GroupNorm for 3 clients with batches of 64 and 50 clients with batches
-of 10.
+of 10. "Before" is ``kernel = "mapped"``. ``--conform`` needs no data: it compares the kernels with the loop in float64
+and plants faults that the comparison must find.
 """
 
 from __future__ import annotations
@@ -155,8 +157,9 @@ def compare(
     rows = []
     control: list[float] = []
     variants = {
-        "float32": Batched(), "tf32": Batched(precision="tf32"), "bf16": Batched(precision="bf16"),
-        "tf32 compiled": Batched(precision="tf32", compiled=True),
+        "float32 before": Batched(kernel="mapped"), "float32": Batched(),
+        "tf32 before": Batched(precision="tf32", kernel="mapped"), "tf32": Batched(precision="tf32"),
+        "bf16 before": Batched(precision="bf16", kernel="mapped"), "bf16": Batched(precision="bf16"),
     }  # fmt: skip
     for label, engine in variants.items():
         control += sequential(task, model, sequential_rounds, cohort, batch)
@@ -216,14 +219,21 @@ def agreement() -> list[dict[str, Any]]:
 def main() -> None:
     """All shapes, one table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--conform", action="store_true")
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    data = load(options.data)
+    if not options.conform and options.data is None:
+        parser.error("--data FOLDER is needed, unless with --conform")
+    from benchmarks.gpu_conform import conform
+
     same = agreement()
-    if max(row["largest difference"] for row in same) > 1e-9:
-        raise SystemExit("the GPU engine does not agree with the loop")
+    if max(row["largest difference"] for row in same) > 1e-9 or not conform():
+        raise SystemExit("the GPU engine does not agree with the loop, or a planted fault was not found")
+    if options.conform:
+        return
+    data = load(options.data)
     rows = compare("cnn 50x50", data, cnn, (200, 50, 10, 6), options.rounds)
     rows += compare("resnet20 3x64", data, resnet20, (156, 3, 64, 20), max(20, options.rounds // 10))
     rows += compare("resnet20 50x10", data, resnet20, (1000, 50, 10, 4), max(20, options.rounds // 10))

@@ -13,6 +13,7 @@ differs, only the kinds of outputs are compared, and this is said.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import base64
 import difflib
 import hashlib
@@ -109,7 +110,7 @@ def execute(notebook: Any) -> Any:
             made, config=Config(KernelManager=sockets), kernel_name="python3", timeout=MOST_SECONDS, resources=place,
             coalesce_streams=True,
         )  # fmt: skip
-        client.execute(env=_environment(Path(scratch)))
+        asyncio.run(client.async_execute(env=_environment(Path(scratch))))
     for cell in made.cells:
         cell.metadata.pop("execution", None)  # when each cell was run
     made.metadata["fedalloy"] = made_with(made)
@@ -129,8 +130,9 @@ def bare(notebook: Any) -> Any:
 def _environment(scratch: Path) -> dict[str, str]:
     own = {"IPYTHONDIR": "ipython", "JUPYTER_CONFIG_DIR": "jupyter", "XDG_CACHE_HOME": "cache"}
     return {
-        **os.environ, **{name: str(scratch / place) for name, place in own.items()}, "FEDALLOY_DATA": str(data_folder()),
-        "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONHASHSEED": "0",
+        **os.environ, **{name: str(scratch / place) for name, place in own.items()},
+        "FEDALLOY_DATA": str(data_folder()), "PYTHONPATH": str(ROOT / "src"), "PYTHONHASHSEED": "0",
+        "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
         "PYTHONWARNINGS": ",".join(f"ignore:{said}" for said in _CHATTER),
     }  # fmt: skip
 

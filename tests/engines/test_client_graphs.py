@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from fedalloy.algorithms import fedavg, scaffold
+from fedalloy.core.types import Block
 from fedalloy.engines import client_graphs, vmap_kernel
 from fedalloy.engines.batched import Batched
 from fedalloy.engines.client_graphs import ClientGraphs, Lane
@@ -97,6 +98,17 @@ def test_only_large_steps_run_one_by_one(task, monkeypatch):
     assert trained_by(task, 1e3, monkeypatch) == "one by one"
 
 
+def test_examples_at_another_address_need_no_new_graph(task):
+    """What is read anew in every round runs mapped, with its own examples and not those of the first round."""
+    engine, algorithm = Batched(kernel="sequential"), METHODS["adam, schedule"]
+    play(engine, algorithm, task)
+    block = task.block
+    other = replace(task, block=Block(block.x + 1.0, block.y.clone(), block.start, block.size))
+    assert gaps(play(engine, algorithm, other), play(Loop(), algorithm, other)) == []
+    assert engine._client_graphs is not None
+    assert len(engine._client_graphs._lanes) == 1
+
+
 class Reading(Sgd):
     """A solver whose step reads a number."""
 
@@ -118,7 +130,10 @@ def test_a_traced_step_computes_nothing_twice_and_writes_what_changes():
         moved = w @ w.T + (w @ w.T).relu() + torch.arange(2).sum()
         return {"tree": {"other": other, "w": moved}}  # in another order, and one of them unchanged
 
-    values = {"x": torch.ones(3), "tree": {"w": torch.tensor([[1.0, 2.0], [0.0, 1.0]]), "other": torch.zeros(2)}}
+    values: dict[str, Any] = {
+        "x": torch.ones(3),
+        "tree": {"w": torch.tensor([[1.0, 2.0], [0.0, 1.0]]), "other": torch.zeros(2)},
+    }
     traced = trace(step, values)
     names = [str(node.target) for node in traced.graph.graph.nodes]
     assert names.count("aten.mm.default") == 1

@@ -1,4 +1,4 @@
-"""Plain SGD on convolutional chains: equal to the loop for every layer and setting it takes; the rest goes elsewhere."""
+"""Plain SGD on convolutional chains: equal to the loop for all that it takes; the rest goes to other kernels."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from fedalloy.algorithms import fedavg, fedprox
 from fedalloy.core.factors import FactoredTree, LowRank
 from fedalloy.core.keys import Key
 from fedalloy.core.types import Block
-from fedalloy.engines import batched, between_products, conv_sgd
+from fedalloy.engines import batched, between_products, conv_graphs, conv_sgd
 from fedalloy.engines.batched import Batched, stages_for
-from fedalloy.engines.conv_graphs import Captured, ConvGraphs, signature
+from fedalloy.engines.conv_chain import Op
+from fedalloy.engines.conv_graphs import CapturedRound, ConvGraphs, signature
 from fedalloy.engines.conv_sgd import Batches, ConvSgd
 from fedalloy.engines.kinds import PlainSgd
 from fedalloy.engines.loop import Loop
-from fedalloy.engines.tracing import Fusing
+from fedalloy.engines.tracing import Fuser
 from fedalloy.testing import SmallTask
 from tests.engines.rounds import gaps, play, shared_of, task_of
 
@@ -84,16 +85,20 @@ def test_binary_losses_are_taken():
     assert engine._conv_graphs is not None
 
 
-FAULTS = {
-    "padding counts": (
-        conv_sgd.Batches, "of",
-        staticmethod(lambda block, everybody: Batches(
-            block.data.x, block.data.y, block.rows, torch.ones_like(block.mask), block.seen, (len(block),) * len(block.running)
-        )),
-    ),
-    "patches not summed": (between_products, "unpatched", lambda grad, stage, batch, image: grad.new_zeros(len(grad), batch, *image)),
+def padding_counts(block: Any, everybody: bool) -> Batches:
+    counted = torch.ones_like(block.mask)
+    return Batches(block.data.x, block.data.y, block.rows, counted, block.seen, (len(block),) * len(block.running))
+
+
+def nothing_back(grad: torch.Tensor, stage: Any, batch: int, image: Any) -> torch.Tensor:
+    return grad.new_zeros(len(grad), batch, *image)
+
+
+FAULTS: dict[str, tuple[Any, str, Any]] = {
+    "padding counts": (conv_sgd.Batches, "of", staticmethod(padding_counts)),
+    "no gradient through patches": (between_products, "unpatched", nothing_back),
     "bias kept": (conv_sgd, "move_bias", lambda *_: None),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -202,7 +207,7 @@ def test_a_second_replay_does_not_show_the_first_ones_update():
     kept = LowRank(torch.ones(1, 2, 1), torch.ones(1, 1, 2), lambda leaf: leaf)
     rows = torch.zeros(1, 1, 1, dtype=torch.int64)
     batches = Batches(rows, rows, rows, rows == 0, rows[0], (1,))
-    captured = Captured(Nothing(), {}, batches, torch.zeros(()), (FactoredTree({"w": kept}), torch.zeros(1, 2)))  # type: ignore[arg-type]
+    captured = CapturedRound(Nothing(), {}, batches, torch.zeros(()), (FactoredTree({"w": kept}), torch.zeros(1, 2)))  # type: ignore[arg-type]
     first = captured.replay({}, batches, 0.1)[0]
     assert float(first["w"].sum()) == 4.0
     kept.left.mul_(2)
@@ -213,7 +218,7 @@ def test_what_a_graph_is_kept_by():
     """A schedule needs no new graph, finished clients need none without momentum, and with weight decay both do."""
     rows = torch.zeros(2, 3, 1, dtype=torch.int64)
     some = Batches(rows, rows, rows, rows == 0, rows[..., 0], (3, 2))
-    plain = ConvSgd((), "cross_entropy", PlainSgd(), "float32", Fusing(compiled=False))
+    plain = ConvSgd((), "cross_entropy", PlainSgd(), "float32", Fuser(compiled=False))
     assert plain.is_still
     assert signature(plain, {}, some, 0.1) == signature(plain, {}, some, 0.2)
     for sgd in (PlainSgd(weight_decay=0.1), PlainSgd(pull=0.1), PlainSgd(momentum=0.5)):
@@ -222,13 +227,31 @@ def test_what_a_graph_is_kept_by():
         assert (signature(moving, {}, some, 0.1) != signature(moving, {}, some, 0.2)) == (sgd.momentum == 0)
 
 
+def test_examples_at_another_address_get_no_graph_of_their_own(monkeypatch):
+    made: list[Any] = []
+
+    def capture(kernel: Any, params: Any, batches: Batches, lr: float) -> Any:
+        made.append(batches.x.data_ptr())
+        return CapturedRound(
+            Nothing(), dict(params), batches, torch.zeros(()), conv_sgd.descend(kernel, params, batches, lr)
+        )  # type: ignore[arg-type]
+
+    monkeypatch.setattr(conv_graphs, "_capture", capture)
+    monkeypatch.setattr(conv_graphs, "_is_on_gpu", lambda batches: True)
+    engine, algorithm, data = Batched(kernel="fused"), METHODS["plain"], task("flat examples")
+    play(engine, algorithm, data)
+    other = replace(data, block=replace(data.block, x=data.block.x + 1.0))
+    assert gaps(play(engine, algorithm, other), play(Loop(), algorithm, other)) == []
+    assert made == [data.block.x.data_ptr()]
+
+
 def test_a_failing_compiler_is_no_failing_round(monkeypatch):
     def failing(*_: Any) -> Any:
         raise RuntimeError("compiler: no ptxas\n\nthe cause")
 
     monkeypatch.setattr("fedalloy.engines.tracing._compiled", failing)
     engine, algorithm, data = Batched(kernel="fused"), METHODS["plain"], task("flat examples")
-    engine._conv_graphs = ConvGraphs(_fusing=Fusing(compiled=True))
+    engine._conv_graphs = ConvGraphs(_fusing=Fuser(compiled=True))
     with pytest.warns(RuntimeWarning, match=r"uncompiled.*no ptxas.*the cause"):
         first = play(engine, algorithm, data)
     assert gaps(first, play(Loop(), algorithm, data)) == []
@@ -249,7 +272,7 @@ def test_pooling_takes_torchs_place_of_equal_numbers(size):
     """Against torch's own gradient, on images full of equal numbers and with NaN."""
     image = (Key.of(5).uniform(1, 2, 7, 7, 3, dtype=torch.float64) * 3).floor()
     image[0, 0, 0, 0, 0] = torch.nan
-    op = between_products.Op("maxpool", (size, size))
+    op = Op("maxpool", (size, size))
     first = image[0].permute(0, 3, 1, 2).clone().requires_grad_()
     expected = functional.max_pool2d(first, size)
     (right,) = torch.autograd.grad(expected.nan_to_num(0.0).sum(), first)

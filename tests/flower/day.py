@@ -188,7 +188,7 @@ class Day:
                 self.programs[name].process.terminate()
         for name in (*self.sites, "server"):
             if name in self.programs:
-                assert self.programs[name].process.wait(LIMIT) in (0, -signal.SIGKILL), self.said(name)
+                assert self.programs[name].process.wait(LIMIT) == 0, self.said(name)
         wait_until(lambda: not list(carrying(self.mark)), "everything ended", LIMIT)
 
     def logs(self) -> dict[str, str]:

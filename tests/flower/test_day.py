@@ -32,7 +32,7 @@ def check_logs(one: Day) -> None:
 
 
 def test_a_short_day(programs_find_us, tmp_path):
-    """Two sites: start, helpers and a node that are killed, a new key, the end."""
+    """Two sites: start, helpers and a node that are killed, a new key, the end; then one site is revoked."""
     with day(tmp_path, ("north", "south"), 2, 3) as one:
         one.let(1)
         one.start_server()
@@ -62,6 +62,11 @@ def test_a_short_day(programs_find_us, tmp_path):
         rows = list(read_run(one.run).rounds())
         assert [row["ids"] for row in rows] == [[0, 1]] * 3, "with its new key it has its seat"
         assert not any(row.get("lagging") for row in rows), "and its state"
+        one.command("revoke", one.server, "south")
+        unknown = "not let in yet: the server does not know this node's key"
+        wait_until(
+            lambda: unknown in one.said("south"), "the node that is out said why", LIMIT, [one.programs["south"]]
+        )
         one.end()
         check_logs(one)
 

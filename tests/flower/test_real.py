@@ -24,16 +24,13 @@ from fedalloy.cli.app import app
 from fedalloy.core.errors import SpecError
 from fedalloy.core.keys import Key
 from fedalloy.core.types import Cohort, Context
-from fedalloy.experiment.records.lock import holder
 from fedalloy.experiment.records.reading import read_run
 from fedalloy.flower.flwr_cli import CONNECTION, FlwrCli, FlwrFailed
 from fedalloy.flower.layout import ServerPlace
-from fedalloy.flower.operations import answers, front_answers
 from fedalloy.flower.pki import make_node_key, public_half
 from fedalloy.flower.prefork.fallback import Fallback
 from fedalloy.flower.prefork.forkserver import Prefork
-from fedalloy.flower.programs import TOKEN, DidNotStart, Program, carrying, end_all, free_port, wait_until
-from fedalloy.flower.project_templates import FederationPlan, write_federation
+from fedalloy.flower.programs import DidNotStart, wait_until
 from fedalloy.methods.weightings.aaggff_s import AaggffS
 from fedalloy.methods.weightings.samples import Samples
 from tests.flower.sites import EXAMPLE, HONEST, HOSTILE, LIMIT, Site, changed_lines, end_grace
@@ -314,34 +311,6 @@ def test_up_runs_a_recipe_follows_it_and_knows_when_it_is_finished(programs_find
     assert not (folder / "federation" / "server" / "running.json").exists()
 
 
-def test_a_key_that_is_taken_out_is_out_and_one_that_is_exchanged_counts_at_once(site):
-    """By ``admit`` in the middle of a run; the node itself always wants to stay in."""
-    federation, keys = site.federation, site.place / "server" / "nodes"
-    public, private = keys / "node-2.pub", federation.nodes["node-2"].key
-    admit = ["flower", "admit", str(federation.server.folder)]
-    site.recipe("revoked", algorithm={"name": "fedavg"}, run={"rounds": 5}, engine={"minimum": 2, "deadline": 60.0})
-    with site.hold_after(1) as hold:
-        run = site.send("revoked")
-        site.wait_for("revoked", "round 1/5")
-        public.unlink()
-        assert CliRunner().invoke(app, admit).output.splitlines()[0].startswith("admitted: node-0, node-1, node-3")
-        hold(3)
-        site.wait_for("revoked", "round 3/5")
-        ended = lambda: not federation.programs["node-2"].running  # noqa: E731
-        wait_until(ended, "the node that is out ended", LIMIT)
-        federation._launch_node("node-2")
-        wait_until(ended, "and it cannot come back", LIMIT)
-        for file in (private, public_half(private)):
-            file.unlink()
-        make_node_key(private)
-        public.write_bytes(public_half(private).read_bytes())
-        federation.register()
-        federation.start_node("node-2")
-    site.finish("revoked", run)
-    ids = [row["ids"] for row in site.rows("revoked")]
-    assert (ids[0], ids[2], ids[-1]) == ([0, 1, 2], [0, 1], [0, 1, 2]), "round 2 had begun when it was taken out"
-
-
 def test_an_app_that_is_not_fedalloys_is_refused_and_nothing_of_it_runs(site):
     app = site.foreign_app()
     run = site.federation.run(app, {"output": str(site.place / "said.json")})
@@ -370,43 +339,6 @@ def test_partners_reach_what_nodes_need_and_nothing_else(site, tmp_path):
     finally:
         outside.close()
     assert listening_on(server.link_port) == {"127.0.0.1"}
-
-
-def test_the_server_command_opens_its_front_last_and_looks_after_its_processes(programs_find_us, tmp_path):
-    port, local = free_port(), free_port()
-    write_federation(tmp_path / "fed", FederationPlan(("north", "south"), port=port))
-    folder = tmp_path / "fed" / "server"
-    file = folder / "server.toml"
-    file.write_text(file.read_text().replace(f"local_port = {port + 1}", f"local_port = {local}"))
-    (folder / "nodes" / "south.pub").unlink()
-    mark = f"test-{tmp_path.name}-{port}"
-    command = [sys.executable, "-m", "fedalloy", "flower", "server", str(folder)]
-    server = Program.start("the command", command, {**os.environ, TOKEN: mark}, tmp_path / "log", tmp_path)
-    try:
-        wait_until(lambda: "the server is ready" in (tmp_path / "log").read_text(), "it was ready", LIMIT, [server])
-        assert f"ready at 127.0.0.1:{port} for north\n" in (tmp_path / "log").read_text()
-        assert listening_on(local) == {"127.0.0.1"}
-        place = ServerPlace.read(folder)
-        assert answers(place)
-        assert front_answers(place)
-        assert (folder / "seats.json").exists()
-        lines = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in carrying(mark)}
-        (front,) = [pid for pid, line in lines.items() if b"fedalloy.flower.front" in line]
-        lock = folder / "flwr" / "processes" / "flower-superexec.lock"
-        wait_until(lambda: holder(lock) is not None, "its helper announced itself", LIMIT, [server])
-        helper = holder(lock)
-        assert helper is not None
-        os.kill(front, signal.SIGKILL)
-        os.kill(helper, signal.SIGKILL)
-        wait_until(lambda: holder(lock) not in (None, helper), "there was another helper", LIMIT, [server])
-        wait_until(lambda: front_answers(place), "there was another front", LIMIT, [server])
-        server.process.terminate()
-        assert server.process.wait(LIMIT) == 0
-        wait_until(lambda: not list(carrying(mark)), "everything ended", LIMIT)
-        assert "Traceback" not in (tmp_path / "log").read_text()
-    finally:
-        server.kill()
-        end_all(mark)
 
 
 def listening_on(port: int) -> set[str]:

@@ -78,6 +78,21 @@ def test_records_logs_and_commands_have_the_names_that_the_operator_gave(tmp_pat
     assert "south" in told.output
 
 
+def test_a_site_that_is_admitted_in_the_middle_of_a_run_has_its_name_at_once(tmp_path):
+    grid = federation(tmp_path)
+    seats, said = seats_of(grid)[:2], list[str]()
+
+    def follow(text: str) -> None:
+        said.append(text)
+        if "round 1/3" in text:
+            seats.append(seats_of(grid)[2])
+
+    play(recipe_file(tmp_path, engine=TWO), tmp_path / "run", grid, say=follow, seats=lambda: seats)
+    assert any("round 1/3: north, south" in text and "no key is admitted for '2'" in text for text in said)
+    assert any("round 2/3: north, south, west" in text for text in said)
+    assert read_run(tmp_path / "run").manifest == {"names": ["north", "south", "west"]}
+
+
 def test_a_seat_that_is_taken_away_or_given_to_another_key_counts_in_the_next_round(tmp_path):
     grid = federation(tmp_path)
     seats = seats_of(grid)

@@ -25,6 +25,7 @@ from fedalloy.core.errors import SpecError
 from fedalloy.experiment.records.lock import holder
 from fedalloy.flower import node_service, pki, server_service, supervision
 from fedalloy.flower.layout import NodePlace, ServerPlace
+from fedalloy.flower.prefork.__main__ import in_a_line
 from fedalloy.flower.programs import TOKEN, Program, carrying, free_port, wait_until
 from fedalloy.flower.project_templates import FederationPlan, write_federation
 from fedalloy.flower.server_service import ServerProcesses, check_startable
@@ -196,6 +197,18 @@ def test_what_a_killed_node_has_left_is_ended_by_the_next(monkeypatch, tmp_path)
     threading.Thread(target=left.wait).start()
     processes.run()
     assert left.wait(60) != 0
+
+
+def test_a_sign_of_life_that_is_refused_is_a_line_and_other_faults_are_shown(capsys):
+    def raised(error: Exception) -> None:
+        in_a_line(threading.ExceptHookArgs((type(error), error, None, threading.current_thread())))
+
+    refused = RuntimeError("401")
+    refused.response = SimpleNamespace(status_code=401)  # type: ignore[attr-defined]
+    raised(refused)
+    assert capsys.readouterr().out.startswith("the server answers 401 to this node's sign of life")
+    raised(ValueError("something else"))
+    assert "ValueError: something else" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("which", ["port", "local_port"])

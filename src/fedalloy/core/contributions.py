@@ -219,7 +219,9 @@ def _lengths(leaf: Tensor | LowRank) -> Tensor:
         return leaf.squares(exact=False).sqrt()
     (rows,) = tree.matrices([leaf.detach()])
     # Squares may overflow in float16.
-    return torch.linalg.vector_norm(rows if rows.dtype in (torch.float32, torch.float64) else rows.double(), dim=1)
+    rows = rows if rows.dtype in (torch.float32, torch.float64) else rows.double()
+    lengths: Tensor = torch.linalg.vector_norm(rows, dim=1)
+    return lengths
 
 
 def _finite(squares: Tensor, leaves: Sequence[Tensor | LowRank]) -> tuple[Tensor, Tensor]:

@@ -34,14 +34,13 @@ class Gathering:
     def add(self, ids: Tensor, payload: Payload, stats: Stats, notes: Notes | None = None) -> str | None:
         """Add the contributions of a block, in any order. Returns the reason if they do not match the templates; names,
         shapes and dtypes are the same for the whole block. ``notes`` are made here unless they are known."""
-        factored = any(isinstance(leaves, FactoredTree) for leaves in payload.values())
-        if factored or not self._fits(payload):
+        if not self._fits(payload):
             first = {part: first_of(leaves) for part, leaves in payload.items()}
             if reason := unlike(first, self._like):
                 return reason
-        if factored and len(ids) == len(self._ids):
+        if len(ids) == len(self._ids) and any(isinstance(leaves, FactoredTree) for leaves in payload.values()):
             # Factors are sorted as they are; rows of their own they have none.
-            order = ids.argsort()
+            order, notes = ids.argsort(), None
             ids, stats = ids[order], {name: values[order] for name, values in stats.items()}
             payload = {part: _sorted(leaves, order) for part, leaves in payload.items()}
         if ids is self._ids or torch.equal(ids, self._ids):
@@ -57,7 +56,8 @@ class Gathering:
     def _fits(self, payload: Payload) -> bool:
         """Whether a block matches the templates; what is wrong otherwise, :func:`unlike` says."""
         return payload.keys() == self._like.keys() and all(
-            leaves.keys() == self._like[part].keys()
+            type(leaves) is dict
+            and leaves.keys() == self._like[part].keys()
             and all(
                 leaf.shape[1:] == wanted.shape and leaf.dtype == wanted.dtype
                 for leaf, wanted in ((leaf, self._like[part][name]) for name, leaf in leaves.items())

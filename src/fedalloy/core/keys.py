@@ -15,10 +15,9 @@ from operator import index
 import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
-from torch._C._functorch import peek_interpreter_stack as transforming
 
 from fedalloy.core.errors import SpecError
-from fedalloy.core.native import draws
+from fedalloy.core.native import draws, tracing
 from fedalloy.core.wide import has_float64
 
 _MASK = (1 << 64) - 1
@@ -62,15 +61,15 @@ def _mix_tensor(value: Tensor) -> Tensor:
 
 
 def _at_hand(value: Tensor) -> bool:
-    """Whether the numbers of a tensor can be read where they are: on a CPU, not under ``vmap`` and not traced."""
-    return type(value) is Tensor and value.device.type == "cpu" and not is_functorch_wrapped_tensor(value)
+    """Whether the numbers of a tensor can be read where they are: on a CPU, and neither under ``vmap`` nor traced."""
+    return value.device.type == "cpu" and type(value) is Tensor and not is_functorch_wrapped_tensor(value)
 
 
 def _compiled(state: int | Tensor) -> bool:
     """Whether a key or a batch of keys can be handled by a compiled function."""
-    if not draws.COMPILED or transforming() is not None:  # inside transforms even new tensors have no memory
+    if not draws.COMPILED or tracing():
         return False
-    return isinstance(state, int) or (_at_hand(state) and state.is_contiguous())
+    return isinstance(state, int) or (type(state) is Tensor and state.device.type == "cpu" and state.is_contiguous())
 
 
 def _mix_anywhere(value: Tensor) -> Tensor:

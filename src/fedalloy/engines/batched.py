@@ -97,7 +97,12 @@ class Batched(Engine):
             return outcome
 
     def _most(
-        self, algorithm: Algorithm, objective: Objective, shared: Shared, states: Mapping[int, State], data: Block
+        self,
+        algorithm: Algorithm,
+        objective: Objective,
+        shared: Shared,
+        states: Mapping[int, State],
+        data: Block | None = None,
     ) -> int:
         """How many clients fit into the memory: each needs four times the size of its model and state, for the values,
         their gradients and what the step keeps of them; on a convolutional chain also the patches of its batch. The
@@ -107,8 +112,8 @@ class Batched(Engine):
         kept = tree_leaves(next(iter(states.values()), {})) if algorithm.stateful else []
         own = sum(leaf.numel() * leaf.element_size() for leaf in kept if isinstance(leaf, Tensor))
         one = 4 * (sum(tree.nbytes(leaves) for leaves in shared.values()) + own)
-        stages = self._convolutional(algorithm, objective, shared, data)
-        if stages is not None:
+        stages = None if data is None else self._convolutional(algorithm, objective, shared, data)
+        if data is not None and stages is not None:
             batch = min(getattr(algorithm.solver, "batch_size", None) or math.inf, int(data.size.max()))
             one += int(batch) * 8 * sum(stage.numbers() for stage in stages)
         budget = self.memory_mb or (8192.0 if _on_gpu(shared) else 1024.0)

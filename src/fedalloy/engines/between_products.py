@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedalloy.engines.conv_chain import Op, Shape, Stage
+from fedalloy.engines.conv_chain import Op, ProductStage, Shape
 
 
-def enter(first: Stage, pool: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:
+def enter(first: ProductStage, pool: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:
     """The patches of the examples ``rows`` (``[C, B]``) of the pool, whose images have their channels first."""
     assert first.reads is not None
     height, width, channels = first.reads
@@ -24,7 +24,7 @@ def enter(first: Stage, pool: Tensor, rows: Tensor, dtype: torch.dtype) -> Tenso
     return patches(image, first)
 
 
-def onward(stage: Stage, after: Stage, out: Tensor, bias: Tensor | None) -> Tensor:
+def onward(stage: ProductStage, after: ProductStage, out: Tensor, bias: Tensor | None) -> Tensor:
     """From one product's result to the next product's input."""
     value = _with_bias(stage, out, bias)
     for op in stage.ops:
@@ -34,7 +34,7 @@ def onward(stage: Stage, after: Stage, out: Tensor, bias: Tensor | None) -> Tens
     return value.flatten(2)
 
 
-def back(stage: Stage, after: Stage, out: Tensor, bias: Tensor | None, grad: Tensor) -> Tensor:
+def back(stage: ProductStage, after: ProductStage, out: Tensor, bias: Tensor | None, grad: Tensor) -> Tensor:
     """The gradient with respect to ``out``, from that with respect to what ``onward`` returned."""
     values = [_with_bias(stage, out, bias)]
     for op in stage.ops:
@@ -47,7 +47,7 @@ def back(stage: Stage, after: Stage, out: Tensor, bias: Tensor | None, grad: Ten
     return grad.reshape(out.shape).to(out.dtype)
 
 
-def patches(image: Tensor, stage: Stage) -> Tensor:
+def patches(image: Tensor, stage: ProductStage) -> Tensor:
     """The patches of all images that a convolution reads, each followed by the stage's extra zeros."""
     window = stage.window
     assert window is not None
@@ -63,7 +63,7 @@ def patches(image: Tensor, stage: Stage) -> Tensor:
     return functional.pad(found, (0, stage.extra)) if stage.extra else found
 
 
-def unpatched(grad: Tensor, stage: Stage, batch: int, image: Shape) -> Tensor:
+def unpatched(grad: Tensor, stage: ProductStage, batch: int, image: Shape) -> Tensor:
     """The gradient of images from that of their patches: every pixel gets the sum over the patches it is in."""
     window, grad = stage.window, grad[:, :, : stage.inputs]
     assert window is not None
@@ -91,7 +91,7 @@ def _spread(grad: Tensor, stride: tuple[int, int]) -> Tensor:
     return whole[:, :, : (height - 1) * stride[0] + 1, : (width - 1) * stride[1] + 1]
 
 
-def _with_bias(stage: Stage, out: Tensor, bias: Tensor | None) -> Tensor:
+def _with_bias(stage: ProductStage, out: Tensor, bias: Tensor | None) -> Tensor:
     height, width, channels = stage.shape
     if bias is not None:
         out = (out + bias.unsqueeze(1)).to(out.dtype)

@@ -57,7 +57,9 @@ class ClientGraphs:
         if key not in self._lanes:
             self._lanes[key] = self._make(training, values)
         lanes = self._lanes[key]
-        return run(lanes, training) if lanes else self.otherwise(training)
+        # A graph reads the examples at their address: those that are read anew in every round would need a new one.
+        here = not lanes or lanes[0].pool == _addresses(values)
+        return run(lanes, training) if lanes and here else self.otherwise(training)
 
     def _make(self, training: BlockTraining, values: Values) -> list[Lane]:
         """The lanes for blocks of this shape; none if the clients should rather be mapped."""
@@ -87,7 +89,7 @@ class ClientGraphs:
 
 class Lane:
     """The values of one client at a time and the step on them, captured if they are on a GPU. ``owners`` are kept alive
-    because their ids and addresses are in the key of the lanes."""
+    because their ids are in the key of the lanes, and the graph reads the pool of examples."""
 
     def __init__(self, step: TracedStep, values: Values, precision: Precision, owners: tuple[Any, ...]) -> None:
         self.owners, self.step, self.precision = owners, step, precision
@@ -95,6 +97,7 @@ class Lane:
         self.values: Values = {**tree_map(lambda leaf: leaf.clone().contiguous(), own), "pool": values["pool"]}
         self.values = {name: self.values[name] for name in values}
         self.leaves: list[Tensor] = tree_flatten(self.values)[0]
+        self.pool = _addresses(values)
         self.stream = torch.cuda.Stream() if self.values["at"].is_cuda else None
         self.graph = self._captured() if self.stream is not None else None
 
@@ -206,16 +209,16 @@ def _join(lanes: list[Lane], *, begin: bool) -> None:
 
 
 def _values(training: BlockTraining) -> Values:
-    """The values of a step, those of the first client; ``plan`` holds those of all its steps, with room for more."""
+    """The values of a step, those of the first client; ``plan`` holds those of all its steps, with space for more."""
     first = tree_map(lambda leaf: leaf[0], {"carry": training.carry, "buffers": training.buffers})
     plan, device = tree_map(lambda leaf: leaf[0], _plan(training)), training.device
-    room = 1 << max(0, len(plan["rows"]) - 1).bit_length()
+    capacity = 1 << max(0, len(plan["rows"]) - 1).bit_length()
     return {
         **first,
         "loss": torch.zeros(2, dtype=widest(device), device=device),
         "at": torch.zeros(1, dtype=torch.int64, device=device),
         "lr": torch.tensor(training.ctx.local_lr, device=device, dtype=floating(training.carry)),
-        "plan": tree_map(lambda leaf: leaf.new_zeros(room, *leaf.shape[1:]), plan),
+        "plan": tree_map(lambda leaf: leaf.new_zeros(capacity, *leaf.shape[1:]), plan),
         "pool": (training.block.data.x, training.block.data.y),
     }
 
@@ -255,8 +258,14 @@ def _advance(training: BlockTraining) -> Callable[[Values], Values]:
 
 
 def _signature(training: BlockTraining, values: Values) -> tuple[Any, ...]:
-    """What is fixed in a graph: program, model, whether batches are full, shapes, and the address of the examples."""
-    leaves, structure = tree_flatten(values)
-    pool = tuple(leaf.data_ptr() for part in values["pool"] for leaf in inputs.leaves(part))
+    """What is fixed in a graph besides the address of the examples: program, model, whether batches are full, shapes.
+    The number of examples is not: other numbers mean another address."""
+    fixed = {name: tree for name, tree in values.items() if name != "pool"}
+    leaves, structure = tree_flatten(fixed)
     shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-    return id(training.algorithm), id(training.objective), all(training.block.full), pool, str(structure), *shapes
+    return id(training.algorithm), id(training.objective), all(training.block.full), str(structure), *shapes
+
+
+def _addresses(values: Values) -> tuple[tuple[int, torch.Size], ...]:
+    """Where the examples are, and how many."""
+    return tuple((leaf.data_ptr(), leaf.shape) for part in values["pool"] for leaf in inputs.leaves(part))

@@ -51,7 +51,7 @@ class Op:
 
 
 @dataclass(frozen=True)
-class Stage:
+class ProductStage:
     """One product: its leaves, the image it reads (dense layers: None), its patches, and the layers after it.
 
     ``shape`` is the product's result for one example; a dense layer's is ``(1, 1, outputs)``. ``flattens`` is the image
@@ -94,10 +94,10 @@ class Stage:
         """All clients' weights as the model has them, from those of the products, ``[C, outputs, inputs]``."""
         if self.window is not None and self.reads is not None:
             size, channels = self.window.size, self.reads[2]
-            return stacked[:, :, : self.inputs].unflatten(2, (*size, channels)).permute(0, 1, 4, 2, 3)
+            return stacked[:, :, : self.inputs].reshape(*stacked.shape[:2], *size, channels).permute(0, 1, 4, 2, 3)
         if self.flattens is None:
             return stacked
-        return stacked.unflatten(2, self.flattens).permute(0, 1, 4, 2, 3).flatten(2)
+        return stacked.reshape(*stacked.shape[:2], *self.flattens).permute(0, 1, 4, 2, 3).flatten(2)
 
     def numbers(self) -> int:
         """How many numbers its products read and write for one example, for an estimate of memory."""
@@ -105,7 +105,7 @@ class Stage:
         return patches * (2 * self.shape[2] + 2 * (self.inputs + self.extra))
 
 
-Stages = tuple[Stage, ...]
+Stages = tuple[ProductStage, ...]
 
 
 def stages_of(chain: Chain | None, params: Tree, loss: str | None, example: tuple[int, ...]) -> Stages | None:
@@ -125,7 +125,7 @@ class _Reading:
     """Reads a chain layer by layer, with the shape of an example after each."""
 
     def __init__(self, example: tuple[int, ...]) -> None:
-        self.stages: list[Stage] = []
+        self.stages: list[ProductStage] = []
         self.flattens: Shape | None = None
         self.shape: Shape | None = (example[1], example[2], example[0]) if len(example) == 3 else None
         self.flat = False
@@ -159,9 +159,9 @@ class _Reading:
             return False
         window = Window(module.kernel_size, module.stride, module.padding)
         after = (*window.over(self.shape), module.out_channels)
-        self.stages.append(Stage(*_names(layer, module), after, self.shape, window, None))
+        self.stages.append(ProductStage(*_names(layer, module), after, self.shape, window, None))
         self.shape = after
-        return min(after) > 0
+        return all(extent > 0 for extent in after)
 
     def _linear(self, layer: Layer, params: Tree) -> bool:
         if not self.flat:
@@ -170,7 +170,7 @@ class _Reading:
         inputs = prod(self.flattens) if self.flattens is not None else self.stages[-1].shape[2]
         if params[weight].shape[1] != inputs:
             return False
-        self.stages.append(Stage(weight, bias, (1, 1, params[weight].shape[0]), None, None, self.flattens))
+        self.stages.append(ProductStage(weight, bias, (1, 1, params[weight].shape[0]), None, None, self.flattens))
         self.flattens = None
         return True
 
@@ -192,7 +192,7 @@ class _Reading:
         if not self.stages or self.flattens is not None:
             return False
         last = self.stages[-1]
-        self.stages[-1] = Stage(**{**vars(last), "ops": (*last.ops, op)})
+        self.stages[-1] = ProductStage(**{**vars(last), "ops": (*last.ops, op)})
         return True
 
 

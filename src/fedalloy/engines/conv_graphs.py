@@ -21,7 +21,7 @@ from fedalloy.engines.cuda_graphs import Precision, products_in
 from fedalloy.engines.filling import fill
 from fedalloy.engines.fused_graph import agree
 from fedalloy.engines.kinds import plain_sgd_of
-from fedalloy.engines.tracing import Fusing, can_compile, warn_uncompiled
+from fedalloy.engines.tracing import Fuser, can_compile, warn_uncompiled
 
 DIFFERENTIABLE = False
 Result = tuple[Mapping[str, Tensor], Tensor]
@@ -30,7 +30,7 @@ MOST_GRAPHS = 8
 
 
 @dataclass(frozen=True)
-class Captured:
+class CapturedRound:
     """A graph, what it reads and what it writes. The pool of examples is in ``batches``, kept alive because its address
     is in the graph's key."""
 
@@ -54,13 +54,13 @@ class Captured:
 
 @dataclass
 class ConvGraphs:
-    """Captured blocks by shape; ``train`` does what the loop does for plain SGD on a convolutional chain. Without a GPU
+    """Captured rounds by shape; ``train`` does what the loop does for plain SGD on a convolutional chain. Without a GPU
     nothing is captured, and without Triton nothing compiled."""
 
     precision: Precision = "float32"
     compiled: bool | None = None
-    _captured: dict[tuple[Any, ...], Captured] = field(default_factory=dict, repr=False)
-    _fusing: Fusing | None = field(default=None, repr=False)
+    _captured: dict[tuple[Any, ...], CapturedRound] = field(default_factory=dict, repr=False)
+    _fusing: Fuser | None = field(default=None, repr=False)
     _given_up: bool = False
 
     def train(self, stages: Stages, training: BlockTraining) -> TrainingResult:
@@ -74,15 +74,17 @@ class ConvGraphs:
 
     def descend(self, kernel: ConvSgd, params: Tree, batches: Batches, lr: float) -> Result:
         """The same result as ``conv_sgd.descend``, from a graph where possible."""
-        on_gpu = batches.rows.is_cuda and bool(batches.running)
         key = signature(kernel, params, batches, lr)
         if key in self._captured:
             return self._captured[key].replay(params, batches, lr)
         expected = self._compiled_or_not(kernel, params, batches, lr)
-        if not on_gpu or self._given_up or len(self._captured) >= MOST_GRAPHS:
+        # Examples that are read anew in every round would need a new graph in each.
+        elsewhere = any(kept[:-1] == key[:-1] for kept in self._captured)
+        if not _is_on_gpu(batches) or self._given_up or elsewhere or len(self._captured) >= MOST_GRAPHS:
             return expected
         try:
-            self._captured[key] = _capture(replace(kernel, fusing=self._fusing), params, batches, lr)
+            known = replace(kernel, fusing=self._fusing or kernel.fusing)
+            self._captured[key] = _capture(known, params, batches, lr)
             found = self._captured[key].replay(params, batches, lr)
             problem = "" if agree(found, expected) else "its first replay differs from the kernel"
         except RuntimeError as error:
@@ -97,7 +99,7 @@ class ConvGraphs:
         sgd = plain_sgd_of(training.algorithm)
         assert sgd is not None
         if self._fusing is None:
-            self._fusing = Fusing(self.compiled is not False and can_compile(training.device))
+            self._fusing = Fuser(self.compiled is not False and can_compile(training.device))
         loss, factored = training.objective.loss_name or "", may_be_factored(training.algorithm)
         return ConvSgd(stages, loss, sgd, self.precision, self._fusing, factored)
 
@@ -109,7 +111,7 @@ class ConvGraphs:
             if not kernel.fusing.compiled:
                 raise
             warn_uncompiled(error)
-            self._fusing = Fusing(compiled=False)
+            self._fusing = Fuser(compiled=False)
             return descend(replace(kernel, fusing=self._fusing), params, batches, lr)
 
 
@@ -119,26 +121,22 @@ def may_be_factored(algorithm: Algorithm) -> bool:
     return not read and not isinstance(algorithm.weighting, ElementWeighting)
 
 
+def _is_on_gpu(batches: Batches) -> bool:
+    """Whether there is something to capture."""
+    return batches.rows.is_cuda and bool(batches.running)
+
+
 def signature(kernel: ConvSgd, params: Tree, batches: Batches, lr: float) -> tuple[Any, ...]:
     """What is fixed in a graph: stages, loss, SGD settings, steps, clients, shapes, address of the data; and the step
-    size, if it is more than a factor of the gradient."""
+    size, if it is more than a factor of the gradient. The address comes last."""
     shapes = tuple((name, leaf.shape, leaf.dtype) for name, leaf in params.items())
     data = (batches.x.data_ptr(), batches.y.data_ptr(), batches.x.shape)
     size = lr if kernel.sgd.weight_decay or kernel.sgd.pull else None
-    return (
-        kernel.stages,
-        kernel.loss,
-        kernel.sgd,
-        kernel.factored,
-        shapes,
-        batches.running,
-        batches.rows.shape,
-        data,
-        size,
-    )
+    fixed = kernel.stages, kernel.loss, kernel.sgd, kernel.factored, shapes
+    return *fixed, batches.running, batches.rows.shape, size, data
 
 
-def _capture(kernel: ConvSgd, params: Tree, batches: Batches, lr: float) -> Captured:
+def _capture(kernel: ConvSgd, params: Tree, batches: Batches, lr: float) -> CapturedRound:
     """Record one block on separate buffers, after the warm-up on a side stream that capturing requires."""
     static = {name: leaf.clone() for name, leaf in params.items()}
     own = replace(batches, rows=batches.rows.clone(), mask=batches.mask.clone(), seen=batches.seen.clone())
@@ -152,4 +150,4 @@ def _capture(kernel: ConvSgd, params: Tree, batches: Batches, lr: float) -> Capt
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         result = descend(kernel, static, own, lr if fixed else size)
-    return Captured(graph, static, own, size, result)
+    return CapturedRound(graph, static, own, size, result)

@@ -21,11 +21,11 @@ from fedalloy.core.factors import FactoredTree, LowRank
 from fedalloy.core.types import Tree
 from fedalloy.core.wide import widest
 from fedalloy.engines.between_products import back, enter, onward
-from fedalloy.engines.conv_chain import Stage, Stages, received, updates
+from fedalloy.engines.conv_chain import ProductStage, Stages, received, updates
 from fedalloy.engines.cuda_graphs import Precision
 from fedalloy.engines.fused import Memory, allocate, loss_totals, momentum_step, move_bias, move_weight, output_gradient
 from fedalloy.engines.kinds import PlainSgd
-from fedalloy.engines.tracing import Fusing
+from fedalloy.engines.tracing import Fuser
 
 DIFFERENTIABLE = False
 
@@ -39,7 +39,7 @@ class ConvSgd:
     loss: str
     sgd: PlainSgd
     precision: Precision
-    fusing: Fusing
+    fusing: Fuser
     factored: bool = False
 
     @property
@@ -104,7 +104,7 @@ class FactoredLayer:
         self.inputs[:, now], self.grads[:, now] = value, out_grad
         self.count = now.stop
 
-    def update(self, stage: Stage) -> LowRank:
+    def update(self, stage: ProductStage) -> LowRank:
         """What the clients send."""
         return LowRank(-self.grads.transpose(1, 2), self.inputs, stage.to_model)
 
@@ -142,7 +142,7 @@ def descend(kernel: ConvSgd, params: Tree, batches: Batches, lr: Tensor | float)
     for step, running in enumerate(batches.running):
         now, part = memory, kernel
         if running < clients:  # rare shapes are not worth a compiler call each
-            now, part = memory.first(running), replace(kernel, fusing=Fusing(compiled=False))
+            now, part = memory.first(running), replace(kernel, fusing=Fuser(compiled=False))
         rows, mask = batches.rows[step, :running], batches.mask[step, :running]
         values, outs, logits = _forward(part, now.model, factored, batches.x, rows)
         y = batches.y.index_select(0, rows.flatten()).reshape(rows.shape)
@@ -211,7 +211,7 @@ def _backward(
             out_grad = kernel.fusing(("back", place), function, *given).transpose(1, 2)
 
 
-def _move(kernel: ConvSgd, memory: Memory, sgd: PlainSgd, stage: Stage, out_grad: Tensor, value: Tensor) -> None:
+def _move(kernel: ConvSgd, memory: Memory, sgd: PlainSgd, stage: ProductStage, out_grad: Tensor, value: Tensor) -> None:
     """Update the weight of a stage; the gradient already has the step size in it."""
     if kernel.precision != "bf16":
         move_weight(memory, stage.weight, sgd, out_grad, value, 1.0, 1.0)
@@ -233,5 +233,5 @@ def _wide_product(one: Tensor, other: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.bmm(one.to(dtype), other.to(dtype))
 
 
-def _bias(stage: Stage, model: Tree) -> Tensor | None:
+def _bias(stage: ProductStage, model: Tree) -> Tensor | None:
     return None if stage.bias is None else model[stage.bias]

@@ -123,7 +123,7 @@ def _keep_counters(graph: fx.Graph) -> None:
 
 
 @dataclass
-class Fusing:
+class Fuser:
     """Calls functions of tensors, each compiled once per shape if ``compiled``. ``key`` identifies a function: two with
     the same key compute the same."""
 
@@ -150,7 +150,7 @@ def _compiled(function: Callable[..., Tensor], given: tuple[Tensor | None, ...])
 
     leaves = [one for one in given if one is not None]
     graph = _graph_of(call, leaves)
-    return torch.compile(graph, dynamic=False, fullgraph=True)  # type: ignore[return-value]
+    return torch.compile(graph, dynamic=False, fullgraph=True)
 
 
 def _places(values: Values) -> dict[str, range]:

@@ -201,8 +201,9 @@ class NodeRegistry:
     def absence(self, client: int) -> str:
         """Why a client is not present."""
         name = self.title(client)
-        known = self.names[client] in self.bound
-        return f"the node of '{name}' is not connected" if known else f"no node has connected as '{name}'"
+        if self.names[client] in self.bound:
+            return f"the node of '{name}' is not connected"
+        return f"no node has connected as '{name}'" if self.seats is None else f"no key is admitted for '{name}'"
 
     # Clients of apps that are not fedalloy's.
 

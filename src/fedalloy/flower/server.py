@@ -67,7 +67,7 @@ def _sit(config: ServerConfig, transport: Transport, tell: Say, seats: Callable[
     task = remote_task(parse(experiment.resolved))
     if seats is not None:
         task = replace(task, sites=site_names(task.clients, seats()))
-        _rename(config.folder, task)
+        _rename(config.folder, task.names)
     session = ServerSession.open(config.folder)
     engine: Flower = build(Flower, experiment.config.engine_options, "engine 'flower'")
     keeper = Bindings(config.bindings or config.folder / "bindings.json")
@@ -77,6 +77,12 @@ def _sit(config: ServerConfig, transport: Transport, tell: Say, seats: Callable[
     settings = replace(experiment.config, engine=engine, engine_options={}, checkpoint_every=0.0)
     verb = "begins" if session.number == 1 else f"continues (session {session.number})"
     tell(f"run {session.run} {verb} in {config.folder.resolve()} with the clients {', '.join(task.names)}")
+
+    def follow(event: RoundEvent) -> None:
+        names = registry.sites or task.names  # a site may have been admitted since the session began
+        _rename(config.folder, names)
+        tell(_line(event, names))
+
     ending, _ = run(
         experiment.algorithm,
         task,
@@ -84,7 +90,7 @@ def _sit(config: ServerConfig, transport: Transport, tell: Say, seats: Callable[
         folder=config.folder,
         resume=True,
         recipe=experiment.resolved,
-        watcher=lambda event: tell(_line(event, task)),
+        watcher=follow,
     )
     tell(f"{ending.status} after round {ending.progress.round}{f': {ending.reason}' if ending.reason else ''}")
     return ending
@@ -112,14 +118,14 @@ class Bindings:
         atomic.write_text(self.path, json.dumps({**self.read(), **bound}, indent=2, sort_keys=True) + "\n")
 
 
-def _rename(folder: Path, task: RemoteTask) -> None:
+def _rename(folder: Path, names: Sequence[str]) -> None:
     """Put the names of today into the records of a run that was begun before: a site may have been admitted since."""
     file = folder / "manifest.json"
     if not file.exists():
         return
     kept = read_json(file) or {}
-    if kept.get("names") != list(task.names):
-        atomic.write_text(file, json.dumps({**kept, "names": list(task.names)}, indent=2) + "\n")
+    if kept.get("names") not in (None, list(names)):
+        atomic.write_text(file, json.dumps({**kept, "names": list(names)}, indent=2) + "\n")
 
 
 def _experiment(config: ServerConfig) -> Experiment:
@@ -149,10 +155,10 @@ def _told(folder: Path, say: Say) -> Say:
     return tell
 
 
-def _line(event: RoundEvent, task: RemoteTask) -> str:
+def _line(event: RoundEvent, names: Sequence[str]) -> str:
     """A round in a line."""
     row = event.row
-    who = ", ".join(task.names[client] for client in row["ids"])
-    lost = "; ".join(f"{task.names[int(client)]}: {why}" for client, why in row["dropped"].items())
+    who = ", ".join(names[client] for client in row["ids"])
+    lost = "; ".join(f"{names[int(client)]}: {why}" for client, why in row["dropped"].items())
     loss = f", training loss {row['train_loss']:.4g}" if row["train_loss"] is not None else ""
     return f"round {row['round']}/{event.rounds}: {who}{loss}{f' (without {lost})' if lost else ''}"

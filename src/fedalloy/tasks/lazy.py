@@ -19,7 +19,7 @@ from fedalloy.core.protocols import DataPart, Objective
 from fedalloy.core.showing import Shown
 from fedalloy.core.types import Block, Examples
 from fedalloy.tasks.client_cache import ClientCache, Parts, leaves_of
-from fedalloy.tasks.datasets.base import Dataset, Standardise
+from fedalloy.tasks.datasets.base import Dataset, Standardise, bytes_beside_decimals
 from fedalloy.tasks.describing import Describable
 from fedalloy.tasks.examining import LabelLimits, check_examples
 from fedalloy.tasks.federation import unseen_last
@@ -286,6 +286,8 @@ class LazyTask(Shown, Describable):
         shape, first = inputs.shape_of(one.x), inputs.shape_of(self.source.template.x)
         if shape != first:
             raise DataError(f"client {called}: examples have shape {shape}, those of the first {first}; give one shape")
+        if bytes_beside_decimals(one.x, self.source.template.x):
+            raise DataError(f"client {called}: features are bytes and those of the first decimals, or the reverse")
         if _is_float(one.y) != _is_float(self.source.template.y):
             raise DataError(f"client {called}: targets have decimals and those of the first do not, or the reverse")
         limits = LabelLimits(self.source.classes or None, self.source.ignore_index)

@@ -203,3 +203,52 @@ class TestPixels:
         assert folder.shape == (2, 3, 4, 4)
         assert torch.equal(folder, dataset)
         assert folder[0, 2].unique().tolist() == [pytest.approx(7 / 255)]
+
+
+class TestNumbers:
+    """Values that would change on their way into tensors."""
+
+    def test_masks_are_not_forgotten(self):
+        for pair in ((np.ma.masked_array(X, mask=X > 20), Y), (X, np.ma.masked_array(Y, mask=Y > 0))):
+            with pytest.raises(DataError, match="a masked array, whose gaps would count"):
+                fedalloy.task([pair], "logistic")
+        assert fedalloy.task([(np.ma.masked_array(X), Y)], "logistic").population == 1
+
+    def test_raw_and_scaled_pixels_are_not_mixed(self):
+        raw, scaled = (X.astype(np.uint8), Y), (X / 255, Y)
+        with pytest.raises(DataError, match=r"client 1: .*bytes \(uint8\) beside decimals"):
+            fedalloy.task([raw, scaled], "logistic")
+        lazy = fedalloy.task(lambda k: (raw, scaled)[k], "logistic", clients=2, classes=2)
+        with pytest.raises(DataError, match="client 1: features are bytes and those of the first decimals, or the rev"):
+            lazy.data("train", torch.tensor([1]))
+        whole = (X.astype(np.int64), Y)
+        assert fedalloy.task([(X, Y), whole], "logistic").data("train", torch.arange(2)).x.dtype == torch.float32
+
+    def test_large_whole_numbers_are_told_and_decimals_are_numbers(self):
+        from decimal import Decimal
+
+        pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
+        frame = pandas.DataFrame({"time": [1_700_000_000 + k for k in range(12)], "y": Y})
+        told = fedalloy.task(frame, "logistic", ids=Y).notices
+        assert any("numbers above 16777216 in time are rounded to 32 bits" in one for one in told)
+        prices = [Decimal("1.50"), Decimal("2.25"), None] * 4
+        for source in (pandas.DataFrame({"p": prices, "y": Y}), polars.DataFrame({"p": prices, "y": Y}),
+                       polars.DataFrame({"p": prices, "y": Y}).to_arrow()):  # fmt: skip
+            task = fedalloy.task(source, "logistic", ids=[0] * 12, columns={"missing": "drop"}, test_fraction=0.0)
+            assert task.data("train", FIRST).x.flatten().tolist() == [1.5, 2.25] * 4
+        with pytest.raises(DataError, match="'p' holds list values"):
+            fedalloy.task(polars.DataFrame({"p": [[1, 2]] * 12, "y": Y}), "logistic", ids=Y)
+
+
+def test_a_client_of_a_frame_whose_rows_are_all_dropped_is_named():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"a": [None] * 3 + [1.0] * 9, "s": ["p"] * 3 + ["q"] * 9, "y": Y})
+    columns = {"missing": "drop"}
+    for source, more in (
+        (frame, {"ids": "s", "columns": columns}),
+        (frame.drop(columns="s"), {"ids": frame["s"], "columns": columns}),
+        ({"train": frame, "test": frame}, {"columns": {**columns, "client": "s"}}),
+    ):
+        task = fedalloy.task(source, "logistic", **more)
+        assert task.names == ("q",)
+        assert "clients without any example are left out: p" in task.notices

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 
 from fedalloy.core.errors import SpecError
 from fedalloy.flower import bundle_guard, knock
@@ -20,6 +21,7 @@ def main(arguments: list[str]) -> None:
     announce(program, sys.argv)
     run = entry(program)
     if program == "flower-supernode":
+        threading.excepthook = in_a_line
         try:
             bundle_guard.install(allowed)
             if kept:
@@ -30,6 +32,16 @@ def main(arguments: list[str]) -> None:
         sys.exit((preforked(program, run) if os.environ.get(SWITCH) == ON else run)())
     except KeyboardInterrupt:  # Flower's way to end a helper whose program is gone
         sys.exit(130)
+
+
+def in_a_line(fault: threading.ExceptHookArgs) -> None:
+    """A node's sign of life that the server refuses, as after its key was replaced, is said in a line: Flower's thread
+    for it dies of the answer. Everything else is shown as it is."""
+    status = getattr(getattr(fault.exc_value, "response", None), "status_code", None)
+    if status is None:
+        threading.__excepthook__(fault)
+    else:
+        print(f"the server answers {status} to this node's sign of life; it will ask to be let in again", flush=True)
 
 
 if __name__ == "__main__":

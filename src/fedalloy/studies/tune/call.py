@@ -15,7 +15,7 @@ from fedalloy.experiment.recipe.changes import merge
 from fedalloy.experiment.recipe.tables import Recipe
 from fedalloy.experiment.records import atomic
 from fedalloy.experiment.records.toml import dumps
-from fedalloy.studies.compare.calling import Algorithms, RecipeLike, TaskLike, as_call
+from fedalloy.studies.compare.calling import Algorithms, Call, RecipeLike, TaskLike, as_call
 from fedalloy.studies.compare.comparing import (
     as_entries,
     check_seeds,
@@ -125,15 +125,17 @@ def tune(
     2
     """
     leave_if_starting()
-    asked = {"tuning_seeds": tuning_seeds, **settings}
-    call = as_call(task, algorithms, folder, asked)
-    given = {"trials": trials, "rounds": budget_rounds, "seconds": seconds, "space": space, "sampler": sampler}
-    given |= {"pruner": pruner}
-    recipe = with_budget(call.recipe, {name: value for name, value in given.items() if value is not None})
+    call = as_call(task, algorithms, folder, {"tuning_seeds": tuning_seeds, **settings})
+    table = {"trials": trials, "rounds": budget_rounds, "seconds": seconds}
+    table |= {"space": space, "sampler": sampler, "pruner": pruner}
+    return _tuned(call, with_budget(call.recipe, table), processes, watcher or (lambda news: None))
+
+
+def _tuned(call: Call, recipe: Recipe, processes: int | None, watcher: Watcher) -> Tuning:
     entries = single_threaded(as_entries(recipe))
     check_seeds(entries)
     found = searches(with_entries(entries), call.folder, partial(job_of, call=call), {})
-    tuned, stuck = search_all(found, 1 if call.task else processes or default_processes(entries), watcher or _silent)
+    tuned, stuck = search_all(found, 1 if call.task else processes or default_processes(entries), watcher)
     if stuck:
         name, reason = next(iter(stuck.items()))
         raise FedalloyError(f"{name}: {reason.reason}")
@@ -145,6 +147,7 @@ def with_budget(recipe: Recipe, given: Mapping[str, Any]) -> Recipe:
     """The recipe with ``[tune]``; a budget that is given replaces the recipe's."""
     from fedalloy.experiment.recipe.reading import parse
 
+    given = {name: value for name, value in given.items() if value is not None}
     table = recipe.tune.model_dump(exclude_none=True) if recipe.tune else {}
     if any(name in given for name in ("trials", "rounds", "seconds")):
         table = {name: value for name, value in table.items() if name not in ("trials", "rounds", "seconds")}
@@ -167,7 +170,3 @@ def _write(folder: Path, recipe: Recipe, tuned: Sequence[Tuned]) -> Path:
 
 def _spaces(found: Sequence[Search]) -> dict[str, Mapping[str, Any]]:
     return {one.name: one.space for one in found}
-
-
-def _silent(news: object) -> None:
-    """Shows nothing."""

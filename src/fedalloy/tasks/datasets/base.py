@@ -254,6 +254,13 @@ def indexes_differ(first: Any, second: Any) -> bool:
     return hasattr(one, "equals") and hasattr(other, "equals") and not one.equals(other)
 
 
+def bytes_beside_decimals(one: Inputs, other: Inputs) -> bool:
+    """Whether features are bytes on one side and decimals on the other, as raw and scaled images are."""
+    pairs = zip(inputs.leaves(one), inputs.leaves(other), strict=True)
+    return any(a.dtype != b.dtype and torch.uint8 in (a.dtype, b.dtype) and (a + b).is_floating_point()
+               for a, b in ((a[:0].flatten(), b[:0].flatten()) for a, b in pairs))  # fmt: skip
+
+
 def _check_index(x: Any, y: Any, who: str) -> None:
     """Refuse a frame and a series of pandas whose rows have other names, or another order: rows are joined by place."""
     if indexes_differ(x, y):
@@ -267,6 +274,8 @@ def _check_index(x: Any, y: Any, who: str) -> None:
 def _check_no_text(x: Any, y: Any, who: str) -> None:
     """Refuse text, with a clearer error than the conversion to tensors would raise."""
     for what, values in (("labels", y), ("features", x)):
+        if np.ma.is_masked(values):
+            raise DataError(f"{who}: {what} are a masked array, whose gaps would count; fill it, or leave rows out")
         array = values if isinstance(values, Tensor | np.ndarray) else _array(values, what, who)
         if isinstance(array, np.ndarray) and array.dtype.kind in "OSU" and array.size:
             example = next((one for one in array.flat if isinstance(one, str | bytes)), array.flat[0])
@@ -301,6 +310,11 @@ def _check_alike(pairs: Sequence[tuple[Any, Tensor]], labels: Sequence[str]) -> 
             raise DataError(
                 f"{label}: examples have shape {inputs.shape_of(other_x)}, those of {labels[0]} "
                 f"{inputs.shape_of(x)}; all clients must have the same features"
+            )
+        if bytes_beside_decimals(other_x, x):
+            raise DataError(
+                f"{label}: features are of another type than those of {labels[0]}, bytes (uint8) beside decimals, so "
+                "that one of them is 255 times larger, or seems so; give all clients the same type"
             )
         if other_y.shape[1:] != y.shape[1:]:
             raise DataError(

@@ -103,7 +103,8 @@ def _test_apart(made: Dataset, tested: bool) -> Dataset:
             "the frame 'test' has missing values, and it is no client's, so that nobody's mean or median can fill "
             "them: fill them first, set missing = 'drop', or give every client test rows of its own (columns.split)"
         )
-    return replace(made, x=made.x[here], y=made.y[here], owner=owner, part=None, test=test)
+    made = replace(made, x=made.x[here], y=made.y[here], owner=owner, part=None, test=test)
+    return made if owner is None or made.names is None else without_empty(made)
 
 
 def lazy_frames(

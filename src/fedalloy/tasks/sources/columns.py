@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedalloy.core.arguments import checked
 from fedalloy.core.errors import DataError, SpecError, nearest
-from fedalloy.tasks.datasets.base import Dataset, as_pair, counted_classes, regression_notice
+from fedalloy.tasks.datasets.base import Dataset, as_pair, counted_classes, left_out, regression_notice
 from fedalloy.tasks.imputing import Impute
 
 LABELS = ("y", "label")
@@ -79,6 +79,9 @@ class Column:
         if self.categories is not None:
             return "category"
         kinds = {"b": "number", "i": "number", "u": "number", "f": "number", "O": "text", "U": "text", "S": "text"}
+        first = next((one for one in self.values if not is_gap(one)), "") if self.values.dtype.kind == "O" else ""
+        if not isinstance(first, str | bytes | int | float | np.generic):
+            return f"{type(first).__name__} values"
         return kinds.get(self.values.dtype.kind, str(self.values.dtype))
 
     @property
@@ -166,6 +169,7 @@ def encode(
     chosen = roles_of(table, columns, where)
     keep, told = _kept(table, columns, chosen, where)
     _check_label_gaps(table[chosen.label], chosen.label, columns, where)
+    everyone = _client_names(table, chosen) if not keep.all() else ()
     if not keep.all():
         table = {name: one.take(keep) for name, one in table.items()}
         owner, part = (None if one is None else one[torch.from_numpy(keep)] for one in (owner, part))
@@ -176,7 +180,9 @@ def encode(
     if chosen.client is not None:
         owner, names = numbered(table[chosen.client].values, f"{where}: column '{chosen.client}'")
     part = part if chosen.split is None else part_of(table[chosen.split], chosen.split, where)
-    notices = (chosen.in_words(table), *told, *regression_notice(targets), *_told(values))
+    lost = [name for name in chosen.features if name not in values and _is_rounded(table[name])]
+    told = (*told, *left_out([name for name in everyone if name not in (names or ())]))
+    notices = (chosen.in_words(table), *told, *regression_notice(targets), *_told(values), *_rounded(lost))
     classes = classes if classes is not None else 0 if targets.is_floating_point() else counted_classes(targets)
     return Dataset(
         features, targets, classes, owner, names=names, part=part, encoding=values or None, impute=columns.impute,
@@ -224,6 +230,14 @@ def category_values(table: Table, columns: Columns, chosen: Roles, where: str) -
         gaps = bool(table[name].gaps.any()) or (columns.impute != "none" and name in columns.declared)
         found[name] = (*known, UNKNOWN) if gaps and name != chosen.label and UNKNOWN not in known else known
     return found
+
+
+def _client_names(table: Table, chosen: Roles) -> tuple[str, ...]:
+    """The clients that a column names, before rows are dropped."""
+    if chosen.client is None:
+        return ()
+    column = table[chosen.client]
+    return numbered(column.values[~column.gaps], f"column '{chosen.client}'")[1]
 
 
 def whole_rows(table: Table, chosen: Roles) -> NDArray[Any]:
@@ -274,9 +288,24 @@ def numbers(column: Column, name: str, where: str) -> NDArray[Any]:
     if column.kind != "number":
         raise DataError(
             f"{where}: every feature column must hold numbers ('{name}' holds {column.kind}): name it in 'categorical' "
-            "of the columns to encode it, or in 'ignore' to leave it out"
+            "of the columns (in a folder: schema.toml) to encode it, or in 'ignore' to leave it out"
         )
     return column.values.astype(np.float32)
+
+
+def _is_rounded(column: Column) -> bool:
+    """Whether whole numbers are so large that features in 32 bits cannot tell them apart."""
+    if column.values.dtype.kind not in "iu":
+        return False
+    return bool((column.values.astype(np.float32).astype(np.float64) != column.values).any())
+
+
+def _rounded(names: Sequence[str]) -> tuple[str, ...]:
+    if not names:
+        return ()
+    return (
+        f"numbers above 16777216 in {', '.join(names[:3])} are rounded to 32 bits: subtract an offset, or scale them",
+    )
 
 
 def _codes(column: Column, values: Sequence[str]) -> NDArray[Any]:

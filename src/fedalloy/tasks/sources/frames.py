@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,8 @@ def from_arrow(column: Any) -> Column:
         return Column(_objects(column.to_pylist()), categories)
     if kind in ("string", "large_string", "binary", "null"):
         return Column(_objects(column.to_pylist()))
+    if kind.startswith("decimal"):
+        return Column(_floats(column.to_pylist()))
     if kind == "bool" and column.null_count:
         return Column(_floats(column.to_pylist()))
     return Column(column.to_numpy(), whole="int" in kind and bool(column.null_count))
@@ -69,7 +72,7 @@ def _from_polars(series: Any) -> Column:
         values = series.to_list()
         declared = list(series.dtype.categories) if kind.startswith("Enum") else sorted(set(values) - {None})
         return Column(_objects(values), tuple(map(str, declared)))
-    if kind == "Boolean" and series.null_count():
+    if kind.startswith("Decimal") or (kind == "Boolean" and series.null_count()):
         return Column(_floats(series.to_list()))
     if series.dtype.is_numeric() or kind == "Boolean" or series.dtype.is_temporal():
         return Column(series.to_numpy(), whole=series.dtype.is_integer() and bool(series.null_count()))
@@ -78,7 +81,7 @@ def _from_polars(series: Any) -> Column:
 
 def column_of(values: list[Any]) -> Column:
     """A column of plain values: numbers if all are, otherwise as it is."""
-    if all(value is None or isinstance(value, bool | int | float | np.number) for value in values):
+    if all(value is None or isinstance(value, bool | int | float | np.number | Decimal) for value in values):
         whole = all(isinstance(value, int | np.integer) for value in values if value is not None)
         gaps = any(value is None for value in values)
         return Column(np.array(values, dtype=np.int64) if whole and not gaps else _floats(values), whole=whole and gaps)

@@ -29,6 +29,7 @@ from fedalloy.tasks.sources.frames import is_frame, library_of, table_of
 from fedalloy.tasks.sources.hugging_face import from_flower, from_hub, refuse_stream
 from fedalloy.tasks.sources.options import SourceOptions, check_dealt, refuse
 from fedalloy.tasks.sources.rows import DatasetRows, LazyRows, spool
+from fedalloy.tasks.sources.tables import without_empty
 
 Opened = Dataset | LazyRows | LazyClients
 _MEGABYTE = 1 << 20
@@ -133,6 +134,7 @@ def _from_frame(frame: Any, options: SourceOptions) -> Dataset:
     owner, names = owners_of(options.ids, rows, frame) if by_row else (None, None)
     refuse(options, "a frame", "tokenise", "lazy")
     made = encode(table, options.named, "the frame", owner, names=names)
+    made = without_empty(made) if made.names is not None else made
     return made if options.classes is None else replace(made, classes=options.classes)
 
 
