@@ -29,7 +29,7 @@ class Accountant:
     tokens: dict[str, str]
     every: float = 0.5
     usage: dict[str, Usage] = field(default_factory=dict)
-    roles: dict[tuple[str, str], Usage] = field(default_factory=dict)
+    programs: dict[tuple[str, str], Usage] = field(default_factory=dict)
     _spent: dict[tuple[str, int], tuple[str, float]] = field(default_factory=dict)
     _begun: dict[tuple[str, int], float] = field(default_factory=dict)
     _over: threading.Event = field(default_factory=threading.Event)
@@ -38,7 +38,7 @@ class Accountant:
     def __enter__(self) -> Accountant:
         self.look()
         self._begun = {key: seconds for key, (_, seconds) in self._spent.items()}
-        self.usage, self.roles = {}, {}
+        self.usage, self.programs = {}, {}
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         return self
@@ -48,10 +48,10 @@ class Accountant:
         if self._thread:
             self._thread.join()
         self.look()
-        for key, (role, seconds) in self._spent.items():
+        for key, (program, seconds) in self._spent.items():
             spent = seconds - self._begun.get(key, 0.0)
             self.usage.setdefault(key[0], Usage()).seconds += spent
-            self.roles.setdefault((key[0], role), Usage()).seconds += spent
+            self.programs.setdefault((key[0], program), Usage()).seconds += spent
 
     def _run(self) -> None:
         while not self._over.wait(self.every):
@@ -63,13 +63,13 @@ class Accountant:
             held: dict[str, int] = {}
             for pid in carrying(token):
                 with contextlib.suppress(OSError, ValueError, IndexError):
-                    role = role_of(pid)
-                    self._spent[name, pid] = role, seconds_of(pid)
-                    held[role] = held.get(role, 0) + memory_of(pid)
+                    program = program_of(pid)
+                    self._spent[name, pid] = program, seconds_of(pid)
+                    held[program] = held.get(program, 0) + memory_of(pid)
             one = self.usage.setdefault(name, Usage())
             one.memory = max(one.memory, sum(held.values()))
-            for role, memory in held.items():
-                kept = self.roles.setdefault((name, role), Usage())
+            for program, memory in held.items():
+                kept = self.programs.setdefault((name, program), Usage())
                 kept.memory = max(kept.memory, memory)
 
 
@@ -87,7 +87,7 @@ def memory_of(pid: int) -> int:
     return 0
 
 
-def role_of(pid: int) -> str:
+def program_of(pid: int) -> str:
     """Which program a process is, by its command line."""
     words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     known = ("flwr-serverapp", "flwr-clientapp", "flower-superexec", "flower-superlink", "flower-supernode", "front",

@@ -1,7 +1,7 @@
 """Nodes without torch that answer every order with a fixed update: many of them in one process, to load a server.
 
 ``python -m benchmarks.echo_nodes ADDRESS CA KEY...``: a node for every private key, whose client has the number of its
-place; each is a thread. They speak to the server as Flower's node does, and poll it as often.
+place; each is a thread. They connect to the server as Flower's node does, and poll it as often.
 """
 
 from __future__ import annotations

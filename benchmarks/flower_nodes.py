@@ -101,10 +101,10 @@ def measure(nodes: int, megabytes: float, rounds: int, place: Path) -> Cell:
             echoes.wait()
         federation.stop()
     times = [seconds_of(row) for row in read_run(place / "run").timings()][1:]
-    by_role = {role: one.seconds / rounds for (_, role), one in spent.roles.items()}
-    link, front = by_role.pop("flower-superlink"), by_role.pop("front")
+    by_program = {program: one.seconds / rounds for (_, program), one in spent.programs.items()}
+    link, front = by_program.pop("flower-superlink"), by_program.pop("front")
     memory = sum(one.memory for one in spent.usage.values()) / 1e6
-    return Cell(nodes, megabytes, statistics.median(times), sum(by_role.values()), link, front, memory)
+    return Cell(nodes, megabytes, statistics.median(times), sum(by_program.values()), link, front, memory)
 
 
 def _echoes(federation: LocalFederation) -> subprocess.Popen[bytes]:

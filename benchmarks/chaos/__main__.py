@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.chaos.checking import judge
 from benchmarks.chaos.faults import Faults
 from benchmarks.chaos.links import Links, add_namespaces, remove_namespaces
-from benchmarks.chaos.report import Facts, written
+from benchmarks.chaos.report import Findings, written
 from benchmarks.chaos.services import CLASSES, FEATURES, MARK, NODES, ROOT, Federation, processes
 from fedalloy.experiment.records import toml
 from fedalloy.experiment.records.reading import is_run, read_run, read_status
@@ -93,7 +93,7 @@ def _recipe(algorithm: str, rounds: int) -> dict[str, Any]:
     }
 
 
-def play(run: Run, faults: Faults, seconds: float, every: float, say: Callable[[str], None]) -> None:
+def under_faults(run: Run, faults: Faults, seconds: float, every: float, say: Callable[[str], None]) -> None:
     """One study: some calm rounds, faults for its share of the time, then calm until it is finished."""
     faults.study, run.begun = run.folder, time.monotonic()
     end, due = None, 0.0
@@ -121,10 +121,10 @@ def _times(run: Run) -> tuple[float, float]:
     return calm, time.monotonic() - run.begun - calm * run.rounds
 
 
-def session(place: Path, chosen: argparse.Namespace, say: Callable[[str], None]) -> Facts:
+def session(place: Path, chosen: argparse.Namespace, say: Callable[[str], None]) -> Findings:
     """The whole benchmark in a folder: what happened, and what was found."""
     federation, random = Federation(place, f"fa{os.getpid()}"), Random(chosen.seed)
-    facts = Facts(chosen.minutes, chosen.seed, Federation.clocks_can_jump())
+    findings = Findings(chosen.minutes, chosen.seed, Federation.clocks_can_jump())
     add_namespaces(federation.namespaces)
     links = None
     try:
@@ -132,19 +132,19 @@ def session(place: Path, chosen: argparse.Namespace, say: Callable[[str], None])
         links = Links.start(federation.namespaces)
         for service in (federation.server, *federation.nodes):
             service.start()
-        faults = Faults(federation, links, random, say, facts.faults)
+        faults = Faults(federation, links, random, say, findings.faults)
         share = 60 * chosen.minutes / len(chosen.studies)
         for name in chosen.studies:
             run = Run(federation, name, chosen.rounds or max(8, round(share / 6)))
-            play(run, faults, share, chosen.every, say)
-            facts.add(judge(federation, name, run.recipe, run.folder), *_times(run))
-            say(str(facts.verdicts[-1]))
-        facts.orphans = [service.name for service in (*federation.nodes, federation.server) if not service.stop()]
-        facts.restarts = {one.name: one.starts - 1 for one in (federation.server, *federation.nodes)}
+            under_faults(run, faults, share, chosen.every, say)
+            findings.add(judge(federation, name, run.recipe, run.folder), *_times(run))
+            say(str(findings.verdicts[-1]))
+        findings.orphans = [service.name for service in (*federation.nodes, federation.server) if not service.stop()]
+        findings.restarts = {one.name: one.starts - 1 for one in (federation.server, *federation.nodes)}
     finally:
         _clean(federation, links, place)
-    facts.tracebacks = _tracebacks(place / "logs")
-    return facts
+    findings.tracebacks = _tracebacks(place / "logs")
+    return findings
 
 
 def _clean(federation: Federation, links: Links | None, place: Path) -> None:
@@ -183,14 +183,14 @@ def main() -> None:
     def say(text: str) -> None:
         print(f"[{time.monotonic() - begun:6.0f} s] {text}", flush=True)
 
-    facts = session(place.absolute(), chosen, say)
-    report = written(facts)
+    findings = session(place.absolute(), chosen, say)
+    report = written(findings)
     print(report)
     if chosen.output:
         chosen.output.write_text(report)
-    if facts.holds and not chosen.keep:
+    if findings.holds and not chosen.keep:
         shutil.rmtree(place, ignore_errors=True)
-    sys.exit(0 if facts.holds else f"something does not hold; logs and records are in {place}")
+    sys.exit(0 if findings.holds else f"something does not hold; logs and records are in {place}")
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def judge(federation: Federation, name: str, recipe: Path, folder: Path) -> Verd
     record = read_run(folder)
     rows, status = list(record.rounds()), record.status
     found.rounds, found.missing = len(rows), sum(NODES - len(row["ids"]) for row in rows)
-    found.sessions = int((read_json(folder / "federation.json") or {}).get("sitting", 0))
+    found.sessions = 1 + (folder / "federation.log").read_text(encoding="utf-8").count(" continues (session ")
     if status["state"] != "finished":
         found.problems.append(f"the study is {status['state']}: {status.get('reason', '')}")
     _check_rows(rows, int(record.recipe["run"]["rounds"]), found)

@@ -9,7 +9,7 @@ from benchmarks.chaos.checking import Verdict
 
 
 @dataclass
-class Facts:
+class Findings:
     """What happened in a session, and what was found."""
 
     minutes: float
@@ -33,32 +33,32 @@ class Facts:
         return not self.orphans and not any(verdict.problems for verdict in self.verdicts)
 
 
-def written(facts: Facts) -> str:
+def written(findings: Findings) -> str:
     """The report as Markdown."""
     lines = [
         "# A federation under faults",
         "",
-        f"`python -m benchmarks.chaos --minutes {facts.minutes:g} --seed {facts.seed}`: a server and six nodes in",
-        "network namespaces, on links of TUN devices with a process in between; node 5 lies every second time.",
-        "" if facts.clocks else "Clocks did not jump: there is no C compiler.",
+        f"`python -m benchmarks.chaos --minutes {findings.minutes:g} --seed {findings.seed}`: a server and six nodes",
+        "in network namespaces, on links of TUN devices with a process in between; node 5 lies every second time.",
+        "" if findings.clocks else "Clocks did not jump: there is no C compiler.",
         "",
-        f"**{'Everything' if facts.holds else 'Not everything'} holds.** Faults injected: {facts.faults.total()}.",
+        f"**{'Everything' if findings.holds else 'Not everything'} holds.** Faults: {findings.faults.total()}.",
         "",
         "| fault | times |",
         "|---|---|",
-        *(f"| {kind} | {count} |" for kind, count in sorted(facts.faults.items())),
+        *(f"| {kind} | {count} |" for kind, count in sorted(findings.faults.items())),
         "",
         "| study | rounds | rounds begun again | contributions missing | calm round | time lost | model | states |",
         "|---|---|---|---|---|---|---|---|",
-        *(_row(one, *times) for one, times in zip(facts.verdicts, facts.times, strict=True)),
+        *(_row(one, *times) for one, times in zip(findings.verdicts, findings.times, strict=True)),
         "",
         "Model: the largest difference of any parameter from the simulation of the recorded rounds. States: the same",
         "of the clients' states, and how many were compared. Time lost: what the study took longer than calm rounds.",
         "",
-        f"Started again: {', '.join(f'{name} {count} x' for name, count in facts.restarts.items())}.",
-        f"Processes left after the services were ended: {', '.join(facts.orphans) or 'none'}.",
-        f"Tracebacks in logs: {', '.join(f'{name} {count}' for name, count in facts.tracebacks.items()) or 'none'}.",
-        *(f"- {one.name}: {problem}" for one in facts.verdicts for problem in one.problems),
+        f"Started again: {', '.join(f'{name} {count} x' for name, count in findings.restarts.items())}.",
+        f"Processes left after the services were ended: {', '.join(findings.orphans) or 'none'}.",
+        f"Tracebacks in logs: {', '.join(f'{name} {count}' for name, count in findings.tracebacks.items()) or 'none'}.",
+        *(f"- {one.name}: {problem}" for one in findings.verdicts for problem in one.problems),
     ]
     return "\n".join(lines) + "\n"
 

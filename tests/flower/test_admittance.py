@@ -87,6 +87,17 @@ def test_a_killed_node_comes_back_at_once_because_it_signs_its_predecessor_off(t
     assert not server.online
 
 
+def test_a_node_whose_disk_is_full_is_let_in_and_says_what_it_cannot_keep(tmp_path, monkeypatch):
+    said: list[str] = []
+
+    def full(path: Path, text: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("fedalloy.experiment.records.atomic.write_text", full)
+    assert knock(Server(), tmp_path / "number.json", said).ask() is None
+    assert "No space left on device" in said[0]
+
+
 def test_without_its_number_a_killed_node_waits_and_says_for_what(tmp_path):
     server = Server(online=True)
     said: list[str] = []

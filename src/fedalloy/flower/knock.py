@@ -120,12 +120,20 @@ class Knock:
             if not number or not self._signed_off(number):
                 number = self.fleet.activate()
                 self.fleet.deactivate(number)
-            keep_number(self.kept, number)
+            self._keep(number)
             return None
         except httpx.HTTPStatusError as error:
             return _refusal(error.response)
         except httpx.HTTPError as error:
             return Refusal(trouble=_plain(error))
+
+    def _keep(self, number: str) -> None:
+        """Keep the number; a full disk is no reason to stay out."""
+        try:
+            keep_number(self.kept, number)
+        except OSError as error:
+            why = error.strerror or str(error)
+            self.say(f"{self.kept} cannot be written ({why}): if the node is killed, it may be let in a minute later")
 
     def _signed_off(self, number: str) -> bool:
         """Sign off a predecessor that was killed; false if the server knows no node of this key and number."""

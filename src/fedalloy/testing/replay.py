@@ -24,7 +24,7 @@ from fedalloy.experiment.recipe import Experiment
 
 
 @dataclass(frozen=True)
-class Recorded(Engine):
+class RecordedClients(Engine):
     """``loop`` over the clients that count in the ``rows`` of ``rounds.jsonl``, by round; all others fail."""
 
     rows: Mapping[int, Mapping[str, Any]]
@@ -46,6 +46,6 @@ class Recorded(Engine):
 def replay(experiment: Experiment, rows: Sequence[Mapping[str, Any]], folder: Path | None = None) -> Ending:
     """The end of a run in which exactly the recorded clients contributed; the experiment has the clients' data. With a
     ``folder``, the clients' states are there."""
-    engine = Recorded({int(row["round"]): row for row in rows})
+    engine = RecordedClients({int(row["round"]): row for row in rows})
     config = replace(experiment.config, engine=engine, engine_options={})
     return replace(experiment, config=config).run(folder)[0]
