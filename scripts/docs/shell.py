@@ -75,7 +75,7 @@ class Shell:
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGINT)
-                code = process.wait(60)
+                code = _ended(process)
         return Done(0 if answer == 200 and code in (0, 130) else code or 1, out.read_text(), f"it answered {answer}")
 
     def _start(self, line: list[str], out: object, err: object) -> subprocess.Popen[bytes]:
@@ -84,6 +84,15 @@ class Shell:
         return subprocess.Popen(  # type: ignore[call-overload,no-any-return]
             line, env=self.env, stdin=subprocess.DEVNULL, stdout=out, stderr=err, process_group=0, preexec_fn=listens
         )
+
+
+def _ended(process: subprocess.Popen[bytes]) -> int:
+    """The exit code; a server that does not end by Ctrl-C is killed, and its code tells."""
+    try:
+        return process.wait(60)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        return process.wait()
 
 
 def _asked(process: subprocess.Popen[bytes], out: Path) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from http.server import ThreadingHTTPServer
 
 import pytest
 
@@ -189,3 +190,15 @@ def test_the_watcher_rests_while_nobody_looks(serving, root):
     assert client.get("/api/runs").json["runs"] == []
     events = client.events("/events")
     assert events.until("runs")[0]["id"] == "later"
+
+
+def test_ctrl_c_while_a_connection_comes_in_is_not_lost(tmp_path, monkeypatch):
+    """The place of the connection has been given back by its thread: to do so again would be an error of its own."""
+
+    def interrupted(self, request, client_address):
+        self._connections.release()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ThreadingHTTPServer, "process_request", interrupted)
+    with LiveServer(tmp_path) as server, pytest.raises(KeyboardInterrupt):
+        server.process_request(None, None)

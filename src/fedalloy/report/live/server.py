@@ -89,7 +89,7 @@ class LiveServer(ThreadingHTTPServer):
             return
         try:
             super().process_request(request, client_address)
-        except BaseException:  # no thread could be started
+        except Exception:  # no thread could be started; at Ctrl-C there is one, which gives its place back itself
             self._connections.release()
             raise
 
