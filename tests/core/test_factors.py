@@ -9,7 +9,7 @@ from fedalloy.core.contributions import Notes
 from fedalloy.core.factors import FactoredTree, LowRank, first_of, stored
 from fedalloy.core.gathering import Gathering
 from fedalloy.core.keys import Key
-from fedalloy.core.types import Cohort
+from fedalloy.core.types import Cohort, Work
 
 KEY = Key.of(3)
 
@@ -53,7 +53,7 @@ def test_whatever_else_reads_a_leaf_gets_it():
 
 def test_a_cohort_in_another_order_keeps_its_factors():
     kept, whole = made()
-    gathering = Gathering(torch.tensor([3, 5, 7, 9]), exact=True, like={"delta": first_of(whole)})
+    gathering = Gathering(Work.of(torch.tensor([3, 5, 7, 9])), exact=True, like={"delta": first_of(whole)})
     ids = torch.tensor([7, 3, 9, 5])
     assert gathering.add(ids, {"delta": kept}, {"loss": ids.double()}) is None  # type: ignore[dict-item]
     cohort = gathering.cohort()

@@ -99,7 +99,7 @@ def test_only_large_steps_run_one_by_one(task, monkeypatch):
 
 
 def test_examples_at_another_address_need_no_new_graph(task):
-    """What is read anew in every round runs mapped, with its own examples and not those of the first round."""
+    """What is read again in every round runs mapped, with its own examples and not those of the first round."""
     engine, algorithm = Batched(kernel="sequential"), METHODS["adam, schedule"]
     play(engine, algorithm, task)
     block = task.block

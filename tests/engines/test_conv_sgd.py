@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -232,9 +232,8 @@ def test_examples_at_another_address_get_no_graph_of_their_own(monkeypatch):
 
     def capture(kernel: Any, params: Any, batches: Batches, lr: float) -> Any:
         made.append(batches.x.data_ptr())
-        return CapturedRound(
-            Nothing(), dict(params), batches, torch.zeros(()), conv_sgd.descend(kernel, params, batches, lr)
-        )  # type: ignore[arg-type]
+        result, graph = conv_sgd.descend(kernel, params, batches, lr), cast(torch.cuda.CUDAGraph, Nothing())
+        return CapturedRound(graph, dict(params), batches, torch.zeros(()), result)
 
     monkeypatch.setattr(conv_graphs, "_capture", capture)
     monkeypatch.setattr(conv_graphs, "_is_on_gpu", lambda batches: True)

@@ -42,6 +42,7 @@ class Gathering:
             # Factors are sorted as they are; rows of their own they have none.
             order, notes = ids.argsort(), None
             ids, stats = ids[order], {name: values[order] for name, values in stats.items()}
+            notes = None if notes is None else notes.take(order)
             payload = {part: _sorted(leaves, order) for part, leaves in payload.items()}
         if ids is self._ids or torch.equal(ids, self._ids):
             self._payload, self._in_order = payload, True  # all clients in order: no copy is needed

@@ -57,7 +57,7 @@ class ClientGraphs:
         if key not in self._lanes:
             self._lanes[key] = self._make(training, values)
         lanes = self._lanes[key]
-        # A graph reads the examples at their address: those that are read anew in every round would need a new one.
+        # A graph reads the examples at their address: those that are read again in every round would need a new one.
         here = not lanes or lanes[0].pool == _addresses(values)
         return run(lanes, training) if lanes and here else self.otherwise(training)
 

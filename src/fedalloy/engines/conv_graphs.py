@@ -78,7 +78,7 @@ class ConvGraphs:
         if key in self._captured:
             return self._captured[key].replay(params, batches, lr)
         expected = self._compiled_or_not(kernel, params, batches, lr)
-        # Examples that are read anew in every round would need a new graph in each.
+        # Examples that are read again in every round would need a new graph in each.
         elsewhere = any(kept[:-1] == key[:-1] for kept in self._captured)
         if not _is_on_gpu(batches) or self._given_up or elsewhere or len(self._captured) >= MOST_GRAPHS:
             return expected
