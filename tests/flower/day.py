@@ -94,11 +94,21 @@ class Day:
         self.start("study", "run", self.server, self.recipe, "-o", self.run)
 
     def kill(self, name: str) -> None:
-        """Like a power failure: the command and everything that it started."""
+        """Like a power failure: the command of a node and everything that it started."""
         self.programs[name].kill()
-        if name in self.sites:
-            place = NodePlace.read(self.node(name))
-            end_all(NodeProcesses(place, ServiceLog(), EndRequest()).token, at_once=True)
+        end_all(self.token(name), at_once=True)
+
+    def kill_helpers(self, name: str) -> None:
+        """All processes of a node but its command and Flower's node itself."""
+        command = self.programs[name].process.pid
+        for pid in list(carrying(self.token(name))):
+            with contextlib.suppress(OSError):
+                status = Path(f"/proc/{pid}/status").read_text()
+                if f"PPid:\t{command}\n" not in status:  # its child is Flower's node, of which the others are forks
+                    os.kill(pid, signal.SIGKILL)
+
+    def token(self, name: str) -> str:
+        return NodeProcesses(NodePlace.read(self.node(name)), ServiceLog(), EndRequest()).token
 
     def kill_server(self) -> None:
         self.programs["server"].kill()

@@ -82,13 +82,17 @@ def test_an_operators_day(programs_find_us, tmp_path):
         one.start_study()
         one.wait_round(1)
 
+        one.wait_answered("west", 2)
+        one.kill_helpers("west")
         one.kill("south")
         one.start_nodes("south")
+        again = "flower-superexec of node west ended; it is started again"
+        wait_until(lambda: again in one.said("west"), "its helper was missed", LIMIT, [one.programs["west"]])
         assert "not let in yet" not in one.said("south"), "a killed node is let in at once"
         one.let(3)
         one.wait_round(3)
         last = list(read_run(one.run).rounds())[-1]
-        assert last["ids"] == [0, 1, 2], "the killed node is in again"
+        assert last["ids"] == [0, 1, 2], "the killed node is in again, and so is the one whose helpers were killed"
 
         one.command("backup", one.server, "-o", tmp_path / "backup.tar")
         one.kill_server()

@@ -10,7 +10,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -175,6 +175,49 @@ def test_a_proxy_that_refuses_and_one_that_is_not_there(place, monkeypatch):
     assert "refuses it (status 403)" in wrong.found
     monkeypatch.setenv("NO_PROXY", "localhost")
     assert place.examined()["proxy"].state == OK
+
+
+@contextmanager
+def forwarding(target: int) -> Iterator[int]:
+    """A proxy that connects everybody to one port of this machine; its own port."""
+
+    def relay(source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65_536):
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+
+    def visit(visitor: socket.socket) -> None:
+        with visitor, socket.create_connection(("127.0.0.1", target)) as server:
+            assert visitor.recv(65_536).startswith(b"CONNECT ")
+            visitor.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
+            back = threading.Thread(target=relay, args=(server, visitor))
+            back.start()
+            relay(visitor, server)
+            back.join()
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=visit, args=(listener.accept()[0],), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=accept, daemon=True).start()
+        yield listener.getsockname()[1]
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def test_through_a_proxy_that_lets_it_pass_everything_is_checked(place, monkeypatch):
+    """The server's name is known to the proxy alone; its certificate must have it."""
+    place.set(server=f"north.example.org:{place.port}")
+    with serving(place.server, place.port, ahead=60.0), forwarding(place.port) as port:
+        monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{port}")
+        found = place.examined()
+        assert found["proxy"].found.endswith("which lets it pass")
+        assert "is not for 'north.example.org'" in found["TLS"].found
+        place.set(server=f"localhost:{place.port}")
+        (wrong,) = place.problems()
+    assert wrong.name == "clock", "the handshake went through it"
 
 
 def test_a_port_that_is_closed_and_one_that_is_silent(place, monkeypatch):

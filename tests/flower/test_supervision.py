@@ -199,6 +199,15 @@ def test_what_a_killed_node_has_left_is_ended_by_the_next(monkeypatch, tmp_path)
     assert left.wait(60) != 0
 
 
+def test_a_node_whose_data_are_not_there_does_not_start(tmp_path):
+    folder = node(tmp_path).folder
+    file = folder / "node.toml"
+    file.write_text(file.read_text().replace('data = "recipe"', 'data = "nowhere.csv"'))
+    done = CliRunner().invoke(app, ["flower", "node", str(folder)])
+    assert done.exit_code == 2
+    assert "nowhere.csv does not exist; 'data' in node.toml" in " ".join(done.output.replace("\n", " ").split())
+
+
 def test_a_sign_of_life_that_is_refused_is_a_line_and_other_faults_are_shown(capsys):
     def raised(error: Exception) -> None:
         in_a_line(threading.ExceptHookArgs((type(error), error, None, threading.current_thread())))

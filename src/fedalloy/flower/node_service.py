@@ -16,6 +16,7 @@ from pathlib import Path
 from fedalloy.core.errors import RunLocked, SpecError
 from fedalloy.experiment.records.lock import holder, locked
 from fedalloy.flower import prefork
+from fedalloy.flower.config import FROM_RECIPE
 from fedalloy.flower.layout import NodePlace
 from fedalloy.flower.prefork import SUPEREXEC
 from fedalloy.flower.programs import TOKEN, Program, end_all, environment, supernode
@@ -58,6 +59,9 @@ def check_startable(place: NodePlace) -> None:
     for file in (place.authority, place.key) if place.secure else ():
         if not file.is_file():
             raise SpecError(f"{file} does not exist; see README.md in the node's folder")
+    data = place.config.data
+    if data != FROM_RECIPE and ":" not in data and not Path(data).exists():
+        raise SpecError(f"{data} does not exist; 'data' in node.toml names this site's folder, file or function")
 
 
 @dataclass
