@@ -12,7 +12,7 @@ from mkdocs.structure.files import File, Files
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts import notebooks  # noqa: E402 (the checkout first)
+from scripts import notebooks
 
 
 def on_files(files: Files, config: Any) -> Files:

@@ -124,13 +124,12 @@ def _places(thing: Any) -> list[Path]:
 def _in_memory(result: RunResult, table: str) -> list[dict[str, Any]]:
     if table == "results":
         raise SpecError("the table 'results' reads the records of a run: give fit a folder; the others need none")
-    names = result.trained.fed.task.names
-    found = {
-        "rounds": lambda: ({"round": row["round"], **scalars(row)} for row in result.rounds()),
-        "clients": lambda: client_rows(result.clients(), names),
-        "weights": lambda: weight_rows(result.rounds()),
-    }
-    return [{"name": result.name, "seed": result.seed, **row} for row in found[table]()]
+    found: Iterable[dict[str, Any]] = ({"round": row["round"], **scalars(row)} for row in result.rounds())
+    if table == "clients":
+        found = client_rows(result.clients(), result.trained.fed.task.names)
+    elif table == "weights":
+        found = weight_rows(result.rounds())
+    return [{"name": result.name, "seed": result.seed, **row} for row in found]
 
 
 def _new_axes() -> Any:
