@@ -15,10 +15,9 @@ from operator import index
 import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
-from torch._C._functorch import peek_interpreter_stack as transforming
 
 from fedalloy.core.errors import SpecError
-from fedalloy.core.native import draws
+from fedalloy.core.native import draws, tracing
 from fedalloy.core.wide import has_float64
 
 _MASK = (1 << 64) - 1
@@ -68,7 +67,7 @@ def _at_hand(value: Tensor) -> bool:
 
 def _compiled(state: int | Tensor) -> bool:
     """Whether a key or a batch of keys can be handled by a compiled function."""
-    if not draws.COMPILED or transforming() is not None:  # inside transforms even new tensors have no memory
+    if not draws.COMPILED or tracing():
         return False
     return isinstance(state, int) or (_at_hand(state) and state.is_contiguous())
 

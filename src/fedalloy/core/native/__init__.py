@@ -6,7 +6,15 @@ from __future__ import annotations
 import ctypes
 from functools import lru_cache
 
+from torch._C import _len_torch_dispatch_stack
+from torch._C._functorch import peek_interpreter_stack
+
 from fedalloy.core.native.building import HERE, LIBRARY, fingerprint
+
+
+def tracing() -> bool:
+    """Whether tensors may have no memory now, even new ones: inside ``vmap``, ``grad`` and what is compiled."""
+    return peek_interpreter_stack() is not None or _len_torch_dispatch_stack() > 0
 
 
 @lru_cache(1)

@@ -8,15 +8,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import peek_interpreter_stack as transforming
 
-from fedalloy.core.native import library
+from fedalloy.core.native import library, tracing
 
 
 def look_at_sizes(told: Tensor, known: Tensor | None, most: float, whole: bool) -> tuple[bool, bool, bool] | None:
     """Whether all sizes can be used, whether none differs from the known one, and whether all are known; None where
     that cannot be seen quickly."""
-    if _LIBRARY is None or transforming() is not None or not _plain(told) or (known is not None and not _plain(known)):
+    if _LIBRARY is None or tracing() or not _plain(told) or (known is not None and not _plain(known)):
         return None
     found = _LIBRARY.sizes(told.data_ptr(), None if known is None else known.data_ptr(), len(told), most, whole)
     return bool(found & 1), bool(found & 2), bool(found & 4)
@@ -25,12 +24,7 @@ def look_at_sizes(told: Tensor, known: Tensor | None, most: float, whole: bool) 
 def in_range(values: Sequence[Tensor], ranges: Tensor, whole: Tensor) -> bool:
     """Whether all numbers are in their ranges, the rows of ``ranges``: lowest, highest, least above 0; the first row of
     ``whole`` says which are whole. False where that cannot be seen quickly."""
-    if (
-        _LIBRARY is None
-        or transforming() is not None
-        or not all(map(_plain, values))
-        or len({one.shape[0] for one in values}) != 1
-    ):
+    if _LIBRARY is None or tracing() or not all(map(_plain, values)) or len({one.shape[0] for one in values}) != 1:
         return False
     low = ranges.data_ptr()
     columns = (c_void_p * len(values))(*(one.data_ptr() for one in values))
@@ -44,7 +38,7 @@ def combined(weights: Tensor, rows: Tensor) -> Tensor | None:
     """``weights @ rows``, added in float64, for rows in float32; None where no compiled function can do it."""
     able = rows.dtype == torch.float32 and rows.is_cpu and rows.is_contiguous() and rows.dim() == 2
     recorded = torch.is_grad_enabled() and (weights.requires_grad or rows.requires_grad)
-    if _LIBRARY is None or not able or recorded or transforming() is not None:
+    if _LIBRARY is None or not able or recorded or tracing():
         return None
     weights, out = weights.detach().to("cpu", torch.float64).contiguous(), torch.empty(rows.shape[1])
     _LIBRARY.combined(weights.data_ptr(), rows.data_ptr(), *rows.shape, out.data_ptr())
@@ -54,7 +48,7 @@ def combined(weights: Tensor, rows: Tensor) -> Tensor | None:
 def places(ids: Tensor, start: Tensor, size: Tensor) -> tuple[Tensor, Tensor] | None:
     """``start[ids], size[ids]``; None for ids that do not exist, and where no compiled function can do it."""
     whole = (one.dtype == torch.int64 and one.is_cpu and one.is_contiguous() for one in (ids, start, size))
-    if _LIBRARY is None or transforming() is not None or not all(whole):
+    if _LIBRARY is None or tracing() or not all(whole):
         return None
     starts, sizes = torch.empty_like(ids), torch.empty_like(ids)
     wrong = _LIBRARY.clients_of(
