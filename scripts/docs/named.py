@@ -6,7 +6,7 @@ import importlib.util
 import re
 import shlex
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ def commands(code: str) -> Iterator[list[str]]:
 
 def check(words: list[str], folder: Path = ROOT) -> None:
     """Refuse a line that names something that is not there; ``folder`` is that of the page."""
-    known = {
+    known: dict[str, Callable[[list[str]], None]] = {
         "make": _target,
         "pip": _install,
         "python": partial(_python, folder=folder),

@@ -126,7 +126,7 @@ def tune(
     """
     leave_if_starting()
     call = as_call(task, algorithms, folder, {"tuning_seeds": tuning_seeds, **settings})
-    table = {"trials": trials, "rounds": budget_rounds, "seconds": seconds}
+    table: dict[str, Any] = {"trials": trials, "rounds": budget_rounds, "seconds": seconds}
     table |= {"space": space, "sampler": sampler, "pruner": pruner}
     return _tuned(call, with_budget(call.recipe, table), processes, watcher or (lambda news: None))
 
