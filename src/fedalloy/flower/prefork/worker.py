@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from filelock import lock_descriptor
 
@@ -169,7 +169,7 @@ def receive_frame(link: socket.socket) -> tuple[dict[str, Any], RecordDict]:
     records: dict[str, ArrayRecord] = {}
     for part, name, dtype, shape, stype, size in head["arrays"]:
         array = Array(dtype=dtype, shape=tuple(shape), stype=stype, data=b"")
-        array.data = cast(bytes, _received(link, size))  # any buffer will do, and this one is not copied
+        setattr(array, "data", _received(link, size))  # noqa: B010 (any buffer will do, and this one is not copied)
         records.setdefault(part, ArrayRecord())[name] = array
     for part, record in records.items():
         content[part] = record
