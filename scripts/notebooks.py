@@ -121,7 +121,7 @@ def bare(notebook: Any) -> Any:
     """A copy without outputs and without what editors leave in it."""
     made = nbformat.v4.new_notebook(metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}})
     for number, cell in enumerate(notebook.cells):
-        new = nbformat.v4.new_code_cell if cell.cell_type == "code" else nbformat.v4.new_markdown_cell
+        new: Any = nbformat.v4.new_code_cell if cell.cell_type == "code" else nbformat.v4.new_markdown_cell
         made.cells.append(new(cell.source.strip(), id=f"cell-{number}"))
     made.metadata["language_info"] = {"name": "python"}
     return made
