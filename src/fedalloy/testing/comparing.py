@@ -18,7 +18,7 @@ def differences(one: Any, other: Any, tolerance: float = 0.0, where: str = "") -
     ['w: differs by 0.5']
     """
     if isinstance(one, Notes) and isinstance(other, Notes):
-        one, other = vars(one), vars(other)
+        one, other = ({**vars(notes), "clean": None} for notes in (one, other))  # whether it is known is no fact
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         yield from _keys(one, other, where)
         for name in other:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from torch import Tensor
@@ -136,12 +136,12 @@ def _unchanged(track: _Track) -> Iterator[str]:
 
 def _twice(track: _Track, work: Work, ctx: Context) -> Iterator[str]:
     """A second call gives the same result, and inputs are not changed."""
-    before = copied({"shared": track.state["shared"], "work": vars(work)})
+    before = copied({"shared": track.state["shared"], "work": _fields(work)})
     first = copied(_told(track.call(work, ctx), track))
     second = track.call(work, ctx)
     for place in differences(_told(second, track), first):
         yield f"a second call gives another result: {place}"
-    for place in differences({"shared": track.state["shared"], "work": vars(work)}, before):
+    for place in differences({"shared": track.state["shared"], "work": _fields(work)}, before):
         yield f"the engine changed its inputs: {place}"
 
 
@@ -164,3 +164,8 @@ def _told(outcome: Outcome, track: _Track) -> dict[str, Any]:
         "states": {str(client): state for client, state in outcome.states.items()},
         "failures": {str(client): why for client, why in outcome.failures.items()},
     }
+
+
+def _fields(work: Work) -> dict[str, Any]:
+    """What an engine gets as its work, without what is kept beside it once it was asked for."""
+    return {one.name: getattr(work, one.name) for one in fields(work)}
