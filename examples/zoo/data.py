@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pandas as pd
 import torch
 from torch import Tensor
 
@@ -55,6 +54,8 @@ def maps(side: int = 8) -> Dataset:
 
 def table() -> Dataset:
     """A frame of measurements with a column for the client."""
+    import pandas as pd
+
     values = Key.of(0).fold("table").normal(COUNT, 5)
     frame = pd.DataFrame(values.numpy(), columns=[f"f{place}" for place in range(5)])
     frame = frame.assign(client=OWNER.numpy(), label=LABELS.numpy())
