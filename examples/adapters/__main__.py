@@ -19,7 +19,7 @@ from fedalloy.experiment.recipe import parse, resolve
 from fedalloy.experiment.records.checkpoint import load as load_state
 from fedalloy.flower.local import LocalFederation
 from fedalloy.flower.project_templates import FederationPlan, write_federation
-from fedalloy.flower.trial import follow, submit
+from fedalloy.flower.submission import Study
 
 METHODS = ("fedavg", "fedprox", "scaffold", "ditto", "fedlayerwise", "aaggff_d", "superfed_mm")
 AGREE = 1e-5
@@ -55,7 +55,7 @@ def _compare(simulations: dict[str, dict[str, Any]], place: Path) -> int:
     with _federation(place) as federation:
         for method, expected in simulations.items():
             began, folder = perf_counter(), (place / "runs" / method).absolute()
-            ended = follow(submit(federation.cli, parse(model.on_nodes(method)), folder, None), folder, lambda _: None)
+            ended = Study(federation.cli, parse(model.on_nodes(method)), folder).run_to_end(lambda _: None)
             newest = max((folder / "checkpoints").glob("*.safetensors"), default=None)
             found = {} if newest is None else load_state(newest)["server"]["shared"]
             far = _apart(found, expected) if found else float("inf")

@@ -27,11 +27,13 @@ def adapters() -> Any:
 
 
 def write_share(folder: Path, client: int) -> None:
-    """The examples of one client: sequences of tokens, whose class is that of their first one."""
+    """The examples of one client: padded sequences of tokens with their mask, whose class is that of the first one."""
     draw = np.random.default_rng(client)
-    x = draw.integers(1, WORDS, (SIZES[client], LENGTH))
+    mask = np.arange(LENGTH) < draw.integers(2, LENGTH + 1, (SIZES[client], 1))
+    tokens = np.where(mask, draw.integers(1, WORDS, (SIZES[client], LENGTH)), 0)
     folder.mkdir(parents=True, exist_ok=True)
-    np.savez(folder / f"{client}.npz", x=x, y=x[:, 0] % CLASSES)
+    whole = mask.astype(np.int64)
+    np.savez(folder / f"{client}.npz", input_ids=tokens, attention_mask=whole, y=tokens[:, 0] % CLASSES)
 
 
 def recipe(method: str, dataset: dict[str, Any], clients: int | None, engine: dict[str, Any]) -> dict[str, Any]:
@@ -48,7 +50,8 @@ def recipe(method: str, dataset: dict[str, Any], clients: int | None, engine: di
 
 def on_nodes(method: str, deadline: float = 600.0) -> dict[str, Any]:
     """The recipe of a federation, whose server knows only the form of the data."""
-    form = {"kind": "nodes", "shape": [LENGTH], "classes": CLASSES}
+    shape = {"input_ids": [LENGTH], "attention_mask": [LENGTH]}
+    form = {"kind": "nodes", "shape": shape, "classes": CLASSES}
     patience = {"deadline": deadline, "minimum": len(SIZES), "wait": deadline}
     return recipe(method, form, len(SIZES), {"kind": "flower", **patience})
 

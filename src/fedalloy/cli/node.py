@@ -28,6 +28,7 @@ def check(
 
     Nothing is sent and nothing is stored. The node's policy applies, as to an order of the server.
     """
+    from fedalloy.core.inputs import listed
     from fedalloy.experiment.recipe import load
     from fedalloy.flower.layout import NodePlace
     from fedalloy.flower.node.checking import check_node
@@ -37,7 +38,7 @@ def check(
         print_json(found.to_json())
         return
     parts = ", ".join(f"{part} {count}" for part, count in found.examples.items())
-    typer.echo(f"client {found.client}, data {found.source}: {parts}; features {list(found.shape)}")
+    typer.echo(f"client {found.client}, data {found.source}: {parts}; features {listed(found.shape)}")
     if found.filled:
         typer.echo(f"{found.filled} missing values are filled from the node's own training part")
     typer.echo(f"one step on a batch of {found.batch}: loss {number(found.loss)}")

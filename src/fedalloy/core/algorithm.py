@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -38,6 +39,8 @@ from fedalloy.core.wiring import check_buffers, check_wires
 
 OnFailure = Literal["drop", "resend"]
 ServerState = dict[str, State]
+_MOST_WAYS = 64
+"""Choices of inputs that are whole numbers which are tried at most: all of those of six inputs."""
 
 
 @checked("algorithm")
@@ -215,8 +218,17 @@ def data_spec_of(task: Task, key: Key) -> DataSpec:
 
 
 def _trains_on_one(objective: Objective, data_spec: DataSpec) -> bool:
-    """Whether a batch may have a single example."""
-    return objective.trains_on_one(torch.zeros(1, *data_spec.shape, dtype=data_spec.dtype))
+    """Whether a batch may have a single example. Which inputs are whole numbers is not known here, so that all ways
+    are tried; a model that accepts none of them gets no batch of one."""
+    zeros = inputs.zeros(data_spec.shape if data_spec.shapes is None else data_spec.shapes, 1, data_spec.dtype)
+    ways = itertools.product((False, True), repeat=sum(1 for _ in inputs.leaves(zeros)))
+    for whole in itertools.islice(ways, _MOST_WAYS):
+        flags = iter(whole)
+        try:
+            return objective.trains_on_one(inputs.each(lambda leaf, f=flags: leaf.long() if next(f) else leaf, zeros))
+        except (RuntimeError, TypeError, IndexError):
+            continue
+    return False
 
 
 def _beside(x: Inputs, leaves: Tree) -> Tree:

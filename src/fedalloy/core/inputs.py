@@ -14,6 +14,8 @@ from fedalloy.core.errors import DataError
 
 Inputs = Any
 """A tensor or a (nested) dict or tuple of tensors. Code that takes tensors only is annotated with ``Tensor``."""
+Shape = Any
+"""The shape of an example: a tuple of numbers, or a dict or tuple of shapes, in the form of the inputs."""
 
 
 def each(function: Callable[..., Any], x: Inputs, *others: Inputs) -> Inputs:
@@ -76,13 +78,50 @@ def joined(parts: list[Inputs]) -> Inputs:
     return each(lambda *leaves: torch.cat(leaves), *parts)
 
 
-def shape_of(x: Inputs) -> Any:
+def shape_of(x: Inputs) -> Shape:
     """The shape of one example: a tuple, or a dict of them.
 
     >>> shape_of({"a": torch.zeros(3, 2), "b": torch.zeros(3)})
     {'a': (2,), 'b': ()}
     """
     return each(lambda leaf: tuple(leaf.shape[1:]), x)
+
+
+def is_one_shape(shape: Shape) -> bool:
+    """Whether this is the shape of one tensor; several tensors have a dict or a tuple of shapes.
+
+    >>> is_one_shape((3, 2)), is_one_shape({"a": (2,)}), is_one_shape(((2,), (3,)))
+    (True, False, False)
+    """
+    return isinstance(shape, tuple | list) and all(isinstance(extent, int) for extent in shape)
+
+
+def listed(shape: Shape) -> Any:
+    """A shape, or a dict or tuple of shapes, with lists instead of tuples, as JSON has them."""
+    if isinstance(shape, Mapping):
+        return {name: listed(one) for name, one in shape.items()}
+    return [listed(one) if isinstance(one, tuple | Mapping) else one for one in shape]
+
+
+def shown(shape: Shape) -> str:
+    """A shape in words.
+
+    >>> shown((3, 2)), shown({"words": (5,), "age": ()})
+    ('3x2', 'words 5 and age 1')
+    """
+    if is_one_shape(shape):
+        return "x".join(map(str, shape)) or "1"
+    named = shape.items() if isinstance(shape, Mapping) else enumerate(shape)
+    return " and ".join(f"{name} {shown(one)}" for name, one in named)
+
+
+def zeros(shape: Shape, rows: int, dtype: torch.dtype) -> Inputs:
+    """Examples of this shape, all 0."""
+    if is_one_shape(shape):
+        return torch.zeros(rows, *shape, dtype=dtype)
+    if isinstance(shape, tuple | list):
+        return tuple(zeros(one, rows, dtype) for one in shape)
+    return {name: zeros(one, rows, dtype) for name, one in shape.items()}
 
 
 def to(x: Inputs, device: torch.device | str) -> Inputs:

@@ -170,7 +170,8 @@ class Examples:
 class DataSpec:
     """The form of a task's data: shape and dtype of one example, the model's number of outputs, the range of a client's
     features, the ``bounds`` declared for the data (None: not declared), a seed of the run for the server's draws, and
-    whether the model can be trained on one example ``alone`` (BatchNorm over vectors cannot)."""
+    whether the model can be trained on one example ``alone`` (BatchNorm over vectors cannot). Examples of several
+    tensors have an empty ``shape``, and ``shapes`` in the form of the examples."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -180,6 +181,7 @@ class DataSpec:
     bounds: tuple[float, float] | None = None
     seed: int = 0
     alone: bool = True
+    shapes: Any = None
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedalloy.core.algorithm import data_spec_of
 from fedalloy.core.errors import DataError, SpecError
+from fedalloy.core.inputs import Shape, is_one_shape, listed, shape_of
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import DataPart, Objective, Task
 from fedalloy.core.spec import from_spec
@@ -101,7 +102,9 @@ def remote_task(recipe: Recipe) -> RemoteTask:
 
 def _declared(loader: OnNodes, dtype: torch.dtype) -> DataSpec:
     """The form of the data as declared in the recipe; their bounds are only known to their nodes."""
-    return DataSpec(loader.shape, dtype, max(1, loader.classes), math.inf, -math.inf, bounds=loader.bounds)
+    shape, shapes = (loader.shape, None) if is_one_shape(loader.shape) else ((), loader.shape)
+    outputs = max(1, loader.classes)
+    return DataSpec(shape, dtype, outputs, math.inf, -math.inf, bounds=loader.bounds, shapes=shapes)  # type: ignore[arg-type]
 
 
 def _nodes(recipe: Recipe) -> OnNodes | None:
@@ -116,9 +119,7 @@ def _trial(recipe: Recipe) -> RemoteTask:
     """The task from the recipe's own data, which are not kept."""
     task = task_of(recipe)
     x, _ = _first(task)
-    if not isinstance(x, Tensor):
-        raise SpecError("over Flower examples are one tensor, and this recipe has several: simulate it instead")
-    shape = tuple(x.shape[1:])
+    shape = shape_of(x)
     names = tuple(task.names or (str(number) for number in range(task.population)))
     known = data_spec_of(task, Key.of(0))
     spec = _spec(recipe, shape, task.classes, task.bounds, _trial_spec(recipe)) | _targets(task)
@@ -158,9 +159,7 @@ def _trial_spec(recipe: Recipe) -> dict[str, Any] | None:
     }
 
 
-def _spec(
-    recipe: Recipe, shape: tuple[int, ...], classes: int, bounds: tuple[float, float] | None, trial: Any
-) -> dict[str, Any]:
+def _spec(recipe: Recipe, shape: Shape, classes: int, bounds: tuple[float, float] | None, trial: Any) -> dict[str, Any]:
     """The spec from which nodes build the same model and split their data in the same way; what they would refuse is
     refused here, before anything is sent."""
     table, defaults = recipe.task, defaults_of(recipe.task.dataset)
@@ -171,7 +170,7 @@ def _spec(
         )
     model = defaults.model if table.model is None else table.model
     spec = {
-        "shape": list(shape),
+        "shape": listed(shape),
         "classes": classes,
         "bounds": None if bounds is None else list(bounds),
         "model": model,

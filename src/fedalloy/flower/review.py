@@ -8,6 +8,7 @@ from pathlib import Path
 from fedalloy.core import tree
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.errors import FedalloyError
+from fedalloy.core.inputs import shown
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Shared
 from fedalloy.core.traffic import nbytes, sent_to
@@ -39,7 +40,8 @@ class Review:
         task = remote_task(parse(experiment.resolved))
         algorithm = experiment.algorithm.bind(task, Key.of(experiment.config.seed))
         told = AlgorithmSpec.model_validate(told_algorithm(algorithm))
-        kind = (task.spec.get("model") or {}).get("kind") if isinstance(task.spec.get("model"), dict) else None
+        model = task.spec.get("model")
+        kind = model.get("kind") if isinstance(model, dict) else model
         spec = check_task(task.spec, models=(*models, *([kind] if kind else ())))
         params, buffers = task.objective.init(Key.of(0))
         shared = algorithm.init(params, task.population, buffers)["shared"]
@@ -58,7 +60,7 @@ class Review:
 
     def text(self, policy: Policy | None = None) -> str:
         """The review in plain words; with the objections of a policy."""
-        shape, algorithm = "x".join(map(str, self.task.spec["shape"])), self.algorithm
+        shape, algorithm = shown(self.task.spec["shape"]), self.algorithm
         up = sum(tree.nbytes(leaves) for leaves in algorithm.templates(self.shared).values()) / 1e6
         down = nbytes(sent_to(algorithm, self.shared, known=True)) / 1e6
         parts, wires = sorted(algorithm.templates(self.shared)), [type(one).__name__.lower() for one in algorithm.wire]

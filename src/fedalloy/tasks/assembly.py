@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -15,7 +14,7 @@ from torch import nn
 
 from fedalloy.core.arguments import convert
 from fedalloy.core.errors import SpecError, nearest
-from fedalloy.core.inputs import Inputs, each, shape_of, take
+from fedalloy.core.inputs import Inputs, Shape, each, is_one_shape, shape_of, take, zeros
 from fedalloy.core.keys import Key
 from fedalloy.core.spec import from_spec
 from fedalloy.tasks.augmentation import Augmentation, as_augmentation
@@ -24,7 +23,7 @@ from fedalloy.tasks.datasets.base import Dataset, DatasetDefaults, DatasetLoader
 from fedalloy.tasks.federation import FederatedTask, federate
 from fedalloy.tasks.kinds import LOSSES, METRICS, TaskKind, kind_of, outputs_for, told
 from fedalloy.tasks.losses.loss import Loss, PerExample, choose
-from fedalloy.tasks.models.build import build, resolve
+from fedalloy.tasks.models.build import build, resolve, sizes_of
 from fedalloy.tasks.noise import LabelNoise, as_noise
 from fedalloy.tasks.objective import ModuleObjective
 from fedalloy.tasks.partitions.base import Partition
@@ -76,7 +75,7 @@ def make_task(
     bounds, (of, rule) = data.bounds if scaling == "none" else None, kind_and_loss(data, loss or defaults.loss, kind)
     learn = partial(objective_on, data, device, loss=rule, dtype=dtype, kind=of, unit=unit)
     objective = learn(defaults.model if model is None else model, trainable=trainable, bounds=bounds, augment=augment)
-    data = data if objective.takes_integers else _with_floats(data)
+    data = data if objective.takes_integers else _in_floats(data)
     made = federate(
         data, *_dealing(partition, clients, data), objective, test_fraction=test_fraction, newcomers=newcomers,
         valid_fraction=valid_fraction, standardise=scaling, noise=as_noise(noise), key=key.fold("federation"),
@@ -126,7 +125,7 @@ def objective_on(
 
 
 def make_objective(
-    input_shape: tuple[int, ...],
+    input_shape: Shape,
     classes: int,
     model: str | Spec | Callable[..., nn.Module] | None = None,
     *,
@@ -150,21 +149,21 @@ def make_objective(
     factory = as_factory(model, input_shape, outputs_for(kind, rule, targets, classes), bounds)
     changes = as_augmentation(augment)
     if changes:
-        x = torch.zeros(1, *input_shape) if example is None and isinstance(input_shape, tuple) else example
+        x = zeros(input_shape, 1, torch.float32) if example is None else example
         changes.check(x, torch.zeros(1, *targets), rule.ignored)
     return ModuleObjective(
         factory, rule, trainable=trainable, dtype=as_precision(dtype), unit=unit, example=example, augment=changes
     )
 
 
-def _with_floats(data: Dataset) -> Dataset:
-    """The same data with their whole numbers as floats, for a model that accepts only those."""
+def with_floats(x: Inputs) -> Inputs:
+    """The same examples with their whole numbers as floats, for a model that accepts only those."""
+    return each(lambda leaf: leaf if leaf.is_floating_point() else leaf.to(torch.float32), x)
 
-    def floats(x: Inputs) -> Inputs:
-        return each(lambda leaf: leaf if leaf.is_floating_point() else leaf.to(torch.float32), x)
 
-    test = None if data.test is None else replace(data.test, x=floats(data.test.x))
-    return replace(data, x=floats(data.x), test=test)
+def _in_floats(data: Dataset) -> Dataset:
+    test = None if data.test is None else replace(data.test, x=with_floats(data.test.x))
+    return replace(data, x=with_floats(data.x), test=test)
 
 
 def as_dataset(dataset: str | Spec | DatasetLoader | Dataset, key: Key) -> Dataset:
@@ -197,7 +196,7 @@ def as_partition(partition: str | Spec | Partition | None, data: Dataset) -> Par
 
 def as_factory(
     model: str | Spec | Callable[..., nn.Module] | None,
-    input_shape: tuple[int, ...],
+    input_shape: Shape,
     outputs: int,
     bounds: tuple[float, float] | None = None,
 ) -> Factory:
@@ -207,7 +206,7 @@ def as_factory(
     ``inputs``, ``input_shape``, ``classes`` and ``bounds`` (the data's lowest and highest value, None if not declared)
     that it has parameters for.
     """
-    if not callable(model) and not _is_one_shape(input_shape):
+    if not callable(model) and not is_one_shape(input_shape) and not _is_dotted(model):
         raise SpecError(f"examples with {_features(input_shape)}arguments: give the function that builds it as 'model'")
     if model is None:
         model = "cnn" if len(input_shape) == 3 and min(input_shape[1:]) >= _SMALLEST_IMAGE else "logistic"
@@ -238,19 +237,19 @@ def _features(shapes: Any) -> str:
     return f"{len(shapes)} features in a tuple need a model that takes them as "
 
 
-def _is_one_shape(shape: Any) -> bool:
-    """Whether examples are one tensor; several have a dict or a tuple of shapes."""
-    return isinstance(shape, tuple) and all(isinstance(extent, int) for extent in shape)
+def _is_dotted(model: Any) -> bool:
+    """Whether a model is named by a function, ``package.module:function``."""
+    kind = model.get("kind") if isinstance(model, Mapping) else model
+    return isinstance(kind, str) and ":" in kind
 
 
 def _filled(
     factory: Callable[..., nn.Module],
-    input_shape: tuple[int, ...],
+    input_shape: Shape,
     outputs: int,
     bounds: tuple[float, float] | None,
 ) -> Factory:
-    inputs = math.prod(input_shape) if _is_one_shape(input_shape) else None  # several inputs have no single size
-    known = {"inputs": inputs, "input_shape": input_shape, "classes": outputs, "bounds": bounds}
+    known = {**sizes_of(input_shape), "classes": outputs, "bounds": bounds}
     taken = inspect.signature(factory).parameters
     wanted = {name: value for name, value in known.items() if name in taken}
     return lambda: factory(**wanted)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from fedalloy.core import inputs
 from fedalloy.core.blocks import client_keys
 from fedalloy.core.client import Assignment, run_client
 from fedalloy.core.errors import SpecError, nearest
@@ -35,7 +36,7 @@ class NodeCheck:
     client: str
     source: str
     examples: dict[str, int]
-    shape: tuple[int, ...]
+    shape: Any
     batch: int
     loss: float | None
     tensors: tuple[tuple[str, str, tuple[int, ...], int], ...]
@@ -54,7 +55,7 @@ class NodeCheck:
             for part, name, shape, size in self.tensors
         ]
         return {
-            "client": self.client, "data": self.source, "examples": self.examples, "shape": list(self.shape),
+            "client": self.client, "data": self.source, "examples": self.examples, "shape": inputs.listed(self.shape),
             "batch": self.batch, "loss": self.loss, "sent": tensors, "bytes": self.bytes, "statistics": self.statistics,
             "filled": self.filled,
         }  # fmt: skip
@@ -85,7 +86,7 @@ def _step(
     if not len(whole):
         raise SpecError(f"{config.data} has no example to train on, so that no step can be taken")
     size = min(batch_of(algorithm.solver) or len(whole), len(whole))
-    batch = Examples(whole.x[:size], whole.y[:size])
+    batch = Examples(inputs.take(whole.x, slice(size)), whole.y[:size])
     params, buffers = task.objective.init(root.fold("model"))
     shared = algorithm.init(params, 1, buffers)["shared"]
     check_protected(algorithm, shared, policy)
@@ -104,7 +105,7 @@ def _step(
     )
     losses = task.objective.losses(task.objective.outputs(params, buffers, batch.x), batch.y)
     return NodeCheck(
-        config.client, config.data, {part: len(task.examples(part)) for part in PARTS}, tuple(whole.x.shape[1:]), size,
+        config.client, config.data, {part: len(task.examples(part)) for part in PARTS}, inputs.shape_of(whole.x), size,
         _plain(float(losses.mean())), tensors, {name: _plain(value) for name, value in told.items()},
         task.filled,
     )  # fmt: skip

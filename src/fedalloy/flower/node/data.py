@@ -22,8 +22,9 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from fedalloy.core import registry
+from fedalloy.core import inputs, registry
 from fedalloy.core.errors import DataError
+from fedalloy.core.inputs import Inputs
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import DataPart, Objective
 from fedalloy.core.types import Examples
@@ -33,7 +34,7 @@ from fedalloy.flower.node.limits import check_size
 from fedalloy.flower.node.policy import Policy
 from fedalloy.flower.protocol.header import Refused
 from fedalloy.flower.protocol.orders import RuleSpec, TaskSpec, TrialSpec
-from fedalloy.tasks.assembly import as_dataset, as_factory, make_objective, make_task
+from fedalloy.tasks.assembly import as_dataset, as_factory, make_objective, make_task, with_floats
 from fedalloy.tasks.datasets.base import Dataset, as_pair
 from fedalloy.tasks.examining import LabelLimits, check_examples
 from fedalloy.tasks.imputing import Impute, Imputer, count_gaps, without_gaps
@@ -91,13 +92,13 @@ def local_task(source: str, client: int, spec: TaskSpec, device: str = "cpu", po
     filled = sum(count_gaps(one.x) for one in parts.values())
     if set(parts) == {""}:
         parts = _split(parts[""], client, spec)
-    empty = parts["train"].x[:0], parts["train"].y[:0]
-    whole: Parts = {part: parts.get(part, Examples(*empty)) for part in PARTS}
+    empty = _taken(parts["train"], slice(0))
+    whole: Parts = {part: parts.get(part, empty) for part in PARTS}
     if found.impute != "none":
         whole = changed_parts(whole, Imputer.by(found.impute))
     objective = _objective(spec, whole["train"].x)
     if not objective.takes_integers:
-        whole = {part: Examples(one.x.to(torch.float32), one.y) for part, one in whole.items()}
+        whole = {part: Examples(with_floats(one.x), one.y) for part, one in whole.items()}
     if spec.standardise == "client":
         whole = changed_parts(whole, Scaler.learn)
     placed = {part: _placed(one, device, objective.dtype) for part, one in whole.items()}
@@ -109,12 +110,12 @@ def read_source(source: str, client: int) -> ClientSource:
     return read_function(source, client) if ":" in source else read_path(Path(source).expanduser())
 
 
-def _objective(spec: TaskSpec, x: torch.Tensor) -> ModuleObjective:
+def _objective(spec: TaskSpec, x: Inputs) -> ModuleObjective:
     """The model, whose size was checked before; ``x`` are the node's examples, of which it sees a few."""
     return make_objective(
         spec.shape, spec.classes, _model(spec), loss=_spec(spec.loss), dtype=spec.dtype, trainable=spec.trainable,
         bounds=spec.bounds, kind=spec.kind, targets=spec.targets, unit=spec.unit, augment=_augment(spec),
-        example=x[:ROWS] if len(x) else None,
+        example=inputs.take(x, slice(ROWS)) if inputs.length(x) else None,
     )  # fmt: skip
 
 
@@ -185,8 +186,9 @@ def _trial_data(spec: TaskSpec, trial: TrialSpec, policy: Policy) -> Dataset:
     check_nameable(trial.dataset)
     _check_numbers(trial.dataset.arguments, policy.max_examples)
     data = as_dataset(trial.dataset.to_spec(), Key.of(spec.seed).fold("task").fold("dataset"))
-    if tuple(data.x.shape[1:]) != spec.shape or data.classes != spec.classes:
-        raise Refused(f"the data are of shape {tuple(data.x.shape[1:])}, the order says {spec.shape}")
+    shape = inputs.shape_of(data.x)
+    if shape != spec.shape or data.classes != spec.classes:
+        raise Refused(f"the data are of shape {shape}, the order says {spec.shape}")
     if len(data) > policy.max_examples:
         raise Refused("the recipe's data have more examples than the policy of this node allows (max_examples)")
     return data
@@ -226,11 +228,10 @@ def _checked(x: Any, y: Any, spec: TaskSpec, source: str, impute: Impute) -> Exa
     classes, real = spec.classes, spec.classes == 0 if spec.real is None else spec.real
     features, labels = as_pair(x, y, source)
     if not len(labels):  # shape and dtype of an empty part mean nothing
-        features = torch.empty(0, *spec.shape)
+        features = inputs.zeros(spec.shape, 0, torch.float32)
         labels = torch.empty(0, *spec.targets, dtype=torch.float32 if real else torch.int64)
-    if tuple(features.shape[1:]) != spec.shape:
-        shape = tuple(features.shape[1:])
-        raise DataError(f"{source}: examples have shape {shape}, the recipe's {spec.shape}")
+    if inputs.shape_of(features) != spec.shape:
+        raise DataError(f"{source}: examples have shape {inputs.shape_of(features)}, the recipe's {spec.shape}")
     if tuple(labels.shape[1:]) != spec.targets:
         raise DataError(f"{source}: targets have shape {tuple(labels.shape[1:])}, the recipe's {spec.targets}")
     if labels.is_floating_point() != real:
@@ -246,10 +247,17 @@ def _split(examples: Examples, client: int, spec: TaskSpec) -> dict[str, Example
     key = Key.of(spec.seed).fold("task").fold("federation")
     mine = split_client(client, examples.y, key, test_fraction=spec.test_fraction, valid_fraction=spec.valid_fraction)
     chosen = {"train": mine.train, "valid": mine.valid, "test": mine.test}
-    return {part: Examples(examples.x[index], examples.y[index]) for part, index in chosen.items()}
+    return {part: _taken(examples, index) for part, index in chosen.items()}
+
+
+def _taken(examples: Examples, rows: torch.Tensor | slice) -> Examples:
+    return Examples(inputs.take(examples.x, rows), examples.y[rows])
 
 
 def _placed(examples: Examples, device: str, dtype: torch.dtype) -> Examples:
     """On the device, in the model's precision; whole numbers stay what they are."""
-    x, y = (one.to(device, dtype if one.is_floating_point() else None) for one in (examples.x, examples.y))
-    return Examples(x, y)
+
+    def placed(leaf: torch.Tensor) -> torch.Tensor:
+        return leaf.to(device, dtype if leaf.is_floating_point() else None)
+
+    return Examples(inputs.each(placed, examples.x), inputs.each(placed, examples.y))

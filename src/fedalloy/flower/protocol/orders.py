@@ -31,6 +31,7 @@ from pydantic import (
 )
 
 import fedalloy
+from fedalloy.core.inputs import is_one_shape
 from fedalloy.core.types import Payload
 from fedalloy.flower.protocol.header import FORMAT, Refused
 from fedalloy.flower.protocol.plain_values import plain_arguments, thawed
@@ -51,6 +52,10 @@ Text = Annotated[str, Field(min_length=1, max_length=200)]
 Kind = Annotated[str, Field(pattern=f"^{_KIND}$")]
 Pattern = Annotated[str, Field(pattern=r"^[\w.*?!\[\]-]{1,200}$")]
 Extent = Annotated[int, Field(ge=1, le=1 << 31)]
+Shape = Annotated[tuple[Extent, ...], _listed, Field(max_length=8)]
+Input = Annotated[str, Field(pattern=r"^[A-Za-z_]\w{0,63}$")]
+Inputs = Annotated[tuple[Shape, ...], _listed, Field(min_length=1, max_length=16)]
+NamedInputs = Annotated[dict[Input, Shape], Field(min_length=1, max_length=16)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -135,7 +140,7 @@ class AugmentSpec(StrictTable):
 class TaskSpec(StrictTable):
     """The model, the form of the examples, and how a node splits its own."""
 
-    shape: Annotated[tuple[Extent, ...], _listed, Field(max_length=8)]
+    shape: Shape | Inputs | NamedInputs
     classes: Annotated[int, Field(ge=0, le=MOST_CLASSES)]
     bounds: Annotated[tuple[float, float], _listed] | None = None
     model: ModelSpec | None = None
@@ -143,7 +148,7 @@ class TaskSpec(StrictTable):
     kind: Literal["classification", "multilabel", "regression", "segmentation", "tokens"] | None = None
     unit: Literal["examples", "targets"] = "examples"
     augment: AugmentSpec | None = None
-    targets: Annotated[tuple[Extent, ...], _listed, Field(max_length=8)] = ()
+    targets: Shape = ()
     real: bool | None = None
     ignore_index: int = -100
     dtype: Literal["float32", "float64"] = "float32"
@@ -159,9 +164,16 @@ class TaskSpec(StrictTable):
     def _together(self) -> TaskSpec:
         if self.test_fraction + self.valid_fraction >= 1:
             raise ValueError("test_fraction and valid_fraction leave nothing to train on")
-        if math.prod(self.shape) > 1 << 31 or math.prod(self.targets) > 1 << 31:
+        if any(math.prod(shape) > 1 << 31 for shape in (*self.shapes, self.targets)):
             raise ValueError("an example is larger than any memory")
         return self
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shape of every input."""
+        if isinstance(self.shape, dict):
+            return list(self.shape.values())
+        return [self.shape] if is_one_shape(self.shape) else list(self.shape)  # type: ignore[list-item,arg-type]
 
 
 class AlgorithmSpec(StrictTable):

@@ -26,6 +26,15 @@ _PACKED = 1100
 _READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
+def array_names(path: Path) -> tuple[str, ...]:
+    """The names of the arrays of an archive; nothing of a file that is none."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return tuple(info.filename.removesuffix(".npy") for info in archive.infolist())
+    except (OSError, ValueError, zipfile.BadZipFile):
+        return ()
+
+
 def read_arrays(path: Path, names: Iterable[str] | None = None) -> dict[str, NDArray[Any]]:
     """Some arrays of an archive (default: all of them), each a writable copy in memory."""
     try:

@@ -218,12 +218,16 @@ def third_party(module: str, package: str, purpose: str) -> Any:
 
 
 def as_pair(x: Any, y: Any, who: str) -> tuple[Any, Tensor]:
-    """One client's arrays as tensors of the types every model expects; features may be given by name."""
+    """One client's arrays as tensors of the types every model expects; features may be several, in a mapping or in a
+    tuple of arrays."""
     if isinstance(x, Mapping):
         named = {name: as_pair(leaf, y, f"{who}, x['{name}']") for name, leaf in x.items()}
         if not named:
             raise DataError(f"{who}: x is a mapping without arrays")
         return {name: pair[0] for name, pair in named.items()}, next(iter(named.values()))[1]
+    if isinstance(x, tuple) and x and all(isinstance(leaf, Tensor | np.ndarray) and leaf.ndim for leaf in x):
+        placed = [as_pair(leaf, y, f"{who}, x[{place}]") for place, leaf in enumerate(x)]
+        return tuple(pair[0] for pair in placed), placed[0][1]
     _check_no_text(x, y, who)
     _check_index(x, y, who)
     try:

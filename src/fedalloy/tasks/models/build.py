@@ -12,10 +12,11 @@ from torch import nn
 
 from fedalloy.core import registry
 from fedalloy.core.errors import SpecError, nearest
+from fedalloy.core.inputs import Shape, is_one_shape
 from fedalloy.core.own_code import import_own, own_code
 
 
-def build(name: str, input_shape: tuple[int, ...], classes: int, /, **args: Any) -> nn.Module:
+def build(name: str, input_shape: Shape, classes: int, /, **args: Any) -> nn.Module:
     """A registered model, or ``"package.module:function"``, for inputs of this shape.
 
     Those of ``inputs`` (the number of features), ``input_shape`` and ``classes`` that the factory has parameters for
@@ -30,7 +31,7 @@ def build(name: str, input_shape: tuple[int, ...], classes: int, /, **args: Any)
     factory = resolve(name)
     if ":" not in name:
         _check_sizes(name, args)
-    known = {"inputs": math.prod(input_shape), "input_shape": tuple(input_shape), "classes": classes}
+    known = {**sizes_of(input_shape), "classes": classes}
     taken = _arguments(factory)
     if taken is None:
         return _made(name, factory, {**known, **args})
@@ -38,6 +39,16 @@ def build(name: str, input_shape: tuple[int, ...], classes: int, /, **args: Any)
         raise SpecError(f"model '{name}' has no argument '{unknown[0]}': {nearest(unknown[0], taken)}")
     filled = {key: value for key, value in known.items() if key in taken}
     return _made(name, factory, {**filled, **args})
+
+
+def sizes_of(input_shape: Shape) -> dict[str, Any]:
+    """What is filled in about the inputs; several of them have shapes, but no single number of features.
+
+    >>> sizes_of((8, 8)), sizes_of({"words": (5,), "numbers": (3,)})
+    ({'inputs': 64, 'input_shape': (8, 8)}, {'input_shape': {'words': (5,), 'numbers': (3,)}})
+    """
+    count = {"inputs": math.prod(input_shape)} if is_one_shape(input_shape) else {}
+    return {**count, "input_shape": input_shape}
 
 
 def resolve(name: str) -> Callable[..., Any]:

@@ -113,6 +113,8 @@ def _stack(values: list[Any]) -> Any:
     first = values[0]
     if isinstance(first, Mapping):
         return {name: _stack([value[name] for value in values]) for name in first}
+    if isinstance(first, tuple) and first and all(isinstance(one, Tensor | np.ndarray) for one in first):
+        return tuple(_stack(list(column)) for column in zip(*values, strict=True))
     if isinstance(first, Tensor):
         return torch.stack(values)
     return np.stack([np.asarray(value) for value in values])

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fedalloy.core.arguments import build
 from fedalloy.core.errors import DataError
-from fedalloy.tasks.datasets.archive import read_array, read_arrays
+from fedalloy.tasks.datasets.archive import array_names, read_array, read_arrays
 from fedalloy.tasks.datasets.base import third_party
 from fedalloy.tasks.sources.columns import Column, Columns, Table
 from fedalloy.tasks.sources.frames import from_arrow
@@ -151,11 +151,16 @@ def is_images(path: Path) -> bool:
 
 
 def read_arrays_of(path: Path) -> tuple[Any, Any]:
-    """The arrays x and y of an ``.npz`` file or of a folder with ``x.npy`` and ``y.npy``."""
+    """The arrays x and y of an ``.npz`` file or of a folder with ``x.npy`` and ``y.npy``. A file without ``x`` has
+    several inputs: all arrays but ``y``, by name."""
     if path.is_dir():
         return read_array(path / "x.npy"), read_array(path / "y.npy")
-    arrays = read_arrays(path, ("x", "y"))
-    return arrays["x"], arrays["y"]
+    names = array_names(path)
+    if "x" in names or "y" not in names or len(names) < 2:
+        arrays = read_arrays(path, ("x", "y"))
+        return arrays["x"], arrays["y"]
+    several = read_arrays(path)
+    return {name: leaf for name, leaf in several.items() if name != "y"}, several["y"]
 
 
 def read_table(path: Path) -> Table:

@@ -214,10 +214,8 @@ def _examples(stream: Iterable[Any]) -> Iterator[Any]:
 
 def _arrays(example: Any) -> Iterator[NDArray[Any]]:
     for one in stack_rows([example], "the iterable"):
-        if isinstance(one, Mapping):
-            raise DataError(
-                "the iterable gives mappings as features; give one array per example, or a map-style Dataset"
-            )
+        if isinstance(one, Mapping | tuple):
+            raise DataError("the iterable gives several features per example; give one array, or a map-style Dataset")
         yield one.numpy() if isinstance(one, Tensor) else one
 
 
