@@ -39,7 +39,7 @@ def write_share(folder: Path, client: int) -> None:
 def recipe(method: str, dataset: dict[str, Any], clients: int | None, engine: dict[str, Any]) -> dict[str, Any]:
     """The tables of a run of two rounds."""
     return {
-        "task": {"dataset": dataset, "model": MODEL},
+        "task": {"dataset": dataset, "model": MODEL, "buckets": [4]},
         "partition": {} if clients is None else {"clients": clients},
         "algorithm": {"name": method, "lr": 0.1, "batch_size": 4},
         "run": {"rounds": 2, "seeds": [5]},

@@ -12,6 +12,7 @@ from fedalloy.core import inputs
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.applying import Applied, plain
 from fedalloy.core.blocks import Prepared, prepare
+from fedalloy.core.buckets import Buckets
 from fedalloy.core.inputs import Inputs
 from fedalloy.core.keys import Key
 from fedalloy.core.objective import Objective
@@ -77,7 +78,7 @@ def train(training: BlockTraining) -> TrainingResult:
     y = block.data.y
     several = not isinstance(y, Tensor) or y.dim() > 1
     some_ignored = several and objective.counts(inputs.take(y, slice(0, 1))) is not None
-    for step, (x, y, count) in enumerate(batches_of_one(block)):
+    for step, (x, y, count) in enumerate(batches_of_one(block, objective.buckets)):
         training.at.name = f"step {step + 1} of {len(block.running)}"
         grad_at = objective.gradient(objective, x, y, None, buffers, dropout[step])
         if some_ignored and not bool(grad_at.counted()):
@@ -89,11 +90,15 @@ def train(training: BlockTraining) -> TrainingResult:
     return TrainingResult(carry, buffers, loss_sums(losses))
 
 
-def batches_of_one(block: Prepared) -> Iterator[tuple[Inputs, Inputs, int]]:
+def batches_of_one(block: Prepared, buckets: Buckets | None = None) -> Iterator[tuple[Inputs, Inputs, int]]:
     """``x, y`` of every step of the only client, without padding, and the number of examples."""
     chosen = [rows[mask] for rows, mask in zip(block.rows[:, 0], block.mask[:, 0], strict=True)]
     x, y = inputs.take_each(block.data.x, chosen), inputs.take_each(block.data.y, chosen)
-    return zip(x, y, map(len, chosen), strict=True)
+    found = zip(x, y, map(len, chosen), strict=True)
+    if buckets is None:
+        return found
+    lengths = buckets.of_batches(block)[:, 0].tolist() if chosen else []
+    return ((*buckets.cut(x, y, length), count) for (x, y, count), length in zip(found, lengths, strict=True))
 
 
 def loss_sums(losses: list[tuple[int, float]]) -> Tensor:

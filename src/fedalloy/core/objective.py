@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import grad
 
 from fedalloy.core import renamed
+from fedalloy.core.buckets import Buckets
 from fedalloy.core.declared import declared
 from fedalloy.core.errors import SpecError
 from fedalloy.core.inputs import Inputs
@@ -190,6 +191,11 @@ class Objective(ABC):
     @declared
     def augmentation(self) -> object:
         """What identifies the random changes of training examples; None if there are none."""
+        return None
+
+    @declared
+    def buckets(self) -> Buckets | None:
+        """The lengths to which batches of sequences are cut; None: they keep their padded length."""
         return None
 
     @declared

@@ -145,7 +145,7 @@ class Batched(Engine):
 
     def _kernel(self, algorithm: Algorithm, objective: Objective, shared: Shared, data: Block) -> Kernel:
         """The kernel for the local steps: a fused one if ``_fused`` finds layers; otherwise CUDA graphs on a GPU, and
-        plain vmap on a CPU or if batches must not be padded."""
+        plain vmap on a CPU, or if batches must not be padded or have several lengths."""
         on_gpu = _on_gpu(shared)
         stages = self._convolutional(algorithm, objective, shared, data)
         if stages is not None:
@@ -159,7 +159,8 @@ class Batched(Engine):
         if layers is not None:
             self._fused_graphs = self._fused_graphs or FusedGraphs()
             return partial(self._fused_graphs.train, layers)
-        if objective.needs_full_batches or not (on_gpu or self.kernel == "sequential"):
+        whole = objective.needs_full_batches or objective.buckets is not None
+        if whole or not (on_gpu or self.kernel == "sequential"):
             return vmap_kernel.train
         self._cuda_graphs = self._cuda_graphs or CudaGraphs(self.precision, bool(self.compiled))
         mapped = self._cuda_graphs.train if on_gpu else vmap_kernel.train

@@ -60,7 +60,7 @@ def train(training: BlockTraining) -> TrainingResult:
     carry, buffers = training.carry, training.buffers
     model, dropout, pools = InplaceModel(carry["params"], sgd), block.dropout_keys()[0], _pools(objective)
     losses: list[tuple[int, float]] = []
-    for step, (x, y, count) in enumerate(batches_of_one(block)):
+    for step, (x, y, count) in enumerate(batches_of_one(block, objective.buckets)):
         training.at.name = f"step {step + 1} of {len(block.running)}"
         if not _counts(objective, y):
             continue

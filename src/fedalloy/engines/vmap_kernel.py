@@ -31,14 +31,17 @@ def train(training: BlockTraining) -> TrainingResult:
     draws = {name: leaf.to(device) for name, leaf in block.draws.items()}
     phase = block.plan.phase.to(device)
     one_step = step_of(training.algorithm, objective, training.ctx)
+    groups = _groups(objective, block)
     for step, (x, y) in enumerate(batches(block)):
         x, y = inputs.to(x, device), inputs.to(y, device)
         count = block.running[step]
         drawn = {name: leaf[:count, step] for name, leaf in draws.items()}
-        for rows, width in _even(objective, block, step):
+        for rows, width, length in groups[step]:
             take = _taker(rows, count)
             x_now, y_now = (inputs.each(lambda leaf, width=width: leaf[:, :width], take(part)) for part in (x, y))
-            mask = None if block.full[step] or rows is not None else take(mask_of[step])
+            if length is not None and objective.buckets is not None:
+                x_now, y_now = objective.buckets.cut(x_now, y_now, length, axis=2)
+            mask = None if block.full[step] or objective.needs_full_batches else take(mask_of[step])
             new, fresh, loss = vmap(one_step, in_dims=(0, 0, 0, 0, None if mask is None else 0, 0, 0, 0))(
                 take(carry), take(buffers), x_now, y_now, mask,
                 take(dropout[:, step]), take(drawn), take(phase[:, step]),
@@ -75,14 +78,35 @@ def step_of(algorithm: Algorithm, objective: Objective, ctx: Context) -> Any:
     return one_step
 
 
-def _even(objective: Objective, block: Prepared, step: int) -> list[tuple[Tensor | None, int]]:
-    """The running clients in groups that can share a call, with the size of their batches: one group if padding does no
-    harm; grouped by batch size if an example's result depends on the others (BatchNorm)."""
-    width = block.mask.shape[2]
-    if block.full[step] or not objective.needs_full_batches:
-        return [(None, width)]
-    sizes = block.mask[step, : block.running[step]].sum(1)
-    return [((sizes == size).nonzero().flatten(), int(size)) for size in sizes.unique().tolist()]
+Group = tuple[Tensor | None, int, int | None]
+"""Clients that share a call (None: all that are running), the size of their batches, and the length to which these are
+cut (None: not at all)."""
+
+
+def _groups(objective: Objective, block: Prepared) -> list[list[Group]]:
+    """The running clients of every step in groups that can share a call: one group if padding does no harm; grouped by
+    batch size if an example's result depends on the others (BatchNorm), and by length if batches are cut."""
+    width, steps = block.mask.shape[2], range(len(block.running))
+    by_size = [objective.needs_full_batches and not block.full[step] for step in steps]
+    if objective.buckets is None and not any(by_size):
+        return [[(None, width, None)] for _ in steps]
+    whole = torch.full(block.mask.shape[:2], -1)
+    lengths = whole if objective.buckets is None else objective.buckets.of_batches(block)
+    sizes = block.mask.sum(2).cpu()
+    return [
+        _alike(sizes[step] if by_size[step] else torch.full_like(sizes[step], width), lengths[step], block, step)
+        for step in steps
+    ]
+
+
+def _alike(sizes: Tensor, lengths: Tensor, block: Prepared, step: int) -> list[Group]:
+    """The clients of a step by size and length of their batches."""
+    both = torch.stack([sizes, lengths], 1)[: block.running[step]]
+    device = block.mask.device
+    return [
+        ((both == kind).all(1).nonzero().flatten().to(device), int(kind[0]), None if int(kind[1]) < 0 else int(kind[1]))
+        for kind in both.unique(dim=0)
+    ]
 
 
 def _taker(rows: Tensor | None, count: int) -> Any:

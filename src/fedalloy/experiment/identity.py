@@ -157,6 +157,7 @@ def _model(objective: Objective) -> Plain:
         "structure": {"exact": digest(type(objective).__qualname__ if structure is None else repr(structure))},
         "loss": loss, "frozen": _leaves(objective.frozen),
         **({} if objective.unit == "examples" else {"unit": objective.unit}),
+        **({} if objective.buckets is None else {"buckets": portrait(objective.buckets)}),
         **({} if objective.augmentation is None else {"augmentation": portrait(objective.augmentation)}),
     }  # fmt: skip
 

@@ -91,7 +91,7 @@ def remote_task(recipe: Recipe) -> RemoteTask:
         raise SpecError(f"task.kind is missing: the targets on the nodes have shape {list(loader.targets)}; {_KINDS}")
     form = {"targets": list(loader.targets), "real": loader.real, "ignore_index": loader.ignore_index}
     spec = _spec(recipe, loader.shape, loader.classes, loader.bounds, None) | form
-    model = {name: spec[name] for name in ("model", "loss", "dtype", "kind", "unit", "augment")}
+    model = {name: spec[name] for name in ("model", "loss", "dtype", "kind", "unit", "augment", "buckets")}
     patterns = None if recipe.task.trainable is None else tuple(recipe.task.trainable)
     objective = make_objective(
         loader.shape, loader.classes, **model, trainable=patterns, bounds=loader.bounds, targets=loader.targets
@@ -178,6 +178,7 @@ def _spec(recipe: Recipe, shape: Shape, classes: int, bounds: tuple[float, float
         "kind": table.kind,
         "unit": table.unit,
         "augment": table.augment.model_dump() if table.augment else None,
+        "buckets": table.buckets,
         "dtype": table.dtype,
         "trainable": table.trainable,
         "standardise": table.standardise or defaults.standardise,

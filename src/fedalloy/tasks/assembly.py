@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from fedalloy.core.arguments import convert
+from fedalloy.core.buckets import Buckets
 from fedalloy.core.errors import SpecError, nearest
 from fedalloy.core.inputs import Inputs, Shape, each, is_one_shape, shape_of, take, zeros
 from fedalloy.core.keys import Key
@@ -55,6 +56,7 @@ def make_task(
     noise: LabelNoise | Spec | None = None,
     newcomers: int = 0,
     augment: Augmentation | Spec | None = None,
+    buckets: Buckets | Sequence[int] | None = None,
     trainable: tuple[str, ...] | None = None,
     classifier: str | Spec | Callable[..., nn.Module] | None = None,
     synthetic: str | Spec | SyntheticPart | None = None,
@@ -64,26 +66,25 @@ def make_task(
     """Clients with data, a model and a loss; all random draws depend on ``seed`` only.
 
     ``partition`` defaults to the data's natural clients, or ten iid ones; ``model`` (or a function that builds it, or
-    an ``nn.Module``), ``loss`` (or a function) and ``standardise`` to the dataset's. ``kind`` says what targets are,
-    ``unit`` what ``num_examples`` counts. ``noise`` corrupts labels, ``augment`` changes examples in training,
-    ``newcomers`` never take part, ``classifier`` is trained on synthetic samples instead of ``model``.
+    an ``nn.Module``), ``loss`` (or a function) and ``standardise`` to the dataset's. ``kind`` is that of the targets,
+    ``unit`` what ``num_examples`` counts. ``noise`` corrupts labels, ``augment`` changes training examples, ``buckets``
+    cut padded batches, ``newcomers`` never take part, ``classifier`` is trained on synthetic samples, not ``model``.
 
-    >>> make_task("digits", partition={"kind": "dirichlet", "alpha": 0.3}, clients=5).population
-    5
+    >>> assert make_task("digits", partition={"kind": "dirichlet", "alpha": 0.3}, clients=5).population == 5
     """
     key, defaults, data, scaling = _read(dataset, standardise, seed)
     bounds, (of, rule) = data.bounds if scaling == "none" else None, kind_and_loss(data, loss or defaults.loss, kind)
     learn = partial(objective_on, data, device, loss=rule, dtype=dtype, kind=of, unit=unit)
-    objective = learn(defaults.model if model is None else model, trainable=trainable, bounds=bounds, augment=augment)
+    chosen, fixed = (defaults.model if model is None else model), {"trainable": trainable, "buckets": buckets}
+    objective = learn(chosen, bounds=bounds, augment=augment, **fixed)
     data = data if objective.takes_integers else _in_floats(data)
     made = federate(
         data, *_dealing(partition, clients, data), objective, test_fraction=test_fraction, newcomers=newcomers,
         valid_fraction=valid_fraction, standardise=scaling, noise=as_noise(noise), key=key.fold("federation"),
     )  # fmt: skip
     made = made if synthetic is None else mixed_in(made, *as_part(synthetic).load())
-    other = learn(classifier) if classifier else None
-    made = replace(made, classifier=other, bounds=bounds, **_shown(data, of, defaults, inferred=kind is None))
-    return made.to(device, as_precision(dtype))
+    shown = {"bounds": bounds, **_shown(data, of, defaults, inferred=kind is None)}
+    return replace(made, classifier=learn(classifier) if classifier else None, **shown).to(device, as_precision(dtype))
 
 
 def _read(
@@ -138,6 +139,7 @@ def make_objective(
     unit: Unit = "examples",
     example: Inputs | None = None,
     augment: Augmentation | Spec | None = None,
+    buckets: Buckets | Sequence[int] | None = None,
 ) -> ModuleObjective:
     """A model and its loss for examples of this shape; ``classes`` is 0 for regression, ``targets`` the shape of an
     example's targets, ``example`` are a few rows.
@@ -152,8 +154,16 @@ def make_objective(
         x = zeros(input_shape, 1, torch.float32) if example is None else example
         changes.check(x, torch.zeros(1, *targets), rule.ignored)
     return ModuleObjective(
-        factory, rule, trainable=trainable, dtype=as_precision(dtype), unit=unit, example=example, augment=changes
-    )
+        factory, rule, trainable=trainable, dtype=as_precision(dtype), unit=unit, example=example, augment=changes,
+        buckets=as_buckets(buckets),
+    )  # fmt: skip
+
+
+def as_buckets(buckets: Buckets | Sequence[int] | None) -> Buckets | None:
+    """The lengths to which batches are cut, given as a list."""
+    if buckets is None or isinstance(buckets, Buckets):
+        return buckets
+    return Buckets(tuple(convert(list(buckets), tuple[int, ...], "buckets")))
 
 
 def with_floats(x: Inputs) -> Inputs:

@@ -35,7 +35,7 @@ from fedalloy.tasks.source import TaskSource, source_of
 from fedalloy.tasks.sources.columns import Columns
 from fedalloy.tasks.sources.hugging_face import Tokenise
 from fedalloy.tasks.sources.opening import as_loader, open_source
-from fedalloy.tasks.sources.options import SourceOptions
+from fedalloy.tasks.sources.options import Collate, SourceOptions
 from fedalloy.tasks.sources.rows import LazyRows
 
 _NO_CLIENTS = f"neither client ids nor a partition are given: {DEFAULT_CLIENTS} clients are drawn iid"
@@ -64,6 +64,7 @@ def task(
     columns: Columns | Mapping[str, Any] | None = None,
     classes: int | None = None,
     tokenise: Tokenise | None = None,
+    collate: Collate | None = None,
     lazy: bool | None = None,
     cache_mb: float = CACHE_MB,
     **settings: Any,
@@ -74,17 +75,17 @@ def task(
     client's data are ``(x, y)``, or ``(train, test)`` or ``(train, valid, test)`` of such pairs, or a mapping with
     these names. Rows that are not sorted by client need ``ids``, the client of every row (or the name of a column, or
     for a torch ``Dataset`` a function of an example), or a ``partition``. ``columns`` says what columns mean
-    (:class:`fedalloy.tasks.sources.columns.Columns`), ``tokenise`` makes numbers of a list of texts, ``classes`` is the
-    number of classes where it is not known (0: quantities). Large sources are read on demand (``lazy`` decides), with a
-    cache of ``cache_mb`` megabytes. ``settings`` are the other arguments of
-    :func:`fedalloy.tasks.assembly.make_task`: ``test_fraction``, ``seed``, ``loss``, ``standardise``, ``device``, ...
+    (:class:`fedalloy.tasks.sources.columns.Columns`), ``tokenise`` makes numbers of a list of texts, ``collate`` one
+    batch of all rows (as in a ``DataLoader``), ``classes`` is the number of classes where it is not known (0:
+    quantities). Large sources are read on demand (``lazy`` decides), with a cache of ``cache_mb`` megabytes.
+    ``settings`` are the other arguments of :func:`fedalloy.tasks.assembly.make_task`: ``seed``, ``loss``, ...
 
     >>> task([([[0.0], [1.0]], [0, 1]), ([[2.0]], [1])], "logistic").population
     2
     """
     given = build(Columns, columns, "columns") if isinstance(columns, Mapping) else columns
     dealt, natural = partition is not None, uses_clients(partition)
-    options = SourceOptions(ids, given, classes, lazy, tokenise, clients, dealt, natural)
+    options = SourceOptions(ids, given, classes, lazy, tokenise, clients, dealt, natural, collate=collate)
     settings = _settings(settings)
     key, defaults = task_key(settings["seed"]), defaults_of(as_loader(dataset) or dataset)
     opened = open_source(dataset, options, key.fold("dataset"))
@@ -148,6 +149,7 @@ def _lazy_task(
     learn = partial(objective_on, opened.first, device, dtype=dtype, loss=rule, kind=kind, unit=settings["unit"])
     objective = learn(
         defaults.model if model is None else model, trainable=settings["trainable"], augment=settings["augment"],
+        buckets=settings["buckets"],
         bounds=opened.bounds if scaling == "none" else None,
     )  # fmt: skip
     if settings["kind"] is None:

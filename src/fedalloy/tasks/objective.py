@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad_and_value
 
+from fedalloy.core.buckets import Buckets
 from fedalloy.core.errors import SpecError
 from fedalloy.core.inputs import Inputs
 from fedalloy.core.keys import Key
@@ -59,7 +60,8 @@ class ModuleObjective(Objective):
     match the patterns ``trainable`` (``head.*``); all others are frozen: the objective keeps them. All functions are
     pure, so they work under ``torch.func.grad`` and ``vmap`` (:class:`fedalloy.tasks.pure_module.PureModule`).
     ``example`` are a few rows of the data: lazy layers get their sizes from them, and the model is called with them
-    once, to see what it draws and whether batches may be padded. ``augment`` changes training examples at random.
+    once, to see what it draws and whether batches may be padded. ``augment`` changes training examples at random,
+    ``buckets`` are the lengths to which batches of sequences are cut.
 
     >>> objective = ModuleObjective(lambda: nn.Linear(4, 3))
     >>> params, buffers = objective.init(Key.of(1))
@@ -80,8 +82,11 @@ class ModuleObjective(Objective):
         unit: Literal["examples", "targets"] = "examples",
         example: Inputs | None = None,
         augment: Augmentation | None = None,
+        buckets: Buckets | None = None,
     ) -> None:
-        self._augment = augment or None
+        self._augment, self._buckets = augment or None, buckets
+        if buckets is not None and example is not None:
+            buckets.check(example)
         self.unit: Literal["examples", "targets"] = unit
         self._loss = choose(loss)
         self._model = PureModule(factory, trainable, dtype, example)
@@ -138,8 +143,10 @@ class ModuleObjective(Objective):
         """The name of the loss; None for a user's function, if a subclass or instance overrides the computation, or if
         examples are augmented before it: kernels for losses by name read the examples themselves."""
         mine = type(self)
-        if self._augment is not None or any(
-            name in vars(self) or getattr(mine, name) is not getattr(ModuleObjective, name) for name in _LOSS_IS
+        if (
+            self._augment is not None
+            or self._buckets is not None
+            or any(name in vars(self) or getattr(mine, name) is not getattr(ModuleObjective, name) for name in _LOSS_IS)
         ):
             return None
         return self._named
@@ -183,7 +190,7 @@ class ModuleObjective(Objective):
         model = self._model
         return ModuleObjective(
             lambda: change(model.factory()), self._loss, trainable=model.patterns, dtype=model.dtype, hits=self._hits,
-            unit=self.unit, augment=self._augment,
+            unit=self.unit, augment=self._augment, buckets=self._buckets,
         )  # fmt: skip
 
     def init(self, key: Key) -> tuple[Tree, Tree]:
@@ -221,6 +228,11 @@ class ModuleObjective(Objective):
     def augmentation(self) -> Augmentation | None:
         """What happens to training examples."""
         return self._augment
+
+    @property
+    def buckets(self) -> Buckets | None:
+        """The lengths to which batches of sequences are cut."""
+        return self._buckets
 
     def outputs(self, params: Tree, buffers: Tree, x: Inputs) -> Tensor:
         """The model's outputs, in evaluation mode."""

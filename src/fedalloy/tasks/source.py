@@ -14,7 +14,7 @@ from fedalloy.core.spec import to_spec
 _PLAIN = (str, int, float, bool)
 _TASK = (
     "dataset", "model", "loss", "kind", "unit", "standardise", "trainable", "test_fraction", "valid_fraction", "dtype",
-    "classifier", "synthetic", "augment",
+    "classifier", "synthetic", "augment", "buckets",
 )  # fmt: skip
 
 

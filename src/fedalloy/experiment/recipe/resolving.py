@@ -161,6 +161,7 @@ def task_of(recipe: Recipe) -> FederatedTask | LazyTask:
         kind=table.kind,
         unit=table.unit,
         augment=table.augment.model_dump() if table.augment else None,
+        buckets=table.buckets,
         standardise=table.standardise,
         noise=recipe.noise.model_dump() if recipe.noise else None,
         newcomers=dealt.newcomers,

@@ -78,6 +78,8 @@ class TaskTable(Closed):
     """What `num_examples` counts, by which clients are weighted: examples, or the targets (tokens) that count."""
     augment: AugmentTable | None = None
     """Random changes of the examples in training: `{ flip, crop, noise }`; default: none."""
+    buckets: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)] | None = None
+    """Lengths to which batches of padded sequences are cut, `[32, 64]`; default: all keep the padded length."""
     standardise: Literal["none", "client"] | None = None
     """`client`: scale every client's features by its own training part; default: that of the dataset."""
     trainable: list[str] | None = None

@@ -115,6 +115,7 @@ def _objective(spec: TaskSpec, x: Inputs) -> ModuleObjective:
     return make_objective(
         spec.shape, spec.classes, _model(spec), loss=_spec(spec.loss), dtype=spec.dtype, trainable=spec.trainable,
         bounds=spec.bounds, kind=spec.kind, targets=spec.targets, unit=spec.unit, augment=_augment(spec),
+        buckets=spec.buckets,
         example=inputs.take(x, slice(ROWS)) if inputs.length(x) else None,
     )  # fmt: skip
 
@@ -173,7 +174,7 @@ def _share(client: int, spec: TaskSpec, device: str, policy: Policy) -> LocalTas
     task = make_task(
         data, _model(spec), _spec(spec.trial.partition), spec.trial.clients, test_fraction=spec.test_fraction,
         valid_fraction=spec.valid_fraction, seed=spec.seed, loss=_spec(spec.loss), standardise=spec.standardise,
-        kind=spec.kind, unit=spec.unit, augment=_augment(spec),
+        kind=spec.kind, unit=spec.unit, augment=_augment(spec), buckets=spec.buckets,
         noise=spec.trial.noise.model_dump() if spec.trial.noise else None, newcomers=spec.trial.newcomers,
         trainable=spec.trainable, dtype=spec.dtype, device=device,
     )  # fmt: skip

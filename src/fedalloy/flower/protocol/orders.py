@@ -148,6 +148,7 @@ class TaskSpec(StrictTable):
     kind: Literal["classification", "multilabel", "regression", "segmentation", "tokens"] | None = None
     unit: Literal["examples", "targets"] = "examples"
     augment: AugmentSpec | None = None
+    buckets: Annotated[tuple[Extent, ...], _listed, Field(min_length=1, max_length=64)] | None = None
     targets: Shape = ()
     real: bool | None = None
     ignore_index: int = -100

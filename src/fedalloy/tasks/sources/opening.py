@@ -24,6 +24,7 @@ from fedalloy.tasks.lazy import IN_MEMORY_MB, LazyClients
 from fedalloy.tasks.sources.client_data import examples_of, is_torch_dataset, pooled, read_client
 from fedalloy.tasks.sources.client_frames import frame_with_test, frames_of, lazy_frames, pooled_frames
 from fedalloy.tasks.sources.client_ids import named_ids, owners_of
+from fedalloy.tasks.sources.collating import collated
 from fedalloy.tasks.sources.columns import encode
 from fedalloy.tasks.sources.frames import is_frame, library_of, table_of
 from fedalloy.tasks.sources.hugging_face import from_flower, from_hub, refuse_stream
@@ -43,6 +44,8 @@ SOURCES = (
 def open_source(source: Any, options: SourceOptions, key: Key) -> Opened:
     """The examples of any source: in memory, by row or by client."""
     check_dealt(options)
+    if options.collate is not None:
+        return collated(source, options.collate, options)
     loader = as_loader(source)
     if loader is not None:
         return _opened(loader, options, key)

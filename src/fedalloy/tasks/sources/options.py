@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from fedalloy.core.errors import SpecError
 from fedalloy.tasks.sources.columns import Columns
 from fedalloy.tasks.sources.hugging_face import Tokenise
+
+Collate = Callable[[list[Any]], Any]
+"""A function from a list of rows to a batch, as that of a torch ``DataLoader``: ``(x, y)``, or a mapping whose
+``labels`` (``label``, ``y``) are the targets."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +24,8 @@ class SourceOptions:
     ``classes`` the number of classes where it cannot be known; ``lazy`` whether data are read on demand (default: if
     they are large); ``tokenise`` a function from a list of texts to numbers; ``clients`` the number of clients;
     ``dealt`` whether a partition is given, and ``natural`` whether it uses the clients that the data name; ``called``
-    is the name of the function that returned the source.
+    is the name of the function that returned the source; ``collate`` makes one batch of all rows
+    (:mod:`fedalloy.tasks.sources.collating`).
     """
 
     ids: Any = None
@@ -31,11 +37,13 @@ class SourceOptions:
     dealt: bool = False
     natural: bool = False
     called: str = ""
+    collate: Collate | None = None
 
     @property
     def is_default(self) -> bool:
         """Whether the source is read as a recipe that names it alone would read it."""
-        return all(one is None for one in (self.ids, self.columns, self.classes, self.lazy, self.tokenise))
+        given = (self.ids, self.columns, self.classes, self.lazy, self.tokenise, self.collate)
+        return all(one is None for one in given)
 
     @property
     def named(self) -> Columns:
