@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import fedalloy
-from benchmarks.gpu_lora import Report, apart, few
+from benchmarks.gpu_lora import Report, apart, fallback_of, few
 from examples.zoo.__main__ import task_of
 from examples.zoo.models import BUILDERS
 from fedalloy.core.keys import Key
@@ -51,7 +51,7 @@ def draws_agree(name: str, device: str) -> dict[str, Any]:
         with few(at_once):
             trained = fedalloy.fit(algorithm, task, rounds=2, engine=engine, device=device).model
         found[kind] = apart(trained, expected)
-        if reason := getattr(engine, "_unbatchable", ""):
+        if reason := fallback_of(engine):
             found[f"{kind} fell back"] = reason[:200]
     agree = all(value <= AGREE for value in found.values() if isinstance(value, float))
     return {**found, "agree": agree}
@@ -113,7 +113,7 @@ def half_precision(precision: str, engine: Engine, at_once: int, device: str) ->
         expected = dict(fedalloy.fit(algorithm, task, rounds=1, engine="loop", device=device).model)
         skipped = []
     shares = _by_client(found["0.weight"].cpu(), expected["0.weight"].cpu(), start)
-    told = {"relative": shares, "agree": max(shares) <= CLOSE, "fallback": getattr(engine, "_unbatchable", "")}
+    told = {"relative": shares, "agree": max(shares) <= CLOSE, "fallback": fallback_of(engine)}
     return {**told, "skipped": skipped} if skipped else told
 
 

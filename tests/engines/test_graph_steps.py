@@ -12,10 +12,12 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import vmap
-from torch.utils._pytree import tree_map
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 
 import fedalloy
-from fedalloy.core import registry
+from fedalloy.core import inputs, registry
+from fedalloy.core.keys import Key
 from fedalloy.core.program import BlockTraining, TrainingResult
 from fedalloy.engines import vmap_kernel
 from fedalloy.engines.batched import Batched
@@ -70,3 +72,48 @@ class Reading(Sgd):
 def test_a_step_that_reads_its_size_is_found(monkeypatch):
     with pytest.warns(RuntimeWarning, match="cannot be batched"):
         blocks_tried(replace(fedalloy.algorithms.fedavg(), solver=Reading()), "mlp", monkeypatch)
+
+
+class NoCpu(TorchDispatchMode):
+    """Collects the operations on tensors of the CPU: inside a capture each would be a copy to the card."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, kinds: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if any(isinstance(one, torch.Tensor) and one.device.type == "cpu" for one in tree_leaves((args, kwargs, made))):
+            self.found.append(str(func))
+        return made
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["streams", "vmap"])
+@pytest.mark.parametrize("name", ["BERT + LoRA", "GPT-2", "Qwen (grouped attention)", "ViT"])
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing")
+def test_a_step_of_a_large_model_stays_on_the_device_of_its_data(name, together):
+    pytest.importorskip("peft", reason="needs the extra 'huggingface'")
+    from examples.zoo.__main__ import task_of
+
+    task = task_of(name)  # its frozen leaves are on the CPU, as after a fit with a device
+    params, _ = task.objective.init(Key.of(0))
+    rows = (slice(0, 3), slice(3, 6)) if together else (slice(0, 3),)
+
+    def there(pick: Any) -> Any:
+        made = [tree_map(lambda leaf: leaf.to("meta"), pick(some)) for some in rows]
+        return tree_map(lambda *leaves: torch.stack(leaves), *made) if together else made[0]
+
+    values = [
+        there(lambda some: {"params": params, "memory": {}}), {},
+        there(lambda some: inputs.take(task.train.x, some)), there(lambda some: task.train.y[some]),
+        there(lambda some: torch.ones(3, dtype=torch.bool)), there(lambda some: torch.zeros((), dtype=torch.int64)), {},
+        there(lambda some: torch.zeros((), dtype=torch.int64)),
+    ]  # fmt: skip
+    lr: Any = torch.zeros((), device="meta", dtype=torch.float64)
+    ctx = StepContext(1, 2, Key.of(0), local_lr=lr)
+    step = vmap_kernel.step_of(fedalloy.algorithms.fedavg(lr=0.1), task.objective, ctx)
+    with torch.no_grad():
+        (vmap(step) if together else step)(*values)  # a warm-up, which brings the frozen leaves there
+        with NoCpu() as seen:
+            (vmap(step) if together else step)(*values)
+    assert not seen.found

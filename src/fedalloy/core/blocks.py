@@ -186,7 +186,8 @@ def dropout_draws(plan: Plan, keys: Key) -> Tensor:
 
 
 def summed_losses(losses: Tensor, seen: Tensor) -> Tensor:
-    """What a step adds to the clients' sums, ``[C, 2]``: its mean loss once per example, and once per batch.
+    """What a step adds to the clients' sums, ``[C, 2]``: its mean loss once per target that counts (``seen``), and once
+    per batch.
 
     >>> summed_losses(torch.tensor([0.5, 9.0]), torch.tensor([4, 0]))
     tensor([[2.0000, 0.5000],

@@ -75,14 +75,12 @@ def train(training: BlockTraining) -> TrainingResult:
     block, objective, solver, ctx = training.block, training.objective, training.algorithm.solver, training.ctx
     carry, buffers, losses = training.carry, training.buffers, []
     dropout, phase = block.dropout_keys()[0], block.plan.phase[0]
-    y = block.data.y
-    several = not isinstance(y, Tensor) or y.dim() > 1
-    some_ignored = several and objective.counts(inputs.take(y, slice(0, 1))) is not None
-    for step, (x, y, count) in enumerate(batches_of_one(block, objective.buckets)):
+    counted = training.counted[:, 0].tolist()
+    for step, ((x, y), count) in enumerate(zip(batches_of_one(block, objective.buckets), counted, strict=True)):
         training.at.name = f"step {step + 1} of {len(block.running)}"
-        grad_at = objective.gradient(objective, x, y, None, buffers, dropout[step])
-        if some_ignored and not bool(grad_at.counted()):
+        if not count:  # nothing in this batch counts
             continue
+        grad_at = objective.gradient(objective, x, y, None, buffers, dropout[step])
         draws = {name: leaf[0, step] for name, leaf in block.draws.items()}
         carry = solver.step(carry, grad_at, draws, phase[step], ctx)
         buffers = grad_at.buffers
@@ -90,19 +88,18 @@ def train(training: BlockTraining) -> TrainingResult:
     return TrainingResult(carry, buffers, loss_sums(losses))
 
 
-def batches_of_one(block: Prepared, buckets: Buckets | None = None) -> Iterator[tuple[Inputs, Inputs, int]]:
-    """``x, y`` of every step of the only client, without padding, and the number of examples."""
+def batches_of_one(block: Prepared, buckets: Buckets | None = None) -> Iterator[tuple[Inputs, Inputs]]:
+    """``x, y`` of every step of the only client, without padding."""
     chosen = [rows[mask] for rows, mask in zip(block.rows[:, 0], block.mask[:, 0], strict=True)]
     x, y = inputs.take_each(block.data.x, chosen), inputs.take_each(block.data.y, chosen)
-    found = zip(x, y, map(len, chosen), strict=True)
     if buckets is None:
-        return found
+        return zip(x, y, strict=True)
     lengths = buckets.of_batches(block)[:, 0].tolist() if chosen else []
-    return ((*buckets.cut(x, y, length), count) for (x, y, count), length in zip(found, lengths, strict=True))
+    return (buckets.cut(xs, ys, length) for xs, ys, length in zip(x, y, lengths, strict=True))
 
 
 def loss_sums(losses: list[tuple[int, float]]) -> Tensor:
-    """The sums over examples and over batches, ``[1, 2]`` as in ``summed_losses``, from a client's batch sizes and
-    losses."""
+    """The sums over targets and over batches, ``[1, 2]`` as in ``summed_losses``, from how many targets count in a
+    client's batches, and their losses."""
     sums = [sum(count * loss for count, loss in losses), sum(loss for _, loss in losses)]
     return torch.tensor([sums], dtype=torch.float64)

@@ -104,6 +104,13 @@ class Key:
     state: int | Tensor
 
     @staticmethod
+    def at(state: Tensor) -> Key:
+        """The key of a state, as a number where it can be read without waiting for a device: folding is then cheap."""
+        if state.device.type != "cpu" or is_functorch_wrapped_tensor(state):
+            return Key(state)
+        return Key(int(state) & _MASK)
+
+    @staticmethod
     def of(seed: int) -> Key:
         """The root key of an experiment. Seeds of more than 64 bits are refused: they would share keys with smaller
         ones."""
@@ -165,7 +172,10 @@ class Key:
         if device is None and _compiled(self.state):
             batch = () if isinstance(self.state, int) else self.state.shape
             return draws.drawn(self.state, count).reshape((*batch, *shape))
-        state = self._state_tensor(device)
+        if isinstance(self.state, int):  # as a number it needs no tensor, which would have to be copied to a GPU
+            counter = torch.arange(1, count + 1, dtype=torch.int64, device=device) * _signed(_GOLDEN)
+            return _mix_tensor(counter + _signed(self.state)).reshape(shape)
+        state = self.state if device is None else self.state.to(device)
         counter = torch.arange(1, count + 1, dtype=torch.int64, device=state.device) * _signed(_GOLDEN)
         return _mix_tensor(state.unsqueeze(-1) + counter).reshape((*state.shape, *shape))
 
@@ -214,8 +224,3 @@ class Key:
         for pick, top in zip(picks.tolist(), tops.tolist(), strict=True):
             chosen.add(top if pick in chosen else pick)
         return torch.tensor(sorted(chosen), dtype=torch.int64)
-
-    def _state_tensor(self, device: torch.device | str | None) -> Tensor:
-        if isinstance(self.state, int):
-            return torch.tensor(_signed(self.state), dtype=torch.int64, device=device)
-        return self.state if device is None else self.state.to(device)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from fedalloy.core import aspects, tree
+from fedalloy.core import aspects, inputs, tree
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.applying import Applied
 from fedalloy.core.aspects import OwnStart
@@ -67,6 +67,29 @@ class BlockTraining:
     def buffers(self) -> Tree:
         """Every client's buffers before the first step: the received ones, unless clients have their own."""
         return self.models[1] if self.shared["buffers"] else {}
+
+    @cached_property
+    def counted(self) -> Tensor:
+        """How many targets count in every client's batch, ``[S, C]``: the number of examples, unless these have several
+        targets of which some do not count. A batch without any is no step."""
+        block, y = self.block, self.block.data.y
+        if (isinstance(y, Tensor) and y.dim() == 1) or not len(block.rows):
+            return block.seen
+        counts = self.objective.counts(inputs.take(y, block.rows.reshape(-1)))
+        if counts is None:
+            return block.seen
+        return (counts.reshape(block.rows.shape) * block.mask.to(counts.device)).sum(2)
+
+    @cached_property
+    def empty(self) -> Tensor | int:
+        """In how many of a client's planned batches nothing counts, ``[C]``; 0: in none of all."""
+        counted, seen = self.counted, self.block.seen
+        return 0 if counted is seen else ((counted.cpu() == 0) & (seen.cpu() > 0)).sum(0)
+
+    @property
+    def taken(self) -> Tensor:
+        """How many steps every client takes, ``[C]``; 0 if its link fails."""
+        return self.block.taken if isinstance(self.empty, int) else (self.block.taken - self.empty).clamp(min=0)
 
     def loss_before(self) -> Tensor:
         """The mean loss of every client's model before the first step, over its training examples."""
@@ -146,7 +169,7 @@ def run_block(
 def _before(training: BlockTraining) -> Stats:
     """The clients' statistics before training."""
     algorithm, block = training.algorithm, training.block
-    planned, requires = block.planned.double(), algorithm.requires
+    planned, requires = (block.planned - training.empty).double(), algorithm.requires
     stats = {"num_examples": block.data.size.cpu().double(), "num_steps": planned}
     if training.objective.unit != "examples":
         stats |= _targets(training, stats["num_examples"])
@@ -173,7 +196,10 @@ def _after(training: BlockTraining, trained: TrainingResult) -> Stats:
     block, requires = training.block, training.algorithm.requires
     training.at.name = None
     per_example, per_batch = trained.loss_sum.cpu().unbind(1)
-    stats = {"train_loss": per_example / block.examples}
+    examples, counted = block.examples, training.counted
+    if counted is not block.seen:
+        examples = counted.sum(0).cpu() * block.work.active
+    stats = {"train_loss": per_example / examples}
     if "running_loss" in requires:
         stats["running_loss"] = per_batch
     if "accuracy_after" in requires:
@@ -210,7 +236,7 @@ def _end(training: BlockTraining, trained: TrainingResult) -> tuple[Payload, Sta
         return sent, aspects.keep_local_buffers(solver, mine, buffers)
 
     generates = training.algorithm.is_generative
-    steps = training.apply.split(training.block.taken.to(training.device, widest(training.device)))
+    steps = training.apply.split(training.taken.to(training.device, widest(training.device)))
     found: tuple[Payload, State] = training.apply(
         end, len(training.block), trained.carry, trained.buffers, training.mine, steps
     )

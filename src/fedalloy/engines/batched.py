@@ -20,7 +20,7 @@ from fedalloy.core.applying import vmapped
 from fedalloy.core.blocks import blocks, prepare
 from fedalloy.core.errors import SpecError
 from fedalloy.core.gathering import Gathering
-from fedalloy.core.program import Finished, Kernel, run_block
+from fedalloy.core.program import BlockTraining, Finished, Kernel, TrainingResult, run_block
 from fedalloy.core.protocols import Engine, Objective, Outcome, Shared, Task
 from fedalloy.core.registry import register
 from fedalloy.core.types import Block, Cohort, Context, State, Work
@@ -28,7 +28,7 @@ from fedalloy.engines import fused, fused_interpolated, vmap_kernel
 from fedalloy.engines.client_graphs import ClientGraphs
 from fedalloy.engines.conv_chain import Stages, stages_of
 from fedalloy.engines.conv_graphs import ConvGraphs
-from fedalloy.engines.cuda_graphs import CudaGraphs, Precision
+from fedalloy.engines.cuda_graphs import CudaGraphs, Precision, precise
 from fedalloy.engines.fused_graph import FusedGraphs
 from fedalloy.engines.kinds import interpolated_sgd_of, is_fusible, plain_sgd_of
 from fedalloy.engines.layer_chain import chain_of
@@ -48,10 +48,10 @@ class Batched(Engine):
     """Stacks clients into blocks. ``memory_mb`` limits a block's models and gradients (default: 1024, on a GPU 8192);
     ``block`` limits the number of its clients instead. ``kernel``: ``best`` uses a fused kernel on a CPU if there is
     one, ``fused`` uses only that, also on a GPU, ``mapped`` never does. On a GPU the step is captured in a CUDA graph;
-    ``precision`` and ``compiled`` apply only to it. There ``best`` takes clients one after another if the step of one
-    is large; ``sequential`` always does, ``mapped`` never. ``compiled``: none compiles the steps of clients one after
-    another, true also those of many clients, false none. What cannot be batched runs in the loop engine, after one
-    warning.
+    ``compiled`` applies only to it, ``precision`` also to steps that cannot be captured. There ``best`` takes clients
+    one after another if the step of one is large; ``sequential`` always does, ``mapped`` never. ``compiled``: none
+    compiles the steps of clients one after another, true also those of many clients, false none. What cannot be batched
+    runs in the loop engine, after one warning.
     """
 
     memory_mb: float | None = None
@@ -60,6 +60,7 @@ class Batched(Engine):
     precision: Precision = "float32"
     compiled: bool | None = None
     _unbatchable: str = field(default="", repr=False)
+    _uncaptured: str = field(default="", init=False, repr=False)
     _cuda_graphs: CudaGraphs | None = field(default=None, init=False, repr=False)
     _fused_graphs: FusedGraphs | None = field(default=None, repr=False)
     _conv_graphs: ConvGraphs | None = field(default=None, init=False, repr=False)
@@ -91,6 +92,11 @@ class Batched(Engine):
                         kept |= zip(done.ids.tolist(), vmapped.unstack(done.states, len(done.ids)), strict=True)
                 return Outcome(gathering.cohort(), kept)
         except Exception as error:
+            if (
+                _on_gpu(shared) and self._cuda_graphs is not None and not self._uncaptured
+            ):  # the same steps, launched one by one
+                self._cuda_graphs, self._uncaptured = None, _reason(error)
+                return self(algorithm, task, shared, states, work, ctx)
             # Either vmap does not support the step, or a client fails: then the loop raises an error that names it.
             outcome = Loop()(algorithm, task, shared, states, work, ctx)
             self._give_up(error)
@@ -120,7 +126,7 @@ class Batched(Engine):
         return max(1, int(budget * 1e6 / max(1, one)))
 
     def _give_up(self, error: Exception) -> None:
-        self._unbatchable = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        self._unbatchable = _reason(error)
         warnings.warn(
             f"this algorithm or model cannot be batched, continuing with the loop engine: {self._unbatchable}",
             RuntimeWarning,
@@ -162,6 +168,8 @@ class Batched(Engine):
         whole = objective.needs_full_batches or objective.buckets is not None
         if whole or not (on_gpu or self.kernel == "sequential"):
             return vmap_kernel.train
+        if self._uncaptured:
+            return self._train_uncaptured
         self._cuda_graphs = self._cuda_graphs or CudaGraphs(self.precision, bool(self.compiled))
         mapped = self._cuda_graphs.train if on_gpu else vmap_kernel.train
         return self._one_by_one(mapped).train if self._suits_one_by_one(shared, data) else mapped
@@ -187,6 +195,11 @@ class Batched(Engine):
             return None
         here = next(iter(shared["params"].values())).device
         return stages_for(objective, shared, data) if data.x.device == data.y.device == here else None
+
+    def _train_uncaptured(self, training: BlockTraining) -> TrainingResult:
+        """The steps of a graph without a graph, for models that cannot be captured."""
+        with precise(self.precision):
+            return vmap_kernel.train(training)
 
     def _fused(self, algorithm: Algorithm, objective: Objective, shared: Shared) -> tuple[fused.Dense, ...] | None:
         """The dense layers of the model if the local program can be fused; on a GPU only with kernel ``fused``."""
@@ -217,6 +230,11 @@ def dense_of(objective: Objective, shared: Shared) -> tuple[fused.Dense, ...] | 
     if layers == "":
         layers = _dense[objective] = fused.dense_layers(chain_of(objective, shared["params"]), objective.loss_name)
     return layers or None
+
+
+def _reason(error: Exception) -> str:
+    """The first line of an error."""
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
 def _refused(work: Work, reason: str) -> Outcome:

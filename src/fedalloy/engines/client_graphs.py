@@ -250,7 +250,8 @@ def _advance(training: BlockTraining) -> Callable[[Values], Values]:
             values["carry"], values["buffers"], x, y, None if whole else now["mask"],
             now["dropout"], now["draws"], now["phase"],
         )  # fmt: skip
-        seen = now["mask"].sum().reshape(1)
+        counts = None if isinstance(y, Tensor) and y.dim() == 1 else objective.counts(y)
+        seen = (now["mask"] if counts is None else counts * now["mask"]).sum().reshape(1)
         summed = values["loss"] + summed_losses(loss.reshape(1), seen)[0]
         return {"carry": carry, "buffers": buffers, "loss": summed, "at": at + 1}
 

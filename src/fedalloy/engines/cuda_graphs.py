@@ -71,7 +71,7 @@ class CudaGraphs:
         block, device, carry, buffers = training.block, training.device, training.carry, training.buffers
         drawn = {name: leaf.to(device) for name, leaf in block.draws.items()}
         dropout, phase, mask = dropout_keys(block).to(device), block.plan.phase.to(device), block.mask.to(device)
-        loss_sum = torch.zeros(len(block), 2, dtype=torch.float64, device=device)
+        loss_sum, counted = torch.zeros(len(block), 2, dtype=torch.float64, device=device), training.counted.to(device)
         held: CapturedStep | None = None
         for step, (x, y) in enumerate(padded_batches(block)):
             values = {
@@ -88,7 +88,7 @@ class CudaGraphs:
             graph.lr.fill_(ctx.local_lr)
             graph.graph.replay()
             carry, buffers = graph.values["carry"], graph.values["buffers"]
-            loss_sum += summed_losses(graph.loss, mask[step].sum(1))
+            loss_sum += summed_losses(graph.loss, counted[step])
         own = tree_map(torch.clone, (carry, buffers))
         return TrainingResult(own[0], own[1], loss_sum)
 

@@ -60,9 +60,10 @@ def train(training: BlockTraining) -> TrainingResult:
     carry, buffers = training.carry, training.buffers
     model, dropout, pools = InplaceModel(carry["params"], sgd), block.dropout_keys()[0], _pools(objective)
     losses: list[tuple[int, float]] = []
-    for step, (x, y, count) in enumerate(batches_of_one(block, objective.buckets)):
+    counted = training.counted[:, 0].tolist()
+    for step, ((x, y), count) in enumerate(zip(batches_of_one(block, objective.buckets), counted, strict=True)):
         training.at.name = f"step {step + 1} of {len(block.running)}"
-        if not _counts(objective, y):
+        if not count:  # nothing in this batch counts
             continue
         with torch.enable_grad():
             x = inputs.each(_channels_last, x) if pools else x
@@ -71,12 +72,6 @@ def train(training: BlockTraining) -> TrainingResult:
             losses.append((count, float(loss.detach())))
     settled = {name: leaf.detach() for name, leaf in buffers.items()}
     return TrainingResult({**carry, "params": model.trained()}, settled, loss_sums(losses))
-
-
-def _counts(objective: Objective, y: inputs.Inputs) -> bool:
-    """Whether anything in a batch counts: otherwise it is no step."""
-    counts = objective.counts(y)
-    return counts is None or bool((counts > 0).any())
 
 
 def _pools(objective: Objective) -> bool:

@@ -31,7 +31,7 @@ def train(training: BlockTraining) -> TrainingResult:
     draws = {name: leaf.to(device) for name, leaf in block.draws.items()}
     phase = block.plan.phase.to(device)
     one_step = step_of(training.algorithm, objective, training.ctx)
-    groups = _groups(objective, block)
+    groups, counted = _groups(objective, block), training.counted.to(device)
     for step, (x, y) in enumerate(batches(block)):
         x, y = inputs.to(x, device), inputs.to(y, device)
         count = block.running[step]
@@ -46,7 +46,7 @@ def train(training: BlockTraining) -> TrainingResult:
                 take(carry), take(buffers), x_now, y_now, mask,
                 take(dropout[:, step]), take(drawn), take(phase[:, step]),
             )  # fmt: skip
-            seen = take(mask_of[step]).sum(1)
+            seen = take(counted[step])
             carry, buffers = _put(carry, new, rows, count), _put(buffers, fresh, rows, count)
             loss_sum = _put(loss_sum, take(loss_sum) + summed_losses(loss, seen), rows, count)
     return TrainingResult(carry, buffers, loss_sum)

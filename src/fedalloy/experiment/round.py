@@ -25,6 +25,8 @@ from fedalloy.experiment.sampling import UniformSampling, all_available
 from fedalloy.experiment.sizes import KnownSizes
 
 MEGABYTE = 1e6
+MANY_TARGETS = ("tokens", "segmentation")
+"""Kinds of task in which a batch may have no target that counts, and is then no step."""
 
 
 @dataclass
@@ -106,8 +108,8 @@ def run_round(
     with watch.time("clients"):
         outcome = _run(fed, state, states, work, ctx)
     with watch.time("server"):
-        limits = sizes.limits(outcome.cohort.ids)
-        cohort = recounted(fed.algorithm, outcome.cohort, work, ctx, limits)
+        limits, fewer = sizes.limits(outcome.cohort.ids), fed.engine.data_at_hand and fed.task.kind in MANY_TARGETS
+        cohort = recounted(fed.algorithm, outcome.cohort, work, ctx, limits, fewer)
         cohort, late, seconds = _without_stragglers(fed, cohort, state["shared"])
         if outcome.failures or late:
             absent = sorted({*absent, *outcome.failures, *(() if fed.resends else late)})

@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import peek_interpreter_stack
 from torch.func import grad_and_value
 
 from fedalloy.core.buckets import Buckets
@@ -45,10 +46,25 @@ class ModuleGradient(StepGradient):
     ) -> Tree:
         if track is not True or of or by or fixed:
             return self.answer(params, track, of, by, fixed)
+        if not torch.is_grad_enabled() and peek_interpreter_stack() is None:
+            return self._by_autograd(params)
         gradient = grad_and_value(self.objective.loss, has_aux=True)
         grads, (loss, self.buffers) = gradient(params, self.buffers, self.x, self.y, self.mask, self.draw)
         self.loss = loss if self.loss is None else self.loss
         return dict(grads)
+
+    def _by_autograd(self, params: Tree) -> Tree:
+        """The same by autograd itself, where nobody differentiates through it: a transform wraps every tensor of the
+        model, which takes longer than the operations of a small batch."""
+        with torch.enable_grad():
+            leaves = {name: leaf.detach().requires_grad_() for name, leaf in params.items()}
+            loss, buffers = self.objective.loss(leaves, self.buffers, self.x, self.y, self.mask, self.draw)
+        self.buffers = {name: leaf.detach() for name, leaf in buffers.items()}
+        self.loss = loss.detach() if self.loss is None else self.loss
+        if not loss.requires_grad:
+            return {name: torch.zeros_like(leaf) for name, leaf in params.items()}
+        grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
+        return dict(zip(leaves, grads, strict=True))
 
 
 class ModuleObjective(Objective):

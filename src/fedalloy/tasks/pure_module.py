@@ -71,14 +71,17 @@ class PureModule:
         self.silent = is_silent(self.training)
         buffers = [] if self.silent else [name for name, _ in module.named_buffers()]
         self.watched = [name for name in buffers if name in self.frozen]
-        self.versions = {name: self.frozen[name]._version for name in self.watched}
+        self._elsewhere: dict[torch.device, Tree] = {}
         self.casts = self.example is not None and self._needs_floats(self.example)
         self.found = self._probed(module)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies on other devices are made again where they are needed."""
+        return {**self.__dict__, "_elsewhere": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """In another process, transformers does not know our attention yet."""
         self.__dict__.update(state)
-        self.versions = {name: self.frozen[name]._version for name in self.watched}
         if huggingface.pretrained_models(self.training):
             huggingface.register()
 
@@ -105,9 +108,17 @@ class PureModule:
     def to(self, device: torch.device | str) -> Self:
         """The same model with its frozen leaves on a device."""
         moved = copy.copy(self)
-        moved.frozen = {name: leaf.to(device) for name, leaf in self.frozen.items()}
-        moved.versions = {name: moved.frozen[name]._version for name in self.watched}
+        moved.frozen, moved._elsewhere = self.frozen_on(torch.device(device)), {}
         return moved
+
+    def frozen_on(self, device: torch.device) -> Tree:
+        """The frozen leaves on a device. Copies are kept: a base can be far larger than what is trained, and a CUDA
+        graph cannot copy it in every step."""
+        if not self.frozen or next(iter(self.frozen.values())).device == device:
+            return self.frozen
+        if device not in self._elsewhere:
+            self._elsewhere[device] = {name: leaf.to(device) for name, leaf in self.frozen.items()}
+        return self._elsewhere[device]
 
     @cached_property
     def couples(self) -> bool:
@@ -159,7 +170,7 @@ class PureModule:
             given = {**self._others(x, draw if training else None), **given}
         for alias, name in self.ties:
             given[alias] = given[name]
-        placed = [given[name] for name in self.watched]
+        placed = [(given[name], given[name]._version) for name in self.watched]
         module = self.training if training else self.evaluation
         with _QUIET if self.silent else self._drawing(training, draw, padded):
             made = functional_call(module, given, args, {**named, **more}, tie_weights=False)
@@ -170,7 +181,7 @@ class PureModule:
     @contextmanager
     def _drawing(self, training: bool, draw: Tensor | None, padded: bool) -> Iterator[None]:
         """Answers to random calls: from the draw in training, always the same in evaluation."""
-        key = _EVALUATION if not training else None if draw is None else Key(draw)
+        key = _EVALUATION if not training else None if draw is None else Key.at(draw)
         refusal = _UNPROBED if padded and self.example is None else ""
         with KeyedDraws(key, refusal):
             if self.found.unkeyed and key is not None:
@@ -180,21 +191,21 @@ class PureModule:
                 yield
 
     def _others(self, x: Inputs, draw: Tensor | None) -> Tree:
-        """The leaves of a call besides the exchanged ones: the frozen ones on the device of the data (no copy if ``to``
-        has moved them there) and, with a draw, one key per dropout: the draw folded with the module's ordinal."""
-        frozen = {name: leaf.to(device_of(x)) for name, leaf in self.frozen.items()}
-        if draw is None:
+        """The leaves of a call besides the exchanged ones: the frozen ones on the device of the data and, with a draw,
+        one key per dropout: the draw folded with the module's ordinal."""
+        frozen = self.frozen_on(device_of(x))
+        if draw is None or not self.dropouts:
             return frozen
         return frozen | {
             f"{name}.draw".removeprefix("."): torch.as_tensor(Key(draw).fold("dropout", ordinal).state)
             for ordinal, name in enumerate(self.dropouts)
         }
 
-    def _check_unwritten(self, placed: list[Tensor], given: Tree) -> None:
+    def _check_unwritten(self, placed: list[tuple[Tensor, int]], given: Tree) -> None:
         """Refuse a model that changes a buffer in training which is not exchanged: the change would be lost, or reach
-        other clients. ``placed`` are the buffers before the call."""
-        for name, before in zip(self.watched, placed, strict=True):
-            if given[name] is not before or self.frozen[name]._version != self.versions[name]:
+        other clients. ``placed`` are the buffers before the call, with how often they had been written."""
+        for name, (before, version) in zip(self.watched, placed, strict=True):
+            if given[name] is not before or before._version != version:
                 owner = name.rpartition(".")[0] or "the model"
                 raise SpecError(
                     f"training changes the buffer '{name}', which is not exchanged, because '{owner}' is no norm "
@@ -253,7 +264,7 @@ class PureModule:
         def call(x: Inputs, mode: KeyedDraws) -> Tensor:
             args, named = arguments(x, self.input)
             given = {**self._others(x, draw), **params, **own_buffers(buffers, x, params)}
-            placed = [given[name] for name in self.watched]
+            placed = [(given[name], given[name]._version) for name in self.watched]
             with mode:
                 made = functional_call(self.training, given, args, named, tie_weights=False)
             self._check_unwritten(placed, given)
