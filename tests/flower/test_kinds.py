@@ -63,7 +63,8 @@ def test_nodes_give_what_the_loop_gives(kind, tmp_path):
     assert row["weights"] == pytest.approx(wanted["weights"])
     first = "mae" if kind == "regression" else "f1_macro"
     assert row["evaluation"][first]["mean"] == pytest.approx(wanted["evaluation"][first]["mean"], abs=1e-6)
-    assert row["global"] == {}
+    means = ("mae", "loss") if kind == "regression" else ("loss",)  # the others need all scores at one place
+    assert row["global"] == pytest.approx({name: wanted["global"][name] for name in means}, abs=1e-6)
 
 
 def test_a_score_of_all_examples_together_cannot_be_waited_for(tmp_path):
@@ -81,3 +82,17 @@ def test_targets_of_another_form_are_refused_by_their_node(targets, real, said, 
     spec = {"shape": [4], "classes": 0 if real else 5, "targets": targets, "real": real, "kind": "regression"}
     with pytest.raises(DataError, match=said):
         local_task(str(tmp_path), 0, TaskSpec.model_validate({**spec, "model": "mlp"}))
+
+
+def test_a_node_that_hides_its_size_leaves_no_score_of_all(tmp_path):
+    recipe, policy = recipe_of(tmp_path, "regression"), tmp_path / "policy.toml"
+    policy.write_text('forbid = ["test_size"]\n')
+    grid = federation(tmp_path)
+    for client, node in enumerate(grid.nodes.values()):
+        write(tmp_path / f"data-{client}", client, "regression")
+        node.config["fedalloy-data"] = str(tmp_path / f"data-{client}")
+    node.config["fedalloy-policy"] = str(policy)
+    play(recipe, tmp_path / "run", grid)
+    row = list(read_run(tmp_path / "run").rounds())[-1]
+    assert row["global"] == {}
+    assert row["evaluation"]["mae"]["skipped"] == 0

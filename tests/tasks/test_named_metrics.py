@@ -20,7 +20,7 @@ from fedalloy.methods.published import fedavg
 from fedalloy.tasks.assembly import make_task
 from fedalloy.tasks.datasets.base import Dataset
 from fedalloy.tasks.metrics.direction import higher_is_better
-from fedalloy.tasks.metrics.metric import choose
+from fedalloy.tasks.metrics.metric import choose, over_all
 from fedalloy.tasks.metrics.own import own_metric, packed, unpacked
 from fedalloy.tasks.objective import ModuleObjective
 
@@ -228,3 +228,26 @@ def test_outputs_and_targets_survive_packing():
 def test_calibration_of_several_targets_is_refused():
     with pytest.raises(SpecError, match="one class per example"):
         scores("ece", TOKENS, WORDS)
+
+
+@pytest.mark.parametrize("name", ["accuracy", "loss", "perplexity", "top3"])
+def test_scores_of_clients_give_that_of_all_tokens(name):
+    draw = torch.Generator().manual_seed(1)
+    outputs, y = torch.randn(9, 5, 7, generator=draw), torch.randint(0, 7, (9, 5), generator=draw)
+    y[torch.rand(9, 5, generator=draw) < 0.5] = -100
+    objective = ModuleObjective(nn.Identity, "cross_entropy")
+    metric, owner = choose([name])[name], torch.tensor([0, 0, 1, 1, 1, 1, 2, 2, 2])
+    evidence = metric.evidence(objective, outputs, y).double()
+    counts = objective.counts(y)
+    assert counts is not None
+    sizes = torch.zeros(4).index_add(0, owner, counts.float())  # the last client has no examples
+    whole = float(metric.score(evidence, torch.zeros_like(owner), 1))
+    assert over_all(metric, metric.score(evidence, owner, 4), sizes) == pytest.approx(whole)
+
+
+def test_a_score_that_needs_everything_at_one_place_is_not_made_up():
+    scores, sizes = torch.tensor([0.5, 0.7]), torch.tensor([3.0, 4.0])
+    assert over_all(choose(["auroc"])["auroc"], scores, sizes) is None
+    accuracy = choose(["accuracy"])["accuracy"]
+    assert over_all(accuracy, torch.tensor([0.5, torch.nan]), sizes) is None
+    assert over_all(accuracy, scores, torch.tensor([3.0, torch.nan])) is None

@@ -91,6 +91,11 @@ class Engine(ABC):
             f"engine {type(self).__name__} declares that the clients' data are not at hand: it must implement 'scores'"
         )
 
+    def test_sizes(self, ids: Tensor) -> Tensor:
+        """How many targets of every client's test part count, ``[K]``, as told with the latest ``scores``; NaN: not
+        told."""
+        return torch.full((len(ids),), torch.nan, dtype=torch.float64)
+
     def notes(self) -> dict[str, Any]:
         """Events since the last call, for the record of a round."""
         return {}

@@ -17,6 +17,7 @@ from fedalloy.core.protocols import DataPart
 from fedalloy.experiment.trained import Trained
 from fedalloy.tasks.evaluation import evaluate_clients, evaluate_models, evaluate_pool
 from fedalloy.tasks.metrics.direction import higher_is_better
+from fedalloy.tasks.metrics.metric import choose, over_all
 from fedalloy.tasks.metrics.summary import summarise
 
 Values = dict[str, Tensor]
@@ -80,12 +81,20 @@ def personal_scores(
 
 
 def _by_clients(trained: Trained, metrics: tuple[str, ...], ids: Tensor) -> Evaluation:
-    """Clients score the global model and their own where their data are; there is no global test set."""
+    """Clients score the global model and their own where their data are. The score of all their test parts together
+    follows from these for metrics that are means, if every client has told its own."""
     algorithm, model = trained.fed.algorithm, trained.server_model()
     shared = {**trained.shared, "params": model.params, "buffers": model.buffers}
     models: list[ModelName] = ["global", "personal"] if aspects.is_personalised(algorithm.solver) else ["global"]
     found = trained.fed.engine.scores(algorithm, shared, trained.states(ids), ids, metrics, models)
-    return Evaluation(found[-1], {}, found[0] if len(found) > 1 else None)
+    overall = _over_all(trained, found[0], ids) if len(ids) == trained.fed.task.population else {}
+    return Evaluation(found[-1], overall, found[0] if len(found) > 1 else None)
+
+
+def _over_all(trained: Trained, scores: Values, ids: Tensor) -> dict[str, float]:
+    sizes, rules = trained.fed.engine.test_sizes(ids), choose(tuple(scores))
+    found = {name: over_all(rules[name], values, sizes) for name, values in scores.items()}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def summaries(values: Values) -> Summary:

@@ -73,6 +73,7 @@ class Flower(Engine):
     on_lag: Literal["continue", "drop"] = "continue"
     _connection: Connection | None = field(default=None, init=False, repr=False)
     _notes: dict[str, dict[str, Any]] = field(default_factory=dict, init=False, repr=False)
+    _test_sizes: dict[int, int | None] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         for name in ("deadline", "wait", "max_megabytes"):
@@ -158,14 +159,21 @@ class Flower(Engine):
         orders = {client: TensorMessage({**head, "state": at}, rest if at else full) for client, at in rounds.items()}
         found = torch.full((len(models), len(metrics), len(ids)), torch.nan, dtype=torch.float64)
         problems: dict[int, str] = {}
+        self._test_sizes = {}
         for client, answer in self._connected.ask(orders, "evaluate", "evaluate", problems, full).items():
             try:
                 values = self._numbers(client, answer, "scores", len(models) * len(metrics))
                 found[:, :, ids.tolist().index(client)] = values.reshape(len(models), len(metrics))
+                self._test_sizes[client] = self._connected.opened(answer).head.test_size
             except (Malformed, Refused) as error:
                 problems[client] = str(error)
         self._note("unscored", problems)
         return [{name: found[m, k] for k, name in enumerate(metrics)} for m in range(len(models))]
+
+    def test_sizes(self, ids: Tensor) -> Tensor:
+        """How many targets of every client's test part count; NaN if its policy forbids to tell it."""
+        told = [self._test_sizes.get(client) for client in ids.tolist()]
+        return torch.tensor([torch.nan if size is None else size for size in told], dtype=torch.float64)
 
     def notes(self) -> dict[str, Any]:
         """What was sent, by client, name and bytes, and which clients lagged, were refused or gave no scores."""
@@ -216,7 +224,8 @@ class Flower(Engine):
 
     def _note_sent(self, client: int, reply: Reply, numbers: Mapping[str, int]) -> None:
         """What a node sent, by name and bytes."""
-        told = {name: _BYTES_OF_A_NUMBER * count for name, count in numbers.items()}
+        more = {} if reply.head.test_size is None else {"test_size": 1}
+        told = {name: _BYTES_OF_A_NUMBER * count for name, count in {**numbers, **more}.items()}
         mine: dict[str, int] = self._notes.setdefault("sent", {}).setdefault(str(client), {})
         mine |= {**sizes(reply.parts), **told}
 

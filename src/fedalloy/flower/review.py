@@ -73,7 +73,8 @@ class Review:
             "it sends": f"{', '.join(parts)} (up to {up:.3g} MB in a round) and the numbers {', '.join(self.sent)}; "
             "never examples, labels or file names",
             "changed by": f"{', '.join(wires) or 'nothing'} before it is sent",
-            "scored by": f"{', '.join(self.metrics)} on this site's own test part; one number each is sent",
+            "scored by": f"{', '.join(self.metrics)} on this site's own test part; one number each is sent, and "
+            "how many examples (tokens) they are over",
             "it keeps": "a state of its own from round to round, until 'forget'" if algorithm.stateful else "no state",
         }
         if "cross_score" in algorithm.weighting.requires:

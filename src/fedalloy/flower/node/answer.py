@@ -287,7 +287,8 @@ def _train(order: Order[Train]) -> TensorMessage:
 
 
 def _evaluate(order: Order[Evaluate]) -> TensorMessage:
-    """This client's scores, model by model and metric by metric; a forbidden metric is null."""
+    """This client's scores, model by model and metric by metric, and how many targets they are over; a forbidden metric
+    is null."""
     head, shared, examples = order.head, order.shared, order.task.examples("test")
     metrics, solver = head.metrics, order.algorithm.solver
     try:
@@ -305,7 +306,14 @@ def _evaluate(order: Order[Evaluate]) -> TensorMessage:
         allowed = tuple(metric for metric in metrics if metric not in order.policy.forbid)
         found = evaluate_models(order.task.objective, [model], block, allowed) if allowed else {}
         scores += [_json(float(found[metric][0])) if metric in found else None for metric in metrics]
-    return TensorMessage({"scores": scores})
+    size = {} if {"num_examples", "test_size"} & {*order.policy.forbid} else {"test_size": _counted(order, examples.y)}
+    return TensorMessage({"scores": scores, **size})
+
+
+def _counted(order: Order[Evaluate], y: Any) -> int:
+    """How many targets of the test part count."""
+    counts = order.task.objective.counts(y) if len(y) else None
+    return len(y) if counts is None else int(counts.sum())
 
 
 def _kept(order: Order[Evaluate], shared: Shared) -> State:

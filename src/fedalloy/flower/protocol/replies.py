@@ -49,6 +49,7 @@ class ReplyHead(BaseModel):
     reason: Text = ""
     stats: Annotated[dict[Name, Number], Field(max_length=_MOST_STATISTICS)] | None = None
     scores: Annotated[list[Number], Field(max_length=_MOST_SCORES)] | None = None
+    test_size: Annotated[int, Field(ge=0, lt=1 << 53)] | None = None
     cross_score: Annotated[list[Number], Field(max_length=_MOST_SCORES)] | None = None
     lag: Text = ""
 

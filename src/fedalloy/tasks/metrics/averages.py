@@ -24,6 +24,7 @@ class Accuracy(Metric):
     targets that count."""
 
     kinds: ClassVar[tuple[TaskKind, ...]] = ("classification", "multilabel", "segmentation", "tokens")
+    pooled = "mean"
 
     def evidence(self, objective: Objective, outputs: Tensor, y: Tensor) -> Tensor:
         """The share of every example's targets that is right, and how many count."""
@@ -39,6 +40,8 @@ class Accuracy(Metric):
 class MeanLoss(Metric):
     """Mean loss over the examples, or over all their targets that count; infinite if it overflowed, so that
     such a client counts as the worst served."""
+
+    pooled = "mean"
 
     def evidence(self, objective: Objective, outputs: Tensor, y: Tensor) -> Tensor:
         """The loss of every example, and how many of its targets count."""
@@ -58,6 +61,7 @@ class Perplexity(Metric):
     smoothing."""
 
     kinds: ClassVar[tuple[TaskKind, ...]] = ("tokens", "classification")
+    pooled = "log_mean"
 
     def evidence(self, objective: Objective, outputs: Tensor, y: Tensor) -> Tensor:
         """The loss of every example, and how many of its targets count."""
@@ -77,6 +81,7 @@ class TopKAccuracy(Metric):
     lower class counts first."""
 
     kinds: ClassVar[tuple[TaskKind, ...]] = ("classification", "tokens")
+    pooled = "mean"
 
     k: int = 5
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -22,6 +23,9 @@ class Metric(ABC):
 
     kinds: ClassVar[tuple[TaskKind, ...]] = ()
     """The kinds of task that it is for; empty: any."""
+    pooled: ClassVar[Literal["", "mean", "log_mean"]] = ""
+    """How the scores of clients, with how many of their targets count, give the score of all examples together: they
+    are means, or exponentials of means. Empty: all evidence must be at one place, as for AUROC."""
 
     @abstractmethod
     def evidence(self, objective: Objective, outputs: Tensor, y: Tensor) -> Tensor:
@@ -69,6 +73,18 @@ def counted_means(evidence: Tensor, owner: Tensor, clients: int) -> Tensor:
         return means(evidence, owner, clients)
     values = torch.where(evidence[:, 1] > 0, evidence[:, 0] * evidence[:, 1], 0.0)
     return sums(values, owner, clients) / sums(evidence[:, 1], owner, clients)
+
+
+def over_all(metric: Metric, scores: Tensor, sizes: Tensor) -> float | None:
+    """The score of all clients' examples together, from the clients' scores and how many of their targets count; None
+    if the metric does not allow it, or if a client's numbers are missing."""
+    some = sizes != 0
+    scores, sizes = scores[some].double(), sizes[some].double()
+    if not metric.pooled or not len(scores) or bool(scores.isnan().any() | sizes.isnan().any() | (sizes < 0).any()):
+        return None
+    values = scores.log() if metric.pooled == "log_mean" else scores
+    mean = float((values * sizes).sum() / sizes.sum())
+    return math.exp(mean) if metric.pooled == "log_mean" else mean
 
 
 def check_metrics(names: Iterable[str], kind: str | None) -> None:

@@ -23,6 +23,7 @@ class MeanAbsoluteError(Metric):
     """Mean absolute error over examples and outputs."""
 
     kinds: ClassVar[tuple[TaskKind, ...]] = _REGRESSION
+    pooled = "mean"
 
     def evidence(self, objective: Objective, outputs: Tensor, y: Tensor) -> Tensor:
         """The mean absolute error of every example."""
@@ -39,6 +40,7 @@ class MeanSquaredError(Metric):
     """Mean squared error over examples and outputs."""
 
     kinds: ClassVar[tuple[TaskKind, ...]] = _REGRESSION
+    pooled = "mean"
 
     def evidence(self, objective: Objective, outputs: Tensor, y: Tensor) -> Tensor:
         """The mean squared error of every example."""
