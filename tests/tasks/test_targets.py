@@ -14,7 +14,8 @@ from fedalloy import fit
 from fedalloy.core.errors import DataError, FedalloyError, SpecError
 from fedalloy.core.keys import Key
 from fedalloy.core.objective import StepGradient
-from fedalloy.engines import batched, inplace_sgd
+from fedalloy.core.program import BlockTraining
+from fedalloy.engines import batched
 from fedalloy.methods.generative import fedevg
 from fedalloy.methods.published import fedavg, fedfa
 from fedalloy.tasks.assembly import make_task
@@ -98,7 +99,7 @@ def test_a_batch_in_which_nothing_counts_is_no_step(engine):
 @pytest.mark.parametrize("engine", ["loop", "batched", "workers"])
 def test_a_kernel_that_takes_such_steps_is_caught(engine, monkeypatch):
     monkeypatch.setattr(StepGradient, "counted", lambda self: torch.tensor(True))
-    monkeypatch.setattr(inplace_sgd, "_counts", lambda *batch: True)
+    monkeypatch.setattr(BlockTraining, "counted", property(lambda self: self.block.seen))
     with pytest.raises(AssertionError):
         test_a_batch_in_which_nothing_counts_is_no_step(engine)
 
