@@ -1,8 +1,10 @@
 """Random numbers of a model come from the client's key, alone, in a block and padded."""
 
 import copy
+import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -138,6 +140,19 @@ def test_what_has_no_answer_uses_a_generator_seeded_by_the_key(body):
     assert one == same != other
     assert torch.equal(before, torch.random.get_rng_state())
     with pytest.raises((SpecError, RuntimeError)):
+        vmap(lambda x, y, d: objective.loss(params, buffers, x, y, None, d)[0])(X, Y, DRAWS)
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand], ids=["random", "numpy"])
+def test_draws_of_python_and_numpy_come_from_the_key_too(draw):
+    """As in models that leave out layers by chance; seen by the probe, since no mode of torch sees them."""
+    objective = ModuleObjective(lambda: Body(lambda x: x * draw()), dtype=torch.float64, example=X[0])
+    params, buffers = objective.init(Key.of(4))
+    before = keyed.other_generators()
+    one, same, other = (float(objective.loss(params, buffers, X[0], Y[0], None, DRAWS[i])[0]) for i in (0, 0, 1))
+    assert one == same != other
+    assert not keyed.other_draws(before, keyed.other_generators())
+    with pytest.raises(SpecError, match="several clients at once"):
         vmap(lambda x, y, d: objective.loss(params, buffers, x, y, None, d)[0])(X, Y, DRAWS)
 
 

@@ -19,8 +19,9 @@ from fedalloy.core.errors import SpecError
 from fedalloy.methods.published import fedavg
 from fedalloy.tasks.assembly import make_task
 from fedalloy.tasks.datasets.base import Dataset
+from fedalloy.tasks.losses.loss import choose as choose_loss
 from fedalloy.tasks.metrics.direction import higher_is_better
-from fedalloy.tasks.metrics.metric import choose, over_all
+from fedalloy.tasks.metrics.metric import check_metrics, choose, over_all
 from fedalloy.tasks.metrics.own import own_metric, packed, unpacked
 from fedalloy.tasks.objective import ModuleObjective
 
@@ -225,9 +226,10 @@ def test_outputs_and_targets_survive_packing():
         assert again[1].dtype == y.dtype
 
 
-def test_calibration_of_several_targets_is_refused():
-    with pytest.raises(SpecError, match="one class per example"):
-        scores("ece", TOKENS, WORDS)
+@pytest.mark.parametrize(("name", "kind"), [("ece", "segmentation"), ("ece_batch", "tokens"), ("mce", "multilabel")])
+def test_calibration_of_other_targets_is_refused(name, kind):
+    with pytest.raises(SpecError, match=f"metric '{name}' is for tasks of the kind classification"):
+        check_metrics([name], kind)
 
 
 @pytest.mark.parametrize("name", ["accuracy", "loss", "perplexity", "top3"])
@@ -251,3 +253,23 @@ def test_a_score_that_needs_everything_at_one_place_is_not_made_up():
     accuracy = choose(["accuracy"])["accuracy"]
     assert over_all(accuracy, torch.tensor([0.5, torch.nan]), sizes) is None
     assert over_all(accuracy, scores, torch.tensor([3.0, torch.nan])) is None
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "next_token", {"kind": "model", "scored_by": "next_token"}])
+@pytest.mark.parametrize("name", ["f1_macro", "f1_micro", "precision", "recall", "ece", "mce", "top3"])
+def test_metrics_of_tokens_are_those_of_the_tokens_that_count(name, loss):
+    objective, metric = ModuleObjective(nn.Identity, choose_loss(loss)), choose([name])[name]
+    found = metric.score(metric.evidence(objective, TOKENS, WORDS).double(), OWNER, CLIENTS)
+    shift = 0 if loss == "cross_entropy" else 1
+    logits, y = TOKENS[:, : 5 - shift], WORDS[:, shift:]
+    counted, owner = y != -100, OWNER.unsqueeze(1).expand_as(y)
+    plain = ModuleObjective(nn.Identity, "cross_entropy")
+    wanted = metric.score(metric.evidence(plain, logits[counted], y[counted]).double(), owner[counted], CLIENTS)
+    torch.testing.assert_close(found, wanted, equal_nan=True)
+    assert bool(found[2].isnan())
+
+
+def test_the_words_of_a_language_are_not_counted_one_by_one():
+    objective, metric = ModuleObjective(nn.Identity, "cross_entropy"), choose(["f1_macro"])["f1_macro"]
+    with pytest.raises(SpecError, match="choose accuracy"):
+        metric.evidence(objective, torch.zeros(2, 3, 1001), torch.zeros(2, 3, dtype=torch.int64))

@@ -7,11 +7,13 @@ computed by one formula, because torch's own kernels differ between engines and 
 
 from __future__ import annotations
 
+import random
 import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -69,7 +71,7 @@ class KeyedDraws(TorchFunctionMode):
 
 @contextmanager
 def seeded_by(key: Key) -> Iterator[None]:
-    """Torch's global generators, seeded by a key of one client and restored afterwards."""
+    """The global generators of torch, Python and numpy, seeded by a key of one client and restored afterwards."""
     try:
         seed = key.seed()
     except RuntimeError as error:  # vmap refuses to turn a block's keys into one number
@@ -77,9 +79,27 @@ def seeded_by(key: Key) -> Iterator[None]:
             "the model draws random numbers that cannot be computed from the clients' keys for several clients at once"
         ) from error
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    others = other_generators()
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
-        yield
+        random.seed(seed)
+        np.random.seed(seed & 0xFFFFFFFF)
+        try:
+            yield
+        finally:
+            random.setstate(others[0])
+            np.random.set_state(others[1])
+
+
+def other_generators() -> tuple[Any, Any]:
+    """The states of the global generators of Python and numpy, which models use too (layers left out, masks)."""
+    return random.getstate(), np.random.get_state(legacy=True)
+
+
+def other_draws(before: tuple[Any, Any], after: tuple[Any, Any]) -> bool:
+    """Whether one of these generators was used between two states."""
+    python, numpy = (one != other for one, other in ((before[0], after[0]), (before[1][2:], after[1][2:])))
+    return python or numpy or not np.array_equal(before[1][1], after[1][1])
 
 
 def is_silent(module: nn.Module) -> bool:

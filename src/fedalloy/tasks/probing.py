@@ -12,7 +12,7 @@ from fedalloy.core import inputs
 from fedalloy.core.errors import FedalloyError
 from fedalloy.core.inputs import Inputs
 from fedalloy.core.keys import Key
-from fedalloy.tasks.keyed import KeyedDraws
+from fedalloy.tasks.keyed import KeyedDraws, other_draws, other_generators, seeded_by
 
 ROWS = 3
 """Examples of a probe."""
@@ -21,7 +21,8 @@ ROWS = 3
 @dataclass(frozen=True)
 class ProbeResult:
     """What a probe of the training mode found: whether the model ``draws``, whether some of these draws are ``unkeyed``
-    (torch's global generator moved), and whether a row's output depends on how many rows follow (``couples``)."""
+    (a global generator of torch, Python or numpy moved), and whether a row's output depends on how many rows follow
+    (``couples``)."""
 
     draws: bool = False
     unkeyed: bool = False
@@ -37,21 +38,19 @@ def probe(call: Call, example: Inputs) -> ProbeResult:
     """Call a model with two rows, and with three of which the first two are the same, under the same key. A model that
     fails is left to fail where its error can name the client; nothing is assumed of it."""
     rows = some_rows(example)
-    before, seed = torch.random.get_rng_state(), Key.of(0).fold("probe").seed()
+    modes, made, moved = [], [], False
     try:
-        modes, made, moved = [], [], False
         for count in (ROWS - 1, ROWS):
-            torch.manual_seed(seed)
-            start = torch.random.get_rng_state()
-            modes.append(KeyedDraws(Key.of(0).fold("probe"), even=True))
-            made.append(call(inputs.take(rows, slice(0, count)), modes[-1]))
-            moved |= not torch.equal(start, torch.random.get_rng_state())
+            with seeded_by(Key.of(0).fold("probe")):
+                start, others = torch.random.get_rng_state(), other_generators()
+                modes.append(KeyedDraws(Key.of(0).fold("probe"), even=True))
+                made.append(call(inputs.take(rows, slice(0, count)), modes[-1]))
+                moved |= not torch.equal(start, torch.random.get_rng_state())
+                moved |= other_draws(others, other_generators())
     except FedalloyError:
         raise
     except Exception:
         return ProbeResult(draws=True, couples=True)
-    finally:
-        torch.random.set_rng_state(before)
     return ProbeResult(bool(modes[0].count) or moved, moved, not _same_rows(*made))
 
 

@@ -13,8 +13,9 @@ from fedalloy.core.protocols import Objective
 from fedalloy.core.registry import register
 from fedalloy.tasks.kinds import TaskKind
 from fedalloy.tasks.losses.classes import CrossEntropy
-from fedalloy.tasks.losses.layout import classes_last, mean_of_counted
+from fedalloy.tasks.losses.layout import mean_of_counted
 from fedalloy.tasks.metrics.metric import Metric, counted_means, sums, with_counts
+from fedalloy.tasks.metrics.predictions import aligned
 
 
 @register("metric", "accuracy", higher_is_better=True)
@@ -93,10 +94,7 @@ class TopKAccuracy(Metric):
         """One hit per example; of several targets the share, and how many count."""
         if y.dim() == 1:
             return topk_hits(outputs, y, self.k)
-        rule = objective.loss_rule
-        shift, ignored = (rule.shift, rule.ignore_index) if isinstance(rule, CrossEntropy) else (0, None)
-        logits, y_now = classes_last(outputs, y)[:, : y.shape[1] - shift], y[:, shift:]
-        counted = torch.ones_like(y_now, dtype=torch.bool) if ignored is None else y_now != ignored
+        logits, y_now, counted = aligned(objective, outputs, y)
         known = y_now.where(counted, torch.zeros_like(y_now)).flatten()
         hits = topk_hits(logits.flatten(0, -2), known, self.k).reshape(y_now.shape)
         return with_counts(objective, mean_of_counted(hits, counted), y)

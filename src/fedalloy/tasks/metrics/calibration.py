@@ -13,6 +13,7 @@ from fedalloy.core.protocols import Objective
 from fedalloy.core.registry import register
 from fedalloy.tasks.kinds import TaskKind
 from fedalloy.tasks.metrics.metric import Metric, means, sums
+from fedalloy.tasks.metrics.predictions import aligned
 
 
 class CalibrationMetric(Metric):
@@ -24,7 +25,9 @@ class CalibrationMetric(Metric):
 @register("metric", "ece", higher_is_better=False)
 @dataclass(frozen=True)
 class ExpectedCalibrationError(CalibrationMetric):
-    """Mean gap between confidence and accuracy over bins ``(lo, hi]``, weighted by their examples."""
+    """Mean gap between confidence and accuracy over bins ``(lo, hi]``, weighted by their examples, or tokens."""
+
+    kinds: ClassVar[tuple[TaskKind, ...]] = ("classification", "tokens")
 
     bins: int = 15
 
@@ -32,19 +35,21 @@ class ExpectedCalibrationError(CalibrationMetric):
         _check(self.bins)
 
     def evidence(self, objective: Objective, outputs: Tensor, y: Tensor) -> Tensor:
-        """Confidence and hit of every example."""
-        return torch.stack([confidence(outputs).double(), objective.hits(outputs, y).double()], 1)
+        """Confidence and hit of every example, or of all its tokens by bin."""
+        return sureness(objective, outputs, y, self.bins)
 
     def score(self, evidence: Tensor, owner: Tensor, clients: int) -> Tensor:
         """``sum_b n_b / n |accuracy_b - confidence_b|``, over the client's whole set and not per batch."""
-        gaps, _ = bin_gaps(evidence, owner, clients, self.bins)
-        return gaps.sum(1) / sums(torch.ones_like(evidence[:, 0]), owner, clients)
+        gaps, count = bin_gaps(evidence, owner, clients, self.bins)
+        return gaps.sum(1) / count.sum(1)
 
 
 @register("metric", "mce", higher_is_better=False)
 @dataclass(frozen=True)
 class MaximumCalibrationError(CalibrationMetric):
-    """Largest gap between confidence and accuracy over the bins ``(lo, hi]`` that hold examples."""
+    """Largest gap between confidence and accuracy over the bins ``(lo, hi]`` that hold examples, or tokens."""
+
+    kinds: ClassVar[tuple[TaskKind, ...]] = ("classification", "tokens")
 
     bins: int = 15
 
@@ -52,8 +57,8 @@ class MaximumCalibrationError(CalibrationMetric):
         _check(self.bins)
 
     def evidence(self, objective: Objective, outputs: Tensor, y: Tensor) -> Tensor:
-        """Confidence and hit of every example."""
-        return torch.stack([confidence(outputs).double(), objective.hits(outputs, y).double()], 1)
+        """Confidence and hit of every example, or of all its tokens by bin."""
+        return sureness(objective, outputs, y, self.bins)
 
     def score(self, evidence: Tensor, owner: Tensor, clients: int) -> Tensor:
         """``max_b |accuracy_b - confidence_b|``; NaN for a client without examples."""
@@ -126,10 +131,32 @@ def confidence(outputs: Tensor) -> Tensor:
     return outputs.double().softmax(1).max(1).values
 
 
+def sureness(objective: Objective, outputs: Tensor, y: Tensor, bins: int) -> Tensor:
+    """Confidence and hit of every example, ``[N, 2]``. With several targets ``[N, 2 bins + 1]``: for every bin the sum
+    of ``hit - confidence`` over the targets that count, and their number; the last column only tells the two forms
+    apart."""
+    if y.dim() == 1:
+        return torch.stack([confidence(outputs).double(), objective.hits(outputs, y).double()], 1)
+    logits, y, counted = aligned(objective, outputs, y)
+    sure, guess = logits.double().softmax(-1).max(-1)
+    place = torch.bucketize(sure, _edges(bins).to(sure.device)) + bins * torch.arange(
+        len(y), device=y.device
+    ).unsqueeze(1)
+    kept, gap = place[counted], ((guess == y).double() - sure)[counted]
+    columns = [sums(values, kept, len(y) * bins).reshape(len(y), bins) for values in (gap, torch.ones_like(gap))]
+    return torch.cat([*columns, gap.new_zeros(len(y), 1)], 1)
+
+
+def _edges(bins: int) -> Tensor:
+    return torch.arange(1, bins, dtype=torch.float64) / bins
+
+
 def bin_gaps(evidence: Tensor, owner: Tensor, clients: int, bins: int) -> tuple[Tensor, Tensor]:
     """``|sum of (hit - confidence)|`` and the number of examples, per client and bin, ``[clients, bins]``."""
-    edges = torch.arange(1, bins, dtype=torch.float64) / bins
-    place = owner * bins + torch.bucketize(evidence[:, 0].contiguous(), edges)
+    if evidence.shape[1] == 2 * bins + 1:
+        each = sums(evidence, owner, clients)
+        return each[:, :bins].abs(), each[:, bins : 2 * bins]
+    place = owner * bins + torch.bucketize(evidence[:, 0].contiguous(), _edges(bins))
     gap = sums(evidence[:, 1] - evidence[:, 0], place, clients * bins)
     count = sums(torch.ones_like(evidence[:, 0]), place, clients * bins)
     return gap.abs().reshape(clients, bins), count.reshape(clients, bins)

@@ -28,7 +28,7 @@ Average = Literal["macro", "micro"]
 class ClassMetric(Metric):
     """A quotient of the numbers of found, predicted and true targets of every class."""
 
-    kinds: ClassVar[tuple[TaskKind, ...]] = ("classification", "multilabel", "segmentation")
+    kinds: ClassVar[tuple[TaskKind, ...]] = ("classification", "multilabel", "segmentation", "tokens")
 
     average: Average = "macro"
 
