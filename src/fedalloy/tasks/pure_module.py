@@ -6,6 +6,7 @@ import copy
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Self
 
@@ -26,6 +27,7 @@ from fedalloy.tasks.keyed import KeyedDraws, is_silent, may_draw, seeded_by
 from fedalloy.tasks.probing import ProbeResult, close, probe, some_rows
 from fedalloy.tasks.skeletons import leaves_in, materialised, own_buffers, skeleton
 from fedalloy.tasks.trainable import Patterns, Selection, select
+from fedalloy.tasks.writing import Writes, refuse_renorm, tracks_rows
 
 Factory = Callable[[], nn.Module]
 NEEDS_FACTORY = "needs several starts, and a model that is already built has one: give the function that builds it"
@@ -64,6 +66,7 @@ class PureModule:
         module = self.build(_SKELETON)
         self.selection: Selection = select(module, patterns)
         renamed.refuse_old_attributes(module, renamed.MODEL)
+        refuse_renorm(module)
         self.frozen = leaves_in(module, self.selection.constants)
         self.ties, self.casts = _ties(module), False
         self.training, self.evaluation = self._skeletons(module)
@@ -124,7 +127,7 @@ class PureModule:
     def couples(self) -> bool:
         """Whether rows of a training batch affect each other, or the draws of the rows before them: BatchNorm, or draws
         whose first axis is not the batch."""
-        return self.found.couples or self.has_batchnorm
+        return self.found.couples or self.has_batchnorm or any(map(tracks_rows, self.training.modules()))
 
     @cached_property
     def has_batchnorm(self) -> bool:
@@ -261,16 +264,20 @@ class PureModule:
         params, buffers = leaves_in(module, self.selection.params), leaves_in(module, self.selection.buffers)
         draw = torch.as_tensor(_PROBE.generator().initial_seed())
 
+        writes = Writes(self.training)
+
         def call(x: Inputs, mode: KeyedDraws) -> Tensor:
             args, named = arguments(x, self.input)
             given = {**self._others(x, draw), **params, **own_buffers(buffers, x, params)}
             placed = [(given[name], given[name]._version) for name in self.watched]
-            with mode:
+            with mode, writes.seen(given, params, buffers):
                 made = functional_call(self.training, given, args, named, tie_weights=False)
             self._check_unwritten(placed, given)
             return scores_in(made)
 
-        return probe(call, self.example)
+        found = probe(call, self.example)
+        writes.tell()
+        return replace(found, couples=True) if writes.buffers else found
 
 
 _QUIET = nullcontext()
