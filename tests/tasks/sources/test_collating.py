@@ -11,7 +11,8 @@ from torch import nn
 import fedalloy
 from fedalloy.core.errors import DataError, SpecError
 from fedalloy.core.keys import Key
-from fedalloy.tasks.sources.opening import SourceOptions, open_source
+from fedalloy.tasks.sources.opening import open_source
+from fedalloy.tasks.sources.options import SourceOptions
 
 ROWS = [{"input_ids": [1, 2, 3][: 1 + place % 3], "labels": place % 2, "who": "ab"[place % 2]} for place in range(6)]
 
