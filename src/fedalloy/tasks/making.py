@@ -84,15 +84,14 @@ def task(
     2
     """
     given = build(Columns, columns, "columns") if isinstance(columns, Mapping) else columns
-    dealt, natural = partition is not None, uses_clients(partition)
-    options = SourceOptions(ids, given, classes, lazy, tokenise, clients, dealt, natural, collate=collate)
+    dealt = partition is not None, uses_clients(partition)
+    options = SourceOptions(ids, given, classes, lazy, tokenise, clients, *dealt, collate=collate)
     settings = _settings(settings)
     key, defaults = task_key(settings["seed"]), defaults_of(as_loader(dataset) or dataset)
     opened = open_source(dataset, options, key.fold("dataset"))
     if isinstance(opened, Dataset):
         data = _told(opened, as_loader(dataset) is None and partition is None and clients is None)
-        number = _number(clients, dataset, opened)
-        made = make_task(_Opened(data, defaults), model, partition, number, **settings)
+        made = make_task(_Opened(data, defaults), model, partition, _number(clients, dataset, opened), **settings)
         said = {"dataset": dataset, "model": model, "partition": partition, "clients": clients, **settings}
         return _made_from(source_of(said) if options.is_default else None, made)
     if isinstance(opened, LazyRows):

@@ -44,7 +44,7 @@ class Writes:
         for name in sorted(self._counting or ()):
             warnings.warn(
                 f"the model changes its attribute '{name}' in every training call: all clients share it, and a resumed "
-                "run starts it anew, so that results depend on the engine. Keep such a number in a buffer that its "
+                "run begins it again, so that results depend on the engine. Keep such a number in a buffer that its "
                 "class lists in 'exchanged_buffers'",
                 RuntimeWarning,
                 stacklevel=2,
