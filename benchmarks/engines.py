@@ -7,7 +7,7 @@ alternate with the sequential loop, so that both have the same load on the machi
 threads. Medians and quartiles are shown; start-up, the first round and the last, which evaluates, are not counted.
 Both must move the model equally far. Exits with 1 when a ratio is below its minimum (``minimums.json``), when
 rounds get slower (in processor time) or need more memory with the size of the population, or when the first round ends
-too late. ``--write-minimums`` writes 80 % of the measured ratios to ``minimums.json`` instead; use it on an idle machine.
+too late. ``--write-minimums`` writes 80 % of the measured ratios to ``minimums.json`` instead; for an idle machine.
 """
 
 from __future__ import annotations
