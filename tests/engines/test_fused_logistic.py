@@ -165,3 +165,11 @@ def test_kernels_of_other_sources_are_not_used(tmp_path, monkeypatch):
     (other / building.LIBRARY).write_bytes(b"no library")
     monkeypatch.setattr(native, "HERE", other)
     assert native.library.__wrapped__() is None
+
+
+@pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])
+def test_without_a_compiler_the_build_goes_on_without_kernels(compiler, tmp_path, monkeypatch):
+    monkeypatch.setenv("CC", compiler)
+    reason = building.build(tmp_path / building.LIBRARY)
+    assert reason is not None
+    assert list(tmp_path.iterdir()) == []

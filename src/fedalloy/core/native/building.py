@@ -12,6 +12,8 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 LIBRARY = "kernels.so"
+_PATIENCE = 120.0
+"""Seconds for the compiler, which needs about two."""
 _FLAGS = ("-std=gnu11", "-fno-math-errno", "-Wno-psabi", "-shared", "-fPIC")
 
 
@@ -36,11 +38,15 @@ def build(target: Path = HERE / LIBRARY, folder: Path = HERE, optimise: str = "-
         str(made),
         str(folder / "native.c"),
     ]
-    done = subprocess.run([*command, "-lm"], capture_output=True, text=True)
-    if done.returncode:
+    try:
+        done = subprocess.run([*command, "-lm"], capture_output=True, text=True, timeout=_PATIENCE)
+        if done.returncode:
+            return f"{compiler} failed: {done.stderr.strip()}"
+        made.replace(target)  # whole or not at all: another process may be loading it
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{compiler} failed: {error}"
+    finally:
         made.unlink(missing_ok=True)
-        return f"{compiler} failed: {done.stderr.strip()}"
-    made.replace(target)  # whole or not at all: another process may be loading it
     return None
 
 
