@@ -91,7 +91,8 @@ def train(training: BlockTraining) -> TrainingResult:
 
 def batches_of_one(block: Prepared) -> Iterator[tuple[Inputs, Inputs, int]]:
     """``x, y`` of every step of the only client, without padding, and the number of examples."""
-    chosen = [rows[mask] for rows, mask in zip(block.rows[:, 0], block.mask[:, 0], strict=True)]
+    places = block.rows if block.chosen is None else block.chosen
+    chosen = [rows[mask] for rows, mask in zip(places[:, 0], block.mask[:, 0], strict=True)]
     x, y = inputs.take_each(block.data.x, chosen), inputs.take_each(block.data.y, chosen)
     return zip(x, y, map(len, chosen), strict=True)
 
