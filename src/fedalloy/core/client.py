@@ -90,7 +90,8 @@ def train(training: BlockTraining) -> TrainingResult:
 
 def batches_of_one(block: Prepared, buckets: Buckets | None = None) -> Iterator[tuple[Inputs, Inputs]]:
     """``x, y`` of every step of the only client, without padding."""
-    chosen = [rows[mask] for rows, mask in zip(block.rows[:, 0], block.mask[:, 0], strict=True)]
+    places = block.rows if block.chosen is None else block.chosen
+    chosen = [rows[mask] for rows, mask in zip(places[:, 0], block.mask[:, 0], strict=True)]
     x, y = inputs.take_each(block.data.x, chosen), inputs.take_each(block.data.y, chosen)
     if buckets is None:
         return zip(x, y, strict=True)

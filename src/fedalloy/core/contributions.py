@@ -34,6 +34,7 @@ QUESTIONS: Mapping[str, str] = {
 """What a rule may ask for besides ids, statistics and templates; engines declare which of these they answer."""
 EVERYTHING = frozenset(QUESTIONS)
 
+_WIDE = (torch.float32, torch.float64)
 _NEVER_NEGATIVE = frozenset({"running_var", "num_batches_tracked"})
 """Buffers of norm layers that are never negative, by the last part of their names."""
 
@@ -92,13 +93,13 @@ class Notes:
         tensor([5., inf], dtype=torch.float64)
         """
         named = tuple((part, name) for part, leaves in payload.items() for name in leaves)
-        leaves = [stored(payload[part])[name] for part, name in named]
+        leaves = [leaf for part in payload.values() for leaf in stored(part).values()]
         if not leaves:
             return Notes((), *(torch.zeros(0, 0, dtype=kind) for kind in (torch.float64, torch.bool, torch.bool)))
         if exact:
             squares = torch.stack([_exact_squares(leaf) for leaf in leaves]).cpu()
         else:
-            squares = torch.stack([_lengths(leaf) for leaf in leaves]).cpu().double().square()
+            squares = torch.stack(_lengths(leaves)).cpu().double().square()
         return Notes(named, *_finite(squares, leaves), _negative(named, leaves, squares.shape[1]))
 
     @staticmethod
@@ -214,14 +215,15 @@ def _exact_squares(leaf: Tensor | LowRank) -> Tensor:
     return leaf.squares(exact=True) if isinstance(leaf, LowRank) else tree.squared_lengths(leaf.detach())
 
 
-def _lengths(leaf: Tensor | LowRank) -> Tensor:
-    if isinstance(leaf, LowRank):
-        return leaf.squares(exact=False).sqrt()
-    (rows,) = tree.matrices([leaf.detach()])
-    # Squares may overflow in float16.
-    rows = rows if rows.dtype in (torch.float32, torch.float64) else rows.double()
-    lengths: Tensor = torch.linalg.vector_norm(rows, dim=1)
-    return lengths
+def _lengths(leaves: Sequence[Tensor | LowRank]) -> list[Tensor]:
+    whole = iter(tree.matrices([leaf.detach() for leaf in leaves if not isinstance(leaf, LowRank)]))
+    return [
+        leaf.squares(exact=False).sqrt()
+        if isinstance(leaf, LowRank)
+        # Squares may overflow in float16.
+        else torch.linalg.vector_norm(rows if (rows := next(whole)).dtype in _WIDE else rows.double(), dim=1)
+        for leaf in leaves
+    ]
 
 
 def _finite(squares: Tensor, leaves: Sequence[Tensor | LowRank]) -> tuple[Tensor, Tensor]:

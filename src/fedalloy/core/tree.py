@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fedalloy.core.factors import FactoredTree, LowRank, stored
+from fedalloy.core.factors import FactoredTree, LowRank
 from fedalloy.core.layer_names import layer_of
 from fedalloy.core.native.numbers import combined
 from fedalloy.core.wide import wide, widest
@@ -193,7 +193,9 @@ def count(tree: Mapping[str, Tensor]) -> int:
 
 def nbytes(tree: Mapping[str, Tensor]) -> int:
     """How many bytes a tree occupies; leaves kept as factors count as if they were multiplied out."""
-    return sum(_nbytes(leaf) for leaf in stored(tree).values())
+    if not isinstance(tree, FactoredTree):
+        return sum(leaf.numel() * leaf.element_size() for leaf in tree.values())
+    return sum(_nbytes(leaf) for leaf in tree.stored.values())
 
 
 def _nbytes(leaf: Tensor | LowRank) -> int:
