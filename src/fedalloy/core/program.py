@@ -80,16 +80,10 @@ class BlockTraining:
             return block.seen
         return (counts.reshape(block.rows.shape) * block.mask.to(counts.device)).sum(2)
 
-    @cached_property
-    def empty(self) -> Tensor | int:
-        """In how many of a client's planned batches nothing counts, ``[C]``; 0: in none of all."""
-        counted, seen = self.counted, self.block.seen
-        return 0 if counted is seen else ((counted.cpu() == 0) & (seen.cpu() > 0)).sum(0)
-
-    @property
-    def taken(self) -> Tensor:
-        """How many steps every client takes, ``[C]``; 0 if its link fails."""
-        return self.block.taken if isinstance(self.empty, int) else (self.block.taken - self.empty).clamp(min=0)
+    def stepped(self, batches: Tensor) -> Tensor:
+        """How many of some numbers of batches, ``[C]``, are steps: all but those in which nothing counts."""
+        empty = ((self.counted.cpu() == 0) & (self.block.seen.cpu() > 0)).sum(0)
+        return (batches - empty).clamp(min=0)
 
     def loss_before(self) -> Tensor:
         """The mean loss of every client's model before the first step, over its training examples."""
@@ -169,7 +163,8 @@ def run_block(
 def _before(training: BlockTraining) -> Stats:
     """The clients' statistics before training."""
     algorithm, block = training.algorithm, training.block
-    planned, requires = (block.planned - training.empty).double(), algorithm.requires
+    plain = training.counted is block.seen
+    planned, requires = (block.planned if plain else training.stepped(block.planned)).double(), algorithm.requires
     stats = {"num_examples": block.data.size.cpu().double(), "num_steps": planned}
     if training.objective.unit != "examples":
         stats |= _targets(training, stats["num_examples"])
@@ -236,7 +231,9 @@ def _end(training: BlockTraining, trained: TrainingResult) -> tuple[Payload, Sta
         return sent, aspects.keep_local_buffers(solver, mine, buffers)
 
     generates = training.algorithm.is_generative
-    steps = training.apply.split(training.taken.to(training.device, widest(training.device)))
+    taken, device = training.block.taken, training.device
+    taken = taken if training.counted is training.block.seen else training.stepped(taken)
+    steps = training.apply.split(taken.to(device, widest(device)))
     found: tuple[Payload, State] = training.apply(
         end, len(training.block), trained.carry, trained.buffers, training.mine, steps
     )

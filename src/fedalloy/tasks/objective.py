@@ -46,16 +46,10 @@ class ModuleGradient(StepGradient):
     ) -> Tree:
         if track is not True or of or by or fixed:
             return self.answer(params, track, of, by, fixed)
-        if not torch.is_grad_enabled() and peek_interpreter_stack() is None:
-            return self._by_autograd(params)
-        gradient = grad_and_value(self.objective.loss, has_aux=True)
-        grads, (loss, self.buffers) = gradient(params, self.buffers, self.x, self.y, self.mask, self.draw)
-        self.loss = loss if self.loss is None else self.loss
-        return dict(grads)
-
-    def _by_autograd(self, params: Tree) -> Tree:
-        """The same by autograd itself, where nobody differentiates through it: a transform wraps every tensor of the
-        model, which takes longer than the operations of a small batch."""
+        if torch.is_grad_enabled() or peek_interpreter_stack() is not None:
+            return self._by_transform(params)
+        # Autograd itself, where nobody differentiates through it: a transform wraps every tensor of the model, which
+        # takes longer than the operations of a small batch.
         with torch.enable_grad():
             leaves = {name: leaf.detach().requires_grad_() for name, leaf in params.items()}
             loss, buffers = self.objective.loss(leaves, self.buffers, self.x, self.y, self.mask, self.draw)
@@ -65,6 +59,13 @@ class ModuleGradient(StepGradient):
             return {name: torch.zeros_like(leaf) for name, leaf in params.items()}
         grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
         return dict(zip(leaves, grads, strict=True))
+
+    def _by_transform(self, params: Tree) -> Tree:
+        """The same inside other transforms, or where somebody differentiates through it."""
+        gradient = grad_and_value(self.objective.loss, has_aux=True)
+        grads, (loss, self.buffers) = gradient(params, self.buffers, self.x, self.y, self.mask, self.draw)
+        self.loss = loss if self.loss is None else self.loss
+        return dict(grads)
 
 
 class ModuleObjective(Objective):
@@ -100,7 +101,8 @@ class ModuleObjective(Objective):
         augment: Augmentation | None = None,
         buckets: Buckets | None = None,
     ) -> None:
-        self._augment, self._buckets = augment or None, buckets
+        self._augment = augment or None
+        self.buckets: Buckets | None = buckets
         if buckets is not None and example is not None:
             buckets.check(example)
         self.unit: Literal["examples", "targets"] = unit
@@ -161,7 +163,7 @@ class ModuleObjective(Objective):
         mine = type(self)
         if (
             self._augment is not None
-            or self._buckets is not None
+            or self.buckets is not None
             or any(name in vars(self) or getattr(mine, name) is not getattr(ModuleObjective, name) for name in _LOSS_IS)
         ):
             return None
@@ -206,7 +208,7 @@ class ModuleObjective(Objective):
         model = self._model
         return ModuleObjective(
             lambda: change(model.factory()), self._loss, trainable=model.patterns, dtype=model.dtype, hits=self._hits,
-            unit=self.unit, augment=self._augment, buckets=self._buckets,
+            unit=self.unit, augment=self._augment, buckets=self.buckets,
         )  # fmt: skip
 
     def init(self, key: Key) -> tuple[Tree, Tree]:
@@ -244,11 +246,6 @@ class ModuleObjective(Objective):
     def augmentation(self) -> Augmentation | None:
         """What happens to training examples."""
         return self._augment
-
-    @property
-    def buckets(self) -> Buckets | None:
-        """The lengths to which batches of sequences are cut."""
-        return self._buckets
 
     def outputs(self, params: Tree, buffers: Tree, x: Inputs) -> Tensor:
         """The model's outputs, in evaluation mode."""
