@@ -296,7 +296,7 @@ class TestRefusals:
         play(recipe_file(tmp_path, run={"rounds": 1}), tmp_path / "run", grid)
         row = next(read_run(tmp_path / "run").rounds())
         assert row["train_loss"] is None
-        assert set(row["sent"]["0"]) == {"delta", "num_examples", "num_steps", "bytes_up", "scores"}
+        assert set(row["sent"]["0"]) == {"delta", "num_examples", "num_steps", "bytes_up", "scores", "test_size"}
         assert row["evaluation"]["loss"]["mean"] > 0
         assert row["evaluation"]["accuracy"]["mean"] is None
 
@@ -330,12 +330,12 @@ def test_what_was_sent_is_listed_by_name_and_bytes_on_both_sides(tmp_path):
     play(recipe_file(tmp_path, "scaffold", evaluate={"every": 1}), tmp_path / "run", federation(tmp_path))
     row = next(read_run(tmp_path / "run").rounds())
     model = 4 * (64 * 10 + 10)
-    numbers = {"num_examples": 8, "num_steps": 8, "train_loss": 8, "bytes_up": 8, "scores": 16}
+    numbers = {"num_examples": 8, "num_steps": 8, "train_loss": 8, "bytes_up": 8, "scores": 16, "test_size": 8}
     assert row["sent"]["2"] == {"delta": model, "control": model, **numbers}
     ledger = next((tmp_path / "node-2").rglob("sent.jsonl")).read_text().splitlines()
     first = json.loads(ledger[0])
     assert first["bytes"] == {"delta": model, "control": model}
-    assert set(first["stats"]) == set(numbers) - {"scores"}
+    assert set(first["stats"]) == set(numbers) - {"scores", "test_size"}
     assert [json.loads(line)["kind"] for line in ledger] == ["train", "evaluate"] * 3
 
 
