@@ -158,7 +158,7 @@ def test_what_cannot_be_meant_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="both have 0"):
         fedalloy.tune(RECIPE, TWO, tmp_path, tuning_seeds=[0])
     fedalloy.tune(RECIPE, {"fedavg": "fedavg"}, tmp_path / "a", trials=1, processes=1)
-    with pytest.raises(SpecError, match="another space"):
+    with pytest.raises(SpecError, match=r"another search \(its space differ"):
         fedalloy.tune(
             RECIPE, {"fedavg": "fedavg"}, tmp_path / "a", trials=1, processes=1, space={"algorithm.lr": [0.1, 0.2]}
         )
@@ -181,6 +181,16 @@ def test_a_killed_search_goes_on_with_the_same_trials(tmp_path: Path) -> None:
     found = [{repr(one.settings): (one.score, one.rounds) for one in each.tuned[0].tried} for each in (whole, cut)]
     assert len(found[0]) == 5
     assert found[0] == found[1]
+
+
+def test_scores_of_another_recipe_are_not_taken_over(tmp_path: Path) -> None:
+    one = {"fedavg": "fedavg"}
+    fedalloy.tune(RECIPE, one, tmp_path, trials=1, processes=1)
+    for changes in ({"rounds": 6}, {"tuning_seeds": [100, 102]}, {"pruner": "none"}, {"cohort": 3}):
+        with pytest.raises(SpecError, match="another search"):
+            fedalloy.tune(RECIPE, one, tmp_path, trials=2, processes=1, **changes)
+    more = fedalloy.tune(RECIPE, one, tmp_path, trials=2, processes=1, seeds=[5, 6])
+    assert len(more.tuned[0].tried) == 2
 
 
 def test_two_processes_keep_the_budget(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ LONGEST = 255
 _KEPT, _MARK = 200, 12
 RESERVED = frozenset({
     "comparison.json", "environment.json", "index.sqlite", "lock", "looks.json", "recipe.toml", "stop", "tuning",
-    "tuning.json",
+    "tuned.toml", "tuning.json",
 })  # fmt: skip
 """Names that a comparison uses beside its runs, and those that would make its folder look like a run."""
 

@@ -8,6 +8,7 @@ are resumed.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import time
 from collections.abc import Callable
@@ -152,11 +153,24 @@ class Search:
             storage=storage, study_name=self.name, load_if_exists=True, pruner=self._pruner(library),
             direction="maximize" if self.higher else "minimize",
         )  # fmt: skip
-        asked = {"space": {path: repr(one) for path, one in self.space.items()}, "metric": self.metric}
-        if study.user_attrs.get("asked", asked) != asked:
-            raise SpecError(f"{place} is a search in another space or by another metric: choose another folder with -o")
+        asked = self._asked()
+        known = study.user_attrs.get("asked", asked)
+        if different := [name for name in asked if known.get(name) != asked[name]]:
+            raise SpecError(
+                f"{place} is another search (its {' and its '.join(different)} differ), with scores that cannot be "
+                "compared with new ones: choose another folder with -o, or delete this one"
+            )
         study.set_user_attr("asked", asked)
         return study
+
+    def _asked(self) -> dict[str, str]:
+        """What must be the same for trials to be comparable; the budget and the reported seeds may change."""
+        tables = self.recipe.model_dump(exclude_none=True, exclude={"compare", "grid", "tune", "name", "description"})
+        tables["run"].pop("seeds")
+        table = self.table.model_dump(exclude={"trials", "rounds", "seconds", "space"})
+        space = {path: repr(one) for path, one in self.space.items()}
+        told = {"space": space, "metric": self.metric, "recipe": tables, "way of searching": table}
+        return {name: json.dumps(value, sort_keys=True, default=repr) for name, value in told.items()}
 
     def _pruner(self, optuna: Any) -> Any:
         first = self.rungs[0] if self.rungs else 1
