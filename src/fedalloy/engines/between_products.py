@@ -6,6 +6,8 @@ channels]``, products' results ``[C, B * height * width, channels]``, patches ``
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from math import prod
 
 import torch
@@ -18,10 +20,27 @@ from fedalloy.engines.conv_chain import Op, ProductStage, Shape
 def enter(first: ProductStage, pool: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:
     """The patches of the examples ``rows`` (``[C, B]``) of the pool, whose images have their channels first."""
     assert first.reads is not None
-    height, width, channels = first.reads
-    x = pool.index_select(0, rows.flatten()).to(dtype)
-    image = x.reshape(*rows.shape, channels, height, width).permute(0, 1, 3, 4, 2)
-    return patches(image, first)
+    place, inside = _places(first, pool.device)
+    # Every number of every patch is looked up at its place: one read and one write, and no copy to add zeros.
+    found = pool.flatten(1)[rows.flatten()[:, None], place.flatten()].reshape(*rows.shape, *place.shape)
+    return torch.where(inside, found, torch.zeros_like(found)).to(dtype).flatten(1, 2)
+
+
+def _places(first: ProductStage, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Where the numbers of all patches of an image are among its pixels, ``[patches, inputs]``, and whether they are in
+    the image at all, or padding. In whole numbers of 32 bits, which the compiler turns into index arithmetic."""
+    window, reads = first.window, first.reads
+    assert window is not None
+    assert reads is not None
+    height, width, channels = reads
+    down, right = window.over(reads)
+    counted = partial(torch.arange, dtype=torch.int32, device=device)
+    patch, column = counted(down * right)[:, None], counted(first.inputs + first.extra)[None]
+    tap, channel = column // channels, column % channels
+    y = (patch // right) * window.stride[0] - window.padding[0] + tap // window.size[1]
+    x = (patch % right) * window.stride[1] - window.padding[1] + tap % window.size[1]
+    inside = (y >= 0) & (y < height) & (x >= 0) & (x < width) & (column < first.inputs)
+    return torch.where(inside, (channel * height + y) * width + x, torch.zeros_like(y)), inside
 
 
 def onward(stage: ProductStage, after: ProductStage, out: Tensor, bias: Tensor | None) -> Tensor:
@@ -42,9 +61,7 @@ def back(stage: ProductStage, after: ProductStage, out: Tensor, bias: Tensor | N
     last = values[-1]
     image = (last.shape[2], last.shape[3], last.shape[4])
     grad = grad.reshape(last.shape) if after.window is None else unpatched(grad, after, last.shape[1], image)
-    for op, before, value in zip(stage.ops[::-1], values[-2::-1], values[:0:-1], strict=True):
-        grad = _apply_back(op, before, value, grad)
-    return grad.reshape(out.shape).to(out.dtype)
+    return _undo_all(stage.ops, values, grad).reshape(out.shape).to(out.dtype)
 
 
 def patches(image: Tensor, stage: ProductStage) -> Tensor:
@@ -108,19 +125,32 @@ def _apply(op: Op, value: Tensor) -> Tensor:
     return _largest(op, value)[0] if op.kind == "maxpool" else _mean(op, value)
 
 
-def _apply_back(op: Op, before: Tensor, value: Tensor, grad: Tensor) -> Tensor:
+def _undo(op: Op, before: Tensor, value: Tensor, grad: Tensor) -> Tensor:
+    """The gradient with respect to a layer's input ``before``, from that with respect to its result ``value``."""
     if op.kind == "relu":
         return torch.where(value <= 0, torch.zeros_like(grad), grad)
     if op.kind == "tanh":
         return grad * (1 - value * value)
     if op.kind == "sigmoid":
         return grad * (value * (1 - value))
+    windows = grad[:, :, :, None, :, None]
     if op.kind == "maxpool":
-        chosen = _largest(op, before)[1]
-        parts = [torch.where(chosen == place, grad, torch.zeros_like(grad)) for place in range(prod(op.size))]
-    else:
-        parts = [grad / prod(op.size)] * prod(op.size)
-    return _unpooled(op, parts, before)
+        (tall, wide), chosen = op.size, _largest(op, before)[1][:, :, :, None, :, None]
+        place = torch.arange(tall * wide, dtype=torch.int32, device=grad.device).reshape(tall, 1, wide, 1)
+        return _unpooled(op, torch.where(chosen == place, windows, torch.zeros_like(windows)), before)
+    return _unpooled(op, (windows / prod(op.size)).expand(-1, -1, -1, op.size[0], -1, op.size[1], -1), before)
+
+
+def _undo_all(ops: Sequence[Op], values: Sequence[Tensor], grad: Tensor) -> Tensor:
+    """The gradient with respect to ``values[0]``; ``values`` are what is before, between and after the layers."""
+    for place in reversed(range(len(ops))):
+        if ops[place].kind == "relu" and place + 1 < len(ops) and ops[place + 1].kind == "maxpool":
+            continue  # done with the pooling after it
+        if ops[place].kind == "maxpool" and place and ops[place - 1].kind == "relu":
+            # Only the largest number of a window gets a gradient, so ReLU's can be taken of the pooled image.
+            grad = _undo(ops[place - 1], values[place - 1], values[place + 1], grad)
+        grad = _undo(ops[place], values[place], values[place + 1], grad)
+    return grad
 
 
 def _largest(op: Op, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -150,10 +180,9 @@ def _windows(op: Op, value: Tensor) -> list[Tensor]:
     ]  # fmt: skip
 
 
-def _unpooled(op: Op, parts: list[Tensor], before: Tensor) -> Tensor:
-    """The gradients at each place of all windows, put together to images."""
+def _unpooled(op: Op, windows: Tensor, before: Tensor) -> Tensor:
+    """Images from their windows, ``[C, B, down, tall, right, wide, channels]``; 0 for pixels that fill no window."""
     (tall, wide), (height, width) = op.size, before.shape[2:4]
-    clients, batch, down, right, channels = parts[0].shape
-    stacked = torch.stack(parts, dim=2).reshape(clients, batch, tall, wide, down, right, channels)
-    image = stacked.permute(0, 1, 4, 2, 5, 3, 6).reshape(clients, batch, down * tall, right * wide, channels)
+    clients, batch, down, _, right, _, channels = windows.shape
+    image = windows.reshape(clients, batch, down * tall, right * wide, channels)
     return functional.pad(image, (0, 0, 0, width - right * wide, 0, height - down * tall))

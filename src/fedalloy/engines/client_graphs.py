@@ -23,7 +23,7 @@ from fedalloy.core.blocks import summed_losses
 from fedalloy.core.program import BlockTraining, Kernel, TrainingResult
 from fedalloy.core.wide import widest
 from fedalloy.engines import vmap_kernel
-from fedalloy.engines.cuda_graphs import Precision, StepContext, floating, precise
+from fedalloy.engines.cuda_graphs import Precision, StepContext, fastest_convolutions, floating, precise
 from fedalloy.engines.filling import fill
 from fedalloy.engines.tracing import TracedStep, Values, can_compile, or_uncompiled, trace
 
@@ -52,14 +52,13 @@ class ClientGraphs:
         """All steps of all clients of a block."""
         if not training.block.running:
             return self.otherwise(training)
-        values = _values(training)
-        key = _signature(training, values)
+        key = _signature(training)
         if key not in self._lanes:
-            self._lanes[key] = self._make(training, values)
+            self._lanes[key] = self._make(training, _values(training))
         lanes = self._lanes[key]
         # A graph reads the examples at their address: those that are read again in every round would need a new one.
-        here = not lanes or lanes[0].pool == _addresses(values)
-        return run(lanes, training) if lanes and here else self.otherwise(training)
+        here = lanes and lanes[0].pool == _addresses(_pool(training))
+        return run(lanes, training) if here else self.otherwise(training)
 
     def _make(self, training: BlockTraining, values: Values) -> list[Lane]:
         """The lanes for blocks of this shape; none if the clients should rather be mapped."""
@@ -83,7 +82,7 @@ class ClientGraphs:
 
     def _try(self, step: TracedStep, values: Values) -> None:
         own = tree_map(torch.clone, {name: tree for name, tree in values.items() if name != "pool"})
-        with precise(self.precision):
+        with precise(self.precision), fastest_convolutions():
             step.advance(tree_flatten({**own, "pool": values["pool"]})[0])
 
 
@@ -97,7 +96,7 @@ class Lane:
         self.values: Values = {**tree_map(lambda leaf: leaf.clone().contiguous(), own), "pool": values["pool"]}
         self.values = {name: self.values[name] for name in values}
         self.leaves: list[Tensor] = tree_flatten(self.values)[0]
-        self.pool = _addresses(values)
+        self.pool = _addresses(values["pool"])
         self.stream = torch.cuda.Stream() if self.values["at"].is_cuda else None
         self.graph = self._captured() if self.stream is not None else None
 
@@ -134,13 +133,13 @@ class Lane:
         it would overwrite each other's."""
         assert self.stream is not None
         self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream), precise(self.precision):
+        with torch.cuda.stream(self.stream), precise(self.precision), fastest_convolutions():
             for _ in range(_WARM_UPS):
                 self.values["at"].zero_()
                 self.step.advance(self.leaves)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=self.stream), precise(self.precision):
+        with torch.cuda.graph(graph, stream=self.stream), precise(self.precision), fastest_convolutions():
             self.step.advance(self.leaves)
         return graph
 
@@ -212,15 +211,24 @@ def _values(training: BlockTraining) -> Values:
     """The values of a step, those of the first client; ``plan`` holds those of all its steps, with space for more."""
     first = tree_map(lambda leaf: leaf[0], {"carry": training.carry, "buffers": training.buffers})
     plan, device = tree_map(lambda leaf: leaf[0], _plan(training)), training.device
-    capacity = 1 << max(0, len(plan["rows"]) - 1).bit_length()
     return {
         **first,
         "loss": torch.zeros(2, dtype=widest(device), device=device),
         "at": torch.zeros(1, dtype=torch.int64, device=device),
         "lr": torch.tensor(training.ctx.local_lr, device=device, dtype=floating(training.carry)),
-        "plan": tree_map(lambda leaf: leaf.new_zeros(capacity, *leaf.shape[1:]), plan),
-        "pool": (training.block.data.x, training.block.data.y),
+        "plan": tree_map(lambda leaf: leaf.new_zeros(_capacity(training), *leaf.shape[1:]), plan),
+        "pool": _pool(training),
     }
+
+
+def _capacity(training: BlockTraining) -> int:
+    """For how many steps a lane has space: the next power of two, so that few graphs serve all numbers."""
+    return 1 << max(0, len(training.block.running) - 1).bit_length()
+
+
+def _pool(training: BlockTraining) -> tuple[Any, Any]:
+    """The examples that a graph reads."""
+    return training.block.data.x, training.block.data.y
 
 
 def _plan(training: BlockTraining) -> Values:
@@ -258,15 +266,17 @@ def _advance(training: BlockTraining) -> Callable[[Values], Values]:
     return advance
 
 
-def _signature(training: BlockTraining, values: Values) -> tuple[Any, ...]:
+def _signature(training: BlockTraining) -> tuple[Any, ...]:
     """What is fixed in a graph besides the address of the examples: program, model, whether batches are full, shapes.
     The number of examples is not: other numbers mean another address."""
-    fixed = {name: tree for name, tree in values.items() if name != "pool"}
-    leaves, structure = tree_flatten(fixed)
-    shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-    return id(training.algorithm), id(training.objective), all(training.block.full), str(structure), *shapes
+    block = training.block
+    leaves, structure = tree_flatten((training.carry, training.buffers))
+    shapes = [(leaf.shape[1:], leaf.dtype) for leaf in leaves]
+    drawn = [(name, leaf.shape[2:], leaf.dtype) for name, leaf in block.draws.items()]
+    sizes = _capacity(training), block.rows.shape[2], all(block.full)
+    return id(training.algorithm), id(training.objective), *sizes, str(structure), *shapes, *drawn
 
 
-def _addresses(values: Values) -> tuple[tuple[int, torch.Size], ...]:
+def _addresses(pool: tuple[Any, Any]) -> tuple[tuple[int, torch.Size], ...]:
     """Where the examples are, and how many."""
-    return tuple((leaf.data_ptr(), leaf.shape) for part in values["pool"] for leaf in inputs.leaves(part))
+    return tuple((leaf.data_ptr(), leaf.shape) for part in pool for leaf in inputs.leaves(part))

@@ -114,12 +114,12 @@ class CudaGraphs:
         kept = tree_map(torch.clone, static)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side), precise(self.precision):
+        with torch.cuda.stream(side), precise(self.precision), fastest_convolutions():
             for _ in range(_WARM_UPS):
                 _advance(step, static)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph), precise(self.precision):
+        with torch.cuda.graph(graph), precise(self.precision), fastest_convolutions():
             loss = _advance(step, static)
         fill(static, kept)
         return CapturedStep(graph, static, loss, lr, (algorithm, objective))
@@ -206,6 +206,19 @@ def products_in(precision: Precision) -> Iterator[None]:
         yield
     finally:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+@contextmanager
+def fastest_convolutions() -> Iterator[None]:
+    """While a step is warmed up and captured, cuDNN times its algorithms for every convolution and takes the fastest.
+    Two runs may then differ by rounding, so it does not where the user asked torch for deterministic algorithms."""
+    cudnn = torch.backends.cudnn
+    before, repeatable = cudnn.benchmark, cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
+    cudnn.benchmark = before or not repeatable
+    try:
+        yield
+    finally:
+        cudnn.benchmark = before
 
 
 def floating(carry: Any) -> torch.dtype:

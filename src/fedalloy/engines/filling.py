@@ -5,17 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
 
 def fill(static: Any, values: Any) -> None:
     """Copy values into buffers of the same structure."""
-    pairs = zip(tree_flatten(static)[0], tree_flatten(values)[0], strict=True)
-    changed = [(buffer, value) for buffer, value in pairs if buffer is not value]
-    alike = [(one, other) for one, other in changed if (one.device, one.dtype) == (other.device, other.dtype)]
-    if len(alike) > 1:
-        # One kernel for all leaves instead of one each.
-        torch._foreach_copy_([buffer for buffer, _ in alike], [value for _, value in alike])
-        changed = [(one, other) for one, other in changed if (one.device, one.dtype) != (other.device, other.dtype)]
-    for buffer, value in changed:
-        buffer.copy_(value, non_blocking=True)
+    alike: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
+    for buffer, value in zip(tree_flatten(static)[0], tree_flatten(values)[0], strict=True):
+        if buffer is value:
+            continue
+        if (buffer.device, buffer.dtype) != (value.device, value.dtype):
+            buffer.copy_(value, non_blocking=True)
+            continue
+        buffers, given = alike.setdefault((buffer.device, buffer.dtype), ([], []))
+        buffers.append(buffer)
+        given.append(value)
+    for buffers, given in alike.values():
+        # One kernel for all leaves of a dtype; lists of several dtypes would be copied leaf by leaf.
+        torch._foreach_copy_(buffers, given)
