@@ -34,7 +34,7 @@ from fedalloy.studies.compare.naming import folders, safe, settings_folders
 from fedalloy.studies.compare.progress import JobsBar
 from fedalloy.studies.compare.tuned import Stuck, Tried, Tries, Tuned, set_aside, tuned_json
 from fedalloy.studies.tune.searching import Search
-from fedalloy.studies.tune.tuning import search_all, searches
+from fedalloy.studies.tune.tuning import check_parts, search_all, searches
 from fedalloy.tasks.metrics.direction import best, higher_is_better
 
 
@@ -160,6 +160,7 @@ def _compared(call: Call, processes: int | None, watcher: Watcher, track: Sequen
     _check_entries(entries)
     tuning = {name: _tuning_jobs(entries, name, call) for name in entry_names(entries) if grid_of(entries, name)}
     found = searches(with_entries(entries), where, partial(job_of, call=call), tuning)
+    check_parts(call.task, found[0].recipe.run.tuning_seeds if found else ())
     changing = {*tuning, *(one.name for one in found)}
     for name, one in with_entries(entries):  # and a folder that holds something else
         for seed in entries.run.seeds if name not in changing else ():
