@@ -29,7 +29,6 @@ from fedalloy.studies.tune.importance import importance
 from fedalloy.studies.tune.searching import rungs
 from fedalloy.studies.tune.spaces import present, space_of
 from fedalloy.studies.tune.tuning import searches
-from fedalloy.testing import small_task
 
 pytest.importorskip("optuna")
 
@@ -174,7 +173,7 @@ def test_what_cannot_be_meant_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="'ece' is not evaluated"):
         fedalloy.tune({**RECIPE, "evaluate": {"metrics": ["loss"]}}, TWO, tmp_path, trials=1, target_metric="ece")
     with pytest.raises(SpecError, match="the task has no validation parts"):
-        fedalloy.tune(small_task(), ["fedavg"], tmp_path / "task", trials=1)
+        fedalloy.tune(fedalloy.task("digits", clients=3), ["fedavg"], tmp_path / "task", trials=1, seeds=[5])
     fedalloy.tune(RECIPE, {"fedavg": "fedavg"}, tmp_path / "a", trials=1, processes=1)
     with pytest.raises(SpecError, match=r"another search \(its space differ"):
         fedalloy.tune(
