@@ -140,7 +140,7 @@ def compare(
     if watcher is None and (in_notebook() if progress is None else progress):
         watcher = JobsBar(None if call.recipe.tune else count(call.recipe))
     try:
-        return _compared(call, processes, watcher or (lambda news: None), track)
+        return compared(call, processes, watcher or (lambda news: None), track)
     except KeyboardInterrupt as interrupt:
         return _so_far(call.folder, interrupt)
 
@@ -152,7 +152,8 @@ def _so_far(folder: Path, interrupt: KeyboardInterrupt) -> Comparison:
     return Comparison(folder, tuple(read_outcomes([folder])), (), tuple(read_looks(folder)))
 
 
-def _compared(call: Call, processes: int | None, watcher: Watcher, track: Sequence[str]) -> Comparison:
+def compared(call: Call, processes: int | None, watcher: Watcher, track: Sequence[str] = ()) -> Comparison:
+    """All runs of a comparison that are missing, and what they show."""
     entries = single_threaded(as_entries(call.recipe))
     check_seeds(entries)
     where, places = call.folder, folders(entry_names(entries))

@@ -133,6 +133,16 @@ class Search:
         return sum(one.rounds or 0 for one in self.tried)
 
     @property
+    def begun(self) -> int:
+        """How many trials were begun, those that have ended included."""
+        return len(self.tried) + len(self.running) + len(self.waiting)
+
+    def limit(self, trials: int) -> None:
+        """Begin no more than so many trials altogether."""
+        known = self.table.trials or DEFAULT_TRIALS
+        self.table = self.table.model_copy(update={"trials": min(known, max(1, trials))})
+
+    @property
     def tries(self) -> Tries:
         """The settings that were tried, each with its runs."""
         return [(one.settings, self._jobs(one.settings)) for one in self.tried]
@@ -144,13 +154,12 @@ class Search:
 
     def _affords_another(self) -> bool:
         """Whether the budget allows another trial, should it and those that run take all their rounds."""
-        begun = len(self.tried) + len(self.running) + len(self.waiting)
         if self.table.rounds is not None:
             whole = self.recipe.run.rounds * len(self.recipe.run.tuning_seeds)
             return self.spent + whole * (len(self.running) + 1) <= self.table.rounds
         if self.table.seconds is not None:
             return self.seconds < self.table.seconds
-        return begun < (self.table.trials or DEFAULT_TRIALS)
+        return self.begun < (self.table.trials or DEFAULT_TRIALS)
 
     def _open(self) -> optuna.Study:
         library = _optuna()

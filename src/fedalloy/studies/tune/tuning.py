@@ -68,12 +68,19 @@ def _check_budget(table: TuneTable) -> None:
         raise SpecError(f"tune: give one budget, not {' and '.join(budgets)}")
 
 
-def search_all(found: Sequence[Search], processes: int, watcher: Watcher) -> tuple[list[Tuned], dict[str, Stuck]]:
-    """Run all searches to the end of their budgets; those without a choice do not block the others."""
+def search_all(
+    found: Sequence[Search], processes: int, watcher: Watcher, late: Callable[[], bool] = lambda: False
+) -> tuple[list[Tuned], dict[str, Stuck]]:
+    """Run all searches to the end of their budgets; those without a choice do not block the others. When it is
+    ``late``, no search begins more trials than the others have begun."""
     by_name = {one.name: one for one in found}
 
     def feed() -> Job | None:
         """A run of the search that has spent the least, so that all advance together."""
+        if late():
+            most = max(one.begun for one in found)
+            for one in found:
+                one.limit(most)
         for one in sorted(found, key=lambda one: (len(one.tried) + len(one.running), one.spent)):
             if (job := one.next_job()) is not None:
                 return job
