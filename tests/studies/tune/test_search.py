@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,15 @@ from fedalloy.experiment.recipe.resolving import resolve, with_entry
 from fedalloy.experiment.recipe.tables import Recipe
 from fedalloy.experiment.records.reading import find_runs, read_run
 from fedalloy.results.outcome import read_outcome
+from fedalloy.studies.compare.calling import as_call
+from fedalloy.studies.compare.comparing import job_of, with_entries
 from fedalloy.studies.compare.jobs import Job, JobNews
 from fedalloy.studies.compare.planning import plan
 from fedalloy.studies.compare.tuned import Tried
 from fedalloy.studies.tune.importance import importance
 from fedalloy.studies.tune.searching import rungs
 from fedalloy.studies.tune.spaces import present, space_of
-from fedalloy.studies.tune.tuning import searches
+from fedalloy.studies.tune.tuning import search_all, searches
 
 pytest.importorskip("optuna")
 
@@ -272,3 +275,12 @@ def test_a_plan_names_the_search_and_writes_nothing(tmp_path: Path) -> None:
     assert "fedprox: algorithm.mu" in said[0]
     assert said[1].startswith("6 runs of 9 rounds")
     assert not (tmp_path / "none").exists()
+
+
+def test_when_it_is_late_all_searches_end_with_equally_many_trials(tmp_path: Path) -> None:
+    table = {**RECIPE, "compare": [{"name": "fedavg"}, {"name": "fedprox"}], "tune": {"trials": 9, "pruner": "none"}}
+    call = as_call(table, None, tmp_path, {"rounds": 2})
+    found = searches(with_entries(call.recipe), tmp_path, partial(job_of, call=call), {})
+    ended: list[JobNews] = []
+    tuned, _ = search_all(found, 1, ended.append, lambda: sum(news.kind == "ended" for news in ended) >= 5)
+    assert [len(one.tried) for one in tuned] == [2, 2]

@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import chain, zip_longest
+from itertools import cycle
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +19,8 @@ FILE = Path(__file__).with_name("methods.toml")
 Aim = Literal["mean", "worst"]
 ALWAYS = (REFERENCE, "fedavg_ft")
 """The method that others are compared with, and the simplest one with personal models."""
-_ORDER = {"mean": ("personal", "shared", "fair"), "worst": ("fair", "personal", "shared")}
+_ORDER = {"mean": ("personal", "shared", "fair"), "worst": ("fair", "fair", "personal", "shared")}
+"""The kinds in whose turn the next method is chosen."""
 _NEEDS = {
     "all_clients": "needs every client in every round",
     "head": "needs a model with more than one layer",
@@ -152,7 +153,7 @@ def _why_not(one: MethodNotes, found: Measures, aim: Aim, one_model: bool, met: 
 
 
 def _by_turns(some: Sequence[Candidate], found: Measures, facts: Sequence[Fact], aim: Aim) -> list[Candidate]:
-    """The best of every kind, then the second best of every kind, and so on, so that the kinds are all tried."""
+    """The best of every kind, then the next best of every kind, and so on, so that all kinds are tried."""
     notes = method_notes()
 
     def favour(one: Candidate) -> tuple[float, float]:
@@ -161,8 +162,13 @@ def _by_turns(some: Sequence[Candidate], found: Measures, facts: Sequence[Fact],
         behind = {fact.federation for fact in mine if fact.outcome == "worse"}
         return -(len(_met(notes[one.name], found)) + len(ahead) - len(behind)), one.work * max(one.upload, 1.0)
 
-    queues = [sorted((one for one in some if one.kind == kind), key=favour) for kind in _ORDER[aim]]
-    return [one for one in chain(*zip_longest(*queues)) if one is not None]
+    queues = {kind: sorted((one for one in some if one.kind == kind), key=favour) for kind in set(_ORDER[aim])}
+    ordered: list[Candidate] = []
+    for kind in cycle(_ORDER[aim]):
+        if len(ordered) == len(some):
+            break
+        ordered += [queues[kind].pop(0)] if queues[kind] else []
+    return ordered
 
 
 def refusal_of(build: Callable[[str], object]) -> Callable[[str], str]:
