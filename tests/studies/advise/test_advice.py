@@ -95,7 +95,8 @@ def _nothing_runs(news: JobNews) -> None:
 
 @pytest.mark.skipif(os.name == "nt", reason="sends a signal")
 def test_a_killed_advice_goes_on(tmp_path: Path) -> None:
-    code = f"import fedalloy; fedalloy.advise({RECIPE!r}, {str(tmp_path)!r}, minutes={SHORT}, methods=['ditto'], processes=1)"
+    asked = f"{RECIPE!r}, {str(tmp_path)!r}, minutes={SHORT}, methods=['ditto'], processes=1"
+    code = f"import fedalloy; fedalloy.advise({asked})"
     child = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
     limit = time.monotonic() + 60
     while len(find_runs(tmp_path)) < 4 and child.poll() is None and time.monotonic() < limit:
