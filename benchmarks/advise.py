@@ -95,8 +95,8 @@ def kind_of(method: str) -> str:
 
 
 def _unit(key: Key) -> torch.Tensor:
-    drawn = torch.randn(FEATURES, generator=key.generator(), dtype=torch.float64)
-    return drawn / drawn.norm()
+    drawn: torch.Tensor = torch.randn(FEATURES, generator=key.generator(), dtype=torch.float64)
+    return drawn / torch.linalg.vector_norm(drawn)
 
 
 def _examples(rule: torch.Tensor, count: int, key: Key) -> tuple[Any, Any]:
@@ -113,9 +113,9 @@ def _one(name: str, strength: float, world: int, minutes: float) -> Answer:
     with tempfile.TemporaryDirectory() as folder:
         found = ask(name, strength, world, Path(folder), minutes=minutes)
         aim = WORLDS[name][1].get("aim", "mean")
-        other = max((one for one in found.effects if one.name != "fedavg"), key=lambda one: one.evidence[aim].estimate)
-        evidence = (found.effects and next((one for one in found.effects if one.name == found.method), other)).evidence
-        shown = evidence.get(aim) or other.evidence[aim]
+        others = [one for one in found.effects if one.name != "fedavg"]
+        nearest = max(others, key=lambda one: one.evidence[aim].estimate)
+        shown = next((one for one in others if one.name == found.method), nearest).evidence[aim]
         return {
             "world": name, "strength": strength, "seed": world, "method": found.method, "kind": kind_of(found.method),
             "difference": shown.estimate, "low": shown.low, "high": shown.high, "first": found.first,

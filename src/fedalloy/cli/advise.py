@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fedalloy.cli.compare import settings_text
+from fedalloy.cli.compare import saying_how_to_continue, settings_text
 from fedalloy.cli.console import console, number, print_json, print_table
 from fedalloy.cli.importing import AllowImports
 from fedalloy.cli.progress import watch_jobs
@@ -57,16 +57,11 @@ def advise(
 
     named = [name.strip() for name in methods.split(",")] if methods else []
     folder = output or Path("runs") / f"{recipe.stem}-advice"
-    try:
-        with watch_jobs(None, as_json) as watcher:
-            found = ask(
-                load(recipe, list(changes or [])), folder, minutes=minutes, aim=aim, one_model=one_model, methods=named,
-                most=most, without=without or [], processes=jobs, watcher=watcher,
-            )  # fmt: skip
-    except KeyboardInterrupt:
-        if not as_json:
-            typer.echo("interrupted; nothing is lost: the same command continues from here", err=True)
-        raise
+    with saying_how_to_continue(as_json), watch_jobs(None, as_json) as watcher:
+        found = ask(
+            load(recipe, list(changes or [])), folder, minutes=minutes, aim=aim, one_model=one_model, methods=named,
+            most=most, without=without or [], processes=jobs, watcher=watcher,
+        )  # fmt: skip
     print_json(found.to_json()) if as_json else _present(found)
 
 

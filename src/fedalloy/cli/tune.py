@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fedalloy.cli.compare import prepare, settings_text, unreached
+from fedalloy.cli.compare import prepare, saying_how_to_continue, settings_text, unreached
 from fedalloy.cli.console import console, number, print_json, print_table
 from fedalloy.cli.importing import AllowImports
 from fedalloy.cli.progress import watch_jobs
@@ -49,7 +49,7 @@ def tune(
     for note in unreached(wanted, changes or []):
         typer.echo(note, err=True)
     folder = output or Path("runs") / recipe.stem
-    with watch_jobs(None, as_json) as watcher:
+    with saying_how_to_continue(as_json), watch_jobs(None, as_json) as watcher:
         found = search(
             wanted, None, folder, trials=trials, budget_rounds=budget_rounds, seconds=seconds, sampler=sampler,
             pruner=pruner, processes=jobs, watcher=watcher,

@@ -10,14 +10,14 @@ from fedalloy.core import registry
 from fedalloy.core.errors import SpecError
 from fedalloy.studies.advise.facts import FILE, gathered, known_facts, text_of
 from fedalloy.studies.advise.measuring import NAMES, Measures
-from fedalloy.studies.advise.shortlist import ALWAYS, Aim, Candidate, method_notes, shortlist
+from fedalloy.studies.advise.shortlist import ALWAYS, Aim, MethodChoice, method_notes, shortlist
 
 RESULTS = Path(__file__).parents[3] / "docs" / "results"
 NOTHING = Measures(dict.fromkeys(NAMES, 0.0), 10, 10, (), 2, False, 100)
 SKEWED = Measures({**dict.fromkeys(NAMES, 0.0), "label_skew": 0.8, "drift": 2.0}, 10, 10, (), 2, False, 100)
 
 
-def _listed(found: Measures, aim: Aim = "mean", **more: object) -> list[Candidate]:
+def _listed(found: Measures, aim: Aim = "mean", **more: object) -> list[MethodChoice]:
     return shortlist(found, known_facts(), aim, 6, lambda name: "", **more)  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""FedAvg whose clients keep the model that they have fine-tuned: the simplest personal model."""
+"""FedAvg whose clients keep the model that they have fine-tuned (Yu et al. 2020, arXiv:2002.04758)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedalloy.methods.solvers.training import LocalTraining
 @register("solver", "finetune", search={"personal_epochs": Range(0, 10)})
 @dataclass(frozen=True)
 class FineTune(LocalTraining, Personalised):
-    """``w`` as in FedAvg; the client goes on from its trained ``w`` for ``personal_epochs`` and keeps the result.
+    """``w`` as in FedAvg; then ``v <- v - lr grad F(v)`` from the trained w for ``personal_epochs``; v stays there.
 
     A client's own model is therefore the last model that it received after ``epochs + personal_epochs`` epochs on its
     own examples; a client that has not taken part yet uses the shared one. Batch statistics are those of w.

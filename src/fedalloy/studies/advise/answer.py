@@ -23,17 +23,17 @@ _SCORES: dict[Aim, str] = {"mean": "mean", "worst": "worst_served"}
 
 
 @dataclass(frozen=True)
-class Cost:
+class RoundCost:
     """What a round of a method costs: bytes that a client sends and receives, and seconds of the simulation."""
 
     up: float
     down: float
     seconds: float
 
-    def text(self, first: Cost | None = None) -> str:
+    def text(self, first: RoundCost | None = None) -> str:
         """In words, with the factor to that of FedAvg.
 
-        >>> Cost(2000.0, 1000.0, 0.5).text(Cost(1000.0, 1000.0, 0.25))
+        >>> RoundCost(2000.0, 1000.0, 0.5).text(RoundCost(1000.0, 1000.0, 0.25))
         '2 kB up and 1 kB down per client, 0.5 s a round here (FedAvg: 1 kB, 1 kB, 0.25 s)'
         """
         said = f"{_bytes(self.up)} up and {_bytes(self.down)} down per client, {self.seconds:.2g} s a round here"
@@ -49,7 +49,7 @@ class Effect:
     name: str
     evidence: Mapping[Aim, Evidence]
     scores: Mapping[Aim, Spread | None]
-    cost: Cost
+    cost: RoundCost
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -94,12 +94,12 @@ def _spreads(runs: Sequence[RunOutcome]) -> dict[Aim, Spread | None]:
     return {aim: Spread.of(run.scores.get(score, math.nan) for run in done) for aim, score in _SCORES.items()}
 
 
-def cost_of(runs: Sequence[RunOutcome]) -> Cost:
+def cost_of(runs: Sequence[RunOutcome]) -> RoundCost:
     """The mean over the rounds of all runs; evaluations are not counted."""
     records = [read_run(run.folder) for run in runs if run.folder is not None and run.finished]
     rows = [row for record in records for row in record.rounds() if row["ids"]]
     seconds = [seconds_of(row) - row.get("evaluate", 0.0) for record in records for row in record.timings()]
-    return Cost(
+    return RoundCost(
         mean(row["bytes_up"] / len(row["ids"]) for row in rows),
         mean(row["bytes_down"] / len(row["ids"]) for row in rows),
         mean(seconds),

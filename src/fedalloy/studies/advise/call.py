@@ -20,7 +20,7 @@ from fedalloy.studies.advise.answer import Effect, chosen, effects, first_line, 
 from fedalloy.studies.advise.facts import REFERENCE, known_facts
 from fedalloy.studies.advise.measuring import Measures, measure
 from fedalloy.studies.advise.pilot import Pilot, Record, read_record, reported
-from fedalloy.studies.advise.shortlist import Aim, Candidate, refusal_of, shortlist
+from fedalloy.studies.advise.shortlist import Aim, MethodChoice, refusal_of, shortlist
 from fedalloy.studies.compare.calling import Call, RecipeLike, TaskLike, as_call
 from fedalloy.studies.compare.comparing import (
     Comparison,
@@ -50,7 +50,7 @@ class Advice:
     first: str
     lines: tuple[str, ...]
     measures: Measures
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[MethodChoice, ...]
     effects: tuple[Effect, ...]
     comparison: Comparison
     record: Mapping[str, Any]
@@ -59,7 +59,7 @@ class Advice:
         return f"<{self.first} Recipe {self.file}>"
 
     @property
-    def tried(self) -> list[Candidate]:
+    def tried(self) -> list[MethodChoice]:
         """The methods of the pilot."""
         return [one for one in self.candidates if not one.refused]
 
@@ -94,35 +94,42 @@ def advise(
     ``task`` and ``settings`` are those of :func:`fedalloy.compare`. FedAvg with tuned steps and FedAvg fine-tuned at
     every client are always tried. Within about so many ``minutes`` all methods are tuned with equal budgets on
     validation parts and tuning seeds, the better half going on after every stage; the two best and FedAvg then run on
-    other seeds and are scored on test parts. If these do not show that one is better, the answer is FedAvg. Where the
-    recipe's rounds do not fit, fewer are run, and the answer says so.
+    other seeds and are scored on test parts. If none is better there, the answer is FedAvg. Where the recipe's rounds
+    do not fit, fewer are run, and the answer says so.
 
-    ``aim`` is what counts: the ``mean`` over clients, or the ``worst``-served tenth. ``one_model`` leaves out methods
-    that give every client its own model. ``methods`` are tried instead of a choice of ``most`` of all. ``without``
-    names federations whose published results must not be used for that choice (to test the advice itself). The folder
-    (default ``runs/advice``, or ``runs/<recipe>-advice``) is that of a comparison; the same call continues after an
-    interrupt.
+    ``aim``: what counts, the ``mean`` over clients or the ``worst``-served tenth. ``one_model`` leaves out methods that
+    give every client its own model. ``methods`` are tried instead of a choice of ``most``; ``without`` names federations
+    whose published results must not be used for it. The folder (default ``runs/advice``, or ``runs/<recipe>-advice``)
+    is that of a comparison; the same call continues after an interrupt.
     """
     leave_if_starting()
     call = as_call(task, None, folder or _folder(task), settings)
     _check(call.recipe, minutes, aim, most)
     recipe = _prepared(call.recipe, aim)
-    asked = {"recipe": json.loads(json.dumps(recipe.model_dump(exclude_none=True), default=repr)), "minutes": minutes,
-             "aim": aim, "one_model": one_model, "methods": list(methods), "most": most,
-             "without": sorted(without)}  # fmt: skip
+    question = {"aim": aim, "one_model": one_model, "methods": list(methods), "most": most, "without": sorted(without)}
+    asked = {"recipe": _plain(recipe), "minutes": minutes, **question}
     record = read_record(call.folder, asked)
     call = Call(recipe, call.task, call.folder)
     workers = 1 if call.task else processes or default_processes(recipe)
     found, candidates = _looked_at(call, record, aim, one_model, methods, most, without)
-    trying = [one for one in candidates if not one.refused]
-    pilot = Pilot(call, recipe, trying, 60 * minutes, workers, watcher or (lambda news: None), record)
+    pilot = Pilot(call, recipe, candidates, 60 * minutes, workers, watcher or (lambda news: None), record)
+    return _answer(call, _piloted(pilot), aim, found, candidates, pilot)
+
+
+def _piloted(pilot: Pilot) -> Comparison:
+    """The pilot, and the comparison of its finalists."""
     pilot.run()
+    call, record = pilot.call, pilot.record
     write_json(call.folder / "tuning.json", list(record["tuned"].values()))
     try:
-        done = compared(Call(reported(record, recipe), call.task, call.folder), workers, pilot.watcher)
+        return compared(Call(reported(record, pilot.recipe), call.task, call.folder), pilot.processes, pilot.watcher)
     finally:
         pilot.note()
-    return _answer(call, done, aim, found, candidates, pilot)
+
+
+def _plain(recipe: Recipe) -> Any:
+    """The recipe as JSON would give it back."""
+    return json.loads(json.dumps(recipe.model_dump(exclude_none=True), default=repr))
 
 
 def _folder(task: object) -> Path:
@@ -162,7 +169,7 @@ def _prepared(recipe: Recipe, aim: Aim) -> Recipe:
 
 def _looked_at(
     call: Call, record: Record, aim: Aim, one_model: bool, methods: Sequence[str], most: int, without: Sequence[str]
-) -> tuple[Measures, list[Candidate]]:
+) -> tuple[Measures, list[MethodChoice]]:
     """The measures of the federation and the methods, as they were when the folder was begun."""
     if "measures" not in record:
         first = job_of(call.recipe, REFERENCE, call.recipe.run.tuning_seeds[0], call.folder, call)
@@ -172,11 +179,11 @@ def _looked_at(
         record |= {"measures": found.to_json(), "candidates": [one.to_json() for one in listed]}
         write_json(call.folder / "advise.json", record)
     found = Measures(**{**record["measures"], "missing": tuple(record["measures"]["missing"])})
-    return found, [Candidate(**{**one, "facts": tuple(one["facts"])}) for one in record["candidates"]]
+    return found, [MethodChoice(**{**one, "facts": tuple(one["facts"])}) for one in record["candidates"]]
 
 
 def _answer(
-    call: Call, done: Comparison, aim: Aim, found: Measures, candidates: Sequence[Candidate], pilot: Pilot
+    call: Call, done: Comparison, aim: Aim, found: Measures, candidates: Sequence[MethodChoice], pilot: Pilot
 ) -> Advice:
     recipe, metric = call.recipe, done.outcomes[0].metric
     higher, shown = bool(higher_is_better(metric)), effects(done.outcomes, done.looks)
@@ -201,7 +208,7 @@ def _length(recipe: Recipe, record: Mapping[str, Any]) -> list[str]:
     return [f"{what}, which did not fit into the time: longer runs may end otherwise."]
 
 
-def _untried(candidates: Sequence[Candidate], pilot: Pilot) -> list[str]:
+def _untried(candidates: Sequence[MethodChoice], pilot: Pilot) -> list[str]:
     """What was tried with which budgets, what failed, and how many methods were not tried."""
     stages = " then ".join(
         f"{len(one['methods'])} methods with {one['trials']} trial{'s' * (one['trials'] > 1)}"

@@ -228,10 +228,10 @@ def _work(made: Experiment, ids: Tensor, steps: Tensor) -> Tensor:
 
 def _absent(made: Experiment, population: int) -> float:
     """The share of clients that a round expects not to hear, from sampling and links."""
-    heard = made.config.sampling.size(population) / population
+    reached = made.config.sampling.size(population) / population
     for chance in (made.config.devices.success, made.config.devices.availability):
-        heard *= float(torch.as_tensor(chance, dtype=torch.float64).mean())
-    return 1.0 - heard
+        reached *= float(torch.as_tensor(chance, dtype=torch.float64).mean())
+    return 1.0 - reached
 
 
 def _missing(task: Task, seen: Description) -> list[str]:

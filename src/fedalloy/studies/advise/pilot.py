@@ -1,7 +1,7 @@
 """The pilot: methods are tuned with equal budgets in stages, after each of which the better half goes on.
 
 Every decision (rounds, methods and trials of a stage, seeds that are reported) is written down before it is carried
-out, so that an interrupted pilot goes on with the same ones.
+out, so that an interrupted pilot continues with the same ones.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fedalloy.studies.advise.budget import (
     survivors,
 )
 from fedalloy.studies.advise.facts import REFERENCE
-from fedalloy.studies.advise.shortlist import Candidate
+from fedalloy.studies.advise.shortlist import MethodChoice
 from fedalloy.studies.compare.calling import Call
 from fedalloy.studies.compare.comparing import job_of, with_entries, write_json
 from fedalloy.studies.compare.jobs import Watcher, work
@@ -53,7 +53,7 @@ class Pilot:
 
     call: Call
     recipe: Recipe
-    candidates: Sequence[Candidate]
+    choices: Sequence[MethodChoice]
     seconds: float
     processes: int
     watcher: Watcher
@@ -80,6 +80,11 @@ class Pilot:
         self.record["seconds"] = self.record.get("seconds", 0.0) + now - self._begun
         self._begun = now
         write_json(self.call.folder / FILE, self.record)
+
+    @property
+    def candidates(self) -> list[MethodChoice]:
+        """The methods to be tried."""
+        return [one for one in self.choices if not one.refused]
 
     @property
     def left(self) -> float:

@@ -44,7 +44,7 @@ class MethodNotes:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class MethodChoice:
     """A method that is tried, or not (then ``refused`` says why): the reason, what our runs say, and its cost."""
 
     name: str
@@ -81,7 +81,7 @@ def shortlist(
     refusal: Callable[[str], str],
     one_model: bool = False,
     named: Sequence[str] = (),
-) -> list[Candidate]:
+) -> list[MethodChoice]:
     """All methods, those to be tried first, in the order of what speaks for them.
 
     ``refusal`` says why a method cannot run with the recipe. With ``named`` methods these are tried, and no others but
@@ -109,23 +109,23 @@ def _check_named(named: Sequence[str]) -> None:
 
 def _candidate(
     one: MethodNotes, found: Measures, facts: Sequence[Fact], aim: Aim, one_model: bool, refusal: Callable[[str], str]
-) -> Candidate:
+) -> MethodChoice:
     met = _met(one, found)
     told = [fact.text() for fact in facts if fact.method == one.name and fact.outcome in ("better", "worse")]
     undecided = sum(fact.method == one.name and fact.outcome == "undecided" for fact in facts)
     told += [f"undecided in {undecided} comparisons"] if undecided else []
     seen = f" ({', '.join(met)})" if met else ""
-    made = Candidate(one.name, one.kind, f"{one.why}{seen}", tuple(told), one.work, one.upload)
+    made = MethodChoice(one.name, one.kind, f"{one.why}{seen}", tuple(told), one.work, one.upload)
     return _refused(made, _why_not(one, found, aim, one_model, bool(met)) or refusal(one.name))
 
 
-def _asked(one: Candidate, refused: str) -> Candidate:
+def _asked(one: MethodChoice, refused: str) -> MethodChoice:
     """A method that the user names is tried unless it cannot run."""
-    return Candidate(one.name, one.kind, "named by you", one.facts, one.work, one.upload, refused)
+    return MethodChoice(one.name, one.kind, "named by you", one.facts, one.work, one.upload, refused)
 
 
-def _refused(one: Candidate, why: str) -> Candidate:
-    return Candidate(one.name, one.kind, one.reason, one.facts, one.work, one.upload, why)
+def _refused(one: MethodChoice, why: str) -> MethodChoice:
+    return MethodChoice(one.name, one.kind, one.reason, one.facts, one.work, one.upload, why)
 
 
 def _met(one: MethodNotes, found: Measures) -> list[str]:
@@ -152,18 +152,18 @@ def _why_not(one: MethodNotes, found: Measures, aim: Aim, one_model: bool, met: 
     return f"nothing in the measures speaks for it (it asks for {wanted})" if wanted else "nothing speaks for it"
 
 
-def _by_turns(some: Sequence[Candidate], found: Measures, facts: Sequence[Fact], aim: Aim) -> list[Candidate]:
+def _by_turns(some: Sequence[MethodChoice], found: Measures, facts: Sequence[Fact], aim: Aim) -> list[MethodChoice]:
     """The best of every kind, then the next best of every kind, and so on, so that all kinds are tried."""
     notes = method_notes()
 
-    def favour(one: Candidate) -> tuple[float, float]:
+    def favour(one: MethodChoice) -> tuple[float, float]:
         mine = [fact for fact in facts if fact.method == one.name and fact.part == 1.0]
         ahead = {fact.federation for fact in mine if fact.outcome == "better"}
         behind = {fact.federation for fact in mine if fact.outcome == "worse"}
         return -(len(_met(notes[one.name], found)) + len(ahead) - len(behind)), one.work * max(one.upload, 1.0)
 
     queues = {kind: sorted((one for one in some if one.kind == kind), key=favour) for kind in set(_ORDER[aim])}
-    ordered: list[Candidate] = []
+    ordered: list[MethodChoice] = []
     for kind in cycle(_ORDER[aim]):
         if len(ordered) == len(some):
             break
