@@ -96,7 +96,7 @@ def kind_of(method: str) -> str:
 
 def _unit(key: Key) -> torch.Tensor:
     drawn: torch.Tensor = torch.randn(FEATURES, generator=key.generator(), dtype=torch.float64)
-    return drawn / torch.linalg.vector_norm(drawn)
+    return torch.nn.functional.normalize(drawn, dim=0)
 
 
 def _examples(rule: torch.Tensor, count: int, key: Key) -> tuple[Any, Any]:

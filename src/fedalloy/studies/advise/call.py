@@ -98,9 +98,9 @@ def advise(
     do not fit, fewer are run, and the answer says so.
 
     ``aim``: what counts, the ``mean`` over clients or the ``worst``-served tenth. ``one_model`` leaves out methods that
-    give every client its own model. ``methods`` are tried instead of a choice of ``most``; ``without`` names federations
-    whose published results must not be used for it. The folder (default ``runs/advice``, or ``runs/<recipe>-advice``)
-    is that of a comparison; the same call continues after an interrupt.
+    give every client its own model. ``methods`` are tried instead of a choice of ``most``; ``without`` names
+    federations whose published results must not be used for it. The folder (default ``runs/advice``, or
+    ``runs/<recipe>-advice``) is that of a comparison; the same call continues after an interrupt.
     """
     leave_if_starting()
     call = as_call(task, None, folder or _folder(task), settings)
