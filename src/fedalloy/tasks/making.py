@@ -31,6 +31,7 @@ from fedalloy.tasks.lazy import CACHE_MB, LazyClients, LazyTask
 from fedalloy.tasks.noise import as_noise
 from fedalloy.tasks.partitions.base import Partition
 from fedalloy.tasks.partitions.flower_datasets import uses_clients
+from fedalloy.tasks.precision import reading_as
 from fedalloy.tasks.source import TaskSource, source_of
 from fedalloy.tasks.sources.columns import Columns
 from fedalloy.tasks.sources.hugging_face import Tokenise
@@ -88,7 +89,8 @@ def task(
     options = SourceOptions(ids, given, classes, lazy, tokenise, clients, *dealt, collate=collate)
     settings = _settings(settings)
     key, defaults = task_key(settings["seed"]), defaults_of(as_loader(dataset) or dataset)
-    opened = open_source(dataset, options, key.fold("dataset"))
+    with reading_as(as_precision(settings["dtype"])):
+        opened = open_source(dataset, options, key.fold("dataset"))
     if isinstance(opened, Dataset):
         data = _told(opened, as_loader(dataset) is None and partition is None and clients is None)
         made = make_task(_Opened(data, defaults), model, partition, _number(clients, dataset, opened), **settings)

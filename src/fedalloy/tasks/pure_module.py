@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedalloy.core import renamed
-from fedalloy.core.errors import SpecError
+from fedalloy.core.errors import FedalloyError, SpecError
 from fedalloy.core.inputs import Inputs, device_of, to
 from fedalloy.core.inputs import leaves as leaves_of
 from fedalloy.core.keys import Key
@@ -27,6 +28,7 @@ from fedalloy.tasks.keyed import KeyedDraws, is_silent, may_draw, seeded_by
 from fedalloy.tasks.probing import ProbeResult, close, probe, some_rows
 from fedalloy.tasks.skeletons import leaves_in, materialised, own_buffers, skeleton
 from fedalloy.tasks.trainable import Patterns, Selection, select
+from fedalloy.tasks.unfit import checked, tell_rounding
 from fedalloy.tasks.writing import Writes, refuse_renorm, tracks_rows
 
 Factory = Callable[[], nn.Module]
@@ -42,11 +44,15 @@ class BuiltModule:
     """A module as a factory of copies: its values are the start for every key. Pretrained weights enter this way."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._module = copy.deepcopy(module)
+        self._module = copy.deepcopy(checked(module))
 
     def __call__(self) -> nn.Module:
         """A copy."""
         return copy.deepcopy(self._module)
+
+    def tell_rounding(self, dtype: torch.dtype) -> None:
+        """Warn if its values are rounded to ``dtype``."""
+        tell_rounding(self._module, dtype)
 
 
 class PureModule:
@@ -61,7 +67,9 @@ class PureModule:
         self, factory: Factory | nn.Module, patterns: Patterns, dtype: torch.dtype, example: Inputs | None = None
     ) -> None:
         self.factory: Factory = BuiltModule(factory) if isinstance(factory, nn.Module) else factory
-        self.patterns, self.dtype = patterns, dtype
+        self.patterns, self.dtype, self._last = patterns, dtype, _nothing
+        if isinstance(self.factory, BuiltModule):
+            self.factory.tell_rounding(dtype)
         self.example = None if example is None else to(some_rows(example), "cpu")  # where models are built
         module = self.build(_SKELETON)
         self.selection: Selection = select(module, patterns)
@@ -80,7 +88,7 @@ class PureModule:
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies on other devices are made again where they are needed."""
-        return {**self.__dict__, "_elsewhere": {}}
+        return {**self.__dict__, "_elsewhere": {}, "_last": _nothing}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """In another process, transformers does not know our attention yet."""
@@ -92,7 +100,17 @@ class PureModule:
         """The factory's model, with initial values from a key; the global generator is not changed."""
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(key.seed())
-            return materialised(self.factory().to(self.dtype), self.example, self.input)
+            return materialised(self._new().to(self.dtype), self.example, self.input)
+
+    def _new(self) -> nn.Module:
+        made = checked(self.factory())
+        if made is self._last():
+            raise SpecError(
+                "the function that builds the model returns the same module every time, so that all starts share their "
+                "values: let it build a new one, or give the module itself"
+            )
+        self._last = weakref.ref(made)
+        return made
 
     def init(self, key: Key) -> tuple[Tree, Tree]:
         """Fresh parameters and buffers: the model as ``factory`` initialises it under this key."""
@@ -238,7 +256,12 @@ class PureModule:
     def _agree(self, one: nn.Module, other: nn.Module) -> bool:
         """Whether two modules give the same outputs for the example."""
         args, named = arguments(self.example, self.input)
-        return close(scores_in(other(*args, **named)), scores_in(one(*args, **named)))
+        try:
+            return close(scores_in(other(*args, **named)), scores_in(one(*args, **named)))
+        except FedalloyError:
+            raise
+        except Exception:  # a model that fails is left to fail where its error can name the data
+            return True
 
     def _needs_floats(self, example: Inputs) -> bool:
         """Whether the model fails on the whole numbers of the example, and accepts them as floating-point numbers."""
@@ -281,6 +304,11 @@ class PureModule:
 
 
 _QUIET = nullcontext()
+
+
+def _nothing() -> nn.Module | None:
+    """No module was built yet, or it is gone."""
+    return None
 
 
 def _ties(module: nn.Module) -> list[tuple[str, str]]:
