@@ -59,7 +59,9 @@ class KeyedDraws(TorchFunctionMode):
         if isinstance(self.key.state, int):
             self.count += 1
             return self.key.fold("draw", self.count - 1)
-        if self._ahead is None or self.count % _AHEAD == 0:  # the keys of many calls at once: on a GPU every fold takes a dozen kernels
+        if (
+            self._ahead is None or self.count % _AHEAD == 0
+        ):  # the keys of many calls at once: on a GPU every fold takes a dozen kernels
             calls = torch.arange(self.count, self.count + _AHEAD, device=self.key.state.device)
             self._ahead = torch.as_tensor(self.key.fold("draw").each(calls).state)
         self.count += 1

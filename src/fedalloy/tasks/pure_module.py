@@ -23,6 +23,7 @@ from fedalloy.core.keys import Key
 from fedalloy.core.types import Tree
 from fedalloy.tasks import huggingface
 from fedalloy.tasks.calling import arguments, scores_in
+from fedalloy.tasks.checkpointing import PlainCheckpoints, tell
 from fedalloy.tasks.dropout import Dropout
 from fedalloy.tasks.keyed import KeyedDraws, is_silent, may_draw, seeded_by
 from fedalloy.tasks.probing import ProbeResult, close, probe, some_rows
@@ -204,7 +205,7 @@ class PureModule:
         """Answers to random calls: from the draw in training, always the same in evaluation."""
         key = _EVALUATION if not training else None if draw is None else Key.at(draw)
         refusal = _UNPROBED if padded and self.example is None else ""
-        with KeyedDraws(key, refusal):
+        with PlainCheckpoints(), KeyedDraws(key, refusal):
             if self.found.unkeyed and key is not None:
                 with seeded_by(key.fold("generator")):
                     yield
@@ -298,7 +299,10 @@ class PureModule:
             self._check_unwritten(placed, given)
             return scores_in(made)
 
-        found = probe(call, self.example)
+        with PlainCheckpoints() as checkpoints:
+            found = probe(call, self.example)
+        if checkpoints.used:
+            tell()
         writes.tell()
         return replace(found, couples=True) if writes.buffers else found
 
