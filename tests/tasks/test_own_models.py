@@ -234,3 +234,14 @@ def test_saving_needs_a_model_that_can():
         result.save_pretrained("nowhere")
     with pytest.raises(SpecError, match="client 9 does not exist"):
         result.module(client=9)
+
+
+def test_lazy_layers_get_their_sizes_from_whole_numbers_too():
+    pixels = torch.randint(0, 256, (24, 1, 6, 6), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+
+    def model():
+        return nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.LazyLinear(2))
+
+    data = Dataset(pixels, (pixels[:, 0, 0, 0] > 127).long(), 2)
+    result = fedalloy.fit("fedavg", make_task(data, model, clients=2), rounds=1)
+    assert result.model["2.weight"].shape == (2, 32)

@@ -67,7 +67,7 @@ def test_a_script_module_is_refused():
 def test_a_function_that_returns_one_module_every_time_is_no_function_that_builds_one():
     module = nn.Linear(4, 2)
     task = make_task(DATA, lambda: module, clients=2)
-    with pytest.raises(SpecError, match="returns the same module every time.*give the module itself"):
+    with pytest.raises(SpecError, match=r"returns the same module every time.*give the module itself"):
         task.objective.init(Key.of(0))
 
 
@@ -98,5 +98,5 @@ class Decoder(nn.Module):
 
 def test_a_model_that_fails_on_the_data_says_so_before_the_first_round():
     task = make_task(DATA, Decoder, clients=2)
-    with pytest.raises(SpecError, match="does not accept an example.*inputs of the decoder are missing"):
+    with pytest.raises(SpecError, match=r"does not accept an example.*inputs of the decoder are missing"):
         fedalloy.fit("fedavg", task, rounds=1)

@@ -48,7 +48,7 @@ class PlainCheckpoints:
 def tell() -> None:
     """Say that a model's checkpoints have no effect."""
     warnings.warn(
-        "the model checkpoints activations (torch.utils.checkpoint, gradient_checkpointing_enable): here they are kept, "
+        "the model checkpoints activations (torch.utils.checkpoint, gradient_checkpointing_enable): they are kept, "
         "because the backward pass would compute them with other weights; results are the same, with more memory",
         RuntimeWarning,
         stacklevel=2,

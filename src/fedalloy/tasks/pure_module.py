@@ -68,7 +68,7 @@ class PureModule:
         self, factory: Factory | nn.Module, patterns: Patterns, dtype: torch.dtype, example: Inputs | None = None
     ) -> None:
         self.factory: Factory = BuiltModule(factory) if isinstance(factory, nn.Module) else factory
-        self.patterns, self.dtype, self._last = patterns, dtype, _nothing
+        self.patterns, self.dtype, self.casts, self._last = patterns, dtype, False, _nothing
         if isinstance(self.factory, BuiltModule):
             self.factory.tell_rounding(dtype)
         self.example = None if example is None else to(some_rows(example), "cpu")  # where models are built
@@ -77,7 +77,7 @@ class PureModule:
         renamed.refuse_old_attributes(module, renamed.MODEL)
         refuse_renorm(module)
         self.frozen = leaves_in(module, self.selection.constants)
-        self.ties, self.casts = _ties(module), False
+        self.ties = _ties(module)
         self.training, self.evaluation = self._skeletons(module)
         self.dropouts = [name for name, part in self.training.named_modules() if _drops(part)]
         self.silent = is_silent(self.training)
@@ -101,7 +101,7 @@ class PureModule:
         """The factory's model, with initial values from a key; the global generator is not changed."""
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(key.seed())
-            return materialised(self._new().to(self.dtype), self.example, self.input)
+            return materialised(self._new().to(self.dtype), self.example, self.input, self.dtype)
 
     def _new(self) -> nn.Module:
         made = checked(self.factory())

@@ -14,8 +14,8 @@ from torch import Tensor
 from fedalloy.core.arguments import checked
 from fedalloy.core.errors import DataError, SpecError, nearest
 from fedalloy.tasks.datasets.base import Dataset, as_pair, counted_classes, left_out, regression_notice
-from fedalloy.tasks.precision import read_as
 from fedalloy.tasks.imputing import Impute
+from fedalloy.tasks.precision import read_as
 
 LABELS = ("y", "label")
 """Names of the label column that need not be declared."""
