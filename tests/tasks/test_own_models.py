@@ -189,6 +189,16 @@ def test_a_built_module_is_the_start_of_every_seed_and_stays_as_it_is():
         fedalloy.fit("superfed_mm", task, rounds=1)
 
 
+def test_a_function_with_a_seed_of_its_own_has_one_start_too():
+    def seeded():
+        torch.manual_seed(0)
+        return body_and_head()
+
+    with pytest.raises(SpecError, match=r"gives the same values every time.*without a seed of its own"):
+        fedalloy.fit("superfed_mm", make_task(Dataset(X, Y, 2), seeded, clients=3), rounds=1)
+    assert fedalloy.fit("superfed_mm", make_task(Dataset(X, Y, 2), body_and_head, clients=3), rounds=1).status
+
+
 def test_seeds_that_begin_with_one_model_do_not_claim_to_redraw_it(tmp_path):
     said = {}
     for kind, model in (("built", body_and_head()), ("function", body_and_head)):
