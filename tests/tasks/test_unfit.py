@@ -75,7 +75,7 @@ def test_a_built_model_in_float64_is_not_rounded_in_silence():
     with pytest.warns(UserWarning, match="in float64 and the task in float32"):
         make_task(DATA, nn.Linear(4, 2).double(), clients=2)
     task = make_task(DATA, nn.Linear(4, 2).double(), clients=2, dtype="float64")  # a warning would fail the test
-    assert task.objective.dtype == torch.float64
+    assert task.objective.init(Key.of(0))[0]["weight"].dtype == torch.float64
 
 
 def test_an_unknown_unit_is_refused():

@@ -73,8 +73,7 @@ def make_task(
 
     >>> assert make_task("digits", partition={"kind": "dirichlet", "alpha": 0.3}, clients=5).population == 5
     """
-    with reading_as(as_precision(dtype)):
-        key, defaults, data, scaling = _read(dataset, standardise, seed)
+    key, defaults, data, scaling = _read(dataset, standardise, seed, as_precision(dtype))
     bounds, (of, rule) = data.bounds if scaling == "none" else None, kind_and_loss(data, loss or defaults.loss, kind)
     learn = partial(objective_on, data, device, loss=rule, dtype=dtype, kind=of, unit=unit)
     chosen, fixed = (defaults.model if model is None else model), {"trainable": trainable, "buckets": buckets}
@@ -90,11 +89,13 @@ def make_task(
 
 
 def _read(
-    dataset: str | Spec | DatasetLoader | Dataset, standardise: Standardise | None, seed: int
+    dataset: str | Spec | DatasetLoader | Dataset, standardise: Standardise | None, seed: int, dtype: torch.dtype
 ) -> tuple[Key, DatasetDefaults, Dataset, Standardise]:
     """The key of a task, the defaults of its data, the data, and how they are scaled."""
     key, defaults = task_key(seed), defaults_of(dataset)
-    return key, defaults, as_dataset(dataset, key.fold("dataset")), as_standardise(standardise or defaults.standardise)
+    with reading_as(dtype):
+        data = as_dataset(dataset, key.fold("dataset"))
+    return key, defaults, data, as_standardise(standardise or defaults.standardise)
 
 
 def _shown(data: Dataset, kind: TaskKind | None, defaults: DatasetDefaults, inferred: bool) -> dict[str, Any]:

@@ -35,12 +35,12 @@ class PlainCheckpoints:
             setattr(checkpoint, name, before)
 
     def apply(self, function: Any, preserve: bool, *args: Any) -> Any:
-        """In the place of ``CheckpointFunction.apply``."""
+        """Called instead of ``CheckpointFunction.apply``."""
         self.used += 1
         return function(*args)
 
     def _around(self, *_: Any, **__: Any) -> Iterator[None]:
-        """In the place of the generator around a call."""
+        """Used instead of the generator around a call."""
         self.used += 1
         yield
 
