@@ -45,7 +45,6 @@ def compiled():
     (lambda: nn.DataParallel(nn.Linear(4, 2)), r"nn\.DataParallel.*its '\.module'"),
     (Around, r"the model's part 'inside' is wrapped in nn\.DataParallel"),
     (Complex, "'weight' is complex.*view_as_real"),
-    (nn.Flatten, "no parameters"),
     (lambda: 3, "must return an nn.Module"),
     (nn.Linear, r"Linear needs the arguments in_features, out_features.*lambda: Linear\(\.\.\.\)"),
     (torch.zeros(3), "model is a Tensor: give an nn.Module"),
@@ -56,6 +55,12 @@ def test_a_model_that_cannot_be_trained_is_refused_in_words(model, words):
     if callable(model) and model not in (nn.Linear,) and isinstance(built := model(), nn.Module):
         with pytest.raises(SpecError, match=words):
             make_task(DATA, built, clients=2)
+
+
+def test_a_model_without_parameters_can_be_scored_and_not_trained():
+    task = make_task(DATA, lambda: nn.Softmax(dim=1), clients=2)
+    with pytest.raises(SpecError, match="the model has no parameters"):
+        fedalloy.fit("fedavg", task, rounds=1)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script")

@@ -54,7 +54,10 @@ def assemble(algorithm: Algorithm, task: Task, config: RunConfig) -> Federation:
 
 
 def _check_starts(algorithm: Algorithm, task: Task) -> None:
-    """Refuse a method whose clients draw models of their own, if the model has only one start."""
+    """Refuse a model without parameters, and a method whose clients draw models of their own, if the model has only one
+    start."""
+    if not task.objective.forms.get("params", {"any": None}):
+        raise SpecError("the model has no parameters, so that nothing would be trained: give one that has some")
     if not algorithm.needs_fresh:
         return
     who = f"solver {type(algorithm.solver).__name__}, whose clients draw models of their own,"

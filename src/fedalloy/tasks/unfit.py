@@ -36,8 +36,6 @@ def checked(made: Any) -> nn.Module:
                 f"the parameter '{name}' is complex, and models are trained in real numbers: keep its real and "
                 "imaginary part as one parameter (torch.view_as_real), and join them in the call"
             )
-    if next(made.parameters(), None) is None:
-        raise SpecError("the model has no parameters, so that nothing would be trained")
     return made
 
 
