@@ -25,7 +25,7 @@ REFERENCE = "fedavg"
 _MAIN = ("rounds", "mean", "weighted_mean", "global")
 _WORST = ("worst10", "worst20", "worst")
 _DIGITS = 4
-_SAME_DATA = {"duw_mnist": "mnist", "s0-mnist": "mnist"}
+_SAME_DATA = {"duw_mnist": "mnist", "s0-mnist": "mnist", "femnist_aj": "femnist"}
 """Other names of a federation's data: of a data set, or of an experiment whose cases another program runs."""
 
 
