@@ -102,7 +102,7 @@ def _cost(one: Mapping[str, Any]) -> str:
 
 def _trial_row(name: str, tuned: Mapping[str, Any] | None) -> list[str]:
     if tuned is None:
-        return [name, "failed", "", ""]
+        return [name, "failed, or no time for it", "", ""]
     scores = [one["score"] for one in tuned["tried"] if one["settings"] == tuned["best"]]
     score = next(one for one in scores if one is not None)
     return [name, settings_text(dict(tuned["best"])), number(score), str(len(tuned["tried"]))]

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 FEWEST_SEEDS, MOST_SEEDS = 4, 12
-_FIRST, _MOST_TRIALS, _FINALISTS = 3, 24, 2
+_FIRST, _MOST_TRIALS, _FINALISTS, _FEWEST_METHODS = 3, 24, 2, 3
 _RESERVED_SEEDS = 8
 """So many seeds must stay affordable when more trials are planned: with four an interval is half as wide again."""
 _STOPPED = 0.6
@@ -52,18 +52,38 @@ def rounds_within(
     runs += [work * FEWEST_SEEDS for work in sorted(works)[: _FINALISTS + 1]]
 
     def fits(count: int) -> bool:
-        often = _every(count, rounds, every)
+        often = _every(count, rounds, every, speed)
         each = speed.run(count, often) - count * speed.round
-        return sum(runs) * count * speed.round + len(works) * tuning * _FIRST * each <= seconds
+        return (
+            sum(runs) * count * speed.round + (len(works) * tuning * _FIRST + _FINALISTS * FEWEST_SEEDS) * each
+            <= seconds
+        )
 
     least = min(rounds, _FEWEST_ROUNDS)
     found = next((count for count in range(rounds, least, -1) if fits(count)), least)
-    return found, _every(found, rounds, every)
+    return found, _every(found, rounds, every, speed)
 
 
-def _every(count: int, rounds: int, every: int) -> int:
-    """Evaluations of shortened runs: at least nine of them, for comparisons after a ninth and a third."""
-    return every if count == rounds else max(1, min(every, count // 9))
+def _every(count: int, rounds: int, every: int, speed: Speed) -> int:
+    """Evaluations of shortened runs: nine of them, for comparisons after a ninth and a third; four, after a quarter and
+    three quarters, where one takes longer than two rounds."""
+    parts = 4 if speed.evaluation > 2 * speed.round else 9
+    return every if count == rounds else max(1, min(every, count // parts))
+
+
+def affordable(cost: Mapping[str, float], seconds: float) -> list[str]:
+    """The methods, in their order, of which every one can have a trial in the time of the first stage: at least three.
+
+    >>> affordable({"fedavg": 10.0, "fedavg_ft": 20.0, "ditto": 40.0, "apfl": 20.0}, 100.0)
+    ['fedavg', 'fedavg_ft', 'ditto']
+    """
+    names: list[str] = []
+    spent = 0.0
+    for name, one in cost.items():
+        spent += one
+        if len(names) < _FEWEST_METHODS or spent <= (1 - kept_after(1)) * seconds:
+            names.append(name)
+    return names
 
 
 def first_trials(cost: Mapping[str, float], seconds: float) -> int:

@@ -214,7 +214,10 @@ def _untried(candidates: Sequence[MethodChoice], pilot: Pilot) -> list[str]:
         f"{len(one['methods'])} methods with {one['trials']} trial{'s' * (one['trials'] > 1)}"
         for one in pilot.record["stages"]
     )
-    said = [f"Tried: {', '.join(one.name for one in candidates if not one.refused)} ({stages})."]
+    tried = pilot.record["stages"][0]["methods"]
+    said = [f"Tried: {', '.join(tried)} ({stages})."]
+    late = [one.name for one in candidates if not one.refused and one.name not in tried]
+    said += [f"There was no time to try {', '.join(late)}: give more --minutes."] if late else []
     said += [f"{name} failed in the pilot: {reason}." for name, reason in pilot.failed.items()]
     rest = [one.name for one in candidates if one.refused]
     return [*said, f"Not tried: {len(rest)} other methods ({', '.join(rest)})."]

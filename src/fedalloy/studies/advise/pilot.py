@@ -23,6 +23,7 @@ from fedalloy.experiment.records.reading import read_run
 from fedalloy.experiment.records.scalars import seconds_of
 from fedalloy.studies.advise.budget import (
     Speed,
+    affordable,
     first_trials,
     further_trials,
     kept_after,
@@ -155,7 +156,8 @@ class Pilot:
             rounds, every = self.record["rounds"], self.record["every"]
             seeds = len(self.recipe.run.tuning_seeds)
             cost = {one.name: seeds * speed.run(rounds, every, one.work) for one in self.candidates}
-            return {"methods": names, "trials": first_trials(cost, self.left)}
+            names = affordable({name: cost[name] for name in names}, self.left)
+            return {"methods": names, "trials": first_trials({name: cost[name] for name in names}, self.left)}
         if "report" in self.record:
             return None
         before, names = self.record["stages"][-1], [REFERENCE, *survivors(self.order, number - 1)]
