@@ -44,10 +44,11 @@ _OWN_PARTS = ("solver", "weighting", "server")
 class Advice:
     """The answer (``first``, then ``lines``), what it rests on, and the recipe to run next (``file``).
 
-    ``method`` is the advised one, FedAvg unless another was shown to be better:
+    ``method`` is the advised one, ``effects`` are its evidence and that of the other finalist:
 
-    >>> [name for name in Advice.__dataclass_fields__ if name in ("file", "method", "first")]
-    ['file', 'method', 'first']
+    >>> from fedalloy.results.evidence import PairedDifferences, compare_together
+    >>> compare_together([PairedDifferences((0.02, 0.03, 0.04))])[0].outcome
+    'better'
     """
 
     folder: Path
@@ -110,9 +111,9 @@ def advise(
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     found = advise({"partition": {"clients": 3}}, folder, minutes=0.001, methods=["fedprox"], rounds=2, processes=1)
-    >>> [one.name for one in found.effects]
-    ['fedavg', 'fedprox']
+    ...     found = advise({"partition": {"clients": 3}}, folder, minutes=0.001, methods=["fedprox"], rounds=2)
+    >>> found.method in ("fedavg", "fedprox") and len(found.effects)
+    2
     """
     leave_if_starting()
     call = as_call(task, None, folder or _folder(task), settings)
