@@ -34,7 +34,7 @@ RECIPE: dict[str, Any] = {
     "partition": {"kind": "classes", "per_client": 2, "clients": 6},
     "algorithm": {"name": "fedprox", "mu": 0.5, "batch_size": 64},
     "run": {"rounds": 9, "seeds": [0], "target": 0.99, "stop_at_target": True},
-    "evaluate": {"every": 3},
+    "evaluate": {"every": 3, "part": "valid"},
     "compare": [{"name": "fedavg", "set": {"algorithm.lr": 1e-9}}],
 }
 

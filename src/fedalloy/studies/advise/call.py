@@ -110,8 +110,9 @@ def advise(
     ``runs/<recipe>-advice``) is that of a comparison; the same call continues after an interrupt.
 
     >>> import tempfile
+    >>> task = {"partition": {"clients": 3}, "run": {"rounds": 2}}
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     found = advise({"partition": {"clients": 3}}, folder, minutes=0.001, methods=["fedprox"], rounds=2)
+    ...     found = advise(task, folder, minutes=0.001, methods=["fedprox"], processes=1)
     >>> found.method in ("fedavg", "fedprox") and len(found.effects)
     2
     """
@@ -173,7 +174,7 @@ def _prepared(recipe: Recipe, aim: Aim) -> Recipe:
     run = {"target": None, "patience": None, "stop_at_target": False, "target_on": "clients", "quick": None}
     changes = {
         "compare": [], "grid": {}, "algorithm": AlgorithmTable(name=REFERENCE, **on_failure, **given),
-        "tune": TuneTable(**table),
+        "tune": TuneTable(**table), "evaluate": recipe.evaluate.model_copy(update={"part": "test"}),
         "run": recipe.run.model_copy(update={**run, "tuning_seeds": tuning_seeds(recipe)}),
     }  # fmt: skip
     return single_threaded(recipe.model_copy(update=changes))
