@@ -122,8 +122,7 @@ def advise(
     recipe = _prepared(call.recipe, aim)
     question = {"aim": aim, "one_model": one_model, "methods": list(methods), "most": most, "without": sorted(without)}
     record = read_record(call.folder, {"recipe": _plain(recipe), "minutes": minutes, **question})
-    call = Call(recipe, call.task, call.folder)
-    workers = 1 if call.task else processes or default_processes(recipe)
+    call, workers = Call(recipe, call.task, call.folder), 1 if call.task else processes or default_processes(recipe)
     found, candidates = _looked_at(call, record, aim, one_model, methods, most, without)
     pilot = Pilot(call, recipe, candidates, 60 * minutes, workers, watcher or (lambda news: None), record)
     return _answer(call, _piloted(pilot), aim, found, candidates, pilot)
