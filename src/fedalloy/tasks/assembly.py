@@ -29,6 +29,7 @@ from fedalloy.tasks.noise import LabelNoise, as_noise
 from fedalloy.tasks.objective import ModuleObjective
 from fedalloy.tasks.partitions.base import Partition
 from fedalloy.tasks.partitions.flower_datasets import FlowerDatasets, is_partitioner
+from fedalloy.tasks.preparing import Preparation
 from fedalloy.tasks.probing import ROWS
 from fedalloy.tasks.pure_module import BuiltModule, Factory
 from fedalloy.tasks.synthetic_part import SyntheticPart, as_part, mixed_in
@@ -77,13 +78,14 @@ def make_task(
     learn = partial(objective_on, data, device, loss=rule, dtype=dtype, kind=of, unit=unit)
     chosen, fixed = (defaults.model if model is None else model), {"trainable": trainable, "buckets": buckets}
     objective = learn(chosen, bounds=bounds, augment=augment, **fixed)
-    data = data if objective.takes_integers else _in_floats(data)
+    raw, data = data.x, data if objective.takes_integers else _in_floats(data)
     made = federate(
         data, *_dealing(partition, clients, data), objective, test_fraction=test_fraction, newcomers=newcomers,
         valid_fraction=valid_fraction, standardise=scaling, noise=as_noise(noise), key=key.fold("federation"),
     )  # fmt: skip
     made = made if synthetic is None else mixed_in(made, *as_part(synthetic).load())
-    shown = {"bounds": bounds, **_shown(data, of, defaults, inferred=kind is None)}
+    steps = replace(made.prepared, types=Preparation.of(raw).types)
+    shown = {"bounds": bounds, "prepared": steps, **_shown(data, of, defaults, inferred=kind is None)}
     return replace(made, classifier=learn(classifier) if classifier else None, **shown).to(device, as_precision(dtype))
 
 
