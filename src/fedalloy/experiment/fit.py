@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -237,6 +237,10 @@ def fit(
     _check_order(algorithm, task)
     if folder is not None and (not isinstance(folder, str | Path) or not str(folder)):
         raise SpecError(f"fit: folder must be the path of a run folder, or None for none, got {folder!r}")
+    if not isinstance(callbacks, Iterable):
+        raise SpecError(
+            f"fit: callbacks must be a list of objects, got {callbacks!r}: write [{type(callbacks).__name__}()]"
+        )
     chosen = as_algorithm(algorithm)
     config = RunConfig(rounds=rounds, seed=seed, **_settings(settings, cohort, task))
     name = {"name": algorithm} if isinstance(algorithm, str) else {}

@@ -115,7 +115,7 @@ def is_done(job: Job) -> bool:
         return False
     found = RunFolder.open(job.folder).recipe()
     different = mismatches(found, job.recipe)
-    if different:
+    if different and not _is_same_task(job, found):
         raise CheckpointError(
             f"{job.folder} holds another experiment ({', '.join(different)}); choose another folder with -o, or delete "
             "this one"
@@ -124,6 +124,20 @@ def is_done(job: Job) -> bool:
         "finished",
         "failed",
     )
+
+
+def _is_same_task(job: Job, found: dict[str, Any]) -> bool:
+    """Whether two recipes differ only because one names the data and the other got the same ones from Python."""
+    from fedalloy.experiment.describing import GIVEN
+    from fedalloy.experiment.identity import is_task_of
+    from fedalloy.experiment.recipe.matching import FREE, mismatches
+    from fedalloy.experiment.records.folder import RunFolder
+
+    names = [recipe.get("task", {}).get("dataset") for recipe in (found, job.recipe)]
+    if GIVEN not in names or mismatches(found, job.recipe, (*FREE, "task", "partition", "noise")):
+        return False
+    identity = RunFolder.open(job.folder).identity()
+    return identity is not None and is_task_of(identity, job.experiment.task())
 
 
 def check_data(jobs: Sequence[Job]) -> None:
