@@ -235,12 +235,7 @@ def fit(
     another engine or device, ``start_over`` starts over where no checkpoint can be used.
     """
     _check_order(algorithm, task)
-    if folder is not None and (not isinstance(folder, str | Path) or not str(folder)):
-        raise SpecError(f"fit: folder must be the path of a run folder, or None for none, got {folder!r}")
-    if not isinstance(callbacks, Iterable):
-        raise SpecError(
-            f"fit: callbacks must be a list of objects, got {callbacks!r}: write [{type(callbacks).__name__}()]"
-        )
+    _check_given(folder, callbacks)
     chosen = as_algorithm(algorithm)
     config = RunConfig(rounds=rounds, seed=seed, **_settings(settings, cohort, task))
     name = {"name": algorithm} if isinstance(algorithm, str) else {}
@@ -262,6 +257,14 @@ def as_algorithm(algorithm: Algorithm | str | Mapping[str, Any]) -> Algorithm:
     if not isinstance(algorithm, str | Mapping):
         raise SpecError(f"algorithm is a {type(algorithm).__name__}: give fedavg(lr=0.05), a method's name, or a spec")
     return algorithms.named(algorithm) if isinstance(algorithm, str) else algorithm_from_spec(algorithm)
+
+
+def _check_given(folder: object, callbacks: object) -> None:
+    if folder is not None and (not isinstance(folder, str | Path) or not str(folder)):
+        raise SpecError(f"fit: folder must be the path of a run folder, or None for none, got {folder!r}")
+    if not isinstance(callbacks, Iterable):
+        how = f"write [{type(callbacks).__name__}()]"
+        raise SpecError(f"fit: callbacks must be a list of objects, got {callbacks!r}: {how}")
 
 
 def _check_order(algorithm: object, task: object) -> None:

@@ -84,8 +84,7 @@ def make_task(
         valid_fraction=valid_fraction, standardise=scaling, noise=as_noise(noise), key=key.fold("federation"),
     )  # fmt: skip
     made = made if synthetic is None else mixed_in(made, *as_part(synthetic).load())
-    steps = replace(made.prepared, types=Preparation.of(raw).types)
-    shown = {"bounds": bounds, "prepared": steps, **_shown(data, of, defaults, inferred=kind is None)}
+    shown = {"bounds": bounds, **_shown(data, of, defaults, kind is None, made.prepared.of_types(raw))}
     return replace(made, classifier=learn(classifier) if classifier else None, **shown).to(device, as_precision(dtype))
 
 
@@ -97,10 +96,14 @@ def _read(
     return key, defaults, as_dataset(dataset, key.fold("dataset")), as_standardise(standardise or defaults.standardise)
 
 
-def _shown(data: Dataset, kind: TaskKind | None, defaults: DatasetDefaults, inferred: bool) -> dict[str, Any]:
-    """The kind of a task, its metrics, and its notices with one about its kind if that was inferred."""
+def _shown(
+    data: Dataset, kind: TaskKind | None, defaults: DatasetDefaults, inferred: bool, steps: Preparation
+) -> dict[str, Any]:
+    """The kind of a task, its metrics, what it did to raw rows, and its notices with one about its kind if that was
+    inferred."""
     metrics = defaults.metrics or METRICS.get(kind or "", ("loss",))
-    return {"kind": kind, "metrics": metrics, "notices": (*data.notices, *(told(kind, data.y) if inferred else ()))}
+    notices = (*data.notices, *(told(kind, data.y) if inferred else ()))
+    return {"kind": kind, "metrics": metrics, "notices": notices, "prepared": steps}
 
 
 def kind_and_loss(

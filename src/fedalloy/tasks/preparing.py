@@ -62,6 +62,10 @@ class Preparation:
         dims = {path: leaf.dim() - 1 for path, leaf in leaves.items()}
         return Preparation(columns, dims=dims, types={path: _type(leaf) for path, leaf in leaves.items()})
 
+    def of_types(self, x: Inputs) -> Preparation:
+        """The same for rows of the types of ``x``."""
+        return replace(self, types=Preparation.of(x).types)
+
     def learn(self, x: Inputs, sizes: Tensor, impute: Impute, standardise: bool) -> Preparation:
         """The same with what all clients' training rows say; they are sorted by client, ``sizes[0]`` are client 0's."""
         made = replace(self, per_client=self.per_client or impute != "none" or standardise)
