@@ -117,7 +117,7 @@ class Batched(Engine):
             return fused_interpolated.clients_in_cache(shared["params"])
         kept = tree_leaves(next(iter(states.values()), {})) if algorithm.stateful else []
         own = sum(leaf.numel() * leaf.element_size() for leaf in kept if isinstance(leaf, Tensor))
-        one = 4 * (sum(tree.nbytes(leaves) for leaves in shared.values()) + own)
+        one = 4 * (sum([tree.nbytes(leaves) for leaves in shared.values()]) + own)
         stages = None if data is None else self._convolutional(algorithm, objective, shared, data)
         if data is not None and stages is not None:
             batch = min(getattr(algorithm.solver, "batch_size", None) or math.inf, int(data.size.max()))
@@ -248,4 +248,7 @@ def _one_target(data: Block) -> bool:
 
 
 def _on_gpu(shared: Shared) -> bool:
-    return any(leaf.is_cuda for leaf in shared["params"].values())
+    for leaf in shared["params"].values():
+        if leaf.is_cuda:
+            return True
+    return False
