@@ -24,13 +24,13 @@ from fedalloy.core.program import BlockTraining, Finished, Kernel, TrainingResul
 from fedalloy.core.protocols import Engine, Objective, Outcome, Shared, Task
 from fedalloy.core.registry import register
 from fedalloy.core.types import Block, Cohort, Context, State, Work
-from fedalloy.engines import fused, fused_interpolated, vmap_kernel
+from fedalloy.engines import fused, fused_interpolated, fused_phases, vmap_kernel
 from fedalloy.engines.client_graphs import ClientGraphs
 from fedalloy.engines.conv_chain import Stages, stages_of
 from fedalloy.engines.conv_graphs import ConvGraphs
 from fedalloy.engines.cuda_graphs import CudaGraphs, Precision, precise
 from fedalloy.engines.fused_graph import FusedGraphs
-from fedalloy.engines.kinds import interpolated_sgd_of, is_fusible, plain_sgd_of
+from fedalloy.engines.kinds import interpolated_sgd_of, is_fusible, plain_sgd_of, two_phase_sgd_of
 from fedalloy.engines.layer_chain import chain_of
 from fedalloy.engines.loop import Loop
 from fedalloy.engines.profile import phase
@@ -158,6 +158,8 @@ class Batched(Engine):
             self._conv_graphs = self._conv_graphs or ConvGraphs(self.precision, self.compiled)
             return partial(self._conv_graphs.train, stages)
         layers = self._fused(algorithm, objective, shared) if _one_target(data) else None
+        if layers is not None and two_phase_sgd_of(algorithm) is not None:
+            return partial(fused_phases.train, layers)
         if layers is not None and plain_sgd_of(algorithm) is None:
             return partial(fused_interpolated.train, layers)
         if layers is not None and not on_gpu:
