@@ -1,26 +1,6 @@
 /* Plain SGD of many clients on one linear layer with cross-entropy: every client's steps one after another, with its
-   model and its batch in the first caches. Included by native.c for float and double and for several widths of vectors:
-
-   REAL    the type of the numbers
-   LANES   how many of them a vector holds
-   NAME    appends type and width to a name
-   INT     a whole number of the same size
-   SOME    so many examples are multiplied with two classes at once, if they divide the batch, and otherwise
-   FEWER   of them: as many sums as fit into the registers beside their factors
-   ACROSS  so many vectors of five classes' weights are moved at once
-   FAST    the instructions that functions are compiled for
-
-   Sums over features are added lane by lane, so results differ from torch's in rounding only. NaN and infinity pass
-   through, because the server refuses contributions that are not finite. */
-
-typedef REAL NAME(vector) __attribute__((vector_size(LANES * sizeof(REAL)), aligned(sizeof(REAL)), may_alias));
-typedef INT NAME(mask) __attribute__((vector_size(LANES * sizeof(REAL))));
-
-static INLINE NAME(vector) NAME(spread)(REAL value) {
-    NAME(vector) all;
-    for (int lane = 0; lane < LANES; lane++) all[lane] = value;
-    return all;
-}
+   model and its batch in the first caches. Sums over features are added lane by lane, so results differ from torch's in
+   rounding only. NaN and infinity pass through, because the server refuses contributions that are not finite. */
 
 /* exp of numbers up to 0; for float within two units in the last place: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2]. */
 static INLINE NAME(vector) NAME(exp)(NAME(vector) x) {
@@ -356,10 +336,3 @@ int NAME(steps)(const struct block *job) {
 #undef JOIN
 #undef TILES
 #undef MOVE
-#undef REAL
-#undef LANES
-#undef NAME
-#undef INT
-#undef SOME
-#undef FEWER
-#undef ACROSS

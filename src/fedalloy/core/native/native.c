@@ -32,26 +32,39 @@ struct block {
     double *losses, *weight_squares, *bias_squares;
 };
 
+/* One step of a federated model f and a local model l of every client, a row of `columns` numbers each, with their
+   velocities, the gradient at the mixture of both, and one received model for all. Columns from begin[i] to end[i] are
+   mixed by number place[i] of a client's `shares`, which lie `stride` numbers apart; `next` are those of the next step.
+   dots are |f|^2, |l|^2 and f . l, [C, 3]. */
+struct pair {
+    int64_t clients, columns, spans, stride;
+    double momentum, decay, pull, angle, lr, scale;
+    const int64_t *begin, *end, *place;
+    const void *received, *gradient, *shares, *next;
+    void *federated, *local, *velocity, *local_velocity, *mixed;
+    double *dots;
+};
+
 /* Vectors of 16 bytes for every machine, of 32 and 64 bytes for those that have them. */
 #undef FAST
 #define FAST
 #define REAL float
 #define INT int32_t
 #define LANES 4
-#define NAME(name) name##_float
+#define NAME(name) name##_float_16
 #define SOME 4
 #define FEWER 2
 #define ACROSS 1
-#include "logistic.c"
+#include "width.c"
 
 #define REAL double
 #define INT int64_t
 #define LANES 2
-#define NAME(name) name##_double
+#define NAME(name) name##_double_16
 #define SOME 2
 #define FEWER 2
 #define ACROSS 1
-#include "logistic.c"
+#include "width.c"
 
 #ifdef X86
 #undef FAST
@@ -63,7 +76,7 @@ struct block {
 #define SOME 5
 #define FEWER 4
 #define ACROSS 2
-#include "logistic.c"
+#include "width.c"
 
 #define REAL double
 #define INT int64_t
@@ -72,7 +85,7 @@ struct block {
 #define SOME 4
 #define FEWER 2
 #define ACROSS 2
-#include "logistic.c"
+#include "width.c"
 
 #undef FAST
 #define FAST __attribute__((target("arch=x86-64-v4")))
@@ -83,7 +96,7 @@ struct block {
 #define SOME 10
 #define FEWER 8
 #define ACROSS 4
-#include "logistic.c"
+#include "width.c"
 
 #define REAL double
 #define INT int64_t
@@ -92,18 +105,22 @@ struct block {
 #define SOME 8
 #define FEWER 4
 #define ACROSS 4
-#include "logistic.c"
+#include "width.c"
 
-#define CHOSEN(kind, job)                                                  \
-    (__builtin_cpu_supports("x86-64-v4")   ? steps_##kind##_64(job)        \
-     : __builtin_cpu_supports("x86-64-v3") ? steps_##kind##_32(job)        \
-                                           : steps_##kind(job))
+#define CHOSEN(what, kind, job)                                                \
+    (__builtin_cpu_supports("x86-64-v4")   ? what##_##kind##_64(job)           \
+     : __builtin_cpu_supports("x86-64-v3") ? what##_##kind##_32(job)           \
+                                           : what##_##kind##_16(job))
 #else
-#define CHOSEN(kind, job) steps_##kind(job)
+#define CHOSEN(what, kind, job) what##_##kind##_16(job)
 #endif
 
+/* pair.c */
+void pair_float(const struct pair *job) { CHOSEN(pair, float, job); }
+void pair_double(const struct pair *job) { CHOSEN(pair, double, job); }
+
 /* The local steps of a block; logistic.c says what is returned. */
-int logistic_float(const struct block *job) { return CHOSEN(float, job); }
-int logistic_double(const struct block *job) { return CHOSEN(double, job); }
+int logistic_float(const struct block *job) { return CHOSEN(steps, float, job); }
+int logistic_double(const struct block *job) { return CHOSEN(steps, double, job); }
 
 const char *sources(void) { return SOURCES; }
