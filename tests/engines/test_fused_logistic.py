@@ -27,6 +27,7 @@ from fedalloy.testing import work
 from tests.engines.kernels import compiled, needs_compiler, widths
 from tests.engines.rounds import gaps, play, task_of
 
+
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory):
     return native.library() or compiled(tmp_path_factory.mktemp("kernels"), every_width=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -66,6 +67,20 @@ def test_other_settings_are_left_to_the_mapped_kernel(other):
     solver = Ditto(**LOCAL, **other)
     assert solver.fusing is None
     agrees(Batched(), case(solver))
+
+
+@dataclass(frozen=True)
+class Backwards(Ditto):
+    """Steps uphill."""
+
+    def step(self, carry, grad_at, draws, phase, ctx):
+        return super().step(carry, grad_at, draws, phase, replace(ctx, local_lr=-ctx.local_lr))
+
+
+def test_a_subclass_takes_its_own_steps(monkeypatch):
+    monkeypatch.setattr(fused_phases, "train", lambda *_: pytest.fail("not its own"))
+    assert Backwards(**LOCAL).fusing is None
+    agrees(Batched(), case(Backwards(**LOCAL)))
 
 
 def test_a_model_with_buffers_is_left_to_the_mapped_kernel(monkeypatch):

@@ -38,7 +38,7 @@ class Gathering:
             first = {part: first_of(leaves) for part, leaves in payload.items()}
             if reason := unlike(first, self._like):
                 return reason
-        if len(ids) == len(self._ids) and any([isinstance(leaves, FactoredTree) for leaves in payload.values()]):
+        if len(ids) == len(self._ids) and any(isinstance(leaves, FactoredTree) for leaves in payload.values()):
             # Factors are sorted as they are; rows of their own they have none.
             order, notes = ids.argsort(), None
             ids, stats = ids[order], {name: values[order] for name, values in stats.items()}

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from typing import Any, Literal
 
 import torch
@@ -35,6 +36,7 @@ from fedalloy.engines.layer_chain import chain_of
 from fedalloy.engines.loop import Loop
 from fedalloy.engines.profile import phase
 
+_is_cuda = attrgetter("is_cuda")
 _dense: Any = WeakIdKeyDictionary()
 """The dense layers of every objective looked up so far; None if its model has other layers. Entries are removed with
 their objective."""
@@ -250,7 +252,4 @@ def _one_target(data: Block) -> bool:
 
 
 def _on_gpu(shared: Shared) -> bool:
-    for leaf in shared["params"].values():
-        if leaf.is_cuda:
-            return True
-    return False
+    return any(map(_is_cuda, shared["params"].values()))

@@ -98,9 +98,7 @@ def descend(
     return memory.model, losses
 
 
-def walk(
-    layers: tuple[Dense, ...], loss: str, sgd: PlainSgd, memory: Memory, block: Prepared, ctx: Context
-) -> Tensor:
+def walk(layers: tuple[Dense, ...], loss: str, sgd: PlainSgd, memory: Memory, block: Prepared, ctx: Context) -> Tensor:
     """Take every step of a block on the models in ``memory``; returns the sums of the clients' losses."""
     now, passes = memory, Passes(layers, loss, block)
     for step, (x, y) in enumerate(batches(block)):

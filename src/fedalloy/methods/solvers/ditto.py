@@ -47,7 +47,7 @@ class Ditto(LocalTraining, Personalised, Fusible):
 
     @property
     def fusing(self) -> Fusing | None:
-        return plain_sgd_hint(self, self.lam, "two_phase_descent")
+        return plain_sgd_hint(self, self.lam, "two_phase_descent") if type(self) is Ditto else None  # see Sgd
 
     def init_client(self, shared: Shared, key: Key) -> State:
         return {"personal": shared["params"]}
