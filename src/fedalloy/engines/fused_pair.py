@@ -21,7 +21,7 @@ _POINTERS = (
 )  # fmt: skip
 
 
-class _Job(ctypes.Structure):
+class _PairJob(ctypes.Structure):
     """``struct pair`` of ``native.c``."""
 
     _fields_ = (
@@ -44,7 +44,7 @@ class PairSteps:
         edges = ([span.start for span, _ in spans], [span.stop for span, _ in spans], [place for _, place in spans])
         self._edges = [torch.tensor(edge) for edge in edges]
         steps, places = shares.shape[1:]
-        job = _Job(0, rows["federated"].shape[1], len(spans), steps * places)
+        job = _PairJob(0, rows["federated"].shape[1], len(spans), steps * places)
         job.momentum, job.decay, job.pull = interpolated.momentum, interpolated.weight_decay, interpolated.pull
         job.angle, job.lr, job.dots = interpolated.angle, lr, self._dots.data_ptr()
         job.begin, job.end, job.place = (edge.data_ptr() for edge in self._edges)

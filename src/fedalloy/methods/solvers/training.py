@@ -167,8 +167,8 @@ class LocalTraining(LocalSolver, Describes, CountsSteps, BindsToData):
     def plan(self, sizes: Tensor, epochs: Tensor, keys: Key) -> Plan:
         if not self.second_epochs:  # the same numbers, without tensors
             told = epochs.tolist()
-            usual = told.count(-1) == len(told)
-            own = (self.epochs,) * len(told) if usual else tuple(self.epochs if some < 0 else some for some in told)
+            alike = told.count(-1) == len(told)
+            own = (self.epochs,) * len(told) if alike else tuple(self.epochs if some < 0 else some for some in told)
             return planned(tuple(sizes.tolist()), own, self.batch_size, keys if self.shuffle else None, self.leftover)
         first, whole = self.all_epochs(epochs)
         plan = epoch_plan(sizes, whole, self.batch_size, keys if self.shuffle else None, self.leftover)
