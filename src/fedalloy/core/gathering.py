@@ -56,15 +56,17 @@ class Gathering:
 
     def _fits(self, payload: Payload) -> bool:
         """Whether a block matches the templates; what is wrong otherwise, :func:`unlike` says."""
-        return payload.keys() == self._like.keys() and all(
-            type(leaves) is dict
-            and leaves.keys() == self._like[part].keys()
-            and all(
-                leaf.shape[1:] == wanted.shape and leaf.dtype == wanted.dtype
-                for leaf, wanted in ((leaf, self._like[part][name]) for name, leaf in leaves.items())
-            )
-            for part, leaves in payload.items()
-        )
+        if payload.keys() != self._like.keys():
+            return False
+        for part, leaves in payload.items():
+            like = self._like[part]
+            if type(leaves) is not dict or leaves.keys() != like.keys():
+                return False
+            for name, leaf in leaves.items():
+                wanted = like[name]
+                if leaf.shape[1:] != wanted.shape or leaf.dtype != wanted.dtype:
+                    return False
+        return True
 
     def add_one(self, client: int, found: Contribution) -> str | None:
         """Add the contribution of one client. Returns the reason if it does not match the templates."""

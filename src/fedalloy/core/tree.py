@@ -193,8 +193,8 @@ def count(tree: Mapping[str, Tensor]) -> int:
 
 def nbytes(tree: Mapping[str, Tensor]) -> int:
     """How many bytes a tree occupies; leaves kept as factors count as if they were multiplied out."""
-    if not isinstance(tree, FactoredTree):
-        return sum(leaf.numel() * leaf.element_size() for leaf in tree.values())
+    if type(tree) is dict or not isinstance(tree, FactoredTree):
+        return sum([leaf.nbytes for leaf in tree.values()])
     return sum(_nbytes(leaf) for leaf in tree.stored.values())
 
 

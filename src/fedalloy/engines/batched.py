@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from typing import Any, Literal
 
 import torch
@@ -24,17 +25,18 @@ from fedalloy.core.program import BlockTraining, Finished, Kernel, TrainingResul
 from fedalloy.core.protocols import Engine, Objective, Outcome, Shared, Task
 from fedalloy.core.registry import register
 from fedalloy.core.types import Block, Cohort, Context, State, Work
-from fedalloy.engines import fused, fused_interpolated, vmap_kernel
+from fedalloy.engines import fused, fused_interpolated, fused_phases, vmap_kernel
 from fedalloy.engines.client_graphs import ClientGraphs
 from fedalloy.engines.conv_chain import Stages, stages_of
 from fedalloy.engines.conv_graphs import ConvGraphs
 from fedalloy.engines.cuda_graphs import CudaGraphs, Precision, precise
 from fedalloy.engines.fused_graph import FusedGraphs
-from fedalloy.engines.kinds import interpolated_sgd_of, is_fusible, plain_sgd_of
+from fedalloy.engines.kinds import interpolated_sgd_of, is_fusible, plain_sgd_of, two_phase_sgd_of
 from fedalloy.engines.layer_chain import chain_of
 from fedalloy.engines.loop import Loop
 from fedalloy.engines.profile import phase
 
+_is_cuda = attrgetter("is_cuda")
 _dense: Any = WeakIdKeyDictionary()
 """The dense layers of every objective looked up so far; None if its model has other layers. Entries are removed with
 their objective."""
@@ -118,7 +120,7 @@ class Batched(Engine):
             return fused_interpolated.clients_in_cache(shared["params"])
         kept = tree_leaves(next(iter(states.values()), {})) if algorithm.stateful else []
         own = sum(leaf.numel() * leaf.element_size() for leaf in kept if isinstance(leaf, Tensor))
-        one = 4 * (sum(tree.nbytes(leaves) for leaves in shared.values()) + own) + tree.nbytes(objective.frozen)
+        one = 4 * (sum([tree.nbytes(leaves) for leaves in shared.values()]) + own) + tree.nbytes(objective.frozen)
         stages = None if data is None else self._convolutional(algorithm, objective, shared, data)
         if data is not None and stages is not None:
             batch = min(getattr(algorithm.solver, "batch_size", None) or math.inf, int(data.size.max()))
@@ -159,6 +161,8 @@ class Batched(Engine):
             self._conv_graphs = self._conv_graphs or ConvGraphs(self.precision, self.compiled)
             return partial(self._conv_graphs.train, stages)
         layers = self._fused(algorithm, objective, shared) if _one_target(data) else None
+        if layers is not None and two_phase_sgd_of(algorithm) is not None:
+            return partial(fused_phases.train, layers)
         if layers is not None and plain_sgd_of(algorithm) is None:
             return partial(fused_interpolated.train, layers)
         if layers is not None and not on_gpu:
@@ -249,4 +253,4 @@ def _one_target(data: Block) -> bool:
 
 
 def _on_gpu(shared: Shared) -> bool:
-    return any(leaf.is_cuda for leaf in shared["params"].values())
+    return any(map(_is_cuda, shared["params"].values()))

@@ -1,6 +1,5 @@
 """The loop's body in single-threaded processes: the fastest way to train convolutions on a CPU. Plain SGD updates its
-model in place. A federated and a local model of dense layers trained at once use the fused kernel, whose blocks hold
-few clients anyway.
+model in place. Two models of dense layers, trained at once or one after the other, use the fused kernels.
 
 Processes are forked, so they use the data and the module without a copy; where that is not possible, new ones are
 started (:mod:`fedalloy.engines.processes`). Parameters, payloads and client states are passed through shared memory.
@@ -34,9 +33,9 @@ from fedalloy.core.protocols import Engine, Outcome, Shared, Task
 from fedalloy.core.registry import register
 from fedalloy.core.screening import unlike
 from fedalloy.core.types import Block, Cohort, Context, Contribution, Payload, State, Tree, Work
-from fedalloy.engines import fused_interpolated, inplace_sgd, processes
+from fedalloy.engines import fused_interpolated, fused_phases, inplace_sgd, processes
 from fedalloy.engines.batched import dense_of
-from fedalloy.engines.kinds import interpolated_sgd_of, plain_sgd_of
+from fedalloy.engines.kinds import interpolated_sgd_of, plain_sgd_of, two_phase_sgd_of
 from fedalloy.engines.loop import Loop, planned, run_one
 from fedalloy.engines.profile import phase
 from fedalloy.engines.shared_cohort import Columns, SharedCohort, plain_notes, read_notes, sum_columns
@@ -118,8 +117,8 @@ class Crew:
         self, algorithm: Algorithm, task: Task, shared: Shared, state: State, slots: int, processes: int
     ) -> None:
         self.algorithm, self.task, self.slots = algorithm, task, slots
-        mixes = interpolated_sgd_of(algorithm) is not None and not shared["buffers"]
-        self.layers = dense_of(task.objective, shared) if mixes else None
+        two = interpolated_sgd_of(algorithm) is not None or two_phase_sgd_of(algorithm) is not None
+        self.layers = dense_of(task.objective, shared) if two and not shared["buffers"] else None
         payload = Layout.of(algorithm.templates(shared))
         self.layouts = {"shared": Layout.of(shared), "payload": payload, "state": Layout.of(state)}
         self.shared = shared_rows(1, self.layouts["shared"])
@@ -297,10 +296,11 @@ class Crew:
             return run_one(self.algorithm, self.task, shared, state, block, ctx, *self.kernel(data))
 
     def kernel(self, data: Block) -> tuple[Kernel | None, Applied]:
-        """The kernel for the local steps and how it applies rules to trees: ``inplace_sgd`` for plain SGD, the fused
+        """The kernel for the local steps and how it applies rules to trees: ``inplace_sgd`` for plain SGD, a fused
         kernel for SGD on two models of dense layers, otherwise None, the plain kernel."""
         if self.layers is not None and isinstance(data.x, Tensor):
-            return partial(fused_interpolated.train, self.layers), vmapped
+            fused = fused_phases if two_phase_sgd_of(self.algorithm) is not None else fused_interpolated
+            return partial(fused.train, self.layers), vmapped
         return inplace_sgd.train if plain_sgd_of(self.algorithm) is not None else None, plain
 
 
