@@ -16,7 +16,7 @@ from fedalloy.core.tree import Chunk, Tree, Weights
 from fedalloy.core.types import Cohort
 from fedalloy.engines.ray_packing import pack, unpack
 from fedalloy.engines.ray_pool import WorkerPool
-from fedalloy.engines.ray_worker import BlockWorker, Rows, Settings, add_blocks, partial_sum, to_dtype
+from fedalloy.engines.ray_worker import BlockWorker, Rows, add_blocks, partial_sum, to_dtype
 from fedalloy.engines.shared_cohort import Overwritten
 
 CHUNKS_AT_ONCE = 4
@@ -64,7 +64,7 @@ class BlocksHere:
     """Blocks in this process's memory, read and summed as a worker does it."""
 
     def __init__(self, held: dict[int, Cohort]) -> None:
-        self.calls, self._worker = 0, BlockWorker(Settings(threads=torch.get_num_threads()))
+        self.calls, self._worker = 0, BlockWorker()
         self._worker.held = held
 
     def ask(self, method: str, wanted: Mapping[int, Any], *more: Any) -> dict[int, Any]:

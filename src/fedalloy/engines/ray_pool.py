@@ -123,10 +123,10 @@ class WorkerPool:
     def _new(self) -> PoolWorker:
         shape = self.shape
         remote = self.ray.remote(num_cpus=shape.cpus, num_gpus=shape.gpus, max_restarts=0)(BlockWorker)
-        return PoolWorker(remote.options(scheduling_strategy="SPREAD").remote(self.settings))
+        return PoolWorker(remote.options(scheduling_strategy="SPREAD").remote())
 
     def _start(self, member: PoolWorker) -> None:
-        self._starting[member.actor.prepare.remote([self._task_reference])] = member
+        self._starting[member.actor.prepare.remote([self._task_reference], self.settings)] = member
 
     def _end(self, member: PoolWorker) -> None:
         self.ray.kill(member.actor, no_restart=True)

@@ -71,22 +71,21 @@ class BlockReport:
 class BlockWorker:
     """One process; ``call`` numbers the rounds of the driver, and what was sent in earlier ones is dropped."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings, self.call = settings, -1
-        self.held: dict[int, Cohort] = {}
-        self.files = StateFiles(Path(settings.states)) if settings.states else None
-        self.kernel: KernelFor | None = None
+    def __init__(self) -> None:
+        self.call, self.held = -1, dict[int, Cohort]()
+
+    def prepare(self, references: Sequence[Any], settings: Settings) -> dict[str, str]:
+        """Take task and algorithm from the object store; returns what must be equal everywhere."""
         torch.set_num_threads(settings.threads)
         sys.path.extend(place for place in settings.path if place not in sys.path)
-
-    def prepare(self, references: Sequence[Any]) -> dict[str, str]:
-        """Take task and algorithm from the object store; returns what must be equal everywhere."""
+        self.settings, self.files = settings, StateFiles(Path(settings.states)) if settings.states else None
         algorithm, task = unpack(_fetched(references[0]))
         told = identity_of(task, self.files)
         self.algorithm: Algorithm = algorithm
         self.task: Task = task.to(self.settings.device) if self.settings.device != "cpu" else task
         self.inner = Batched(**self.settings.options) if self.settings.inner == "batched" else None
-        self.held, self.call, self.kernel = {}, -1, None
+        self.held, self.call = {}, -1
+        self.kernel: KernelFor | None = None
         return told
 
     def run(
