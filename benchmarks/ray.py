@@ -46,11 +46,11 @@ def wide_model() -> nn.Module:
     return nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 10))
 
 
-def speed(repeats: int, seconds: float) -> dict[str, Any]:
+def speed(repeats: int, seconds: float, patience: float) -> dict[str, Any]:
     """Milliseconds a round of W3, in turns; the engine ``workers`` is called fedalloy there."""
     load = next(one for one in WORKLOADS if one.name == "W3")
     with tempfile.TemporaryDirectory() as folder:
-        return measure(load, SIDES, Path(folder) / "W3", repeats, seconds, 60.0, 5.0)
+        return measure(load, SIDES, Path(folder) / "W3", repeats, seconds, 60.0, patience)
 
 
 def memory() -> dict[str, Any]:
@@ -152,6 +152,7 @@ def arguments() -> argparse.Namespace:
         parser.add_argument(f"--{name}", action="store_true")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=3.0, help="length of a turn")
+    parser.add_argument("--patience", type=float, default=5.0, help="seconds to wait for an idle machine, per turn")
     parser.add_argument("--output", type=Path, default=RESULTS)
     return parser.parse_args()
 
@@ -166,7 +167,7 @@ def main() -> None:
         raise SystemExit(1 if any(wrong.values()) else 0)
     found: dict[str, Any] = json.loads(given.output.read_text()) if given.output.exists() else {}
     if given.speed:
-        found["speed"] = speed(given.repeats, given.seconds)
+        found["speed"] = speed(given.repeats, given.seconds, given.patience)
     if given.memory:
         found["memory"] = memory()
     if given.costs:

@@ -156,15 +156,16 @@ def unequal(one: dict[str, bytes], other: dict[str, bytes], what: str) -> list[s
 
 
 def any_number_of_workers(cluster: Cluster, folder: Path) -> list[str]:
-    """One, two and three workers leave identical files, with both inner engines."""
+    """One, two and three workers leave identical files, with both inner engines; also the states of clients."""
     wrong = []
-    for inner in ("loop", "batched"):
+    for method, inner in (("fedavg", "loop"), ("fedavg", "batched"), ("scaffold", "loop")):
         found = []
         for workers in (1, 2, 3):
-            place = folder / f"{inner}-{workers}"
-            played("fedavg", cluster.engine(workers, inner), place)
-            found.append(files_of(place))
-        wrong += [*unequal(found[0], found[1], f"{inner}, 1 and 2"), *unequal(found[0], found[2], f"{inner}, 1 and 3")]
+            place = folder / f"{method}-{inner}-{workers}"
+            states = Path(f"{place}-states") if method == "scaffold" else None
+            played(method, cluster.engine(workers, inner, states), place)
+            found.append(files_of(place, states))
+        wrong += [*unequal(found[0], found[1], f"{place.name}, 1 and 2"), *unequal(found[0], found[2], place.name)]
     return wrong
 
 
@@ -278,13 +279,12 @@ def a_killed_actor_changes_nothing(cluster: Cluster, folder: Path) -> list[str]:
 
 def a_killed_node_changes_nothing(cluster: Cluster, folder: Path) -> list[str]:
     """A machine that is lost in the middle of a round; the others take over. Comes last: the node does not return."""
-    cluster.free()
-    task = deadly_task(None, 0, 0.05)
-    played("fedavg", cluster.engine(3), folder / "calm", task, 3)
-    cluster.free()
-    time.sleep(0.5)
-    engine = LongLived("auto", 3, 0.75, block=2)
-    node = cluster.others.pop()
+    engine, task = cluster.engine(3), deadly_task(None, 0, 0.05)
+    played("fedavg", engine, folder / "calm", task, 3)
+    assert engine._pool is not None
+    used = {member.node for member in engine._pool.members}
+    node = next(one for one in cluster.others if one.node_id in used)
+    cluster.others.remove(node)
     timer = threading.Timer(0.0, lambda: cluster.raylets.remove_node(node, allow_graceful=False))
     begun: list[bool] = []
 
@@ -299,7 +299,6 @@ def a_killed_node_changes_nothing(cluster: Cluster, folder: Path) -> list[str]:
     timer.join()
     told = [json.loads(line) for line in (folder / "lost" / "timings.jsonl").read_text().splitlines()]
     lost = [one for row in told for one in row.get("lost_workers", [])]
-    engine.end()
     wrong = [] if lost else ["a node was lost, the record does not say so"]
     return [*unequal(files_of(folder / "calm"), files_of(folder / "lost"), "after the loss of a node"), *wrong]
 

@@ -51,6 +51,7 @@ class PoolWorker:
 
     actor: Any
     name: str = ""
+    node: str = ""
     given: deque[int] = field(default_factory=deque)
 
 
@@ -157,7 +158,8 @@ class WorkerPool:
     def _accept(self, member: PoolWorker, told: Mapping[str, str]) -> None:
         """Add a worker; one that has another fedalloy, torch or other data is refused, and one that does not reach the
         clients' states."""
-        member.name, mine = f"process {told['process']} on {told['machine']}", self._own_identity
+        member.name, member.node = f"process {told['process']} on {told['machine']}", told["node"]
+        mine = self._own_identity
         for name in MUST_AGREE:
             if told[name] != mine[name]:
                 raise SpecError(
