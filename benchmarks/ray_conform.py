@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 import fedalloy
 from fedalloy.core.errors import SpecError
-from fedalloy.engines import ray_pool
+from fedalloy.engines import ray_pool, ray_worker
 from fedalloy.engines.ray import Ray
 from fedalloy.engines.ray_session import load_ray
 from fedalloy.testing import FAULTS, check_engine, engine_cases, small_task
@@ -205,7 +205,7 @@ def faults_are_found(cluster: Cluster, folder: Path) -> list[str]:
     def as_they_come(pieces: Any, rounded: Any) -> Any:
         return ray_worker_add([{-number: leaves for number, leaves in some.items()} for some in pieces], rounded)
 
-    ray_worker_add = ray_pool.add_blocks
+    ray_worker_add = ray_worker.add_blocks
     played("fedavg", engine, folder / "right")
     with planted(ray_pool, "add_blocks", as_they_come):
         played("fedavg", engine, folder / "reversed")
@@ -217,7 +217,7 @@ def others_are_refused(cluster: Cluster, folder: Path) -> list[str]:
     """A worker with another fedalloy, torch or other data is refused by name, and so are states without a folder."""
     wrong = []
     for name in ray_pool.MUST_AGREE:
-        told = ray_pool.identity_of
+        told = ray_worker.identity_of
 
         def other(task: Any, files: Any, told: Any = told, name: str = name) -> dict[str, str]:
             return {**told(task, files), name: "another"}

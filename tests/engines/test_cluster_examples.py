@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="needs pip inst
 
 
 def test_the_file_for_ray_up_fits_rays_schema(root):
-    import yaml
+    import yaml  # type: ignore[import-untyped]
     from ray.autoscaler._private.util import prepare_config, validate_config
 
     told = yaml.safe_load((root / "examples" / "cluster" / "ray-up.yaml").read_text())

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from fedalloy import algorithms
 from fedalloy.core import tree
 from fedalloy.core.errors import CheckpointError, ClientError, SpecError
 from fedalloy.core.types import Cohort
-from fedalloy.engines import ray_pool
+from fedalloy.engines import ray_pool, ray_worker
 from fedalloy.engines.loop import Loop
 from fedalloy.engines.ray import Ray
 from fedalloy.engines.ray_states import HELD, OwnedStates, StateFiles
@@ -255,17 +256,16 @@ def test_a_run_with_states_in_a_folder_is_the_loop_and_resumes(tmp_path, ray):
             "scaffold", task, rounds=rounds, folder=tmp_path / name, resume=resume, metrics=("loss",), cohort=4, **given
         )
 
-    options = {"engine": "ray", "engine_options": {"workers": 2, "block": 2, "states": str(tmp_path / "states")}}
-    run("cut", 3, **options)
-    more = {**options, "engine_options": {**options["engine_options"], "workers": 3}}  # type: ignore[dict-item]
-    found = run("cut", 6, resume=True, **more)
+    options: dict[str, Any] = {"workers": 2, "block": 2, "states": str(tmp_path / "states")}
+    run("cut", 3, engine="ray", engine_options=options)
+    found = run("cut", 6, resume=True, engine="ray", engine_options={**options, "workers": 3})
     expected = run("loop", 6, engine="loop")
     assert list(differences(found.model, expected.model, 1e-12)) == []
     ids = torch.arange(task.population)
     theirs, ours = ({str(c): s for c, s in one.trained.states(ids).items()} for one in (found, expected))
     assert list(differences(theirs, ours, 1e-12)) == []
     with pytest.raises(CheckpointError, match="block"):
-        run("cut", 7, resume=True, engine="ray", engine_options={**options["engine_options"], "block": 3})  # type: ignore[dict-item]
+        run("cut", 7, resume=True, engine="ray", engine_options={**options, "block": 3})
 
 
 # ---------------------------------------------------------------------------------------------- refusals
@@ -291,14 +291,14 @@ def test_options_that_cannot_be_are_refused(options, words):
 
 @pytest.mark.parametrize("name", ray_pool.MUST_AGREE)
 def test_a_worker_that_differs_is_refused_by_name(name, ray, monkeypatch):
-    told = ray_pool.identity_of
+    told = ray_worker.identity_of
     monkeypatch.setattr(ray_pool, "identity_of", lambda *given: {**told(*given), name: "another"})
     with pytest.raises(SpecError, match=rf"the worker in process \d+ on \S+ has other {name}: .* there, another here"):
         play(Ray(workers=1), algorithms.fedavg(), small_task())
 
 
 def test_states_on_several_machines_need_a_folder(ray, monkeypatch):
-    told = ray_pool.identity_of
+    told = ray_worker.identity_of
     monkeypatch.setattr(ray_pool, "identity_of", lambda *given: {**told(*given), "node": "elsewhere"})
     with pytest.raises(SpecError, match="clients of this algorithm keep states, and there are several machines"):
         play(Ray(workers=1), ALGORITHM, small_task())
