@@ -46,7 +46,7 @@ class FakeRay:
     exceptions: Any = field(
         default_factory=lambda: SimpleNamespace(
             RayActorError=ActorDied, WorkerCrashedError=OtherError, ObjectLostError=OtherError,
-            NodeDiedError=OtherError, RayTaskError=TaskFailed,
+            NodeDiedError=OtherError, OutOfMemoryError=OtherError, RayTaskError=TaskFailed,
         )
     )  # fmt: skip
 

@@ -113,6 +113,7 @@ def test_whoever_dies_whenever_the_bits_are_the_same(data):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ray_pool, "TRIES", 99)
         patch.setattr(ray_pool, "ADDED_HERE", data.draw(st.sampled_from([0, 1 << 30])))
+        patch.setattr(ray_worker, "SUMMED_AT_ONCE", data.draw(st.sampled_from([30, 1 << 26])))
         expected = everything_of(patch, FakeRay(), 1)
         fake = FakeRay(lambda number, method: number in deaths, lambda some: chosen.choice(some))
         assert list(differences(everything_of(patch, fake, workers), expected)) == []

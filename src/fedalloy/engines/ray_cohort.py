@@ -16,7 +16,7 @@ from fedalloy.core.tree import Chunk, Tree, Weights
 from fedalloy.core.types import Cohort
 from fedalloy.engines.ray_packing import pack, unpack
 from fedalloy.engines.ray_pool import WorkerPool
-from fedalloy.engines.ray_worker import BlockWorker, Rows, add_blocks, partial_sum, to_dtype
+from fedalloy.engines.ray_worker import BlockWorker, Rows, add_blocks, joined, partial_sum, ranges_of, to_dtype
 from fedalloy.engines.shared_cohort import Overwritten
 
 CHUNKS_AT_ONCE = 4
@@ -76,9 +76,12 @@ class BlocksHere:
         self, part: str, wanted: Mapping[int, tuple[Rows, Weights]], template: Tree, rounded: Mapping[str, torch.dtype]
     ) -> Tree:
         """As the workers add their blocks."""
-        pieces = {number: partial_sum(self._worker.held[number], part, *given) for number, given in wanted.items()}
-        found = add_blocks([pieces], rounded)
-        return {name: found[name].reshape(leaf.shape) for name, leaf in template.items()}
+        held, found = self._worker.held, list[Tree]()
+        for within in ranges_of(template, wanted):
+            sums = {number: partial_sum(held[number], part, *given, within) for number, given in wanted.items()}
+            whole = add_blocks([sums], rounded)
+            found.append({name: leaf.reshape(-1) for name, leaf in whole.items()})
+        return joined(found, template)
 
     def put(self, value: Any) -> list[Any]:
         """The value itself."""

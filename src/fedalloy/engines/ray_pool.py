@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.errors import ClientError, SpecError
@@ -24,12 +23,23 @@ from fedalloy.core.types import Context, State, Tree, Weights, Work
 from fedalloy.engines.ray_packing import Packed, pack, unpack
 from fedalloy.engines.ray_session import ClusterError, load_ray
 from fedalloy.engines.ray_states import StateFiles
-from fedalloy.engines.ray_worker import BlockReport, BlockWorker, Rows, Settings, add_blocks, identity_of
+from fedalloy.engines.ray_worker import (
+    BlockReport,
+    BlockWorker,
+    Columns,
+    Rows,
+    Settings,
+    add_blocks,
+    identity_of,
+    joined,
+    ranges_of,
+)
 from fedalloy.engines.shared_cohort import split_columns
 
 log = logging.getLogger("fedalloy")
 TRIES = 2
 """How often a block may bring its worker down before the run stops."""
+TRIES_TO_SUM = 5
 ADDED_HERE = 1 << 18
 """Numbers up to which the driver itself adds the blocks' sums: for so few, messages between workers cost more."""
 START_SECONDS = 180.0
@@ -203,34 +213,43 @@ class WorkerPool:
     ) -> Tree:
         """A part's weighted sum over all blocks: every worker sums its blocks, then each adds one range of columns over
         all blocks; the driver receives one model."""
-        widths = {name: leaf.numel() for name, leaf in template.items()}
-        while True:
-            shares = list(self._by_holder(wanted, wanted))
-            alone = sum(widths.values()) * len(wanted) <= ADDED_HERE
-            columns = [one for one in split_columns(widths, 1 if alone else len(shares)) if one]
-            if not columns:  # leaves without numbers
-                return _joined([], template)
-            sent = [
-                (member, member.actor.partials.options(num_returns=len(columns)).remote(part, some, columns))
-                for member, some in shares
-            ]
-            pieces = self._added(sent, columns, rounded, alone)
-            if pieces is not None:
-                return _joined(pieces, template)
+        found: list[Tree] = []
+        for within in ranges_of(template, wanted):
+            for _ in range(TRIES_TO_SUM):
+                pieces = self._summed(part, wanted, within, rounded)
+                if pieces is not None:
+                    break
+            else:
+                raise ClusterError(f"engine 'ray': workers died {TRIES_TO_SUM} times while they summed '{part}'")
+            found += pieces
+        return joined(found, template)
 
-    def _added(self, sent: list[tuple[PoolWorker, Any]], columns: Sequence[Any], rounded: Any, alone: bool) -> Any:
-        """The sums of every range of columns, in order; None if a worker died."""
+    def _summed(self, part: str, wanted: Mapping[int, Any], within: Columns, rounded: Any) -> list[Tree] | None:
+        """The sums of some columns, in pieces; None if a worker died."""
+        widths, shares = {name: end - begin for name, (begin, end) in within.items()}, self._by_holder(wanted, wanted)
+        alone = sum(widths.values()) * len(wanted) <= ADDED_HERE
+        cuts = [one for one in split_columns(widths, 1 if alone else len(shares)) if one]
+        sent = [
+            (member, member.actor.partials.options(num_returns=len(cuts)).remote(part, some, within, cuts))
+            for member, some in shares
+        ]
         if alone:
             got = [self._answer(ref, member) for member, ref in sent]
             return None if None in got else [add_blocks([unpack(one) for one in got], rounded)]
-        by_range = [[refs[place] if len(columns) > 1 else refs for _, refs in sent] for place in range(len(columns))]
-        adders = [self.members[place % len(self.members)] for place in range(len(columns))]
-        adding = [(one, one.actor.add.remote(rounded, *refs)) for one, refs in zip(adders, by_range, strict=True)]
+        return self._added([(member, refs if len(cuts) > 1 else [refs]) for member, refs in sent], rounded)
+
+    def _added(self, sent: list[tuple[PoolWorker, list[Any]]], rounded: Any) -> list[Tree] | None:
+        """The sums of every piece, each added by one worker; None if a worker died."""
+        places = range(len(sent[0][1]))
+        adders = [self.members[place % len(self.members)] for place in places] if self.members else []
+        adding = [
+            (one, one.actor.add.remote(rounded, *(refs[at] for _, refs in sent))) for at, one in enumerate(adders)
+        ]
         got = [self._answer(ref, member) for member, ref in adding]
-        if None not in got:
+        if got and None not in got:
             return [unpack(one) for one in got]
         for member, refs in sent:  # whoever died earlier has lost its blocks
-            self._answer(refs if len(columns) == 1 else refs[0], member)
+            self._answer(refs[0], member)
         return None
 
     def put(self, value: Any) -> list[Any]:
@@ -372,15 +391,3 @@ def _died(ray: Any, error: BaseException | None) -> bool:
 def _reason(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[-1] if lines else ''}"[:300]
-
-
-def _joined(pieces: Sequence[Tree], template: Tree) -> Tree:
-    """Ranges of columns, put together in their order."""
-    parts: dict[str, list[Tensor]] = {name: [] for name in template}
-    for some in pieces:
-        for name, piece in some.items():
-            parts[name].append(piece)
-    return {
-        name: torch.cat(parts[name]).reshape(leaf.shape) if parts[name] else torch.zeros(leaf.shape, dtype=leaf.dtype)
-        for name, leaf in template.items()
-    }

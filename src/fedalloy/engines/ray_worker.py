@@ -37,9 +37,13 @@ from fedalloy.engines.workers import portable
 
 _WITNESSES = 5
 _SUMMED = (torch.float32, torch.float64)
+SUMMED_AT_ONCE = 1 << 26
+"""Numbers of all blocks' partial sums that exist at the same time; a larger part is summed range by range."""
 
 Rows = list[int] | None
 """Some rows of a block; None: all."""
+Columns = Mapping[str, tuple[int, int]]
+"""Columns ``(begin, end)`` of the leaves of a part."""
 Pieces = dict[int, Tree]
 """The partial sums of some blocks, by the number of the block."""
 
@@ -107,11 +111,15 @@ class BlockWorker:
         return BlockReport(cohort.ids, cohort.stats, notes, kept, found.failures, time.perf_counter() - began)
 
     def partials(
-        self, part: str, wanted: Mapping[int, tuple[Rows, Weights]], columns: Sequence[Mapping[str, tuple[int, int]]]
+        self,
+        part: str,
+        wanted: Mapping[int, tuple[Rows, Weights]],
+        within: Columns,
+        pieces: Sequence[Columns],
     ) -> list[Packed] | Packed:
-        """The weighted sums over the rows of every block, cut into one piece for each range of columns."""
-        sums = {number: partial_sum(self.held[number], part, *given) for number, given in wanted.items()}
-        cut = [pack({number: _cut(leaves, some) for number, leaves in sums.items()}) for some in columns]
+        """The weighted sums of some columns over the rows of every block, cut into pieces (columns of those)."""
+        sums = {number: partial_sum(self.held[number], part, *given, within) for number, given in wanted.items()}
+        cut = [pack({number: _cut(leaves, some) for number, leaves in sums.items()}) for some in pieces]
         return cut if len(cut) > 1 else cut[0]
 
     def add(self, rounded: Mapping[str, torch.dtype], *pieces: Packed) -> Packed:
@@ -195,12 +203,66 @@ class BlockWorker:
         return value if self.settings.device == "cpu" else _on(value, self.settings.device)
 
 
-def partial_sum(cohort: Cohort, part: str, rows: Rows, weights: Weights) -> Tree:
-    """The weighted sum over some rows of a block, on the CPU. Whole numbers are summed in float64 and rounded when all
-    blocks are added, halves in float32."""
+def partial_sum(cohort: Cohort, part: str, rows: Rows, weights: Weights, within: Columns | None = None) -> Tree:
+    """The weighted sum over some rows of a block, on the CPU, of all columns or of those ``within``. Whole numbers are
+    summed in float64 and rounded when all blocks are added, halves in float32."""
     leaves = _chosen(cohort, rows).payload[part]
-    wide = leaves if isinstance(leaves, FactoredTree) else {name: _summable(leaf) for name, leaf in leaves.items()}
-    return {name: _summable(leaf).cpu() for name, leaf in tree.combine(wide, weights).items()}
+    if isinstance(leaves, FactoredTree):
+        found = {name: _summable(leaf).cpu() for name, leaf in tree.combine(leaves, weights).items()}
+        return found if within is None else _cut(found, within)
+    wide = {
+        name: _summable(_columns(leaf, name, within)) for name, leaf in leaves.items() if not within or name in within
+    }
+    return {name: leaf.cpu() for name, leaf in tree.combine(wide, weights).items()}
+
+
+def column_ranges(widths: Mapping[str, int], blocks: int, by_client: bool) -> list[dict[str, tuple[int, int]]]:
+    """The columns that are summed together, so that the blocks' sums fit into memory. They depend on cohort and model
+    alone, never on the workers; weights on elements need whole leaves.
+
+    >>> column_ranges({"w": 3, "b": 1}, 2, by_client=True)
+    [{'w': (0, 3), 'b': (0, 1)}]
+    """
+    most = max(1, SUMMED_AT_ONCE // max(1, blocks)) if by_client else sum(widths.values()) + 1
+    found: list[dict[str, tuple[int, int]]] = [{}]
+    filled = 0
+    for name, width in widths.items():
+        begin = 0
+        while begin < width:
+            if filled >= most:
+                found, filled = [*found, {}], 0
+            end = min(width, begin + most - filled)
+            found[-1][name], filled, begin = (begin, end), filled + end - begin, end
+    return [one for one in found if one]
+
+
+def is_by_client(weights: Weights) -> bool:
+    """Whether there is one weight per client, or per client and leaf, and none per element."""
+    return weights.dim() == 1 if isinstance(weights, Tensor) else all(one.dim() == 1 for one in weights.values())
+
+
+def ranges_of(template: Tree, wanted: Mapping[int, tuple[Rows, Weights]]) -> list[dict[str, tuple[int, int]]]:
+    """The columns of a part that are summed together."""
+    widths = {name: leaf.numel() for name, leaf in template.items()}
+    return column_ranges(widths, len(wanted), all(is_by_client(weights) for _, weights in wanted.values()))
+
+
+def joined(pieces: Sequence[Tree], template: Tree) -> Tree:
+    """Ranges of columns, put together in their order; leaves without numbers are empty."""
+    parts: dict[str, list[Tensor]] = {name: [] for name in template}
+    for some in pieces:
+        for name, piece in some.items():
+            parts[name].append(piece.reshape(-1))
+    return {
+        name: torch.cat(parts[name]).reshape(leaf.shape) if parts[name] else torch.zeros(leaf.shape, dtype=leaf.dtype)
+        for name, leaf in template.items()
+    }
+
+
+def _columns(leaf: Tensor, name: str, within: Columns | None) -> Tensor:
+    if within is None or within[name] == (0, leaf[0].numel()):
+        return leaf
+    return tree.as_rows(leaf)[:, slice(*within[name])]
 
 
 def add_blocks(pieces: Sequence[Pieces], rounded: Mapping[str, torch.dtype]) -> Tree:
