@@ -20,7 +20,7 @@ from fedalloy import algorithms
 from fedalloy.core import tree
 from fedalloy.core.errors import CheckpointError, ClientError, SpecError
 from fedalloy.core.types import Cohort
-from fedalloy.engines import ray_pool, ray_worker
+from fedalloy.engines import ray_pool, ray_session, ray_worker
 from fedalloy.engines.loop import Loop
 from fedalloy.engines.ray import Ray
 from fedalloy.engines.ray_states import HELD, OwnedStates, StateFiles
@@ -347,3 +347,10 @@ def test_a_stored_run_reads_its_states_where_they_are(tmp_path, ray, monkeypatch
     found = reopen(tmp_path / "run").states(ids)
     assert list(differences({str(c): s for c, s in found.items()}, {str(c): s for c, s in before.items()})) == []
     assert ray.started == started
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:9", "no-port", "auto"])
+def test_an_address_at_which_nobody_listens_is_told_at_once(address, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")  # what 'auto' finds
+    with pytest.raises(ray_session.ClusterError, match=f"no connection to address = '{address}'"):
+        play(Ray(address, workers=1), algorithms.fedavg(), small_task())
