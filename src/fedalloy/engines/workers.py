@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Literal
@@ -25,18 +24,15 @@ import torch
 from torch import Tensor
 
 from fedalloy.core.algorithm import Algorithm
-from fedalloy.core.applying import Applied, plain, vmapped
 from fedalloy.core.contributions import Notes
 from fedalloy.core.errors import ClientError, FedalloyError, SpecError
-from fedalloy.core.program import Kernel
 from fedalloy.core.protocols import Engine, Outcome, Shared, Task
 from fedalloy.core.registry import register
 from fedalloy.core.screening import unlike
-from fedalloy.core.types import Block, Cohort, Context, Contribution, Payload, State, Tree, Work
-from fedalloy.engines import fused_interpolated, fused_phases, inplace_sgd, processes
-from fedalloy.engines.batched import dense_of
-from fedalloy.engines.kinds import interpolated_sgd_of, plain_sgd_of, two_phase_sgd_of
+from fedalloy.core.types import Cohort, Context, Contribution, Payload, State, Tree, Work
+from fedalloy.engines import processes
 from fedalloy.engines.loop import Loop, planned, run_one
+from fedalloy.engines.one_by_one import KernelFor
 from fedalloy.engines.profile import phase
 from fedalloy.engines.shared_cohort import Columns, SharedCohort, plain_notes, read_notes, sum_columns
 from fedalloy.engines.shared_memory import Layout, shared_rows
@@ -117,8 +113,7 @@ class Crew:
         self, algorithm: Algorithm, task: Task, shared: Shared, state: State, slots: int, processes: int
     ) -> None:
         self.algorithm, self.task, self.slots = algorithm, task, slots
-        two = interpolated_sgd_of(algorithm) is not None or two_phase_sgd_of(algorithm) is not None
-        self.layers = dense_of(task.objective, shared) if two and not shared["buffers"] else None
+        self.kernel = KernelFor.of(algorithm, task.objective, shared)
         payload = Layout.of(algorithm.templates(shared))
         self.layouts = {"shared": Layout.of(shared), "payload": payload, "state": Layout.of(state)}
         self.shared = shared_rows(1, self.layouts["shared"])
@@ -295,14 +290,6 @@ class Crew:
             (block,) = planned(self.algorithm, work, data, shared, ctx)
             return run_one(self.algorithm, self.task, shared, state, block, ctx, *self.kernel(data))
 
-    def kernel(self, data: Block) -> tuple[Kernel | None, Applied]:
-        """The kernel for the local steps and how it applies rules to trees: ``inplace_sgd`` for plain SGD, a fused
-        kernel for SGD on two models of dense layers, otherwise None, the plain kernel."""
-        if self.layers is not None and isinstance(data.x, Tensor):
-            fused = fused_phases if two_phase_sgd_of(self.algorithm) is not None else fused_interpolated
-            return partial(fused.train, self.layers), vmapped
-        return inplace_sgd.train if plain_sgd_of(self.algorithm) is not None else None, plain
-
 
 def _serve(crew: Crew, pipe: Connection, parents_end: Connection | None) -> None:
     """A worker's main loop: uses one thread, ignores Ctrl-C, ends when the parent does."""
@@ -334,12 +321,12 @@ def _answer(
     try:
         return crew.run(slot, work, ctx)
     except ClientError as error:
-        return _portable(error)
+        return portable(error)
     except Exception as error:  # e.g. reading the data, or a state that does not fit: the process continues
-        return _portable(ClientError("worker", error, client=client, round=ctx.round))
+        return portable(ClientError("worker", error, client=client, round=ctx.round))
 
 
-def _portable(error: ClientError) -> ClientError:
+def portable(error: ClientError) -> ClientError:
     """The same error with a cause that can be pickled; the original may not be."""
     cause = RuntimeError(f"{type(error.cause).__name__}: {error.cause}")
     return ClientError(error.stage, cause, client=error.client, round=error.round)

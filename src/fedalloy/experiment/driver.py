@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -181,6 +182,8 @@ def make_store(fed: Federation, state: ServerState, folder: RunFolder | None) ->
     if fed.algorithm.stateful and not fed.engine.clients_keep_states:
         one = fed.algorithm.init_client(state["shared"], fed.root, fed.task.objective.init)
     place = folder.clients if folder else None
+    if fed.engine.clients_keep_states:
+        fed.engine.claim_states(str(folder.path.resolve()) if folder else f"a run in memory of process {os.getpid()}")
     return open_store(one, fed.task.population, config.client_memory_mb, place, config.device)
 
 
@@ -292,7 +295,7 @@ def _unless_last(session: Session, result: RoundResult, seen: Seen) -> State:
 
 def _engine_notes(session: Session) -> dict[str, Any]:
     """The engine's notes: which engine was chosen (once), and its phases when they are collected."""
-    notes: dict[str, Any] = {}
+    notes: dict[str, Any] = session.fed.engine.incidents()
     if session.progress.round == 1 and session.fed.engine.choice:
         notes["engine"] = session.fed.engine.choice
     if session.profile is not None:
@@ -366,6 +369,8 @@ def _save(session: Session) -> None:
     extra = {"progress": asdict(session.progress), "engine": engine, "sizes": session.sizes.to_state()}
     extra |= {LAST: session.last} if session.last else {}
     session.recorder.checkpoint(session.progress.round, session.state, session.store, extra)
+    if session.fed.engine.clients_keep_states and session.fed.engine.data_at_hand:
+        session.fed.engine.checkpointed(session.progress.round, session.store.commit(session.progress.round))
     session.wishes.save = False
     if isinstance(session.recorder, FolderRecorder):
         session.hooks.call("on_checkpoint", session.progress.round)

@@ -92,8 +92,10 @@ def _engine(config: RunConfig) -> Plain:
     """The engine and its device; how long it waits for remote nodes may change from session to session."""
     engine = config.engine
     kind = engine if isinstance(engine, str) else _registered(engine)
-    fixed = (cast(type[Engine], registry.find("engine", kind)) if isinstance(engine, str) else engine).fixed_options
-    return {"kind": kind, "device": str(config.device), "options": portrait(config.engine_options) if fixed else {}}
+    rule = cast(type[Engine], registry.find("engine", kind)) if isinstance(engine, str) else engine
+    given = config.engine_options if rule.fixed_options else {}
+    options = {name: value for name, value in given.items() if name not in rule.free_options}
+    return {"kind": kind, "device": str(config.device), "options": portrait(options)}
 
 
 def _registered(engine: object) -> str:

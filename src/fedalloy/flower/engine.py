@@ -63,7 +63,8 @@ class Flower(Engine):
     """
 
     data_at_hand: ClassVar[bool] = False
-    clients_keep_states: ClassVar[bool] = True
+    trains_here: ClassVar[bool] = False
+    clients_keep_states = True
     fixed_options: ClassVar[bool] = False  # how long to wait for nodes may change from session to session
     deadline: float = 600.0
     minimum: int = 1
