@@ -125,12 +125,13 @@ def make(clients: int, parameters: int, folder: Path | None) -> tuple[Rows, floa
     storage = StorageLimit(0.0, folder)
     gathering = Gathering(Work.of(torch.arange(clients)), exact=True, like=like, storage=storage)
     picks = {name: Key.of(7).fold(name).permutation(width)[:SAMPLED] for name in leaves}
-    picked: dict[str, list[Tensor]] = {name: [] for name in leaves}
+    # Allocated at once: small tensors that outlive large ones would leave gaps between them in memory.
+    picked = {name: torch.empty(clients, len(pick)) for name, pick in picks.items()}
     sizes, writing = torch.arange(1, clients + 1, dtype=torch.float64), 0.0
     for client in range(clients):
         row = dict(zip(leaves, row_of(client, width * LAYERS).split(width), strict=True))
         for name, pick in picks.items():
-            picked[name].append(row[name][pick])
+            torch.index_select(row[name], 0, pick, out=picked[name][client])
         begin = time.perf_counter()
         stats = {"num_examples": sizes[[client]], "num_steps": torch.ones(1, dtype=torch.float64)}
         wrong = gathering.add(torch.tensor([client]), {"delta": {n: leaf[None] for n, leaf in row.items()}}, stats)
@@ -138,7 +139,7 @@ def make(clients: int, parameters: int, folder: Path | None) -> tuple[Rows, floa
         writing += time.perf_counter() - begin
     found = gathering.cohort()
     assert isinstance(found, MappedContributions)
-    rows = Rows(found, leaves, sizes, picks, {name: torch.stack(values) for name, values in picked.items()})
+    rows = Rows(found, leaves, sizes, picks, picked)
     begin = time.perf_counter()
     os.fsync(rows.file)
     return rows, writing + time.perf_counter() - begin

@@ -13,7 +13,7 @@ import os
 import tempfile
 import weakref
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -28,7 +28,7 @@ MOST_BYTES = 256 << 20
 """The limit for very many clients, whose reads would be too short otherwise."""
 _LEAST_READ = 1 << 15
 """Shorter reads of one row are avoided, as long as the slab stays below its limit."""
-_ANNOUNCED_BYTES = 256 << 20
+_ANNOUNCED_BYTES = 512 << 20
 """What the system is told to read ahead of us."""
 _MEMORY_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 _MOUNTS = Path("/proc/self/mounts")
@@ -73,18 +73,19 @@ class MappedRows:
                 return buffers[turn % 2]
             return torch.empty(len(places), count, dtype=slot.dtype)
 
-        def read(begin: int, piece: Tensor) -> Tensor:
-            if begin % ahead == 0:
-                self._announce(slot, places, begin, min(begin + 2 * ahead, columns))
-            return self._read(slot, places, begin, piece)
+        def submit(turn: int) -> Future[Tensor]:
+            begin = begins[turn]
+            if begin % ahead == 0:  # the first two windows, then always the one after the next
+                low = begin + ahead if begin else 0
+                announcer.submit(self._announce, slot, places, low, min(begin + 2 * ahead, columns))
+            return reader.submit(self._read, slot, places, begin, fresh(turn))
 
-        with ThreadPoolExecutor(1) as reader:
-            coming = reader.submit(read, 0, fresh(0)) if len(begins) else None
+        with ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(1) as announcer:
+            coming = submit(0) if len(begins) else None
             for turn, begin in enumerate(begins):
                 assert coming is not None
                 piece = coming.result()
-                more = turn + 1 < len(begins)
-                coming = reader.submit(read, begins[turn + 1], fresh(turn + 1)) if more else None
+                coming = submit(turn + 1) if turn + 1 < len(begins) else None
                 yield begin, piece
 
     def _read(self, slot: Slot, places: list[int], begin: int, piece: Tensor) -> Tensor:
@@ -103,7 +104,7 @@ class MappedRows:
     def _announce(self, slot: Slot, places: list[int], begin: int, end: int) -> None:
         if hasattr(os, "posix_fadvise"):
             size = slot.dtype.itemsize
-            for place in places:
+            for place in places if end > begin else ():
                 at = place * self.layout.size + slot.begin + begin * size
                 os.posix_fadvise(self._file.fileno(), at, (end - begin) * size, os.POSIX_FADV_WILLNEED)
 
