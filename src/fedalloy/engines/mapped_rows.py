@@ -63,15 +63,12 @@ class MappedRows:
         columns = slot.size // slot.dtype.itemsize
         begins = range(0, columns, width)
         shape = (len(places), min(width, columns))
-        buffers = [torch.empty(shape, dtype=slot.dtype) for _ in range(min(2, len(begins)))] if reuse else []
+        buffers = [_pages(*shape, slot.dtype) for _ in range(min(2, len(begins)))] if reuse else []
         ahead = max(1, _ANNOUNCED_BYTES // max(1, len(places) * width * slot.dtype.itemsize)) * width
 
         def fresh(turn: int) -> Tensor:
-            """Made by this thread: what another one allocates would not be used again when it is freed."""
             count = min(width, columns - begins[turn])
-            if reuse and count == shape[1]:
-                return buffers[turn % 2]
-            return torch.empty(len(places), count, dtype=slot.dtype)
+            return buffers[turn % 2] if reuse and count == shape[1] else _pages(len(places), count, slot.dtype)
 
         def submit(turn: int) -> Future[Tensor]:
             begin = begins[turn]
@@ -107,6 +104,15 @@ class MappedRows:
             for place in places if end > begin else ():
                 at = place * self.layout.size + slot.begin + begin * size
                 os.posix_fadvise(self._file.fileno(), at, (end - begin) * size, os.POSIX_FADV_WILLNEED)
+
+
+def _pages(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+    """Memory that the system takes back when it is freed. From the heap, every piece would leave a gap in which the
+    small results of the next chunks are put, so that no later piece fits: 16 GB of gaps for 20 GB of rows."""
+    size = rows * columns * dtype.itemsize
+    if not size:
+        return torch.empty(rows, columns, dtype=dtype)
+    return torch.frombuffer(mmap.mmap(-1, size), dtype=dtype).reshape(rows, columns)
 
 
 def slab_width(clients: int, itemsize: int, unit: int) -> int:
