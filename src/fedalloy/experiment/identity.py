@@ -110,6 +110,11 @@ def other_data(found: Plain, task: Task) -> list[str]:
     return list(_differences(known, here, {}, "task.").values())
 
 
+def is_task_of(found: Plain, task: Task) -> bool:
+    """Whether a run with the identity ``found`` was made on these data with this model, however a recipe calls them."""
+    return bool(found.get("task") == {**data_of(task), "model": _model(task.objective)})
+
+
 def data_of(task: Task) -> Plain:
     """The clients and their examples; a task with remote data describes itself."""
     said = task.fingerprint()
