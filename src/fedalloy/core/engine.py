@@ -13,6 +13,7 @@ from torch import Tensor
 from fedalloy.core.contributions import EVERYTHING, QUESTIONS
 from fedalloy.core.declared import declared
 from fedalloy.core.errors import SpecError
+from fedalloy.core.gathering import Storage
 from fedalloy.core.types import Context, Contributions, Shared, State, Work
 
 if TYPE_CHECKING:
@@ -61,6 +62,9 @@ class Engine(ABC):
     """Whether a run must be resumed with the options it was started with."""
     free_options: ClassVar[frozenset[str]] = frozenset()
     """Options that may change when a run is resumed all the same, because no number depends on them."""
+
+    storage: Storage | None = None
+    """Where its contributions are kept, for engines in this process; None: in memory."""
 
     @declared
     def choice(self) -> Mapping[str, Any]:
@@ -125,6 +129,10 @@ class Engine(ABC):
     def restore(self, choice: Mapping[str, Any]) -> None:
         """Keep the choices of an earlier session of the same run."""
         return
+
+    def keep_contributions(self, storage: Storage) -> None:
+        """Keep contributions in memory or on disk, as ``storage`` says."""
+        object.__setattr__(self, "storage", storage)  # an engine may be frozen
 
     def limit_threads(self, threads: int) -> None:
         """Use at most this many threads."""

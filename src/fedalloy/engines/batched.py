@@ -33,7 +33,7 @@ from fedalloy.engines.cuda_graphs import CudaGraphs, Precision, precise
 from fedalloy.engines.fused_graph import FusedGraphs
 from fedalloy.engines.kinds import interpolated_sgd_of, is_fusible, plain_sgd_of, two_phase_sgd_of
 from fedalloy.engines.layer_chain import chain_of
-from fedalloy.engines.loop import Loop
+from fedalloy.engines.loop import loop_like
 from fedalloy.engines.profile import phase
 
 _is_cuda = attrgetter("is_cuda")
@@ -78,13 +78,14 @@ class Batched(Engine):
         self, algorithm: Algorithm, task: Task, shared: Shared, states: Mapping[int, State], work: Work, ctx: Context
     ) -> Outcome:
         if self._unbatchable:
-            return Loop()(algorithm, task, shared, states, work, ctx)
+            return loop_like(self)(algorithm, task, shared, states, work, ctx)
         with phase("data"):
             data = task.data("train", work.ids)
         try:
             most = self.block or self._most(algorithm, task.objective, shared, states, data)
             with torch.no_grad():
-                gathering = Gathering(work, exact=algorithm.exact_norms, like=algorithm.templates(shared))
+                like = algorithm.templates(shared)
+                gathering = Gathering(work, exact=algorithm.exact_norms, like=like, storage=self.storage)
                 kept: dict[int, State] = {}
                 for some, rows in blocks(work, data, most):
                     done = self._run(algorithm, task, shared, states, some, rows, ctx)
@@ -100,7 +101,7 @@ class Batched(Engine):
                 self._cuda_graphs, self._uncaptured = None, _reason(error)
                 return self(algorithm, task, shared, states, work, ctx)
             # Either vmap does not support the step, or a client fails: then the loop raises an error that names it.
-            outcome = Loop()(algorithm, task, shared, states, work, ctx)
+            outcome = loop_like(self)(algorithm, task, shared, states, work, ctx)
             self._give_up(error)
             return outcome
 

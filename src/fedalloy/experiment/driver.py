@@ -15,6 +15,7 @@ from fedalloy.core.algorithm import Algorithm, ServerState
 from fedalloy.core.errors import CheckpointError, Diverged, SpecError, is_passing, nearest
 from fedalloy.core.protocols import ClientStore, Task
 from fedalloy.core.types import State, Tree
+from fedalloy.engines.out_of_core import StorageLimit
 from fedalloy.experiment.callbacks import Hooks, RunStart, Wishes
 from fedalloy.experiment.config import RunConfig
 from fedalloy.experiment.evaluate import Evaluation
@@ -152,17 +153,23 @@ def run(
     if folder is not None:
         claim = _claim(algorithm, task, config, state, recipe or {})
         opened = open_folder(folder, resume, claim, fed.task, config, fed.notices)
+    fed.engine.keep_contributions(_storage(config, opened))
     with Threads(config), opened.lock() if opened else nullcontext():
         recorder: Recorder = FolderRecorder(opened) if opened else MemoryRecorder()
         session = Session(fed, state, make_store(fed, state, opened), recorder, known_sizes(fed), hooks=hooks)
         if opened and claim:
-            agreed = agree(opened, claim, Consent(start_over, allow_engine_change))
-            _restore(session, opened, agreed, start_over)
+            _restore(session, opened, agree(opened, claim, Consent(start_over, allow_engine_change)), start_over)
         place = opened.path if opened else None
         without = told_about_float64(config.device)
         with stop_when_asked(place, caught) as flag, closing(fed.engine), profiled(config) as profile, without:
             session.profile = profile
             return _run_rounds(session, flag, _start(session, recipe or {}, place)), recorder
+
+
+def _storage(config: RunConfig, folder: RunFolder | None) -> StorageLimit:
+    """Where the contributions of a round are kept."""
+    place = config.contributions_folder or (folder.path if folder else None)
+    return StorageLimit(config.contributions_mb, None if place is None else Path(place))
 
 
 def _start(session: Session, recipe: Mapping[str, Any], folder: Path | None) -> RunStart:

@@ -20,7 +20,7 @@ from fedalloy.core.protocols import Engine, Objective, Task
 from fedalloy.experiment.config import RunConfig
 from fedalloy.tasks.federation import FederatedTask
 
-FREE = ("threads", "checkpoint_every", "client_memory_mb", "profile")
+FREE = ("threads", "checkpoint_every", "client_memory_mb", "contributions_mb", "contributions_folder", "profile")
 _ELSEWHERE = ("sampling", "devices", "engine", "engine_options", "device")
 _WITNESSES = 5
 

@@ -104,7 +104,8 @@ class Flower(Engine):
         before = self._connected.sent
         needed = algorithm.needs(shared) - counted_here(algorithm)
         needed |= {"num_sequences"} if task.objective.unit == "targets" else set()
-        gathering = Gathering(work, exact=algorithm.exact_norms, like=algorithm.templates(shared))
+        like = algorithm.templates(shared)
+        gathering = Gathering(work, exact=algorithm.exact_norms, like=like, storage=self.storage)
         found: dict[int, State] = {}
         failures: dict[int, str] = {}
         patience = _Patience(self, len(work))
