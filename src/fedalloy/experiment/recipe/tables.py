@@ -307,6 +307,8 @@ class TuneTable(Closed):
     """How the next settings are chosen: by a model of those tried (TPE), or at random."""
     pruner: Literal["asha", "hyperband", "none"] = "asha"
     """How trials that fall behind are stopped early: successive halving, several such races, or not at all."""
+    score: Literal["mean", "worst_served"] = "mean"
+    """What trials are compared by: the mean of the target metric over clients, or that of the worst-served tenth."""
     valid_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """Share of every client's training examples that trials are scored on, if the task has no validation parts."""
     seed: int = 0

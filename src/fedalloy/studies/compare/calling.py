@@ -92,8 +92,8 @@ def _from_tasks(task: TaskLike, seeds: Sequence[int]) -> tuple[dict[str, Any], C
     make = _maker(task)
     sources = [_source(make(seed)) for seed in seeds]
     first = make(seeds[0])
-    scores = {"evaluate": {"metrics": list(first.metrics)}, "run": {"target_metric": first.metrics[0]}}
-    tables: dict[str, Any] = scores if first.metrics else {}
+    named = list(first.metrics)
+    tables: dict[str, Any] = {"evaluate": {"metrics": named}, "run": {"target_metric": named[0]}} if named else {}
     known = [one for one, seed in zip(sources, seeds, strict=True) if one is not None and one.seed == seed]
     if len(known) == len(seeds) and all(one.tables == known[0].tables for one in known):
         return {**tables, **known[0].tables}, None
