@@ -8,6 +8,7 @@ import threading
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,8 +17,8 @@ pytest.importorskip("flwr", reason="needs the extra 'flower'")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.proto.message_pb2 import ObjectTree
-from flwr.supercore import sql_mixin
-from flwr.supercore.inflatable import inflatable_utils
+from flwr.supercore import sql_mixin as _sql_mixin
+from flwr.supercore.inflatable import inflatable_utils as _utils
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 from flwr.supercore.task_identity import TaskIdentity
@@ -32,6 +33,8 @@ from tests.flower.fake import FakeClock
 from tests.flower.grids import Grid
 
 pytestmark = pytest.mark.flower
+sql_mixin: Any = _sql_mixin
+inflatable_utils: Any = _utils
 CHUNK = 5 << 20
 PLAIN, PRAGMAS = inflatable_utils.inflate_object_from_contents, sql_mixin.SQLITE_PRAGMAS
 
@@ -209,7 +212,7 @@ def test_a_large_order_is_not_kept_for_a_second_worker(tmp_path, monkeypatch):
     kept: list[int] = []
 
     def exchange(store: Path, config: object, content: RecordDict) -> None:
-        kept.append(len(content["tensors"]["all"].data))
+        kept.append(len(content.array_records["tensors"]["all"].data))
         raise ConnectionError("it died")
 
     monkeypatch.setattr(worker, "_exchange", exchange)

@@ -38,13 +38,15 @@ def fewer_copies(program: str) -> None:
     if program == "flwr-serverapp":
         from flwr.superlink.grid import http_grid
 
-        http_grid.inflate_object_from_contents = utils.inflate_object_from_contents
+        grid: Any = http_grid
+        grid.inflate_object_from_contents = utils.inflate_object_from_contents
     if program == "flower-superlink":
         from flwr.supercore import sql_mixin
 
         # The size of pages must be set before the first table is made.
-        kept = tuple((name, value) for name, value in sql_mixin.SQLITE_PRAGMAS if name not in PRAGMAS)
-        sql_mixin.SQLITE_PRAGMAS = (*PRAGMAS.items(), *kept)
+        place: Any = sql_mixin
+        kept = tuple((name, value) for name, value in place.SQLITE_PRAGMAS if name not in PRAGMAS)
+        place.SQLITE_PRAGMAS = (*PRAGMAS.items(), *kept)
 
 
 def collecting(run: Callable[[], Any]) -> Callable[[], Any]:
