@@ -111,13 +111,14 @@ class Batched(Engine):
         data: Block | None = None,
     ) -> int:
         """How many clients fit into the memory: each needs four times the size of its model and state, for the values,
-        their gradients and what the step keeps of them; on a convolutional chain also the patches of its batch. The
-        interpolated kernel is limited by the cache instead."""
+        their gradients and what the step keeps of them; on a convolutional chain also the patches of its batch. A
+        frozen base is one copy for all, but the activations that pass through it are each client's own: they are
+        estimated by its size. The interpolated kernel is limited by the cache instead."""
         if interpolated_sgd_of(algorithm) is not None and self._fused(algorithm, objective, shared) is not None:
             return fused_interpolated.clients_in_cache(shared["params"])
         kept = tree_leaves(next(iter(states.values()), {})) if algorithm.stateful else []
         own = sum(leaf.numel() * leaf.element_size() for leaf in kept if isinstance(leaf, Tensor))
-        one = 4 * (sum(tree.nbytes(leaves) for leaves in shared.values()) + own)
+        one = 4 * (sum(tree.nbytes(leaves) for leaves in shared.values()) + own) + tree.nbytes(objective.frozen)
         stages = None if data is None else self._convolutional(algorithm, objective, shared, data)
         if data is not None and stages is not None:
             batch = min(getattr(algorithm.solver, "batch_size", None) or math.inf, int(data.size.max()))

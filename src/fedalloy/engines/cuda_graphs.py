@@ -1,8 +1,9 @@
 """The step of all clients on a GPU, captured once per shape as a CUDA graph and replayed in every step of every round.
 
 Launching a step's hundreds of small kernels takes longer than running them; a graph launches them together. Up to
-``FEW`` clients run in parallel streams, more under ``vmap``. The values are in static buffers: a replay reads this
-step's batch from them and writes the new carry back.
+``FEW`` clients run in parallel streams, more under ``vmap``, and so do adapters on a frozen base: a product with
+weights that all clients share is then one product. The values are in static buffers: a replay reads this step's batch
+from them and writes the new carry back.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from fedalloy.engines.im2col import ConvolutionsAsProducts
 
 Precision = Literal["float32", "tf32", "bf16"]
 FEW = 8
-"""Up to this many clients run in separate CUDA streams; more are vmapped."""
+"""Up to this many clients run in separate CUDA streams; more are vmapped, and those that share most of a model."""
 _WARM_UPS = 3
 DIFFERENTIABLE = False
 
@@ -110,7 +111,8 @@ class CudaGraphs:
         lr = torch.tensor(ctx.local_lr, device=device, dtype=floating(values["carry"]))
         # The step size enters the graph as a tensor, so that a schedule needs no new capture.
         captured = StepContext(**{**vars(ctx), "local_lr": lr})
-        step = self._step(algorithm, objective, captured, whole, len(values["mask"]))
+        apart = in_streams(len(values["mask"]), objective, values["carry"])
+        step = self._step(algorithm, objective, captured, whole, len(values["mask"]) if apart else 0)
         kept = tree_map(torch.clone, static)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -125,12 +127,12 @@ class CudaGraphs:
         return CapturedStep(graph, static, loss, lr, (algorithm, objective))
 
     def _step(
-        self, algorithm: Algorithm, objective: Objective, ctx: Context, whole: bool, clients: int
+        self, algorithm: Algorithm, objective: Objective, ctx: Context, whole: bool, streams: int
     ) -> Callable[..., Any]:
-        """The step of a whole block: in streams for few clients, under ``vmap`` for many."""
+        """The step of a whole block: every client in one of the streams, or all of them under ``vmap``."""
         one = vmap_kernel.step_of(algorithm, objective, ctx)
-        if clients <= FEW:
-            return _in_streams(one, whole, clients)
+        if streams:
+            return _in_streams(one, whole, streams)
         in_dims = (0, 0, 0, 0, None if whole else 0, 0, 0, 0)
         many = vmap(one, in_dims=in_dims)
         step = torch.compile(many) if self.compiled else many
@@ -140,6 +142,13 @@ class CudaGraphs:
                 return step(carry, buffers, x, y, None if whole else mask, *rest)
 
         return call if whole else _keeping(call)
+
+
+def in_streams(clients: int, objective: Objective, carry: Any) -> bool:
+    """Whether clients run in separate streams: they are few, and a frozen base, if there is one, is not most of the
+    model. ``carry`` holds the values of all of them."""
+    own = sum(leaf.numel() for leaf in tree_flatten(carry)[0]) / max(1, clients)
+    return clients <= FEW and sum(leaf.numel() for leaf in objective.frozen.values()) <= own
 
 
 def _advance(step: Callable[..., Any], static: dict[str, Any]) -> Tensor:

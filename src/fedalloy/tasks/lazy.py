@@ -26,6 +26,7 @@ from fedalloy.tasks.federation import unseen_last
 from fedalloy.tasks.imputing import Impute, Imputer, count_gaps, without_gaps
 from fedalloy.tasks.kinds import TaskKind
 from fedalloy.tasks.noise import LabelNoise
+from fedalloy.tasks.precision import read_as, reading_as
 from fedalloy.tasks.probing import ROWS
 from fedalloy.tasks.splits import check_fractions, split_client, unused_share
 from fedalloy.tasks.standardise import Scaler, changed_parts
@@ -225,8 +226,9 @@ class LazyTask(Shown, Describable):
 
     def read(self, client: int) -> Parts:
         """One client's parts: read, checked, split, filled and scaled."""
-        template = self.source.template
-        found = {part: one if len(one) else template for part, one in self.source.read(client).items()}
+        with reading_as(self.dtype):
+            template = self.source.template
+            found = {part: one if len(one) else template for part, one in self.source.read(client).items()}
         for part, one in found.items():
             self._check(client, part, one)
         parts = self._parts(client, found)
@@ -315,7 +317,8 @@ class LazyTask(Shown, Describable):
 
     def _features(self, x: Inputs) -> Inputs:
         """Features on their device, as floats if the model accepts only those."""
-        return self._moved(x if self.takes_integers else inputs.each(_as_float, x))
+        with reading_as(self.dtype):
+            return self._moved(x if self.takes_integers else inputs.each(_as_float, x))
 
     def _moved(self, leaf: Inputs) -> Inputs:
         def moved(one: Tensor) -> Tensor:
@@ -334,7 +337,7 @@ def _is_float(targets: Inputs) -> list[bool]:
 
 
 def _as_float(leaf: Tensor) -> Tensor:
-    return leaf if leaf.is_floating_point() else leaf.to(torch.float32)
+    return leaf if leaf.is_floating_point() else leaf.to(read_as())
 
 
 def _cat(some: list[Inputs]) -> Inputs:

@@ -16,8 +16,11 @@ from fedalloy.core.types import Tree
 from fedalloy.tasks.calling import arguments
 
 
-def materialised(module: nn.Module, example: Inputs | None, prepare: Callable[[Tensor], Tensor]) -> nn.Module:
-    """The module; lazy layers get their sizes from a call with an example."""
+def materialised(
+    module: nn.Module, example: Inputs | None, prepare: Callable[[Tensor], Tensor], dtype: torch.dtype
+) -> nn.Module:
+    """The module; lazy layers get their sizes from a call with an example. A model that fails on whole numbers gets
+    them as floating-point numbers of ``dtype``."""
     if not any(isinstance(leaf, UninitializedParameter | UninitializedBuffer) for leaf in _all_leaves(module)):
         return module
     if example is None:
@@ -26,12 +29,22 @@ def materialised(module: nn.Module, example: Inputs | None, prepare: Callable[[T
             "layer its sizes"
         )
     modes = [(part, part.training) for part in module.modules()]
-    args, named = arguments(example, prepare)
-    with torch.no_grad():
-        module.eval().to(device_of(example))(*args, **named)
+    module.eval().to(device_of(example))
+    try:
+        _call(module, example, prepare)
+    except (RuntimeError, TypeError, ValueError):
+        if all(leaf.is_floating_point() for leaf in leaves_of(example)):
+            raise
+        _call(module, example, lambda leaf: leaf.to(dtype))
     for part, mode in modes:
         part.training = mode
     return module
+
+
+@torch.no_grad()
+def _call(module: nn.Module, example: Inputs, prepare: Callable[[Tensor], Tensor]) -> None:
+    args, named = arguments(example, prepare)
+    module(*args, **named)
 
 
 def leaves_in(module: nn.Module, names: tuple[str, ...]) -> Tree:

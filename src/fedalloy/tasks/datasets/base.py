@@ -18,6 +18,7 @@ from fedalloy.core.keys import Key
 from fedalloy.core.types import Examples
 from fedalloy.tasks.examining import ENCODING, LabelLimits, check_examples
 from fedalloy.tasks.imputing import Impute, without_gaps
+from fedalloy.tasks.precision import read_as
 
 _MOST_CLASSES = 1 << 16
 
@@ -234,10 +235,10 @@ def as_pair(x: Any, y: Any, who: str) -> tuple[Any, Tensor]:
         features, targets = _tensor(x), _tensor(y)
         if features.is_complex() or targets.is_complex():
             raise TypeError("they are complex; give real and imaginary parts as separate features")
-        features = features.to(torch.float32) if features.is_floating_point() else features
+        features = features.to(read_as()) if features.is_floating_point() else features
     except (TypeError, ValueError, RuntimeError) as cause:
         raise DataError(f"{who}: x and y must be arrays of numbers ({cause})") from cause
-    targets = targets.to(torch.float32 if targets.is_floating_point() else torch.int64)
+    targets = targets.to(read_as() if targets.is_floating_point() else torch.int64)
     if targets.dim() < 1 or features.dim() < 1 or len(features) != len(targets):
         raise DataError(
             f"{who}: x has shape {tuple(features.shape)} and y {tuple(targets.shape)}; "

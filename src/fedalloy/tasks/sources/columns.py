@@ -15,6 +15,7 @@ from fedalloy.core.arguments import checked
 from fedalloy.core.errors import DataError, SpecError, nearest
 from fedalloy.tasks.datasets.base import Dataset, as_pair, counted_classes, left_out, regression_notice
 from fedalloy.tasks.imputing import Impute
+from fedalloy.tasks.precision import read_as
 
 LABELS = ("y", "label")
 """Names of the label column that need not be declared."""
@@ -290,14 +291,18 @@ def numbers(column: Column, name: str, where: str) -> NDArray[Any]:
             f"{where}: every feature column must hold numbers ('{name}' holds {column.kind}): name it in 'categorical' "
             "of the columns (in a folder: schema.toml) to encode it, or in 'ignore' to leave it out"
         )
-    return column.values.astype(np.float32)
+    return column.values.astype(_float_type())
 
 
 def _is_rounded(column: Column) -> bool:
     """Whether whole numbers are so large that features in 32 bits cannot tell them apart."""
     if column.values.dtype.kind not in "iu":
         return False
-    return bool((column.values.astype(np.float32).astype(np.float64) != column.values).any())
+    return bool((column.values.astype(_float_type()).astype(np.float64) != column.values).any())
+
+
+def _float_type() -> type[np.floating[Any]]:
+    return np.float64 if read_as() == torch.float64 else np.float32
 
 
 def _rounded(names: Sequence[str]) -> tuple[str, ...]:
