@@ -12,6 +12,7 @@ import click
 EXAMPLES = {
     "run": "fedalloy run recipes/quickstart.toml --quick -o runs/first",
     "compare": "fedalloy compare recipes/demo.toml --quick -o runs/demo",
+    "advise": "fedalloy advise recipes/demo.toml --minutes 0.1 --methods fedprox -o runs/advice",
     "tune": "fedalloy tune recipes/demo.toml --algorithms fedavg --trials 2 --quick -o runs/tuning",
     "reproduce": "fedalloy reproduce --list",
     "list": "fedalloy list weightings",

@@ -42,7 +42,14 @@ _OWN_PARTS = ("solver", "weighting", "server")
 
 @dataclass(frozen=True, repr=False)
 class Advice:
-    """The answer (``first``, then ``lines``), what it rests on, and the recipe to run next (``file``)."""
+    """The answer (``first``, then ``lines``), what it rests on, and the recipe to run next (``file``).
+
+    ``method`` is the advised one, ``effects`` are its evidence and that of the other finalist:
+
+    >>> from fedalloy.results.evidence import PairedDifferences, compare_together
+    >>> compare_together([PairedDifferences((0.02, 0.03, 0.04))])[0].outcome
+    'better'
+    """
 
     folder: Path
     file: Path
@@ -101,14 +108,19 @@ def advise(
     give every client its own model. ``methods`` are tried instead of a choice of ``most``; ``without`` names
     federations whose published results must not be used for it. The folder (default ``runs/advice``, or
     ``runs/<recipe>-advice``) is that of a comparison; the same call continues after an interrupt.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     found = advise({"partition": {"clients": 3}}, folder, minutes=0.001, methods=["fedprox"], rounds=2)
+    >>> found.method in ("fedavg", "fedprox") and len(found.effects)
+    2
     """
     leave_if_starting()
     call = as_call(task, None, folder or _folder(task), settings)
     _check(call.recipe, minutes, aim, most)
     recipe = _prepared(call.recipe, aim)
     question = {"aim": aim, "one_model": one_model, "methods": list(methods), "most": most, "without": sorted(without)}
-    asked = {"recipe": _plain(recipe), "minutes": minutes, **question}
-    record = read_record(call.folder, asked)
+    record = read_record(call.folder, {"recipe": _plain(recipe), "minutes": minutes, **question})
     call = Call(recipe, call.task, call.folder)
     workers = 1 if call.task else processes or default_processes(recipe)
     found, candidates = _looked_at(call, record, aim, one_model, methods, most, without)
