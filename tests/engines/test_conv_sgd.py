@@ -275,9 +275,9 @@ def test_pooling_takes_torchs_place_of_equal_numbers(size):
     first = image[0].permute(0, 3, 1, 2).clone().requires_grad_()
     expected = functional.max_pool2d(first, size)
     (right,) = torch.autograd.grad(expected.nan_to_num(0.0).sum(), first)
-    value, _ = between_products._largest(op, image)
+    value, _ = between_products.largest(op, image)
     assert torch.equal(value[0].permute(0, 3, 1, 2).nan_to_num(9.0), expected.detach().nan_to_num(9.0))
-    back = between_products._undo_all([op], [image, value], torch.ones_like(value))
+    back = between_products.undo_all([op], [image, value], torch.ones_like(value))
     right[0, 0, 0, 0] = 1.0  # torch.nan_to_num has no gradient where it replaces NaN
     assert torch.equal(back[0].permute(0, 3, 1, 2), right)
 
@@ -292,7 +292,7 @@ def test_relu_before_pooling_is_undone_with_it(size):
     factor = Key.of(7).normal(*expected.shape, dtype=torch.float64)
     (right,) = torch.autograd.grad((expected * factor).sum(), first)
     values = [image, image.relu()]
-    values.append(between_products._largest(ops[1], values[1])[0])
-    back = between_products._undo_all(ops, values, factor.permute(0, 2, 3, 1).unsqueeze(0))
+    values.append(between_products.largest(ops[1], values[1])[0])
+    back = between_products.undo_all(ops, values, factor.permute(0, 2, 3, 1).unsqueeze(0))
     assert torch.equal(back[0].permute(0, 3, 1, 2), right)
     assert (right != 0).any()

@@ -15,6 +15,7 @@ from fedalloy.core.factors import FactoredTree
 from fedalloy.core.program import BlockTraining, TrainingResult
 from fedalloy.core.protocols import ElementWeighting
 from fedalloy.core.types import Tree
+from fedalloy.engines.client_conv import has_kernels
 from fedalloy.engines.conv_chain import Stages
 from fedalloy.engines.conv_sgd import Batches, ConvSgd, descend
 from fedalloy.engines.cuda_graphs import Precision, products_in
@@ -25,6 +26,7 @@ from fedalloy.engines.tracing import Fuser, can_compile, warn_uncompiled
 
 DIFFERENTIABLE = False
 Result = tuple[Mapping[str, Tensor], Tensor]
+IMPLICIT = True
 MOST_GRAPHS = 8
 """Rounds whose numbers of steps differ need a graph each; if there are more, further ones run without."""
 
@@ -101,7 +103,13 @@ class ConvGraphs:
         if self._fusing is None:
             self._fusing = Fuser(self.compiled is not False and can_compile(training.device))
         loss, factored = training.objective.loss_name or "", may_be_factored(training.algorithm)
-        return ConvSgd(stages, loss, sgd, self.precision, self._fusing, factored)
+        return ConvSgd(stages, loss, sgd, self.precision, self._fusing, factored, self._implicit(training))
+
+    def _implicit(self, training: BlockTraining) -> bool:
+        """Whether patches are never stored. In float32 torch's products of stored patches are faster; in float64 the
+        kernels are compared with the loop."""
+        exact = next(iter(training.shared["params"].values())).dtype == torch.float64
+        return IMPLICIT and has_kernels(training.device) and (exact or self.precision != "float32")
 
     def _compiled_or_not(self, kernel: ConvSgd, params: Tree, batches: Batches, lr: float) -> Result:
         """Without a graph; if compiling fails, uncompiled from then on, after a warning."""
@@ -132,7 +140,7 @@ def signature(kernel: ConvSgd, params: Tree, batches: Batches, lr: float) -> tup
     shapes = tuple((name, leaf.shape, leaf.dtype) for name, leaf in params.items())
     data = (batches.x.data_ptr(), batches.y.data_ptr(), batches.x.shape)
     size = lr if kernel.sgd.weight_decay or kernel.sgd.pull else None
-    fixed = kernel.stages, kernel.loss, kernel.sgd, kernel.factored, shapes
+    fixed = kernel.stages, kernel.loss, kernel.sgd, kernel.factored, kernel.implicit, shapes
     return *fixed, batches.running, batches.rows.shape, size, data
 
 

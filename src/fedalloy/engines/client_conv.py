@@ -1,0 +1,132 @@
+"""Convolutions of many clients, each with its own weights: as Triton kernels where these can run, else in plain torch.
+
+Images are ``[C, B, height, width, channels]``, or examples of a pool whose channels come first; gradients of results
+``[C, B * patches, outputs]``; weights ``[C, outputs, inputs]``, with the zeros of :class:`ProductStage` at the end.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedalloy.engines.between_products import applied, enter, largest, patches, undo_all, unpatched
+from fedalloy.engines.conv_chain import Op, ProductStage
+from fedalloy.engines.cuda_graphs import Precision
+
+ACTIVATIONS = ("relu", "tanh", "sigmoid")
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The examples ``rows`` (``[C, B]``) of a pool; ``dtype`` is that of products."""
+
+    pool: Tensor
+    rows: Tensor
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class After:
+    """What a kernel does with the results before it stores them: bias, activation, pooling over windows of 2 x 2."""
+
+    bias: Tensor | None = None
+    activation: str = ""
+    pools: bool = False
+
+
+def has_kernels(device: torch.device) -> bool:
+    """Whether Triton's kernels run on this device: a GPU, or Triton's interpreter."""
+    interpreted = device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
+    return (device.type == "cuda" or interpreted) and find_spec("triton") is not None
+
+
+def convolve(
+    stage: ProductStage, images: Tensor | Drawn, weight: Tensor, after: After, precision: Precision
+) -> tuple[Tensor, Tensor | None]:
+    """The results as images, and with pooling which number of every window is the largest."""
+    if not has_kernels(weight.device):
+        return _plain_convolve(stage, images, weight, after)
+    return _launching().convolve(stage, images, weight, after, precision)
+
+
+def by_input(
+    stage: ProductStage, batch: int, grad: Tensor, weight: Tensor, precision: Precision, before: Tensor | None, act: str
+) -> Tensor:
+    """The gradient of the images; with an activation ``act`` that of its input, ``before`` being its result."""
+    if has_kernels(weight.device):
+        return _launching().by_input(stage, batch, grad, weight, precision, before, act)
+    assert stage.reads is not None
+    found = unpatched(torch.bmm(grad, weight.to(grad.dtype)), stage, batch, stage.reads)
+    if not act:
+        return found.contiguous()
+    assert before is not None
+    return undo_all([Op(act)], [before, before.reshape(found.shape)], found).contiguous()
+
+
+def by_weight(stage: ProductStage, images: Tensor | Drawn, grad: Tensor, precision: Precision) -> tuple[Tensor, Tensor]:
+    """The gradients of weights and biases, in the precision of weights."""
+    wide = torch.float64 if grad.dtype == torch.float64 else torch.float32
+    weight = torch.zeros(len(grad), grad.shape[2], stage.inputs + stage.extra, dtype=wide, device=grad.device)
+    bias = torch.zeros(len(grad), grad.shape[2], dtype=wide, device=grad.device)
+    if has_kernels(grad.device):
+        _launching().by_weight(stage, images, grad, weight, bias, precision, into=False)
+        return weight, bias
+    cut = _patches(stage, images).to(wide)
+    return torch.bmm(grad.to(wide).transpose(1, 2), cut), grad.sum(1, dtype=wide)
+
+
+def into_weight(
+    stage: ProductStage, images: Tensor | Drawn, grad: Tensor, weight: Tensor, bias: Tensor | None, precision: Precision
+) -> None:
+    """Subtract the gradients from weights and biases."""
+    if has_kernels(weight.device):
+        _launching().by_weight(stage, images, grad, weight, bias, precision, into=True)
+        return
+    weight.baddbmm_(grad.to(weight.dtype).transpose(1, 2), _patches(stage, images).to(weight.dtype), alpha=-1)
+    if bias is not None:
+        bias.sub_(grad.sum(1, dtype=bias.dtype))
+
+
+def unpool(
+    stage: ProductStage, grad: Tensor, pooled: Tensor, chosen: Tensor, act: str, precision: Precision
+) -> Tensor:
+    """The gradient of a convolution's results from that of its pooled activations."""
+    clients, batch = grad.shape[:2]
+    height, width, channels = stage.shape
+    if has_kernels(grad.device):
+        return _launching().unpool(stage, grad, pooled, chosen, act, precision)
+    windows = undo_all([Op(act)] if act else [], [pooled, pooled], grad)[:, :, :, None, :, None]
+    place = torch.arange(4, dtype=torch.int8, device=grad.device).reshape(2, 1, 2, 1)
+    spread = torch.where(chosen[:, :, :, None, :, None] == place, windows, torch.zeros_like(windows))
+    return spread.reshape(clients, batch * height * width, channels)
+
+
+def _plain_convolve(
+    stage: ProductStage, images: Tensor | Drawn, weight: Tensor, after: After
+) -> tuple[Tensor, Tensor | None]:
+    cut = _patches(stage, images)
+    out = torch.bmm(cut, weight.to(cut.dtype).transpose(1, 2))
+    if after.bias is not None:
+        out = (out + after.bias.unsqueeze(1)).to(out.dtype)
+    value = out.reshape(len(out), -1, *stage.shape)
+    if after.activation:
+        value = applied(Op(after.activation), value)
+    return largest(Op("maxpool", (2, 2)), value) if after.pools else (value, None)
+
+
+def _patches(stage: ProductStage, images: Tensor | Drawn) -> Tensor:
+    if isinstance(images, Drawn):
+        return enter(stage, images.pool, images.rows, images.dtype)
+    return patches(images, stage)
+
+
+def _launching() -> Any:
+    """The kernels, which need Triton."""
+    from fedalloy.engines import conv_launch
+
+    return conv_launch
