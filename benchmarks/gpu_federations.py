@@ -144,6 +144,7 @@ def profiled_round(fed: Federation, engine: Batched, label: str) -> None:
     """The kernels of a round, or of one client's step where clients run one after another."""
     lanes = next(iter(engine._client_graphs._lanes.values()), []) if engine._client_graphs else []
     if lanes and lanes[0].graph is not None:
+        lanes[0].values["at"].zero_()
         profiled(lanes[0].graph.replay, f"{label}, one step of {len(lanes)} lanes")
     else:
         profiled(lambda: fed.round(engine, 99), label)

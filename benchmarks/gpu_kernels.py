@@ -16,7 +16,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +32,7 @@ from benchmarks.h200 import cnn, resnet20, timed_fit
 from fedalloy.algorithms import fedavg, fedprox, named, scaffold
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.keys import Key
-from fedalloy.engines import between_products, client_graphs, conv_graphs, tracing
+from fedalloy.engines import client_graphs, conv_graphs, cuda_graphs, tracing
 from fedalloy.engines.batched import Batched
 from fedalloy.engines.loop import Loop
 from fedalloy.tasks.federation import federate
@@ -74,17 +75,31 @@ def cnn_federation() -> Federation:
 
 
 def convolutional(precision: str) -> None:
-    """A known benchmark of simulators, with and without what is to be decided."""
+    """A known benchmark of simulators: as it is, with stored patches, with private copies of all layers, mapped."""
     fed, rounds = cnn_federation(), 2 if TINY else 30
     best = "fused" if TINY else "best"
-    for by_place in (True, False):
-        between_products.BY_PLACE = by_place
-        label = f"{precision} best, {'looked up' if by_place else 'cut out'}"
-        measure("cnn", label, fed, Batched(precision=precision, kernel=best), rounds, profile=True)  # type: ignore[arg-type]
-    asked, conv_graphs.may_be_factored = conv_graphs.may_be_factored, lambda algorithm: False
-    measure("cnn", f"{precision} best, private copies", fed, Batched(precision=precision, kernel=best), rounds)  # type: ignore[arg-type]
-    conv_graphs.may_be_factored = asked
-    measure("cnn", f"{precision} mapped", fed, Batched(precision=precision, kernel="mapped"), rounds)  # type: ignore[arg-type]
+
+    def timed_as(label: str, kernel: str = best, *, profile: bool = False) -> None:
+        engine = Batched(precision=precision, kernel=kernel)  # type: ignore[arg-type]
+        measure("cnn", f"{precision} {label}", fed, engine, rounds, profile=profile)
+
+    timed_as("best", profile=True)
+    with changed(conv_graphs, "IMPLICIT", False):
+        timed_as("stored patches", profile=True)
+    with changed(conv_graphs, "may_be_factored", lambda algorithm: False):
+        timed_as("private copies")
+    timed_as("mapped", "mapped")
+
+
+@contextmanager
+def changed(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Another value for a while."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
 
 
 def errors() -> None:
@@ -117,7 +132,11 @@ def generative(name: str, precision: str) -> None:
     sizes = fed.task.train.size
     note(part=name, sizes=sizes.tolist(), steps=int(((sizes + 63) // 64).sum()))
     engine = Batched(precision=precision, kernel="sequential" if TINY else "best")  # type: ignore[arg-type]
-    measure(name, f"{precision} best", fed, engine, 1, profile=True)
+    measure(name, f"{precision} best", fed, engine, 1 if name == "fedevg" else 4, profile=True)
+    graphs = engine._client_graphs
+    if name == "fedevg" and graphs is not None:
+        graphs._lanes = {key: lanes[:1] for key, lanes in graphs._lanes.items()}
+        measure(name, f"{precision} best, one lane", fed, engine, 1)
 
 
 def generative_before(name: str) -> None:
@@ -155,8 +174,8 @@ def residual(shape: str, kinds: str = "") -> None:
     """Three clients with batches of 64, ten with 20, fifty with 10: all ways to run them, or those that are named."""
     fed = residual_federation(*RESIDUAL[shape])
     ways = {
-        "mapped": {"kernel": "mapped"}, "uncompiled": {"kernel": "sequential", "compiled": False},
-        "sequential": {"kernel": "sequential"}, "compiled": {"kernel": "mapped", "compiled": True}, "best": {},
+        "mapped": {"kernel": "mapped"}, "uncompiled": {"kernel": "mapped", "compiled": False},
+        "sequential": {"kernel": "sequential"}, "best": {},
     }  # fmt: skip
     for way in kinds.split(",") if kinds else ways:
         engine = Batched(precision="tf32", **ways[way])  # type: ignore[arg-type]
@@ -233,7 +252,7 @@ def say_all(error: Exception) -> None:
 
 
 WARN = tracing.warn_uncompiled
-tracing.warn_uncompiled = conv_graphs.warn_uncompiled = say_all  # type: ignore[attr-defined]
+tracing.warn_uncompiled = conv_graphs.warn_uncompiled = cuda_graphs.warn_uncompiled = say_all  # type: ignore[attr-defined]
 
 
 def only_compile() -> None:

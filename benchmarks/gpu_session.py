@@ -4,7 +4,8 @@
 
 ``PLAN`` has one step a line: seconds, then the command's words after ``python3``; a line that begins with ``&`` runs
 beside the others that do, before the first one that does not (this is how the compiler's cache is filled), and its
-findings are not kept; ``OUT/`` in a line is the folder. Whatever a step prints goes to ``log.txt``; a step that fails or is too slow ends alone.
+findings are not kept. ``OUT/`` in a line is the folder. Whatever a step prints goes to ``log.txt``; a step that fails
+or is too slow ends alone.
 """
 
 from __future__ import annotations
@@ -44,21 +45,31 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     begin = time.monotonic()
     end = begin + 60 * options.minutes
-    lines = [line.replace("OUT/", f"{options.out}/").split() for line in options.plan.read_text().splitlines() if line.strip()]
-    log, beside = options.out / "log.txt", options.out / "warm.txt"
+    lines = [
+        line.replace("OUT/", f"{options.out}/").split()
+        for line in options.plan.read_text().splitlines()
+        if line.strip()
+    ]
+    log = beside = options.out / "log.txt"
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+        with (options.out / "steps.txt").open("a") as file:
+            file.write(line + "\n")
+
     started = [(words, run(words[2:], beside), float(words[1])) for words in lines if words[0] == "&"]
     for words, step, seconds in started:
         said = wait(step, min(end, begin + seconds))
-        print(f"{time.monotonic() - begin:6.1f} s  beside  {' '.join(words[2:])[:90]}: {said}", flush=True)
+        say(f"{time.monotonic() - begin:6.1f} s  beside  {' '.join(words[2:])[:90]}: {said}")
     for words in (line for line in lines if line[0] != "&"):
         now = time.monotonic()
         if now > end - 5:
-            print(f"left out: {' '.join(words)}", flush=True)
+            say(f"left out: {' '.join(words)}")
             continue
         kept = [*words[1:], *(["--out", str(options.out)] if "benchmarks.gpu_kernels" in words else [])]
         said = wait(run(kept, log), min(end, now + float(words[0])))
         took = time.monotonic() - now
-        print(f"{now - begin:6.1f} s  {took:5.1f} s  {' '.join(words[1:])[:90]}: {said}", flush=True)
+        say(f"{now - begin:6.1f} s  {took:5.1f} s  {' '.join(words[1:])[:90]}: {said}")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from fedalloy.algorithms import fedavg, fedprox
 from fedalloy.core.factors import FactoredTree, LowRank
 from fedalloy.core.keys import Key
 from fedalloy.core.types import Block
-from fedalloy.engines import batched, between_products, conv_graphs, conv_sgd
+from fedalloy.engines import batched, between_products, conv_graphs, conv_kernel, conv_sgd
 from fedalloy.engines.batched import Batched, stages_for
 from fedalloy.engines.conv_chain import Op
 from fedalloy.engines.conv_graphs import CapturedRound, ConvGraphs, signature
@@ -97,7 +97,7 @@ def nothing_back(grad: torch.Tensor, stage: Any, batch: int, image: Any) -> torc
 FAULTS: dict[str, tuple[Any, str, Any]] = {
     "padding counts": (conv_sgd.Batches, "of", staticmethod(padding_counts)),
     "no gradient through patches": (between_products, "unpatched", nothing_back),
-    "bias kept": (conv_sgd, "move_bias", lambda *_: None),
+    "bias kept": (conv_kernel, "move_bias", lambda *_: None),
 }
 
 
@@ -207,7 +207,8 @@ def test_a_second_replay_does_not_show_the_first_ones_update():
     kept = LowRank(torch.ones(1, 2, 1), torch.ones(1, 1, 2), lambda leaf: leaf)
     rows = torch.zeros(1, 1, 1, dtype=torch.int64)
     batches = Batches(rows, rows, rows, rows == 0, rows[0], (1,))
-    captured = CapturedRound(Nothing(), {}, batches, torch.zeros(()), (FactoredTree({"w": kept}), torch.zeros(1, 2)))  # type: ignore[arg-type]
+    result = FactoredTree({"w": kept}), torch.zeros(1, 2), torch.zeros(1, 1)
+    captured = CapturedRound(Nothing(), {}, batches, torch.zeros(()), result)  # type: ignore[arg-type]
     first = captured.replay({}, batches, 0.1)[0]
     assert float(first["w"].sum()) == 4.0
     kept.left.mul_(2)
@@ -232,7 +233,7 @@ def test_examples_at_another_address_get_no_graph_of_their_own(monkeypatch):
 
     def capture(kernel: Any, params: Any, batches: Batches, lr: float) -> Any:
         made.append(batches.x.data_ptr())
-        result, graph = conv_sgd.descend(kernel, params, batches, lr), cast(torch.cuda.CUDAGraph, Nothing())
+        result, graph = conv_graphs.measured(kernel, params, batches, lr), cast(torch.cuda.CUDAGraph, Nothing())
         return CapturedRound(graph, dict(params), batches, torch.zeros(()), result)
 
     monkeypatch.setattr(conv_graphs, "_capture", capture)

@@ -28,11 +28,12 @@ from fedalloy.engines import fused, fused_interpolated, vmap_kernel
 from fedalloy.engines.client_graphs import ClientGraphs
 from fedalloy.engines.conv_chain import Stages, stages_of
 from fedalloy.engines.conv_graphs import ConvGraphs
-from fedalloy.engines.cuda_graphs import CudaGraphs, Precision, precise
+from fedalloy.engines.cuda_graphs import CudaGraphs
 from fedalloy.engines.fused_graph import FusedGraphs
 from fedalloy.engines.kinds import interpolated_sgd_of, is_fusible, plain_sgd_of
 from fedalloy.engines.layer_chain import chain_of
 from fedalloy.engines.loop import Loop
+from fedalloy.engines.precision import Precision, precise
 from fedalloy.engines.profile import phase
 
 _dense: Any = WeakIdKeyDictionary()
@@ -170,7 +171,7 @@ class Batched(Engine):
             return vmap_kernel.train
         if self._uncaptured:
             return self._train_uncaptured
-        self._cuda_graphs = self._cuda_graphs or CudaGraphs(self.precision, bool(self.compiled))
+        self._cuda_graphs = self._cuda_graphs or CudaGraphs(self.precision, self.compiled)
         mapped = self._cuda_graphs.train if on_gpu else vmap_kernel.train
         return self._one_by_one(mapped).train if self._suits_one_by_one(shared, data) else mapped
 

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from fedalloy.engines.conv_chain import Op, ProductStage, Shape
 
+
 def enter(first: ProductStage, pool: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:
     """The patches of the examples ``rows`` (``[C, B]``) of the pool, whose images have their channels first."""
     assert first.reads is not None

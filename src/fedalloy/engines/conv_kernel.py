@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from fedalloy.core.factors import LowRank
 from fedalloy.core.types import Tree
+from fedalloy.engines.client_conv import has_kernels, inner_products, subtract_product
 from fedalloy.engines.conv_chain import ProductStage, Stages
-from fedalloy.engines.cuda_graphs import Precision
 from fedalloy.engines.fused import Memory, momentum_step, move_bias, move_weight
 from fedalloy.engines.kinds import PlainSgd
+from fedalloy.engines.precision import Precision
 from fedalloy.engines.tracing import Fuser
 
 DIFFERENTIABLE = False
@@ -21,7 +23,8 @@ DIFFERENTIABLE = False
 @dataclass(frozen=True)
 class ConvSgd:
     """What is the same in all rounds. ``fusing`` calls what is between products; ``factored`` allows updates of dense
-    layers to stay factors; ``implicit`` never stores patches (:mod:`fedalloy.engines.conv_implicit`)."""
+    layers to stay factors; ``implicit`` never stores patches (:mod:`fedalloy.engines.conv_implicit`);
+    ``exact_norms`` is the algorithm's."""
 
     stages: Stages
     loss: str
@@ -30,6 +33,7 @@ class ConvSgd:
     fusing: Fuser
     factored: bool = False
     implicit: bool = False
+    exact_norms: bool = False
 
     @property
     def is_still(self) -> bool:
@@ -54,15 +58,28 @@ class FactoredLayer:
     def forward(self, kernel: ConvSgd, value: Tensor) -> Tensor:
         """The layer's results without its bias."""
         out = (value.flatten(0, 1) @ kernel.cast(self.weight).T).unflatten(0, value.shape[:2])
+        if not self.count:
+            return out
         inputs, grads = self.so_far(kernel)
-        return out if not self.count else torch.baddbmm(out, value @ inputs.transpose(1, 2), grads, alpha=-1)
+        if not kernel.implicit:
+            return torch.baddbmm(out, value @ inputs.transpose(1, 2), grads, alpha=-1)
+        # What inputs have in common with those of earlier steps is little, but computed from long rows.
+        common = inner_products(value, inputs, kernel.precision)
+        subtract_product(common, grads, out, kernel.precision)
+        return out
 
     def back(self, kernel: ConvSgd, out_grad: Tensor) -> Tensor:
         """The gradient with respect to the inputs; ``out_grad`` is ``[C, B, outputs]``."""
         grad = kernel.cast(out_grad)
         found = (grad.flatten(0, 1) @ kernel.cast(self.weight)).unflatten(0, grad.shape[:2])
+        if not self.count:
+            return found
         inputs, grads = self.so_far(kernel)
-        return found if not self.count else torch.baddbmm(found, grad @ grads.transpose(1, 2), inputs, alpha=-1)
+        common = grad @ grads.transpose(1, 2)
+        if not kernel.implicit:
+            return torch.baddbmm(found, common, inputs, alpha=-1)
+        subtract_product(common, inputs, found, kernel.precision)
+        return found
 
     def so_far(self, kernel: ConvSgd) -> tuple[Tensor, Tensor]:
         """The factors of the steps so far, in the precision of products."""
@@ -76,7 +93,11 @@ class FactoredLayer:
 
     def update(self, stage: ProductStage) -> LowRank:
         """What the clients send."""
-        return LowRank(-self.grads.transpose(1, 2), self.inputs, stage.to_model)
+        left = -self.grads.transpose(1, 2)
+        fast = has_kernels(self.inputs.device) and self.grads.dtype == torch.float32
+        if not fast:
+            return LowRank(left, self.inputs, stage.to_model)
+        return LowRank(left, self.inputs, stage.to_model, partial(inner_products, precision="tf32x3"))
 
 
 Factored = dict[str, FactoredLayer]

@@ -10,49 +10,60 @@ import triton.language as tl
 from torch import Tensor
 
 from fedalloy.engines import conv_triton
-from fedalloy.engines.client_conv import After, Drawn
+from fedalloy.engines.client_conv import After, Drawn, wide
 from fedalloy.engines.conv_chain import ProductStage
-from fedalloy.engines.cuda_graphs import Precision
+from fedalloy.engines.precision import Precision
 
-_PROGRAMS = 800
-"""About six for each multiprocessor of a large GPU."""
-ROUNDED = 0x1000, -0x2000
-_EXACT = {"float32": "ieee", "tf32": "tf32", "bf16": "ieee"}
+PROGRAMS = 1600
+"""About twelve for each multiprocessor of a large GPU."""
+CHOSEN: dict[str, tuple[int, int, int, int, int]] = {}
+"""Sizes of blocks by kernel, instead of those below; to try them."""
+_EXACT = {"float32": "ieee", "tf32": "tf32", "bf16": "ieee", "tf32x3": "tf32x3"}
 
 
 def convolve(
-    stage: ProductStage, images: Tensor | Drawn, weight: Tensor, after: After, precision: Precision
+    stage: ProductStage, images: Tensor | Drawn, weight: Tensor, after: After, precision: Precision, *, loads: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """See :func:`fedalloy.engines.client_conv.convolve`."""
+    """See :func:`fedalloy.engines.client_conv.convolve`; ``loads`` rounds what is read."""
     clients, batch = images.rows.shape if isinstance(images, Drawn) else images.shape[:2]
     (down, right, outputs), scale = stage.shape, 2 if after.pools else 1
     form = clients, batch, down // scale, right // scale, outputs
     out = torch.empty(form, dtype=images.dtype, device=weight.device)
     chosen = torch.empty(form if after.pools else (1,), dtype=torch.int8, device=weight.device)
-    block = _blocks(outputs, stage.inputs if (stage.reads or (0,))[-1] < 16 else (stage.reads or (0,))[-1])
+    assert stage.reads is not None
+    block = _blocks("convolve", outputs, stage.inputs if stage.reads[2] < 16 else stage.reads[2], precision)
     grid = triton.cdiv(batch * down * right, block["BM"]), clients, triton.cdiv(outputs, block["BN"])
     bias = weight if after.bias is None else after.bias
     conv_triton.convolve[grid](
-        *_source(images), rounded(weight, precision), bias, out, chosen, **_strides(stage, images), **_weights(weight),
+        *_source(images), weight, bias, out, chosen, **_strides(stage, images), **_weights(weight),
         **_shape(stage, batch),
         BIAS=after.bias is not None, ACT=after.activation, POOL=after.pools, SUM=_sum(weight), PREC=_EXACT[precision],
-        ROUND=precision, **block,
+        ROUND=_stored(precision, loads), LOADS=loads, **block,
     )  # fmt: skip
     return out, chosen if after.pools else None
 
 
 def by_input(
-    stage: ProductStage, batch: int, grad: Tensor, weight: Tensor, precision: Precision, before: Tensor | None, act: str
+    stage: ProductStage,
+    batch: int,
+    grad: Tensor,
+    turned: Tensor,
+    precision: Precision,
+    before: Tensor | None,
+    act: str,
+    *,
+    loads: bool,
 ) -> Tensor:
-    """See :func:`fedalloy.engines.client_conv.by_input`."""
+    """See :func:`fedalloy.engines.client_conv.by_input`; the weights are ``[C, taps, inputs, outputs]``."""
     assert stage.reads is not None
-    (height, width, channels), clients = stage.reads, len(grad)
+    (height, width, channels), outputs, clients = stage.reads, stage.shape[2], len(grad)
     out = torch.empty(clients, batch, height, width, channels, dtype=grad.dtype, device=grad.device)
-    block = _blocks(channels, stage.shape[2])
+    block = _blocks("by_input", channels, outputs, precision)
     grid = triton.cdiv(batch * height * width, block["BM"]), clients, triton.cdiv(channels, block["BN"])
     conv_triton.by_input[grid](
-        grad, rounded(weight, precision), grad if before is None else before, out, **_weights(weight), **_shape(stage, batch),
-        ACT=act, SUM=_sum(weight), PREC=_EXACT[precision], ROUND=precision, **block,
+        grad, turned, grad if before is None else before, out, **_shape(stage, batch), ACT=act, SUM=_sum(turned),
+        PREC=_EXACT[precision],
+        ROUND=_stored(precision, loads), LOADS=loads, **block,
     )  # fmt: skip
     return out
 
@@ -66,11 +77,12 @@ def by_weight(
     precision: Precision,
     *,
     into: bool,
+    loads: bool,
 ) -> None:
     """See :func:`fedalloy.engines.client_conv.by_weight`; writes into ``weight`` and ``bias``."""
     clients, batch = images.rows.shape if isinstance(images, Drawn) else images.shape[:2]
     (down, right, outputs), inputs = stage.shape, stage.inputs
-    block = _blocks(outputs, 64) | {"BM": 64, "BK": 32 if inputs <= 32 else 64}
+    block = _blocks("by_weight", outputs, inputs, precision)
     tiles = triton.cdiv(inputs, block["BK"]) * clients * triton.cdiv(outputs, block["BN"])
     each = _share(batch * down * right, block["BM"], tiles)
     shares = triton.cdiv(batch * down * right, each)
@@ -79,7 +91,7 @@ def by_weight(
     grid = triton.cdiv(inputs, block["BK"]), clients, triton.cdiv(outputs, block["BN"]) * shares
     conv_triton.by_weight[grid](
         *_source(images), grad, part, summed, **_strides(stage, images), **_shape(stage, batch), CLIENTS=clients,
-        SUM=_sum(weight), PREC=_EXACT[precision], EACH=each, **block,
+        SUM=_sum(weight), PREC=_EXACT[precision], EACH=each, LOADS=loads, **block,
     )  # fmt: skip
     count, biases = clients * outputs * inputs, clients * outputs
     conv_triton.subtract[(triton.cdiv(count, 1024),)](
@@ -90,35 +102,77 @@ def by_weight(
 
 def _share(results: int, step: int, tiles: int) -> int:
     """How many results a program adds up: so many that all multiprocessors have work, and at least eight steps."""
-    shares = max(1, min(_PROGRAMS // max(1, tiles), results // (8 * step)))
+    shares = max(1, min(PROGRAMS // max(1, tiles), results // (8 * step)))
     return int(triton.cdiv(triton.cdiv(results, shares), step) * step)
 
 
-def unpool(
-    stage: ProductStage, grad: Tensor, pooled: Tensor, chosen: Tensor, act: str, precision: Precision
-) -> Tensor:
+def unpool(stage: ProductStage, grad: Tensor, pooled: Tensor, chosen: Tensor, act: str, precision: Precision) -> Tensor:
     """See :func:`fedalloy.engines.client_conv.unpool`."""
     clients, batch = grad.shape[:2]
     down, right, channels = stage.shape
     out = torch.empty(clients, batch * down * right, channels, dtype=grad.dtype, device=grad.device)
     grid = (triton.cdiv(out.numel(), 1024),)
     conv_triton.unpool[grid](
-        grad.contiguous(), pooled, chosen, out, out.numel(), DOWN=down, RIGHT=right, O=channels, ACT=act, ROUND=precision,
+        grad.contiguous(),
+        pooled,
+        chosen,
+        out,
+        out.numel(),
+        DOWN=down,
+        RIGHT=right,
+        OUT=channels,
+        ACT=act,
+        ROUND=precision,
         BLOCK=1024,
     )
     return out
 
 
-def rounded(value: Tensor, precision: Precision) -> Tensor:
-    """The nearest numbers with the ten bits of tf32, see ``conv_triton._rounded``; another precision changes nothing.
+def inner_products(one: Tensor, other: Tensor, precision: str) -> Tensor:
+    """See :func:`fedalloy.engines.client_conv.inner_products`."""
+    (clients, rows, length), columns = one.shape, other.shape[1]
+    block = {"BM": _power(rows, 16, 64), "BN": _power(columns, 16, 64), "BK": 64}
+    places = triton.cdiv(rows, block["BM"]) * triton.cdiv(columns, block["BN"])
+    each = _share(length, block["BK"], places * clients)
+    shares = triton.cdiv(length, each)
+    out = torch.empty(shares, clients, rows, columns, dtype=wide(one), device=one.device)
+    conv_triton.inner_products[(shares, clients, places)](
+        one, other, out, ONE=one.stride(0), OTHER=other.stride(0), CLIENTS=clients, ROWS=rows, COLUMNS=columns,
+        N=length, EACH=each, SUM=_sum(out), PREC=_EXACT[precision], num_warps=4, num_stages=3, **block,
+    )  # fmt: skip
+    return out.sum(0)
 
-    >>> rounded(torch.tensor([1 + 2**-11 + 2**-20, -1 - 2**-12, float("nan")]), "tf32").tolist()
-    [1.0009765625, -1.0, nan]
-    """
+
+def subtract_product(left: Tensor, right: Tensor, out: Tensor, precision: Precision) -> None:
+    """See :func:`fedalloy.engines.client_conv.subtract_product`."""
+    clients, rows, length = out.shape
+    block = {"BM": _power(rows, 16, 64), "BN": 128, "BK": _power(right.shape[1], 16, 64)}
+    grid = triton.cdiv(length, block["BN"]), clients, triton.cdiv(rows, block["BM"])
+    conv_triton.subtract_product[grid](
+        left.contiguous(), right, out, RIGHT=right.stride(0), ROWS=rows, DEPTH=right.shape[1], N=length,
+        SUM=tl.float64 if out.dtype == torch.float64 else tl.float32, PREC=_EXACT[precision], num_warps=4,
+        num_stages=2, **block,
+    )  # fmt: skip
+
+
+def rounded(value: Tensor, precision: Precision) -> Tensor:
+    """See :func:`fedalloy.engines.client_conv.rounded`."""
     if precision != "tf32" or value.dtype != torch.float32:
         return value
-    bits = (value.view(torch.int32) + ROUNDED[0]) & ROUNDED[1]
-    return torch.where(value == value, bits.view(torch.float32), value)
+    value = value.contiguous()
+    out = torch.empty_like(value)
+    conv_triton.round_all[(triton.cdiv(value.numel(), 1024),)](value, out, value.numel(), BLOCK=1024)
+    return out
+
+
+def _stored(precision: Precision, loads: bool) -> Precision:
+    """The precision of what is stored: what is rounded when it is read need not be when it is written."""
+    return "float32" if loads else precision
+
+
+def _power(count: int, least: int, most: int) -> int:
+    """The next power of two within limits."""
+    return int(max(least, min(most, triton.next_power_of_2(count))))
 
 
 def _source(images: Tensor | Drawn) -> tuple[Tensor, Tensor]:
@@ -148,7 +202,7 @@ def _shape(stage: ProductStage, batch: int) -> dict[str, int]:
     assert window is not None
     assert reads is not None
     return {
-        "BATCH": batch, "H": reads[0], "W": reads[1], "I": reads[2], "O": outputs, "DOWN": down, "RIGHT": right,
+        "BATCH": batch, "H": reads[0], "W": reads[1], "IN": reads[2], "OUT": outputs, "DOWN": down, "RIGHT": right,
         "KH": window.size[0], "KW": window.size[1], "SH": window.stride[0], "SW": window.stride[1],
         "PH": window.padding[0], "PW": window.padding[1],
     }  # fmt: skip
@@ -159,8 +213,18 @@ def _sum(weight: Tensor) -> Any:
     return tl.float64 if weight.dtype == torch.float64 else tl.float32
 
 
-def _blocks(columns: int, depth: int) -> dict[str, int]:
-    """The sizes of blocks of results, and how much of the depth is added up at a time."""
-    wide = max(16, min(64, triton.next_power_of_2(columns)))
-    deep = max(16, min(32, triton.next_power_of_2(depth)))
-    return {"BM": 128, "BN": wide, "BK": deep, "num_warps": 4, "num_stages": 3}
+def _blocks(kernel: str, columns: int, depth: int, precision: Precision) -> dict[str, int]:
+    """The sizes of blocks: rows and columns of a result, and how much of the depth is added up at a time; of weights'
+    gradients results at a time, outputs and inputs."""
+    rows, wide, deep, warps, stages = CHOSEN.get(kernel) or _usual(kernel, columns, precision)
+    sizes = {"BM": rows, "BN": _power(columns, 16, wide), "BK": _power(depth, 16, deep)}
+    return {**sizes, "num_warps": warps, "num_stages": stages}
+
+
+def _usual(kernel: str, columns: int, precision: Precision) -> tuple[int, int, int, int, int]:
+    """Sizes that ``benchmarks.gpu_blocks`` found to be fast: rows, columns, depth, warps and stages."""
+    if kernel != "by_weight":
+        return 128, 64, 32, 4, 3
+    if columns <= 16:
+        return 64, 16, 32, 2, 4
+    return (64, 64, 64, 4, 3) if precision == "bf16" and columns > 32 else (64, 32, 128, 4, 3)
