@@ -113,12 +113,11 @@ def convolve(x, rows, weight, bias, out, chosen,
             tap, channel = k0 // IN, tl.max_contiguous(tl.multiple_of(k0 % IN, BK) + tl.arange(0, BK), BK)
             i, j = y + tap // KW, z + tap % KW
             ok = (inside & (i >= 0) & (i < H) & (j >= 0) & (j < W) if PH + PW > 0 else inside)[:, None]
-            at = tap // KW * XY + tap % KW * XX + channel * XC
         else:
             tap, channel = k // IN, k % IN
             i, j = y[:, None] + (tap // KW)[None, :], z[:, None] + (tap % KW)[None, :]
             ok = inside[:, None] & (k < K)[None, :] & (i >= 0) & (i < H) & (j >= 0) & (j < W)
-            at = tap // KW * XY + tap % KW * XX + channel * XC
+        at = tap // KW * XY + tap % KW * XX + channel * XC
         patch = tl.load(start[:, None] + at[None, :], mask=ok, other=0.0)
         known = (o < OUT)[None, :] & (k < K)[:, None]
         w = tl.load(weight + c * WN + o[None, :] * WO + k[:, None], mask=known, other=0.0)
