@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.utils._pytree import tree_map
 
 from fedalloy.core.program import BlockTraining, TrainingResult
-from fedalloy.engines import client_conv, conv_graphs, conv_implicit, conv_ops, cuda_graphs, tracing
+from fedalloy.engines import client_conv, conv_graphs, conv_ops, cuda_graphs, tracing
 from fedalloy.engines.batched import Batched
 from fedalloy.engines.batches import dropout_keys, padded_batches
 from fedalloy.engines.client_conv import After, Drawn
@@ -121,8 +121,8 @@ def test_the_activation_before_is_undone(act):
     raw = torch.linspace(-2, 2, case.images.numel(), dtype=torch.float64).reshape(case.images.shape).requires_grad_()
     value = ACTIVATIONS[act](raw)
     (right,) = torch.autograd.grad(value, raw, case.by_autograd()[0])
-    given = case.stage, case.batch, case.flat, case.weight, "float32", value.detach(), act
-    assert close(client_conv.by_input(*given), right)
+    given = case.stage, case.batch, case.flat, case.weight
+    assert close(client_conv.by_input(*given, "float32", value.detach(), act), right)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -152,7 +152,7 @@ FAULTS = {
 def test_a_planted_fault_is_found(fault, monkeypatch):
     name, wrong = FAULTS[fault]
     monkeypatch.setattr(conv_graphs, "has_kernels", lambda device: True)
-    monkeypatch.setattr(conv_implicit.client_conv, name, wrong(getattr(client_conv, name)))
+    monkeypatch.setattr(client_conv, name, wrong(getattr(client_conv, name)))
     data, algorithm = task("two convolutions"), METHODS["plain"]
     assert gaps(play(Batched(kernel="fused"), algorithm, data), play(Loop(), algorithm, data)) != []
 
@@ -193,7 +193,12 @@ def traced(training: BlockTraining) -> TrainingResult:
 @pytest.mark.parametrize("method", ["momentum", "prox"])
 def test_traced_steps_of_many_clients_are_the_loops(method, monkeypatch):
     asked: list[Any] = []
-    monkeypatch.setattr(conv_ops, "suit", lambda x: asked.append(x.shape) or True)
+
+    def suit(x: Tensor) -> bool:
+        asked.append(x.shape)
+        return True
+
+    monkeypatch.setattr(conv_ops, "suit", suit)
     data, algorithm, engine = task_of(normed, (5, 3, 6, 1), (2, 6, 6)), METHODS[method], Batched(kernel="mapped")
     monkeypatch.setattr(engine, "_kernel", lambda *_: traced)
     found, right = play(engine, algorithm, data), play(Loop(), algorithm, data)
@@ -233,8 +238,8 @@ def test_kernels_are_the_plain_functions(name, pool, monkeypatch):
         if chosen is not None:
             found += [chosen, client_conv.unpool(case.stage, value, value, chosen, "tanh", "float32")]
         if not pool:
-            given = case.stage, case.batch, case.flat, case.weight, "float32", case.images, "sigmoid"
-            found.append(client_conv.by_input(*given))
+            given = case.stage, case.batch, case.flat, case.weight
+            found.append(client_conv.by_input(*given, "float32", case.images, "sigmoid"))
         one, other = case.flat.transpose(1, 2).contiguous(), case.flat.transpose(1, 2).contiguous() * 2
         found.append(client_conv.inner_products(one, other, "float32"))
         client_conv.subtract_product(found[-1].clone(), other, one, "float32")

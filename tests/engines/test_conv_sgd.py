@@ -19,7 +19,8 @@ from fedalloy.engines import batched, between_products, conv_graphs, conv_kernel
 from fedalloy.engines.batched import Batched, stages_for
 from fedalloy.engines.conv_chain import Op
 from fedalloy.engines.conv_graphs import CapturedRound, ConvGraphs, signature
-from fedalloy.engines.conv_sgd import Batches, ConvSgd
+from fedalloy.engines.conv_kernel import ConvSgd
+from fedalloy.engines.conv_sgd import Batches
 from fedalloy.engines.kinds import PlainSgd
 from fedalloy.engines.loop import Loop
 from fedalloy.engines.tracing import Fuser

@@ -51,8 +51,8 @@ class Batched(Engine):
     one, ``fused`` uses only that, also on a GPU, ``mapped`` never does. On a GPU the step is captured in a CUDA graph;
     ``compiled`` applies only to it, ``precision`` also to steps that cannot be captured. There ``best`` takes clients
     one after another if the step of one is large; ``sequential`` always does, ``mapped`` never. ``compiled``: none
-    compiles the steps of clients one after another, true also those of many clients, false none. What cannot be batched
-    runs in the loop engine, after one warning.
+    compiles the steps of clients one after another and of models with convolutions, true those of all, false none. What
+    cannot be batched runs in the loop engine, after one warning.
     """
 
     memory_mb: float | None = None

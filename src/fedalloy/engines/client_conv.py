@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,7 +60,9 @@ def rounded(value: Tensor, precision: Precision) -> Tensor:
     if precision != "tf32" or value.dtype != torch.float32:
         return value
     if has_kernels(value.device):
-        return _launching().rounded(value, precision)
+        from fedalloy.engines.on_gpu import conv_launch
+
+        return conv_launch.rounded(value, precision)
     bits = (value.view(torch.int32) + 0x1000) & -0x2000
     return torch.where(value == value, bits.view(torch.float32), value)
 
@@ -80,7 +81,9 @@ def convolve(
     if not has_kernels(weight.device):
         return _plain_convolve(stage, images, weight, after)
     weight = weight if loads else rounded(weight, precision)
-    return _launching().convolve(stage, images, weight, after, precision, loads=loads)
+    from fedalloy.engines.on_gpu import conv_launch
+
+    return conv_launch.convolve(stage, images, weight, after, precision, loads=loads)
 
 
 def by_input(
@@ -89,7 +92,9 @@ def by_input(
     """The gradient of the images; with an activation ``act`` that of its input, ``before`` being its result."""
     if has_kernels(weight.device):
         given = stage, batch, grad, rounded(turned(stage, weight), precision)
-        return _launching().by_input(*given, precision, before, act, loads=False)
+        from fedalloy.engines.on_gpu import conv_launch
+
+        return conv_launch.by_input(*given, precision, before, act, loads=False)
     assert stage.reads is not None
     found = unpatched(torch.bmm(grad, weight.to(grad.dtype)), stage, batch, stage.reads)
     if not act:
@@ -101,14 +106,16 @@ def by_input(
 def turned(stage: ProductStage, weight: Tensor) -> Tensor:
     """The weights as ``[C, taps, inputs, outputs]``: what is added up for the gradient of images are neighbours."""
     assert stage.reads is not None
-    taps = weight[:, :, : stage.inputs].unflatten(2, (-1, stage.reads[2]))
+    taps: Tensor = weight[:, :, : stage.inputs].unflatten(2, (-1, stage.reads[2]))
     return taps.permute(0, 2, 3, 1).contiguous()
 
 
 def by_turned(stage: ProductStage, batch: int, grad: Tensor, weight: Tensor, precision: Precision) -> Tensor:
     """``by_input`` for weights that are turned; what is read is rounded."""
     if has_kernels(weight.device):
-        return _launching().by_input(stage, batch, grad, weight, precision, None, "", loads=True)
+        from fedalloy.engines.on_gpu import conv_launch
+
+        return conv_launch.by_input(stage, batch, grad, weight, precision, None, "", loads=True)
     rows = functional.pad(weight.permute(0, 3, 1, 2).flatten(2), (0, stage.extra))
     return by_input(stage, batch, grad, rows, precision, None, "")
 
@@ -117,11 +124,12 @@ def by_weight(
     stage: ProductStage, images: Tensor | Drawn, grad: Tensor, precision: Precision, *, loads: bool = False
 ) -> tuple[Tensor, Tensor]:
     """The gradients of weights and biases, in the precision of weights."""
-    form = {"dtype": wide(grad), "device": grad.device}
-    weight = torch.zeros(len(grad), grad.shape[2], stage.inputs + stage.extra, **form)
-    bias = torch.zeros(len(grad), grad.shape[2], **form)
+    weight = grad.new_zeros(len(grad), grad.shape[2], stage.inputs + stage.extra, dtype=wide(grad))
+    bias = grad.new_zeros(len(grad), grad.shape[2], dtype=wide(grad))
     if has_kernels(grad.device):
-        _launching().by_weight(stage, images, grad, weight, bias, precision, into=False, loads=loads)
+        from fedalloy.engines.on_gpu import conv_launch
+
+        conv_launch.by_weight(stage, images, grad, weight, bias, precision, into=False, loads=loads)
         return weight, bias
     cut = _patches(stage, images).to(wide(grad))
     return torch.bmm(grad.to(wide(grad)).transpose(1, 2), cut), grad.sum(1, dtype=wide(grad))
@@ -132,7 +140,9 @@ def into_weight(
 ) -> None:
     """Subtract the gradients from weights and biases."""
     if has_kernels(weight.device):
-        _launching().by_weight(stage, images, grad, weight, bias, precision, into=True, loads=False)
+        from fedalloy.engines.on_gpu import conv_launch
+
+        conv_launch.by_weight(stage, images, grad, weight, bias, precision, into=True, loads=False)
         return
     weight.baddbmm_(grad.to(weight.dtype).transpose(1, 2), _patches(stage, images).to(weight.dtype), alpha=-1)
     if bias is not None:
@@ -144,7 +154,9 @@ def unpool(stage: ProductStage, grad: Tensor, pooled: Tensor, chosen: Tensor, ac
     clients, batch = grad.shape[:2]
     height, width, channels = stage.shape
     if has_kernels(grad.device):
-        return _launching().unpool(stage, grad, pooled, chosen, act, precision)
+        from fedalloy.engines.on_gpu import conv_launch
+
+        return conv_launch.unpool(stage, grad, pooled, chosen, act, precision)
     windows = undo_all([Op(act)] if act else [], [pooled, pooled], grad)[:, :, :, None, :, None]
     place = torch.arange(4, dtype=torch.int8, device=grad.device).reshape(2, 1, 2, 1)
     spread = torch.where(chosen[:, :, :, None, :, None] == place, windows, torch.zeros_like(windows))
@@ -155,14 +167,18 @@ def inner_products(one: Tensor, other: Tensor, precision: str) -> Tensor:
     """Those of all rows of two matrices of every client, ``[C, i, n]`` and ``[C, j, n]``, where n is large. Precision
     ``tf32x3`` is nearly that of float32, on matrix units."""
     if has_kernels(one.device):
-        return _launching().inner_products(one, other, precision)
+        from fedalloy.engines.on_gpu import conv_launch
+
+        return conv_launch.inner_products(one, other, precision)
     return torch.bmm(one, other.transpose(1, 2)).to(wide(one))
 
 
 def subtract_product(left: Tensor, right: Tensor, out: Tensor, precision: Precision) -> None:
     """``out -= left @ right`` for every client, where ``out`` has long rows."""
     if has_kernels(out.device):
-        _launching().subtract_product(left, right, out, precision)
+        from fedalloy.engines.on_gpu import conv_launch
+
+        conv_launch.subtract_product(left, right, out, precision)
     else:
         out.sub_(torch.bmm(left.to(right.dtype), right))
 
@@ -184,10 +200,3 @@ def _patches(stage: ProductStage, images: Tensor | Drawn) -> Tensor:
     if isinstance(images, Drawn):
         return enter(stage, images.pool, images.rows, images.dtype)
     return patches(images, stage)
-
-
-def _launching() -> Any:
-    """The kernels, which need Triton."""
-    from fedalloy.engines import conv_launch
-
-    return conv_launch

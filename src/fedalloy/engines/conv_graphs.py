@@ -18,7 +18,8 @@ from fedalloy.core.protocols import ElementWeighting
 from fedalloy.core.types import Tree
 from fedalloy.engines.client_conv import has_kernels
 from fedalloy.engines.conv_chain import Stages
-from fedalloy.engines.conv_sgd import Batches, ConvSgd, descend
+from fedalloy.engines.conv_kernel import ConvSgd
+from fedalloy.engines.conv_sgd import Batches, descend
 from fedalloy.engines.filling import fill
 from fedalloy.engines.fused_graph import agree
 from fedalloy.engines.kinds import plain_sgd_of

@@ -57,7 +57,7 @@ class FactoredLayer:
 
     def forward(self, kernel: ConvSgd, value: Tensor) -> Tensor:
         """The layer's results without its bias."""
-        out = (value.flatten(0, 1) @ kernel.cast(self.weight).T).unflatten(0, value.shape[:2])
+        out: Tensor = (value.flatten(0, 1) @ kernel.cast(self.weight).T).unflatten(0, value.shape[:2])
         if not self.count:
             return out
         inputs, grads = self.so_far(kernel)
@@ -71,7 +71,7 @@ class FactoredLayer:
     def back(self, kernel: ConvSgd, out_grad: Tensor) -> Tensor:
         """The gradient with respect to the inputs; ``out_grad`` is ``[C, B, outputs]``."""
         grad = kernel.cast(out_grad)
-        found = (grad.flatten(0, 1) @ kernel.cast(self.weight)).unflatten(0, grad.shape[:2])
+        found: Tensor = (grad.flatten(0, 1) @ kernel.cast(self.weight)).unflatten(0, grad.shape[:2])
         if not self.count:
             return found
         inputs, grads = self.so_far(kernel)

@@ -1,4 +1,4 @@
-"""How the kernels of :mod:`fedalloy.engines.conv_triton` are called: shapes, and the sizes of their blocks."""
+"""How the kernels of :mod:`fedalloy.engines.on_gpu.conv_triton` are called: shapes, and the sizes of their blocks."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedalloy.engines import conv_triton
 from fedalloy.engines.client_conv import After, Drawn, wide
 from fedalloy.engines.conv_chain import ProductStage
+from fedalloy.engines.on_gpu import conv_triton
 from fedalloy.engines.precision import Precision
 
 PROGRAMS = 1600
