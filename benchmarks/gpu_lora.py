@@ -1,10 +1,11 @@
 """On one GPU: LoRA adapters of a GPT-2, trained by fedalloy's ``fit`` against a hand-written sequential loop.
 
-    PYTHONPATH=src python -m benchmarks.gpu_lora [--minutes 4] [--out FILE.json] [--tiny]
+    PYTHONPATH=src python -m benchmarks.gpu_lora [--minutes 2] [--out FILE.json] [--tiny]
 
 GPT-2 small's shape (124 M parameters, random values) with PEFT adapters of rank 8, eight clients a round, padded
 sequences of tokens. The loop is what one would write by hand: the same adapters and batches, client after client, with
 torch's own attention, dropout and optimizer. Without dropout both must give the same adapters; that is checked first.
+For every shape a profile says which kernels the time of a round goes to. What matters most runs first.
 Needs ``transformers`` and ``peft`` (``scripts/wheels.py`` for a machine that cannot install them). ``--tiny`` is a
 model of one layer on a CPU, to try the script itself.
 """
@@ -34,18 +35,20 @@ from torch import Tensor
 from torch.nn import functional
 
 import fedalloy
+from fedalloy.core import cuda_draws
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Engine
 from fedalloy.engines import cuda_graphs
 from fedalloy.engines.batched import Batched
-from fedalloy.engines.loop import Loop
 from fedalloy.tasks.datasets.base import Dataset
 from fedalloy.tasks.federation import FederatedTask
 
 LR, CLIENTS, RANK, IGNORED = 0.1, 8, 8, -100
 Precision = Any
-KINDS = {"streams": CLIENTS, "vmap": 0}
+KINDS = {"vmap": 0, "streams": CLIENTS}
 """How many clients run in parallel streams of a CUDA graph before ``vmap`` is used."""
+SHOWN = 30
+"""Kernels in a profile."""
 
 
 @dataclass(frozen=True)
@@ -142,15 +145,21 @@ def sequential(
 
 
 def ours(
-    task: FederatedTask, shape: Shape, engine: Engine, rounds: int, device: str
+    task: FederatedTask, shape: Shape, engine: Engine, rounds: int, device: str, watch: Callable[[int], None] = id
 ) -> tuple[list[float], dict[str, Tensor], int]:
-    """``fit``: seconds of every round but the first, the adapters after the last, and bytes that a client sends."""
+    """``fit``: seconds of every round but the first, the adapters after the last, and bytes that a client sends.
+    ``watch`` is called with the number of rounds after each."""
     stamps: list[float] = []
+
+    def watcher(_: Any) -> None:
+        stamps.append(_now(device))
+        watch(len(stamps))
+
     algorithm = fedalloy.algorithms.fedavg(lr=LR, batch_size=shape.batch, shuffle=False)
     with tempfile.TemporaryDirectory() as folder:
         result = fedalloy.fit(
             algorithm, task, rounds=rounds, seed=1, device=device, engine=engine, folder=f"{folder}/run",
-            evaluate_every=10 * rounds, checkpoint_every=1e9, watcher=lambda _: stamps.append(_now(device)),
+            evaluate_every=10 * rounds, checkpoint_every=1e9, watcher=watcher,
         )  # fmt: skip
         sent = int(next(result.rounds())["bytes_up"]) // CLIENTS
     return [after - before for before, after in itertools.pairwise(stamps)], result.model, sent
@@ -175,8 +184,10 @@ def _autocast(device: str, precision: Precision) -> Iterator[None]:
 
 @contextmanager
 def few(clients: int) -> Iterator[None]:
-    """Let the batched engine run up to so many clients in parallel streams, and more of them under ``vmap``."""
-    with mock.patch.object(cuda_graphs, "FEW", clients):
+    """Let the batched engine run up to so many clients in parallel streams, and more of them under ``vmap``; less than
+    0: as it decides itself."""
+    decided = cuda_graphs.in_streams if clients < 0 else lambda count, *_: count <= clients
+    with mock.patch.object(cuda_graphs, "in_streams", decided):
         yield
 
 
@@ -243,6 +254,28 @@ def timed(task: FederatedTask, shape: Shape, engine: Engine, rounds: int, device
     return {**_seconds(gaps[1:]), **_memory(device), "bytes_up": sent, "fallback": fallback_of(engine)}
 
 
+def profiled(task: FederatedTask, shape: Shape, engine: Engine, device: str) -> dict[str, Any]:
+    """Two rounds after two others, as the engine decides to run them: milliseconds a round in kernels, by kernel."""
+    kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    profile = torch.profiler.profile(activities=kinds[1:] if device == "cuda" else kinds[:1])
+
+    def watch(done: int) -> None:
+        if done == 2:
+            profile.__enter__()
+        if done == 4:
+            profile.__exit__(None, None, None)
+
+    with few(-1):
+        gaps, _, _ = ours(task, shape, engine, 5, device, watch)
+    field = f"self_{'device' if device == 'cuda' else 'cpu'}_time_total"
+    rows = sorted((getattr(one, field) / 2e3, one.count // 2, one.key[:110]) for one in profile.key_averages())[::-1]
+    shown = [f"{spent:8.3f} ms {count:6d} x {name}" for spent, count, name in rows[:SHOWN]]
+    total, calls = sum(row[0] for row in rows), sum(row[1] for row in rows)
+    wall = [round(1e3 * gap, 1) for gap in gaps]
+    told = {"kernels_ms": round(total, 1), "calls": calls, "wall_ms": wall, "fallback": fallback_of(engine)}
+    return {**told, "by_kernel": shown}
+
+
 def timed_by_hand(shape: Shape, data: Dataset, rounds: int, device: str, precision: Precision) -> dict[str, Any]:
     """Seconds a round by hand."""
     _forget(device)
@@ -271,7 +304,10 @@ def _seconds(times: list[float]) -> dict[str, Any]:
 
 
 def compare(report: Report, shape: Shape, rounds: int, device: str, precisions: tuple[Precision, ...]) -> None:
-    """One shape: by hand and by ``fit``, in every precision."""
+    """One shape: by hand and by ``fit``, in every precision, and the kernels of a round."""
+    if time.monotonic() > report.end:  # building the model takes seconds too
+        report.add(what=shape.name, skipped=f"no time left for {', '.join(precisions)}")
+        return
     data = sequences(shape)
     task = task_of(shape, adapters(shape), data)
     for precision in precisions:
@@ -280,28 +316,32 @@ def compare(report: Report, shape: Shape, rounds: int, device: str, precisions: 
         for kind, at_once in KINDS.items():
             engine = Batched(precision=precision)
             report.attempt(f"{name}: fit, {kind}", partial(timed, task, shape, engine, rounds, device, at_once))
-    report.attempt(f"{shape.name}, loop engine", partial(timed, task, shape, Loop(), min(rounds, 2), device, 8))
+        engine = Batched(precision=precision)
+        report.attempt(f"{name}: kernels of a round", partial(profiled, task, shape, engine, device))
 
 
 def main() -> None:
     """Checks first, then every shape."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=4.0, help="nothing is begun after so many minutes")
-    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--minutes", type=float, default=2.0, help="nothing is begun after so many minutes")
+    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--tiny", action="store_true", help="a tiny model on a CPU")
     asked = parser.parse_args()
     device, report = "cpu" if asked.tiny else "cuda", Report(asked.out, asked.minutes)
-    shapes = [TINY] if asked.tiny else [Shape(), Shape(length=128, rows=32, batch=8)]
+    shape, large = (TINY, TINY) if asked.tiny else (Shape(), Shape(length=128, rows=32, batch=8))
     where = device if asked.tiny else torch.cuda.get_device_name()
     report.add(what="machine", torch=torch.__version__, python=sys.version.split()[0], device=where)
-    small = replace(shapes[0], rows=2 * shapes[0].batch)
+    small = replace(shape, rows=2 * shape.batch)
     for kind, at_once in KINDS.items():
-        report.attempt(
-            f"as by hand, float64, {kind}", partial(check_equal, small, Batched(), device, "float64", at_once)
-        )
-    for shape in shapes:
-        compare(report, shape, asked.rounds, device, ("float32",) if asked.tiny else ("float32", "bf16", "tf32"))
+        checked = partial(check_equal, small, Batched(), device, "float64", at_once)
+        report.attempt(f"as by hand, float64, {kind}", checked)
+    precisions = ("float32",) if asked.tiny else ("float32", "bf16", "tf32")
+    compare(report, shape, asked.rounds, device, precisions[:2])
+    compare(report, large, asked.rounds, device, precisions[:2])
+    compare(report, shape, asked.rounds, device, precisions[2:])
+    if not asked.tiny:
+        report.add(what="draws in one kernel", devices=sorted(cuda_draws._checked), refused=sorted(cuda_draws._refused))
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 PACKAGES = ("pydantic", "typer", "rich")
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if asked.step == "load":
         load(asked.folder, asked.commit, asked.data, asked.runs)
     elif asked.step == "work":
-        more = {"at_once": asked.at_once, "models": asked.models}
+        more = {"at_once": asked.at_once, "models": asked.models, "cpu": asked.cpu}
         sys.exit(work(asked.carried, asked.place, asked.out, asked.minutes, commands, **more))
     else:
         print("\n".join(unload(asked.files, asked.runs)))
@@ -80,18 +80,20 @@ def work(
     *,
     at_once: bool = False,
     models: Sequence[str] = (),
+    cpu: bool = False,
 ) -> int:
     """Run the commands of fedalloy in ``place`` until they or the minutes end, then pack the runs into ``out``."""
     end = time.monotonic() + 60 * minutes
     _unpack_once(carried, place)
     code = 0
-    with _shared_card():
+    env = _environment(carried, place, cpu)
+    with nullcontext() if cpu else _shared_card():
         if at_once:
-            code = _wait([_start(words, carried, place) for words in commands], end)
+            code = _wait([_start(words, place, env) for words in commands], end)
         else:
             for words in commands:
                 if time.monotonic() < end:
-                    code = _wait([_start(words, carried, place)], end) or code
+                    code = _wait([_start(words, place, env)], end) or code
     for line in pack(place / "runs", out, models):
         print(line)
     return code
@@ -207,10 +209,14 @@ def _unpack_once(carried: Path, place: Path) -> None:
     unload(carried, place / "runs")
 
 
-def _start(words: Sequence[str], carried: Path, place: Path) -> subprocess.Popen[bytes]:
+def _environment(carried: Path, place: Path, cpu: bool) -> dict[str, str]:
     paths = [str(place / "src"), str((carried / "packages").resolve())]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "FEDALLOY_DATA": str((carried / "data").resolve())}
     env |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TERM": "dumb"}
+    return env | {"CUDA_VISIBLE_DEVICES": ""} if cpu else env
+
+
+def _start(words: Sequence[str], place: Path, env: dict[str, str]) -> subprocess.Popen[bytes]:
     print("$ fedalloy", *words, flush=True)
     return subprocess.Popen([sys.executable, "-m", "fedalloy", *words], cwd=place, env=env, start_new_session=True)
 
@@ -292,6 +298,7 @@ def _parser() -> argparse.ArgumentParser:
     at_work.add_argument("out", type=Path, help="where the packed runs go")
     at_work.add_argument("--minutes", type=float, required=True)
     at_work.add_argument("--at-once", action="store_true", help="run all commands in parallel")
+    at_work.add_argument("--cpu", action="store_true", help="hide the GPU, which another command measures meanwhile")
     at_work.add_argument(
         "--models", nargs="*", default=[], metavar="NAME", help="ended runs whose model is returned too"
     )

@@ -92,3 +92,17 @@ def test_commands_stop_when_the_minutes_are_over_and_what_they_made_is_packed(tm
         device_run.main(words)
     assert ended.value.code != 0
     assert "a/rounds.jsonl" in names(tmp_path / "out")
+
+
+@pytest.mark.parametrize(("asked", "seen"), [([], "card"), (["--cpu"], "")])
+def test_commands_on_the_processor_do_not_see_the_card(tmp_path, monkeypatch, asked, seen):
+    carried, place = tmp_path / "carried", tmp_path / "there"
+    (carried / "packages").mkdir(parents=True)
+    (place / "src/fedalloy").mkdir(parents=True)
+    (place / "src/fedalloy/__init__.py").touch()
+    said = "import os, pathlib\npathlib.Path('seen').write_text(os.environ['CUDA_VISIBLE_DEVICES'])\n"
+    (place / "src/fedalloy/__main__.py").write_text(said)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "card")
+    with pytest.raises(SystemExit):
+        device_run.main(["work", str(carried), str(place), str(tmp_path / "out"), "--minutes", "1", *asked, "--", "x"])
+    assert (place / "seen").read_text() == seen

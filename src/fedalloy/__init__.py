@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fedalloy.experiment.fit import RunResult, fit
     from fedalloy.experiment.records.reading import RunRecord, read_run, read_runs
     from fedalloy.experiment.saved import SavedResult, load
+    from fedalloy.studies.advise.call import Advice, advise
     from fedalloy.studies.compare.comparing import Comparison, compare
     from fedalloy.studies.tune.call import Tuning, tune
     from fedalloy.studies.unfolding.call import unfold
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "Advice",
     "Algorithm",
     "Callback",
     "Checkpoints",
@@ -42,6 +44,7 @@ __all__ = [
     "RunResult",
     "SavedResult",
     "Tuning",
+    "advise",
     "algorithms",
     "compare",
     "fit",
@@ -56,6 +59,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "Advice": "fedalloy.studies.advise.call:Advice",
     "Algorithm": "fedalloy.core.algorithm:Algorithm",
     "Callback": "fedalloy.experiment.callbacks:Callback",
     "Checkpoints": "fedalloy.experiment.callbacks:Checkpoints",
@@ -68,6 +72,7 @@ _HOME = {
     "RunResult": "fedalloy.experiment.fit:RunResult",
     "SavedResult": "fedalloy.experiment.saved:SavedResult",
     "Tuning": "fedalloy.studies.tune.call:Tuning",
+    "advise": "fedalloy.studies.advise.call:advise",
     "algorithms": "fedalloy.algorithms:",
     "compare": "fedalloy.studies.compare.comparing:compare",
     "fit": "fedalloy.experiment.fit:fit",

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
+import shutil
+import subprocess
 import time
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._C._functorch import is_functorch_wrapped_tensor
 
-from fedalloy.core import keys
+from fedalloy.core import cuda_draws, keys
 from fedalloy.core.errors import SpecError
-from fedalloy.core.keys import Key
+from fedalloy.core.keys import Key, _drawn
 
 LABELS = st.one_of(st.integers(-(2**63), 2**63 - 1), st.text(max_size=8))
 SEEDS = st.integers(-(2**40), 2**40)
@@ -173,3 +177,66 @@ def test_a_seed_that_would_be_another_one_is_refused(seed):
     with pytest.raises(SpecError, match="a seed must"):
         Key.of(seed)
     assert Key.of(-(1 << 63)).state != Key.of((1 << 63) - 1).state
+
+
+def compiled(digits, tmp_path):
+    """The function of the CUDA kernel, compiled for this machine's processor."""
+    source, library = tmp_path / f"drawn{digits}.cpp", tmp_path / f"drawn{digits}.so"
+    entry = 'extern "C" long drawn_of(long key, long counter) { return drawn<long>(key, counter); }'
+    source.write_text(f"{cuda_draws.code(digits)}\n{entry}\n")
+    subprocess.run(["g++", "-shared", "-fPIC", "-o", library, source], check=True)
+    function = ctypes.CDLL(str(library)).drawn_of
+    function.restype, function.argtypes = ctypes.c_int64, [ctypes.c_int64, ctypes.c_int64]
+    return function
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("digits", [64, 53, 24])
+def test_the_cuda_kernel_computes_the_draws_of_a_key(digits, tmp_path):
+    function, key = compiled(digits, tmp_path), Key.of(3).each(torch.arange(4))
+    states = torch.as_tensor(key.state).tolist()
+    found = [[function(state, number) for number in range(1, 8)] for state in states]
+    assert torch.tensor(found).equal(key.whole(digits, 7))
+    # torch's own reader of such code finds the function in it
+    assert torch.cuda.jiterator._CodeParser(cuda_draws.code(digits)).function_name == "drawn"
+
+
+@pytest.mark.parametrize("digits", [64, 53, 24])
+def test_the_operation_of_the_cuda_kernel_under_vmap(digits, monkeypatch):
+    monkeypatch.setattr(cuda_draws, "_kernel", lambda wanted: lambda keys, counter: _drawn(keys, counter, wanted))
+    states, counter = torch.as_tensor(Key.of(3).each(torch.arange(6)).state).reshape(2, 3), torch.arange(1, 5)
+
+    def one(state):
+        return cuda_draws.drawn(state.unsqueeze(-1), counter, digits)
+
+    expected = Key(states).whole(digits, 4)
+    assert torch.func.vmap(torch.func.vmap(one))(states).equal(expected)
+    assert torch.func.vmap(one)(states).equal(expected)
+    assert torch.func.vmap(one, in_dims=1, out_dims=1)(states).equal(expected)
+    assert one(states).equal(expected)
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_the_first_use_of_the_kernel_compares_it_even_inside_transforms(wrong, monkeypatch):
+    seen = []
+
+    def kernel(digits):
+        def call(keys, counter):
+            assert not any(map(is_functorch_wrapped_tensor, (keys, counter)))
+            return _drawn(keys, counter, digits) + wrong
+
+        return call
+
+    def step(weight, state):
+        seen.append(cuda_draws._agrees(torch.device("cpu"), _drawn))
+        return weight * cuda_draws.drawn(state.unsqueeze(-1), torch.arange(1, 3), 24).sum()
+
+    monkeypatch.setattr(cuda_draws, "_kernel", kernel)
+    states = Key.of(3).each(torch.arange(2)).state
+    found = torch.func.vmap(torch.func.grad(step))(torch.ones(2), states)
+    assert seen == [not wrong]
+    assert found.equal((Key(states).whole(24, 2) + wrong).sum(1).to(torch.float32))
+
+
+def test_what_is_not_on_cuda_does_not_use_the_kernel():
+    assert not cuda_draws.usable(torch.zeros(2, dtype=torch.int64), _drawn)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import vmap
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,8 +23,9 @@ from fedalloy.core.program import BlockTraining, TrainingResult
 from fedalloy.engines import vmap_kernel
 from fedalloy.engines.batched import Batched
 from fedalloy.engines.batches import batches, dropout_keys
-from fedalloy.engines.cuda_graphs import StepContext
+from fedalloy.engines.cuda_graphs import FEW, StepContext, in_streams
 from fedalloy.methods.solvers.sgd import Sgd
+from fedalloy.tasks.objective import ModuleObjective
 from tests.experiment.test_cuda import DATA_MAKERS, SKEWED, method
 
 
@@ -117,3 +119,13 @@ def test_a_step_of_a_large_model_stays_on_the_device_of_its_data(name, together)
         with NoCpu() as seen:
             (vmap(step) if together else step)(*values)
     assert not seen.found
+
+
+@pytest.mark.parametrize(("trainable", "clients", "apart"), [
+    (None, FEW, True), (None, FEW + 1, False), (["1.*"], FEW, False), (["0.*"], FEW, True),
+])  # fmt: skip
+def test_few_clients_run_in_streams_unless_they_share_most_of_the_model(trainable, clients, apart):
+    objective = ModuleObjective(lambda: nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2)), trainable=trainable)
+    params, _ = objective.init(Key.of(0))
+    carry = {name: torch.stack([leaf] * clients) for name, leaf in params.items()}
+    assert in_streams(clients, objective, carry) is apart

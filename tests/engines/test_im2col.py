@@ -69,6 +69,19 @@ def test_what_all_clients_share_need_not_be_repeated(shared):
     assert torch.allclose(found, vmap(functional.conv2d, in_dims=dims)(x, weight), rtol=0, atol=1e-10)
 
 
+@settings(max_examples=25)
+@given(convolutions())
+def test_a_frozen_layer_below_what_is_trained_passes_its_gradient(given):
+    x, weight, _, stride, padding = given
+
+    def loss(convolution):
+        return lambda scale, images: (convolution(images * scale, weight[0], None, stride, padding) ** 3).sum()
+
+    scale = torch.ones(CLIENTS, 1, *x.shape[2:], dtype=torch.float64)
+    theirs, ours = (vmap(grad(loss(one)))(scale, x) for one in (functional.conv2d, convolve))
+    assert torch.allclose(ours, theirs, rtol=1e-10, atol=1e-9)
+
+
 def test_second_derivatives_are_refused_and_not_silently_wrong():
     x, weight = torch.randn(1, 1, 4, 4, dtype=torch.float64), torch.randn(1, 1, 2, 2, dtype=torch.float64)
     with pytest.raises(Exception, match="backward"):

@@ -106,6 +106,16 @@ def test_a_memory_budget_makes_blocks():
     assert gaps(play(engine, algorithm, task), play(Loop(), algorithm, task)) == []
 
 
+def test_a_frozen_base_counts_for_the_activations_of_every_client():
+    def adapted():
+        base = nn.Sequential(nn.Linear(4, 1000), nn.Linear(1000, 3)).requires_grad_(False)
+        return nn.Sequential(nn.Linear(4, 4), base)
+
+    task, algorithm = task_of(adapted), algorithms.fedavg()
+    most = Batched(memory_mb=1.0)._most(algorithm, task.objective, shared_of(algorithm, task), {})
+    assert 10 < most < 40, "8,003 frozen numbers a client, not only 20 trained ones"
+
+
 # ---------------------------------------------------------------------------------------------- gradients
 
 

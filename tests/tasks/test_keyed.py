@@ -211,3 +211,17 @@ def test_dropout_of_a_planted_global_generator_would_be_caught(monkeypatch):
     params, buffers = objective.init(Key.of(4))
     with pytest.raises((SpecError, RuntimeError)):
         vmap(lambda x, y, d: objective.loss(params, buffers, x, y, None, d)[0])(X, Y, DRAWS)
+
+
+@pytest.mark.parametrize("p", [0.1, 0.25, 0.5, 1 / 3, 0.9, 1e-9, 1 - 1e-9, 1.0])
+def test_a_mask_keeps_what_is_at_least_p_as_a_float32(p):
+    edge = round(p * 2**24)
+    whole = torch.arange(max(0, edge - 3), min(2**24, edge + 3))
+    assert (whole >= keyed._least(p)).equal(whole.to(torch.float32) * 2.0**-24 >= p)
+
+
+def test_the_keys_of_many_calls_are_those_of_single_ones():
+    key = Key.of(5)
+    mode, block = KeyedDraws(key), KeyedDraws(Key(torch.tensor([key.seed() | (key.state >> 63) * -(2**63)])))
+    for _ in range(2 * keyed._AHEAD + 3):
+        assert mode.next().seed() == block.next().seed()

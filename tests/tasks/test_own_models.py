@@ -189,6 +189,16 @@ def test_a_built_module_is_the_start_of_every_seed_and_stays_as_it_is():
         fedalloy.fit("superfed_mm", task, rounds=1)
 
 
+def test_a_function_with_a_seed_of_its_own_has_one_start_too():
+    def seeded():
+        torch.manual_seed(0)
+        return body_and_head()
+
+    with pytest.raises(SpecError, match=r"gives the same values every time.*without a seed of its own"):
+        fedalloy.fit("superfed_mm", make_task(Dataset(X, Y, 2), seeded, clients=3), rounds=1)
+    assert fedalloy.fit("superfed_mm", make_task(Dataset(X, Y, 2), body_and_head, clients=3), rounds=1).status
+
+
 def test_seeds_that_begin_with_one_model_do_not_claim_to_redraw_it(tmp_path):
     said = {}
     for kind, model in (("built", body_and_head()), ("function", body_and_head)):
@@ -234,3 +244,14 @@ def test_saving_needs_a_model_that_can():
         result.save_pretrained("nowhere")
     with pytest.raises(SpecError, match="client 9 does not exist"):
         result.module(client=9)
+
+
+def test_lazy_layers_get_their_sizes_from_whole_numbers_too():
+    pixels = torch.randint(0, 256, (24, 1, 6, 6), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+
+    def model():
+        return nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.LazyLinear(2))
+
+    data = Dataset(pixels, (pixels[:, 0, 0, 0] > 127).long(), 2)
+    result = fedalloy.fit("fedavg", make_task(data, model, clients=2), rounds=1)
+    assert result.model["2.weight"].shape == (2, 32)

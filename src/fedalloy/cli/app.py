@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from fedalloy.cli import (
+    advise,
     compare,
     conform,
     data,
@@ -94,6 +95,7 @@ def fedalloy(
 app.command(epilog=EXIT_CODES)(run.run)
 app.command(epilog=EXIT_CODES)(compare.compare)
 app.command(epilog=EXIT_CODES)(tune.tune)
+app.command(epilog=EXIT_CODES)(advise.advise)
 app.command(epilog=EXIT_CODES)(reproduce.reproduce)
 app.command("list")(listing.list_rules)
 app.command()(show.show)

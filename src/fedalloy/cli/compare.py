@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -68,9 +69,15 @@ def _run_all(recipe: Recipe, folder: Path, jobs: int | None, track: Sequence[str
     from fedalloy.studies.compare.comparing import compare as run_all
     from fedalloy.studies.compare.comparing import count
 
+    with saying_how_to_continue(as_json), watch_jobs(None if recipe.tune else count(recipe), as_json) as watcher:
+        return run_all(recipe, folder, processes=jobs, watcher=watcher, track=track)
+
+
+@contextmanager
+def saying_how_to_continue(as_json: bool) -> Iterator[None]:
+    """After Ctrl-C, say that nothing is lost."""
     try:
-        with watch_jobs(None if recipe.tune else count(recipe), as_json) as watcher:
-            return run_all(recipe, folder, processes=jobs, watcher=watcher, track=track)
+        yield
     except KeyboardInterrupt:
         if not as_json:
             typer.echo("interrupted; nothing is lost: the same command continues from here", err=True)

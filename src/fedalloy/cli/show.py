@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,13 +24,17 @@ _LABELS = {
 
 
 def show(
-    what: Annotated[str, typer.Argument(help="A run folder, or the name of a rule.", metavar="RUN|RULE")],
+    what: Annotated[
+        str, typer.Argument(help="A run folder, that of an advice, or the name of a rule.", metavar="RUN|RULE")
+    ],
     as_json: Json = False,
 ) -> None:
-    """Show what happened in a run, or what a rule does and which arguments it takes."""
+    """Show what happened in a run, the answer of an advice, or what a rule does and which arguments it takes."""
     # A name can be too long for a file name, which makes the checks raise OSError.
     is_folder, is_file = (_safely(Path(what).is_dir), _safely(Path(what).is_file))
-    if is_folder:
+    if is_folder and (Path(what) / "advice.json").is_file():
+        show_advice(Path(what) / "advice.json", as_json)
+    elif is_folder:
         show_run(_run_in(Path(what)), as_json)
     elif is_file:
         raise CheckpointError(f"{what} is a file, not a run; name a run folder, or a rule")
@@ -53,6 +58,14 @@ def _run_in(folder: Path) -> Path:
         some = ", ".join(str(run) for run in below[:3]) + (", ..." if len(below) > 3 else "")
         raise CheckpointError(f"{folder} is not a run, but holds {len(below)}: name one of them ({some})")
     return folder
+
+
+def show_advice(file: Path, as_json: bool) -> None:
+    """Print the answer of ``fedalloy advise``."""
+    from fedalloy.cli.advise import present
+
+    told = json.loads(file.read_text(encoding="utf-8"))
+    print_json(told) if as_json else present(told)
 
 
 def show_run(folder: Path, as_json: bool) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fedalloy.cli.compare import prepare, settings_text
+from fedalloy.cli.compare import prepare, saying_how_to_continue, settings_text, unreached
 from fedalloy.cli.console import console, number, print_json, print_table
 from fedalloy.cli.importing import AllowImports
 from fedalloy.cli.progress import watch_jobs
@@ -46,8 +46,10 @@ def tune(
     from fedalloy.studies.tune.call import tune as search
 
     wanted = prepare(recipe, changes or [], algorithms, [], quick)
+    for note in unreached(wanted, changes or []):
+        typer.echo(note, err=True)
     folder = output or Path("runs") / recipe.stem
-    with watch_jobs(None, as_json) as watcher:
+    with saying_how_to_continue(as_json), watch_jobs(None, as_json) as watcher:
         found = search(
             wanted, None, folder, trials=trials, budget_rounds=budget_rounds, seconds=seconds, sampler=sampler,
             pruner=pruner, processes=jobs, watcher=watcher,
@@ -73,6 +75,6 @@ def _present_thirds(found: Tuning, one: Tuned) -> None:
     rows = []
     for path, thirds in found.sensitivity(one.name).items():
         cells = [f"{number(score) or '-'} ({count})" for score, count in thirds.values()]
-        rows.append([path, *cells])
-    title = "best score (and trials) in the low, middle and high third of each range"
-    print_table(["setting", "low", "middle", "high"], rows, title, (1, 2, 3))
+        rows.append([path, *cells, number(one.importance.get(path), 2) or "too few trials"])
+    title = "best score (and trials) in the low, middle and high third of each range; what it explains of the scores"
+    print_table(["setting", "low", "middle", "high", "importance"], rows, title, (1, 2, 3, 4))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
+from fedalloy.core import cuda_draws
 from fedalloy.core.errors import SpecError
 from fedalloy.core.native import draws, tracing
 from fedalloy.core.wide import has_float64
@@ -77,6 +78,16 @@ def _mix_anywhere(value: Tensor) -> Tensor:
     value = _shift(value, 30).bitwise_xor_(value).mul_(_signed(_FIRST))
     value.bitwise_xor_(_shift(value, 27)).mul_(_signed(_SECOND))
     return value.bitwise_xor_(_shift(value, 31))
+
+
+def _drawn(state: Tensor, counter: Tensor, digits: int) -> Tensor:
+    """The first ``digits`` bits of number ``counter`` of every key."""
+    return _leading(_mix_tensor(state + counter * _signed(_GOLDEN)), digits)
+
+
+def _leading(bits: Tensor, digits: int) -> Tensor:
+    """The first of 64 bits, as a whole number."""
+    return bits if digits == 64 else _shift(bits, 64 - digits)
 
 
 @lru_cache(maxsize=4096)
@@ -166,25 +177,30 @@ class Key:
 
     def bits(self, *shape: int, device: torch.device | str | None = None) -> Tensor:
         """Random int64 values of shape ``batch + shape``."""
+        return self.whole(64, *shape, device=device)
+
+    def whole(self, digits: int, *shape: int, device: torch.device | str | None = None) -> Tensor:
+        """Random whole numbers of so many bits, from 0 to ``2^digits - 1``; 64 bits include the sign."""
         count = 1
         for extent in shape:
             count *= extent
         if device is None and _compiled(self.state):
             batch = () if isinstance(self.state, int) else self.state.shape
-            return draws.drawn(self.state, count).reshape((*batch, *shape))
+            return _leading(draws.drawn(self.state, count), digits).reshape((*batch, *shape))
         if isinstance(self.state, int):  # as a number it needs no tensor, which would have to be copied to a GPU
             counter = torch.arange(1, count + 1, dtype=torch.int64, device=device) * _signed(_GOLDEN)
-            return _mix_tensor(counter + _signed(self.state)).reshape(shape)
+            return _leading(_mix_tensor(counter + _signed(self.state)), digits).reshape(shape)
         state = self.state if device is None else self.state.to(device)
-        counter = torch.arange(1, count + 1, dtype=torch.int64, device=state.device) * _signed(_GOLDEN)
-        return _mix_tensor(state.unsqueeze(-1) + counter).reshape((*state.shape, *shape))
+        counter = torch.arange(1, count + 1, dtype=torch.int64, device=state.device)
+        draw = cuda_draws.drawn if cuda_draws.usable(state, _drawn) else _drawn
+        return draw(state.unsqueeze(-1), counter, digits).reshape((*state.shape, *shape))
 
     def uniform(
         self, *shape: int, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None
     ) -> Tensor:
         """Values in [0, 1). The grid has 24 bits in float32 so that 1.0 can never appear."""
         digits = 53 if dtype == torch.float64 else 24
-        return _shift(self.bits(*shape, device=device), 64 - digits).to(dtype) * 2.0**-digits
+        return self.whole(digits, *shape, device=device).to(dtype) * 2.0**-digits
 
     def normal(
         self, *shape: int, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from typing import Any, Literal
 
 import torch
@@ -24,18 +25,19 @@ from fedalloy.core.program import BlockTraining, Finished, Kernel, TrainingResul
 from fedalloy.core.protocols import Engine, Objective, Outcome, Shared, Task
 from fedalloy.core.registry import register
 from fedalloy.core.types import Block, Cohort, Context, State, Work
-from fedalloy.engines import fused, fused_interpolated, vmap_kernel
+from fedalloy.engines import fused, fused_interpolated, fused_phases, vmap_kernel
 from fedalloy.engines.client_graphs import ClientGraphs
 from fedalloy.engines.conv_chain import Stages, stages_of
 from fedalloy.engines.conv_graphs import ConvGraphs
 from fedalloy.engines.cuda_graphs import CudaGraphs
 from fedalloy.engines.fused_graph import FusedGraphs
-from fedalloy.engines.kinds import interpolated_sgd_of, is_fusible, plain_sgd_of
+from fedalloy.engines.kinds import interpolated_sgd_of, is_fusible, plain_sgd_of, two_phase_sgd_of
 from fedalloy.engines.layer_chain import chain_of
-from fedalloy.engines.loop import Loop
+from fedalloy.engines.loop import loop_like
 from fedalloy.engines.precision import Precision, precise
 from fedalloy.engines.profile import phase
 
+_is_cuda = attrgetter("is_cuda")
 _dense: Any = WeakIdKeyDictionary()
 """The dense layers of every objective looked up so far; None if its model has other layers. Entries are removed with
 their objective."""
@@ -77,13 +79,14 @@ class Batched(Engine):
         self, algorithm: Algorithm, task: Task, shared: Shared, states: Mapping[int, State], work: Work, ctx: Context
     ) -> Outcome:
         if self._unbatchable:
-            return Loop()(algorithm, task, shared, states, work, ctx)
+            return loop_like(self)(algorithm, task, shared, states, work, ctx)
         with phase("data"):
             data = task.data("train", work.ids)
         try:
             most = self.block or self._most(algorithm, task.objective, shared, states, data)
             with torch.no_grad():
-                gathering = Gathering(work, exact=algorithm.exact_norms, like=algorithm.templates(shared))
+                like = algorithm.templates(shared)
+                gathering = Gathering(work, exact=algorithm.exact_norms, like=like, storage=self.storage)
                 kept: dict[int, State] = {}
                 for some, rows in blocks(work, data, most):
                     done = self._run(algorithm, task, shared, states, some, rows, ctx)
@@ -99,7 +102,7 @@ class Batched(Engine):
                 self._cuda_graphs, self._uncaptured = None, _reason(error)
                 return self(algorithm, task, shared, states, work, ctx)
             # Either vmap does not support the step, or a client fails: then the loop raises an error that names it.
-            outcome = Loop()(algorithm, task, shared, states, work, ctx)
+            outcome = loop_like(self)(algorithm, task, shared, states, work, ctx)
             self._give_up(error)
             return outcome
 
@@ -112,13 +115,14 @@ class Batched(Engine):
         data: Block | None = None,
     ) -> int:
         """How many clients fit into the memory: each needs four times the size of its model and state, for the values,
-        their gradients and what the step keeps of them; on a convolutional chain also the patches of its batch. The
-        interpolated kernel is limited by the cache instead."""
+        their gradients and what the step keeps of them; on a convolutional chain also the patches of its batch. A
+        frozen base is one copy for all, but the activations that pass through it are each client's own: they are
+        estimated by its size. The interpolated kernel is limited by the cache instead."""
         if interpolated_sgd_of(algorithm) is not None and self._fused(algorithm, objective, shared) is not None:
             return fused_interpolated.clients_in_cache(shared["params"])
         kept = tree_leaves(next(iter(states.values()), {})) if algorithm.stateful else []
         own = sum(leaf.numel() * leaf.element_size() for leaf in kept if isinstance(leaf, Tensor))
-        one = 4 * (sum(tree.nbytes(leaves) for leaves in shared.values()) + own)
+        one = 4 * (sum([tree.nbytes(leaves) for leaves in shared.values()]) + own) + tree.nbytes(objective.frozen)
         stages = None if data is None else self._convolutional(algorithm, objective, shared, data)
         if data is not None and stages is not None:
             batch = min(getattr(algorithm.solver, "batch_size", None) or math.inf, int(data.size.max()))
@@ -159,6 +163,8 @@ class Batched(Engine):
             self._conv_graphs = self._conv_graphs or ConvGraphs(self.precision, self.compiled)
             return partial(self._conv_graphs.train, stages)
         layers = self._fused(algorithm, objective, shared) if _one_target(data) else None
+        if layers is not None and two_phase_sgd_of(algorithm) is not None:
+            return partial(fused_phases.train, layers)
         if layers is not None and plain_sgd_of(algorithm) is None:
             return partial(fused_interpolated.train, layers)
         if layers is not None and not on_gpu:
@@ -249,4 +255,4 @@ def _one_target(data: Block) -> bool:
 
 
 def _on_gpu(shared: Shared) -> bool:
-    return any(leaf.is_cuda for leaf in shared["params"].values())
+    return any(map(_is_cuda, shared["params"].values()))

@@ -1,8 +1,9 @@
 """The step of all clients on a GPU, captured once per shape as a CUDA graph and replayed in every step of every round.
 
 Launching a step's hundreds of small kernels takes longer than running them; a graph launches them together. Up to
-``FEW`` clients run in parallel streams, more under ``vmap``. The values are in static buffers: a replay reads this
-step's batch from them and writes the new carry back.
+``FEW`` clients run in parallel streams, more under ``vmap``, and so do adapters on a frozen base: a product with
+weights that all clients share is then one product. The values are in static buffers: a replay reads this step's batch
+from them and writes the new carry back.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from fedalloy.engines.precision import Precision, fastest_convolutions, precise
 from fedalloy.engines.tracing import can_compile, or_uncompiled, trace, warn_uncompiled
 
 FEW = 8
-"""Up to this many clients run in separate CUDA streams; more are vmapped."""
+"""Up to this many clients run in separate CUDA streams; more are vmapped, and those that share most of a model."""
 _WARM_UPS = 3
 DIFFERENTIABLE = False
 
@@ -133,7 +134,8 @@ class CudaGraphs:
             except Exception as error:  # whatever a step does that has no graph, and the compiler's own errors
                 warn_uncompiled(error)
         # The step size enters the graph as a tensor, so that a schedule needs no new capture.
-        step = self._step(algorithm, objective, _context(ctx, static), whole, clients)
+        apart = in_streams(clients, objective, static["carry"])
+        step = self._step(algorithm, objective, _context(ctx, static), whole, clients if apart else 0)
         return lambda: _advance(step, static)
 
     def _compiles(self, static: dict[str, Any]) -> bool:
@@ -143,11 +145,11 @@ class CudaGraphs:
         return any(leaf.dim() > 4 for leaf in tree_flatten(static["carry"])[0])
 
     def _step(
-        self, algorithm: Algorithm, objective: Objective, ctx: Context, whole: bool, clients: int
+        self, algorithm: Algorithm, objective: Objective, ctx: Context, whole: bool, streams: int
     ) -> Callable[..., Any]:
-        """The step of a whole block: in streams for few clients, under ``vmap`` for many."""
+        """The step of a whole block: every client in one of the streams, or all of them under ``vmap``."""
         one = vmap_kernel.step_of(algorithm, objective, ctx)
-        return _in_streams(one, whole, clients) if clients <= FEW else mapped_step(one, whole)
+        return _in_streams(one, whole, streams) if streams else mapped_step(one, whole)
 
 
 def mapped_step(one: Callable[..., Any], whole: bool) -> Callable[..., Any]:
@@ -197,6 +199,13 @@ def compiled_step(
 
 def _context(ctx: Context, static: dict[str, Any]) -> StepContext:
     return StepContext(**{**vars(ctx), "local_lr": static["lr"]})
+
+
+def in_streams(clients: int, objective: Objective, carry: Any) -> bool:
+    """Whether clients run in separate streams: they are few, and a frozen base, if there is one, is not most of the
+    model. ``carry`` holds the values of all of them."""
+    own = sum(leaf.numel() for leaf in tree_flatten(carry)[0]) / max(1, clients)
+    return clients <= FEW and sum(leaf.numel() for leaf in objective.frozen.values()) <= own
 
 
 def _advance(step: Callable[..., Any], static: dict[str, Any]) -> Tensor:

@@ -73,7 +73,9 @@ class Convolve(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, dims: tuple[Any, ...], x: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, int]:
-        """All clients at once."""
+        """All clients at once; with weights that they share, as one batch."""
+        if dims[1] is None:
+            return _shared_forward(x.movedim(dims[0], 0), weight, *rest), 0
         return _forward(_front(x, dims[0], info), _front(weight, dims[1], info), *rest), 0
 
 
@@ -109,8 +111,25 @@ class ByInput(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, dims: tuple[Any, ...], out_grad: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, int]:
-        """All clients at once."""
+        """All clients at once; with weights that they share, as one batch."""
+        if dims[1] is None:
+            return _shared_by_input(out_grad.movedim(dims[0], 0), weight, *rest), 0
         return _by_input(_front(out_grad, dims[0], info), _front(weight, dims[1], info), *rest), 0
+
+
+def _shared_forward(x: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> Tensor:
+    """A frozen layer: one ordinary convolution of all clients' images."""
+    out = functional.conv2d(x.flatten(0, 1), weight, None, stride, padding)
+    return out.reshape(*x.shape[:2], *out.shape[1:])
+
+
+def _shared_by_input(out_grad: Tensor, weight: Tensor, size: Pair, stride: Pair, padding: Pair) -> Tensor:
+    images = out_grad.new_empty(out_grad.shape[:2].numel(), weight.shape[1], *size)
+    grads: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.convolution_backward(
+        out_grad.flatten(0, 1), images, weight.to(out_grad.dtype),
+        None, stride, padding, (1, 1), False, (0, 0), 1, (True, False, False),
+    )  # fmt: skip
+    return grads[0].reshape(*out_grad.shape[:2], *grads[0].shape[1:])
 
 
 def _forward(x: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> Tensor:

@@ -54,10 +54,20 @@ def assemble(algorithm: Algorithm, task: Task, config: RunConfig) -> Federation:
 
 
 def _check_starts(algorithm: Algorithm, task: Task) -> None:
-    """Refuse a method whose clients draw models of their own, if the model has only one start."""
-    if algorithm.needs_fresh and task.objective.single_start:
+    """Refuse a model without parameters, and a method whose clients draw models of their own, if the model has only one
+    start."""
+    if not task.objective.forms.get("params", {"any": None}):
+        raise SpecError("the model has no parameters, so that nothing would be trained: give one that has some")
+    if not algorithm.needs_fresh:
+        return
+    who = f"solver {type(algorithm.solver).__name__}, whose clients draw models of their own,"
+    if task.objective.single_start:
+        raise SpecError(f"{who} {NEEDS_FACTORY}")
+    first, second = (task.objective.init(Key.of(seed))[0] for seed in (0, 1))
+    if all(torch.equal(leaf, second[name]) for name, leaf in first.items()):
         raise SpecError(
-            f"solver {type(algorithm.solver).__name__}, whose clients draw models of their own, {NEEDS_FACTORY}"
+            f"{who} needs several starts, and the function that builds the model gives the same values every time: "
+            "let it draw them, without a seed of its own"
         )
 
 

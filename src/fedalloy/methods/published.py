@@ -22,6 +22,7 @@ from fedalloy.methods.servers.period_momentum import PeriodMomentum
 from fedalloy.methods.servers.sgd import ServerSgd
 from fedalloy.methods.solvers.apfl import Apfl
 from fedalloy.methods.solvers.ditto import Ditto
+from fedalloy.methods.solvers.finetune import FineTune
 from fedalloy.methods.solvers.personal import HEAD, NORM, Personal
 from fedalloy.methods.solvers.pfedme import PFedMe
 from fedalloy.methods.solvers.propfair import PropFair
@@ -365,6 +366,12 @@ def pfedme(lam: float = 15.0, inner: int = 5, inner_lr: float = 0.09, beta: floa
 def ditto(lam: float = 1.0, personal_epochs: int = 5, server_lr: float = 1.0, **local: Any) -> Algorithm:
     """FedAvg plus a personal model at every client, pulled towards the shared one (Li et al. 2021)."""
     return Algorithm(Ditto(lam, personal_epochs, **local), Samples(), ServerSgd(server_lr))
+
+
+@register("algorithm", "fedavg_ft")
+def fedavg_ft(personal_epochs: int = 1, server_lr: float = 1.0, **local: Any) -> Algorithm:
+    """FedAvg whose clients keep the received model after their own training, ``personal_epochs`` longer."""
+    return Algorithm(FineTune(personal_epochs, **local), Samples(), ServerSgd(server_lr))
 
 
 @register("algorithm", "local_only")

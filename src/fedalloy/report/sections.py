@@ -186,7 +186,7 @@ def cost(context: ReportContext) -> str:
 
 
 def tuning(context: ReportContext) -> str:
-    """The settings that a grid tried and chose."""
+    """The settings that a grid or a search tried and chose, and how much each of them matters."""
     if not context.tunings:
         return ""
     body = [
@@ -197,7 +197,21 @@ def tuning(context: ReportContext) -> str:
     ]  # fmt: skip
     note = paragraph("On the tuning seeds, which are not among those reported above.", "soft")
     made = table("Tuning", ["algorithm", "setting", "mean", "verdict"], body, kind="low")
-    return section("tuning", "Tuning", note, made)
+    return section("tuning", "Tuning", note, made, _importance(context))
+
+
+def _importance(context: ReportContext) -> str:
+    """What each setting explains of the variation of scores; empty without a search of at least six scores."""
+    body = [
+        [named(entry["name"], context.styles), text(path), count(share, 2), text(entry.get("how", ""))]
+        for entry in context.tunings for path, share in entry.get("importance", {}).items()
+    ]  # fmt: skip
+    if not body:
+        return ""
+    said = "The share of the variation of scores that a setting explains by itself, from 0, nothing, to 1, everything."
+    return paragraph(said, "soft") + table(
+        "Importance", ["algorithm", "setting", "share", "searched"], body, kind="low"
+    )
 
 
 def reproduce(context: ReportContext) -> str:

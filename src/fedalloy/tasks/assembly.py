@@ -29,6 +29,8 @@ from fedalloy.tasks.noise import LabelNoise, as_noise
 from fedalloy.tasks.objective import ModuleObjective
 from fedalloy.tasks.partitions.base import Partition
 from fedalloy.tasks.partitions.flower_datasets import FlowerDatasets, is_partitioner
+from fedalloy.tasks.precision import read_as, reading_as
+from fedalloy.tasks.preparing import Preparation
 from fedalloy.tasks.probing import ROWS
 from fedalloy.tasks.pure_module import BuiltModule, Factory
 from fedalloy.tasks.synthetic_part import SyntheticPart, as_part, mixed_in
@@ -72,33 +74,39 @@ def make_task(
 
     >>> assert make_task("digits", partition={"kind": "dirichlet", "alpha": 0.3}, clients=5).population == 5
     """
-    key, defaults, data, scaling = _read(dataset, standardise, seed)
+    key, defaults, data, scaling = _read(dataset, standardise, seed, as_precision(dtype))
     bounds, (of, rule) = data.bounds if scaling == "none" else None, kind_and_loss(data, loss or defaults.loss, kind)
     learn = partial(objective_on, data, device, loss=rule, dtype=dtype, kind=of, unit=unit)
     chosen, fixed = (defaults.model if model is None else model), {"trainable": trainable, "buckets": buckets}
     objective = learn(chosen, bounds=bounds, augment=augment, **fixed)
-    data = data if objective.takes_integers else _in_floats(data)
+    raw, data = data.x, data if objective.takes_integers else _in_floats(data, as_precision(dtype))
     made = federate(
         data, *_dealing(partition, clients, data), objective, test_fraction=test_fraction, newcomers=newcomers,
         valid_fraction=valid_fraction, standardise=scaling, noise=as_noise(noise), key=key.fold("federation"),
     )  # fmt: skip
     made = made if synthetic is None else mixed_in(made, *as_part(synthetic).load())
-    shown = {"bounds": bounds, **_shown(data, of, defaults, inferred=kind is None)}
+    shown = {"bounds": bounds, **_shown(data, of, defaults, kind is None, made.prepared.of_types(raw))}
     return replace(made, classifier=learn(classifier) if classifier else None, **shown).to(device, as_precision(dtype))
 
 
 def _read(
-    dataset: str | Spec | DatasetLoader | Dataset, standardise: Standardise | None, seed: int
+    dataset: str | Spec | DatasetLoader | Dataset, standardise: Standardise | None, seed: int, dtype: torch.dtype
 ) -> tuple[Key, DatasetDefaults, Dataset, Standardise]:
     """The key of a task, the defaults of its data, the data, and how they are scaled."""
     key, defaults = task_key(seed), defaults_of(dataset)
-    return key, defaults, as_dataset(dataset, key.fold("dataset")), as_standardise(standardise or defaults.standardise)
+    with reading_as(dtype):
+        data = as_dataset(dataset, key.fold("dataset"))
+    return key, defaults, data, as_standardise(standardise or defaults.standardise)
 
 
-def _shown(data: Dataset, kind: TaskKind | None, defaults: DatasetDefaults, inferred: bool) -> dict[str, Any]:
-    """The kind of a task, its metrics, and its notices with one about its kind if that was inferred."""
+def _shown(
+    data: Dataset, kind: TaskKind | None, defaults: DatasetDefaults, inferred: bool, steps: Preparation
+) -> dict[str, Any]:
+    """The kind of a task, its metrics, what it did to raw rows, and its notices with one about its kind if that was
+    inferred."""
     metrics = defaults.metrics or METRICS.get(kind or "", ("loss",))
-    return {"kind": kind, "metrics": metrics, "notices": (*data.notices, *(told(kind, data.y) if inferred else ()))}
+    notices = (*data.notices, *(told(kind, data.y) if inferred else ()))
+    return {"kind": kind, "metrics": metrics, "notices": notices, "prepared": steps}
 
 
 def kind_and_loss(
@@ -147,6 +155,8 @@ def make_objective(
     >>> list(make_objective((4,), 3, "logistic").init(Key.of(0))[0])
     ['output.weight', 'output.bias']
     """
+    if unit not in typing.get_args(Unit):
+        raise SpecError(f"unit '{unit}': {nearest(str(unit), typing.get_args(Unit))}")
     rule = choose(loss or LOSSES[kind or ("classification" if classes else "regression")])
     factory = as_factory(model, input_shape, outputs_for(kind, rule, targets, classes), bounds)
     changes = as_augmentation(augment)
@@ -168,12 +178,13 @@ def as_buckets(buckets: Buckets | Sequence[int] | None) -> Buckets | None:
 
 def with_floats(x: Inputs) -> Inputs:
     """The same examples with their whole numbers as floats, for a model that accepts only those."""
-    return each(lambda leaf: leaf if leaf.is_floating_point() else leaf.to(torch.float32), x)
+    return each(lambda leaf: leaf if leaf.is_floating_point() else leaf.to(read_as()), x)
 
 
-def _in_floats(data: Dataset) -> Dataset:
-    test = None if data.test is None else replace(data.test, x=with_floats(data.test.x))
-    return replace(data, x=with_floats(data.x), test=test)
+def _in_floats(data: Dataset, dtype: torch.dtype) -> Dataset:
+    with reading_as(dtype):
+        test = None if data.test is None else replace(data.test, x=with_floats(data.test.x))
+        return replace(data, x=with_floats(data.x), test=test)
 
 
 def as_dataset(dataset: str | Spec | DatasetLoader | Dataset, key: Key) -> Dataset:
@@ -224,6 +235,10 @@ def as_factory(
         return BuiltModule(model)
     if callable(model):
         return _filled(model, input_shape, outputs, bounds)
+    if not isinstance(model, str | Mapping):
+        raise SpecError(
+            f"model is a {type(model).__name__}: give an nn.Module, the function that builds one, or the name of one"
+        )
     spec = {"kind": model} if isinstance(model, str) else dict(model)
     kind = spec.pop("kind", None)
     if not isinstance(kind, str):
@@ -262,6 +277,14 @@ def _filled(
     known = {**sizes_of(input_shape), "classes": outputs, "bounds": bounds}
     taken = inspect.signature(factory).parameters
     wanted = {name: value for name, value in known.items() if name in taken}
+    several = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    needed = [name for name, one in taken.items() if one.default is one.empty and one.kind not in several]
+    if lacking := [name for name in needed if name not in wanted]:
+        called = getattr(factory, "__name__", repr(factory))
+        raise SpecError(
+            f"the model {called} needs the arguments {', '.join(lacking)}, of which nothing is known here: give a "
+            f"function that passes them, lambda: {called}(...). Filled in are {', '.join(known)}"
+        )
     return lambda: factory(**wanted)
 
 

@@ -7,6 +7,7 @@ computed by one formula, because torch's own kernels differ between engines and 
 
 from __future__ import annotations
 
+import math
 import random
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -28,6 +29,7 @@ _ANSWERED = (
     nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer, nn.RNNBase,
 )  # fmt: skip
 """Layers whose own kernels do not work under ``vmap``."""
+_AHEAD, _DIGITS = 64, 24
 _OWN_CODE = ("torch.nn.", "fedalloy.tasks.")
 
 
@@ -41,6 +43,7 @@ class KeyedDraws(TorchFunctionMode):
     def __init__(self, key: Key | None, refusal: str = "", even: bool = False) -> None:
         super().__init__()
         self.key, self.refusal, self.even, self.count = key, refusal, even, 0
+        self._ahead: Tensor | None = None
 
     def __torch_function__(
         self, func: Any, kinds: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -53,13 +56,21 @@ class KeyedDraws(TorchFunctionMode):
         """The key of the next call."""
         if self.key is None or self.refusal:
             raise SpecError(self.refusal or "the model draws random numbers in training: call its loss with a draw")
+        if isinstance(self.key.state, int):
+            self.count += 1
+            return self.key.fold("draw", self.count - 1)
+        if (
+            self._ahead is None or self.count % _AHEAD == 0
+        ):  # the keys of many calls at once: on a GPU every fold takes a dozen kernels
+            calls = torch.arange(self.count, self.count + _AHEAD, device=self.key.state.device)
+            self._ahead = torch.as_tensor(self.key.fold("draw").each(calls).state)
         self.count += 1
-        return self.key.fold("draw", self.count - 1)
+        return Key(self._ahead[..., (self.count - 1) % _AHEAD])
 
     def kept(self, shape: tuple[int, ...], p: float, like: Tensor) -> Tensor:
         """The mask of a dropout with probability ``p``, already scaled by ``1 / (1 - p)``."""
         p = 0.5 if self.even and 0 < p < 1 else p
-        drawn = self.next().uniform(*shape, device=like.device) >= p
+        drawn = self.next().whole(_DIGITS, *shape, device=like.device) >= _least(p)
         return drawn.to(like.dtype) / (1.0 - p if p < 1 else 1.0)
 
     @contextmanager
@@ -67,6 +78,12 @@ class KeyedDraws(TorchFunctionMode):
         """Torch's global generators, seeded by the next key and restored afterwards: for calls that have no answer."""
         with seeded_by(self.next()):
             yield
+
+
+def _least(p: float) -> int:
+    """The least whole number of so many digits that is at least ``p`` when it is read as a fraction in float32."""
+    rounded = float(np.float32(p))
+    return math.ceil(rounded * 2.0**_DIGITS)
 
 
 @contextmanager

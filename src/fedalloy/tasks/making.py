@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 
 from fedalloy.core.arguments import build
@@ -31,6 +32,7 @@ from fedalloy.tasks.lazy import CACHE_MB, LazyClients, LazyTask
 from fedalloy.tasks.noise import as_noise
 from fedalloy.tasks.partitions.base import Partition
 from fedalloy.tasks.partitions.flower_datasets import uses_clients
+from fedalloy.tasks.precision import reading_as
 from fedalloy.tasks.source import TaskSource, source_of
 from fedalloy.tasks.sources.columns import Columns
 from fedalloy.tasks.sources.hugging_face import Tokenise
@@ -88,7 +90,7 @@ def task(
     options = SourceOptions(ids, given, classes, lazy, tokenise, clients, *dealt, collate=collate)
     settings = _settings(settings)
     key, defaults = task_key(settings["seed"]), defaults_of(as_loader(dataset) or dataset)
-    opened = open_source(dataset, options, key.fold("dataset"))
+    opened = _open(dataset, options, key.fold("dataset"), as_precision(settings["dtype"]))
     if isinstance(opened, Dataset):
         data = _told(opened, as_loader(dataset) is None and partition is None and clients is None)
         made = make_task(_Opened(data, defaults), model, partition, _number(clients, dataset, opened), **settings)
@@ -104,6 +106,12 @@ def task(
 _MORE = {name: one for name, one in inspect.signature(make_task).parameters.items() if one.kind is one.KEYWORD_ONLY}
 _OWN = [one for one in inspect.signature(task).parameters.values() if one.kind is not one.VAR_KEYWORD]
 task.__signature__ = inspect.signature(task).replace(parameters=[*_OWN, *_MORE.values()])  # type: ignore[attr-defined]
+
+
+def _open(source: Any, options: SourceOptions, key: Key, dtype: torch.dtype) -> Any:
+    """The source, read in the precision of the task."""
+    with reading_as(dtype):
+        return open_source(source, options, key)
 
 
 def _made_from(source: TaskSource | None, task: FederatedTask) -> FederatedTask:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -15,18 +16,20 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedalloy.core import renamed
-from fedalloy.core.errors import SpecError
+from fedalloy.core.errors import FedalloyError, SpecError
 from fedalloy.core.inputs import Inputs, device_of, to
 from fedalloy.core.inputs import leaves as leaves_of
 from fedalloy.core.keys import Key
 from fedalloy.core.types import Tree
 from fedalloy.tasks import huggingface
 from fedalloy.tasks.calling import arguments, scores_in
+from fedalloy.tasks.checkpointing import PlainCheckpoints, tell
 from fedalloy.tasks.dropout import Dropout
 from fedalloy.tasks.keyed import KeyedDraws, is_silent, may_draw, seeded_by
 from fedalloy.tasks.probing import ProbeResult, close, probe, some_rows
-from fedalloy.tasks.skeletons import leaves_in, materialised, own_buffers, skeleton
+from fedalloy.tasks.skeletons import hollow, leaves_in, materialised, own_buffers, skeleton
 from fedalloy.tasks.trainable import Patterns, Selection, select
+from fedalloy.tasks.unfit import checked, tell_rounding
 from fedalloy.tasks.writing import Writes, refuse_renorm, tracks_rows
 
 Factory = Callable[[], nn.Module]
@@ -42,11 +45,15 @@ class BuiltModule:
     """A module as a factory of copies: its values are the start for every key. Pretrained weights enter this way."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._module = copy.deepcopy(module)
+        self._module = copy.deepcopy(checked(module))
 
     def __call__(self) -> nn.Module:
         """A copy."""
         return copy.deepcopy(self._module)
+
+    def tell_rounding(self, dtype: torch.dtype) -> None:
+        """Warn if its values are rounded to ``dtype``."""
+        tell_rounding(self._module, dtype)
 
 
 class PureModule:
@@ -61,14 +68,16 @@ class PureModule:
         self, factory: Factory | nn.Module, patterns: Patterns, dtype: torch.dtype, example: Inputs | None = None
     ) -> None:
         self.factory: Factory = BuiltModule(factory) if isinstance(factory, nn.Module) else factory
-        self.patterns, self.dtype = patterns, dtype
+        self.patterns, self.dtype, self.casts, self._last = patterns, dtype, False, _nothing
+        if isinstance(self.factory, BuiltModule):
+            self.factory.tell_rounding(dtype)
         self.example = None if example is None else to(some_rows(example), "cpu")  # where models are built
         module = self.build(_SKELETON)
         self.selection: Selection = select(module, patterns)
         renamed.refuse_old_attributes(module, renamed.MODEL)
         refuse_renorm(module)
         self.frozen = leaves_in(module, self.selection.constants)
-        self.ties, self.casts = _ties(module), False
+        self.ties = _ties(module)
         self.training, self.evaluation = self._skeletons(module)
         self.dropouts = [name for name, part in self.training.named_modules() if _drops(part)]
         self.silent = is_silent(self.training)
@@ -80,7 +89,7 @@ class PureModule:
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies on other devices are made again where they are needed."""
-        return {**self.__dict__, "_elsewhere": {}}
+        return {**self.__dict__, "_elsewhere": {}, "_last": _nothing}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """In another process, transformers does not know our attention yet."""
@@ -92,7 +101,17 @@ class PureModule:
         """The factory's model, with initial values from a key; the global generator is not changed."""
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(key.seed())
-            return materialised(self.factory().to(self.dtype), self.example, self.input)
+            return materialised(self._new().to(self.dtype), self.example, self.input, self.dtype)
+
+    def _new(self) -> nn.Module:
+        made = checked(self.factory())
+        if made is self._last():
+            raise SpecError(
+                "the function that builds the model returns the same module every time, so that all starts share their "
+                "values: let it build a new one, or give the module itself"
+            )
+        self._last = weakref.ref(made)
+        return made
 
     def init(self, key: Key) -> tuple[Tree, Tree]:
         """Fresh parameters and buffers: the model as ``factory`` initialises it under this key."""
@@ -113,6 +132,14 @@ class PureModule:
         moved = copy.copy(self)
         moved.frozen, moved._elsewhere = self.frozen_on(torch.device(device)), {}
         return moved
+
+    def hollowed(self) -> Self:
+        """The same model without the values with which it was built: it has those of its frozen leaves, and every call
+        brings the others. It cannot be probed again."""
+        chosen = self.selection
+        for module in (self.training, self.evaluation):
+            hollow(module, (*chosen.params, *chosen.buffers, *chosen.constants))
+        return self
 
     def frozen_on(self, device: torch.device) -> Tree:
         """The frozen leaves on a device. Copies are kept: a base can be far larger than what is trained, and a CUDA
@@ -186,7 +213,7 @@ class PureModule:
         """Answers to random calls: from the draw in training, always the same in evaluation."""
         key = _EVALUATION if not training else None if draw is None else Key.at(draw)
         refusal = _UNPROBED if padded and self.example is None else ""
-        with KeyedDraws(key, refusal):
+        with PlainCheckpoints(), KeyedDraws(key, refusal):
             if self.found.unkeyed and key is not None:
                 with seeded_by(key.fold("generator")):
                     yield
@@ -238,7 +265,12 @@ class PureModule:
     def _agree(self, one: nn.Module, other: nn.Module) -> bool:
         """Whether two modules give the same outputs for the example."""
         args, named = arguments(self.example, self.input)
-        return close(scores_in(other(*args, **named)), scores_in(one(*args, **named)))
+        try:
+            return close(scores_in(other(*args, **named)), scores_in(one(*args, **named)))
+        except FedalloyError:
+            raise
+        except Exception:  # a model that fails is left to fail where its error can name the data
+            return True
 
     def _needs_floats(self, example: Inputs) -> bool:
         """Whether the model fails on the whole numbers of the example, and accepts them as floating-point numbers."""
@@ -275,12 +307,20 @@ class PureModule:
             self._check_unwritten(placed, given)
             return scores_in(made)
 
-        found = probe(call, self.example)
+        with PlainCheckpoints() as checkpoints:
+            found = probe(call, self.example)
+        if checkpoints.used:
+            tell()
         writes.tell()
         return replace(found, couples=True) if writes.buffers else found
 
 
 _QUIET = nullcontext()
+
+
+def _nothing() -> nn.Module | None:
+    """No module was built yet, or it is gone."""
+    return None
 
 
 def _ties(module: nn.Module) -> list[tuple[str, str]]:

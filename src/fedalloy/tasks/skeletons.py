@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +16,11 @@ from fedalloy.core.types import Tree
 from fedalloy.tasks.calling import arguments
 
 
-def materialised(module: nn.Module, example: Inputs | None, prepare: Callable[[Tensor], Tensor]) -> nn.Module:
-    """The module; lazy layers get their sizes from a call with an example."""
+def materialised(
+    module: nn.Module, example: Inputs | None, prepare: Callable[[Tensor], Tensor], dtype: torch.dtype
+) -> nn.Module:
+    """The module; lazy layers get their sizes from a call with an example. A model that fails on whole numbers gets
+    them as floating-point numbers of ``dtype``."""
     if not any(isinstance(leaf, UninitializedParameter | UninitializedBuffer) for leaf in _all_leaves(module)):
         return module
     if example is None:
@@ -26,12 +29,22 @@ def materialised(module: nn.Module, example: Inputs | None, prepare: Callable[[T
             "layer its sizes"
         )
     modes = [(part, part.training) for part in module.modules()]
-    args, named = arguments(example, prepare)
-    with torch.no_grad():
-        module.eval().to(device_of(example))(*args, **named)
+    module.eval().to(device_of(example))
+    try:
+        _call(module, example, prepare)
+    except (RuntimeError, TypeError, ValueError):
+        if all(leaf.is_floating_point() for leaf in leaves_of(example)):
+            raise
+        _call(module, example, lambda leaf: leaf.to(dtype))
     for part, mode in modes:
         part.training = mode
     return module
+
+
+@torch.no_grad()
+def _call(module: nn.Module, example: Inputs, prepare: Callable[[Tensor], Tensor]) -> None:
+    args, named = arguments(example, prepare)
+    module(*args, **named)
 
 
 def leaves_in(module: nn.Module, names: tuple[str, ...]) -> Tree:
@@ -48,6 +61,14 @@ def skeleton(module: nn.Module) -> nn.Module:
         if isinstance(part, nn.TransformerEncoder):
             part.use_nested_tensor = False
     return made
+
+
+def hollow(module: nn.Module, names: Iterable[str]) -> None:
+    """Release the values of some parameters and buffers, which every call replaces: each becomes one number in the
+    shape that it had."""
+    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    for leaf in (named[name] for name in names if name in named):
+        leaf.data = torch.zeros((), dtype=leaf.dtype, device=leaf.device).expand(leaf.shape)
 
 
 def own_buffers(buffers: Tree, x: Inputs, params: Tree) -> Tree:

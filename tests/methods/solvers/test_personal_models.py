@@ -11,6 +11,7 @@ from torch.func import vmap
 from fedalloy.core import tree
 from fedalloy.methods.solvers.apfl import Apfl
 from fedalloy.methods.solvers.ditto import Ditto
+from fedalloy.methods.solvers.finetune import FineTune
 from fedalloy.methods.solvers.pfedme import PFedMe
 from fedalloy.methods.solvers.sgd import Sgd
 from tests.methods.solvers.bench import OneClient, changed, gap, leaves
@@ -49,6 +50,22 @@ def test_dittos_personal_model_is_pulled_to_the_received_one():
         state, own = found.state, {name: leaf.detach() for name, leaf in v.items()}
         assert gap(state["solver"]["personal"], own) < 1e-12
     assert gap(client.solver.personal(client.shared, state["solver"])[0], own) < 1e-12
+
+
+def test_a_fine_tuned_model_is_the_received_one_after_all_local_epochs():
+    client, plain = OneClient(FineTune(3, momentum=0.9, **LOCAL)), OneClient(Sgd(momentum=0.9, **LOCAL))
+    longer = OneClient(Sgd(momentum=0.9, **{**LOCAL, "epochs": LOCAL["epochs"] + 3}))
+    state = client.fresh
+    for round in (1, 2):
+        found = client.run(state, round)
+        assert gap(found.payload["delta"], plain.run(round=round).payload["delta"]) < 1e-15, "FedAvg's"
+        kept = tree.add(client.params, longer.run(round=round).payload["delta"])
+        assert gap(client.solver.personal(client.shared, found.state["solver"])[0], kept) < 1e-15
+        state = found.state
+    idle = client.run(state, 3, epochs=0)
+    assert gap(idle.state["solver"]["personal"], state["solver"]["personal"]) == 0.0
+    only = OneClient(FineTune(0, **LOCAL)).run()
+    assert gap(only.state["solver"]["personal"], tree.add(client.params, only.payload["delta"])) < 1e-15
 
 
 def test_only_the_shared_models_batches_enter_the_statistics():
@@ -112,7 +129,7 @@ def test_pfedme_by_hand():
     assert changed(idle.state["solver"]["personal"], theta) == changed(state["solver"]["personal"], theta)
 
 
-@pytest.mark.parametrize("solver", [Ditto(**LOCAL), Apfl(**LOCAL), PFedMe(**LOCAL)])
+@pytest.mark.parametrize("solver", [Ditto(**LOCAL), FineTune(**LOCAL), Apfl(**LOCAL), PFedMe(**LOCAL)])
 def test_personal_models_never_travel_and_begin_with_the_received_one(solver):
     client = OneClient(solver)
     found = client.run()
@@ -125,6 +142,8 @@ def test_personal_models_never_travel_and_begin_with_the_received_one(solver):
 def test_senseless_settings_are_refused():
     with pytest.raises(ValueError, match="lam and personal_epochs must be 0 or more"):
         Ditto(lam=-1)
+    with pytest.raises(ValueError, match="personal_epochs must be 0 or more"):
+        FineTune(-1)
     with pytest.raises(ValueError, match="alpha must lie in"):
         Apfl(alpha=1.5)
     with pytest.raises(ValueError, match="inner of 1 or more"):

@@ -278,6 +278,7 @@ def test_a_later_command_keeps_the_cells_that_it_did_not_run(place, measured, tm
     assert {run.changed for run in found.of("digits", "slow")} == {"evaluate.every = 2"}
     assert {run.changed for run in found.of("digits", "fedavg")} == {""}
     assert (found.command, found.machine) == (f"before\n{measured.command}", f"another; {measured.machine}")
+    assert found.methods("digits") == measured.methods("digits"), "a method that is measured again keeps its place"
     told = judge(load_experiment(str(place / "mine.toml")), found)
     assert [(one.verdict, one.remarks[:1]) for one in told] == [("preliminary", ("evaluate.every = 2",))] * 2
 

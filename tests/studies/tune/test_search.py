@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,19 @@ from fedalloy.core import registry
 from fedalloy.core.errors import SpecError
 from fedalloy.core.search import Choice, Range, read_space
 from fedalloy.experiment.recipe.reading import load, parse
+from fedalloy.experiment.recipe.resolving import resolve, with_entry
+from fedalloy.experiment.recipe.tables import Recipe
 from fedalloy.experiment.records.reading import find_runs, read_run
-from fedalloy.studies.compare.jobs import JobNews
+from fedalloy.results.outcome import read_outcome
+from fedalloy.studies.compare.calling import as_call
+from fedalloy.studies.compare.comparing import job_of, with_entries
+from fedalloy.studies.compare.jobs import Job, JobNews
+from fedalloy.studies.compare.planning import plan
+from fedalloy.studies.compare.tuned import Tried
+from fedalloy.studies.tune.importance import importance
 from fedalloy.studies.tune.searching import rungs
 from fedalloy.studies.tune.spaces import present, space_of
+from fedalloy.studies.tune.tuning import search_all, searches
 
 pytest.importorskip("optuna")
 
@@ -157,6 +167,16 @@ def test_what_cannot_be_meant_is_refused(tmp_path: Path) -> None:
         fedalloy.compare({**RECIPE, "tune": {}}, TWO, tmp_path, grid={"algorithm.lr": [0.1, 0.2]})
     with pytest.raises(SpecError, match="both have 0"):
         fedalloy.tune(RECIPE, TWO, tmp_path, tuning_seeds=[0])
+    with pytest.raises(SpecError, match=r"run\.seeds has 1000, on which the search runs"):
+        fedalloy.tune({**RECIPE, "run": {"seeds": [0, 1000]}}, TWO, tmp_path, trials=1)
+    with pytest.raises(SpecError, match="either a grid or a search"):
+        fedalloy.tune({**RECIPE, "grid": {"algorithm.lr": [0.1, 0.2]}}, TWO, tmp_path, trials=1)
+    with pytest.raises(SpecError, match="would share the folder"):
+        fedalloy.tune(RECIPE, {"a b": "fedavg", "a_b": "fedprox"}, tmp_path, trials=1)
+    with pytest.raises(SpecError, match="'ece' is not evaluated"):
+        fedalloy.tune({**RECIPE, "evaluate": {"metrics": ["loss"]}}, TWO, tmp_path, trials=1, target_metric="ece")
+    with pytest.raises(SpecError, match="the task has no validation parts"):
+        fedalloy.tune(fedalloy.task("digits", clients=3), ["fedavg"], tmp_path / "task", trials=1, seeds=[5])
     fedalloy.tune(RECIPE, {"fedavg": "fedavg"}, tmp_path / "a", trials=1, processes=1)
     with pytest.raises(SpecError, match=r"another search \(its space differ"):
         fedalloy.tune(
@@ -198,3 +218,69 @@ def test_two_processes_keep_the_budget(tmp_path: Path) -> None:
     assert len(found.tuned[0].tried) == 4
     assert set(found.sensitivity("fedavg")) == {"algorithm.lr", "algorithm.server_lr"}
     assert sum(count for _, count in found.sensitivity("fedavg")["algorithm.lr"].values()) == 4
+
+
+def test_the_recipe_that_is_written_runs_what_was_found(tmp_path: Path) -> None:
+    """An entry may give its settings as tables, which must not win over those that were found."""
+    own = {"name": "mine", "set": {"algorithm": {"name": "fedprox", "mu": 0.1, "lr": 1e-5}}}
+    space = {"algorithm.lr": [0.3, 0.4], "algorithm.mu": [0.2, 0.3], "algorithm.server_lr": [0.9, 0.8]}
+    found = fedalloy.tune({**RECIPE, "compare": [own]}, None, tmp_path, trials=1, rounds=2, processes=1, space=space)
+    made = resolve(with_entry(load(found.file), "mine"), 0).resolved["algorithm"]
+    assert {f"algorithm.{name}": made[name] for name in ("lr", "mu", "server_lr")} == found.best["mine"]
+
+
+def test_the_same_settings_drawn_twice_do_not_run_side_by_side(tmp_path: Path) -> None:
+    space = {"algorithm.lr": [0.1, 0.2], "algorithm.server_lr": [1.0, 0.9]}
+    one = searches(
+        [("fedavg", parse({**RECIPE, "tune": {"trials": 9, "space": space}}))], tmp_path, _job, {}
+    )[0]  # fmt: skip
+    given = [job.folder for job in iter(one.next_job, None)]
+    assert given
+    assert len(given) == len(set(given))
+
+
+def _job(recipe: Recipe, name: str, seed: int, folder: Path) -> Job:
+    return Job(name, seed, {}, folder / f"seed-{seed}")
+
+
+def test_trials_can_be_compared_by_the_worst_served(tmp_path: Path) -> None:
+    table = {**RECIPE, "tune": {"trials": 2, "score": "worst_served", "pruner": "none"}}
+    found = fedalloy.tune(table, {"fedavg": "fedavg"}, tmp_path, processes=1)
+    for one in found.tuned[0].tried:
+        named = f"algorithm.lr={one.settings['algorithm.lr']}"
+        runs = [read_outcome(run) for run in find_runs(tmp_path) if named in str(run)]
+        assert one.score == pytest.approx(sum(run.scores["worst_served"] for run in runs) / len(runs))
+
+
+def test_importance_names_what_matters() -> None:
+    space: dict[str, Range | Choice] = {
+        "a": Range(1e-3, 1.0, log=True), "b": Range(0.0, 1.0), "c": Choice(("x", "y")),
+    }  # fmt: skip
+    places = [(i / 11, (7 * i % 12) / 11, "xy"[i % 2]) for i in range(12)]
+    tried = [Tried({"a": 10 ** (-3 + 3 * a), "b": b, "c": c}, -((a - 0.6) ** 2)) for a, b, c in places]
+    found = importance(tried, space)
+    assert found["a"] == pytest.approx(1.0)
+    assert max(found["b"], found["c"]) < 0.3
+    by_choice = [Tried(one.settings, float(one.settings["c"] == "x")) for one in tried]
+    assert importance(by_choice, space)["c"] == pytest.approx(1.0)
+    assert importance(tried[:5], space) == {}
+    early = [Tried(one.settings, None, early=one.settings["b"]) for one in tried]
+    assert importance(early, space)["b"] == pytest.approx(1.0), "trials are compared where all of them were"
+
+
+def test_a_plan_names_the_search_and_writes_nothing(tmp_path: Path) -> None:
+    made = parse({**RECIPE, "compare": [{"name": "fedavg"}, {"name": "fedprox"}], "tune": {"trials": 12}})
+    said = plan(made, tmp_path / "none").lines()
+    assert said[0].startswith("First a search on seeds 100, 101, for every algorithm 12 trials, at most 216 rounds.")
+    assert "fedprox: algorithm.mu" in said[0]
+    assert said[1].startswith("6 runs of 9 rounds")
+    assert not (tmp_path / "none").exists()
+
+
+def test_when_it_is_late_all_searches_end_with_equally_many_trials(tmp_path: Path) -> None:
+    table = {**RECIPE, "compare": [{"name": "fedavg"}, {"name": "fedprox"}], "tune": {"trials": 9, "pruner": "none"}}
+    call = as_call(table, None, tmp_path, {"rounds": 2})
+    found = searches(with_entries(call.recipe), tmp_path, partial(job_of, call=call), {})
+    ended: list[JobNews] = []
+    tuned, _ = search_all(found, 1, ended.append, lambda: sum(news.kind == "ended" for news in ended) >= 5)
+    assert [len(one.tried) for one in tuned] == [2, 2]

@@ -257,6 +257,10 @@ class EngineTable(Open):
     """A torch device."""
     threads: Count | None = None
     """Threads of torch; default: torch's choice in a run, one in a comparison."""
+    contributions_mb: Annotated[float, Field(ge=0)] = 4000.0
+    """The contributions of a round are kept on disk when those of the cohort together are larger than this."""
+    contributions_folder: str | None = None
+    """Where they are kept then; default: the run folder."""
 
 
 class UnfoldTable(Closed):
@@ -303,6 +307,8 @@ class TuneTable(Closed):
     """How the next settings are chosen: by a model of those tried (TPE), or at random."""
     pruner: Literal["asha", "hyperband", "none"] = "asha"
     """How trials that fall behind are stopped early: successive halving, several such races, or not at all."""
+    score: Literal["mean", "worst_served"] = "mean"
+    """What trials are compared by: the mean of the target metric over clients, or that of the worst-served tenth."""
     valid_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """Share of every client's training examples that trials are scored on, if the task has no validation parts."""
     seed: int = 0

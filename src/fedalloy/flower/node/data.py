@@ -34,13 +34,14 @@ from fedalloy.flower.node.limits import check_size
 from fedalloy.flower.node.policy import Policy
 from fedalloy.flower.protocol.header import Refused
 from fedalloy.flower.protocol.orders import RuleSpec, TaskSpec, TrialSpec
-from fedalloy.tasks.assembly import as_dataset, as_factory, make_objective, make_task, with_floats
+from fedalloy.tasks.assembly import as_dataset, as_factory, as_precision, make_objective, make_task, with_floats
 from fedalloy.tasks.datasets.base import Dataset, as_pair
 from fedalloy.tasks.examining import LabelLimits, check_examples
 from fedalloy.tasks.imputing import Impute, Imputer, count_gaps, without_gaps
 from fedalloy.tasks.kinds import LOSSES, outputs_for
 from fedalloy.tasks.losses.loss import choose
 from fedalloy.tasks.objective import ModuleObjective
+from fedalloy.tasks.precision import reading_as
 from fedalloy.tasks.probing import ROWS
 from fedalloy.tasks.sources.files import SCHEMA
 from fedalloy.tasks.sources.one_client import ClientSource, read_function, read_path
@@ -87,7 +88,12 @@ def local_task(source: str, client: int, spec: TaskSpec, device: str = "cpu", po
     if source == FROM_RECIPE:
         return _share(client, spec, device, policy)
     _check_model(spec, policy)
-    found = read_source(source, client)
+    with reading_as(as_precision(spec.dtype)):
+        return _own(read_source(source, client), source, client, spec, device)
+
+
+def _own(found: ClientSource, source: str, client: int, spec: TaskSpec, device: str) -> LocalTask:
+    """The task of one client on what was read from its own source."""
     parts = {name: _checked(*pair, spec, source, found.impute) for name, pair in found.parts.items()}
     filled = sum(count_gaps(one.x) for one in parts.values())
     if set(parts) == {""}:
@@ -102,7 +108,7 @@ def local_task(source: str, client: int, spec: TaskSpec, device: str = "cpu", po
     if spec.standardise == "client":
         whole = changed_parts(whole, Scaler.learn)
     placed = {part: _placed(one, device, objective.dtype) for part, one in whole.items()}
-    return LocalTask(objective.to(device), placed, filled)
+    return LocalTask(objective.to(device).hollowed(), placed, filled)
 
 
 def read_source(source: str, client: int) -> ClientSource:
@@ -180,7 +186,8 @@ def _share(client: int, spec: TaskSpec, device: str, policy: Policy) -> LocalTas
     )  # fmt: skip
     if client >= task.population:
         raise Refused(f"the recipe's data have {task.population} clients, and the order is for number {client}")
-    return LocalTask(task.objective, {part: task.data(part, torch.tensor([client])).client(0) for part in PARTS})
+    objective = task.objective.hollowed() if isinstance(task.objective, ModuleObjective) else task.objective
+    return LocalTask(objective, {part: task.data(part, torch.tensor([client])).client(0) for part in PARTS})
 
 
 def _trial_data(spec: TaskSpec, trial: TrialSpec, policy: Policy) -> Dataset:

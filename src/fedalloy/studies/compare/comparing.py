@@ -34,7 +34,7 @@ from fedalloy.studies.compare.naming import folders, safe, settings_folders
 from fedalloy.studies.compare.progress import JobsBar
 from fedalloy.studies.compare.tuned import Stuck, Tried, Tries, Tuned, set_aside, tuned_json
 from fedalloy.studies.tune.searching import Search
-from fedalloy.studies.tune.tuning import search_all, searches
+from fedalloy.studies.tune.tuning import check_parts, search_all, searches
 from fedalloy.tasks.metrics.direction import best, higher_is_better
 
 
@@ -135,12 +135,12 @@ def compare(
     _check_processes(processes)
     if isinstance(algorithms, str | Path):  # compare(recipe, folder)
         algorithms, folder = None, algorithms
-    asked = {"seeds": seeds and list(seeds), "rounds": rounds, "tuning_seeds": tuning_seeds, "grid": grid, **settings}
+    asked = {"seeds": seeds, "rounds": rounds, "tuning_seeds": tuning_seeds, "grid": grid, **settings}
     call = as_call(task, algorithms, folder, asked)
     if watcher is None and (in_notebook() if progress is None else progress):
         watcher = JobsBar(None if call.recipe.tune else count(call.recipe))
     try:
-        return _compared(call, processes, watcher or (lambda news: None), track)
+        return compared(call, processes, watcher or (lambda news: None), track)
     except KeyboardInterrupt as interrupt:
         return _so_far(call.folder, interrupt)
 
@@ -152,7 +152,8 @@ def _so_far(folder: Path, interrupt: KeyboardInterrupt) -> Comparison:
     return Comparison(folder, tuple(read_outcomes([folder])), (), tuple(read_looks(folder)))
 
 
-def _compared(call: Call, processes: int | None, watcher: Watcher, track: Sequence[str]) -> Comparison:
+def compared(call: Call, processes: int | None, watcher: Watcher, track: Sequence[str] = ()) -> Comparison:
+    """All runs of a comparison that are missing, and what they show."""
     entries = single_threaded(as_entries(call.recipe))
     check_seeds(entries)
     where, places = call.folder, folders(entry_names(entries))
@@ -160,6 +161,7 @@ def _compared(call: Call, processes: int | None, watcher: Watcher, track: Sequen
     _check_entries(entries)
     tuning = {name: _tuning_jobs(entries, name, call) for name in entry_names(entries) if grid_of(entries, name)}
     found = searches(with_entries(entries), where, partial(job_of, call=call), tuning)
+    check_parts(call.task, found[0].recipe.run.tuning_seeds if found else ())
     changing = {*tuning, *(one.name for one in found)}
     for name, one in with_entries(entries):  # and a folder that holds something else
         for seed in entries.run.seeds if name not in changing else ():

@@ -15,8 +15,8 @@ LONGEST = 255
 """The longest file name in bytes."""
 _KEPT, _MARK = 200, 12
 RESERVED = frozenset({
-    "comparison.json", "environment.json", "index.sqlite", "lock", "looks.json", "recipe.toml", "stop", "tuning",
-    "tuned.toml", "tuning.json",
+    "advice.json", "advice.toml", "advise.json", "comparison.json", "environment.json", "index.sqlite", "lock",
+    "looks.json", "recipe.toml", "stop", "tuning", "tuned.toml", "tuning.json",
 })  # fmt: skip
 """Names that a comparison uses beside its runs, and those that would make its folder look like a run."""
 

@@ -16,13 +16,16 @@ from fedalloy.results.outcome import RunOutcome
 from fedalloy.results.redrawn import Drawn, Redrawn, drawn_by, redrawn
 from fedalloy.results.runs import read_outcomes
 from fedalloy.results.table import summarise
-from fedalloy.studies.compare.comparing import as_entries, check_seeds, tuning_runs
+from fedalloy.studies.compare.comparing import as_entries, check_seeds, tuning_runs, with_entries
+from fedalloy.studies.tune.searching import DEFAULT_TRIALS, tuning_seeds
+from fedalloy.studies.tune.spaces import space_of
+from fedalloy.studies.tune.tuning import check_search
 
 
 @dataclass(frozen=True)
 class ComparisonPlan:
     """The numbers of runs and seeds. ``redrawn`` is what the recipe's seeds redraw; ``more`` says how many seeds would
-    decide what has run."""
+    decide what has run; ``search`` is the budget of a search, whose runs are not among ``runs``."""
 
     algorithms: int
     seeds: int
@@ -34,6 +37,7 @@ class ComparisonPlan:
     finished: int
     redrawn: Redrawn | None
     more: str
+    search: str = ""
 
     @property
     def runs(self) -> int:
@@ -52,7 +56,8 @@ class ComparisonPlan:
         tuning = f", {self.tuning_runs} of them to tune" if self.tuning_runs else ""
         there = f"; {self.finished} have finished" if self.finished else ""
         what = f"{_count(self.algorithms, 'algorithm')}, {_count(self.seeds, 'seed')}"
-        said = [f"{_count(self.runs, 'run')} of {_count(self.rounds, 'round')}{tuning}: {what}{there}."]
+        said = [self.search] if self.search else []
+        said.append(f"{_count(self.runs, 'run')} of {_count(self.rounds, 'round')}{tuning}: {what}{there}.")
         if not self.comparisons:
             return [*said, "One algorithm has nothing to be compared with: there will be no verdict."]
         said.append(
@@ -98,7 +103,34 @@ def plan(recipe: Recipe, folder: Path) -> ComparisonPlan:
         finished=sum(one.finished for one in ran),
         redrawn=_redrawn(entries),
         more=more_seeds(summarise(ran, recorded), look + (asked in seen), asked.metric),  # the next look to be recorded
+        search=_search(entries),
     )
+
+
+def _search(recipe: Recipe) -> str:
+    """What the search before the comparison costs at most, and where it looks; empty where there is none. Nothing is
+    written."""
+    table = recipe.tune
+    if table is None:
+        return ""
+    entries = with_entries(recipe)
+    for _, one in entries:
+        check_search(one, table)
+    seeds = tuning_seeds(entries[0][1])
+    where = "; ".join(f"{name}: {', '.join(space_of(one))}" for name, one in entries)
+    said = f"First a search on seeds {', '.join(map(str, seeds))}, for every algorithm {_budget(recipe, len(seeds))}."
+    return f"{said} Searched are {where}."
+
+
+def _budget(recipe: Recipe, seeds: int) -> str:
+    table, whole = recipe.tune, recipe.run.rounds * seeds
+    assert table is not None
+    if table.seconds is not None:
+        return f"{table.seconds:g} seconds of runs"
+    if table.rounds is not None:
+        return f"{_count(table.rounds, 'round')}, {table.rounds // whole} trials if none is stopped early"
+    trials = table.trials or DEFAULT_TRIALS
+    return f"{_count(trials, 'trial')}, at most {_count(trials * whole, 'round')}"
 
 
 def _outcomes(folder: Path) -> list[RunOutcome]:

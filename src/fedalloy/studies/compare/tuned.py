@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +22,26 @@ Tries = list[tuple[Settings, list[Job]]]
 @dataclass(frozen=True)
 class Tried:
     """One setting of a grid or a search: its mean score over the tuning seeds, None where a run failed or was stopped
-    early; and the rounds that its runs took, where they are counted."""
+    early; the rounds that its runs took, where they are counted; and its score at the first comparison, on the first
+    seed, where trials are compared before their end."""
 
     settings: Settings
     score: float | None
     state: str = ""
     rounds: int | None = None
+    early: float | None = None
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """The result of one entry's grid or search; ``how`` says how it was searched."""
+    """The result of one entry's grid or search; ``how`` says how it was searched, ``importance`` how much of the
+    variation of scores each setting explains (:mod:`fedalloy.studies.tune.importance`)."""
 
     name: str
     best: Settings
     tried: tuple[Tried, ...]
     how: str = ""
+    importance: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,8 @@ def tuned_json(tuned: Tuned) -> dict[str, Any]:
     """Plain values for ``tuning.json``."""
     tried = [{name: value for name, value in asdict(one).items() if value not in ("", None)} for one in tuned.tried]
     tried = [{"score": None, **one} for one in tried]
-    return {"name": tuned.name, "best": tuned.best, "tried": tried, **({"how": tuned.how} if tuned.how else {})}
+    more = {"how": tuned.how, "importance": dict(tuned.importance)}
+    return {"name": tuned.name, "best": tuned.best, "tried": tried, **{key: one for key, one in more.items() if one}}
 
 
 def set_aside(where: Path, places: Mapping[str, str], tuned: Sequence[Tuned], tuning: Mapping[str, Tries]) -> None:

@@ -21,6 +21,8 @@ RULE = (
     "if one is on the other side after Holm's correction. Everything else is *undecided*; shorter or changed runs are "
     "*preliminary*. [The rules](../reproduce.md#how-a-verdict-is-made)."
 )
+_MOST_LISTED = 12
+"""More seeds than this are not listed one by one."""
 NUMBERS = {
     "mean": "mean",
     "variance": "variance",
@@ -99,10 +101,20 @@ def _introduction(experiment: PaperExperiment, results: Results) -> str:
     spent = sum(run.seconds or 0.0 for run in results.runs)
     what = "core" if results.machine.startswith("cpu") else "GPU"
     lines.append(
-        f"{ended} finished runs, seeds {', '.join(map(str, seeds)) or 'none'}; {spent / 60:.0f} minutes of one {what} "
-        f"({results.machine})."
+        f"{ended} finished runs, seeds {_listed(seeds)}; {spent / 60:.0f} minutes of one {what} ({results.machine})."
     )
     return "\n\n".join(lines)
+
+
+def _listed(seeds: Sequence[int]) -> str:
+    """All seeds, or where there are many the first, the last and their number.
+
+    >>> _listed([2, 4, 6]), _listed([*range(0, 160, 2)])
+    ('2, 4, 6', '0, 2, 4, ..., 158 (80 seeds)')
+    """
+    if len(seeds) <= _MOST_LISTED:
+        return ", ".join(map(str, seeds)) or "none"
+    return f"{', '.join(map(str, seeds[:3]))}, ..., {seeds[-1]} ({len(seeds)} seeds)"
 
 
 def _cases(experiment: PaperExperiment, results: Results) -> list[str]:

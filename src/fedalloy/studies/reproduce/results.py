@@ -93,7 +93,10 @@ def read_results(file: Path) -> Results:
 
 
 def merged(old: Results, new: Results) -> Results:
-    """All new runs, and the old ones of other cells; each keeps the settings that it was made with."""
+    """All new runs, and the old ones of other cells; each keeps the settings that it was made with.
+
+    A cell that was measured again keeps its place, because the first method of a case is the one to compare with.
+    """
     cells = {(run.case, run.method) for run in new.runs}
     kept = [run for run in _with_changes(old) if (run.case, run.method) not in cells]
     if not kept:
@@ -101,8 +104,9 @@ def merged(old: Results, new: Results) -> Results:
     same = {path: value for path, value in new.settings.items() if old.settings.get(path) == value}
     commands = dict.fromkeys([*old.command.splitlines(), *new.command.splitlines()])
     machines = "; ".join(dict.fromkeys([*old.machine.split("; "), *new.machine.split("; ")]))
-    runs = (*kept, *_with_changes(new))
-    return replace(new, runs=runs, settings=same, command="\n".join(commands), machine=machines)
+    places = list(dict.fromkeys((run.case, run.method) for run in (*old.runs, *new.runs)))
+    runs = sorted([*kept, *_with_changes(new)], key=lambda run: places.index((run.case, run.method)))
+    return replace(new, runs=tuple(runs), settings=same, command="\n".join(commands), machine=machines)
 
 
 def _with_changes(results: Results) -> list[Measured]:

@@ -11,7 +11,8 @@ from typing import Any
 
 from fedalloy.core.errors import FedalloyError
 from fedalloy.core.search import Range
-from fedalloy.experiment.recipe.changes import merge
+from fedalloy.experiment.recipe.changes import leaves
+from fedalloy.experiment.recipe.resolving import entry_names
 from fedalloy.experiment.recipe.tables import Recipe
 from fedalloy.experiment.records import atomic
 from fedalloy.experiment.records.toml import dumps
@@ -20,15 +21,16 @@ from fedalloy.studies.compare.comparing import (
     as_entries,
     check_seeds,
     default_processes,
+    grid_of,
     job_of,
     single_threaded,
     with_entries,
     write_json,
 )
 from fedalloy.studies.compare.jobs import Watcher, leave_if_starting
-from fedalloy.studies.compare.tuned import Tuned, tuned_json
+from fedalloy.studies.compare.tuned import Tries, Tuned, tuned_json
 from fedalloy.studies.tune.searching import Search
-from fedalloy.studies.tune.tuning import search_all, searches
+from fedalloy.studies.tune.tuning import check_parts, search_all, searches
 
 _THIRDS = ("low", "middle", "high")
 
@@ -134,7 +136,9 @@ def tune(
 def _tuned(call: Call, recipe: Recipe, processes: int | None, watcher: Watcher) -> Tuning:
     entries = single_threaded(as_entries(recipe))
     check_seeds(entries)
-    found = searches(with_entries(entries), call.folder, partial(job_of, call=call), {})
+    grids: dict[str, Tries] = {name: [] for name in entry_names(entries) if grid_of(entries, name)}
+    found = searches(with_entries(entries), call.folder, partial(job_of, call=call), grids)
+    check_parts(call.task, found[0].recipe.run.tuning_seeds)
     tuned, stuck = search_all(found, 1 if call.task else processes or default_processes(entries), watcher)
     if stuck:
         name, reason = next(iter(stuck.items()))
@@ -160,9 +164,8 @@ def _write(folder: Path, recipe: Recipe, tuned: Sequence[Tuned]) -> Path:
     best = {one.name: one.best for one in tuned}
     made = as_entries(recipe).model_dump(exclude_none=True, exclude_defaults=True)
     made.pop("tune", None)
-    made["compare"] = [{**entry, "set": merge(entry.get("set", {}), {})} for entry in made["compare"]]
     for entry in made["compare"]:
-        entry["set"] = {**entry["set"], **best[entry["name"]]}
+        entry["set"] = {**dict(leaves(entry.get("set", {}))), **best[entry["name"]]}
     file = folder / "tuned.toml"
     atomic.write_text(file, dumps(made))
     return file

@@ -26,6 +26,7 @@ from fedalloy.results.statistics import number
 from fedalloy.studies.compare.jobs import Job, JobNews
 from fedalloy.studies.compare.naming import settings_folders
 from fedalloy.studies.compare.tuned import Settings, Tried, Tries, Tuned
+from fedalloy.studies.tune.importance import importance
 from fedalloy.studies.tune.spaces import Space, changed, present, space_of
 from fedalloy.tasks.metrics.direction import best, higher_is_better
 
@@ -47,6 +48,7 @@ class OpenTrial:
     jobs: list[Job]
     done: list[RunOutcome] = field(default_factory=list)
     rung: int = 0
+    early: float | None = None
     begun: float = 0.0
     seconds: float = 0.0
 
@@ -85,6 +87,9 @@ class Search:
                 return None
             trial = self.waiting.pop(0)
             if (job := self._job(trial)) is not None:
+                if job.folder in self.running:  # the same settings were drawn again: wait for their runs
+                    self.waiting.insert(0, trial)
+                    return None
                 self.running[job.folder] = trial
                 trial.begun = time.monotonic()
                 return job
@@ -110,7 +115,10 @@ class Search:
     def result(self) -> Tuned | None:
         """What was found; None if every trial failed."""
         found = best(self.tried, lambda one: math.nan if one.score is None else one.score, self.higher)
-        return None if found is None else Tuned(self.name, found.settings, tuple(self.tried), self.how)
+        if found is None:
+            return None
+        matters = importance(self.tried, self.space)
+        return Tuned(self.name, found.settings, tuple(self.tried), self.how, matters)
 
     @property
     def how(self) -> str:
@@ -125,6 +133,16 @@ class Search:
         return sum(one.rounds or 0 for one in self.tried)
 
     @property
+    def begun(self) -> int:
+        """How many trials were begun, those that have ended included."""
+        return len(self.tried) + len(self.running) + len(self.waiting)
+
+    def limit(self, trials: int) -> None:
+        """Begin no more than so many trials altogether."""
+        known = self.table.trials or DEFAULT_TRIALS
+        self.table = self.table.model_copy(update={"trials": min(known, max(1, trials))})
+
+    @property
     def tries(self) -> Tries:
         """The settings that were tried, each with its runs."""
         return [(one.settings, self._jobs(one.settings)) for one in self.tried]
@@ -136,13 +154,12 @@ class Search:
 
     def _affords_another(self) -> bool:
         """Whether the budget allows another trial, should it and those that run take all their rounds."""
-        begun = len(self.tried) + len(self.running) + len(self.waiting)
         if self.table.rounds is not None:
             whole = self.recipe.run.rounds * len(self.recipe.run.tuning_seeds)
             return self.spent + whole * (len(self.running) + 1) <= self.table.rounds
         if self.table.seconds is not None:
             return self.seconds < self.table.seconds
-        return begun < (self.table.trials or DEFAULT_TRIALS)
+        return self.begun < (self.table.trials or DEFAULT_TRIALS)
 
     def _open(self) -> optuna.Study:
         library = _optuna()
@@ -214,6 +231,7 @@ class Search:
         """A trial that an earlier session did not close: its settings are drawn, and some rungs may be behind it."""
         trial = self._trial(_optuna().trial.Trial(self.study, found._trial_id))
         trial.rung = sum(rung in found.intermediate_values for rung in self.rungs)
+        trial.early = found.intermediate_values.get(self.rungs[0]) if self.rungs else None
         return trial
 
     def _trial(self, handle: optuna.Trial) -> OpenTrial:
@@ -230,7 +248,7 @@ class Search:
         job = trial.jobs[len(trial.done)]
         if trial.done:
             return job
-        scores = _scores(job.folder, self.metric)
+        scores = _scores(job.folder, self.metric, self.table.score)
         while trial.rung < len(self.rungs) and self.rungs[trial.rung] in scores:
             if state := self._at_rung(trial, scores[self.rungs[trial.rung]]):
                 self._close(trial, None, state, read_outcome(job.folder))
@@ -242,6 +260,7 @@ class Search:
         if not math.isfinite(score):
             return "failed: no finite score"
         trial.handle.report(score, self.rungs[trial.rung])
+        trial.early = score if trial.early is None else trial.early
         trial.rung += 1
         return "stopped early" if trial.handle.should_prune() else ""
 
@@ -250,7 +269,7 @@ class Search:
         if len(trial.done) < len(trial.jobs):
             self.waiting.insert(0, trial)
             return
-        scores = [one.scores.get("mean", math.nan) for one in trial.done]
+        scores = [one.scores.get(self.table.score, math.nan) for one in trial.done]
         mean = sum(scores) / len(scores)
         if math.isfinite(mean):
             self._close(trial, mean, "finished", run)
@@ -260,7 +279,7 @@ class Search:
     def _close(self, trial: OpenTrial, score: float | None, state: str, last: RunOutcome) -> None:
         """Store the trial; one without a score counts as a bad one for what is tried next."""
         rounds = sum(run.round for run in trial.done) + (0 if last in trial.done else last.round)
-        tried = Tried(trial.settings, score, state, rounds)
+        tried = Tried(trial.settings, score, state, rounds, trial.early)
         trial.handle.set_user_attr("tried", vars(tried))
         trial.handle.set_user_attr("seconds", trial.seconds)
         self.seconds += trial.seconds
@@ -282,10 +301,14 @@ def rungs(rounds: int, every: int) -> list[int]:
     return [one for one in found if one < rounds] if found[1] < rounds else []
 
 
+def tuning_seeds(recipe: Recipe) -> list[int]:
+    """The seeds of trials: those of the recipe, or 1000 and 1001."""
+    return recipe.run.tuning_seeds or [1000, 1001]
+
+
 def _scored_apart(recipe: Recipe, table: TuneTable) -> Recipe:
     """The recipe as it is tried: scored on validation parts and run to the end, so that test parts stay unseen."""
-    if not recipe.run.tuning_seeds:
-        recipe = changed(recipe, {"run.tuning_seeds": [1000, 1001]})
+    recipe = changed(recipe, {"run.tuning_seeds": tuning_seeds(recipe)})
     settings: dict[str, Any] = {"evaluate.part": "valid", "run.stop_at_target": False, "run.target_on": "clients"}
     if recipe.task.valid_fraction == 0:
         settings["task.valid_fraction"] = table.valid_fraction
@@ -301,11 +324,11 @@ def _suggest(handle: optuna.Trial, path: str, where: Any) -> Any:
     return where.value(handle.suggest_float(path, where.low, where.high, log=where.log))
 
 
-def _scores(folder: Path, metric: str) -> dict[int, float]:
+def _scores(folder: Path, metric: str, score: str) -> dict[int, float]:
     """The scores of a run so far, by round."""
     rows = read_run(folder).rounds() if is_run(folder) else ()
     found = {int(row["round"]): watched(row, metric, on_global=False) for row in rows}
-    return {round: number(one.get("mean")) for round, one in found.items() if one}
+    return {round: number(one.get(score)) for round, one in found.items() if one}
 
 
 def _failed(news: JobNews) -> RunOutcome:

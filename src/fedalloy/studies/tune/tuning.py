@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from fedalloy.core.errors import SpecError
+import torch
+
+from fedalloy.core.errors import SpecError, nearest
+from fedalloy.core.protocols import Task
+from fedalloy.experiment.config import check_direction
+from fedalloy.experiment.recipe.resolving import scored
 from fedalloy.experiment.recipe.tables import Recipe, TuneTable
 from fedalloy.studies.compare.jobs import Job, JobNews, Watcher, work_through
-from fedalloy.studies.compare.naming import safe
+from fedalloy.studies.compare.naming import folders
 from fedalloy.studies.compare.tuned import Stuck, Tries, Tuned
-from fedalloy.studies.tune.searching import MakeJob, Search
+from fedalloy.studies.tune.searching import MakeJob, Search, tuning_seeds
 
 
 def searches(
@@ -22,8 +27,39 @@ def searches(
         return []
     if grids:
         raise SpecError(f"tune: '{next(iter(grids))}' has a grid too: give either a grid or a search")
+    places = folders([name for name, _ in entries])
+    for _, recipe in entries:
+        check_search(recipe, table)
+    return [Search(name, recipe, folder / "tuning" / places[name], make, table) for name, recipe in entries]
+
+
+def check_search(recipe: Recipe, table: TuneTable) -> None:
+    """A search needs one budget, seeds of its own, and a metric that is evaluated and has a direction."""
     _check_budget(table)
-    return [Search(name, recipe, folder / "tuning" / safe(name), make, table) for name, recipe in entries]
+    both = sorted({*recipe.run.seeds} & {*tuning_seeds(recipe)})
+    if both:
+        raise SpecError(
+            f"run.seeds has {', '.join(map(str, both))}, on which the search runs where run.tuning_seeds names no "
+            "others: give run.tuning_seeds"
+        )
+    found = scored(recipe)
+    metric, evaluated = str(found.run.target_metric), found.evaluate.metrics or []
+    if metric not in evaluated:
+        raise SpecError(f"target_metric '{metric}' is not evaluated: {nearest(metric, evaluated)}")
+    check_direction(metric, evaluated, "tuned on")
+
+
+def check_parts(task: Callable[[int], Task] | None, seeds: Sequence[int]) -> None:
+    """A task that is given as an object must have validation parts: nobody can set some aside afterwards."""
+    if task is None:
+        return
+    for seed in seeds:
+        made = task(seed)
+        if not bool(made.data("valid", torch.arange(made.population)).size.any()):
+            raise SpecError(
+                "the task has no validation parts, on which a search scores its trials: make it with valid_fraction, "
+                "fedalloy.task(..., valid_fraction=0.2)"
+            )
 
 
 def _check_budget(table: TuneTable) -> None:
@@ -32,12 +68,19 @@ def _check_budget(table: TuneTable) -> None:
         raise SpecError(f"tune: give one budget, not {' and '.join(budgets)}")
 
 
-def search_all(found: Sequence[Search], processes: int, watcher: Watcher) -> tuple[list[Tuned], dict[str, Stuck]]:
-    """Run all searches to the end of their budgets; those without a choice do not block the others."""
+def search_all(
+    found: Sequence[Search], processes: int, watcher: Watcher, late: Callable[[], bool] = lambda: False
+) -> tuple[list[Tuned], dict[str, Stuck]]:
+    """Run all searches to the end of their budgets; those without a choice do not block the others. When it is
+    ``late``, no search begins more trials than the others have begun."""
     by_name = {one.name: one for one in found}
 
     def feed() -> Job | None:
         """A run of the search that has spent the least, so that all advance together."""
+        if late():
+            most = max(one.begun for one in found)
+            for one in found:
+                one.limit(most)
         for one in sorted(found, key=lambda one: (len(one.tried) + len(one.running), one.spent)):
             if (job := one.next_job()) is not None:
                 return job

@@ -18,6 +18,8 @@ from fedalloy.core.keys import Key
 from fedalloy.core.types import Examples
 from fedalloy.tasks.examining import ENCODING, LabelLimits, check_examples
 from fedalloy.tasks.imputing import Impute, without_gaps
+from fedalloy.tasks.precision import read_as
+from fedalloy.tasks.preparing import FrameColumns
 
 _MOST_CLASSES = 1 << 16
 
@@ -35,7 +37,7 @@ class Dataset:
     whether it is for training (0), validation (1) or testing (2); then nothing is drawn. ``encoding`` maps columns to
     what their numbers mean. Features that are NaN or infinite and labels that are not class numbers are refused; with
     ``impute``, NaN is a missing value, which every client fills from its own training part
-    (:mod:`fedalloy.tasks.imputing`).
+    (:mod:`fedalloy.tasks.imputing`). ``columns`` says how a frame's columns became ``x``.
     """
 
     x: Inputs
@@ -51,6 +53,7 @@ class Dataset:
     part: Tensor | None = None
     encoding: Mapping[str, tuple[str, ...]] | None = None
     impute: Impute = "none"
+    columns: FrameColumns | None = None
 
     def __post_init__(self) -> None:
         for name in ("x", "owner", "held_out", "part"):
@@ -234,10 +237,10 @@ def as_pair(x: Any, y: Any, who: str) -> tuple[Any, Tensor]:
         features, targets = _tensor(x), _tensor(y)
         if features.is_complex() or targets.is_complex():
             raise TypeError("they are complex; give real and imaginary parts as separate features")
-        features = features.to(torch.float32) if features.is_floating_point() else features
+        features = features.to(read_as()) if features.is_floating_point() else features
     except (TypeError, ValueError, RuntimeError) as cause:
         raise DataError(f"{who}: x and y must be arrays of numbers ({cause})") from cause
-    targets = targets.to(torch.float32 if targets.is_floating_point() else torch.int64)
+    targets = targets.to(read_as() if targets.is_floating_point() else torch.int64)
     if targets.dim() < 1 or features.dim() < 1 or len(features) != len(targets):
         raise DataError(
             f"{who}: x has shape {tuple(features.shape)} and y {tuple(targets.shape)}; "

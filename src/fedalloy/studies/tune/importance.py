@@ -1,0 +1,59 @@
+"""How much a setting matters: the share of the variation of scores that it explains by itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+from fedalloy.core.search import Choice, Range
+from fedalloy.studies.compare.tuned import Tried
+
+FEWEST = 6
+"""With fewer scores a parabola fits nearly everything."""
+
+
+def importance(tried: Sequence[Tried], space: Mapping[str, Range | Choice]) -> dict[str, float]:
+    """By setting: the adjusted share of the variance of the scores that a parabola in the setting explains (of a
+    choice, the means of its values); from 0, nothing, to 1, everything. Empty with fewer than six scores.
+
+    Trials are compared after the rounds that all of them ran: where some were stopped early, at the first comparison.
+
+    >>> rows = [Tried({"a": a, "b": b}, -(a - 2.0) ** 2) for a in range(5) for b in range(3)]
+    >>> importance(rows, {"a": Range(0, 4), "b": Range(0, 2)})
+    {'a': 1.0, 'b': 0.0}
+    """
+    early = any(one.early is not None for one in tried)
+    scores = [(one.settings, one.early if early else one.score) for one in tried]
+    known = [(settings, score) for settings, score in scores if score is not None and math.isfinite(score)]
+    if len(known) < FEWEST:
+        return {}
+    values = [score for _, score in known]
+    return {path: _share([one[path] for one, _ in known], values, where) for path, where in space.items()}
+
+
+def _share(settings: Sequence[Any], scores: Sequence[float], where: Range | Choice) -> float:
+    import numpy as np
+
+    y = np.asarray(scores, dtype=np.float64)
+    columns = _groups(settings) if isinstance(where, Choice) else _powers(settings, where)
+    x = np.column_stack([np.ones(len(y)), *columns])
+    rank, total = int(np.linalg.matrix_rank(x)), float(((y - y.mean()) ** 2).sum())
+    if rank < 2 or rank >= len(y) or not total:  # nothing varies, or as many parameters as scores
+        return 0.0
+    rest = y - x @ np.linalg.lstsq(x, y, rcond=None)[0]
+    unexplained = float((rest**2).sum()) / total * (len(y) - 1) / (len(y) - rank)
+    return round(min(max(0.0, 1 - unexplained), 1.0), 6)
+
+
+def _powers(settings: Sequence[Any], where: Range) -> list[list[float]]:
+    """A setting on its scale, from -1 to 1, and its square."""
+    low, high = (math.log(end) if where.log else end for end in (where.low, where.high))
+    placed = [2 * ((math.log(one) if where.log else one) - low) / (high - low) - 1 for one in settings]
+    return [placed, [one**2 for one in placed]]
+
+
+def _groups(settings: Sequence[Any]) -> list[list[float]]:
+    """A column for every value but the first."""
+    marks: list[Hashable] = [repr(one) for one in settings]
+    return [[float(mark == value) for mark in marks] for value in list(dict.fromkeys(marks))[1:]]

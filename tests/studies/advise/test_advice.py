@@ -1,0 +1,149 @@
+"""Advice on generated federations whose truth is known: nothing chosen on what is reported, and resumable."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import fedalloy
+from benchmarks.advise import ask
+from fedalloy.cli.app import app
+from fedalloy.core.errors import CheckpointError, SpecError
+from fedalloy.experiment.recipe.reading import load
+from fedalloy.experiment.records.reading import find_runs, read_run
+from fedalloy.results.outcome import RunOutcome, read_outcome
+from fedalloy.results.statistics import Spread
+from fedalloy.studies.advise.answer import Effect, chosen, effects, first_line
+from fedalloy.studies.compare.jobs import JobNews
+
+pytest.importorskip("optuna")
+
+SHORT = 0.001
+"""So short that the plan is the smallest one, whatever the machine: one trial of every method, four seeds."""
+RECIPE: dict[str, Any] = {
+    "task": {"dataset": "digits", "model": {"kind": "logistic"}},
+    "partition": {"kind": "classes", "per_client": 2, "clients": 6},
+    "algorithm": {"name": "fedprox", "mu": 0.5, "batch_size": 64},
+    "run": {"rounds": 9, "seeds": [0], "target": 0.99, "stop_at_target": True},
+    "evaluate": {"every": 3},
+    "compare": [{"name": "fedavg", "set": {"algorithm.lr": 1e-9}}],
+}
+
+
+@pytest.mark.parametrize(("strength", "kind"), [(0.0, "fedavg"), (3.0, "ditto")])
+def test_the_answer_follows_the_truth_about_personal_models(tmp_path: Path, strength: float, kind: str) -> None:
+    found = ask("personal", strength, 5, tmp_path, minutes=SHORT, methods=["ditto"], rounds=9)
+    assert found.method == kind
+    assert found.first.startswith("Nothing beats FedAvg" if kind == "fedavg" else "Use ditto: it beats FedAvg")
+    assert load(found.file).algorithm.name == kind
+
+
+@pytest.mark.parametrize(("strength", "method"), [(0.0, "fedavg"), (1.0, "afl")])
+def test_the_answer_follows_the_truth_about_the_worst_served(tmp_path: Path, strength: float, method: str) -> None:
+    found = ask("fair", strength, 0, tmp_path, minutes=SHORT, methods=["afl"], rounds=12)
+    assert found.method == method
+    assert "in accuracy of the worst-served 10 %" in found.first
+    (trial,) = found.record["tuned"]["afl"]["tried"]
+    runs = [read_outcome(run) for run in find_runs(tmp_path / "tuning" / "afl")]
+    assert trial["score"] == pytest.approx(sum(run.scores["worst_served"] for run in runs) / len(runs))
+
+
+def test_nothing_is_chosen_on_what_is_reported(tmp_path: Path) -> None:
+    found = fedalloy.advise(RECIPE, tmp_path, minutes=SHORT, methods=["ditto"], processes=1)
+    pilot = [run for run in find_runs(tmp_path) if "tuning" in run.parts]
+    reported = [run for run in find_runs(tmp_path) if "tuning" not in run.parts]
+    seeds = [{read_run(run).recipe["run"]["seeds"][0] for run in some} for some in (pilot, reported)]
+    assert not seeds[0] & seeds[1]
+    for run in pilot:
+        record = read_run(run)
+        assert all(row["split"] == "valid" for row in record.clients())
+        assert not any(row.get("global") for row in record.rounds())
+    for run in reported:
+        record = read_run(run)
+        assert all(row["split"] == "test" for row in record.clients())
+        assert record.last_round == 9, "the recipe's target ends no run"
+        assert "mu" not in record.recipe["algorithm"], "an argument of the recipe's method reaches no other"
+        assert record.recipe["algorithm"]["batch_size"] == 64, "settings of local training reach all methods"
+        assert record.recipe["algorithm"]["lr"] > 1e-6, "entries of the recipe are not used"
+    assert len(seeds[1]) >= 4, "one seed in the recipe is not enough for a verdict"
+    trials = {name: len(one["tried"]) for name, one in found.record["tuned"].items()}
+    assert len(set(trials.values())) == 1
+    again = fedalloy.advise(RECIPE, tmp_path, minutes=SHORT, methods=["ditto"], processes=1, watcher=_nothing_runs)
+    assert (again.first, again.lines) == (found.first, found.lines)
+    with pytest.raises(CheckpointError, match="its recipe and its aim differ"):
+        fedalloy.advise(RECIPE, tmp_path, minutes=SHORT, methods=["ditto"], aim="worst")
+    shown = CliRunner().invoke(app, ["show", str(tmp_path)])
+    assert shown.exit_code == 0
+    assert shown.stdout.splitlines()[0][:40] == found.first[:40]
+    page = CliRunner().invoke(app, ["report", str(tmp_path), "-o", str(tmp_path / "page.html")])
+    assert page.exit_code == 0
+    assert "ditto" in (tmp_path / "page.html").read_text()
+
+
+def _nothing_runs(news: JobNews) -> None:
+    assert news.kind == "reused", f"{news.job.folder} ran again"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="sends a signal")
+def test_a_killed_advice_goes_on(tmp_path: Path) -> None:
+    asked = f"{RECIPE!r}, {str(tmp_path)!r}, minutes={SHORT}, methods=['ditto'], processes=1"
+    code = f"import fedalloy; fedalloy.advise({asked})"
+    child = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+    limit = time.monotonic() + 60
+    while len(find_runs(tmp_path)) < 4 and child.poll() is None and time.monotonic() < limit:
+        time.sleep(0.01)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    before = json.loads((tmp_path / "advise.json").read_text())
+    found = fedalloy.advise(RECIPE, tmp_path, minutes=SHORT, methods=["ditto"], processes=1)
+    assert found.record["rounds"] == before["rounds"]
+    assert found.record["candidates"] == before["candidates"]
+    assert found.file.is_file()
+
+
+def test_what_cannot_be_meant_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"the recipe has \[weighting\]"):
+        fedalloy.advise({**RECIPE, "weighting": {"kind": "uniform"}}, tmp_path)
+    with pytest.raises(SpecError, match="aim is 'best'"):
+        fedalloy.advise(RECIPE, tmp_path, aim="best")  # type: ignore[arg-type]
+    with pytest.raises(SpecError, match="minutes is 0"):
+        fedalloy.advise(RECIPE, tmp_path, minutes=0)
+    with pytest.raises(SpecError, match="unknown setting 'algoritm'"):
+        fedalloy.advise(RECIPE, tmp_path, algoritm="fedavg")
+
+
+def _effects(metric: str, higher: bool, values: dict[str, list[float]]) -> list[Effect]:
+    return effects(
+        [
+            RunOutcome(name, seed, "finished", metric=metric, higher_is_better=higher,
+                       scores={"mean": one, "worst_served": -one})
+            for name, scores in values.items() for seed, one in enumerate(scores)
+        ],
+        (),
+    )  # fmt: skip
+
+
+def test_the_direction_of_a_metric_decides_what_beats() -> None:
+    lower = {"fedavg": [1.0, 1.1, 1.2, 1.3], "ditto": [0.5, 0.61, 0.7, 0.82]}
+    as_loss, as_score = _effects("loss", False, lower), _effects("accuracy", True, lower)
+    winner = chosen(as_loss, "mean", False)
+    assert winner is not None
+    assert winner.name == "ditto"
+    assert first_line(as_loss, "mean", "loss", False).startswith("Use ditto: it beats FedAvg in loss by -0.4")
+    assert chosen(as_score, "mean", True) is None
+    assert first_line(as_score, "mean", "accuracy", True).startswith("Nothing beats FedAvg in accuracy here")
+    worst = chosen(as_score, "worst", True)
+    assert worst is not None, "the worst-served tenth is its own score"
+    spread = as_loss[0].scores["mean"]
+    assert isinstance(spread, Spread)
+    failed = [one for one in as_loss if one.name == "fedavg"]
+    assert first_line(failed, "mean", "loss", False) == "No other method could be tried: FedAvg it is."
