@@ -59,7 +59,7 @@ class Gathering:
                 return reason
         if len(ids) == len(self._ids) and any(isinstance(leaves, FactoredTree) for leaves in payload.values()):
             # Factors are sorted as they are; rows of their own they have none.
-            order, notes = ids.argsort(), None
+            order = ids.argsort()
             ids, stats = ids[order], {name: values[order] for name, values in stats.items()}
             notes = None if notes is None else notes.take(order)
             payload = {part: _sorted(leaves, order) for part, leaves in payload.items()}

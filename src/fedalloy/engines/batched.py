@@ -29,11 +29,12 @@ from fedalloy.engines import fused, fused_interpolated, fused_phases, vmap_kerne
 from fedalloy.engines.client_graphs import ClientGraphs
 from fedalloy.engines.conv_chain import Stages, stages_of
 from fedalloy.engines.conv_graphs import ConvGraphs
-from fedalloy.engines.cuda_graphs import CudaGraphs, Precision, precise
+from fedalloy.engines.cuda_graphs import CudaGraphs
 from fedalloy.engines.fused_graph import FusedGraphs
 from fedalloy.engines.kinds import interpolated_sgd_of, is_fusible, plain_sgd_of, two_phase_sgd_of
 from fedalloy.engines.layer_chain import chain_of
 from fedalloy.engines.loop import loop_like
+from fedalloy.engines.precision import Precision, precise
 from fedalloy.engines.profile import phase
 
 _is_cuda = attrgetter("is_cuda")
@@ -52,8 +53,8 @@ class Batched(Engine):
     one, ``fused`` uses only that, also on a GPU, ``mapped`` never does. On a GPU the step is captured in a CUDA graph;
     ``compiled`` applies only to it, ``precision`` also to steps that cannot be captured. There ``best`` takes clients
     one after another if the step of one is large; ``sequential`` always does, ``mapped`` never. ``compiled``: none
-    compiles the steps of clients one after another, true also those of many clients, false none. What cannot be batched
-    runs in the loop engine, after one warning.
+    compiles the steps of clients one after another and of models with convolutions, true those of all, false none. What
+    cannot be batched runs in the loop engine, after one warning.
     """
 
     memory_mb: float | None = None
@@ -176,7 +177,7 @@ class Batched(Engine):
             return vmap_kernel.train
         if self._uncaptured:
             return self._train_uncaptured
-        self._cuda_graphs = self._cuda_graphs or CudaGraphs(self.precision, bool(self.compiled))
+        self._cuda_graphs = self._cuda_graphs or CudaGraphs(self.precision, self.compiled)
         mapped = self._cuda_graphs.train if on_gpu else vmap_kernel.train
         return self._one_by_one(mapped).train if self._suits_one_by_one(shared, data) else mapped
 
