@@ -31,7 +31,7 @@ test: lint browser  ## Lint, type check, then all tests and doctests in random o
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 test-long: $(DEV)  ## An operator's day on a federation of real processes, and what else takes minutes
-	@FEDALLOY_LONG=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/flower/test_day.py
+	@FEDALLOY_LONG=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/flower/test_day.py tests/engines/test_cluster_examples.py tests/engines/test_ray.py
 
 # TORCH names the version of torch where the lowest one cannot be had.
 test-lowest: | $(BIN)/python  ## Install the lowest versions that pyproject.toml declares into .venv-lowest and run the fast tests

@@ -88,7 +88,10 @@ def memory_of(pid: int) -> int:
 
 
 def program_of(pid: int) -> str:
-    """Which program a process is, by its command line."""
+    """Which program a process is: by its name if it is a fork, else by its command line."""
+    name = Path(f"/proc/{pid}/comm").read_text().strip()
+    if name.startswith(("flwr-", "flower-")):
+        return {"flower-superexe": "flower-superexec"}.get(name, name.removesuffix("+"))
     words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     known = ("flwr-serverapp", "flwr-clientapp", "flower-superexec", "flower-superlink", "flower-supernode", "front",
              "worker")  # fmt: skip

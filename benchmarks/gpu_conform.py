@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import traceback
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 
-from benchmarks.gpu_federations import FOUND, apart, federation, images, note
+from benchmarks.gpu_federations import DEVICE, FOUND, apart, federation, images, note
 from fedalloy.algorithms import fedavg, fedprox, scaffold
-from fedalloy.engines import conv_sgd
+from fedalloy.engines import client_conv, conv_sgd
 from fedalloy.engines.batched import Batched
 from fedalloy.engines.loop import Loop
 from fedalloy.tasks.datasets.base import Dataset
@@ -43,6 +45,24 @@ OTHER_CASES = {
 }  # fmt: skip
 
 
+def _shifted(kernel: Any, *given: Any) -> Any:
+    return kernel(*given).roll(1, 2)
+
+
+def _without_bias(kernel: Any, stage: Any, images: Any, grad: Any, weight: Any, bias: Any, precision: Any) -> Any:
+    return kernel(stage, images, grad, weight, None, precision)
+
+
+def _other_place(kernel: Any, stage: Any, grad: Any, pooled: Any, chosen: Any, *rest: Any) -> Any:
+    return kernel(stage, grad, pooled, 3 - chosen, *rest)
+
+
+KERNEL_FAULTS: dict[str, tuple[str, Any]] = {
+    "images' gradient one row too low": ("by_input", _shifted), "bias kept": ("into_weight", _without_bias),
+    "another place of a window": ("unpool", _other_place),
+}  # fmt: skip
+
+
 def conform() -> bool:
     """The kernels against the loop, in float64 on the card, with clients of different sizes; whether all is well."""
     begin = len(FOUND)
@@ -53,18 +73,29 @@ def conform() -> bool:
     plain = {"kernel": "sequential", "compiled": False}
     cases += [("sequential uncompiled", small_normed, name, a, Batched(**plain)) for name, a in OTHER_CASES.items()]
     cases += [("sequential", small_normed, "adam", OTHER_CASES["adam"], Batched(kernel="sequential"))]
+    cases += [
+        ("mapped", small_normed, name, OTHER_CASES[name], Batched(kernel="mapped")) for name in ("fedavg", "scaffold")
+    ]
+    mapped = {"kernel": "mapped", "compiled": False}
+    cases += [("mapped uncompiled", small_normed, "scaffold", OTHER_CASES["scaffold"], Batched(**mapped))]
     for kernel, model, name, algorithm, engine in cases:
         try:
             fed = federation(algorithm, data, model, 9, 9, PowerLaw(1.0), torch.float64)
             gap = max(apart(fed.round(engine, number), fed.round(Loop(), number)) for number in (1, 2, 3))
             used = "conv" if engine._conv_graphs else "sequential" if engine._client_graphs else "mapped"
-            graphs = len(engine._conv_graphs._captured) if engine._conv_graphs else len(engine._client_graphs._lanes)
-            note(part="conform", kernel=kernel, algorithm=name, largest=gap, ok=gap < 1e-9, used=used, graphs=graphs)
+            note(part="conform", kernel=kernel, algorithm=name, largest=gap, ok=gap < 1e-9, used=used,
+                 graphs=graphs_of(engine), fallback=engine._unbatchable or engine._uncaptured)  # fmt: skip
         except Exception:
             note(part="conform", kernel=kernel, algorithm=name, failed=traceback.format_exc()[-1500:])
     factored(data)
     planted(data)
     return all(row.get("ok", row.get("found", False)) for row in FOUND[begin:])
+
+
+def graphs_of(engine: Batched) -> int:
+    """How many graphs the engine captured."""
+    kept = (engine._conv_graphs, "_captured"), (engine._client_graphs, "_lanes"), (engine._cuda_graphs, "_captured")
+    return sum(len(getattr(graphs, name)) for graphs, name in kept if graphs is not None)
 
 
 def factored(data: Dataset) -> None:
@@ -80,7 +111,7 @@ def factored(data: Dataset) -> None:
     engine = Batched()
     for number in (1, 2, 3):
         found, right = fed.round(engine, number).cohort, fed.round(Loop(), number).cohort
-        weights = torch.rand(9, dtype=torch.float64, device="cuda")
+        weights = torch.rand(9, dtype=torch.float64, device=DEVICE)
         sums, expected = found.combine("delta", weights), right.combine("delta", weights)
         gap = max(float((sums[name] - leaf).abs().max()) for name, leaf in expected.items())
         norms = float((found.norms("delta") - right.norms("delta")).abs().max())
@@ -110,6 +141,15 @@ def planted(data: Dataset) -> None:
         note(part="conform", fault="padding counts", found=apart(fed.round(Batched()), right) > 1e-9)
     finally:
         conv_sgd.Batches.of = staticmethod(kept)  # type: ignore[method-assign, assignment]
+    for name, (function, wrong) in KERNEL_FAULTS.items():
+        right_one = getattr(client_conv, function)
+        setattr(client_conv, function, partial(wrong, right_one))
+        try:
+            note(part="conform", fault=name, found=apart(fed.round(Batched()), right) > 1e-9)
+        except Exception:
+            note(part="conform", fault=name, failed=traceback.format_exc()[-800:])
+        finally:
+            setattr(client_conv, function, right_one)
     graphs = Batched()
     fed.round(graphs)
     captured = next(iter(graphs._conv_graphs._captured.values()), None) if graphs._conv_graphs else None

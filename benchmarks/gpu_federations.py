@@ -1,4 +1,5 @@
-"""Federations on a GPU, and how their rounds are timed, profiled and compared."""
+"""Federations on a GPU, and how their rounds are timed, profiled and compared. Without one they run on the CPU, which
+says nothing about time, but whether the scripts work."""
 
 from __future__ import annotations
 
@@ -27,16 +28,35 @@ from fedalloy.tasks.federation import FederatedTask, federate
 from fedalloy.tasks.objective import ModuleObjective
 from fedalloy.tasks.partitions.iid import Iid
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FOUND: list[dict[str, Any]] = []
 OUT: list[Path] = []
 
 
+def synchronize() -> None:
+    """Wait for the GPU."""
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+
+
 def note(**row: Any) -> None:
-    """Print a row at once, and keep it."""
+    """Print a row at once, and add it to the file: several processes write to one."""
     FOUND.append(row)
     print(json.dumps(row), flush=True)
     if OUT:
-        (OUT[0] / "kernels.json").write_text(json.dumps(FOUND, indent=1))
+        with (OUT[0] / "kernels.jsonl").open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def reset_peak() -> None:
+    """Begin to count the largest memory anew."""
+    if DEVICE == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+
+
+def peak_mb() -> int:
+    """The largest memory since then."""
+    return round(torch.cuda.max_memory_allocated() / 1e6) if DEVICE == "cuda" else 0
 
 
 def images(count: int, shape: tuple[int, int, int], dtype: torch.dtype = torch.float32) -> Dataset:
@@ -59,8 +79,8 @@ class Federation:
     def __post_init__(self) -> None:
         self.algorithm = self.algorithm.bind(self.task)
         objective = self.task.objective
-        self.task = replace(self.task.to("cuda"), objective=objective.to("cuda"))
-        params, buffers = ({n: v.cuda() for n, v in part.items()} for part in objective.init(Key.of(1)))
+        self.task = replace(self.task.to(DEVICE), objective=objective.to(DEVICE))
+        params, buffers = ({n: v.to(DEVICE) for n, v in part.items()} for part in objective.init(Key.of(1)))
         self.shared = self.algorithm.init(params, self.task.population, buffers)["shared"]
         fresh = objective.init
         self.states = {
@@ -94,11 +114,11 @@ def timed(fed: Federation, engine: Engine, rounds: int) -> tuple[float, list[flo
     """Seconds of the first round, of each further one, of the last one's phases, and its outcome."""
     times = []
     for number in range(1, rounds + 2):
-        torch.cuda.synchronize()
+        synchronize()
         begin = time.perf_counter()
         with collecting() if number > rounds else nullcontext({}) as phases:
             outcome = fed.round(engine, number)
-        torch.cuda.synchronize()
+        synchronize()
         times.append(time.perf_counter() - begin)
     return times[0], times[1:], phases, outcome
 
@@ -107,9 +127,9 @@ def profiled(work: Callable[[], Any], label: str, top: int = 18) -> None:
     """The kernels of some work, by time."""
     from torch.profiler import ProfilerActivity, profile
 
-    with profile(activities=[ProfilerActivity.CUDA]) as found:
+    with profile(activities=[ProfilerActivity.CUDA] if DEVICE == "cuda" else None) as found:
         work()
-        torch.cuda.synchronize()
+        synchronize()
     rows = sorted(found.key_averages(), key=lambda one: -one.self_device_time_total)
     total = sum(one.self_device_time_total for one in rows) / 1e3
     lines = [f"{one.self_device_time_total / 1e3:9.3f} ms x{one.count:5d} {one.key[:90]}" for one in rows]
@@ -124,6 +144,7 @@ def profiled_round(fed: Federation, engine: Batched, label: str) -> None:
     """The kernels of a round, or of one client's step where clients run one after another."""
     lanes = next(iter(engine._client_graphs._lanes.values()), []) if engine._client_graphs else []
     if lanes and lanes[0].graph is not None:
+        lanes[0].values["at"].zero_()
         profiled(lanes[0].graph.replay, f"{label}, one step of {len(lanes)} lanes")
     else:
         profiled(lambda: fed.round(engine, 99), label)
@@ -136,13 +157,13 @@ def measure(
     try:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            torch.cuda.reset_peak_memory_stats()
+            reset_peak()
             first, times, phases, outcome = timed(fed, engine, rounds)
         spread = [round(1e3 * one, 3) for one in (min(times), max(times))]
         note(part=part, variant=label, ms=round(1e3 * statistics.median(times), 3), spread_ms=spread,
              first_s=round(first, 2), phases_ms={n: round(1e3 * v, 2) for n, v in phases.items()},
-             peak_mb=round(torch.cuda.max_memory_allocated() / 1e6), fallback=engine._unbatchable,
-             said=sorted({str(one.message)[:160] for one in said if "deprecated" not in str(one.message)})[:4],
+             peak_mb=peak_mb(), fallback=engine._unbatchable,
+             said=sorted({str(one.message)[:700] for one in said if "deprecated" not in str(one.message)})[:4],
              loss=float(outcome.cohort.stats["train_loss"].mean()))  # fmt: skip
         if profile:
             profiled_round(fed, engine, f"{part} {label}")

@@ -1,8 +1,8 @@
 """The GPU kernels on one card, before and after: whether they agree with the loop, how long a round takes, and on what.
 
-    PYTHONPATH=src python -m benchmarks.gpu_kernels [--only conform cnn ...] [--out FOLDER]
+    PYTHONPATH=src python -m benchmarks.gpu_kernels [--only conform cnn:tf32 ...] [--out FOLDER]
 
-Needs torch with CUDA, numpy and safetensors, and no data: images are drawn, with the shapes of CIFAR-10 and MNIST.
+Needs no data: images are drawn, with the shapes of CIFAR-10 and MNIST. ``FEDALLOY_TINY=1`` tries a part on a CPU.
 Every part prints what it finds at once, and one that fails does not end the others. "Before" is ``kernel = "mapped"``.
 """
 
@@ -16,7 +16,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,12 +27,12 @@ import torch
 from torch import nn
 
 from benchmarks.gpu_conform import conform
-from benchmarks.gpu_federations import OUT, Federation, federation, images, measure, note, timed
+from benchmarks.gpu_federations import DEVICE, OUT, Federation, federation, images, measure, note, timed
 from benchmarks.h200 import cnn, resnet20, timed_fit
 from fedalloy.algorithms import fedavg, fedprox, named, scaffold
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.keys import Key
-from fedalloy.engines import conv_graphs
+from fedalloy.engines import client_graphs, conv_graphs, cuda_graphs, tracing
 from fedalloy.engines.batched import Batched
 from fedalloy.engines.loop import Loop
 from fedalloy.tasks.federation import federate
@@ -45,7 +46,7 @@ from fedalloy.tasks.partitions.iid import Iid
 
 def update_errors(fed: Federation, variants: dict[str, Batched]) -> None:
     """Every variant's updates against the loop in float64."""
-    exact = replace(fed.task.to("cuda", torch.float64), objective=ModuleObjective(cnn, dtype=torch.float64))
+    exact = replace(fed.task.to(DEVICE, torch.float64), objective=ModuleObjective(cnn, dtype=torch.float64))
     wide = Federation(fed.algorithm, exact, fed.clients)
     wide.shared = {part: {n: v.double() for n, v in leaves.items()} for part, leaves in fed.shared.items()}
     right = wide.round(Loop()).cohort.payload["delta"]
@@ -62,25 +63,43 @@ def update_errors(fed: Federation, variants: dict[str, Batched]) -> None:
             note(part="cnn errors", variant=label, failed=traceback.format_exc()[-800:])
 
 
+TINY = bool(os.environ.get("FEDALLOY_TINY"))
+"""Small sizes, to try the script on a CPU."""
+
+
 def cnn_federation() -> Federation:
     """50 clients x 50 images, batches of 10, the CNN of 1,626,442 parameters."""
+    if TINY:
+        return federation(fedavg(lr=0.1, batch_size=4), images(100, (3, 32, 32)), cnn, 10, 3)
     return federation(fedavg(lr=0.1, batch_size=10), images(5000, (3, 32, 32)), cnn, 100, 50)
 
 
-def convolutional() -> None:
-    """A known benchmark of simulators."""
-    fed = cnn_federation()
-    for label, kernel in (
-        ("tf32 best", "best"),
-        ("bf16 best", "best"),
-        ("tf32 mapped", "mapped"),
-        ("bf16 mapped", "mapped"),
-    ):
-        engine = Batched(precision=label[:4], kernel=kernel)  # type: ignore[arg-type]
-        measure("cnn", label, fed, engine, 30, profile=True)
-    asked, conv_graphs.may_be_factored = conv_graphs.may_be_factored, lambda algorithm: False
-    measure("cnn", "tf32 best, private copies", fed, Batched(precision="tf32"), 30)
-    conv_graphs.may_be_factored = asked
+def convolutional(precision: str) -> None:
+    """A known benchmark of simulators: as it is, with stored patches, with private copies of all layers, mapped."""
+    fed, rounds = cnn_federation(), 2 if TINY else 30
+    best = "fused" if TINY else "best"
+
+    def timed_as(label: str, kernel: str = best, *, profile: bool = False) -> None:
+        engine = Batched(precision=precision, kernel=kernel)  # type: ignore[arg-type]
+        measure("cnn", f"{precision} {label}", fed, engine, rounds, profile=profile)
+
+    timed_as("best", profile=True)
+    with changed(conv_graphs, "IMPLICIT", False):
+        timed_as("stored patches", profile=True)
+    with changed(conv_graphs, "may_be_factored", lambda algorithm: False):
+        timed_as("private copies")
+    timed_as("mapped", "mapped")
+
+
+@contextmanager
+def changed(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Another value for a while."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
 
 
 def errors() -> None:
@@ -102,29 +121,29 @@ def generative_federation(name: str, **more: Any) -> Federation:
     """MNIST's shape, 10 clients with Dirichlet(1) shares, batches of 64, one epoch."""
     model, extra = GENERATIVE[name]
     extra = {**extra, **more}
+    if TINY:
+        return federation(named(name, batch_size=4, **extra), images(40, (1, 32, 32)), model, 3, 3, Dirichlet(1.0))
     return federation(named(name, batch_size=64, **extra), images(56320, (1, 32, 32)), model, 10, 10, Dirichlet(1.0))
 
 
-def generative() -> None:
-    """Methods that generate data, a whole round."""
-    for name, precision in (("fedevg", "tf32"), ("fedcgan", "tf32"), ("fedcvae", "tf32"), ("fedevg", "bf16")):
-        try:
-            fed = generative_federation(name)
-        except Exception:
-            note(part=name, failed=traceback.format_exc()[-1500:])
-            continue
-        sizes = fed.task.train.size
-        note(part=name, sizes=sizes.tolist(), steps=int(((sizes + 63) // 64).sum()))
-        engine = Batched(precision=precision)  # type: ignore[arg-type]
-        measure(name, f"{precision} best", fed, engine, 1, profile=True)
+def generative(name: str, precision: str) -> None:
+    """A method that generates data, a whole round: compiled, and if that failed the reason is in ``said``."""
+    fed = generative_federation(name)
+    sizes = fed.task.train.size
+    note(part=name, sizes=sizes.tolist(), steps=int(((sizes + 63) // 64).sum()))
+    engine = Batched(precision=precision, kernel="sequential" if TINY else "best")  # type: ignore[arg-type]
+    measure(name, f"{precision} best", fed, engine, 1 if name == "fedevg" else 4, profile=True)
+    graphs = engine._client_graphs
+    if name == "fedevg" and graphs is not None:
+        graphs._lanes = {key: lanes[:1] for key, lanes in graphs._lanes.items()}
+        measure(name, f"{precision} best, one lane", fed, engine, 1)
 
 
-def generative_before() -> None:
+def generative_before(name: str) -> None:
     """The same without compiling, and mapped."""
-    for name in ("fedcvae", "fedcgan"):
-        fed = generative_federation(name)
-        measure(name, "tf32 mapped", fed, Batched(precision="tf32", kernel="mapped"), 1)
-        measure(name, "tf32 best uncompiled", fed, Batched(precision="tf32", compiled=False), 1)
+    fed = generative_federation(name)
+    measure(name, "tf32 best uncompiled", fed, Batched(precision="tf32", compiled=False), 1)
+    measure(name, "tf32 mapped", fed, Batched(precision="tf32", kernel="mapped"), 1)
 
 
 def whole_rounds() -> None:
@@ -140,23 +159,27 @@ def whole_rounds() -> None:
              fallback=engine._unbatchable)  # fmt: skip
 
 
-def residual() -> None:
-    """ResNet-20 with GroupNorm: three clients with batches of 64, ten with 20, fifty with 10; two local steps."""
-    for clients, batch in ((3, 64), (10, 20), (50, 10)):
-        data = images(clients * batch * 2, (3, 32, 32))
-        fed = federation(fedavg(lr=0.1, batch_size=batch), data, resnet20, clients, clients)
-        for label, engine in {
-            "tf32 mapped": Batched(precision="tf32", kernel="mapped"), "tf32 best": Batched(precision="tf32"),
-        }.items():  # fmt: skip
-            measure(f"resnet20 {clients}x{batch}", label, fed, engine, 10)
+RESIDUAL = {"3x64": (3, 64), "10x20": (10, 20), "50x10": (50, 10)}
 
 
-def warm(name: str, precision: str) -> None:
-    """Fill the compiler's cache: one round."""
-    begin = time.perf_counter()
-    fed = cnn_federation() if name == "cnn" else generative_federation(name)
-    fed.round(Batched(precision=precision))  # type: ignore[arg-type]
-    print(f"warm {name} {precision}: {time.perf_counter() - begin:.1f} s", flush=True)
+def residual_federation(clients: int, batch: int) -> Federation:
+    """ResNet-20 with GroupNorm, two local steps."""
+    if TINY:
+        clients, batch = 2, 3
+    data = images(clients * batch * 2, (3, 32, 32))
+    return federation(fedavg(lr=0.1, batch_size=batch), data, resnet20, clients, clients)
+
+
+def residual(shape: str, kinds: str = "") -> None:
+    """Three clients with batches of 64, ten with 20, fifty with 10: all ways to run them, or those that are named."""
+    fed = residual_federation(*RESIDUAL[shape])
+    ways = {
+        "mapped": {"kernel": "mapped"}, "uncompiled": {"kernel": "mapped", "compiled": False},
+        "sequential": {"kernel": "sequential"}, "best": {},
+    }  # fmt: skip
+    for way in kinds.split(",") if kinds else ways:
+        engine = Batched(precision="tf32", **ways[way])  # type: ignore[arg-type]
+        measure(f"resnet20 {shape}", f"tf32 {way}", fed, engine, 2 if TINY else 10, profile=True)
 
 
 METHODS: dict[str, Callable[..., Algorithm]] = {
@@ -211,37 +234,61 @@ def member(name: str, folder: str, rounds: int = 10) -> None:
     print(rounds / sum(timed(fed, engine, rounds - 1)[1]) * (rounds - 1) / rounds)
 
 
-PARTS: dict[str, Callable[[], Any]] = {
+PARTS: dict[str, Callable[..., Any]] = {
     "conform": conform, "cnn": convolutional, "errors": errors, "generative": generative, "fit": whole_rounds,
     "resnet": residual, "before": generative_before, "table": table, "sharing": sharing,
 }  # fmt: skip
+EVERYTHING = [
+    "conform", *(f"cnn:{one}" for one in ("tf32", "bf16", "float32")), "errors",
+    *(f"generative:{name}:{one}" for one in ("tf32", "bf16") for name in GENERATIVE), "fit",
+    *(f"resnet:{shape}" for shape in RESIDUAL), *(f"before:{name}" for name in GENERATIVE), "table", "sharing",
+]  # fmt: skip
+
+
+def say_all(error: Exception) -> None:
+    """Print all of a compiler's error, of which users see a line."""
+    print(f"COMPILER: {error}"[-6000:], flush=True)
+    WARN(error)
+
+
+WARN = tracing.warn_uncompiled
+tracing.warn_uncompiled = conv_graphs.warn_uncompiled = cuda_graphs.warn_uncompiled = say_all  # type: ignore[attr-defined]
+
+
+def only_compile() -> None:
+    """Fill the compiler's cache: end before the first round of clients one after another."""
+
+    def stop(*_: Any) -> Any:
+        raise SystemExit(0)
+
+    client_graphs.run = stop
 
 
 def main() -> None:
     """Run the parts in order."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="*", choices=sorted(PARTS), default=list(PARTS))
+    parser.add_argument("--only", nargs="*", default=EVERYTHING, help="parts, with their arguments after colons")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--warm", nargs=2, metavar=("NAME", "PRECISION"), help="only fill the compiler's cache")
+    parser.add_argument("--warm", action="store_true", help="only fill the compiler's cache")
     parser.add_argument("--member", nargs=2, metavar=("NAME", "FOLDER"), help="one process of the part 'sharing'")
     options = parser.parse_args()
-    if options.warm:
-        warm(*options.warm)
-        return
     if options.member:
         member(*options.member)
         return
+    if options.warm:
+        only_compile()
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
         OUT.append(options.out)
-    note(torch=torch.__version__, card=torch.cuda.get_device_name())
-    for name in options.only:
+    note(torch=torch.__version__, card=torch.cuda.get_device_name() if DEVICE == "cuda" else "none")
+    for part in options.only:
+        name, *given = part.split(":")
         begin = time.perf_counter()
         try:
-            PARTS[name]()
+            PARTS[name](*given)
         except Exception:
-            note(part=name, failed=traceback.format_exc()[-2000:])
-        note(part=name, seconds=round(time.perf_counter() - begin, 1))
+            note(part=part, failed=traceback.format_exc()[-2000:])
+        note(part=part, seconds=round(time.perf_counter() - begin, 1))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
 """What other methods cost beside FedAvg: the same clients, the same epochs, one table.
 
-    python -m benchmarks.multiples [--rounds 6] [--repeats 3] [--only ditto,apfl] [--engine auto]
+    python -m benchmarks.multiples [--rounds 3] [--repeats 5] [--only ditto,apfl] [--engine batched]
 
-The workload is W2 of ``make bench`` (MLP 784-200-200-10, 10 of 100 clients x 600 examples). The runs alternate; the
-first round, which chooses the engine, and the last, which evaluates, are not counted. The counted floor is a multiple
-too: how many passes over the examples a method's definition asks for, in units of FedAvg's, where a forward pass is
-one and a backward pass two.
+The workload is W2 of ``make bench`` (MLP 784-200-200-10, 10 of 100 clients x 600 examples). Times are processor time on
+one thread, so that other processes on the machine count little; the runs are short and alternate, each repeat begins
+with another method, and a multiple is the median over repeats of the ratio to FedAvg in the same repeat. The first
+round, which fills caches, and the last, which evaluates, are not counted. The counted floor is a multiple too: how many
+passes over the examples a method's definition asks for, in units of FedAvg's, where a forward pass is one and a
+backward pass two. Engines with processes of their own cannot be measured in this way.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ import tempfile
 import time
 from itertools import pairwise
 from typing import Any
+
+import torch
 
 from benchmarks.workloads import LR, WORKLOADS, task_of
 from fedalloy import algorithms
@@ -34,40 +38,41 @@ FLOORS = {
 SETTINGS: dict[str, dict[str, Any]] = {"ditto": {"personal_epochs": 1}, "superfed_mm": {"start": 0.0}}
 
 
-def once(name: str, task: FederatedTask, rounds: int, engine: str) -> list[float]:
-    """Seconds of every counted round."""
+def once(name: str, task: FederatedTask, rounds: int, engine: str) -> float:
+    """Seconds of processor time a round."""
     load, stamps = WORKLOADS[1], []
     method = getattr(algorithms, name)(lr=LR, batch_size=load.batch, **SETTINGS.get(name, {}))
     with tempfile.TemporaryDirectory() as folder:
         fit(
             method, task, rounds=rounds + 2, cohort=load.clients if method.weighting.needs_everyone else load.cohort,
             folder=f"{folder}/run", evaluate_every=rounds + 2, evaluate_clients=1, checkpoint_every=1e9, engine=engine,
-            watcher=lambda _: stamps.append(time.perf_counter()),
+            watcher=lambda _: stamps.append(time.process_time()),
         )  # fmt: skip
-    return [after - before for before, after in pairwise(stamps[:-1])]
+    return statistics.median(after - before for before, after in pairwise(stamps[:-1]))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--only", default=",".join(FLOORS))
-    parser.add_argument("--engine", default="auto")
+    parser.add_argument("--engine", choices=["batched", "loop"], default="batched")
     options = parser.parse_args()
+    torch.set_num_threads(1)
     names = list(dict.fromkeys(["fedavg", *options.only.split(",")]))
     task = task_of(WORKLOADS[1])
     seconds: dict[str, list[float]] = {name: [] for name in names}
-    for _ in range(options.repeats):
-        for name in names:
-            seconds[name] += once(name, task, options.rounds, options.engine)
-    base = statistics.median(seconds["fedavg"])
-    print(f"{'':12} {'ms a round':>11} {'quartiles':>17} {'x FedAvg':>9} {'counted':>8} {'x counted':>10}")
+    for repeat in range(options.repeats):
+        place = repeat % len(names)
+        for name in names[place:] + names[:place]:
+            seconds[name].append(once(name, task, options.rounds, options.engine))
+    print(f"{'':12} {'ms a round':>11} {'x FedAvg':>9} {'quartiles':>11} {'counted':>8} {'x counted':>10}")
     for name, found in seconds.items():
-        low, middle, high = statistics.quantiles(found, n=4, method="inclusive")
-        floor = FLOORS[name] / STEP
-        spread = f"{1e3 * low:.1f}-{1e3 * high:.1f}"
-        multiples = f"{middle / base:9.2f} {floor:8.2f} {middle / base / floor:10.2f}"
-        print(f"{name:12} {1e3 * middle:11.1f} {spread:>17} {multiples}")
+        ratios = [own / base for own, base in zip(found, seconds["fedavg"], strict=True)]
+        low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
+        floor, spread = FLOORS[name] / STEP, f"{low:.2f}-{high:.2f}"
+        multiples = f"{middle:9.2f} {spread:>11} {floor:8.2f} {middle / floor:10.2f}"
+        print(f"{name:12} {1e3 * statistics.median(found):11.1f} {multiples}")
 
 
 if __name__ == "__main__":

@@ -78,10 +78,13 @@ def test_scores_that_are_not_numbers_are_skipped():
     assert Spread.of([math.nan]) is None
 
 
-def test_a_comparison_in_one_process_equals_one_in_two_and_is_reused(tmp_path):
-    recipe = select(tiny(), ["fedavg", "scaffold"])
+def test_a_comparison_in_one_process_equals_one_in_two_and_is_reused(tmp_path, caplog, capfd):
+    recipe = select(tiny(algorithm={"lr": 0.5, "batch_size": 512}), ["fedavg", "scaffold"])
     alone = compare(recipe, tmp_path / "alone", processes=1)
     beside = compare(recipe, tmp_path / "beside", processes=2)
+    note = "clients with fewer training examples than a batch of 512: 4 of 4 (0, 1, 2 and 1 more)"
+    assert caplog.messages == [note, note], "once in each comparison, though eight runs have it"
+    assert "fewer training examples" not in capfd.readouterr().err, "processes print nothing themselves"
     assert [row.to_json() for row in alone.rows] == [row.to_json() for row in beside.rows]
     assert all(outcome.finished for outcome in alone.outcomes)
     for outcome in alone.outcomes:
@@ -92,9 +95,9 @@ def test_a_comparison_in_one_process_equals_one_in_two_and_is_reused(tmp_path):
     compare(recipe, tmp_path / "alone", watcher=news.append)
     assert [one.kind for one in news] == ["reused"] * 4
     with pytest.raises(CheckpointError, match=r"sampling\.cohort is 2 there, 3 here"):
-        compare(tiny(sampling={"cohort": 3}, compare=[{"name": "fedavg"}]), tmp_path / "alone")
+        compare(recipe.model_copy(update={"sampling": tiny(sampling={"cohort": 3}).sampling}), tmp_path / "alone")
     with pytest.raises(CheckpointError, match="longer but not shorter"):
-        compare(tiny(run={**TINY["run"], "rounds": 1}, compare=[{"name": "fedavg"}]), tmp_path / "alone")
+        compare(recipe.model_copy(update={"run": tiny(run={**TINY["run"], "rounds": 1}).run}), tmp_path / "alone")
 
 
 def test_a_comparison_may_gain_rounds_seeds_and_entries(tmp_path):

@@ -41,7 +41,7 @@ ROW = {place: row for row, places in enumerate(ORDER) for place in places}
 APART = {"methods", "tasks", "engines"}
 TOP = {"", "__main__", "_moved", "algorithms"}
 HEAVY = ["clarabel", "flwr", "matplotlib", "pandas", "plotly", "pyarrow", "pydantic", "qpsolvers", "rich"]
-HEAVY += ["scipy", "sklearn", "torch", "typer"]
+HEAVY += ["ray", "scipy", "sklearn", "torch", "typer"]
 MOST_LINES_PER_FILE = 399
 MOST_LINES_PER_FUNCTION = 45
 
@@ -96,7 +96,7 @@ def fault(module: str, imported: str) -> str | None:
     """Why ``module`` may not import ``imported``; None when it may."""
     top, here = imported.split(".")[0], place_of(module)
     if top != "fedalloy":
-        return _third_party_fault(here, top)
+        return _third_party_fault(module, here, top)
     there = place_of(imported)
     if there == here or here in ("", "cli"):
         return None
@@ -109,11 +109,13 @@ def fault(module: str, imported: str) -> str | None:
     return None
 
 
-def _third_party_fault(here: str, top: str) -> str | None:
+def _third_party_fault(module: str, here: str, top: str) -> str | None:
     if here == "core" and top != "torch" and top not in sys.stdlib_module_names:
         return "core imports torch and the standard library only"
     if top == "flwr" and here != "flower":
         return "only flower/ imports flwr"
+    if top == "ray" and not module.startswith("fedalloy.engines.ray"):
+        return "only engines/ray* imports ray"
     return None
 
 
@@ -180,6 +182,8 @@ def test_no_module_imports_what_it_may_not():
         ("engines/loop.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from fedalloy.tasks import Task"),
         ("engines/loop.py", "import importlib\nimportlib.import_module('fedalloy.tasks.models')"),
         ("engines/loop.py", "import flwr"),
+        ("engines/workers.py", "def late():\n    import ray"),
+        ("experiment/fit.py", "from ray.exceptions import RayError"),
         ("experiment/fit.py", "from flwr.common import Context"),
         ("experiment/fit.py", "from fedalloy.cli import main"),
         ("experiment/fit.py", "from fedalloy.results.outcome import read_outcome"),
@@ -205,6 +209,7 @@ def test_a_planted_import_is_caught(file, code):
             "import numpy\nfrom fedalloy.core import tree\nfrom fedalloy.methods.weightings import nova",
         ),
         ("methods/published.py", "from fedalloy.methods.solvers.sgd import Sgd"),
+        ("engines/ray_pool.py", "import ray\nfrom ray.exceptions import RayError"),
         ("flower/app.py", "from flwr.server import ServerApp\nfrom fedalloy.engines import loop"),
         ("results/outcome.py", "from fedalloy.experiment.records.reading import read_run"),
         ("results/outcome.py", "from fedalloy.tasks.metrics import summary"),

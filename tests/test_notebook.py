@@ -9,6 +9,7 @@ import sys
 import types
 from dataclasses import replace
 from html.parser import HTMLParser
+from typing import Any
 
 import pytest
 from matplotlib.axes import Axes
@@ -236,6 +237,16 @@ def test_what_would_never_be_called_is_refused(task):
         fit(task, 1, callbacks=[Misspelt()])
     with pytest.raises(SpecError, match="is no callback"):
         fit(task, 1, callbacks=[print])
+    with pytest.raises(SpecError, match=r"EarlyStopping is a class: give an object of it, EarlyStopping\(\)"):
+        fedalloy.fit("fedavg", task, rounds=1, callbacks=[fedalloy.EarlyStopping])
+    with pytest.raises(SpecError, match=r"callbacks must be a list of objects, .*write \[EarlyStopping\(\)\]"):
+        fedalloy.fit("fedavg", task, rounds=1, callbacks=fedalloy.EarlyStopping())  # type: ignore[arg-type]
+    wrong: list[Any] = ["runs", 0, 0.5]
+    for value in wrong:
+        with pytest.raises(SpecError, match="must be 1 or more"):
+            fedalloy.Checkpoints(value)
+        with pytest.raises(SpecError, match="must be 1 or more"):
+            fedalloy.EarlyStopping(value)
 
 
 def test_rounds_are_logged(task, caplog):

@@ -126,6 +126,19 @@ def test_the_same_call_continues_and_other_data_are_refused(tmp_path):
         fedalloy.compare(task, {"FedAvg": "fedavg"}, tmp_path, seeds=[0, 1, 2, 3], rounds=1)
 
 
+def test_a_comparison_of_one_task_grows_from_its_own_seed_to_more(tmp_path):
+    fedalloy.compare(synthetic(), {"FedAvg": "fedavg"}, tmp_path, seeds=[0], rounds=1)  # as a recipe would have it
+    before = files(tmp_path)
+    grown = fedalloy.compare(synthetic(), {"FedAvg": "fedavg"}, tmp_path, seeds=[0, 1], rounds=1)
+    assert len(grown.outcomes) == 2
+    assert {name: files(tmp_path)[name] for name in before} == before
+    fedalloy.compare(synthetic(), {"FedAvg": "fedavg"}, tmp_path, seeds=[0], rounds=1)
+    model = fedalloy.task("synthetic", {"kind": "mlp", "hidden": [4]}, clients=4)
+    for other in (synthetic(3), model):
+        with pytest.raises(CheckpointError, match="another experiment"):
+            fedalloy.compare(other, {"FedAvg": "fedavg"}, tmp_path, seeds=[0, 1], rounds=1)
+
+
 def test_one_task_is_the_same_for_all_seeds_and_that_is_said(tmp_path):
     done = fedalloy.compare(synthetic(), ["fedavg", "fedprox"], tmp_path, seeds=[0, 1], rounds=1)
     manifests = {(run / "manifest.json").read_bytes() for run in find_runs(tmp_path)}
@@ -153,9 +166,21 @@ def test_a_grid_is_tuned_on_seeds_of_its_own(tmp_path):
         ((own(), {"A": "fedavg"}), {"grid": {"B": {"algorithm.lr": [1.0]}}}, "'B', which is not compared"),
         (({**TABLES, "algorithm": {"lr": 0.5}}, {"A": fedavg()}), {}, r"\[algorithm\] would not reach 'A'"),
         ((torch.zeros(3), ["fedavg"]), {}, "the first argument"),
+        ((own(), {}), {}, "there are no algorithms"),
+        (({"A": "fedavg"}, own()), {}, "the second argument is a task; the order is compare"),
+        ((lambda: own(), ["fedavg"]), {}, "it must take one argument, the seed"),
+        ((own(), ["fedavg"]), {"seeds": 3}, r"seeds must be a list, such as \[0, 1, 2\] or range\(3\), got 3"),
+        ((own(), ["fedavg"]), {"seeds": []}, "seeds is empty"),
+        ((own(), ["fedavg"]), {"tuning_seeds": 3}, "tuning_seeds must be a list"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_in_words(arguments, settings, said, tmp_path):
     with pytest.raises((SpecError, TypeError), match=said):
-        fedalloy.compare(arguments[0], arguments[1], folder=tmp_path, seeds=[0], **settings)
+        fedalloy.compare(arguments[0], arguments[1], folder=tmp_path, **{"seeds": [0], **settings})
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_is_not_there_holds_no_runs_and_that_is_said(tmp_path):
+    assert fedalloy.read_runs(tmp_path) == []
+    with pytest.raises(CheckpointError, match="is not a folder"):
+        fedalloy.read_runs(tmp_path / "mistyped")

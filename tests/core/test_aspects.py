@@ -87,7 +87,7 @@ def test_answers_hold_for_solvers_that_are_none_of_it():
     ("solver", "kinds"),
     [
         (Sgd(), {Describes, Fusible, BindsToData}),
-        (Ditto(), {Personalised, Describes, BindsToData}),
+        (Ditto(), {Personalised, Describes, Fusible, BindsToData}),
         (Cgan(), {Generative, Describes, BindsToData}),
         (Personal(), {Personalised, PartlyLocal, Describes, BindsToData}),
         (Energy.example(), {Generative, Describes, BindsToData}),

@@ -15,11 +15,12 @@ from fedalloy.algorithms import fedavg, fedprox
 from fedalloy.core.factors import FactoredTree, LowRank
 from fedalloy.core.keys import Key
 from fedalloy.core.types import Block
-from fedalloy.engines import batched, between_products, conv_graphs, conv_sgd
+from fedalloy.engines import batched, between_products, conv_graphs, conv_kernel, conv_sgd
 from fedalloy.engines.batched import Batched, stages_for
 from fedalloy.engines.conv_chain import Op
 from fedalloy.engines.conv_graphs import CapturedRound, ConvGraphs, signature
-from fedalloy.engines.conv_sgd import Batches, ConvSgd
+from fedalloy.engines.conv_kernel import ConvSgd
+from fedalloy.engines.conv_sgd import Batches
 from fedalloy.engines.kinds import PlainSgd
 from fedalloy.engines.loop import Loop
 from fedalloy.engines.tracing import Fuser
@@ -97,7 +98,7 @@ def nothing_back(grad: torch.Tensor, stage: Any, batch: int, image: Any) -> torc
 FAULTS: dict[str, tuple[Any, str, Any]] = {
     "padding counts": (conv_sgd.Batches, "of", staticmethod(padding_counts)),
     "no gradient through patches": (between_products, "unpatched", nothing_back),
-    "bias kept": (conv_sgd, "move_bias", lambda *_: None),
+    "bias kept": (conv_kernel, "move_bias", lambda *_: None),
 }
 
 
@@ -207,7 +208,8 @@ def test_a_second_replay_does_not_show_the_first_ones_update():
     kept = LowRank(torch.ones(1, 2, 1), torch.ones(1, 1, 2), lambda leaf: leaf)
     rows = torch.zeros(1, 1, 1, dtype=torch.int64)
     batches = Batches(rows, rows, rows, rows == 0, rows[0], (1,))
-    captured = CapturedRound(Nothing(), {}, batches, torch.zeros(()), (FactoredTree({"w": kept}), torch.zeros(1, 2)))  # type: ignore[arg-type]
+    result = FactoredTree({"w": kept}), torch.zeros(1, 2), torch.zeros(1, 1)
+    captured = CapturedRound(Nothing(), {}, batches, torch.zeros(()), result)  # type: ignore[arg-type]
     first = captured.replay({}, batches, 0.1)[0]
     assert float(first["w"].sum()) == 4.0
     kept.left.mul_(2)
@@ -232,7 +234,7 @@ def test_examples_at_another_address_get_no_graph_of_their_own(monkeypatch):
 
     def capture(kernel: Any, params: Any, batches: Batches, lr: float) -> Any:
         made.append(batches.x.data_ptr())
-        result, graph = conv_sgd.descend(kernel, params, batches, lr), cast(torch.cuda.CUDAGraph, Nothing())
+        result, graph = conv_graphs.measured(kernel, params, batches, lr), cast(torch.cuda.CUDAGraph, Nothing())
         return CapturedRound(graph, dict(params), batches, torch.zeros(()), result)
 
     monkeypatch.setattr(conv_graphs, "_capture", capture)
@@ -275,9 +277,9 @@ def test_pooling_takes_torchs_place_of_equal_numbers(size):
     first = image[0].permute(0, 3, 1, 2).clone().requires_grad_()
     expected = functional.max_pool2d(first, size)
     (right,) = torch.autograd.grad(expected.nan_to_num(0.0).sum(), first)
-    value, _ = between_products._largest(op, image)
+    value, _ = between_products.largest(op, image)
     assert torch.equal(value[0].permute(0, 3, 1, 2).nan_to_num(9.0), expected.detach().nan_to_num(9.0))
-    back = between_products._undo_all([op], [image, value], torch.ones_like(value))
+    back = between_products.undo_all([op], [image, value], torch.ones_like(value))
     right[0, 0, 0, 0] = 1.0  # torch.nan_to_num has no gradient where it replaces NaN
     assert torch.equal(back[0].permute(0, 3, 1, 2), right)
 
@@ -292,7 +294,7 @@ def test_relu_before_pooling_is_undone_with_it(size):
     factor = Key.of(7).normal(*expected.shape, dtype=torch.float64)
     (right,) = torch.autograd.grad((expected * factor).sum(), first)
     values = [image, image.relu()]
-    values.append(between_products._largest(ops[1], values[1])[0])
-    back = between_products._undo_all(ops, values, factor.permute(0, 2, 3, 1).unsqueeze(0))
+    values.append(between_products.largest(ops[1], values[1])[0])
+    back = between_products.undo_all(ops, values, factor.permute(0, 2, 3, 1).unsqueeze(0))
     assert torch.equal(back[0].permute(0, 3, 1, 2), right)
     assert (right != 0).any()

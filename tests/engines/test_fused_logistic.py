@@ -3,8 +3,6 @@ fault planted in its source is seen."""
 
 from __future__ import annotations
 
-import ctypes
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -26,26 +24,13 @@ from fedalloy.methods.solvers.sgd import Sgd
 from fedalloy.methods.weightings.uniform import Uniform
 from fedalloy.tasks.objective import ModuleObjective
 from fedalloy.testing import work
+from tests.engines.kernels import compiled, needs_compiler, widths
 from tests.engines.rounds import gaps, play, task_of
-
-needs_compiler = pytest.mark.skipif(shutil.which("gcc") is None, reason="the kernels are compiled with gcc")
-
-
-def compiled(folder, old: str = "", new: str = "") -> ctypes.CDLL:
-    """The kernels, with one piece of their source replaced."""
-    copied = folder / "native"
-    shutil.copytree(building.HERE, copied, ignore=shutil.ignore_patterns("*.py", "*.so", "__pycache__"))
-    source = copied / "logistic.c"
-    text = source.read_text()
-    assert text.count(old) == 1 or not old
-    source.write_text(text.replace(old, new) if old else text)
-    assert building.build(folder / "kernels.so", copied, "-O1") is None
-    return ctypes.CDLL(str(folder / "kernels.so"))
 
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory):
-    return native.library() or compiled(tmp_path_factory.mktemp("kernels"))
+    return native.library() or compiled(tmp_path_factory.mktemp("kernels"), every_width=True)
 
 
 @st.composite
@@ -71,8 +56,9 @@ def test_it_is_the_loop(kernels, monkeypatch, inputs, classes, bias, solver, fed
     task = task_of(lambda: nn.Linear(inputs, classes, bias=bias), sizes, (inputs,), classes)
     algorithm = Algorithm(solver, Uniform(), ServerSgd())
     expected = play(Loop(), algorithm, task, now)
-    for library in (kernels, None):
-        monkeypatch.setattr(fused_logistic, "library", lambda library=library: library)
+    for width in (*widths(), None):
+        monkeypatch.setattr(fused_logistic, "library", lambda width=width: kernels if width else None)
+        monkeypatch.setattr(fused_logistic, "_NAMES", {torch.float64: f"steps_double_{width}"})
         found = play(Batched(), algorithm, task, now)
         assert gaps(found, expected) == []
         assert torch.allclose(found.cohort.notes.squares, expected.cohort.notes.squares)
@@ -99,6 +85,8 @@ FAULTS = {
     "decay is ignored": ("1 - job->lr * (job->decay + job->pull)", "1 - job->lr * job->pull"),
     "the pull is ignored": ("job->lr * job->pull);", "0);"),
     "a client takes the steps of others": ("client < job->running[step]", "1"),
+    "examples beside whole tiles are left out": ("        TILES(1)\n", "        b++;\n"),
+    "an odd class sees one example": ("width, lead, some, 1);", "width, lead, 1, 1);"),
     "the bias stays": ("bias[k] = keep * bias[k] + pull * first_bias[k] - total;", ";"),
 }
 
@@ -143,14 +131,32 @@ def test_what_it_cannot_do_is_left_to_torch(why, kernels, monkeypatch):
 
 
 @needs_compiler
-def test_float32_agrees_within_its_rounding(kernels, monkeypatch):
+@pytest.mark.parametrize("size", [1.0, 80.0])
+@pytest.mark.parametrize("width", widths())
+def test_float32_agrees_within_its_rounding(width, size, kernels, monkeypatch):
+    """With large inputs too, whose exponentials overflow unless the largest output is subtracted first."""
     task = task_of(lambda: nn.Linear(60, 10), (20, 13, 8), (60,), 10)
     objective = ModuleObjective(lambda: nn.Linear(60, 10), "cross_entropy")
-    single = replace(task, objective=objective, block=replace(task.block, x=task.block.x.float()))
-    algorithm = algorithms.fedavg(lr=0.1, batch_size=5)
+    single = replace(task, objective=objective, block=replace(task.block, x=size * task.block.x.float()))
+    algorithm = algorithms.fedavg(lr=0.1 / size, batch_size=5)
+    monkeypatch.setattr(fused_logistic, "_NAMES", {torch.float32: f"steps_float_{width}"})
     found, used = one_round(kernels, monkeypatch, single, algorithm, work(0, 1, 2))
     assert used[0] is not None
-    assert gaps(found, play(Loop(), algorithm, single, work(0, 1, 2)), 1e-5) == []
+    assert gaps(found, play(Loop(), algorithm, single, work(0, 1, 2)), 1e-5 * size) == []
+
+
+@needs_compiler
+@pytest.mark.parametrize("width", widths())
+def test_float32_passes_on_what_is_not_finite(width, kernels, monkeypatch):
+    task = task_of(lambda: nn.Linear(60, 10), (20, 13, 8), (60,), 10)
+    x = task.block.x.float()
+    x[0, 0], x[25, 3] = torch.nan, -torch.inf
+    objective = ModuleObjective(lambda: nn.Linear(60, 10), "cross_entropy")
+    strange = replace(task, objective=objective, block=replace(task.block, x=x))
+    monkeypatch.setattr(fused_logistic, "_NAMES", {torch.float32: f"steps_float_{width}"})
+    found, used = one_round(kernels, monkeypatch, strange, algorithms.fedavg(batch_size=5), work(0, 1, 2))
+    assert used[0] is not None
+    assert found.cohort.notes.finite.all(0).tolist() == [False, False, True]
 
 
 @needs_compiler

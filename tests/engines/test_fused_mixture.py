@@ -10,9 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedalloy.core import native
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.keys import Key
-from fedalloy.engines import fused_interpolated, vmap_kernel
+from fedalloy.engines import fused_interpolated, fused_pair, vmap_kernel
 from fedalloy.engines.auto import expected
 from fedalloy.engines.batched import Batched
 from fedalloy.engines.loop import run_one
@@ -26,6 +27,7 @@ from fedalloy.testing import check_engine, small_task
 from fedalloy.testing.cases import CHANGING, FAILING, UNEVEN, EngineCase
 from fedalloy.testing.problems import CLASSES, INPUTS
 from fedalloy.testing.toys import Lopsided
+from tests.engines.kernels import compiled, needs_compiler, widths
 
 LOCAL: dict[str, Any] = {"lr": 0.1, "batch_size": 3, "epochs": 2}
 
@@ -48,7 +50,7 @@ def agrees(engine, played):
     assert not getattr(engine, "_unbatchable", "")
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=24, deadline=None)
 @given(
     mu=st.sampled_from([0.0, 0.4]),
     nu=st.sampled_from([0.0, 1.5]),
@@ -59,11 +61,14 @@ def agrees(engine, played):
     batch=st.sampled_from([1, 3, 4, None]),
     block=st.sampled_from([None, 1, 2]),
     rounds=st.sampled_from([CHANGING, UNEVEN, FAILING]),
+    native_steps=st.booleans(),
 )
-def test_it_does_what_the_loop_does(mu, nu, mixing, start, momentum, weight_decay, batch, block, rounds):
+def test_it_does_what_the_loop_does(mu, nu, mixing, start, momentum, weight_decay, batch, block, rounds, native_steps):
     local = {**LOCAL, "momentum": momentum, "weight_decay": weight_decay, "batch_size": batch, "decay": 0.5}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(vmap_kernel, "train", lambda *_: pytest.fail("not fused"))
+        if not native_steps:
+            patch.setattr(fused_pair, "library", lambda: None)
         agrees(Batched(block=block), case(SuPerFed(mu, nu, mixing, start, **local), rounds))
 
 
@@ -110,8 +115,34 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_broken_kernel_is_noticed(monkeypatch, fault):
     name, breaks = FAULTS[fault]
+    monkeypatch.setattr(fused_pair, "library", lambda: None)
     monkeypatch.setattr(fused_interpolated, name, breaks(getattr(fused_interpolated, name)))
     assert check_engine(Batched(), [case(SuPerFed(0.4, 1.5, start=0, momentum=0.8, **LOCAL))])
+
+
+COMPILED_FAULTS = {
+    "no momentum": ("NAME(vector) p = momentum * OF(u) +", "NAME(vector) p ="),
+    "the angle is that of the first step": ("dots[i] = sums[i];", ";"),
+    "not mixed again": ("OF(mixed) = a + next * (b - a);", ""),
+    "the last columns stay": ("f[at] = a -= lr * u[at];", ""),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("fault", COMPILED_FAULTS)
+def test_a_fault_in_the_compiled_steps_is_noticed(monkeypatch, tmp_path, fault):
+    library = compiled(tmp_path, *COMPILED_FAULTS[fault], source="pair.c")
+    monkeypatch.setattr(fused_pair, "library", lambda: library)
+    assert check_engine(Batched(), [case(SuPerFed(0.4, 1.5, start=0, momentum=0.8, **LOCAL))])
+
+
+@needs_compiler
+@pytest.mark.parametrize("width", widths())
+def test_compiled_steps_of_every_width(monkeypatch, tmp_path_factory, width):
+    library = native.library() or compiled(tmp_path_factory.mktemp("kernels"), every_width=True)
+    monkeypatch.setattr(fused_pair, "library", lambda: library)
+    monkeypatch.setattr(fused_pair, "_NAMES", {torch.float64: f"pair_double_{width}"})
+    agrees(Batched(), case(SuPerFed(0.4, 1.5, "layer", start=0, momentum=0.8, **LOCAL), UNEVEN))
 
 
 def test_a_block_holds_what_fits_into_the_cache():

@@ -120,7 +120,7 @@ def everything():
     return found
 
 before = everything()
-for program in ("flower-superlink", "flower-supernode", "flower-superexec", "flwr-clientapp"):
+for program in ("flower-superlink", "flower-supernode", "flower-superexec", "flwr-clientapp", "flwr-serverapp"):
     forkserver.preforked(program, print)
 after = everything()
 print(json.dumps(sorted(key for key in before if before[key] != after[key])))

@@ -35,7 +35,9 @@ def from_data_to_predictions(x: np.ndarray, y: np.ndarray, ids: np.ndarray) -> T
     saved = fedalloy.load("saved")
     assert_type(saved, SavedResult)
     assert_type(saved.module(nn.Linear(4, 2)), nn.Linear)
-    return result.predict(x)
+    assert_type(saved.predict(nn.Linear(4, 2), x, rows_of=0), Tensor)
+    result.save("for some", rows_of=[0])
+    return result.predict(x, client=0, rows_of=1) + result.predict(result.prepare(x, rows_of=1), prepared=True)
 
 
 def from_algorithms_to_a_table(folder: Path) -> pandas.DataFrame:

@@ -133,3 +133,18 @@ def test_what_is_wrong_is_said(folder, connection, query, words):
     with pytest.raises(DataError, match=words):
         read_path(folder / "visits.sql")
     assert not (folder / "missing.db").exists()
+
+
+def test_the_examples_do_not_depend_on_the_order_in_which_a_database_has_them(folder):
+    """They are split by their places: in another order, test examples would become training examples."""
+    (folder / "visits.sql").write_text(QUERY.replace("ORDER BY id", ""))
+    x, y = read_path(folder / "visits.sql").parts[""]
+    with closing(sqlite3.connect(folder / "registry.db")) as database, database:
+        rows = database.execute("SELECT * FROM visits").fetchall()
+        database.execute("DELETE FROM visits")
+        database.executemany("INSERT INTO visits VALUES (?, ?, ?, ?, ?)", rows[::-1])
+    again, labels = read_path(folder / "visits.sql").parts[""]
+    assert torch.equal(x, again)
+    assert torch.equal(y, labels)
+    (folder / "visits.sql").write_text(QUERY.replace("ORDER BY id", "ORDER BY age DESC"))
+    assert read_path(folder / "visits.sql").parts[""][0][:, 0].tolist() == [float(51 - k) for k in range(12)]

@@ -29,8 +29,8 @@ def task_and_initial(load: Load) -> tuple[Workload, FederatedTask, Tree]:
 class Fedalloy:
     """One ``fit`` to compare the model, then one that never ends."""
 
-    def __init__(self, load: Load) -> None:
-        self.load = load
+    def __init__(self, load: Load, **settings: Any) -> None:
+        self.load, self.settings = load, settings
         self.turns = Turns(load, "fedalloy")
         _, self.task, self.initial = task_and_initial(load)
 
@@ -38,7 +38,7 @@ class Fedalloy:
         algorithm = fedalloy.algorithms.fedavg(lr=self.load.lr, batch_size=self.load.batch)
         return fedalloy.fit(
             algorithm, self.task, rounds=rounds, cohort=self.load.cohort, initial=self.initial, folder=folder,
-            evaluate_every=rounds, evaluate_clients=1, **settings,
+            evaluate_every=rounds, evaluate_clients=1, **self.settings, **settings,
         )  # fmt: skip
 
     def run(self) -> None:

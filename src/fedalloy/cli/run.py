@@ -24,6 +24,9 @@ Track = Annotated[
     list[str] | None,
     typer.Option(help="Also log to tensorboard, mlflow or wandb (extra 'track'); may be repeated.", metavar="TOOL"),
 ]
+EngineName = Annotated[
+    str | None, typer.Option(help="The engine, short for --set engine.kind=NAME: auto, loop, ray, ...", metavar="NAME")
+]
 Quick = Annotated[bool, typer.Option("--quick", help="A few rounds and seeds only, to see whether it runs.")]
 _PHASES = ("plan", "data", "compute", "clients", "combine", "evaluate", "record")
 
@@ -36,6 +39,7 @@ def run(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="The run folder; default: runs/NAME.")] = None,
     seed: Annotated[int | None, typer.Option(help="The seed; default: the recipe's first.")] = None,
     as_json: Json = False,
+    engine: EngineName = None,
     profile: Annotated[bool, typer.Option("--profile", help="Print where the time went.")] = False,
     track: Track = None,
     start_over: Annotated[
@@ -55,7 +59,7 @@ def run(
     from fedalloy.experiment.recipe import load, resolve
     from fedalloy.experiment.recipe import quick as shortened
 
-    wanted, caught = load(recipe, changes), Caught()
+    wanted, caught = load(recipe, [*(changes or []), *([f"engine.kind={engine}"] if engine else [])]), Caught()
     wanted = shortened(wanted) if quick else wanted
     folder = output or default_folder(recipe, resume)
     experiment = stored(resolve(wanted, seed), folder) if resume else resolve(wanted, seed)

@@ -92,14 +92,22 @@ class Notes:
         >>> Notes.of({"delta": {"w": torch.tensor([[3.0, 4.0], [0.0, torch.inf]])}}).norms("delta")
         tensor([5., inf], dtype=torch.float64)
         """
-        named = tuple((part, name) for part, leaves in payload.items() for name in leaves)
+        return Notes.read(payload, Notes.measure(payload, exact=exact), exact=exact)
+
+    @staticmethod
+    def measure(payload: Mapping[str, Mapping[str, Tensor]], *, exact: bool) -> Tensor:
+        """What must be known of stacked parts, ``[leaves, C]``, on their device: squared lengths, or lengths."""
         leaves = [leaf for part in payload.values() for leaf in stored(part).values()]
         if not leaves:
-            return Notes((), *(torch.zeros(0, 0, dtype=kind) for kind in (torch.float64, torch.bool, torch.bool)))
-        if exact:
-            squares = torch.stack([_exact_squares(leaf) for leaf in leaves]).cpu()
-        else:
-            squares = torch.stack(_lengths(leaves)).cpu().double().square()
+            return torch.zeros(0, 0, dtype=torch.float64)
+        return torch.stack([_exact_squares(leaf) for leaf in leaves] if exact else _lengths(leaves))
+
+    @staticmethod
+    def read(payload: Mapping[str, Mapping[str, Tensor]], measured: Tensor, *, exact: bool) -> Notes:
+        """The notes from what ``measure`` found."""
+        named = tuple((part, name) for part, leaves in payload.items() for name in leaves)
+        leaves = [leaf for part in payload.values() for leaf in stored(part).values()]
+        squares = measured.cpu() if exact else measured.cpu().double().square()
         return Notes(named, *_finite(squares, leaves), _negative(named, leaves, squares.shape[1]))
 
     @staticmethod

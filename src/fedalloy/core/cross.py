@@ -39,7 +39,8 @@ def exchange_scores(algorithm: Algorithm, task: Task, shared: Shared, cohort: Co
 def cross_scores(
     objective: Objective, shared: Shared, cohort: Contributions, valid: Block, update: str = "delta"
 ) -> Tensor:
-    """``[C, C]`` in float64: the accuracy of model i (received plus its update) on the validation part of client j.
+    """``[C, V]`` in float64: the accuracy of model i (received plus its update) on the validation part of client j of
+    ``valid``, usually the same clients.
 
     A column is NaN for a client without validation examples. One model is in memory at a time.
     """
@@ -47,7 +48,7 @@ def cross_scores(
     owner = torch.repeat_interleave(size)
     rows = (valid.start.cpu() - size.cumsum(0) + size)[owner] + torch.arange(len(owner))
     rows = rows.to(inputs.device_of(valid.y))
-    hits, weight = (torch.zeros(len(cohort), len(cohort), dtype=torch.float64) for _ in range(2))
+    hits, weight = (torch.zeros(len(cohort), len(size), dtype=torch.float64) for _ in range(2))
     for some, whose in zip(rows.split(_CHUNK), owner.split(_CHUNK), strict=True):
         x, y = (inputs.to(inputs.take(part, some), device) for part in (valid.x, valid.y))
         for row in range(len(cohort)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from fedalloy.core.contributions import Contributions
 from fedalloy.core.errors import AlgorithmError
 from fedalloy.core.protocols import ElementRound
+from fedalloy.core.tree import Chunk
 from fedalloy.core.types import Payload, Tree
 from fedalloy.core.wide import wide, widest
 
@@ -24,15 +25,34 @@ def combine_elements(
     """
     templates = {part: cohort.template(part) for part in (update, *parts)}
     _check_leaves(templates[update], {part: templates[part] for part in parts})
-    sums: dict[str, dict[str, list[Tensor]]] = {part: {name: [] for name in templates[update]} for part in parts}
+    sums = {part: {name: _Pieces(templates[part][name]) for name in templates[update]} for part in parts}
     totals = {name: torch.zeros(len(cohort), dtype=torch.float64) for name in templates[update]}
     for chunk, (updates, *columns) in cohort.chunks((update, *parts)):
         weights = round.weigh_chunk(_wide(updates), chunk)
         totals[chunk.leaf] += weights.sum(1, dtype=widest(weights.device)).cpu()
         for part, values in zip(parts, columns, strict=True):
-            sums[part][chunk.leaf].append(_weighted(values, weights))
+            sums[part][chunk.leaf].add(chunk, _weighted(values, weights))
     means = {name: total / max(1, templates[update][name].numel()) for name, total in totals.items()}
-    return means, {part: _whole(pieces, templates[part]) for part, pieces in sums.items()}
+    return means, {part: {name: one.whole() for name, one in leaves.items()} for part, leaves in sums.items()}
+
+
+class _Pieces:
+    """The sums of a leaf, chunk by chunk. They are written into one tensor that is there from the beginning: small
+    results that outlive the large ones beside them would leave gaps in memory that add up to the size of all updates.
+    Sums that are differentiated are kept apart instead, because nothing may be written into them."""
+
+    def __init__(self, like: Tensor) -> None:
+        self._like, self._kept = like, list[Tensor]()
+        self._sum = torch.empty(like.shape, dtype=like.dtype, device=like.device).reshape(-1)
+
+    def add(self, chunk: Chunk, piece: Tensor) -> None:
+        if piece.requires_grad:
+            self._kept.append(piece)
+        else:
+            self._sum[chunk.columns] = piece
+
+    def whole(self) -> Tensor:
+        return (torch.cat(self._kept) if self._kept else self._sum).reshape(self._like.shape)
 
 
 def _wide(columns: Tensor) -> Tensor:
@@ -45,14 +65,6 @@ def _weighted(columns: Tensor, weights: Tensor) -> Tensor:
     wider = _wide(columns)
     total = (wider * weights.to(wider.dtype)).sum(0, dtype=widest(wider.device)).to(wider.dtype)
     return total if columns.is_floating_point() else total.round().to(columns.dtype)
-
-
-def _whole(pieces: Mapping[str, list[Tensor]], template: Tree) -> Tree:
-    """The summed chunks of every leaf as one tensor of the leaf's shape."""
-    return {
-        name: torch.cat([template[name].new_empty(0), *parts]).reshape(template[name].shape)
-        for name, parts in pieces.items()
-    }
 
 
 def _check_leaves(updates: Tree, parts: Payload) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from fedalloy.core.contributions import EVERYTHING, QUESTIONS
 from fedalloy.core.declared import declared
 from fedalloy.core.errors import SpecError
+from fedalloy.core.gathering import Storage
 from fedalloy.core.types import Context, Contributions, Shared, State, Work
 
 if TYPE_CHECKING:
@@ -49,13 +50,21 @@ class Engine(ABC):
 
     data_at_hand: ClassVar[bool] = True
     """Whether the clients' data can be read in this process. If not, clients score models themselves."""
-    clients_keep_states: ClassVar[bool] = False
-    """Whether the clients' states stay with the clients. The server then holds a marker instead of a state:
-    ``{"round": r}`` with the round in which the valid state was made, ``{}`` before the first."""
+    clients_keep_states: bool = False
+    """Whether the clients' states are kept elsewhere. The server then holds a marker instead of a state:
+    ``{"round": r}`` with the round in which the valid state was made; none, or ``{}``, before the first."""
+    trains_here: ClassVar[bool] = True
+    """Whether clients train in this process or in processes that share its memory. If not, the data of a cohort are
+    read elsewhere, and a client without a state gets ``{"new": key}``: its first state is made where it trains."""
     answers: ClassVar[frozenset[str]] = EVERYTHING
     """Which of ``core.contributions.QUESTIONS`` its contributions answer."""
     fixed_options: ClassVar[bool] = True
     """Whether a run must be resumed with the options it was started with."""
+    free_options: ClassVar[frozenset[str]] = frozenset()
+    """Options that may change when a run is resumed all the same, because no number depends on them."""
+
+    storage: Storage | None = None
+    """Where its contributions are kept, for engines in this process; None: in memory."""
 
     @declared
     def choice(self) -> Mapping[str, Any]:
@@ -100,9 +109,30 @@ class Engine(ABC):
         """Events since the last call, for the record of a round."""
         return {}
 
+    def incidents(self) -> dict[str, Any]:
+        """What happened to processes and machines since the last call, for the timings of a round: these alone may
+        differ between two runs of one seed."""
+        return {}
+
+    def claim_states(self, run: str) -> None:
+        """Keep states for this run only; called before the first round where ``clients_keep_states``."""
+        return
+
+    def read_states(self, markers: Mapping[int, State]) -> dict[int, State]:
+        """The states that markers stand for; called only where both ``clients_keep_states`` and ``data_at_hand``."""
+        raise SpecError(f"engine {type(self).__name__} keeps the clients' states: it must implement 'read_states'")
+
+    def checkpointed(self, round: int, markers: Mapping[int, State]) -> None:
+        """A checkpoint with these markers was written; called only where ``clients_keep_states``."""
+        return
+
     def restore(self, choice: Mapping[str, Any]) -> None:
         """Keep the choices of an earlier session of the same run."""
         return
+
+    def keep_contributions(self, storage: Storage) -> None:
+        """Keep contributions in memory or on disk, as ``storage`` says."""
+        object.__setattr__(self, "storage", storage)  # an engine may be frozen
 
     def limit_threads(self, threads: int) -> None:
         """Use at most this many threads."""

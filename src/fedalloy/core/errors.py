@@ -117,8 +117,10 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
 
     >>> nearest("sampels", ["samples", "uniform"])
     "did you mean 'samples'? allowed: samples, uniform"
+    >>> nearest("fedvag", ["fedavg", "fedevg"])
+    "did you mean 'fedavg'? allowed: fedavg, fedevg"
     """
     names = sorted(allowed)
-    close = difflib.get_close_matches(word, names, n=1)
+    close = [name for name in names if sorted(name) == sorted(word)] or difflib.get_close_matches(word, names, n=1)
     hint = f"did you mean '{close[0]}'? " if close else ""
     return f"{hint}allowed: {', '.join(names) if names else '(nothing)'}"

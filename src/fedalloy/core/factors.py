@@ -14,14 +14,19 @@ from torch import Tensor
 from fedalloy.core.wide import wide
 
 
+def _inner(one: Tensor, other: Tensor) -> Tensor:
+    return torch.bmm(one, other.transpose(1, 2))
+
+
 @dataclass(frozen=True)
 class LowRank:
     """``left @ right`` of every client, ``[C, m, r]`` and ``[C, r, n]``; ``arrange`` turns ``[K, m, n]`` into ``K``
-    leaves with the names' shapes and order."""
+    leaves with the names' shapes and order. ``inner`` computes inner products of long rows, ``[C, r, n]`` each."""
 
     left: Tensor
     right: Tensor
     arrange: Callable[[Tensor], Tensor]
+    inner: Callable[[Tensor, Tensor], Tensor] = _inner
 
     @property
     def dtype(self) -> torch.dtype:
@@ -41,7 +46,8 @@ class LowRank:
     def squares(self, *, exact: bool) -> Tensor:
         """Every client's squared length, ``[C]``, computed in float64 if ``exact``."""
         left, right = (wide(one) if exact else one.to(self.dtype) for one in (self.left, self.right))
-        both = torch.bmm(left.transpose(1, 2), left) * torch.bmm(right, right.transpose(1, 2))
+        rows = _inner(right, right) if exact else self.inner(right, right)
+        both = torch.bmm(left.transpose(1, 2), left) * rows
         return both.sum((1, 2)).clamp(min=0)
 
     def combined(self, weights: Tensor) -> Tensor:
@@ -95,7 +101,7 @@ def _tensor(leaf: Tensor | LowRank) -> Tensor:
 
 def _taken(leaf: Tensor | LowRank, index: Tensor) -> Tensor | LowRank:
     if isinstance(leaf, LowRank):
-        return LowRank(leaf.left[index], leaf.right[index], leaf.arrange)
+        return LowRank(leaf.left[index], leaf.right[index], leaf.arrange, leaf.inner)
     return leaf[index]
 
 

@@ -147,7 +147,7 @@ def run_block(
     """From the received parts to what the clients send and keep. An error names the stage it happened in, if the stage
     has a name; kernels may leave it unnamed."""
     with stage(None) as at:
-        mine = apply.stack([states[client] for client in block.work.ids.tolist()])
+        mine = apply.stack([*map(states.__getitem__, block.work.ids.tolist())])
         training = BlockTraining(algorithm, objective, shared, mine["solver"], block, ctx, apply, at)
         stats = _before(training)
         trained = kernel(training)

@@ -66,7 +66,7 @@ def _false_numbers(
     stats = cohort.stats
     if not stats:
         return {}
-    declared = {**declared, "num_examples": sizes.statistic}
+    declared = _with_sizes(declared, sizes.statistic)
     reasons = {}
     if "num_examples" in stats and not sizes.look(stats["num_examples"])[1]:
         for row in _true(sizes.changed(stats["num_examples"])):
@@ -80,6 +80,19 @@ def _false_numbers(
         problem = declared.get(name, ANY_NUMBER).problem(value)
         reasons[row] = f"statistic '{name}' {problem}{_HINTS.get(name, '') if value > sizes.most else ''}"
     return reasons
+
+
+def _with_sizes(declared: Mapping[str, Statistic], statistic: Statistic) -> Mapping[str, Statistic]:
+    """The declarations with the limits on sizes. The last answer is kept: it is the same in every round of a run."""
+    global _last_declared
+    before, size, found = _last_declared
+    if before is not declared or size is not statistic:
+        found = {**declared, "num_examples": statistic}
+        _last_declared = declared, statistic, found
+    return found
+
+
+_last_declared: tuple[Mapping[str, Statistic], Statistic | None, Mapping[str, Statistic]] = ({}, None, {})
 
 
 def _impossible(cohort: Contributions) -> dict[int, str]:

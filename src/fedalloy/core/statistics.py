@@ -168,7 +168,16 @@ def out_of_range(stats: Mapping[str, Tensor], declared: Mapping[str, Statistic],
 def _limits_of(
     stats: Mapping[str, Tensor], declared: Mapping[str, Statistic], needed: frozenset[str]
 ) -> tuple[Tensor, Tensor]:
-    return _limits(tuple(declared.get(name, ANY_NUMBER) for name in stats), tuple(name in needed for name in stats))
+    global _last_limits
+    names, before = tuple(stats), _last_limits
+    if before is None or before[0] is not declared or before[1] != names or before[2] != needed:
+        known = tuple(declared.get(name, ANY_NUMBER) for name in names)
+        _last_limits = before = declared, names, needed, _limits(known, tuple(name in needed for name in names))
+    return before[3]
+
+
+_last_limits: tuple[Mapping[str, Statistic], tuple[str, ...], frozenset[str], tuple[Tensor, Tensor]] | None = None
+"""The last answer with its question: comparing questions is faster than hashing declarations."""
 
 
 @lru_cache(64)

@@ -36,7 +36,8 @@ class Chunk(NamedTuple):
 COLUMNS = 1 << 15
 """Columns that are summed over clients at a time."""
 # Small leaves are concatenated and combined in one call: for larger ones the copy costs more than the call.
-_SMALL = 1 << 13
+SMALL = 1 << 13
+"""Leaves with at most this many numbers, over all clients, are combined in one call with others."""
 # Limit on the total size of what is concatenated, over all clients.
 _SIDE_BY_SIDE = 1 << 24
 # Elements processed at a time, over all clients, so that memory does not grow with the number of clients.
@@ -137,10 +138,15 @@ def chunks(stacked: Mapping[str, Tensor]) -> Iterator[tuple[Chunk, Tensor]]:
     """
     for name, leaf in stacked.items():
         matrix = as_rows(leaf)
-        width = max(1, _ELEMENTS // max(1, matrix.shape[0]))
+        width = chunk_width(matrix.shape[0])
         for begin in range(0, matrix.shape[1], width):
             columns = slice(begin, min(begin + width, matrix.shape[1]))
             yield Chunk(name, columns), matrix[:, columns]
+
+
+def chunk_width(clients: int) -> int:
+    """How many columns a piece of :func:`chunks` has."""
+    return max(1, _ELEMENTS // max(1, clients))
 
 
 def matrices(stacked: Iterable[Tensor]) -> list[Tensor]:
@@ -193,8 +199,8 @@ def count(tree: Mapping[str, Tensor]) -> int:
 
 def nbytes(tree: Mapping[str, Tensor]) -> int:
     """How many bytes a tree occupies; leaves kept as factors count as if they were multiplied out."""
-    if not isinstance(tree, FactoredTree):
-        return sum(leaf.numel() * leaf.element_size() for leaf in tree.values())
+    if type(tree) is dict or not isinstance(tree, FactoredTree):
+        return sum([leaf.nbytes for leaf in tree.values()])
     return sum(_nbytes(leaf) for leaf in tree.stored.values())
 
 
@@ -257,7 +263,7 @@ def _batches(stacked: Mapping[str, Tensor]) -> Iterator[list[str]]:
     filled: dict[tuple[torch.dtype, torch.device], int] = {}
     for name, leaf in stacked.items():
         kind = (leaf.dtype, leaf.device)
-        if not leaf.is_floating_point() or leaf.numel() > _SMALL:
+        if not leaf.is_floating_point() or leaf.numel() > SMALL:
             yield [name]
             continue
         if filled.get(kind, 0) + leaf.numel() > _SIDE_BY_SIDE:

@@ -15,12 +15,13 @@ import torch
 from fedalloy.core import tree
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.errors import SpecError, nearest
+from fedalloy.core.gathering import Storage
 from fedalloy.core.protocols import Engine, Outcome, Shared, Task
 from fedalloy.core.registry import register
 from fedalloy.core.types import Context, State, Work
 from fedalloy.engines import fused_interpolated
 from fedalloy.engines.batched import Batched, dense_of
-from fedalloy.engines.kinds import interpolated_sgd_of, plain_sgd_of
+from fedalloy.engines.kinds import interpolated_sgd_of, plain_sgd_of, two_phase_sgd_of
 from fedalloy.engines.loop import Loop
 from fedalloy.engines.processes import forks
 from fedalloy.engines.workers import Workers
@@ -82,7 +83,7 @@ class Auto(Engine):
             if not self.choice:
                 return self._pick(algorithm, task, shared, states, work, ctx)
             kept = Candidate(self.choice["engine"], self.choice["threads"], self._threads)
-            self._choose(kept, kept.make())
+            self._choose(kept, self._made(kept))
         assert self._engine is not None
         return self._engine(algorithm, task, shared, states, work, ctx)
 
@@ -91,6 +92,12 @@ class Auto(Engine):
         self.close()
         self.choice, self._engine = dict(choice), None
 
+    def keep_contributions(self, storage: Storage) -> None:
+        """Keep them so in whatever engine is picked."""
+        self.storage = storage
+        if self._engine is not None:
+            self._engine.keep_contributions(storage)
+
     def limit_threads(self, threads: int) -> None:
         """Use no more cores than this."""
         self._threads = threads
@@ -98,6 +105,12 @@ class Auto(Engine):
     def close(self) -> None:
         """End the engine's processes."""
         _close(self._engine)
+
+    def _made(self, candidate: Candidate) -> Engine:
+        engine = candidate.make()
+        if self.storage is not None:
+            engine.keep_contributions(self.storage)
+        return engine
 
     def _choose(self, candidate: Candidate, engine: Engine) -> None:
         torch.set_num_threads(candidate.threads)
@@ -108,7 +121,7 @@ class Auto(Engine):
     ) -> Outcome:
         """Run the round with every candidate; the expected one wins unless a rival is much faster."""
         candidates = expected(algorithm, task, shared, len(work), self._threads)
-        runs = [TrialRun(candidate, candidate.make()) for candidate in candidates]
+        runs = [TrialRun(candidate, self._made(candidate)) for candidate in candidates]
         best = runs[0]
         try:
             for run in runs:
@@ -132,7 +145,8 @@ def expected(algorithm: Algorithm, task: Task, shared: Shared, clients: int, cor
     if _device(shared) != "cpu":
         return [Candidate("batched", torch.get_num_threads())]
     threads = cores if size * clients > THREADS_PAY_BYTES else 1
-    if plain_sgd_of(algorithm) is not None and dense_of(task.objective, shared) is not None:
+    descends = plain_sgd_of(algorithm) is not None or two_phase_sgd_of(algorithm) is not None
+    if descends and dense_of(task.objective, shared) is not None:
         # On a busy machine threads wait for each other, so one candidate always uses a single thread.
         alone = [Candidate("batched", 1)] if threads > 1 else []
         large = size * min(clients, 10) > CACHE_BYTES and cores > 1 and forks()

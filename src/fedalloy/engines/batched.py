@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from typing import Any, Literal
 
 import torch
@@ -24,17 +25,19 @@ from fedalloy.core.program import BlockTraining, Finished, Kernel, TrainingResul
 from fedalloy.core.protocols import Engine, Objective, Outcome, Shared, Task
 from fedalloy.core.registry import register
 from fedalloy.core.types import Block, Cohort, Context, State, Work
-from fedalloy.engines import fused, fused_interpolated, vmap_kernel
+from fedalloy.engines import fused, fused_interpolated, fused_phases, vmap_kernel
 from fedalloy.engines.client_graphs import ClientGraphs
 from fedalloy.engines.conv_chain import Stages, stages_of
 from fedalloy.engines.conv_graphs import ConvGraphs
-from fedalloy.engines.cuda_graphs import CudaGraphs, Precision, precise
+from fedalloy.engines.cuda_graphs import CudaGraphs
 from fedalloy.engines.fused_graph import FusedGraphs
-from fedalloy.engines.kinds import interpolated_sgd_of, is_fusible, plain_sgd_of
+from fedalloy.engines.kinds import interpolated_sgd_of, is_fusible, plain_sgd_of, two_phase_sgd_of
 from fedalloy.engines.layer_chain import chain_of
-from fedalloy.engines.loop import Loop
+from fedalloy.engines.loop import loop_like
+from fedalloy.engines.precision import Precision, precise
 from fedalloy.engines.profile import phase
 
+_is_cuda = attrgetter("is_cuda")
 _dense: Any = WeakIdKeyDictionary()
 """The dense layers of every objective looked up so far; None if its model has other layers. Entries are removed with
 their objective."""
@@ -50,8 +53,8 @@ class Batched(Engine):
     one, ``fused`` uses only that, also on a GPU, ``mapped`` never does. On a GPU the step is captured in a CUDA graph;
     ``compiled`` applies only to it, ``precision`` also to steps that cannot be captured. There ``best`` takes clients
     one after another if the step of one is large; ``sequential`` always does, ``mapped`` never. ``compiled``: none
-    compiles the steps of clients one after another, true also those of many clients, false none. What cannot be batched
-    runs in the loop engine, after one warning.
+    compiles the steps of clients one after another and of models with convolutions, true those of all, false none. What
+    cannot be batched runs in the loop engine, after one warning.
     """
 
     memory_mb: float | None = None
@@ -76,13 +79,14 @@ class Batched(Engine):
         self, algorithm: Algorithm, task: Task, shared: Shared, states: Mapping[int, State], work: Work, ctx: Context
     ) -> Outcome:
         if self._unbatchable:
-            return Loop()(algorithm, task, shared, states, work, ctx)
+            return loop_like(self)(algorithm, task, shared, states, work, ctx)
         with phase("data"):
             data = task.data("train", work.ids)
         try:
             most = self.block or self._most(algorithm, task.objective, shared, states, data)
             with torch.no_grad():
-                gathering = Gathering(work, exact=algorithm.exact_norms, like=algorithm.templates(shared))
+                like = algorithm.templates(shared)
+                gathering = Gathering(work, exact=algorithm.exact_norms, like=like, storage=self.storage)
                 kept: dict[int, State] = {}
                 for some, rows in blocks(work, data, most):
                     done = self._run(algorithm, task, shared, states, some, rows, ctx)
@@ -98,7 +102,7 @@ class Batched(Engine):
                 self._cuda_graphs, self._uncaptured = None, _reason(error)
                 return self(algorithm, task, shared, states, work, ctx)
             # Either vmap does not support the step, or a client fails: then the loop raises an error that names it.
-            outcome = Loop()(algorithm, task, shared, states, work, ctx)
+            outcome = loop_like(self)(algorithm, task, shared, states, work, ctx)
             self._give_up(error)
             return outcome
 
@@ -118,7 +122,7 @@ class Batched(Engine):
             return fused_interpolated.clients_in_cache(shared["params"])
         kept = tree_leaves(next(iter(states.values()), {})) if algorithm.stateful else []
         own = sum(leaf.numel() * leaf.element_size() for leaf in kept if isinstance(leaf, Tensor))
-        one = 4 * (sum(tree.nbytes(leaves) for leaves in shared.values()) + own) + tree.nbytes(objective.frozen)
+        one = 4 * (sum([tree.nbytes(leaves) for leaves in shared.values()]) + own) + tree.nbytes(objective.frozen)
         stages = None if data is None else self._convolutional(algorithm, objective, shared, data)
         if data is not None and stages is not None:
             batch = min(getattr(algorithm.solver, "batch_size", None) or math.inf, int(data.size.max()))
@@ -159,6 +163,8 @@ class Batched(Engine):
             self._conv_graphs = self._conv_graphs or ConvGraphs(self.precision, self.compiled)
             return partial(self._conv_graphs.train, stages)
         layers = self._fused(algorithm, objective, shared) if _one_target(data) else None
+        if layers is not None and two_phase_sgd_of(algorithm) is not None:
+            return partial(fused_phases.train, layers)
         if layers is not None and plain_sgd_of(algorithm) is None:
             return partial(fused_interpolated.train, layers)
         if layers is not None and not on_gpu:
@@ -171,7 +177,7 @@ class Batched(Engine):
             return vmap_kernel.train
         if self._uncaptured:
             return self._train_uncaptured
-        self._cuda_graphs = self._cuda_graphs or CudaGraphs(self.precision, bool(self.compiled))
+        self._cuda_graphs = self._cuda_graphs or CudaGraphs(self.precision, self.compiled)
         mapped = self._cuda_graphs.train if on_gpu else vmap_kernel.train
         return self._one_by_one(mapped).train if self._suits_one_by_one(shared, data) else mapped
 
@@ -249,4 +255,4 @@ def _one_target(data: Block) -> bool:
 
 
 def _on_gpu(shared: Shared) -> bool:
-    return any(leaf.is_cuda for leaf in shared["params"].values())
+    return any(map(_is_cuda, shared["params"].values()))

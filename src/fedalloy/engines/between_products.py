@@ -7,7 +7,6 @@ channels]``, products' results ``[C, B * height * width, channels]``, patches ``
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from math import prod
 
 import torch
@@ -20,34 +19,16 @@ from fedalloy.engines.conv_chain import Op, ProductStage, Shape
 def enter(first: ProductStage, pool: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:
     """The patches of the examples ``rows`` (``[C, B]``) of the pool, whose images have their channels first."""
     assert first.reads is not None
-    place, inside = _places(first, pool.device)
-    # Every number of every patch is looked up at its place: one read and one write, and no copy to add zeros.
-    found = pool.flatten(1)[rows.flatten()[:, None], place.flatten()].reshape(*rows.shape, *place.shape)
-    return torch.where(inside, found, torch.zeros_like(found)).to(dtype).flatten(1, 2)
-
-
-def _places(first: ProductStage, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Where the numbers of all patches of an image are among its pixels, ``[patches, inputs]``, and whether they are in
-    the image at all, or padding. In whole numbers of 32 bits, which the compiler turns into index arithmetic."""
-    window, reads = first.window, first.reads
-    assert window is not None
-    assert reads is not None
-    height, width, channels = reads
-    down, right = window.over(reads)
-    counted = partial(torch.arange, dtype=torch.int32, device=device)
-    patch, column = counted(down * right)[:, None], counted(first.inputs + first.extra)[None]
-    tap, channel = column // channels, column % channels
-    y = (patch // right) * window.stride[0] - window.padding[0] + tap // window.size[1]
-    x = (patch % right) * window.stride[1] - window.padding[1] + tap % window.size[1]
-    inside = (y >= 0) & (y < height) & (x >= 0) & (x < width) & (column < first.inputs)
-    return torch.where(inside, (channel * height + y) * width + x, torch.zeros_like(y)), inside
+    height, width, channels = first.reads
+    x = pool.index_select(0, rows.flatten()).to(dtype)
+    return patches(x.reshape(*rows.shape, channels, height, width).permute(0, 1, 3, 4, 2), first)
 
 
 def onward(stage: ProductStage, after: ProductStage, out: Tensor, bias: Tensor | None) -> Tensor:
     """From one product's result to the next product's input."""
     value = _with_bias(stage, out, bias)
     for op in stage.ops:
-        value = _apply(op, value)
+        value = applied(op, value)
     if after.window is not None:
         return patches(value, after)
     return value.flatten(2)
@@ -57,11 +38,11 @@ def back(stage: ProductStage, after: ProductStage, out: Tensor, bias: Tensor | N
     """The gradient with respect to ``out``, from that with respect to what ``onward`` returned."""
     values = [_with_bias(stage, out, bias)]
     for op in stage.ops:
-        values.append(_apply(op, values[-1]))
+        values.append(applied(op, values[-1]))
     last = values[-1]
     image = (last.shape[2], last.shape[3], last.shape[4])
     grad = grad.reshape(last.shape) if after.window is None else unpatched(grad, after, last.shape[1], image)
-    return _undo_all(stage.ops, values, grad).reshape(out.shape).to(out.dtype)
+    return undo_all(stage.ops, values, grad).reshape(out.shape).to(out.dtype)
 
 
 def patches(image: Tensor, stage: ProductStage) -> Tensor:
@@ -115,14 +96,15 @@ def _with_bias(stage: ProductStage, out: Tensor, bias: Tensor | None) -> Tensor:
     return out.reshape(out.shape[0], -1, height, width, channels)
 
 
-def _apply(op: Op, value: Tensor) -> Tensor:
+def applied(op: Op, value: Tensor) -> Tensor:
+    """What a layer makes of images."""
     if op.kind == "relu":
         return value.relu()
     if op.kind == "tanh":
         return value.tanh()
     if op.kind == "sigmoid":
         return value.sigmoid()
-    return _largest(op, value)[0] if op.kind == "maxpool" else _mean(op, value)
+    return largest(op, value)[0] if op.kind == "maxpool" else _mean(op, value)
 
 
 def _undo(op: Op, before: Tensor, value: Tensor, grad: Tensor) -> Tensor:
@@ -135,13 +117,13 @@ def _undo(op: Op, before: Tensor, value: Tensor, grad: Tensor) -> Tensor:
         return grad * (value * (1 - value))
     windows = grad[:, :, :, None, :, None]
     if op.kind == "maxpool":
-        (tall, wide), chosen = op.size, _largest(op, before)[1][:, :, :, None, :, None]
+        (tall, wide), chosen = op.size, largest(op, before)[1][:, :, :, None, :, None]
         place = torch.arange(tall * wide, dtype=torch.int32, device=grad.device).reshape(tall, 1, wide, 1)
         return _unpooled(op, torch.where(chosen == place, windows, torch.zeros_like(windows)), before)
     return _unpooled(op, (windows / prod(op.size)).expand(-1, -1, -1, op.size[0], -1, op.size[1], -1), before)
 
 
-def _undo_all(ops: Sequence[Op], values: Sequence[Tensor], grad: Tensor) -> Tensor:
+def undo_all(ops: Sequence[Op], values: Sequence[Tensor], grad: Tensor) -> Tensor:
     """The gradient with respect to ``values[0]``; ``values`` are what is before, between and after the layers."""
     for place in reversed(range(len(ops))):
         if ops[place].kind == "relu" and place + 1 < len(ops) and ops[place + 1].kind == "maxpool":
@@ -153,7 +135,7 @@ def _undo_all(ops: Sequence[Op], values: Sequence[Tensor], grad: Tensor) -> Tens
     return grad
 
 
-def _largest(op: Op, value: Tensor) -> tuple[Tensor, Tensor]:
+def largest(op: Op, value: Tensor) -> tuple[Tensor, Tensor]:
     """The largest number of every window, and which it is: like torch's, the first of several, and NaN if there is
     one."""
     first, *others = _windows(op, value)

@@ -23,16 +23,17 @@ from fedalloy.core.blocks import summed_losses
 from fedalloy.core.program import BlockTraining, Kernel, TrainingResult
 from fedalloy.core.wide import widest
 from fedalloy.engines import vmap_kernel
-from fedalloy.engines.cuda_graphs import Precision, StepContext, fastest_convolutions, floating, precise
+from fedalloy.engines.cuda_graphs import StepContext, floating
 from fedalloy.engines.filling import fill
+from fedalloy.engines.precision import Precision, fastest_convolutions, precise
 from fedalloy.engines.tracing import TracedStep, Values, can_compile, or_uncompiled, trace
 
 DIFFERENTIABLE = False
 LARGE_STEP = 5e9
 """From this many floating-point operations in a client's step on, clients run one after another."""
 FULL_STEP = 1e11
-"""A step with so many fills the GPU alone; smaller ones share it in several lanes."""
-MOST_LANES = 8
+"""A step with so many fills the GPU, except while its small kernels run; smaller ones share it in several lanes."""
+LEAST_LANES, MOST_LANES = 2, 8
 _WARM_UPS = 3
 
 
@@ -75,15 +76,11 @@ class ClientGraphs:
         if flops < LARGE_STEP and not self.always:
             return []
         if self.compiled is not False and can_compile(training.device):
-            step = or_uncompiled(step, lambda tried: self._try(tried, values))
+            with precise(self.precision), fastest_convolutions():
+                step = or_uncompiled(step, tree_flatten(values)[0])
         count = min(lanes_for(flops), len(training.block))
         owners = training.algorithm, training.objective, training.block.data
         return [Lane(step, values, self.precision, owners) for _ in range(count)]
-
-    def _try(self, step: TracedStep, values: Values) -> None:
-        own = tree_map(torch.clone, {name: tree for name, tree in values.items() if name != "pool"})
-        with precise(self.precision), fastest_convolutions():
-            step.advance(tree_flatten({**own, "pool": values["pool"]})[0])
 
 
 class Lane:
@@ -166,9 +163,9 @@ def lanes_for(flops: float) -> int:
     """How many clients' steps run at the same time.
 
     >>> lanes_for(3.6e11), lanes_for(2.7e10), lanes_for(5e9)
-    (1, 4, 8)
+    (2, 4, 8)
     """
-    return max(1, min(MOST_LANES, round(FULL_STEP / max(1.0, flops))))
+    return max(LEAST_LANES, min(MOST_LANES, round(FULL_STEP / max(1.0, flops))))
 
 
 def shares(steps: list[int], lanes: int) -> list[list[int]]:

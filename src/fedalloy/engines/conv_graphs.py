@@ -11,20 +11,25 @@ import torch
 from torch import Tensor
 
 from fedalloy.core.algorithm import Algorithm
+from fedalloy.core.contributions import Notes
 from fedalloy.core.factors import FactoredTree
 from fedalloy.core.program import BlockTraining, TrainingResult
 from fedalloy.core.protocols import ElementWeighting
 from fedalloy.core.types import Tree
+from fedalloy.engines.client_conv import has_kernels
 from fedalloy.engines.conv_chain import Stages
-from fedalloy.engines.conv_sgd import Batches, ConvSgd, descend
-from fedalloy.engines.cuda_graphs import Precision, products_in
+from fedalloy.engines.conv_kernel import ConvSgd
+from fedalloy.engines.conv_sgd import Batches, descend
 from fedalloy.engines.filling import fill
 from fedalloy.engines.fused_graph import agree
 from fedalloy.engines.kinds import plain_sgd_of
+from fedalloy.engines.precision import Precision, products_in
 from fedalloy.engines.tracing import Fuser, can_compile, warn_uncompiled
 
 DIFFERENTIABLE = False
-Result = tuple[Mapping[str, Tensor], Tensor]
+Result = tuple[Mapping[str, Tensor], Tensor, Tensor]
+"""The clients' updates, the sums of their losses, and what ``Notes.measure`` finds in the updates."""
+IMPLICIT = True
 MOST_GRAPHS = 8
 """Rounds whose numbers of steps differ need a graph each; if there are more, further ones run without."""
 
@@ -47,9 +52,9 @@ class CapturedRound:
         fill([mine.rows, mine.mask, mine.seen], [given.rows, given.mask, given.seen])
         self.lr.fill_(lr)
         self.graph.replay()
-        deltas, totals = self.result
+        deltas, totals, measured = self.result
         # A new tree: the last round's may have been multiplied out.
-        return (FactoredTree(deltas.stored) if isinstance(deltas, FactoredTree) else deltas), totals
+        return (FactoredTree(deltas.stored) if isinstance(deltas, FactoredTree) else deltas), totals, measured
 
 
 @dataclass
@@ -69,8 +74,9 @@ class ConvGraphs:
         kernel = self._kernel(stages, training)
         batches = Batches.of(training.block, everybody=kernel.is_still)
         with products_in(self.precision):
-            deltas, loss_sum = self.descend(kernel, params, batches, lr)
-        return TrainingResult({}, {}, loss_sum, sent={"delta": cast(Tree, deltas)})
+            deltas, loss_sum, lengths = self.descend(kernel, params, batches, lr)
+        sent = {"delta": cast(Tree, deltas)}
+        return TrainingResult({}, {}, loss_sum, sent=sent, notes=Notes.read(sent, lengths, exact=kernel.exact_norms))
 
     def descend(self, kernel: ConvSgd, params: Tree, batches: Batches, lr: float) -> Result:
         """The same result as ``conv_sgd.descend``, from a graph where possible."""
@@ -86,7 +92,7 @@ class ConvGraphs:
             known = replace(kernel, fusing=self._fusing or kernel.fusing)
             self._captured[key] = _capture(known, params, batches, lr)
             found = self._captured[key].replay(params, batches, lr)
-            problem = "" if agree(found, expected) else "its first replay differs from the kernel"
+            problem = "" if agree(found[:2], expected[:2]) else "its first replay differs from the kernel"
         except RuntimeError as error:
             problem = str(error).splitlines()[0]
         if problem:
@@ -101,18 +107,33 @@ class ConvGraphs:
         if self._fusing is None:
             self._fusing = Fuser(self.compiled is not False and can_compile(training.device))
         loss, factored = training.objective.loss_name or "", may_be_factored(training.algorithm)
-        return ConvSgd(stages, loss, sgd, self.precision, self._fusing, factored)
+        kind = factored, self._implicit(training), training.algorithm.exact_norms
+        return ConvSgd(stages, loss, sgd, self.precision, self._fusing, *kind)
+
+    def _implicit(self, training: BlockTraining) -> bool:
+        """Whether patches are never stored. In float32 torch's products of stored patches are faster; in float64 the
+        kernels are compared with the loop."""
+        exact = next(iter(training.shared["params"].values())).dtype == torch.float64
+        return IMPLICIT and has_kernels(training.device) and (exact or self.precision != "float32")
 
     def _compiled_or_not(self, kernel: ConvSgd, params: Tree, batches: Batches, lr: float) -> Result:
         """Without a graph; if compiling fails, uncompiled from then on, after a warning."""
         try:
-            return descend(kernel, params, batches, lr)
+            return measured(kernel, params, batches, lr)
         except Exception as error:  # the compiler has errors of many classes
             if not kernel.fusing.compiled:
                 raise
             warn_uncompiled(error)
             self._fusing = Fuser(compiled=False)
-            return descend(replace(kernel, fusing=self._fusing), params, batches, lr)
+            return measured(replace(kernel, fusing=self._fusing), params, batches, lr)
+
+
+def measured(kernel: ConvSgd, params: Tree, batches: Batches, lr: Tensor | float) -> Result:
+    """All steps, and what the server must know of the updates, so that a graph has both. Lengths are not products to
+    be computed in a lower precision."""
+    deltas, totals = descend(kernel, params, batches, lr)
+    with products_in("float32"):
+        return deltas, totals, Notes.measure({"delta": deltas}, exact=kernel.exact_norms)
 
 
 def may_be_factored(algorithm: Algorithm) -> bool:
@@ -132,7 +153,7 @@ def signature(kernel: ConvSgd, params: Tree, batches: Batches, lr: float) -> tup
     shapes = tuple((name, leaf.shape, leaf.dtype) for name, leaf in params.items())
     data = (batches.x.data_ptr(), batches.y.data_ptr(), batches.x.shape)
     size = lr if kernel.sgd.weight_decay or kernel.sgd.pull else None
-    fixed = kernel.stages, kernel.loss, kernel.sgd, kernel.factored, shapes
+    fixed = kernel.stages, kernel.loss, kernel.sgd, kernel.factored, kernel.implicit, kernel.exact_norms, shapes
     return *fixed, batches.running, batches.rows.shape, size, data
 
 
@@ -145,9 +166,9 @@ def _capture(kernel: ConvSgd, params: Tree, batches: Batches, lr: float) -> Capt
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        descend(kernel, static, own, lr if fixed else size)
+        measured(kernel, static, own, lr if fixed else size)
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        result = descend(kernel, static, own, lr if fixed else size)
+        result = measured(kernel, static, own, lr if fixed else size)
     return CapturedRound(graph, static, own, size, result)

@@ -8,10 +8,9 @@ from them and writes the new carry back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,8 +27,9 @@ from fedalloy.engines import vmap_kernel
 from fedalloy.engines.batches import dropout_keys, padded_batches
 from fedalloy.engines.filling import fill
 from fedalloy.engines.im2col import ConvolutionsAsProducts
+from fedalloy.engines.precision import Precision, fastest_convolutions, precise
+from fedalloy.engines.tracing import can_compile, or_uncompiled, trace, warn_uncompiled
 
-Precision = Literal["float32", "tf32", "bf16"]
 FEW = 8
 """Up to this many clients run in separate CUDA streams; more are vmapped, and those that share most of a model."""
 _WARM_UPS = 3
@@ -63,7 +63,7 @@ class CudaGraphs:
     """Captured steps by shape; ``train`` does what ``vmap_kernel.train`` does, for models on a GPU."""
 
     precision: Precision = "float32"
-    compiled: bool = False
+    compiled: bool | None = None
     _captured: dict[tuple[Any, ...], CapturedStep] = field(default_factory=dict, repr=False)
 
     def train(self, training: BlockTraining) -> TrainingResult:
@@ -109,39 +109,96 @@ class CudaGraphs:
         device = values["mask"].device
         static = tree_map(lambda leaf: leaf.to(device, copy=True).contiguous(), values)
         lr = torch.tensor(ctx.local_lr, device=device, dtype=floating(values["carry"]))
-        # The step size enters the graph as a tensor, so that a schedule needs no new capture.
-        captured = StepContext(**{**vars(ctx), "local_lr": lr})
-        apart = in_streams(len(values["mask"]), objective, values["carry"])
-        step = self._step(algorithm, objective, captured, whole, len(values["mask"]) if apart else 0)
         kept = tree_map(torch.clone, static)
+        advance = self._advancing(algorithm, objective, ctx, {**static, "lr": lr}, whole)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side), precise(self.precision), fastest_convolutions():
             for _ in range(_WARM_UPS):
-                _advance(step, static)
+                advance()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph), precise(self.precision), fastest_convolutions():
-            loss = _advance(step, static)
+            loss = advance()
         fill(static, kept)
         return CapturedStep(graph, static, loss, lr, (algorithm, objective))
+
+    def _advancing(
+        self, algorithm: Algorithm, objective: Objective, ctx: Context, static: dict[str, Any], whole: bool
+    ) -> Callable[[], Tensor]:
+        """A step on the static buffers, which returns the losses: compiled if that is wanted and possible."""
+        device, clients = static["mask"].device, len(static["mask"])
+        if self._compiles(static) and can_compile(device):
+            try:
+                return compiled_step(algorithm, objective, ctx, static, whole, self.precision)
+            except Exception as error:  # whatever a step does that has no graph, and the compiler's own errors
+                warn_uncompiled(error)
+        # The step size enters the graph as a tensor, so that a schedule needs no new capture.
+        apart = in_streams(clients, objective, static["carry"])
+        step = self._step(algorithm, objective, _context(ctx, static), whole, clients if apart else 0)
+        return lambda: _advance(step, static)
+
+    def _compiles(self, static: dict[str, Any]) -> bool:
+        """Whether to compile: as it was chosen, or where there are convolutions."""
+        if self.compiled is not None:
+            return self.compiled
+        return any(leaf.dim() > 4 for leaf in tree_flatten(static["carry"])[0])
 
     def _step(
         self, algorithm: Algorithm, objective: Objective, ctx: Context, whole: bool, streams: int
     ) -> Callable[..., Any]:
         """The step of a whole block: every client in one of the streams, or all of them under ``vmap``."""
         one = vmap_kernel.step_of(algorithm, objective, ctx)
-        if streams:
-            return _in_streams(one, whole, streams)
-        in_dims = (0, 0, 0, 0, None if whole else 0, 0, 0, 0)
-        many = vmap(one, in_dims=in_dims)
-        step = torch.compile(many) if self.compiled else many
+        return _in_streams(one, whole, streams) if streams else mapped_step(one, whole)
 
-        def call(carry: Any, buffers: Any, x: Tensor, y: Tensor, mask: Tensor, *rest: Any) -> Any:
-            with nullcontext() if self.compiled else ConvolutionsAsProducts():
-                return step(carry, buffers, x, y, None if whole else mask, *rest)
 
-        return call if whole else _keeping(call)
+def mapped_step(one: Callable[..., Any], whole: bool) -> Callable[..., Any]:
+    """The step of all clients under ``vmap``."""
+    many = vmap(one, in_dims=(0, 0, 0, 0, None if whole else 0, 0, 0, 0))
+
+    def call(carry: Any, buffers: Any, x: Tensor, y: Tensor, mask: Tensor, *rest: Any) -> Any:
+        with ConvolutionsAsProducts():
+            return many(carry, buffers, x, y, None if whole else mask, *rest)
+
+    return call if whole else _keeping(call)
+
+
+def compiled_step(
+    algorithm: Algorithm,
+    objective: Objective,
+    ctx: Context,
+    static: dict[str, Any],
+    whole: bool,
+    precision: Precision,
+    *,
+    compiles: bool = True,
+) -> Callable[[], Tensor]:
+    """The mapped step traced through its gradients, and compiled as one; it reads and writes the static buffers."""
+    clients, device = len(static["mask"]), static["mask"].device
+    values = {**static, "loss": torch.zeros(clients, dtype=floating(static["carry"]), device=device)}
+
+    def advance(now: dict[str, Any]) -> dict[str, Any]:
+        step = mapped_step(vmap_kernel.step_of(algorithm, objective, _context(ctx, now)), whole)
+        given = (now[name] for name in ("carry", "buffers", "x", "y", "mask", "dropout", "inputs", "phase"))
+        carry, buffers, loss = step(*given)
+        return {"carry": carry, "buffers": buffers, "loss": loss.to(values["loss"].dtype)}
+
+    with precise(precision):
+        traced = trace(advance, values)
+    leaves = tree_flatten(values)[0]
+    with precise(precision), fastest_convolutions():
+        traced = or_uncompiled(traced, leaves) if compiles else traced
+
+    def call() -> Tensor:
+        traced.advance(leaves)
+        losses: Tensor = values["loss"]
+        return losses
+
+    return call
+
+
+def _context(ctx: Context, static: dict[str, Any]) -> StepContext:
+    return StepContext(**{**vars(ctx), "local_lr": static["lr"]})
 
 
 def in_streams(clients: int, objective: Objective, carry: Any) -> bool:
@@ -196,38 +253,6 @@ def _in_streams(one: Callable[..., Any], whole: bool, clients: int) -> Callable[
         return tree_map(lambda *leaves: torch.stack(leaves), *results)
 
     return step if whole else _keeping(step)
-
-
-@contextmanager
-def precise(precision: Precision) -> Iterator[None]:
-    """Matrix products and convolutions in float32, in tf32 (the same range, ten bits of mantissa), or in bf16."""
-    autocast = torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16", cache_enabled=False)
-    with products_in(precision), autocast:
-        yield
-
-
-@contextmanager
-def products_in(precision: Precision) -> Iterator[None]:
-    """The same, except that tensors in float32 are not converted to bf16."""
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "float32"
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
-
-
-@contextmanager
-def fastest_convolutions() -> Iterator[None]:
-    """While a step is warmed up and captured, cuDNN times its algorithms for every convolution and takes the fastest.
-    Two runs may then differ by rounding, so it does not where the user asked torch for deterministic algorithms."""
-    cudnn = torch.backends.cudnn
-    before, repeatable = cudnn.benchmark, cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
-    cudnn.benchmark = before or not repeatable
-    try:
-        yield
-    finally:
-        cudnn.benchmark = before
 
 
 def floating(carry: Any) -> torch.dtype:

@@ -91,17 +91,22 @@ def descend(
     layers: tuple[Dense, ...], loss: str, sgd: PlainSgd, params: Tree, block: Prepared, ctx: Context
 ) -> tuple[Tree, Tensor]:
     """Take every step of a block; returns the clients' deltas and the sums of their losses (see ``summed_losses``)."""
-    clients = len(block)
-    memory = allocate(params, clients, momentum=sgd.momentum > 0)
-    deltas, now, passes = memory.model, memory, Passes(layers, loss, block)
+    memory = allocate(params, len(block), momentum=sgd.momentum > 0)
+    losses = walk(layers, loss, sgd, memory, block, ctx)
+    for name, leaf in memory.model.items():
+        leaf.sub_(params[name])
+    return memory.model, losses
+
+
+def walk(layers: tuple[Dense, ...], loss: str, sgd: PlainSgd, memory: Memory, block: Prepared, ctx: Context) -> Tensor:
+    """Take every step of a block on the models in ``memory``; returns the sums of the clients' losses."""
+    now, passes = memory, Passes(layers, loss, block)
     for step, (x, y) in enumerate(batches(block)):
-        if block.running[step] < clients:
+        if block.running[step] < len(block):
             now = memory.first(block.running[step])
         values, out_grad, scale = passes.forward(now.model, step, x, y)
         _backward(layers, now, sgd, values, out_grad, scale, ctx.local_lr)
-    for name, leaf in deltas.items():
-        leaf.sub_(params[name])
-    return deltas, passes.totals()
+    return passes.totals()
 
 
 class Passes:

@@ -19,6 +19,7 @@ from fedalloy.core.program import BlockTraining, TrainingResult
 from fedalloy.core.types import Tree
 from fedalloy.engines.batches import batches
 from fedalloy.engines.fused import Dense, Passes, through
+from fedalloy.engines.fused_pair import PairSteps, pair_steps
 from fedalloy.engines.kinds import InterpolatedSgd, interpolated_sgd_of
 
 DIFFERENTIABLE = False
@@ -74,20 +75,39 @@ def train(layers: tuple[Dense, ...], training: BlockTraining) -> TrainingResult:
     memory = _allocate(params, carry.get("local"), len(block))
     passes, now = Passes(layers, training.objective.loss_name or "", block), memory
     shares, spans = _shares(block.draws["mix"], params)
+    compiled = _compiled(memory, interpolated, shares, spans, training.ctx.local_lr)
     for step, (x, y) in enumerate(batches(block)):
         training.at.name = f"step {step + 1} of {len(block.running)}"
         running = block.running[step]
         if running < len(block):
             now = memory.first(running)
         share = shares[:running, step]
-        _mix(now, share, spans)
+        if compiled is None or step == 0:
+            _mix(now, share, spans)
         values, out_grad, scale = passes.forward(now.mixed_leaves, step, x, y)
         _backward(layers, now, values, out_grad)
-        _move(now, interpolated, share, spans, scale, training.ctx.local_lr)
+        if compiled is None:
+            _move(now, interpolated, share, spans, scale, training.ctx.local_lr)
+        else:
+            compiled.take(step, running, scale)
     # Copies, because a client's state that is a view would keep the whole buffer alive.
     kept = {"params": memory.federated, **({"local": memory.local} if memory.mixes else {})}
     models = {name: {n: leaf.clone() for n, leaf in _leaves(flat, params).items()} for name, flat in kept.items()}
     return TrainingResult({**carry, **models}, {}, passes.totals())
+
+
+def _compiled(
+    memory: InterpolationMemory, interpolated: InterpolatedSgd, shares: Tensor, spans: list[Span], lr: float
+) -> PairSteps | None:
+    """The compiled updates, which also mix; None without them or without a local model."""
+    if not memory.mixes:
+        return None
+    rows = {
+        "received": memory.received, "gradient": memory.out_grad, "federated": memory.federated,
+        "local": memory.local, "velocity": memory.velocity, "local_velocity": memory.local_velocity,
+        "mixed": memory.mixed,
+    }  # fmt: skip
+    return pair_steps(rows, interpolated, shares, spans, lr)
 
 
 def _allocate(params: Tree, local: Tree | None, clients: int) -> InterpolationMemory:

@@ -7,6 +7,7 @@ that function calls torch a dozen times per step. Not differentiable.
 from __future__ import annotations
 
 import ctypes
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -28,7 +29,6 @@ _POINTERS = (
     "weight_squares", "bias_squares",
 )  # fmt: skip
 _DONE, _NOT_FINITE = 0, 3
-_YES, _NO = torch.tensor(True), torch.tensor(False)
 _NAMES = {torch.float32: "logistic_float", torch.float64: "logistic_double"}
 
 
@@ -51,10 +51,8 @@ def train(
         return None
     clients = len(block)
     deltas = {name: torch.empty((clients, *leaf.shape), dtype=leaf.dtype) for name, leaf in params.items()}
-    losses, squares = (
-        torch.empty(clients, 2, dtype=torch.float64),
-        torch.empty(len(params), clients, dtype=torch.float64),
-    )
+    losses = torch.empty(clients, 2, dtype=torch.float64)
+    squares = torch.empty(len(params), clients, dtype=torch.float64)
     job = _job(weight, bias, sgd, params, block, ctx.local_lr, deltas, losses, squares)
     answer = kernel(ctypes.byref(job))
     if answer not in (_DONE, _NOT_FINITE):
@@ -86,8 +84,14 @@ def _job(
 
 def _notes(params: Tree, squares: Tensor) -> Notes:
     """The notes of what the clients send, from the kernel's squared lengths, which are all finite."""
-    named, shape = tuple(("delta", name) for name in params), squares.shape
-    return Notes(named, squares, _YES.expand(shape), _NO.expand(shape), clean=True)
+    named = tuple([("delta", name) for name in params])
+    return Notes(named, squares, *_fine(*squares.shape), clean=True)
+
+
+@lru_cache(8)
+def _fine(leaves: int, clients: int) -> tuple[Tensor, Tensor]:
+    """That all are finite and none is negative; expanded, so that nobody can write into them."""
+    return torch.tensor(True).expand(leaves, clients), torch.tensor(False).expand(leaves, clients)
 
 
 def _kernel_for(weight: Tensor, sgd: PlainSgd) -> Any:
@@ -99,12 +103,13 @@ def _kernel_for(weight: Tensor, sgd: PlainSgd) -> Any:
 
 def _fits(params: Tree, block: Prepared) -> bool:
     """Whether everything is laid out as the kernel reads it."""
-    real, data = next(iter(params.values())).dtype, block.data
-    whole = (data.y, data.start, block.plan.index, block.seen)
-    return (
-        data.x.dtype == real
-        and data.x.shape[0] == data.y.shape[0]
-        and all(one.dtype == torch.int64 for one in whole)
-        and all(leaf.dtype == real and leaf.is_contiguous() for leaf in params.values())
-        and all(one.is_contiguous() for one in (data.x, block.mask, *whole))
-    )
+    x, y, real = block.data.x, block.data.y, next(iter(params.values())).dtype
+    if not (x.dtype == real and x.shape[0] == y.shape[0] and x.is_contiguous() and block.mask.is_contiguous()):
+        return False
+    for leaf in params.values():
+        if leaf.dtype != real or not leaf.is_contiguous():
+            return False
+    for one in (y, block.data.start, block.plan.index, block.seen):
+        if one.dtype != torch.int64 or not one.is_contiguous():
+            return False
+    return True

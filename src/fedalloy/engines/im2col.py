@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from fedalloy.engines import conv_ops
+
 Pair = tuple[int, int]
 FEW_CHANNELS = 8
 """With fewer input channels (colour images) grouped kernels are slow both forward and backward."""
@@ -132,6 +134,8 @@ def _shared_by_input(out_grad: Tensor, weight: Tensor, size: Pair, stride: Pair,
 
 def _forward(x: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> Tensor:
     clients, batch, inputs, outputs = x.shape[0], x.shape[1], x.shape[2], weight.shape[1]
+    if conv_ops.suit(x):
+        return conv_ops.forward(x, weight, stride, padding)
     if x.is_cuda and inputs >= FEW_CHANNELS and (outputs <= inputs or stride != (1, 1)):
         grouped = functional.conv2d(_grouped(x), weight.flatten(0, 1), None, stride, padding, 1, clients)
         return grouped.reshape(batch, clients, outputs, *grouped.shape[2:]).transpose(0, 1)
@@ -142,6 +146,8 @@ def _forward(x: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> Tensor:
 
 def _by_weight(out_grad: Tensor, x: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> Tensor:
     clients, inputs = x.shape[0], x.shape[2]
+    if conv_ops.suit(x):
+        return conv_ops.by_weight(out_grad, x, kernel, stride, padding)
     if x.is_cuda and inputs >= FEW_CHANNELS and stride == (1, 1):
         weight = x.new_empty(clients * out_grad.shape[2], inputs, *kernel)
         grad = _grouped_backward(out_grad, x, weight, stride, padding, by_weight=True)
@@ -154,6 +160,8 @@ def _by_weight(out_grad: Tensor, x: Tensor, kernel: Pair, stride: Pair, padding:
 def _by_input(out_grad: Tensor, weight: Tensor, size: Pair, stride: Pair, padding: Pair) -> Tensor:
     clients, batch, _, height, width = out_grad.shape
     inputs, kernel = weight.shape[2], weight.shape[-2:]
+    if conv_ops.suit(out_grad):
+        return conv_ops.by_input(out_grad, weight, size, stride, padding)
     if out_grad.is_cuda and inputs >= FEW_CHANNELS and stride == (1, 1):
         x = out_grad.new_empty(clients, batch, inputs, *size)
         image = _grouped_backward(out_grad, x, weight.flatten(0, 1), stride, padding, by_weight=False)

@@ -35,6 +35,20 @@ class InterpolatedSgd:
     angle: float = 0.0
 
 
+@dataclass(frozen=True)
+class TwoPhaseSgd:
+    """Kind ``two_phase_descent``: in phase 0 gradient descent on the received model, in phase 1 on a model of the
+    client's own, with the proximal term ``pull/2 |v - received|^2``; both with the same momentum and weight decay. The
+    solver keeps its own model as ``personal`` in its state, and its ``end`` reads ``params`` and
+    ``personal["params"]`` of the carry only.
+    """
+
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    pull: float = 0.0
+
+
 def plain_sgd_of(algorithm: Algorithm) -> PlainSgd | None:
     """The settings of the clients' program if it is of kind ``descent``, otherwise None."""
     found = _setting(algorithm)
@@ -47,19 +61,25 @@ def interpolated_sgd_of(algorithm: Algorithm) -> InterpolatedSgd | None:
     return found if isinstance(found, InterpolatedSgd) else None
 
 
+def two_phase_sgd_of(algorithm: Algorithm) -> TwoPhaseSgd | None:
+    """The settings of the clients' program if it is of kind ``two_phase_descent``, otherwise None."""
+    found = _setting(algorithm)
+    return found if isinstance(found, TwoPhaseSgd) else None
+
+
 def is_fusible(algorithm: Algorithm) -> bool:
     """Whether there is a fused kernel for the clients' program."""
     return _setting(algorithm) is not None
 
 
-_KINDS: dict[str, Any] = {"descent": PlainSgd, "pair_descent": InterpolatedSgd}
+_KINDS: dict[str, Any] = {"descent": PlainSgd, "pair_descent": InterpolatedSgd, "two_phase_descent": TwoPhaseSgd}
 
 
-def _setting(algorithm: Algorithm) -> PlainSgd | InterpolatedSgd | None:
+def _setting(algorithm: Algorithm) -> PlainSgd | InterpolatedSgd | TwoPhaseSgd | None:
     """Read once per algorithm, which is frozen, and kept with it as its traits are."""
     kept = algorithm.__dict__
     if "_fused_setting" not in kept:
         hint = algorithm.fusing
         kept["_fused_setting"] = _KINDS[hint.kind](**hint.numbers) if hint is not None and hint.kind in _KINDS else None
-    found: PlainSgd | InterpolatedSgd | None = kept["_fused_setting"]
+    found: PlainSgd | InterpolatedSgd | TwoPhaseSgd | None = kept["_fused_setting"]
     return found

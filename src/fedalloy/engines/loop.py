@@ -33,7 +33,7 @@ class Loop(Engine):
     ) -> Outcome:
         with phase("data"):
             data = task.data("train", work.ids)
-        gathering = Gathering(work, exact=algorithm.exact_norms, like=algorithm.templates(shared))
+        gathering = Gathering(work, exact=algorithm.exact_norms, like=algorithm.templates(shared), storage=self.storage)
         kept: dict[int, State] = {}
         failures: dict[int, str] = {}
         with torch.no_grad(), phase("compute"):
@@ -46,6 +46,14 @@ class Loop(Engine):
                     else:
                         kept[client] = found.state
         return Outcome(gathering.cohort(), kept, failures)
+
+
+def loop_like(engine: Engine) -> Loop:
+    """A loop that keeps contributions where ``engine`` does, for what that engine cannot run."""
+    loop = Loop()
+    if engine.storage is not None:
+        loop.keep_contributions(engine.storage)
+    return loop
 
 
 def planned(algorithm: Algorithm, work: Work, data: Block, shared: Shared, ctx: Context) -> Iterator[Prepared]:

@@ -102,10 +102,16 @@ class SharedCohort(Cohort):
         return Cohort(self.ids, copied, self.stats, self.cross, self.notes)
 
     def _check(self) -> None:
-        if self.owner is not None and self.owner.calls != self.made:
-            raise Overwritten(
-                "these contributions lay in memory that the engine has used again: keep() copies them before that"
-            )
+        if self.owner is not None:
+            check_current(self.owner, self.made)
+
+
+def check_current(owner: Summing, made: int) -> None:
+    """Refuse to read rows that the engine has used for another round."""
+    if owner.calls != made:
+        raise Overwritten(
+            "these contributions lay in memory that the engine has used again: keep() copies them before that"
+        )
 
 
 def _is_large(leaf: Tensor) -> bool:

@@ -1,6 +1,5 @@
 """The loop's body in single-threaded processes: the fastest way to train convolutions on a CPU. Plain SGD updates its
-model in place. A federated and a local model of dense layers trained at once use the fused kernel, whose blocks hold
-few clients anyway.
+model in place. Two models of dense layers, trained at once or one after the other, use the fused kernels.
 
 Processes are forked, so they use the data and the module without a copy; where that is not possible, new ones are
 started (:mod:`fedalloy.engines.processes`). Parameters, payloads and client states are passed through shared memory.
@@ -16,7 +15,7 @@ import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -26,20 +25,19 @@ import torch
 from torch import Tensor
 
 from fedalloy.core.algorithm import Algorithm
-from fedalloy.core.applying import Applied, plain, vmapped
 from fedalloy.core.contributions import Notes
 from fedalloy.core.errors import ClientError, FedalloyError, SpecError
-from fedalloy.core.program import Kernel
+from fedalloy.core.gathering import Storage
 from fedalloy.core.protocols import Engine, Outcome, Shared, Task
 from fedalloy.core.registry import register
 from fedalloy.core.screening import unlike
-from fedalloy.core.types import Block, Cohort, Context, Contribution, Payload, State, Tree, Work
-from fedalloy.engines import fused_interpolated, inplace_sgd, processes
-from fedalloy.engines.batched import dense_of
-from fedalloy.engines.kinds import interpolated_sgd_of, plain_sgd_of
-from fedalloy.engines.loop import Loop, planned, run_one
+from fedalloy.core.types import Cohort, Context, Contribution, Payload, State, Tree, Work
+from fedalloy.engines import processes
+from fedalloy.engines.loop import loop_like, planned, run_one
+from fedalloy.engines.one_by_one import KernelFor
+from fedalloy.engines.out_of_core import shared_with_forks
 from fedalloy.engines.profile import phase
-from fedalloy.engines.shared_cohort import Columns, SharedCohort, plain_notes, read_notes, sum_columns
+from fedalloy.engines.shared_cohort import Columns, SharedCohort, check_current, plain_notes, read_notes, sum_columns
 from fedalloy.engines.shared_memory import Layout, shared_rows
 
 WorkerReply = tuple[dict[str, float], tuple[Any, ...]]
@@ -71,7 +69,7 @@ class Workers(Engine):
         self, algorithm: Algorithm, task: Task, shared: Shared, states: Mapping[int, State], work: Work, ctx: Context
     ) -> Outcome:
         if not _possible(shared):
-            return Loop()(algorithm, task, shared, states, work, ctx)
+            return loop_like(self)(algorithm, task, shared, states, work, ctx)
         try:
             with phase("compute"):
                 crew = self._hire(algorithm, task, shared, states, len(work))
@@ -98,7 +96,8 @@ class Workers(Engine):
         if crew is None or crew.algorithm is not algorithm or crew.task is not task or crew.slots < clients:
             self.close()
             count = self.processes or os.cpu_count() or 1
-            self._crew = crew = Crew(algorithm, task, shared, next(iter(states.values())), clients, count)
+            one = next(iter(states.values()))
+            self._crew = crew = Crew(algorithm, task, shared, one, clients, count, self.storage)
         return crew
 
 
@@ -115,15 +114,23 @@ class Crew:
     """A fixed number of processes for one algorithm and task, and the memory that they share with the parent."""
 
     def __init__(
-        self, algorithm: Algorithm, task: Task, shared: Shared, state: State, slots: int, processes: int
+        self,
+        algorithm: Algorithm,
+        task: Task,
+        shared: Shared,
+        state: State,
+        slots: int,
+        processes: int,
+        storage: Storage | None = None,
     ) -> None:
         self.algorithm, self.task, self.slots = algorithm, task, slots
-        mixes = interpolated_sgd_of(algorithm) is not None and not shared["buffers"]
-        self.layers = dense_of(task.objective, shared) if mixes else None
-        payload = Layout.of(algorithm.templates(shared))
+        self.kernel = KernelFor.of(algorithm, task.objective, shared)
+        templates = algorithm.templates(shared)
+        payload = Layout.of(templates)
+        self.file = shared_with_forks(storage, slots, templates)
         self.layouts = {"shared": Layout.of(shared), "payload": payload, "state": Layout.of(state)}
         self.shared = shared_rows(1, self.layouts["shared"])
-        self.payload = shared_rows(slots, self.layouts["payload"])
+        self.payload = shared_rows(slots, payload) if self.file is None else self.file.rows.bytes
         self.sums = shared_rows(1, self.layouts["payload"])
         self.calls = 0
         self.states = shared_rows(slots, self.layouts["state"])
@@ -224,8 +231,6 @@ class Crew:
         """The round's outcome from the shared rows; an answer that is a string is the reason of a client's failure."""
         good = [slot for slot in range(len(ids)) if isinstance(answers[slot], tuple)]
         failures = {ids[slot]: answers[slot] for slot in range(len(ids)) if slot not in good}
-        payload: Payload = {part: {} for part in self.algorithm.parts(self._shared())}
-        payload |= _stacked(self.payload, self.layouts["payload"], good)
         told, notes = [answers[slot][0] for slot in good], [read_notes(answers[slot][1]) for slot in good]
         names = told[0].keys() if good else ()
         stats = {name: torch.tensor([one[name] for one in told], dtype=torch.float64) for name in names}
@@ -236,6 +241,13 @@ class Crew:
         present = torch.tensor([ids[slot] for slot in good], dtype=torch.int64)
         if not good:
             return Outcome(Cohort(present, {}), states, failures)
+        assert noted is not None
+        if self.file is not None:
+            check = partial(check_current, self, self.calls)
+            found = self.file.cohort(present, torch.tensor(good), stats, noted)
+            return Outcome(replace(found, check=check), states, failures)
+        payload: Payload = {part: {} for part in self.algorithm.parts(self._shared())}
+        payload |= _stacked(self.payload, self.layouts["payload"], good)
         if not _in_front(good):  # then ``payload`` is a copy of the rows
             return Outcome(Cohort(present, payload, stats, noted=noted), states, failures)
         cohort = SharedCohort(
@@ -296,13 +308,6 @@ class Crew:
             (block,) = planned(self.algorithm, work, data, shared, ctx)
             return run_one(self.algorithm, self.task, shared, state, block, ctx, *self.kernel(data))
 
-    def kernel(self, data: Block) -> tuple[Kernel | None, Applied]:
-        """The kernel for the local steps and how it applies rules to trees: ``inplace_sgd`` for plain SGD, the fused
-        kernel for SGD on two models of dense layers, otherwise None, the plain kernel."""
-        if self.layers is not None and isinstance(data.x, Tensor):
-            return partial(fused_interpolated.train, self.layers), vmapped
-        return inplace_sgd.train if plain_sgd_of(self.algorithm) is not None else None, plain
-
 
 def _serve(crew: Crew, pipe: Connection, parents_end: Connection | None) -> None:
     """A worker's main loop: uses one thread, ignores Ctrl-C, ends when the parent does."""
@@ -334,12 +339,12 @@ def _answer(
     try:
         return crew.run(slot, work, ctx)
     except ClientError as error:
-        return _portable(error)
+        return portable(error)
     except Exception as error:  # e.g. reading the data, or a state that does not fit: the process continues
-        return _portable(ClientError("worker", error, client=client, round=ctx.round))
+        return portable(ClientError("worker", error, client=client, round=ctx.round))
 
 
-def _portable(error: ClientError) -> ClientError:
+def portable(error: ClientError) -> ClientError:
     """The same error with a cause that can be pickled; the original may not be."""
     cause = RuntimeError(f"{type(error.cause).__name__}: {error.cause}")
     return ClientError(error.stage, cause, client=error.client, round=error.round)

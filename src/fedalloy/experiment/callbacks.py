@@ -107,8 +107,7 @@ class EarlyStopping(Callback):
     _stale: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.patience < 1:
-            raise SpecError(f"EarlyStopping: patience must be 1 or more evaluations, got {self.patience}")
+        _check_count(self.patience, "EarlyStopping: patience must be 1 or more evaluations")
 
     def on_run_begin(self, start: RunStart, /) -> None:
         self._best, self._stale = None, 0
@@ -132,8 +131,7 @@ class Checkpoints(Callback):
     every: int = 10
 
     def __post_init__(self) -> None:
-        if self.every < 1:
-            raise SpecError(f"Checkpoints: every must be 1 or more rounds, got {self.every}")
+        _check_count(self.every, "Checkpoints: every must be 1 or more rounds")
 
     def on_round_end(self, event: RoundEvent, /) -> None:
         if event.progress.round % self.every == 0:
@@ -151,8 +149,15 @@ class LogRounds(Callback):
         log.info("round %d of %d: %s %.4f", event.progress.round, event.rounds, metric, value)
 
 
+def _check_count(value: Any, said: str) -> None:
+    if not isinstance(value, int) or value < 1:
+        raise SpecError(f"{said}, got {value!r}")
+
+
 def _checked(callback: Any) -> Any:
     """Refuse an object that would never be called, and a method that is misspelt."""
+    if isinstance(callback, type):
+        raise SpecError(f"{callback.__name__} is a class: give an object of it, {callback.__name__}()")
     known = [name for name in HOOKS if callable(getattr(callback, name, None))]
     strange = [name for name in dir(type(callback)) if name.startswith("on_") and name not in HOOKS]
     if strange:

@@ -10,6 +10,7 @@ from fedalloy.core.arguments import checked
 from fedalloy.core.errors import SpecError, nearest
 from fedalloy.core.protocols import Engine
 from fedalloy.core.statistics import MAX_EXAMPLES
+from fedalloy.engines.out_of_core import LIMIT_MB
 from fedalloy.experiment.sampling import Sampling, UniformSampling
 from fedalloy.methods.classifier import ClassifierTraining
 from fedalloy.tasks.devices import DeviceProfile
@@ -31,7 +32,9 @@ class RunConfig:
     ``mix_every``: also score mixtures of the federated and the local models after this many rounds, for methods that
     have both; the last round always does. ``snapshot_every``: keep synthetic samples in the run folder after this many
     rounds, for methods that generate them. Client states are kept on disk when those of the whole population are
-    larger than ``client_memory_mb`` (:func:`fedalloy.experiment.records.store.open_store`).
+    larger than ``client_memory_mb`` (:func:`fedalloy.experiment.records.store.open_store`), and the contributions of a
+    round when those of the cohort are larger than ``contributions_mb``: in a file without a name in
+    ``contributions_folder`` (default: in the run folder, or the system's temporary folder for a run that has none).
     """
 
     rounds: int = 50
@@ -58,6 +61,8 @@ class RunConfig:
     engine_options: dict[str, Any] = field(default_factory=dict)
     device: str = "cpu"
     threads: int | None = None
+    contributions_mb: float = LIMIT_MB
+    contributions_folder: str | None = None
     profile: bool = False
 
     def __post_init__(self) -> None:
@@ -88,7 +93,7 @@ class RunConfig:
             raise SpecError(f"max_norm must be above 0, or none, got {self.max_norm}")
         if self.max_examples < 1:
             raise SpecError(f"max_examples must be 1 or more, got {self.max_examples}")
-        for name in ("checkpoint_every", "client_memory_mb"):
+        for name in ("checkpoint_every", "client_memory_mb", "contributions_mb"):
             if getattr(self, name) < 0:
                 raise SpecError(f"{name} must be 0 or more, got {getattr(self, name)}")
 

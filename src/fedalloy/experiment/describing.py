@@ -28,6 +28,7 @@ PATHS = {
     "evaluate_clients": "evaluate.clients", "evaluate_part": "evaluate.part", "mix_every": "evaluate.mix_every",
     "snapshot_every": "evaluate.snapshots",
     "metrics": "evaluate.metrics", "device": "engine.device", "threads": "engine.threads",
+    "contributions_mb": "engine.contributions_mb", "contributions_folder": "engine.contributions_folder",
 }  # fmt: skip
 """Settings of a run in Python (:class:`fedalloy.experiment.config.RunConfig`) by their place in a recipe."""
 _ALWAYS = ("rounds", "metrics", "target_metric")

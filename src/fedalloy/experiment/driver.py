@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -14,6 +15,7 @@ from fedalloy.core.algorithm import Algorithm, ServerState
 from fedalloy.core.errors import CheckpointError, Diverged, SpecError, is_passing, nearest
 from fedalloy.core.protocols import ClientStore, Task
 from fedalloy.core.types import State, Tree
+from fedalloy.engines.out_of_core import StorageLimit
 from fedalloy.experiment.callbacks import Hooks, RunStart, Wishes
 from fedalloy.experiment.config import RunConfig
 from fedalloy.experiment.evaluate import Evaluation
@@ -151,17 +153,23 @@ def run(
     if folder is not None:
         claim = _claim(algorithm, task, config, state, recipe or {})
         opened = open_folder(folder, resume, claim, fed.task, config, fed.notices)
+    fed.engine.keep_contributions(_storage(config, opened))
     with Threads(config), opened.lock() if opened else nullcontext():
         recorder: Recorder = FolderRecorder(opened) if opened else MemoryRecorder()
         session = Session(fed, state, make_store(fed, state, opened), recorder, known_sizes(fed), hooks=hooks)
         if opened and claim:
-            agreed = agree(opened, claim, Consent(start_over, allow_engine_change))
-            _restore(session, opened, agreed, start_over)
+            _restore(session, opened, agree(opened, claim, Consent(start_over, allow_engine_change)), start_over)
         place = opened.path if opened else None
         without = told_about_float64(config.device)
         with stop_when_asked(place, caught) as flag, closing(fed.engine), profiled(config) as profile, without:
             session.profile = profile
             return _run_rounds(session, flag, _start(session, recipe or {}, place)), recorder
+
+
+def _storage(config: RunConfig, folder: RunFolder | None) -> StorageLimit:
+    """Where the contributions of a round are kept."""
+    place = config.contributions_folder or (folder.path if folder else None)
+    return StorageLimit(config.contributions_mb, None if place is None else Path(place))
 
 
 def _start(session: Session, recipe: Mapping[str, Any], folder: Path | None) -> RunStart:
@@ -181,6 +189,8 @@ def make_store(fed: Federation, state: ServerState, folder: RunFolder | None) ->
     if fed.algorithm.stateful and not fed.engine.clients_keep_states:
         one = fed.algorithm.init_client(state["shared"], fed.root, fed.task.objective.init)
     place = folder.clients if folder else None
+    if fed.engine.clients_keep_states:
+        fed.engine.claim_states(str(folder.path.resolve()) if folder else f"a run in memory of process {os.getpid()}")
     return open_store(one, fed.task.population, config.client_memory_mb, place, config.device)
 
 
@@ -292,7 +302,7 @@ def _unless_last(session: Session, result: RoundResult, seen: Seen) -> State:
 
 def _engine_notes(session: Session) -> dict[str, Any]:
     """The engine's notes: which engine was chosen (once), and its phases when they are collected."""
-    notes: dict[str, Any] = {}
+    notes: dict[str, Any] = session.fed.engine.incidents()
     if session.progress.round == 1 and session.fed.engine.choice:
         notes["engine"] = session.fed.engine.choice
     if session.profile is not None:
@@ -366,6 +376,8 @@ def _save(session: Session) -> None:
     extra = {"progress": asdict(session.progress), "engine": engine, "sizes": session.sizes.to_state()}
     extra |= {LAST: session.last} if session.last else {}
     session.recorder.checkpoint(session.progress.round, session.state, session.store, extra)
+    if session.fed.engine.clients_keep_states and session.fed.engine.data_at_hand:
+        session.fed.engine.checkpointed(session.progress.round, session.store.commit(session.progress.round))
     session.wishes.save = False
     if isinstance(session.recorder, FolderRecorder):
         session.hooks.call("on_checkpoint", session.progress.round)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedalloy.core import aspects, inputs
+from fedalloy.core import aspects
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.errors import SpecError, nearest
 from fedalloy.core.protocols import Task
@@ -18,7 +18,7 @@ from fedalloy.core.showing import ShownRuns
 from fedalloy.core.spec import algorithm_from_spec
 from fedalloy.core.task import check_task
 from fedalloy.core.types import Tree
-from fedalloy.experiment import saved
+from fedalloy.experiment import predicting, saved
 from fedalloy.experiment.config import RunConfig
 from fedalloy.experiment.describing import Described, recipe_of
 from fedalloy.experiment.driver import Ending, RoundEvent, run
@@ -31,10 +31,10 @@ from fedalloy.experiment.tracking import Tracker
 from fedalloy.experiment.trained import Trained
 from fedalloy.methods import published as algorithms
 from fedalloy.methods.classifier import synthetic_set
+from fedalloy.tasks.describing import preparation_of
 from fedalloy.tasks.objective import ModuleObjective
-
-_AT_ONCE = 1024
-"""Examples that are predicted together."""
+from fedalloy.tasks.preparing import Preparation
+from fedalloy.tasks.sources import raw_rows
 
 
 @dataclass(frozen=True, repr=False)
@@ -103,35 +103,48 @@ class RunResult(ShownRuns):
             raise SpecError("the clients of this method have no model of their own: result.module() is that of all")
         return self.module(client)
 
-    def predict(self, x: Any, client: int | None = None) -> Tensor:
-        """The outputs of the global model for examples (logits for classes), or those of a client's own model.
+    def prepare(self, x: Any, rows_of: int | None = None) -> Any:
+        """Raw rows as the model gets them: a frame's columns are encoded, gaps filled, features standardised, as far as
+        the task does it. ``rows_of`` is the client whose rows they are, where that is done per client."""
+        return raw_rows.prepare(x, self._preparation(() if rows_of is None else (rows_of,)), rows_of)
 
-        ``x`` is what the model gets: if the task has standardised or encoded features, these must be so as well.
+    def predict(
+        self, x: Any, client: int | None = None, *, rows_of: int | None = None, prepared: bool = False
+    ) -> Tensor:
+        """The outputs of the global model for raw rows (logits for classes), or those of a client's own model.
+
+        The rows are prepared first (:meth:`prepare`). Where that is done per client, ``rows_of`` says whose rows these
+        are (default: ``client``). With ``prepared=True`` the model gets ``x`` as it is.
         """
         model = self.trained.server_model()
         leaves = (model.params, model.buffers)
         if client is not None:
             self.personal_module(client)
             (leaves,) = self.trained.models(torch.tensor([client]))
-        like = next(iter(leaves[0].values()))
-        given = x if isinstance(x, Mapping | tuple) else torch.as_tensor(x)
-        rows = inputs.each(lambda leaf: leaf.to(like) if leaf.is_floating_point() else leaf.to(like.device), given)
-        with torch.no_grad():
-            parts = (inputs.take(rows, some) for some in inputs.pieces(inputs.length(rows), _AT_ONCE))
-            return torch.cat([model.objective.outputs(*leaves, part).cpu() for part in parts])
+        rows = predicting.rows_for(x, self.prepare, client, rows_of, prepared)
+        floats = not getattr(model.objective, "takes_integers", True)
+        return predicting.outputs(lambda part: model.objective.outputs(*leaves, part), rows, leaves[0], floats)
 
-    def save(self, folder: str | Path, clients: Sequence[int] = ()) -> Path:
-        """Write the model, those of some ``clients`` and all rounds, as safetensors and JSON; :func:`fedalloy.load`
-        reads them (:mod:`fedalloy.experiment.saved`)."""
+    def save(self, folder: str | Path, clients: Sequence[int] = (), *, rows_of: Sequence[int] | None = None) -> Path:
+        """Write the model, those of some ``clients``, all rounds, and how raw rows are prepared, as safetensors and
+        JSON; :func:`fedalloy.load` reads them (:mod:`fedalloy.experiment.saved`). Where rows are prepared per client,
+        that of the clients ``rows_of`` is saved (default: all whose data are in memory, else ``clients``)."""
         for client in clients:
             self.personal_module(client)
+        steps = self._preparation(clients if rows_of is None else rows_of)
+        steps = steps if rows_of is None or not steps.per_client else steps.of_clients(rows_of)
+        floats = not getattr(self.trained.server_model().objective, "takes_integers", True)
         own = self.trained.models(torch.tensor(list(clients), dtype=torch.int64)) if clients else []
         told = {
             "name": self.name, "seed": self.seed, "status": self.status, "round": self.ending.progress.round,
             "metric": self.metric, "rounds": list(self.rounds()),
         }  # fmt: skip
         each = {client: {**params, **buffers} for client, (params, buffers) in zip(clients, own, strict=True)}
-        return saved.write(Path(folder), told, self.model, each)
+        return saved.write(Path(folder), {**told, "floats": floats}, self.model, each, steps)
+
+    def _preparation(self, clients: Sequence[int]) -> Preparation:
+        """What the task does to raw rows, at least to those of ``clients``."""
+        return preparation_of(self.trained.fed.task, clients)
 
     def _checked(self, client: int) -> int:
         known = self.trained.fed.task.population
@@ -222,8 +235,7 @@ def fit(
     another engine or device, ``start_over`` starts over where no checkpoint can be used.
     """
     _check_order(algorithm, task)
-    if folder is not None and (not isinstance(folder, str | Path) or not str(folder)):
-        raise SpecError(f"fit: folder must be the path of a run folder, or None for none, got {folder!r}")
+    _check_given(folder, callbacks)
     chosen = as_algorithm(algorithm)
     config = RunConfig(rounds=rounds, seed=seed, **_settings(settings, cohort, task))
     name = {"name": algorithm} if isinstance(algorithm, str) else {}
@@ -245,6 +257,14 @@ def as_algorithm(algorithm: Algorithm | str | Mapping[str, Any]) -> Algorithm:
     if not isinstance(algorithm, str | Mapping):
         raise SpecError(f"algorithm is a {type(algorithm).__name__}: give fedavg(lr=0.05), a method's name, or a spec")
     return algorithms.named(algorithm) if isinstance(algorithm, str) else algorithm_from_spec(algorithm)
+
+
+def _check_given(folder: object, callbacks: object) -> None:
+    if folder is not None and (not isinstance(folder, str | Path) or not str(folder)):
+        raise SpecError(f"fit: folder must be the path of a run folder, or None for none, got {folder!r}")
+    if not isinstance(callbacks, Iterable):
+        how = f"write [{type(callbacks).__name__}()]"
+        raise SpecError(f"fit: callbacks must be a list of objects, got {callbacks!r}: {how}")
 
 
 def _check_order(algorithm: object, task: object) -> None:

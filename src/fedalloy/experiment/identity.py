@@ -20,7 +20,7 @@ from fedalloy.core.protocols import Engine, Objective, Task
 from fedalloy.experiment.config import RunConfig
 from fedalloy.tasks.federation import FederatedTask
 
-FREE = ("threads", "checkpoint_every", "client_memory_mb", "profile")
+FREE = ("threads", "checkpoint_every", "client_memory_mb", "contributions_mb", "contributions_folder", "profile")
 _ELSEWHERE = ("sampling", "devices", "engine", "engine_options", "device")
 _WITNESSES = 5
 
@@ -92,8 +92,10 @@ def _engine(config: RunConfig) -> Plain:
     """The engine and its device; how long it waits for remote nodes may change from session to session."""
     engine = config.engine
     kind = engine if isinstance(engine, str) else _registered(engine)
-    fixed = (cast(type[Engine], registry.find("engine", kind)) if isinstance(engine, str) else engine).fixed_options
-    return {"kind": kind, "device": str(config.device), "options": portrait(config.engine_options) if fixed else {}}
+    rule = cast(type[Engine], registry.find("engine", kind)) if isinstance(engine, str) else engine
+    given = config.engine_options if rule.fixed_options else {}
+    options = {name: value for name, value in given.items() if name not in rule.free_options}
+    return {"kind": kind, "device": str(config.device), "options": portrait(options)}
 
 
 def _registered(engine: object) -> str:
@@ -108,6 +110,11 @@ def other_data(found: Plain, task: Task) -> list[str]:
     there, here = found.get("task", {}), data_of(task)
     known = {name: value for name, value in there.items() if name in here}
     return list(_differences(known, here, {}, "task.").values())
+
+
+def is_task_of(found: Plain, task: Task) -> bool:
+    """Whether a run with the identity ``found`` was made on these data with this model, however a recipe calls them."""
+    return bool(found.get("task") == {**data_of(task), "model": _model(task.objective)})
 
 
 def data_of(task: Task) -> Plain:

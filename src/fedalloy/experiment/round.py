@@ -151,7 +151,7 @@ def _assign(fed: Federation, round: int, key: Key) -> tuple[Work, list[int]]:
 
 def _read_ahead(fed: Federation, round: int) -> None:
     """Tell the task who takes part in the next round, so that it can read their data while this one is trained."""
-    if round <= fed.config.rounds and not fed.config.sampling.reads_data:
+    if fed.engine.trains_here and round <= fed.config.rounds and not fed.config.sampling.reads_data:
         fed.task.prefetch(lambda: _assign(fed, round, fed.root.fold("round", round))[0].ids)
 
 
@@ -160,7 +160,11 @@ def client_states(
 ) -> dict[int, State]:
     """Every client's state; a client without one gets its initial state."""
     clients = ids.tolist()
-    return _with_new(fed, state, _known(fed, store, clients), clients, round)
+    known = _known(fed, store, clients)
+    if not fed.engine.data_at_hand:
+        return _with_new(fed, state, known, clients, round)
+    known = fed.engine.read_states(known) if fed.engine.clients_keep_states and known else known
+    return _initial(fed, state, clients, round, known)
 
 
 def _known(fed: Federation, store: ClientStore, clients: list[int]) -> dict[int, State]:
@@ -171,8 +175,17 @@ def _known(fed: Federation, store: ClientStore, clients: list[int]) -> dict[int,
 def _with_new(
     fed: Federation, state: ServerState, known: dict[int, State], clients: list[int], round: int
 ) -> dict[int, State]:
-    if fed.engine.clients_keep_states:
+    new, algorithm = fed.new_clients, fed.algorithm
+    if not fed.engine.data_at_hand and fed.engine.clients_keep_states:
         return {client: {} for client in clients} | known
+    if not fed.engine.trains_here:
+        return {client: {"new": algorithm.client_key(new, client, round)} for client in clients} | known
+    return _initial(fed, state, clients, round, known)
+
+
+def _initial(
+    fed: Federation, state: ServerState, clients: list[int], round: int, known: dict[int, State]
+) -> dict[int, State]:
     new, shared, algorithm = fed.new_clients, state["shared"], fed.algorithm
     if not algorithm.stateful and not algorithm.needs_fresh:
         return dict.fromkeys(clients, algorithm.init_client(shared, new, fed.task.objective.init))

@@ -4,7 +4,8 @@
 |---|---|
 | ``model.safetensors`` | parameters and buffers of the global model |
 | ``client-3.safetensors`` | those of client 3's own model, for clients that were saved |
-| ``result.json`` | name, seed, status, round, scores, and the row of every round |
+| ``preparation.safetensors`` | each client's centre, spread and values for gaps, where the task has them |
+| ``result.json`` | name, seed, status, round, scores, the row of every round, and how raw rows are prepared |
 """
 
 from __future__ import annotations
@@ -24,11 +25,15 @@ from torch import Tensor, nn
 
 from fedalloy.core.errors import CheckpointError, SpecError
 from fedalloy.core.types import Tree
+from fedalloy.experiment import predicting
 from fedalloy.experiment.records import atomic
 from fedalloy.experiment.records.stream import encode
+from fedalloy.tasks.calling import called
+from fedalloy.tasks.preparing import Preparation
+from fedalloy.tasks.sources import raw_rows
 
-FORMAT = 1
-_JSON, _MODEL = "result.json", "model.safetensors"
+FORMAT = 2
+_JSON, _MODEL, _STEPS = "result.json", "model.safetensors", "preparation.safetensors"
 _CLIENT = re.compile(r"client-(\d+)\.safetensors")
 _NEEDED = {"format": int, "name": str, "seed": int, "status": str, "round": int, "metric": str, "rounds": list}
 Module = TypeVar("Module", bound=nn.Module)
@@ -37,7 +42,8 @@ Module = TypeVar("Module", bound=nn.Module)
 @dataclass(frozen=True, repr=False)
 class SavedResult:
     """A result that was saved. ``model`` are parameters and buffers of the global model, ``clients`` those of clients
-    whose own model was saved; ``rows`` has one row per round."""
+    whose own model was saved; ``rows`` has one row per round. ``preparation`` is what was done to raw rows (None: saved
+    by a version that did not say it); ``floats`` says that whole numbers reach the model as floats."""
 
     name: str
     seed: int
@@ -47,6 +53,8 @@ class SavedResult:
     model: Tree
     clients: Mapping[int, Tree] = field(default_factory=dict)
     rows: tuple[dict[str, Any], ...] = ()
+    preparation: Preparation | None = None
+    floats: bool = False
 
     def __repr__(self) -> str:
         own = f", {len(self.clients)} personal model{'s' if len(self.clients) > 1 else ''}" if self.clients else ""
@@ -72,6 +80,30 @@ class SavedResult:
             raise SpecError(f"{not_its}: {error}") from None
         return module.eval()
 
+    def prepare(self, x: Any, rows_of: int | None = None) -> Any:
+        """Raw rows as the model gets them, as ``result.prepare`` makes them."""
+        if self.preparation is None:
+            raise SpecError(
+                "this result was saved by a version that did not save how raw rows are prepared: save it again, or "
+                "give rows as the model gets them, prepared=True"
+            )
+        return raw_rows.prepare(x, self.preparation, rows_of)
+
+    def predict(
+        self,
+        module: nn.Module,
+        x: Any,
+        client: int | None = None,
+        *,
+        rows_of: int | None = None,
+        prepared: bool = False,
+    ) -> Tensor:
+        """The outputs of your module with the saved weights, for raw rows; the arguments are those of
+        ``result.predict``."""
+        filled = self.module(module, client)
+        rows = predicting.rows_for(x, self.prepare, client, rows_of, prepared)
+        return predicting.outputs(lambda part: called(filled, part), rows, dict(filled.named_parameters()), self.floats)
+
     def _own(self, client: int) -> Tree:
         if client not in self.clients:
             known = ", ".join(map(str, self.clients)) or "none"
@@ -86,15 +118,17 @@ def _missing(module: nn.Module, given: Tree) -> list[str]:
     return [name for name, leaf in leaves.items() if leaf.requires_grad and id(leaf) not in tied]
 
 
-def write(folder: Path, told: Mapping[str, Any], model: Tree, clients: Mapping[int, Tree]) -> Path:
+def write(folder: Path, told: Mapping[str, Any], model: Tree, clients: Mapping[int, Tree], steps: Preparation) -> Path:
     """Write a result into a new or empty folder; ``result.json`` comes last, so that a folder with it is complete."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise CheckpointError(f"{folder} exists and is not an empty folder: choose another one")
     atomic.make_folder(folder)
-    for name, tree in {_MODEL: model, **{f"client-{one}.safetensors": tree for one, tree in clients.items()}}.items():
+    trees = {_MODEL: model, **{f"client-{one}.safetensors": tree for one, tree in clients.items()}}
+    trees |= {_STEPS: steps.tensors()} if steps.tensors() else {}
+    for name, tree in trees.items():
         leaves = {leaf: value.detach().cpu().clone().contiguous() for leaf, value in tree.items()}
         atomic.write_atomically(folder / name, partial(save_file, leaves))
-    atomic.write_text(folder / _JSON, encode({"format": FORMAT, **told}) + "\n")
+    atomic.write_text(folder / _JSON, encode({"format": FORMAT, **told, "preparation": steps.told()}) + "\n")
     return folder
 
 
@@ -112,7 +146,20 @@ def load(folder: str | Path) -> SavedResult:
         _leaves(place / _MODEL),
         {client: _leaves(clients[client]) for client in sorted(clients)},
         tuple(told["rounds"]),
+        _preparation(place, told),
+        told.get("floats") is True,
     )
+
+
+def _preparation(place: Path, told: Mapping[str, Any]) -> Preparation | None:
+    """How raw rows are prepared; None in a folder of a version that did not say it."""
+    if told["format"] == 1:
+        return None
+    file = place / _STEPS
+    try:
+        return Preparation.read(told["preparation"], _leaves(file) if file.exists() else {})
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise CheckpointError(f"{place / _JSON}: how rows are prepared cannot be read ({error!r})") from None
 
 
 def _told(file: Path) -> dict[str, Any]:
@@ -125,8 +172,10 @@ def _told(file: Path) -> dict[str, Any]:
     wrong = [name for name, kind in _NEEDED.items() if not isinstance(told, dict) or type(told.get(name)) is not kind]
     if wrong:
         raise CheckpointError(f"{file} is no saved result: '{wrong[0]}' is missing or of another type")
-    if told["format"] != FORMAT:
-        raise CheckpointError(f"{file} has format {told['format']}; this version of fedalloy reads {FORMAT}: update it")
+    if told["format"] not in (1, FORMAT):
+        raise CheckpointError(
+            f"{file} has format {told['format']}; this version of fedalloy reads 1 and {FORMAT}: update it"
+        )
     return dict(told)
 
 

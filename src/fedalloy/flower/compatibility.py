@@ -24,7 +24,8 @@ TESTED = ("1.41",)
 class Hook:
     """A name in a Flower module that is replaced.
 
-    ``uses`` is everything that the module uses of it; for a function, the arguments that matter here.
+    ``uses`` is everything that the module uses of it; for a function, the arguments that matter here; for what it
+    imports from another module, its name.
     """
 
     module: str
@@ -76,6 +77,31 @@ PREFORK = (
         "pull_and_inflate_object_from_tree",
         frozenset({"initial_backoff"}),
         "the same, for a whole message",
+    ),
+    Hook(
+        "flwr.supercore.inflatable.inflatable_utils",
+        "push_object_contents_from_iterable",
+        frozenset({"max_concurrent_pushes"}),
+        "all chunks of a message are copied before the first is sent; now each when its turn comes",
+    ),
+    Hook(
+        "flwr.supercore.inflatable.inflatable_utils",
+        "inflate_object_from_contents",
+        frozenset({"keep_object_contents", "objects"}),
+        "a received array is there three times while it is put together; now once",
+    ),
+    Hook(
+        "flwr.superlink.grid.http_grid",
+        "inflate_object_from_contents",
+        frozenset({"inflate_object_from_contents"}),
+        "the same, where a run receives replies",
+    ),
+    Hook(
+        "flwr.supercore.sql_mixin",
+        "SQLITE_PRAGMAS",
+        frozenset({"SQLITE_PRAGMAS"}),
+        "the SuperLink's database has settings for small rows, and up to a gigabyte of caches; now for large ones, "
+        "with small caches",
     ),
 )
 
@@ -129,7 +155,7 @@ def _difference(hook: Hook, place: Path) -> str:
         tree = ast.parse(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, SyntaxError):
         return "there is no such module"
-    uses = _uses(tree, hook.name) or _defaults(tree, hook.name) & hook.uses
+    uses = _uses(tree, hook.name) or _defaults(tree, hook.name) & hook.uses or _taken(tree, hook.name)
     if uses != hook.uses:
         return f"uses {', '.join(sorted(uses)) or 'nothing'} of '{hook.name}' instead of {', '.join(sorted(hook.uses))}"
     return "keeps the processes it starts" if hook.name == "subprocess" and _keeps(tree) else ""
@@ -140,6 +166,12 @@ def _uses(tree: ast.Module, name: str) -> set[str]:
     imports = [node for node in tree.body if isinstance(node, ast.Import)]
     plain = {alias.name for node in imports for alias in node.names if not alias.asname}
     return {part.attr for part in _parts(tree, name)} if name in plain else set()
+
+
+def _taken(tree: ast.Module, name: str) -> set[str]:
+    """The name itself if a module imports it from another one."""
+    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    return {name} & {alias.name for node in imports for alias in node.names if not alias.asname}
 
 
 def _parts(tree: ast.Module, name: str) -> list[ast.Attribute]:

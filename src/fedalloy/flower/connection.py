@@ -15,7 +15,7 @@ from fedalloy.flower.node_registry import Node, NodeRegistry, connected
 from fedalloy.flower.protocol.header import LeavesLost, Malformed, Refused, Unwell, signed
 from fedalloy.flower.protocol.replies import Reply, read_reply
 from fedalloy.flower.protocol.tensor_messages import TensorMessage, sizes
-from fedalloy.flower.transport import Answer, Transport, of_a_live_run
+from fedalloy.flower.transport import Answer, Take, Transport, of_a_live_run
 
 
 @dataclass
@@ -36,17 +36,18 @@ class Connection:
 
     def ask(
         self, orders: Mapping[int, TensorMessage], message_type: str, group: str, problems: dict[int, str],
-        full: Payload | None = None, enough: int | None = None,
+        full: Payload | None = None, enough: int | None = None, take: Take = lambda client, answer: None,
     ) -> dict[int, Answer]:  # fmt: skip
         """The answers of the clients whose nodes gave one, or of the first that are ``enough``; all others are in
-        ``problems``. A node that has lost its client's local leaves is sent the ``full`` parts and asked again."""
-        answers = self._ask(orders, message_type, group, problems, enough)
+        ``problems``. A node that has lost its client's local leaves is sent the ``full`` parts and asked again.
+        ``take`` gets every client's answer when it arrives, and may empty it."""
+        answers = self._ask(orders, message_type, group, problems, enough, take)
         lost = [client for client, answer in answers.items() if full is not None and self._lost_leaves(answer)]
         if full is None or not lost:
             return answers
         again = {client: TensorMessage(orders[client].header, full) for client in lost}
         kept = {client: answer for client, answer in answers.items() if client not in again}
-        return kept | self._ask(again, message_type, group, problems)
+        return kept | self._ask(again, message_type, group, problems, take=take)
 
     def opened(self, answer: Answer, full: bool = False) -> Reply:
         """A positive answer; its tensors are read only in ``full``."""
@@ -55,14 +56,17 @@ class Connection:
 
     def _ask(
         self, orders: Mapping[int, TensorMessage], message_type: str, group: str, problems: dict[int, str],
-        enough: int | None = None,
+        enough: int | None = None, take: Take = lambda client, answer: None,
     ) -> dict[int, Answer]:  # fmt: skip
         there = self._present()
         problems |= {client: self.registry.absence(client) for client in orders if client not in there}
         clients = {there[client].number: client for client in orders if client in there}
         messages = {node: self._addressed(client, orders[client]) for node, client in clients.items()}
         self.sent += sum(sum(sizes(message.parts).values()) for message in messages.values())
-        found = self.transport.ask(messages, message_type, group, self.deadline, enough) if messages else {}
+        if not messages:
+            return {}
+        arrived: Take = lambda node, answer: take(clients[node], answer)  # noqa: E731
+        found = self.transport.ask(messages, message_type, group, self.deadline, enough, arrived)
         problems |= {clients[node]: answer.problem for node, answer in found.items() if answer.content is None}
         return {clients[node]: answer for node, answer in found.items() if answer.content is not None}
 

@@ -31,7 +31,7 @@ from fedalloy.flower.protocol.tensor_messages import TensorMessage, pack
 from fedalloy.flower.remote_task import remote_task
 from fedalloy.flower.server import run_federation
 from fedalloy.flower.submission import with_engine
-from fedalloy.flower.transport import Answer, Transport
+from fedalloy.flower.transport import Answer, Take, Transport
 
 _NODE = 1
 Say = Callable[[str], None]
@@ -62,7 +62,7 @@ class InProcess:
 
     def ask(
         self, messages: Mapping[int, TensorMessage], message_type: str, group: str, seconds: float,
-        enough: int | None = None,
+        enough: int | None = None, take: Take = lambda node, answer: None,
     ) -> dict[int, Answer]:  # fmt: skip
         """The answers of the node."""
         begun = self.clock()
@@ -73,6 +73,8 @@ class InProcess:
         if message_type == "train":
             self.seconds.append(self.clock() - begun)
             _check(answers)
+        for node, answer in answers.items():
+            take(node, answer)
         return answers
 
 

@@ -63,7 +63,8 @@ class Flower(Engine):
     """
 
     data_at_hand: ClassVar[bool] = False
-    clients_keep_states: ClassVar[bool] = True
+    trains_here: ClassVar[bool] = False
+    clients_keep_states = True
     fixed_options: ClassVar[bool] = False  # how long to wait for nodes may change from session to session
     deadline: float = 600.0
     minimum: int = 1
@@ -103,25 +104,29 @@ class Flower(Engine):
         before = self._connected.sent
         needed = algorithm.needs(shared) - counted_here(algorithm)
         needed |= {"num_sequences"} if task.objective.unit == "targets" else set()
-        gathering = Gathering(work, exact=algorithm.exact_norms, like=algorithm.templates(shared))
+        like = algorithm.templates(shared)
+        gathering = Gathering(work, exact=algorithm.exact_norms, like=like, storage=self.storage)
         found: dict[int, State] = {}
         failures: dict[int, str] = {}
         patience = _Patience(self, len(work))
+
+        def take(client: int, answer: Answer) -> None:
+            # An answer is forgotten once it is in its row: at no time are there two copies of all of them.
+            try:
+                one = self._contribution(client, answer, algorithm, shared, needed)
+                if reason := gathering.add_one(client, one):
+                    raise Malformed(reason)
+                found[client] = {"round": ctx.round}
+                failures.pop(client, None)
+            except (Malformed, Refused) as error:
+                failures[client] = str(error)
+                patience.lose(client, error)
+
         while len(found) < patience.enough:
             failures = {}
             asked = {client: order for client, order in orders.items() if client not in found}
             enough = patience.wanted - len(found) if self.fraction < 1 else None
-            answers = self._connected.ask(asked, "train", str(ctx.round), failures, parts[False], enough)
-            for client in list(answers):
-                # An answer is forgotten once it is in its row: at no time are there two copies of all of them.
-                try:
-                    one = self._contribution(client, answers.pop(client), algorithm, shared, needed)
-                    if reason := gathering.add_one(client, one):
-                        raise Malformed(reason)
-                    found[client] = {"round": ctx.round}
-                except (Malformed, Refused) as error:
-                    failures[client] = str(error)
-                    patience.lose(client, error)
+            self._connected.ask(asked, "train", str(ctx.round), failures, parts[False], enough, take)
             patience.check(found, failures)
         return Outcome(gathering.cohort(), found, failures, self._connected.sent - before)
 

@@ -19,7 +19,7 @@ from fedalloy.flower.bundle_guard import ALLOW
 from fedalloy.flower.config import QUIET, as_arguments
 from fedalloy.flower.knock import OPTION
 from fedalloy.flower.layout import NodePlace, ServerPlace
-from fedalloy.flower.prefork import Launcher
+from fedalloy.flower.prefork import MALLOC, Launcher
 
 SEATS = "FEDALLOY_SEATS"
 """The environment variable with the file of seats, for everything that a server starts."""
@@ -74,7 +74,7 @@ def environment(launcher: Launcher, home: Path, extra: Mapping[str, str] | None 
     """The environment of a Flower program: without telemetry, and with its files in ``home``."""
     home.mkdir(parents=True, exist_ok=True)
     inherited = {name: value for name, value in os.environ.items() if not name.startswith((_DOORS, SEATS))}
-    return {**inherited, **QUIET, "FLWR_HOME": str(home), **launcher.environment(home), **(extra or {})}
+    return {**MALLOC, **inherited, **QUIET, "FLWR_HOME": str(home), **launcher.environment(home), **(extra or {})}
 
 
 def server_environment(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 _SHORT = 300
 _SLOWER = 1.3
+_LARGE = 1 << 23
+"""Bytes of an order from which answers are fetched one by one, each when the one before is in its row."""
 # Message times come from the clocks of two machines, which may differ a little.
 _CLOCKS_DIFFER = 60.0
 _UNSENT = "the message could not be sent: it is too large"
@@ -52,6 +55,10 @@ class Answer:
     problem: str = ""
 
 
+Take = Callable[[int, Answer], None]
+"""Uses the answer of a node, or of a client, when it arrives."""
+
+
 @dataclass
 class Transport:
     """Sends messages and collects replies. Polling is cheap, so it is done often: every 0.15 s at first, 0.5 s later.
@@ -64,10 +71,11 @@ class Transport:
 
     def ask(
         self, tensor_messages: Mapping[int, TensorMessage], message_type: str, group: str, seconds: float,
-        enough: int | None = None,
+        enough: int | None = None, take: Take = lambda node, answer: None,
     ) -> dict[int, Answer]:  # fmt: skip
         """One message to each node; an answer from each within ``seconds``, or the reason why not. As soon as there are
-        ``enough`` answers, the others are not waited for."""
+        ``enough`` answers, the others are not waited for. ``take`` gets every answer when it arrives, and may empty
+        it: large ones need not be held at the same time."""
         from flwr.app import Message
 
         # A message expires soon after its deadline.
@@ -77,8 +85,18 @@ class Transport:
             for node, tensor_message in tensor_messages.items()
         ]
         del packed
+        asked: dict[str, int] = {}
+
+        def arrived(reply: Message) -> None:
+            if not reply.has_error():
+                take(asked[reply.metadata.reply_to_message_id], Answer(reply.content))
+
         with of_a_live_run():
-            replies = self.exchange(messages, seconds, enough)
+            alone = sum(map(_size, messages[:1])) > _LARGE
+            pending, replies = self._send(messages)
+            messages = [_emptied(message) for message in messages]
+            asked |= {number: message.metadata.dst_node_id for number, message in pending.items()}
+            self._await(pending, replies, seconds, enough, arrived, alone)
         early = enough is not None and _count(replies) >= enough
         reason = f"it was not waited for: {enough} answers were enough" if early else f"no answer within {seconds:g} s"
         return attribute(messages, replies, reason)
@@ -87,23 +105,31 @@ class Transport:
         """Send, and collect replies until all nodes, or ``enough`` of them, have answered or time is over. A message
         that could not be sent and a reply that cannot be read become error replies."""
         pending, replies = self._send(messages)
+        self._await(pending, replies, seconds, enough)
+        return replies
+
+    def _await(
+        self, pending: dict[str, Message], replies: list[Message], seconds: float, enough: int | None = None,
+        arrived: Callable[[Message], None] = lambda reply: None, alone: bool = False,
+    ) -> None:  # fmt: skip
+        """Add what comes to ``replies``; ``alone`` if each is so large that they are fetched one by one."""
         until, gap = self.clock() + seconds, self.gaps[0]
         while pending:
-            for reply in _collect(self.grid, pending):
+            for reply in _collect(self.grid, pending, alone):
                 if pending.pop(reply.metadata.reply_to_message_id, None) is not None:
                     replies.append(reply)
+                    arrived(reply)
             if not pending or self.clock() >= until or (enough is not None and _count(replies) >= enough):
                 break
             self.sleep(min(gap, max(0.0, until - self.clock())))
             gap = min(self.gaps[1], gap * _SLOWER)
-        return replies
 
     def _send(self, messages: Sequence[Message]) -> tuple[dict[str, Message], list[Message]]:
         """The accepted messages by id, and error replies for the others."""
         ids = list(self.grid.push_messages(messages)) if messages else []
         if len(ids) != len(messages):  # together they were too large: send them one by one
             ids = [next(iter(self.grid.push_messages([message])), "") for message in messages]
-        sent = {taken: message for message, taken in zip(messages, ids, strict=True) if taken}
+        sent = {taken: _emptied(message) for message, taken in zip(messages, ids, strict=True) if taken}
         lost = [message for message, taken in zip(messages, ids, strict=True) if not taken]
         return sent, [_failed(message, _UNSENT) for message in lost]
 
@@ -149,19 +175,38 @@ def _count(replies: Sequence[Message]) -> int:
     return sum(not reply.has_error() for reply in replies)
 
 
-def _collect(grid: Grid, pending: Mapping[str, Message]) -> list[Message]:
-    """The replies so far. A reply that cannot be read becomes an error of its sender and does not affect others."""
-    try:
-        return list(grid.pull_messages(list(pending)))
-    except Exception:
-        grid.get_node_ids()  # raises if the connection itself is broken
-    replies: list[Message] = []
-    for number, message in pending.items():
+def _collect(grid: Grid, pending: Mapping[str, Message], alone: bool = False) -> Iterator[Message]:
+    """The replies so far, fetched together, or each ``alone``. A reply that cannot be read becomes an error of its
+    sender and does not affect others."""
+    if not alone:
         try:
-            replies += grid.pull_messages([number])
+            together = list(grid.pull_messages(list(pending)))
+        except Exception:
+            grid.get_node_ids()  # raises if the connection itself is broken
+        else:
+            yield from together
+            return
+    for number, message in list(pending.items()):
+        try:
+            replies = list(grid.pull_messages([number]))
         except Exception as error:
-            replies.append(_failed(message, f"its reply cannot be read: {error!s:.{_SHORT}} ({type(error).__name__})"))
-    return replies
+            grid.get_node_ids()
+            replies = [_failed(message, f"its reply cannot be read: {error!s:.{_SHORT}} ({type(error).__name__})")]
+        yield from replies
+
+
+def _emptied(message: Message) -> Message:
+    """A message that has been sent, without its content, which may be large."""
+    from flwr.app import RecordDict
+
+    kept = copy.copy(message)
+    kept.content = RecordDict()
+    return kept
+
+
+def _size(message: Message) -> int:
+    """The bytes of a message's arrays."""
+    return sum(len(array.data) for record in message.content.array_records.values() for array in record.values())
 
 
 def _failed(message: Message, reason: str) -> Message:

@@ -30,6 +30,7 @@ from fedalloy.tasks.objective import ModuleObjective
 from fedalloy.tasks.partitions.base import Partition
 from fedalloy.tasks.partitions.flower_datasets import FlowerDatasets, is_partitioner
 from fedalloy.tasks.precision import read_as, reading_as
+from fedalloy.tasks.preparing import Preparation
 from fedalloy.tasks.probing import ROWS
 from fedalloy.tasks.pure_module import BuiltModule, Factory
 from fedalloy.tasks.synthetic_part import SyntheticPart, as_part, mixed_in
@@ -78,13 +79,13 @@ def make_task(
     learn = partial(objective_on, data, device, loss=rule, dtype=dtype, kind=of, unit=unit)
     chosen, fixed = (defaults.model if model is None else model), {"trainable": trainable, "buckets": buckets}
     objective = learn(chosen, bounds=bounds, augment=augment, **fixed)
-    data = data if objective.takes_integers else _in_floats(data, as_precision(dtype))
+    raw, data = data.x, data if objective.takes_integers else _in_floats(data, as_precision(dtype))
     made = federate(
         data, *_dealing(partition, clients, data), objective, test_fraction=test_fraction, newcomers=newcomers,
         valid_fraction=valid_fraction, standardise=scaling, noise=as_noise(noise), key=key.fold("federation"),
     )  # fmt: skip
     made = made if synthetic is None else mixed_in(made, *as_part(synthetic).load())
-    shown = {"bounds": bounds, **_shown(data, of, defaults, inferred=kind is None)}
+    shown = {"bounds": bounds, **_shown(data, of, defaults, kind is None, made.prepared.of_types(raw))}
     return replace(made, classifier=learn(classifier) if classifier else None, **shown).to(device, as_precision(dtype))
 
 
@@ -98,10 +99,14 @@ def _read(
     return key, defaults, data, as_standardise(standardise or defaults.standardise)
 
 
-def _shown(data: Dataset, kind: TaskKind | None, defaults: DatasetDefaults, inferred: bool) -> dict[str, Any]:
-    """The kind of a task, its metrics, and its notices with one about its kind if that was inferred."""
+def _shown(
+    data: Dataset, kind: TaskKind | None, defaults: DatasetDefaults, inferred: bool, steps: Preparation
+) -> dict[str, Any]:
+    """The kind of a task, its metrics, what it did to raw rows, and its notices with one about its kind if that was
+    inferred."""
     metrics = defaults.metrics or METRICS.get(kind or "", ("loss",))
-    return {"kind": kind, "metrics": metrics, "notices": (*data.notices, *(told(kind, data.y) if inferred else ()))}
+    notices = (*data.notices, *(told(kind, data.y) if inferred else ()))
+    return {"kind": kind, "metrics": metrics, "notices": notices, "prepared": steps}
 
 
 def kind_and_loss(

@@ -40,3 +40,9 @@ def scores_in(returned: Any) -> Tensor:
         f"the model returns a {type(returned).__name__}{fields}: it must return a tensor, a tuple that has one, or an "
         "object with 'logits'; wrap it in a module that returns its scores"
     )
+
+
+def called(module: Callable[..., Any], x: Inputs) -> Tensor:
+    """The scores of a module for these inputs."""
+    args, named = arguments(x, lambda leaf: leaf)
+    return scores_in(module(*args, **named))

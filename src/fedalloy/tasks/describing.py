@@ -16,7 +16,10 @@ from fedalloy.core.declared import declared
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import DataPart, Task
 from fedalloy.core.showing import tinted
+from fedalloy.core.task import TaskWrapper
 from fedalloy.core.types import Block, Examples
+from fedalloy.tasks.examining import ExaminedTask
+from fedalloy.tasks.preparing import Preparation
 
 PARTS: tuple[DataPart, ...] = ("train", "valid", "test")
 MOST_CLIENTS = 1000
@@ -136,9 +139,23 @@ class Describable(Task):
         """How many missing values of some clients are filled."""
         return 0
 
+    def preparation(self, clients: Sequence[int] | None = None) -> Preparation:
+        """What is done to raw rows before the model gets them, at least to those of ``clients``."""
+        return Preparation()
+
     def describe(self) -> Description:
         """A look at the data: clients, sizes, classes, skew, missing values, duplicates; a picture in a notebook."""
         return describe(self)
+
+
+def preparation_of(task: Task, clients: Sequence[int]) -> Preparation:
+    """What a task does to raw rows, at least to those of ``clients``; a task that cannot say it is given rows as its
+    model gets them."""
+    if isinstance(task, ExaminedTask):
+        return preparation_of(task.task, clients)
+    if isinstance(task, TaskWrapper):
+        return Preparation(unknown=f"what the task {type(task).__name__} does to raw rows is not known")
+    return task.preparation(clients) if isinstance(task, Describable) else Preparation()
 
 
 def describe(task: Describable, most: int = MOST_CLIENTS) -> Description:

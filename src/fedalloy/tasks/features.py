@@ -15,6 +15,7 @@ from fedalloy.core.types import Examples
 from fedalloy.tasks.dropout import Dropout
 from fedalloy.tasks.federation import FederatedTask, Pool
 from fedalloy.tasks.objective import ModuleObjective
+from fedalloy.tasks.preparing import Preparation
 
 _CHUNK = 256
 
@@ -39,7 +40,8 @@ def cached_features(task: FederatedTask, upto: str) -> FederatedTask:
     if common is not None:
         common = Examples(_features(frozen, common.x, objective.dtype), common.y)
     head = objective.remodelled(lambda model: _cut(model, upto)[1]).to(task.train.x.device)
-    return replace(task, objective=head, train=train, valid=valid, test=test, global_test=common)
+    steps = Preparation(unknown=f"features up to '{upto}' were computed beforehand (cached_features)")
+    return replace(task, objective=head, train=train, valid=valid, test=test, global_test=common, prepared=steps)
 
 
 def _cut(model: nn.Module, upto: str) -> tuple[nn.Sequential, nn.Sequential]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -19,14 +19,14 @@ from fedalloy.core.showing import Shown
 from fedalloy.core.types import Block, Examples
 from fedalloy.tasks.datasets.base import Dataset, Standardise
 from fedalloy.tasks.describing import Describable
-from fedalloy.tasks.imputing import Impute, Imputer, count_gaps
+from fedalloy.tasks.imputing import count_gaps
 from fedalloy.tasks.kinds import TaskKind
 from fedalloy.tasks.noise import LabelNoise
 from fedalloy.tasks.partitions.base import Partition
 from fedalloy.tasks.partitions.manifest import Manifest, SplitRecord
+from fedalloy.tasks.preparing import Preparation
 from fedalloy.tasks.source import TaskSource
 from fedalloy.tasks.splits import check_fractions, part_sizes, split
-from fedalloy.tasks.standardise import Scaler
 
 _PARTS = ("train", "valid", "test")
 _WITNESSES = 100
@@ -82,7 +82,8 @@ class FederatedTask(Shown, Describable):
     highest value of the features. The last ``newcomers`` clients are not part of the population: they are never
     sampled or weighted, but ``data`` accepts their ids. ``classifier`` is the model that is trained on synthetic
     samples, if it is not ``objective``. ``notices`` are texts about the data, which a run shows to the user.
-    ``encoding`` says what the numbers of encoded columns mean, ``filled`` how many values every client lacked.
+    ``encoding`` says what the numbers of encoded columns mean, ``filled`` how many values every client lacked,
+    ``prepared`` what was done to raw rows.
     ``source`` is how :func:`fedalloy.task` made it, where a recipe can say it; a changed copy has none.
     """
 
@@ -102,6 +103,7 @@ class FederatedTask(Shown, Describable):
     notices: tuple[str, ...] = ()
     encoding: Mapping[str, tuple[str, ...]] | None = None
     filled: tuple[int, ...] = ()
+    prepared: Preparation = field(default_factory=Preparation)
     source: TaskSource | None = field(default=None, init=False, repr=False)
 
     def __repr__(self) -> str:
@@ -113,6 +115,10 @@ class FederatedTask(Shown, Describable):
     def count_filled(self, ids: Tensor) -> int:
         """How many missing values of some clients are filled."""
         return sum(self.filled[client] for client in ids.tolist()) if self.filled else 0
+
+    def preparation(self, clients: Sequence[int] | None = None) -> Preparation:
+        """What was done to the raw rows of all clients."""
+        return self.prepared
 
     @property
     def population(self) -> int:
@@ -179,8 +185,8 @@ def federate(
     rows = {part: [getattr(client, part) for client in parts] for part in _PARTS}
     pools = [Pool.gather(dataset.x, labels[part], rows[part]) for part in _PARTS]
     filled = () if dataset.impute == "none" else _gaps(dataset.x, assignment)
-    pools = pools if dataset.impute == "none" else _imputed(pools, dataset.impute)
-    train, valid, test = _standardised(pools, dataset) if standardise == "client" else pools
+    steps = _preparation(dataset, standardise).learn(pools[0].x, pools[0].size, dataset.impute, standardise == "client")
+    train, valid, test = (replace(pool, x=steps.changed(pool.x, pool.size)) for pool in pools)
     dealt = SplitRecord.of(true, rows["train"], rows["test"], dataset.test is not None)
     manifest = Manifest.of(assignment, dataset.y, dataset.classes, dealt)
     common = dataset.test or _union(test, len(assignment) - newcomers)
@@ -188,7 +194,7 @@ def federate(
     return FederatedTask(
         objective, train, valid, test, manifest, common, names, newcomers=newcomers, notices=dataset.notices,
         classes=dataset.classes,
-        encoding=dataset.encoding, filled=filled,
+        encoding=dataset.encoding, filled=filled, prepared=steps,
     )  # fmt: skip
 
 
@@ -269,34 +275,19 @@ def _union(test: Pool, clients: int) -> Examples | None:
     return Block(test.x, test.y, torch.tensor([0]), torch.tensor([count])).client(0) if count else None
 
 
-def _standardised(pools: Sequence[Pool], dataset: Dataset) -> list[Pool]:
-    """All parts, scaled by the training part, which is the first pool."""
-    if dataset.test is not None:
+def _preparation(dataset: Dataset, standardise: Standardise) -> Preparation:
+    """What is done to everybody's rows alike."""
+    if standardise == "client" and dataset.test is not None:
         raise SpecError(
             "standardise = 'client' has no scale for the common test set of these data, which is no client's: "
             "leave it out (or 'none')"
         )
-    first = pools[0]
-
-    def scaled(leaf: Tensor, learned: Tensor, size: Tensor) -> Tensor:
-        return Scaler.learn(learned, first.size).apply(leaf, size)
-
-    return [replace(pool, x=inputs.each(partial(scaled, size=pool.size), pool.x, first.x)) for pool in pools]
+    return Preparation.of(dataset.x, dataset.columns)
 
 
 def _gaps(x: Inputs, assignment: Sequence[Tensor]) -> tuple[int, ...]:
     """How many values every client lacks."""
     return tuple(count_gaps(inputs.take(x, rows)) for rows in assignment)
-
-
-def _imputed(pools: Sequence[Pool], rule: Impute) -> list[Pool]:
-    """All parts with their missing values filled from the training part, which is the first pool."""
-    first = pools[0]
-
-    def filled(leaf: Tensor, learned: Tensor, size: Tensor) -> Tensor:
-        return Imputer.learn(learned, first.size, rule).apply(leaf, size)
-
-    return [replace(pool, x=inputs.each(partial(filled, size=pool.size), pool.x, first.x)) for pool in pools]
 
 
 def _names(dataset: Dataset, assignment: Sequence[Tensor]) -> tuple[str, ...] | None:

@@ -23,13 +23,13 @@ from fedalloy.tasks.datasets.base import Dataset, Standardise, bytes_beside_deci
 from fedalloy.tasks.describing import Describable
 from fedalloy.tasks.examining import LabelLimits, check_examples
 from fedalloy.tasks.federation import unseen_last
-from fedalloy.tasks.imputing import Impute, Imputer, count_gaps, without_gaps
+from fedalloy.tasks.imputing import Impute, count_gaps, without_gaps
 from fedalloy.tasks.kinds import TaskKind
 from fedalloy.tasks.noise import LabelNoise
 from fedalloy.tasks.precision import read_as, reading_as
+from fedalloy.tasks.preparing import FrameColumns, Preparation
 from fedalloy.tasks.probing import ROWS
 from fedalloy.tasks.splits import check_fractions, split_client, unused_share
-from fedalloy.tasks.standardise import Scaler, changed_parts
 
 PARTS: tuple[DataPart, ...] = ("train", "valid", "test")
 CACHE_MB = 256
@@ -64,6 +64,7 @@ class LazyClients:
     test: Examples | None = None
     ignore_index: int = -100
     parts: frozenset[str] | None = None
+    columns: FrameColumns | None = None
 
     @cached_property
     def sample(self) -> Examples:
@@ -226,15 +227,37 @@ class LazyTask(Shown, Describable):
 
     def read(self, client: int) -> Parts:
         """One client's parts: read, checked, split, filled and scaled."""
+        parts = self._as_read(client)
+        steps = self._learned(parts)
+        sizes = {part: torch.tensor([len(one)]) for part, one in parts.items()}
+        return {part: Examples(steps.changed(one.x, sizes[part]), one.y) for part, one in parts.items()}
+
+    def preparation(self, clients: Sequence[int] | None = None) -> Preparation:
+        """What is done to the raw rows of these clients, which are read for it."""
+        steps = self._steps()
+        if self.source.impute == "none" and self.standardise == "none":
+            return steps
+        if not clients:
+            return replace(steps, per_client=True, clients=())
+        strange = [client for client in clients if not 0 <= client < self.source.population]
+        if strange:
+            raise SpecError(f"client {strange[0]} does not exist: clients are 0 to {self.source.population - 1}")
+        return Preparation.joined([self._learned(self._as_read(client)) for client in clients], clients)
+
+    def _steps(self) -> Preparation:
+        return Preparation.of(self.source.sample.x, self.source.columns).in_precision(self.dtype)
+
+    def _learned(self, parts: Parts) -> Preparation:
+        sizes, scaled = torch.tensor([len(parts["train"])]), self.standardise == "client"
+        return self._steps().learn(parts["train"].x, sizes, self.source.impute, scaled)
+
+    def _as_read(self, client: int) -> Parts:
         with reading_as(self.dtype):
             template = self.source.template
             found = {part: one if len(one) else template for part, one in self.source.read(client).items()}
         for part, one in found.items():
             self._check(client, part, one)
-        parts = self._parts(client, found)
-        if self.source.impute != "none":
-            parts = changed_parts(parts, Imputer.by(self.source.impute))
-        return changed_parts(parts, Scaler.learn) if self.standardise == "client" else parts
+        return self._parts(client, found)
 
     def count_filled(self, ids: Tensor) -> int:
         """How many missing values of some clients are filled; they are read again, because the cache holds no gaps."""

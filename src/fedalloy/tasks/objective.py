@@ -203,6 +203,12 @@ class ModuleObjective(Objective):
         moved._model = self._model.to(device)
         return moved
 
+    def hollowed(self) -> Self:
+        """The same objective, for whoever brings the parameters with every call, without those that the model was built
+        with: at a node they would take as much memory as the received ones."""
+        self._model.hollowed()
+        return self
+
     def remodelled(self, change: Callable[[nn.Module], nn.Module]) -> ModuleObjective:
         """The same loss, patterns and precision for the model that ``change`` returns, with its initial values."""
         model = self._model

@@ -27,7 +27,7 @@ from fedalloy.tasks.checkpointing import PlainCheckpoints, tell
 from fedalloy.tasks.dropout import Dropout
 from fedalloy.tasks.keyed import KeyedDraws, is_silent, may_draw, seeded_by
 from fedalloy.tasks.probing import ProbeResult, close, probe, some_rows
-from fedalloy.tasks.skeletons import leaves_in, materialised, own_buffers, skeleton
+from fedalloy.tasks.skeletons import hollow, leaves_in, materialised, own_buffers, skeleton
 from fedalloy.tasks.trainable import Patterns, Selection, select
 from fedalloy.tasks.unfit import checked, tell_rounding
 from fedalloy.tasks.writing import Writes, refuse_renorm, tracks_rows
@@ -132,6 +132,14 @@ class PureModule:
         moved = copy.copy(self)
         moved.frozen, moved._elsewhere = self.frozen_on(torch.device(device)), {}
         return moved
+
+    def hollowed(self) -> Self:
+        """The same model without the values with which it was built: it has those of its frozen leaves, and every call
+        brings the others. It cannot be probed again."""
+        chosen = self.selection
+        for module in (self.training, self.evaluation):
+            hollow(module, (*chosen.params, *chosen.buffers, *chosen.constants))
+        return self
 
     def frozen_on(self, device: torch.device) -> Tree:
         """The frozen leaves on a device. Copies are kept: a base can be far larger than what is trained, and a CUDA

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -61,6 +61,14 @@ def skeleton(module: nn.Module) -> nn.Module:
         if isinstance(part, nn.TransformerEncoder):
             part.use_nested_tensor = False
     return made
+
+
+def hollow(module: nn.Module, names: Iterable[str]) -> None:
+    """Release the values of some parameters and buffers, which every call replaces: each becomes one number in the
+    shape that it had."""
+    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    for leaf in (named[name] for name in names if name in named):
+        leaf.data = torch.zeros((), dtype=leaf.dtype, device=leaf.device).expand(leaf.shape)
 
 
 def own_buffers(buffers: Tree, x: Inputs, params: Tree) -> Tree:

@@ -31,14 +31,14 @@ class Row(NamedTuple):
 
 def conformance_table() -> Iterator[Row]:
     """All rows: every registered rule of every category that has checks, so new files are included automatically.
-    Engines with remote clients are left out: they only run in a federation.
+    Engines whose clients train elsewhere are left out: they only run in a federation or on a cluster.
 
     >>> Row("weighting", "samples", "order of clients") in set(conformance_table())
     True
     """
     for category in CATEGORIES:
         for name in registry.names(category):
-            if category == "engine" and not cast(type[Engine], registry.find(category, name)).data_at_hand:
+            if category == "engine" and not cast(type[Engine], registry.find(category, name)).trains_here:
                 continue
             yield from (Row(category, name, check) for check in _checks(category))
 

@@ -155,6 +155,15 @@ class TestFolders:
         told = [one for one in fedalloy.task(tmp_path, "logistic", lazy=lazy, classes=2).notices if "not read" in one]
         assert told == ["not read, because they are no data of a client: b.csv.gz, d, c/test.tsv"]
 
+    @pytest.mark.parametrize("lazy", [False, True])
+    def test_arrays_beside_x_and_y_are_named(self, tmp_path, lazy):
+        np.savez(tmp_path / "a.npz", x=X, y=Y, ids=Y, xy=Y)
+        np.savez(tmp_path / "b.npz", x=X, y=Y)
+        told = [one for one in fedalloy.task(tmp_path, "logistic", lazy=lazy, classes=2).notices if "not read" in one]
+        assert told == ["arrays beside x and y are not read: ids, xy in a.npz"]
+        np.savez(tmp_path / "a.npz", x=X, y=Y)
+        assert not [one for one in fedalloy.task(tmp_path, "logistic").notices if "not read" in one]
+
     def test_pictures_of_another_format_are_named(self, tmp_path):
         pytest.importorskip("PIL")
         doors.write_images(tmp_path)

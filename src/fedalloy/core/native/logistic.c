@@ -1,105 +1,179 @@
 /* Plain SGD of many clients on one linear layer with cross-entropy: every client's steps one after another, with its
-   model and its batch in the first caches. Included twice by native.c, for float and for double:
+   model and its batch in the first caches. Sums over features are added lane by lane, so results differ from torch's in
+   rounding only. NaN and infinity pass through, because the server refuses contributions that are not finite. */
 
-   REAL    the type of the numbers
-   LANES   how many of them a vector holds
-   NAME    appends the type to a name
-   INT     a whole number of the same size
-   EXP     exp of a vector
-
-   Sums over features are added lane by lane, so results differ from torch's in rounding only. NaN and infinity pass
-   through, because the server refuses contributions that are not finite. */
-
-typedef REAL NAME(vector) __attribute__((vector_size(LANES * sizeof(REAL))));
-typedef INT NAME(mask) __attribute__((vector_size(LANES * sizeof(REAL))));
-
-static inline __attribute__((always_inline)) NAME(vector) NAME(spread)(REAL value) {
-    NAME(vector) all;
-    for (int lane = 0; lane < LANES; lane++) all[lane] = value;
-    return all;
+/* exp of numbers up to 0; for float within two units in the last place: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2]. */
+static INLINE NAME(vector) NAME(exp)(NAME(vector) x) {
+    if (sizeof(REAL) == sizeof(double)) {
+        for (int lane = 0; lane < LANES; lane++) x[lane] = exp(x[lane]);
+        return x;
+    }
+    const NAME(mask) lowest = (NAME(mask))((NAME(vector)){} - 87.0f), infinite = (NAME(mask)){} + 0x7f800000;
+    NAME(mask) size = (NAME(mask))x & 0x7fffffff;  /* magnitudes have the order of their bits, and NaN comes last */
+    NAME(mask) below = (((lowest & 0x7fffffff) - size) >> 31) & ~((infinite - size) >> 31);
+    x = (NAME(vector))((below & lowest) | (~below & (NAME(mask))x));
+    NAME(vector) n = x * 1.44269504f + 12582912.0f;
+    n -= 12582912.0f;
+    NAME(vector) r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    NAME(vector) p = 1.9875691500e-4f * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    NAME(mask) power = (__builtin_convertvector(n, NAME(mask)) + 127) << 23;
+    return p * (NAME(vector))power;
 }
 
-static inline __attribute__((always_inline)) REAL NAME(sum)(NAME(vector) values) {
+/* Two vectors of partial sums as one: every other run of lanes comes from the first or the second, and each run has the
+   run beside it added. MINE picks runs of the first and the second, OTHERS the rest, and SWAP exchanges neighbours. */
 #if LANES == 16
-    values += __builtin_shuffle(values, (NAME(mask)){8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7});
-    values += __builtin_shuffle(values, (NAME(mask)){4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11});
-    values += __builtin_shuffle(values, (NAME(mask)){2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13});
-    values += __builtin_shuffle(values, (NAME(mask)){1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14});
-#else
-    values += __builtin_shuffle(values, (NAME(mask)){4, 5, 6, 7, 0, 1, 2, 3});
-    values += __builtin_shuffle(values, (NAME(mask)){2, 3, 0, 1, 6, 7, 4, 5});
-    values += __builtin_shuffle(values, (NAME(mask)){1, 0, 3, 2, 5, 4, 7, 6});
+#define RUNS(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p) ((NAME(mask)){a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p})
+#define MINE_1 RUNS(0, 17, 2, 19, 4, 21, 6, 23, 8, 25, 10, 27, 12, 29, 14, 31)
+#define SWAP_1 RUNS(1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14)
+#define MINE_2 RUNS(0, 1, 18, 19, 4, 5, 22, 23, 8, 9, 26, 27, 12, 13, 30, 31)
+#define SWAP_2 RUNS(2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13)
+#define MINE_4 RUNS(0, 1, 2, 3, 20, 21, 22, 23, 8, 9, 10, 11, 28, 29, 30, 31)
+#define SWAP_4 RUNS(4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11)
+#define MINE_8 RUNS(0, 1, 2, 3, 4, 5, 6, 7, 24, 25, 26, 27, 28, 29, 30, 31)
+#define SWAP_8 RUNS(8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7)
+#elif LANES == 8
+#define RUNS(a, b, c, d, e, f, g, h) ((NAME(mask)){a, b, c, d, e, f, g, h})
+#define MINE_1 RUNS(0, 9, 2, 11, 4, 13, 6, 15)
+#define SWAP_1 RUNS(1, 0, 3, 2, 5, 4, 7, 6)
+#define MINE_2 RUNS(0, 1, 10, 11, 4, 5, 14, 15)
+#define SWAP_2 RUNS(2, 3, 0, 1, 6, 7, 4, 5)
+#define MINE_4 RUNS(0, 1, 2, 3, 12, 13, 14, 15)
+#define SWAP_4 RUNS(4, 5, 6, 7, 0, 1, 2, 3)
+#elif LANES == 4
+#define RUNS(a, b, c, d) ((NAME(mask)){a, b, c, d})
+#define MINE_1 RUNS(0, 5, 2, 7)
+#define SWAP_1 RUNS(1, 0, 3, 2)
+#define MINE_2 RUNS(0, 1, 6, 7)
+#define SWAP_2 RUNS(2, 3, 0, 1)
+#elif LANES == 2
+#define MINE_1 ((NAME(mask)){0, 3})
+#define SWAP_1 ((NAME(mask)){1, 0})
 #endif
-    return values[0];
+#define JOIN(run)                                                                                            \
+    UNROLL for (int i = 0; i < (left + 1) / 2; i++) {                                                               \
+        NAME(vector) p = a[2 * i], q = 2 * i + 1 < left ? a[2 * i + 1] : NAME(spread)(0);                    \
+        a[i] = __builtin_shuffle(p, q, MINE_##run) +                                                         \
+               __builtin_shuffle(__builtin_shuffle(q, p, MINE_##run), SWAP_##run);                           \
+    }                                                                                                        \
+    left = (left + 1) / 2;
+
+/* Lane i of the result is the sum over the lanes of a[i], for up to LANES vectors. */
+static INLINE NAME(vector) NAME(sums)(NAME(vector) *a, int left) {
+    JOIN(1)
+#if LANES >= 4
+    JOIN(2)
+#endif
+#if LANES >= 8
+    JOIN(4)
+#endif
+#if LANES == 16
+    JOIN(8)
+#endif
+    return a[0];
 }
 
-/* out[b][k] = bias[k] + x[b] . w[k], for all examples of a batch; rows are padded to whole vectors. */
-FAST static void NAME(forward)(const NAME(vector) *w, const REAL *bias, const NAME(vector) *x, REAL *out,
-                               long batch, long classes, long width, long lead) {
-    long b = 0;
-    for (; b + 2 <= batch; b += 2) {
-        const NAME(vector) *x0 = x + b * width, *x1 = x0 + width;
-        long k = 0;
-        for (; k + 5 <= classes; k += 5) {
-            NAME(vector) a[10];
-            for (int i = 0; i < 10; i++) a[i] = NAME(spread)(0);
-            const NAME(vector) *w0 = w + k * width;
-            for (long d = 0; d < width; d++) {
-                NAME(vector) p = x0[d], q = x1[d];
-                for (int i = 0; i < 5; i++) {
-                    NAME(vector) v = w0[i * width + d];
-                    a[i] += p * v;
-                    a[5 + i] += q * v;
-                }
-            }
-            for (int i = 0; i < 5; i++) {
-                out[(k + i) * lead + b] = bias[k + i] + NAME(sum)(a[i]);
-                out[(k + i) * lead + b + 1] = bias[k + i] + NAME(sum)(a[5 + i]);
-            }
+/* out[k][b] = bias[k] + x[b] . w[k], for `some` examples and `many` classes, both known to the compiler. Writes whole
+   vectors: what lies behind the last example is overwritten later, or not used. */
+static INLINE void NAME(tile)(const NAME(vector) *w, const REAL *bias, const NAME(vector) *const *x, REAL *out, long width,
+                              long lead, const int some, const int many) {
+    NAME(vector) a[2 * SOME];
+    UNROLL
+    for (int i = 0; i < some * many; i++) a[i] = NAME(spread)(0);
+    for (long d = 0; d < width; d++)
+        UNROLL
+        for (int b = 0; b < some; b++) {
+            NAME(vector) p = x[b][d];
+            UNROLL
+            for (int k = 0; k < many; k++) a[k * some + b] += p * w[k * width + d];
         }
-        for (; k < classes; k++) {
-            NAME(vector) a = NAME(spread)(0), c = a;
-            for (long d = 0; d < width; d++) {
-                a += x0[d] * w[k * width + d];
-                c += x1[d] * w[k * width + d];
-            }
-            out[k * lead + b] = bias[k] + NAME(sum)(a);
-            out[k * lead + b + 1] = bias[k] + NAME(sum)(c);
+    UNROLL
+    for (int k = 0; k < many; k++)
+        *(NAME(vector) *)(out + k * lead) = NAME(sums)(a + k * some, some) + bias[k];
+}
+
+#define TILES(some)                                                                                      \
+    if (left_over >= some) {                                                                             \
+        long k = 0;                                                                                      \
+        for (; k + 2 <= classes; k += 2)                                                                 \
+            NAME(tile)(w + k * width, bias + k, x + b, out + k * lead + b, width, lead, some, 2);        \
+        for (; k < classes; k++)                                                                         \
+            NAME(tile)(w + k * width, bias + k, x + b, out + k * lead + b, width, lead, some, 1);        \
+        b += some;                                                                                       \
+        continue;                                                                                        \
+    }
+
+/* The same for all examples of a batch and all classes; rows are padded to whole vectors. */
+FAST static void NAME(forward)(const NAME(vector) *w, const REAL *bias, const NAME(vector) *const *x, REAL *out,
+                               long batch, long classes, long width, long lead) {
+    for (long b = 0; b < batch;) {
+        long left_over = batch - b;
+        if (left_over % SOME == 0) TILES(SOME)
+        TILES(FEWER)
+        TILES(2)
+        TILES(1)
+    }
+}
+
+/* w[k] <- keep w[k] + pull w0[k] - sum_b grad[k][b] x[b], for `many` classes and `wide` vectors of features. */
+static INLINE void NAME(moved)(NAME(vector) *w, const NAME(vector) *received, const NAME(vector) *const *x,
+                               const REAL *grad, long batch, long width, long lead, REAL keep, REAL pull, long d,
+                               const int many, const int wide) {
+    NAME(vector) a[5 * ACROSS];
+    UNROLL
+    for (int i = 0; i < many; i++)
+        UNROLL
+        for (int j = 0; j < wide; j++) a[i * wide + j] = w[i * width + d + j];
+    if (keep != 1 || pull != 0)
+        UNROLL
+        for (int i = 0; i < many; i++)
+            UNROLL
+            for (int j = 0; j < wide; j++)
+                a[i * wide + j] = keep * a[i * wide + j] + pull * received[i * width + d + j];
+    for (long b = 0; b < batch; b++) {
+        NAME(vector) v[ACROSS];
+        UNROLL
+        for (int j = 0; j < wide; j++) v[j] = x[b][d + j];
+        UNROLL
+        for (int i = 0; i < many; i++) {
+            REAL g = grad[i * lead + b];
+            UNROLL
+            for (int j = 0; j < wide; j++) a[i * wide + j] -= g * v[j];
         }
     }
-    for (; b < batch; b++)
-        for (long k = 0; k < classes; k++) {
-            NAME(vector) a = NAME(spread)(0);
-            for (long d = 0; d < width; d++) a += x[b * width + d] * w[k * width + d];
-            out[k * lead + b] = bias[k] + NAME(sum)(a);
-        }
+    UNROLL
+    for (int i = 0; i < many; i++)
+        UNROLL
+        for (int j = 0; j < wide; j++) w[i * width + d + j] = a[i * wide + j];
 }
 
-/* w[k] <- keep w[k] + pull w0[k] - sum_b grad[k][b] x[b]; the gradient already has step size and mean in it. */
+#define MOVE(many, wide)                                                                                             \
+    for (; d + wide <= width; d += wide)                                                                             \
+        NAME(moved)(w + k * width, received + k * width, x, grad + k * lead, batch, width, lead, keep, pull, d, many, \
+                    wide);
+
+/* The same for all classes and features, and for the bias; the gradient already has step size and mean in it. */
 FAST static void NAME(backward)(NAME(vector) *w, const NAME(vector) *received, REAL *bias, const REAL *first_bias,
-                                const NAME(vector) *x, const REAL *grad, long batch, long classes, long width,
+                                const NAME(vector) *const *x, const REAL *grad, long batch, long classes, long width,
                                 long lead, REAL keep, REAL pull) {
-    for (long k = 0; k < classes; k += 5) {
-        int some = classes - k < 5 ? (int)(classes - k) : 5;
-        const REAL *g = grad + k * lead;
-        for (long d = 0; d < width; d++) {
-            NAME(vector) a[5];
-            for (int i = 0; i < some; i++) a[i] = w[(k + i) * width + d];
-            if (keep != 1 || pull != 0)
-                for (int i = 0; i < some; i++) a[i] = keep * a[i] + pull * received[(k + i) * width + d];
-            if (some == 5)
-                for (long b = 0; b < batch; b++) {
-                    NAME(vector) v = x[b * width + d];
-                    for (int i = 0; i < 5; i++) a[i] -= g[i * lead + b] * v;
-                }
-            else
-                for (long b = 0; b < batch; b++)
-                    for (int i = 0; i < some; i++) a[i] -= g[i * lead + b] * x[b * width + d];
-            for (int i = 0; i < some; i++) w[(k + i) * width + d] = a[i];
-        }
+    long k = 0;
+    for (; k + 5 <= classes; k += 5) {
+        long d = 0;
+        MOVE(5, ACROSS)
+        MOVE(5, 1)
+    }
+    for (; k < classes; k++) {
+        long d = 0;
+        MOVE(1, ACROSS)
+        MOVE(1, 1)
     }
     if (first_bias)
-        for (long k = 0; k < classes; k++) {
+        for (k = 0; k < classes; k++) {
             REAL total = 0;
             for (long b = 0; b < batch; b++) total += grad[k * lead + b];
             bias[k] = keep * bias[k] + pull * first_bias[k] - total;
@@ -110,19 +184,21 @@ FAST static void NAME(backward)(NAME(vector) *w, const NAME(vector) *received, R
 FAST static double NAME(losses)(REAL *out, const int64_t *labels, const uint8_t *used, long batch, long classes,
                                 long lead, REAL scale) {
     NAME(vector) *o = (NAME(vector) *)out;
-    long lanes = lead / LANES;
+    long lanes = lead / LANES, groups = (batch + LANES - 1) / LANES;
     double total = 0;
-    for (long v = 0; v < lanes; v++) {
+    for (long v = 0; v < groups; v++) {
         NAME(vector) most = o[v], all = NAME(spread)(0);
         for (long k = 1; k < classes; k++) {
+            /* By the sign of the difference, because gcc compares wide vectors number by number. A NaN may be passed over
+               here: it comes back from exp. */
             NAME(vector) next = o[k * lanes + v];
-            NAME(mask) larger = (next > most) | (next != next);
+            NAME(mask) larger = (NAME(mask))(most - next) >> (8 * sizeof(REAL) - 1);
             most = (NAME(vector))((larger & (NAME(mask))next) | (~larger & (NAME(mask))most));
         }
         REAL right[LANES];
         long here = batch - v * LANES < LANES ? batch - v * LANES : LANES;
         for (long i = 0; i < here; i++) right[i] = out[labels[v * LANES + i] * lead + v * LANES + i] - most[i];
-        for (long k = 0; k < classes; k++) all += o[k * lanes + v] = EXP(o[k * lanes + v] - most);
+        for (long k = 0; k < classes; k++) all += o[k * lanes + v] = NAME(exp)(o[k * lanes + v] - most);
         NAME(vector) factor = scale / all;
         for (long k = 0; k < classes; k++) o[k * lanes + v] *= factor;
         double product = 1;  /* of sums between 1 and the number of classes: one logarithm for all of them */
@@ -159,11 +235,31 @@ FAST static double NAME(difference)(const REAL *one, const REAL *other, REAL *ou
     return total[0];
 }
 
+/* The row of the pool in a slot of a client's step; -1 if there is none. */
+static INLINE int64_t NAME(row)(const struct block *job, long client, long step, long b, const uint8_t *used) {
+    int64_t row = job->start[client] + job->index[(client * job->planned + step) * job->batch + b];
+    if (used && !used[b] && row >= job->examples) row = job->examples - 1;  /* any will do in an unused slot */
+    return row < 0 || row >= job->examples ? -1 : row;
+}
+
+/* Ask for the examples of a step before they are needed: clients lie anywhere in memory. */
+static INLINE void NAME(fetch)(const struct block *job, long client, long step) {
+    if (client >= job->clients || step >= job->steps || client >= job->running[step]) return;
+    long bytes = job->features * sizeof(REAL);
+    for (long b = 0; b < job->batch; b++) {
+        int64_t row = NAME(row)(job, client, step, b, 0);
+        if (row < 0) continue;
+        const char *at = (const char *)((const REAL *)job->x + row * job->features);
+        for (long byte = 0; byte < bytes; byte += 64) __builtin_prefetch(at + byte, 0, 3);
+        __builtin_prefetch(job->y + row);
+    }
+}
+
 /* One client: copies its model, takes its steps, and writes the difference from the received model. Returns 2 if a
    row or a label is out of range. */
-static int NAME(client)(const struct block *job, long client, REAL *memory) {
+static int NAME(client)(const struct block *job, long client, REAL *memory, int64_t *labels, const NAME(vector) **rows) {
     long width = (job->features + LANES - 1) / LANES, padded = width * LANES;
-    long lead = (job->batch + LANES - 1) / LANES * LANES;
+    long lead = (job->batch + LANES - 1) / LANES * LANES + LANES;
     REAL *received = memory, *w = received + job->classes * padded, *x = w + job->classes * padded;
     REAL *out = x + job->batch * padded, *bias = out + job->classes * lead;
     const REAL *first = job->weight, *first_bias = job->bias, *pool = job->x;
@@ -174,22 +270,24 @@ static int NAME(client)(const struct block *job, long client, REAL *memory) {
         long place = (step * job->clients + client) * job->batch;
         const uint8_t *used = job->full[step] ? 0 : job->mask + place;
         long seen = job->full[step] ? job->batch : job->seen[step * job->clients + client];
-        int64_t labels[job->batch];
         for (long b = 0; b < job->batch; b++) {
-            int64_t row = job->start[client] + job->index[(client * job->planned + step) * job->batch + b];
-            if (used && !used[b] && row >= job->examples) row = job->examples - 1;  /* any will do in an unused slot */
-            if (row < 0 || row >= job->examples) return 2;
-            memcpy(x + b * padded, pool + row * job->features, job->features * sizeof(REAL));
+            int64_t row = NAME(row)(job, client, step, b, used);
+            if (row < 0) return 2;
             labels[b] = job->y[row];
             if (labels[b] < 0 || labels[b] >= job->classes) return 2;
+            rows[b] = (NAME(vector) *)(pool + row * job->features);
+            if (padded == job->features) continue;  /* whole vectors: read where they are */
+            memcpy(x + b * padded, pool + row * job->features, job->features * sizeof(REAL));
+            rows[b] = (NAME(vector) *)(x + b * padded);
         }
-        NAME(forward)((NAME(vector) *)w, bias, (NAME(vector) *)x, out, job->batch, job->classes, width, lead);
+        int more = step + 1 < job->steps && client < job->running[step + 1];
+        NAME(fetch)(job, more ? client : client + 1, more ? step + 1 : 0);
+        NAME(forward)((NAME(vector) *)w, bias, rows, out, job->batch, job->classes, width, lead);
         double loss = NAME(losses)(out, labels, used, job->batch, job->classes, lead, job->lr / seen);
         by_example += loss;
         by_batch += loss / seen;
-        NAME(backward)((NAME(vector) *)w, (NAME(vector) *)received, bias, first_bias, (NAME(vector) *)x, out,
-                       job->batch, job->classes, width, lead, 1 - job->lr * (job->decay + job->pull),
-                       job->lr * job->pull);
+        NAME(backward)((NAME(vector) *)w, (NAME(vector) *)received, bias, first_bias, rows, out, job->batch,
+                       job->classes, width, lead, 1 - job->lr * (job->decay + job->pull), job->lr * job->pull);
     }
     REAL *weights = (REAL *)job->weights + client * job->classes * job->features;
     double squares = 0, bias_squares = 0;
@@ -205,19 +303,36 @@ static int NAME(client)(const struct block *job, long client, REAL *memory) {
 }
 
 /* All clients; returns 1 without memory, 2 as above, and 3 if all was done but some number is not finite. */
-int NAME(logistic)(const struct block *job) {
-    long padded = (job->features + LANES - 1) / LANES * LANES, lead = (job->batch + LANES - 1) / LANES * LANES;
+int NAME(steps)(const struct block *job) {
+    long padded = (job->features + LANES - 1) / LANES * LANES, lead = (job->batch + LANES - 1) / LANES * LANES + LANES;
     size_t numbers = (2 * job->classes + job->batch) * padded + job->classes * (lead + 1) + LANES;
+    size_t bytes = numbers * sizeof(REAL), slots = (bytes + 63) / 64 * 64;
     void *held = 0;
-    if (posix_memalign(&held, 64, numbers * sizeof(REAL))) return 1;
-    REAL *memory = memset(held, 0, numbers * sizeof(REAL));
+    if (posix_memalign(&held, 64, slots + job->batch * (sizeof(int64_t) + sizeof(void *)))) return 1;
+    REAL *memory = memset(held, 0, bytes);
+    int64_t *labels = (int64_t *)((char *)held + slots);
+    const NAME(vector) **rows = (const NAME(vector) **)(labels + job->batch);
     for (long k = 0; k < job->classes; k++)
         memcpy(memory + k * padded, (REAL *)job->weight + k * job->features, job->features * sizeof(REAL));
     int wrong = 0;
-    for (long client = 0; client < job->clients && !wrong; client++) wrong = NAME(client)(job, client, memory);
+    for (long client = 0; client < job->clients && !wrong; client++)
+        wrong = NAME(client)(job, client, memory, labels, rows);
     free(held);
     double squares = 0;
     for (long client = 0; client < job->clients && !wrong; client++)
         squares += job->weight_squares[client] + (job->bias ? job->bias_squares[client] : 0);
     return wrong ? wrong : isfinite(squares) ? 0 : 3;
 }
+
+#undef RUNS
+#undef MINE_1
+#undef SWAP_1
+#undef MINE_2
+#undef SWAP_2
+#undef MINE_4
+#undef SWAP_4
+#undef MINE_8
+#undef SWAP_8
+#undef JOIN
+#undef TILES
+#undef MOVE

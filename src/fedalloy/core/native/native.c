@@ -7,11 +7,15 @@
 #include <string.h>
 
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
-#define FAST __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#define CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#define X86
 #else
-#define FAST
+#define CLONES
 #endif
+#define INLINE inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 32")
 
+#define FAST CLONES
 #define SHORT 256
 #include "draws.c"
 #include "numbers.c"
@@ -28,53 +32,95 @@ struct block {
     double *losses, *weight_squares, *bias_squares;
 };
 
+/* One step of a federated model f and a local model l of every client, a row of `columns` numbers each, with their
+   velocities, the gradient at the mixture of both, and one received model for all. Columns from begin[i] to end[i] are
+   mixed by number place[i] of a client's `shares`, which lie `stride` numbers apart; `next` are those of the next step.
+   dots are |f|^2, |l|^2 and f . l, [C, 3]. */
+struct pair {
+    int64_t clients, columns, spans, stride;
+    double momentum, decay, pull, angle, lr, scale;
+    const int64_t *begin, *end, *place;
+    const void *received, *gradient, *shares, *next;
+    void *federated, *local, *velocity, *local_velocity, *mixed;
+    double *dots;
+};
+
+/* Vectors of 16 bytes for every machine, of 32 and 64 bytes for those that have them. */
+#undef FAST
+#define FAST
 #define REAL float
-#define LANES 16
-#define NAME(name) name##_float
-#define EXP exp_float
 #define INT int32_t
-
-typedef float floats __attribute__((vector_size(64)));
-typedef int32_t ints __attribute__((vector_size(64)));
-#define LOWEST ((floats){} - 87.0f)
-
-/* exp of numbers up to 0, within two units in the last place: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2]. */
-static inline __attribute__((always_inline)) floats exp_float(floats x) {
-    ints below = x < -87.0f;
-    x = (floats)((below & (ints)(LOWEST)) | (~below & (ints)x));
-    floats n = x * 1.44269504f + 12582912.0f;
-    n -= 12582912.0f;
-    floats r = x - n * 0.693359375f + n * 2.12194440e-4f;
-    floats p = 1.9875691500e-4f * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-    ints power = (__builtin_convertvector(n, ints) + 127) << 23;
-    return p * (floats)power;
-}
-
-#include "logistic.c"
-#undef REAL
-#undef LANES
-#undef NAME
-#undef EXP
-#undef INT
+#define LANES 4
+#define NAME(name) name##_float_16
+#define SOME 4
+#define FEWER 2
+#define ACROSS 1
+#include "width.c"
 
 #define REAL double
-#define LANES 8
-#define NAME(name) name##_double
-#define EXP exp_double
 #define INT int64_t
+#define LANES 2
+#define NAME(name) name##_double_16
+#define SOME 2
+#define FEWER 2
+#define ACROSS 1
+#include "width.c"
 
-typedef double doubles __attribute__((vector_size(64)));
+#ifdef X86
+#undef FAST
+#define FAST __attribute__((target("arch=x86-64-v3")))
+#define REAL float
+#define INT int32_t
+#define LANES 8
+#define NAME(name) name##_float_32
+#define SOME 5
+#define FEWER 4
+#define ACROSS 2
+#include "width.c"
 
-static inline __attribute__((always_inline)) doubles exp_double(doubles x) {
-    for (int lane = 0; lane < 8; lane++) x[lane] = exp(x[lane]);
-    return x;
-}
+#define REAL double
+#define INT int64_t
+#define LANES 4
+#define NAME(name) name##_double_32
+#define SOME 4
+#define FEWER 2
+#define ACROSS 2
+#include "width.c"
 
-#include "logistic.c"
+#undef FAST
+#define FAST __attribute__((target("arch=x86-64-v4")))
+#define REAL float
+#define INT int32_t
+#define LANES 16
+#define NAME(name) name##_float_64
+#define SOME 10
+#define FEWER 8
+#define ACROSS 4
+#include "width.c"
+
+#define REAL double
+#define INT int64_t
+#define LANES 8
+#define NAME(name) name##_double_64
+#define SOME 8
+#define FEWER 4
+#define ACROSS 4
+#include "width.c"
+
+#define CHOSEN(what, kind, job)                                                \
+    (__builtin_cpu_supports("x86-64-v4")   ? what##_##kind##_64(job)           \
+     : __builtin_cpu_supports("x86-64-v3") ? what##_##kind##_32(job)           \
+                                           : what##_##kind##_16(job))
+#else
+#define CHOSEN(what, kind, job) what##_##kind##_16(job)
+#endif
+
+/* pair.c */
+void pair_float(const struct pair *job) { CHOSEN(pair, float, job); }
+void pair_double(const struct pair *job) { CHOSEN(pair, double, job); }
+
+/* The local steps of a block; logistic.c says what is returned. */
+int logistic_float(const struct block *job) { return CHOSEN(steps, float, job); }
+int logistic_double(const struct block *job) { return CHOSEN(steps, double, job); }
 
 const char *sources(void) { return SOURCES; }

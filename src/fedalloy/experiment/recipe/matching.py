@@ -12,7 +12,7 @@ from fedalloy.experiment.recipe.tables import Recipe
 
 FREE = (
     "name", "description", "imports", "run.rounds", "run.checkpoint_every", "run.client_memory_mb", "run.threads",
-    "run.profile", "engine.threads",
+    "run.profile", "engine.threads", "engine.contributions_mb", "engine.contributions_folder",
 )  # fmt: skip
 """Fields that may change when a run is resumed; the number of rounds is checked separately."""
 ENGINE = ("engine", "run.engine", "run.device")

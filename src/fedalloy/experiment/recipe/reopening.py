@@ -7,6 +7,7 @@ from pathlib import Path
 from fedalloy.core.errors import CheckpointError
 from fedalloy.core.keys import Key
 from fedalloy.engines.loop import Loop
+from fedalloy.experiment.machinery import make_engine
 from fedalloy.experiment.placement import on_device, placed
 from fedalloy.experiment.recipe.reading import load
 from fedalloy.experiment.recipe.resolving import resolve
@@ -33,6 +34,9 @@ def reopen(folder: str | Path) -> Trained:
             "holds the rounds in which they were made"
         )
     task, root = placed(experiment.task(), config.device), Key.of(config.seed)
-    fed = Federation(experiment.algorithm.bind(task, root), task, Loop(), config, root)
+    engine = make_engine(config)
+    # Where states lie in a folder of the engine's, only the engine can read them; it starts nothing for that.
+    reader = engine if engine.clients_keep_states and engine.data_at_hand else Loop()
+    fed = Federation(experiment.algorithm.bind(task, root), task, reader, config, root)
     store = read_store(saved.clients, opened.clients, config.device)
     return Trained(fed, on_device(saved.server, config.device), store, saved.round)

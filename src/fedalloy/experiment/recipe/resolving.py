@@ -222,6 +222,8 @@ def config_of(recipe: Recipe) -> RunConfig:
         engine_options=engine.arguments,
         device=engine.device,
         threads=engine.threads,
+        contributions_mb=engine.contributions_mb,
+        contributions_folder=engine.contributions_folder,
     )
 
 

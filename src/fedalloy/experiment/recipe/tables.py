@@ -257,6 +257,10 @@ class EngineTable(Open):
     """A torch device."""
     threads: Count | None = None
     """Threads of torch; default: torch's choice in a run, one in a comparison."""
+    contributions_mb: Annotated[float, Field(ge=0)] = 4000.0
+    """The contributions of a round are kept on disk when those of the cohort together are larger than this."""
+    contributions_folder: str | None = None
+    """Where they are kept then; default: the run folder."""
 
 
 class UnfoldTable(Closed):

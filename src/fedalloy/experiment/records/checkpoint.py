@@ -117,7 +117,7 @@ def digest(tensors: Mapping[str, Tensor], skeleton: Mapping[str, Any]) -> str:
     for name in sorted(tensors):
         leaf = tensors[name]
         total.update(f"\n{name} {leaf.dtype} {list(leaf.shape)}\n".encode())
-        total.update(_bytes_of(leaf).numpy().data)
+        total.update(bytes_of(leaf).numpy().data)
     return total.hexdigest()
 
 
@@ -163,7 +163,7 @@ def _pack_tensor(leaf: Tensor, path: str, tensors: dict[str, Tensor]) -> list[An
         raise CheckpointError(f"{_place(path)} is sparse, quantized or without data; store a dense tensor instead")
     plain = leaf.detach().cpu().resolve_conj().resolve_neg().contiguous()
     native = plain.dtype in _NATIVE
-    tensors[path] = plain if native else _bytes_of(plain)
+    tensors[path] = plain if native else bytes_of(plain)
     dtype = str(plain.dtype).removeprefix("torch.")
     return ["tensor", path] if native else ["raw", path, dtype, list(plain.shape)]
 
@@ -205,7 +205,7 @@ def _each_unshared(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]
         seen.add(storage)
 
 
-def _bytes_of(leaf: Tensor) -> Tensor:
+def bytes_of(leaf: Tensor) -> Tensor:
     """The bytes of a contiguous tensor; with explicit strides, since those of a single number may be anything."""
     return leaf.as_strided((leaf.numel(),), (1,)).view(torch.uint8)
 

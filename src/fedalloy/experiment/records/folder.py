@@ -10,7 +10,7 @@
 | ``rounds.jsonl``, ``clients.jsonl`` | one per round, per evaluation (:mod:`fedalloy.experiment.records.reading`) |
 | ``timings.jsonl`` | everything that depends on the clock; every row names its ``round`` |
 | ``checkpoints/round-000123.safetensors`` | the last two (:mod:`fedalloy.experiment.records.checkpoint`) |
-| ``clients/0000007-000123.safetensors`` | large states of clients, by id and round (:mod:`.disk_store`) |
+| ``clients/0000007.states``, ``.index`` | large states of clients, in segments (:mod:`.disk_store`) |
 | ``synthetic/round-000050.safetensors`` | synthetic samples of a round (:mod:`fedalloy.experiment.records.snapshots`) |
 | ``lock`` | held by the writer, names its process id and its session (:mod:`.lock`) |
 | ``stop`` | asks the writer to end after its round (:mod:`.stop`); gone afterwards |
@@ -33,8 +33,9 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from fedalloy.core.errors import CheckpointError, SpecError, nearest
+from fedalloy.core.store import Kept, StoredStates
 from fedalloy.core.types import State
-from fedalloy.experiment.records import atomic, checkpoint, toml
+from fedalloy.experiment.records import atomic, checkpoint, stacked_states, toml
 from fedalloy.experiment.records.lock import locked
 from fedalloy.experiment.records.reading import read_recipe, read_status
 from fedalloy.experiment.records.shapes import SAVED, any_value, fault
@@ -49,6 +50,7 @@ _START_OVER = (
     "Restore what is missing and resume; or start over and lose what was done (start_over=True in Python, "
     "'fedalloy run FOLDER --resume --start-over')"
 )
+_STORED = {"round": int, "clients": int, "sum": str}
 _NAME = re.compile(r"round-(\d+)\.safetensors")
 
 
@@ -58,7 +60,7 @@ class Checkpoint:
 
     round: int
     server: State
-    clients: dict[int, State]
+    clients: Kept
     extra: State
     lengths: dict[str, int]
 
@@ -172,7 +174,7 @@ class RunFolder:
         self._write_status(state, round, reason)
 
     def checkpoint(
-        self, round: int, server_state: State, client_states: Mapping[int, State],
+        self, round: int, server_state: State, client_states: Kept,
         extra: Mapping[str, Any] | None = None,
     ) -> Path:  # fmt: skip
         """Save everything up to ``round``; records first, so that a checkpoint never refers to missing rows."""
@@ -180,8 +182,7 @@ class RunFolder:
         path = self._checkpoints / f"round-{round:06d}.safetensors"
         checkpoint.save(path, {
             "round": round, "lengths": {name: lengths[name] for name in _MEASURED}, "server": server_state,
-            "clients": {str(client): client_states[client] for client in sorted(client_states)},
-            "extra": dict(extra or {}),
+            "clients": {}, **_told(client_states), "extra": dict(extra or {}),
         })  # fmt: skip
         for _, old in self._saved()[KEPT:]:
             old.unlink()
@@ -310,8 +311,22 @@ def _checkpoint(state: State) -> Checkpoint:
     wrong = fault(state, SAVED, any_value) or next((name for name in SAVED if name not in state), None)
     if wrong:
         raise CheckpointError(f"a checkpoint does not belong to a run: {wrong} is missing or invalid")
-    clients = {int(client): mine for client, mine in state["clients"].items()}
+    clients: Kept = {int(client): mine for client, mine in state["clients"].items()}  # of an earlier version
+    try:
+        if "stacked" in state:
+            clients = stacked_states.unpack(state["stacked"])
+        if "stored" in state:
+            clients = StoredStates({name: kind(state["stored"][name]) for name, kind in _STORED.items()})
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, StopIteration) as error:
+        raise CheckpointError(f"a checkpoint's states of clients are invalid: {error}") from None
     return Checkpoint(state["round"], state["server"], clients, state["extra"], state["lengths"])
+
+
+def _told(clients: Kept) -> State:
+    """What a checkpoint says about the clients' states."""
+    if isinstance(clients, StoredStates):
+        return {"stored": clients.where}
+    return {"stacked": stacked_states.pack(clients)} if clients else {}
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

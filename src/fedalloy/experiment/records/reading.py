@@ -127,7 +127,9 @@ def read_run(path: str | Path) -> RunRecord:
 
 
 def read_runs(folder: str | Path) -> list[RunRecord]:
-    """Every run below a folder, such as that of a comparison."""
+    """Every run below a folder, such as that of a comparison; a folder that does not exist is refused."""
+    if not Path(folder).is_dir():
+        raise CheckpointError(f"{folder} is not a folder; name one that holds runs")
     return [read_run(run) for run in find_runs(folder)]
 
 

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from fedalloy.core.errors import CheckpointError
 from fedalloy.core.protocols import ClientStore
+from fedalloy.core.store import Kept, StoredStates
 from fedalloy.core.types import State
-from fedalloy.experiment.records.disk_store import DiskStore, is_place, placed
+from fedalloy.experiment.records.client_files import OldClientFiles, is_place
+from fedalloy.experiment.records.disk_store import DiskStore, placed
 
 
 class MemoryStore:
@@ -45,14 +47,14 @@ class MemoryStore:
         """Every known state by id, in the order of ids."""
         return dict(sorted(self._states.items()))
 
-    def check(self, kept: Mapping[int, State]) -> None:
+    def check(self, kept: Kept) -> None:
         """Refuse a checkpoint that does not hold the states themselves."""
-        if any(map(is_place, kept.values())):
+        if isinstance(kept, StoredStates) or any(map(is_place, kept.values())):
             raise CheckpointError(
                 "this run keeps the states of its clients on disk: resume it with the client_memory_mb it began with"
             )
 
-    def restore(self, round: int, kept: Mapping[int, State]) -> None:
+    def restore(self, round: int, kept: Kept) -> None:
         """Take the states of a checkpoint."""
         self.check(kept)
         self._states = {client: placed(state, self._device) for client, state in kept.items()}
@@ -74,13 +76,17 @@ def open_store(
     return DiskStore(folder, device)
 
 
-def read_store(kept: Mapping[int, State], folder: Path, device: str = "cpu") -> ClientStore:
+def read_store(kept: Kept, folder: Path, device: str = "cpu") -> ClientStore:
     """The states of a checkpoint, for readers other than the run itself: nothing on disk is changed."""
+    if isinstance(kept, StoredStates):
+        store = DiskStore(folder, device)
+        store.look(kept)
+        return store
     if not any(map(is_place, kept.values())):
         return MemoryStore({client: placed(state, device) for client, state in kept.items()}, device)
-    store = DiskStore(folder, device)
-    store.look(kept)
-    return store
+    old = OldClientFiles(folder, kept)
+    old.check()
+    return MemoryStore({client: placed(state, device) for client, _, state in old.get(old.clients())}, device)
 
 
 def nbytes(state: Any) -> int:

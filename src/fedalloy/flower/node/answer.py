@@ -156,6 +156,7 @@ def respond(content: RecordDict, node_config: Mapping[str, Any], make_task: Make
         if config.threads:
             torch.set_num_threads(config.threads)
         answered = answer(order, config, policy, make_task)
+        order = ReceivedOrder(order.head, {})  # its tensors are not needed for the audit log
     return _noted(order, answered, config.store)
 
 

@@ -108,7 +108,7 @@ def _own(found: ClientSource, source: str, client: int, spec: TaskSpec, device: 
     if spec.standardise == "client":
         whole = changed_parts(whole, Scaler.learn)
     placed = {part: _placed(one, device, objective.dtype) for part, one in whole.items()}
-    return LocalTask(objective.to(device), placed, filled)
+    return LocalTask(objective.to(device).hollowed(), placed, filled)
 
 
 def read_source(source: str, client: int) -> ClientSource:
@@ -186,7 +186,8 @@ def _share(client: int, spec: TaskSpec, device: str, policy: Policy) -> LocalTas
     )  # fmt: skip
     if client >= task.population:
         raise Refused(f"the recipe's data have {task.population} clients, and the order is for number {client}")
-    return LocalTask(task.objective, {part: task.data(part, torch.tensor([client])).client(0) for part in PARTS})
+    objective = task.objective.hollowed() if isinstance(task.objective, ModuleObjective) else task.objective
+    return LocalTask(objective, {part: task.data(part, torch.tensor([client])).client(0) for part in PARTS})
 
 
 def _trial_data(spec: TaskSpec, trial: TrialSpec, policy: Policy) -> Dataset:

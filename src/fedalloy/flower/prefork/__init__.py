@@ -38,6 +38,9 @@ SWITCH, ON, OFF = "FEDALLOY_PREFORK", "on", "off"
 TASKS = "FEDALLOY_TASKS"
 """Set by a server or a node for the program that starts its processes: which of them to prepare."""
 SUPEREXEC = "flower-superexec"
+MALLOC = {"MALLOC_MMAP_THRESHOLD_": "4194304", "MALLOC_ARENA_MAX": "2"}
+"""Let glibc return the memory of a message's chunks, five megabytes each, as soon as they are freed. By itself it keeps
+them for later, in as many places as there were threads."""
 log = logging.getLogger("fedalloy.flower")
 
 

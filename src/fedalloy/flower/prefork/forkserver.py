@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from fedalloy.flower.prefork import ON, SUPEREXEC, SWITCH, TASKS, FlwrProcess, command_line, search_path, write_stand_in
 from fedalloy.flower.prefork.polling import Backoff, retry_sooner
+from fedalloy.flower.prefork.transfers import collecting, fewer_copies
 from fedalloy.flower.supervision import announce
 
 if TYPE_CHECKING:
@@ -66,6 +67,8 @@ def preforked(program: str, run: Callable[[], Any]) -> Callable[[], Any]:
     """The function of a program with our ways of starting processes and of polling: every hook of
     :data:`fedalloy.flower.compatibility.PREFORK` is installed here."""
     retry_sooner()
+    fewer_copies(program)
+    run = collecting(run)
     if program in _STARTS:
         os.environ[TASKS] = _STARTS[program]
     if program == "flower-supernode":
@@ -123,6 +126,7 @@ def _template(program: str, orders: TextIO) -> Callable[[], Any]:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is handled by the sender
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # reap forks automatically
     run = entry(program)
+    _name(f"{program}+")
     if program == "flwr-serverapp":
         with contextlib.suppress(ImportError):
             import fedalloy.flower.server  # noqa: F401 (what its forks will want)
@@ -132,6 +136,7 @@ def _template(program: str, orders: TextIO) -> Callable[[], Any]:
         if os.fork() == 0:
             order = json.loads(line)
             _be_new(order["silent"])
+            _name(program)
             sys.argv = order["arguments"]
             announce(program, sys.argv)
             if _versions(("fedalloy", "flwr")) != loaded:
@@ -151,6 +156,12 @@ def _be_new(silent: bool) -> None:
         for number in (1, 2):
             os.dup2(nowhere, number)
         os.close(nowhere)
+
+
+def _name(program: str) -> None:
+    """The name of this process in lists of processes; a fork has that of its parent."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text(program, encoding="ascii")
 
 
 def _versions(packages: Iterable[str]) -> list[tuple[int, int]]:

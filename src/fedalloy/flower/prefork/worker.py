@@ -11,6 +11,7 @@ import contextlib
 import functools
 import json
 import logging
+import math
 import os
 import socket
 import subprocess
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import lock_descriptor
 
 import fedalloy
-from fedalloy.flower.prefork import NotCarriedOut
+from fedalloy.flower.prefork import MALLOC, NotCarriedOut
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
@@ -36,12 +37,15 @@ STARTUP = 300.0
 _POLL = 0.05
 _HEAD_BYTES = 8
 _AT_ONCE = 1 << 24
+_LARGE = 1 << 25
+"""Bytes of an order that this process does not keep once it is sent: the worker needs the memory."""
 
 
 def ask(store: Path, node_config: Mapping[str, Any], content: RecordDict) -> RecordDict:
     """Send an order to the worker of a store, which is started if there is none. Orders may be repeated, so if the
-    worker ends, the order is sent to a new one, once."""
-    for last in (False, True):
+    worker ends, the order is sent to a new one, once; but not a large one, which is not kept for that."""
+    large = sum(len(array.data) for record in content.array_records.values() for array in record.values()) > _LARGE
+    for last in (large, True):
         try:
             told, answer = _exchange(store, node_config, content)
         except ConnectionError as error:
@@ -50,12 +54,14 @@ def ask(store: Path, node_config: Mapping[str, Any], content: RecordDict) -> Rec
         else:
             if told["status"] == "answered":
                 return answer
+            if large:
+                raise NotCarriedOut("the node's worker was of another version; the next order starts a new one")
     raise NotCarriedOut("the node's worker is of another version and does not end")
 
 
 def _exchange(store: Path, node_config: Mapping[str, Any], content: RecordDict) -> tuple[dict[str, Any], RecordDict]:
     with _connected(store) as link:
-        send_frame(link, {"fedalloy": fedalloy.__version__, "config": dict(node_config)}, content)
+        send_frame(link, {"fedalloy": fedalloy.__version__, "config": dict(node_config)}, content, _LARGE)
         return receive_frame(link)
 
 
@@ -82,10 +88,12 @@ def _connect(link: socket.socket, store: Path) -> bool:
 
 
 def _start(link: socket.socket, store: Path) -> None:
+    # Torch keeps and reuses memory as the system does it by default.
+    environment = {name: value for name, value in os.environ.items() if name not in MALLOC}
     with (store / LOG).open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "fedalloy.flower.prefork.worker", str(store.resolve())],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=environment,
         )  # fmt: skip
     end = time.monotonic() + STARTUP
     while not _connect(link, store):
@@ -136,8 +144,9 @@ def _answer(link: socket.socket, respond: Callable[[RecordDict, Mapping[str, Any
     return True
 
 
-def send_frame(link: socket.socket, said: dict[str, Any], content: RecordDict) -> None:
-    """Write plain values and records."""
+def send_frame(link: socket.socket, said: dict[str, Any], content: RecordDict, most: float = math.inf) -> None:
+    """Write plain values and records; arrays above ``most`` bytes are forgotten, one after another, when they are
+    written."""
     arrays = [(part, name, array) for part, record in content.array_records.items() for name, array in record.items()]
     values = [(part, key, value) for part, record in content.config_records.items() for key, value in record.items()]
     strings = [(part, key, value) for part, key, value in values if isinstance(value, bytes)]
@@ -150,9 +159,17 @@ def send_frame(link: socket.socket, said: dict[str, Any], content: RecordDict) -
     }
     text = json.dumps(head).encode()
     link.sendall(len(text).to_bytes(_HEAD_BYTES, "big") + text)
-    for data in (*(value for _, _, value in strings), *(array.data for _, _, array in arrays)):
-        if data:  # sendall of nothing could fail: the other side may already be gone
-            link.sendall(data)
+    for _, _, data in strings:
+        _send(link, data)
+    for _, _, array in arrays:
+        _send(link, array.data)
+        if len(array.data) > most:
+            array.data = b""
+
+
+def _send(link: socket.socket, data: bytes) -> None:
+    if data:  # sendall of nothing could fail: the other side may already be gone
+        link.sendall(data)
 
 
 def receive_frame(link: socket.socket) -> tuple[dict[str, Any], RecordDict]:

@@ -267,12 +267,12 @@ def read_order(content: RecordDict, max_bytes: float = math.inf, models: Collect
     """The order in a received record; ``models`` are the node's own models that a server may name.
 
     Raises :class:`~fedalloy.flower.protocol.header.Malformed` if it is not a message, :class:`Refused` if this node
-    does not accept it.
+    does not accept it. The record loses its array, which belongs to the order from now on.
     """
     header = outline(content, max_bytes).header
     check_version(header)
     head = check_header(header, models)
-    tensor_message = unpack(content, max_bytes)
+    tensor_message = unpack(content, max_bytes, release=True)
     for part in tensor_message.parts:
         if not part.startswith(_PARTS[head.kind]):
             raise Refused(f"the order has a part '{part:.80}', which does not belong to it")

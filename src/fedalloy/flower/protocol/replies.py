@@ -71,8 +71,9 @@ class Reply:
 
 def read_reply(content: RecordDict, max_bytes: float = math.inf, *, full: bool = False) -> Reply:
     """A node's answer; raises :class:`Refused` if it refused, :class:`Unwell` if it failed, :class:`Malformed` if it is
-    not an answer. Tensors are read only in ``full``; otherwise they only have names, shapes and dtypes."""
-    tensor_message = unpack(content, max_bytes) if full else outline(content, max_bytes)
+    not an answer. Tensors are read only in ``full``, once: the record loses them. Otherwise they only have names,
+    shapes and dtypes."""
+    tensor_message = unpack(content, max_bytes, release=True) if full else outline(content, max_bytes)
     head = _checked(tensor_message)
     if head.status == "refused":
         raise Refused(f"refused: {head.reason:.{_SHOWN}}")

@@ -73,10 +73,13 @@ def pack(message: TensorMessage, packed: dict[int, RecordDict] | None = None) ->
     return content
 
 
-def unpack(content: RecordDict, max_bytes: float = math.inf) -> TensorMessage:
-    """The message in received records; :class:`Malformed` if something is wrong with it."""
+def unpack(content: RecordDict, max_bytes: float = math.inf, *, release: bool = False) -> TensorMessage:
+    """The message in received records; :class:`Malformed` if something is wrong with it. With ``release`` the records
+    lose their array, so that its memory is free as soon as nobody uses the tensors."""
     sketch = outline(content, max_bytes)
     found = _data(content)
+    if release:
+        content.pop(_TENSORS, None)
     # A buffer that can be written belongs to whoever received it; what Flower has received cannot, and is copied.
     data, start = found if isinstance(found, bytearray) else bytearray(found), 0
     parts: dict[str, Tree] = {}

@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedalloy.core import tree
-from fedalloy.core.aspects import Personalised
+from fedalloy.core.aspects import Fusible, Fusing, Personalised
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Carry, GradAt, Shared
 from fedalloy.core.registry import register
@@ -16,12 +16,12 @@ from fedalloy.core.search import Range
 from fedalloy.core.types import Context, Payload, State, Tree
 from fedalloy.methods.solvers.descent import descend, descend_start, gradient
 from fedalloy.methods.solvers.phases import chosen
-from fedalloy.methods.solvers.training import LocalTraining
+from fedalloy.methods.solvers.training import LocalTraining, plain_sgd_hint
 
 
 @register("solver", "ditto", search={"lam": Range(1e-3, 10.0, log=True)})
 @dataclass(frozen=True)
-class Ditto(LocalTraining, Personalised):
+class Ditto(LocalTraining, Personalised, Fusible):
     """``w`` as in FedAvg; then ``v <- v - lr (grad F(v) + lam (v - w))`` for ``personal_epochs``, with w as received.
 
     The penalty is the squared norm over the whole model, ``lam/2 |v - w|^2``. Both models use the local optimizer's
@@ -44,6 +44,10 @@ class Ditto(LocalTraining, Personalised):
     @property
     def second_epochs(self) -> int:
         return self.personal_epochs
+
+    @property
+    def fusing(self) -> Fusing | None:
+        return plain_sgd_hint(self, self.lam, "two_phase_descent") if type(self) is Ditto else None  # see Sgd
 
     def init_client(self, shared: Shared, key: Key) -> State:
         return {"personal": shared["params"]}

@@ -64,8 +64,8 @@ class _Schedule:
 def _schedule(sizes: tuple[int, ...], epochs: tuple[int, ...], batch_size: int | None, leftover: str) -> _Schedule:
     """The schedule of a cohort. Small ones are kept: cohorts of clients with equal sizes repeat in every round, and
     building one takes longer than a small round."""
-    longest = max(1, *sizes) if sizes else 1
-    slots = len(sizes) * longest * max(1, *epochs, 1)
+    longest = max(sizes, default=1)
+    slots = len(sizes) * max(longest, 1) * max(1, max(epochs, default=1))
     if slots > _KEPT_SLOTS:
         return _kept_schedule.__wrapped__(sizes, epochs, batch_size, leftover)
     found = _kept_schedule(sizes, epochs, batch_size, leftover)

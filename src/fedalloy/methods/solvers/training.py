@@ -166,7 +166,9 @@ class LocalTraining(LocalSolver, Describes, CountsSteps, BindsToData):
 
     def plan(self, sizes: Tensor, epochs: Tensor, keys: Key) -> Plan:
         if not self.second_epochs:  # the same numbers, without tensors
-            own = tuple(self.epochs if some < 0 else some for some in epochs.tolist())
+            told = epochs.tolist()
+            alike = told.count(-1) == len(told)
+            own = (self.epochs,) * len(told) if alike else tuple(self.epochs if some < 0 else some for some in told)
             return planned(tuple(sizes.tolist()), own, self.batch_size, keys if self.shuffle else None, self.leftover)
         first, whole = self.all_epochs(epochs)
         plan = epoch_plan(sizes, whole, self.batch_size, keys if self.shuffle else None, self.leftover)
@@ -187,12 +189,12 @@ class LocalTraining(LocalSolver, Describes, CountsSteps, BindsToData):
         return {"step_norm": length, "effective_steps": length}
 
 
-def plain_sgd_hint(training: LocalTraining, pull: float = 0.0) -> Fusing | None:
+def plain_sgd_hint(training: LocalTraining, pull: float = 0.0, kind: str = "descent") -> Fusing | None:
     """The description that lets an engine fuse the local step; None with settings that fused kernels do not have."""
     if not training.plain_but():
         return None
     numbers = {"momentum": training.momentum, "nesterov": training.nesterov, "weight_decay": training.weight_decay}
-    return Fusing("descent", {**numbers, "pull": pull})
+    return Fusing(kind, {**numbers, "pull": pull})
 
 
 def update_length(steps: Tensor, momentum: float = 0.0, nesterov: bool = False, pull: float = 0.0) -> Tensor:

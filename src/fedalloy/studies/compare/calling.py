@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -25,6 +26,7 @@ AlgorithmLike = Algorithm | str | Mapping[str, Any]
 Algorithms = Mapping[str, AlgorithmLike] | Sequence[str]
 Grid = Mapping[str, Sequence[Any] | Mapping[str, Sequence[Any]]]
 _TABLES = ("solver", "weighting", "server", "wire", "algorithm")
+_SEEDS = ("seeds", "tuning_seeds")
 _AT_ONCE = 4
 """How many seeds' tasks are kept in memory."""
 
@@ -42,6 +44,11 @@ def as_call(
     task: RecipeLike | TaskLike, algorithms: Algorithms | None, folder: str | Path | None, settings: Mapping[str, Any]
 ) -> Call:
     """The recipe of a comparison: that of the first argument, or one made from a task, with the changes applied."""
+    if isinstance(algorithms, Task):
+        raise SpecError("compare: the second argument is a task; the order is compare(task, algorithms)")
+    if algorithms is not None and not algorithms:
+        raise SpecError("compare: there are no algorithms: give {name: algorithm, ...}")
+    settings = {**settings, **{name: _seeds(settings[name], name) for name in _SEEDS if settings.get(name) is not None}}
     given = task if isinstance(task, Recipe | Mapping | str | Path) else None
     where = Path(folder) if folder is not None else Path("runs") / _name(task)
     if given is not None:
@@ -54,6 +61,16 @@ def as_call(
         tables["compare"] = [_entry(name, one, tables) for name, one in _named(algorithms).items()]
     grid: Grid = settings.get("grid") or {}
     return Call(parse(_with_grid(tables, grid), "compare"), own, where)
+
+
+def _seeds(given: Any, name: str) -> list[Any]:
+    """Seeds as a list; a number could be one seed or their number."""
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise SpecError(f"compare: {name} must be a list, such as [0, 1, 2] or range(3), got {given!r}")
+    found = list(given)
+    if not found and name == "seeds":
+        raise SpecError("compare: seeds is empty: give at least one, such as [0, 1, 2]")
+    return found
 
 
 def _name(task: object) -> str:
@@ -85,9 +102,27 @@ def _from_tasks(task: TaskLike, seeds: Sequence[int]) -> tuple[dict[str, Any], C
 
 def _maker(task: TaskLike) -> Callable[[int], Task]:
     if not isinstance(task, Task) and callable(task):
+        if not _takes_one(task):
+            raise SpecError(
+                f"compare: {_called(task)} makes the task of a seed, so it must take one argument, the seed"
+            )
         return lru_cache(_AT_ONCE)(lambda seed: _checked(task(seed)))
     _checked(task)
     return lambda seed: task
+
+
+def _takes_one(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind(0)
+    except TypeError:
+        return False
+    except ValueError:  # a function of C does not say what it takes
+        pass
+    return True
+
+
+def _called(function: object) -> str:
+    return getattr(function, "__name__", type(function).__name__)
 
 
 def _checked(task: object) -> Task:

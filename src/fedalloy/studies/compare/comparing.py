@@ -135,7 +135,7 @@ def compare(
     _check_processes(processes)
     if isinstance(algorithms, str | Path):  # compare(recipe, folder)
         algorithms, folder = None, algorithms
-    asked = {"seeds": seeds and list(seeds), "rounds": rounds, "tuning_seeds": tuning_seeds, "grid": grid, **settings}
+    asked = {"seeds": seeds, "rounds": rounds, "tuning_seeds": tuning_seeds, "grid": grid, **settings}
     call = as_call(task, algorithms, folder, asked)
     if watcher is None and (in_notebook() if progress is None else progress):
         watcher = JobsBar(None if call.recipe.tune else count(call.recipe))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from fedalloy.core.errors import CheckpointError, DataError, FedalloyError, SpecError, is_passing
 from fedalloy.experiment.records.reading import read_status
 from fedalloy.results.outcome import watched, watched_by
+from fedalloy.studies.compare.notes import Note, each_once, pass_on
 
 if TYPE_CHECKING:
     from fedalloy.core.protocols import Task
@@ -100,12 +101,7 @@ def run_jobs(jobs: Sequence[Job], processes: int, watcher: Watcher) -> Broken:
             broken[news.job.folder] = news
         watcher(news)
 
-    processes = min(processes, len(todo))
-    if processes > 1:
-        side_by_side(todo, processes, tell)
-    else:
-        for job in todo:
-            tell(work(job, tell))
+    side_by_side(todo, min(processes, len(todo)), tell)
     return broken
 
 
@@ -119,7 +115,7 @@ def is_done(job: Job) -> bool:
         return False
     found = RunFolder.open(job.folder).recipe()
     different = mismatches(found, job.recipe)
-    if different:
+    if different and not _is_same_task(job, found):
         raise CheckpointError(
             f"{job.folder} holds another experiment ({', '.join(different)}); choose another folder with -o, or delete "
             "this one"
@@ -128,6 +124,20 @@ def is_done(job: Job) -> bool:
         "finished",
         "failed",
     )
+
+
+def _is_same_task(job: Job, found: dict[str, Any]) -> bool:
+    """Whether two recipes differ only because one names the data and the other got the same ones from Python."""
+    from fedalloy.experiment.describing import GIVEN
+    from fedalloy.experiment.identity import is_task_of
+    from fedalloy.experiment.recipe.matching import FREE, mismatches
+    from fedalloy.experiment.records.folder import RunFolder
+
+    names = [recipe.get("task", {}).get("dataset") for recipe in (found, job.recipe)]
+    if GIVEN not in names or mismatches(found, job.recipe, (*FREE, "task", "partition", "noise")):
+        return False
+    identity = RunFolder.open(job.folder).identity()
+    return identity is not None and is_task_of(identity, job.experiment.task())
 
 
 def check_data(jobs: Sequence[Job]) -> None:
@@ -210,22 +220,31 @@ def _round_news(job: Job, event: Any) -> JobNews:
 
 
 def side_by_side(jobs: Sequence[Job], processes: int, tell: Watcher) -> None:
-    """Give jobs to spawned workers as they become free; no worker is left running, however this ends."""
+    """Do some jobs; with several ``processes``, spawned workers get them as they become free."""
     waiting = list(jobs)[::-1]
     work_through(lambda: waiting.pop() if waiting else None, processes, tell)
 
 
 def work_through(feed: Callable[[], Job | None], processes: int, tell: Watcher) -> None:
-    """Do the jobs that ``feed`` gives, until it gives none and none is running; it is asked again after every one."""
-    if processes == 1:
+    """Do the jobs that ``feed`` gives, until it gives none and none is running; it is asked again after every one. No
+    worker is left running, however this ends."""
+    with each_once():
+        if processes > 1:
+            _share_out(feed, processes, tell)
+            return
         while (job := feed()) is not None:
             tell(work(job, tell))
-        return
+
+
+def _share_out(feed: Callable[[], Job | None], processes: int, tell: Watcher) -> None:
     with _crew(processes) as crew:
         free, busy = list(crew.connections)[::-1], dict[Connection, Job]()
         while _hand_out(crew, feed, free, busy):
             for ready in cast("list[Connection]", wait(list(busy))):  # Windows has a type of its own
-                news = _receive(ready, busy[ready])
+                news = _receive(ready)
+                if isinstance(news, Note):
+                    news.say()
+                    continue
                 if news is None:
                     crew.check_start(ready)
                     ready.close()  # a new process is started in its place when there is another job
@@ -247,11 +266,12 @@ def serve(connection: Connection) -> None:
     """The loop of a worker: one job after another until None arrives or the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
-    def tell(message: JobNews | BaseException) -> None:
+    def tell(message: JobNews | Note | BaseException) -> None:
         # A parent that is gone must not end the run before its checkpoint.
         with contextlib.suppress(OSError):
             connection.send(message)
 
+    pass_on(tell)
     with contextlib.suppress(EOFError, OSError):
         while (job := connection.recv()) is not None:
             tell(_safely(job, tell))
@@ -265,7 +285,7 @@ def _safely(job: Job, tell: Watcher) -> JobNews | BaseException:
         return error
 
 
-def _receive(connection: Connection, job: Job) -> JobNews | None:
+def _receive(connection: Connection) -> JobNews | Note | None:
     """The next message of a worker; None when it died."""
     try:
         message = connection.recv()
@@ -273,7 +293,7 @@ def _receive(connection: Connection, job: Job) -> JobNews | None:
         return None
     if isinstance(message, BaseException):
         raise message
-    assert isinstance(message, JobNews)
+    assert isinstance(message, JobNews | Note)
     return message
 
 

@@ -19,6 +19,7 @@ from fedalloy.core.types import Examples
 from fedalloy.tasks.examining import ENCODING, LabelLimits, check_examples
 from fedalloy.tasks.imputing import Impute, without_gaps
 from fedalloy.tasks.precision import read_as
+from fedalloy.tasks.preparing import FrameColumns
 
 _MOST_CLASSES = 1 << 16
 
@@ -36,7 +37,7 @@ class Dataset:
     whether it is for training (0), validation (1) or testing (2); then nothing is drawn. ``encoding`` maps columns to
     what their numbers mean. Features that are NaN or infinite and labels that are not class numbers are refused; with
     ``impute``, NaN is a missing value, which every client fills from its own training part
-    (:mod:`fedalloy.tasks.imputing`).
+    (:mod:`fedalloy.tasks.imputing`). ``columns`` says how a frame's columns became ``x``.
     """
 
     x: Inputs
@@ -52,6 +53,7 @@ class Dataset:
     part: Tensor | None = None
     encoding: Mapping[str, tuple[str, ...]] | None = None
     impute: Impute = "none"
+    columns: FrameColumns | None = None
 
     def __post_init__(self) -> None:
         for name in ("x", "owner", "held_out", "part"):

@@ -138,6 +138,7 @@ class FolderSource:
             impute=self.columns.impute if self.columns else "none",
             encoding=encoded.encoding if encoded else {"label": classes} if classes else None,
             parts=frozenset(part for one in self.clients for part in one.parts),
+            columns=encoded.form if encoded else None,
         )  # fmt: skip
 
     def total_bytes(self) -> int:

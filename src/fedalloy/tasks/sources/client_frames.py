@@ -120,7 +120,7 @@ def lazy_frames(
 
     return replace(
         made, read=client, classes=made.classes or reader.classes or 0, notices=(*made.notices, *reader.notices),
-        impute=columns.impute, encoding=reader.encoding,
+        impute=columns.impute, encoding=reader.encoding, columns=reader.form,
     )  # fmt: skip
 
 

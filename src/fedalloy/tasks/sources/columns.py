@@ -16,6 +16,7 @@ from fedalloy.core.errors import DataError, SpecError, nearest
 from fedalloy.tasks.datasets.base import Dataset, as_pair, counted_classes, left_out, regression_notice
 from fedalloy.tasks.imputing import Impute
 from fedalloy.tasks.precision import read_as
+from fedalloy.tasks.preparing import FrameColumns
 
 LABELS = ("y", "label")
 """Names of the label column that need not be declared."""
@@ -175,7 +176,10 @@ def encode(
         table = {name: one.take(keep) for name, one in table.items()}
         owner, part = (None if one is None else one[torch.from_numpy(keep)] for one in (owner, part))
     values = category_values(table, columns, chosen, where)
-    x = np.concatenate([_feature(table[name], name, values, columns, where) for name in chosen.features], axis=1)
+    form = FrameColumns(
+        chosen.features, {name: values[name] for name in chosen.features if name in values}, columns.encoding
+    )
+    x = features_of(table, form, where)
     y, classes = _labels(table[chosen.label], values.get(chosen.label), where)
     features, targets = as_pair(x, y, where)
     if chosen.client is not None:
@@ -187,7 +191,7 @@ def encode(
     classes = classes if classes is not None else 0 if targets.is_floating_point() else counted_classes(targets)
     return Dataset(
         features, targets, classes, owner, names=names, part=part, encoding=values or None, impute=columns.impute,
-        notices=notices,
+        notices=notices, columns=form,
     )  # fmt: skip
 
 
@@ -272,12 +276,18 @@ def _kept(table: Table, columns: Columns, chosen: Roles, where: str) -> tuple[ND
     return np.ones_like(keep), (f"missing values are filled with each client's {columns.missing}: {told}",)
 
 
-def _feature(column: Column, name: str, values: Mapping[str, Any], columns: Columns, where: str) -> NDArray[Any]:
+def features_of(table: Table, form: FrameColumns, where: str) -> NDArray[Any]:
+    """The features of a table as one matrix of numbers."""
+    return np.concatenate([_feature(table[name], name, form, where) for name in form.features], axis=1)
+
+
+def _feature(column: Column, name: str, form: FrameColumns, where: str) -> NDArray[Any]:
     """A feature as a matrix of numbers."""
+    values = form.values
     if name not in values:
         return numbers(column, name, where).reshape(-1, 1)
     codes = _codes(column, values[name])
-    if columns.encoding == "codes":
+    if form.encoding == "codes":
         return codes.astype(np.float32).reshape(-1, 1)
     table: NDArray[Any] = np.eye(len(values[name]), dtype=np.float32)
     found: NDArray[Any] = table[codes]

@@ -33,6 +33,7 @@ _TABLES = (".csv", ".parquet", ".sql")
 _FILES = (".npz", *_TABLES)
 _IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm")
 _PANDAS_INDEX = "__index_level_"
+_SEARCHED = 1000
 
 
 @dataclass(frozen=True)
@@ -76,10 +77,22 @@ def unread(folder: Path, clients: Sequence[ClientFiles]) -> tuple[str, ...]:
         if is_images(path):
             found += [one for place in _usable(path) for one in sorted(place.iterdir()) if not _is_image(one)]
     names = [str(one.relative_to(folder)) for one in dict.fromkeys(found) if not one.name.startswith(".")]
-    if not names:
-        return ()
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return (f"not read, because they are no data of a client: {', '.join(names[:3])}{more}",)
+    told = () if not names else (f"not read, because they are no data of a client: {_some(names)}",)
+    return (*told, *_further_arrays(folder, clients))
+
+
+def _further_arrays(folder: Path, clients: Sequence[ClientFiles]) -> tuple[str, ...]:
+    """A notice about arrays beside x and y, as far as the first clients have them: looking into a million files takes
+    minutes."""
+    paths = [path for client in clients[:_SEARCHED] for path in client.parts.values() if path.suffix.lower() == ".npz"]
+    names = {path: array_names(path) for path in paths}
+    found = {path: [one for one in has if one not in ("x", "y")] for path, has in names.items() if {"x", "y"} <= {*has}}
+    told = [f"{', '.join(more[:3])} in {path.relative_to(folder)}" for path, more in found.items() if more]
+    return (f"arrays beside x and y are not read: {_some(told)}",) if told else ()
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _top(folder: Path, path: Path) -> Path:

@@ -7,6 +7,7 @@
 Nothing is written. A file that holds anything but one SELECT is refused before a connection is made, and the query runs
 in a read-only transaction where the database has one (PostgreSQL, MySQL, MariaDB, Oracle, SQLite), which is rolled
 back. Functions that the database itself offers can still have effects: use an account that may do nothing but SELECT.
+Rows are sorted by their values, unless the query says in which order they come (ORDER BY, by something unique).
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ def read_query(path: Path) -> Table:
             raise DataError(f"{path}: the database refuses the query: {_plain(error)}") from None
     if len(set(names)) < len(names):
         raise DataError(f"{path}: the query returns two columns of the same name; rename one (AS)")
+    if not is_ordered(query):
+        rows = sorted(rows, key=lambda row: tuple(map(repr, row)))
     return {str(name): column_of([_number(row[place]) for row in rows]) for place, name in enumerate(names)}
 
 
@@ -79,6 +82,19 @@ def check_query(text: str, where: str) -> str:
             f"{where} has the word '{writes.upper()}', and a node only reads; a column of that name is put in quotes"
         )
     return query
+
+
+def is_ordered(query: str) -> bool:
+    """Whether a query says the order of its rows. Without that a database may return them in another one each time,
+    and examples are split into parts by their places.
+
+    >>> [is_ordered(f"SELECT a FROM t{end}") for end in (" ORDER BY a", "", " WHERE a IN (SELECT b FROM u ORDER BY b)")]
+    [True, False, False]
+    """
+    bare, before = _QUOTED.sub(" '' ", query), None
+    while bare != before:
+        bare, before = re.sub(r"\([^()]*\)", " ", bare), bare
+    return re.search(r"\border\s+by\b", bare, re.IGNORECASE) is not None
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import torch
 from fedalloy.core.errors import DataError, SpecError
 from fedalloy.core.types import Examples
 from fedalloy.tasks.datasets.base import Dataset, left_out
+from fedalloy.tasks.preparing import FrameColumns
 from fedalloy.tasks.sources import files
 from fedalloy.tasks.sources.columns import Column, Columns, Roles, Table, category_values, encode, roles_of, whole_rows
 
@@ -77,6 +78,7 @@ class TableReader:
     classes: int | None
     encoding: Mapping[str, tuple[str, ...]] | None
     notices: tuple[str, ...]
+    form: FrameColumns
 
     @staticmethod
     def of(path: Path, columns: Columns) -> TableReader:
@@ -104,7 +106,9 @@ class TableReader:
         label = table[chosen.label]
         quantity = 0 if label.values.dtype.kind == "f" and not label.whole else None
         told = (chosen.in_words(table), *_gaps_told(columns))
-        return TableReader(columns, fixed, chosen, given or quantity, values or None, told)
+        coded = {name: values[name] for name in chosen.features if name in values}
+        form = FrameColumns(chosen.features, coded, columns.encoding)
+        return TableReader(columns, fixed, chosen, given or quantity, values or None, told, form)
 
     def read(self, parts: Mapping[str, Path]) -> dict[str, Examples]:
         """One client's examples by part."""

@@ -1,0 +1,76 @@
+"""One client after another with the fastest kernel there is for a single client on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from fedalloy.core.algorithm import Algorithm
+from fedalloy.core.applying import Applied, plain, vmapped
+from fedalloy.core.blocks import blocks
+from fedalloy.core.gathering import Gathering
+from fedalloy.core.program import Kernel
+from fedalloy.core.protocols import Objective, Outcome, Shared, Task
+from fedalloy.core.types import Block, Context, State, Work
+from fedalloy.engines import fused_interpolated, fused_phases, inplace_sgd
+from fedalloy.engines.batched import dense_of
+from fedalloy.engines.fused import Dense
+from fedalloy.engines.kinds import interpolated_sgd_of, plain_sgd_of, two_phase_sgd_of
+from fedalloy.engines.loop import planned, run_one
+
+PLANNED_AT_ONCE = 32
+
+
+@dataclass(frozen=True)
+class KernelFor:
+    """Chooses the kernel for the local steps on some data, and how it applies rules to trees: ``inplace_sgd`` for plain
+    SGD, a fused kernel for SGD on two models of dense ``layers``, which are trained at once or one after the other (in
+    two ``phases``), otherwise None, the plain kernel."""
+
+    plain_sgd: bool
+    phases: bool = False
+    layers: tuple[Dense, ...] | None = None
+
+    @staticmethod
+    def of(algorithm: Algorithm, objective: Objective, shared: Shared) -> KernelFor:
+        """The choice for an algorithm and a model."""
+        phases = two_phase_sgd_of(algorithm) is not None
+        two = (phases or interpolated_sgd_of(algorithm) is not None) and not shared["buffers"]
+        return KernelFor(plain_sgd_of(algorithm) is not None, phases, dense_of(objective, shared) if two else None)
+
+    def __call__(self, data: Block) -> tuple[Kernel | None, Applied]:
+        if self.layers is not None and isinstance(data.x, Tensor):
+            fused = fused_phases if self.phases else fused_interpolated
+            return partial(fused.train, self.layers), vmapped
+        return inplace_sgd.train if self.plain_sgd else None, plain
+
+
+def run_clients(
+    algorithm: Algorithm,
+    task: Task,
+    shared: Shared,
+    states: Mapping[int, State],
+    work: Work,
+    ctx: Context,
+    kernel: KernelFor,
+) -> Outcome:
+    """What the loop does, with this kernel."""
+    data = task.data("train", work.ids)
+    gathering = Gathering(work, exact=algorithm.exact_norms, like=algorithm.templates(shared))
+    kept: dict[int, State] = {}
+    failures: dict[int, str] = {}
+    with torch.no_grad():
+        parts = (planned(algorithm, some, rows, shared, ctx) for some, rows in blocks(work, data, PLANNED_AT_ONCE))
+        for block in chain.from_iterable(parts):
+            client = int(block.work.ids)
+            found = run_one(algorithm, task, shared, states[client], block, ctx, *kernel(block.data))
+            if reason := gathering.add_one(client, found):
+                failures[client] = reason
+            else:
+                kept[client] = found.state
+    return Outcome(gathering.cohort(), kept, failures)

@@ -1,0 +1,116 @@
+"""The connection to Ray: a cluster of its own on this machine, or one that is already running."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fedalloy.core.errors import FedalloyError, SpecError
+
+LOCAL = "local"
+AUTO = "auto"
+_QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DEDUP_LOGS": "0"}
+_HERE = ("127.", "localhost:")
+_OPEN_SECONDS = 10.0
+# With this setting Ray's own processes listen on the loopback address only.
+_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+
+
+class ClusterError(FedalloyError):
+    """The cluster cannot be reached, or has no workers left."""
+
+    passing = True
+
+
+def load_ray() -> Any:
+    """Ray, which reports nothing about its use; refused where it is not installed."""
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    try:
+        import ray
+    except ImportError as error:
+        raise SpecError("engine 'ray' needs the package ray: pip install 'fedalloy[ray]'") from error
+    return ray
+
+
+def connect(address: str, cores: float | None, gpus: float | None) -> bool:
+    """Connect this process; returns whether it must also disconnect. A cluster of its own has ``cores`` and ``gpus``
+    (None: as many as the machine has), listens on the loopback address and ends with this process."""
+    place = known_address() if address == AUTO else address
+    if (address == LOCAL or (place or "").startswith(_HERE)) and "ray" not in sys.modules:
+        os.environ.update(_LOOPBACK)
+    ray = load_ray()
+    if ray.is_initialized():
+        _check_same(ray, address)
+        return False
+    given: dict[str, Any] = {"address": place or address}
+    if address == LOCAL:
+        given |= {"num_cpus": cores, "num_gpus": gpus, "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+    try:
+        if place not in (None, LOCAL):
+            _check_open(str(place))
+        with _own_handlers():
+            ray.init(log_to_driver=False, logging_level="ERROR", configure_logging=False, **given)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ClusterError(
+            f"engine 'ray': no connection to address = '{address}' ({error}): 'local' starts Ray on this machine, "
+            "'auto' takes the cluster that runs here (ray start --head), host:port that of another machine"
+        ) from error
+    return True
+
+
+def known_address() -> str | None:
+    """The cluster that this machine belongs to, as ``ray start`` has noted it; None if there is no note."""
+    note = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
+    try:
+        return os.environ.get("RAY_ADDRESS") or note.read_text().strip() or None
+    except OSError:
+        return None
+
+
+def _check_open(address: str) -> None:
+    """Refuse an address at which nobody listens: Ray itself would try for minutes."""
+    host, found, port = address.rpartition(":")
+    if not found or not port.isdigit():
+        raise ValueError("an address is host:port")
+    with socket.create_connection((host.strip("[]"), int(port)), timeout=_OPEN_SECONDS):
+        pass
+
+
+def disconnect() -> None:
+    """End the connection, and a cluster of its own with it."""
+    ray = load_ray()
+    with _own_handlers():
+        ray.shutdown()
+
+
+def _check_same(ray: Any, address: str) -> None:
+    """Refuse another cluster than the one this process is connected to."""
+    there = ray.get_runtime_context().gcs_address
+    if address not in (AUTO, there):
+        raise SpecError(
+            f"engine 'ray': this process is already connected to Ray at {there}, so address = '{address}' cannot be "
+            "used: set address = 'auto', or call ray.shutdown() before"
+        )
+
+
+@contextmanager
+def _own_handlers() -> Iterator[None]:
+    """Keep the handlers of signals, which Ray replaces: fedalloy ends a run after its round."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None:
+                signal.signal(number, handler)

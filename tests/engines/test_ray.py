@@ -1,0 +1,356 @@
+"""The engine ``ray``: the loop's numbers, whoever runs a block and however often; states in a folder; refusals."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import fedalloy
+from fedalloy import algorithms
+from fedalloy.core import tree
+from fedalloy.core.errors import CheckpointError, ClientError, SpecError
+from fedalloy.core.types import Cohort
+from fedalloy.engines import ray_pool, ray_session, ray_worker
+from fedalloy.engines.loop import Loop
+from fedalloy.engines.ray import Ray
+from fedalloy.engines.ray_states import HELD, OwnedStates, StateFiles
+from fedalloy.engines.ray_worker import add_blocks, partial_sum
+from fedalloy.engines.shared_cohort import Overwritten
+from fedalloy.testing import FAULTS, HANDLE_FAULTS, check_engine, engine_cases, small_task, work
+from fedalloy.testing.comparing import differences
+from tests.engines.fake_ray import FakeRay
+from tests.engines.rounds import gaps, play
+
+pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="needs pip install 'fedalloy[ray]'")
+ALGORITHM = algorithms.scaffold(lr=0.3, batch_size=8)
+CASES = {case.name: case for case in engine_cases()}
+
+
+@pytest.fixture
+def ray(monkeypatch) -> FakeRay:
+    """Workers in this process."""
+    return without_ray(monkeypatch)
+
+
+def without_ray(monkeypatch, **settings) -> FakeRay:
+    fake = FakeRay(**settings)
+    monkeypatch.setattr(ray_pool, "load_ray", lambda: fake)
+    monkeypatch.setattr("fedalloy.engines.ray.connect", lambda *_: False)
+    return fake
+
+
+# ---------------------------------------------------------------------------------------------- the real thing
+
+
+def test_on_a_cluster_of_three_nodes(tmp_path, root):
+    """Nine methods, one to three workers, a killed actor, a killed node, a killed driver, planted faults: everything is
+    in one process of its own, because starting raylets takes most of the time."""
+    env = {**os.environ, "PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}", "TMPDIR": str(tmp_path)}
+    line = [
+        sys.executable,
+        "-m",
+        "benchmarks.ray",
+        "--conform",
+        *([] if "FEDALLOY_LONG" in os.environ else ["--brief"]),
+    ]
+    done = subprocess.run(line, cwd=root, env=env, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+
+
+# ---------------------------------------------------------------------------------------------- the same numbers
+
+
+def test_it_does_what_the_loop_does(ray):
+    assert check_engine(Ray(workers=2, block=2)) == []
+
+
+STACKED = ("fedavg", "scaffold", "batchnorm and state", "failing links", "fedevg", "wire with memory")
+
+
+def test_stacked_blocks_do_what_the_loop_does(ray):
+    engine = Ray(workers=2, block=2, inner={"kind": "batched", "memory_mb": 64})
+    assert check_engine(engine, [CASES[name] for name in STACKED]) == []
+
+
+def test_sums_between_workers_are_the_same_bits(ray, monkeypatch):
+    task, engine = small_task("mlp"), Ray(workers=3, block=2)
+    weights = torch.rand(5, dtype=torch.float64)
+    here = play(engine, ALGORITHM, task).cohort.combine("delta", weights)
+    monkeypatch.setattr(ray_pool, "ADDED_HERE", 0)
+    monkeypatch.setattr(tree, "COLUMNS", 7)  # so that every worker has some columns
+    there = play(engine, ALGORITHM, task).cohort.combine("delta", weights)
+    assert list(differences(here, there)) == []
+
+
+@pytest.mark.parametrize("name", ["key_by_slot", "forgotten_mask", "lost_client_state", "shuffled_clients"])
+def test_a_fault_planted_into_it_is_caught(name, ray):
+    case = "wavering steps" if name != "shuffled_clients" else "lopsided weights"
+    assert check_engine(FAULTS[name](Ray(workers=2, block=2)), [CASES[case]])
+
+
+@pytest.mark.parametrize("name", HANDLE_FAULTS)
+def test_a_handle_that_answers_wrong_is_caught(name, ray):
+    assert check_engine(HANDLE_FAULTS[name](Ray(workers=2, block=2)), [CASES["scaffold"]])
+
+
+@settings(max_examples=20)
+@given(st.data())
+def test_whoever_dies_whenever_the_bits_are_the_same(data):
+    """A worker dies at any call of a round, up to three times; answers come in any order; one to three workers."""
+    deaths = data.draw(st.sets(st.integers(0, 40), max_size=3))
+    chosen = data.draw(st.randoms(use_true_random=False))
+    workers = data.draw(st.integers(1, 3))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ray_pool, "TRIES", 99)
+        patch.setattr(ray_pool, "ADDED_HERE", data.draw(st.sampled_from([0, 1 << 30])))
+        patch.setattr(ray_worker, "SUMMED_AT_ONCE", data.draw(st.sampled_from([30, 1 << 26])))
+        expected = everything_of(patch, FakeRay(), 1)
+        fake = FakeRay(lambda number, method: number in deaths, lambda some: chosen.choice(some))
+        assert list(differences(everything_of(patch, fake, workers), expected)) == []
+
+
+def everything_of(patch, fake: FakeRay, workers: int):
+    patch.setattr(ray_pool, "load_ray", lambda: fake)
+    patch.setattr("fedalloy.engines.ray.connect", lambda *_: False)
+    found = play(Ray(workers=workers, block=2), ALGORITHM, small_task("mlp"))
+    cohort, like = found.cohort, found.cohort.template("delta")
+    weights, pieces = torch.arange(1.0, 6.0, dtype=torch.float64) / 7, cohort.chunks(("delta", "control"))
+    return {
+        "sum": cohort.combine("delta", weights), "rows": cohort.rows("control", cohort.ids.flip(0)),
+        "dots": cohort.dots("delta", {name: torch.ones(leaf.shape, dtype=leaf.dtype) for name, leaf in like.items()}),
+        "columns": {str(chunk): dict(zip("ab", some, strict=True)) for chunk, some in pieces},
+        "states": {str(client): state for client, state in found.states.items()}, "stats": cohort.stats,
+    }  # fmt: skip
+
+
+def test_a_block_that_kills_twice_stops_the_run_and_names_its_clients(monkeypatch):
+    without_ray(monkeypatch, dies=lambda number, method: method == "run")
+    with pytest.raises(ClientError, match=r"its worker died 2 times with the clients \[0, 1\]"):
+        play(Ray(workers=1, block=2), ALGORITHM, small_task())
+
+
+def test_deaths_are_told_once(monkeypatch):
+    without_ray(monkeypatch, dies=lambda number, method: method == "run" and number < 3)
+    engine = Ray(workers=2, block=2)
+    found = play(engine, ALGORITHM, small_task())
+    assert gaps(found, play(Loop(), ALGORITHM, small_task()), 1e-12) == []
+    (lost,) = engine.incidents()["lost_workers"]
+    assert lost["blocks"] == [0]
+    assert engine.incidents() == {}
+
+
+# ---------------------------------------------------------------------------------------------- blocks
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=6), st.integers(0, 2**20))
+def test_blocks_add_up_to_the_whole(sizes, seed):
+    clients, draw = sum(sizes), torch.Generator().manual_seed(seed)
+    payload = {
+        "p": {
+            "w": torch.randn(clients, 3, 2, generator=draw),
+            "half": torch.randn(clients, 5, generator=draw).to(torch.bfloat16),
+            "count": torch.randint(0, 9, (clients,), generator=draw),
+        }
+    }
+    weights = torch.rand(clients, generator=draw, dtype=torch.float64)
+    pieces, begin = [], 0
+    for number, size in enumerate(sizes):
+        some = torch.arange(begin, begin + size)
+        block = Cohort(some, {"p": tree.rows(payload["p"], some)})
+        pieces.append({number: partial_sum(block, "p", None, weights[some])})
+        begin += size
+    dtypes = {name: leaf.dtype for name, leaf in payload["p"].items()}
+    found, expected = add_blocks(pieces[::-1], dtypes), tree.combine(payload["p"], weights)
+    assert torch.equal(found["count"], expected["count"])
+    assert found["half"].dtype == torch.bfloat16
+    assert list(differences({"w": found["w"]}, {"w": expected["w"]}, 1e-5)) == []
+
+
+def test_contributions_of_an_earlier_round_say_so(ray):
+    engine = Ray(workers=2, block=2)
+    first = play(engine, ALGORITHM, small_task()).cohort
+    kept = first.keep()
+    weights = torch.ones(len(first), dtype=torch.float64)
+    before = first.combine("delta", weights)
+    play(engine, ALGORITHM, small_task(), work(0, 1), round=2)
+    with pytest.raises(Overwritten, match="keep\\(\\) copies them"):
+        first.combine("delta", weights)
+    assert list(differences(kept.combine("delta", weights), before)) == []
+
+
+def test_blocks_do_not_depend_on_the_workers(ray):
+    for cohort, inner, block, expected in (
+        (6, "loop", None, [1] * 6), (600, "loop", None, [3] * 200), (40, "batched", None, [3] * 13 + [1]),
+        (7, "loop", 3, [3, 3, 1]),
+    ):  # fmt: skip
+        engine = Ray(workers=5, inner=inner, block=block)
+        ids = tuple(range(cohort))
+        orders = engine._orders(small_task(sizes=(1,) * cohort), {one: {} for one in ids}, work(*ids))
+        assert [len(order[0]) for order in orders] == expected
+
+
+# ---------------------------------------------------------------------------------------------- states in a folder
+
+
+def test_a_state_is_read_as_it_was_written(tmp_path):
+    files = StateFiles(tmp_path)
+    state = {
+        "solver": {"w": torch.randn(2, 3).to(torch.bfloat16), "n": 3, "x": 0.1, "on": True, "none": None},
+        "wire": {},
+    }
+    files.write(1234, 7, state)
+    assert list(differences(files.read(1234, 7), state)) == []
+    assert list(files.present()) == [(1234, 7)]
+    path = files.path(1234, 7)
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(CheckpointError, match="the state of client 1234 from round 7 cannot be read"):
+        files.read(1234, 7)
+    with pytest.raises(SpecError, match="a state holds a str"):
+        files.write(1, 1, {"text": "no"})
+
+
+def test_a_folder_belongs_to_one_run(tmp_path):
+    OwnedStates(StateFiles(tmp_path / "a")).claim("runs/one")
+    OwnedStates(StateFiles(tmp_path / "a")).claim("runs/one")
+    with pytest.raises(SpecError, match=r"holds the states of another run \(runs/one\)"):
+        OwnedStates(StateFiles(tmp_path / "a")).claim("runs/two")
+
+
+@settings(max_examples=20)
+@given(st.lists(st.tuples(st.sets(st.integers(0, 5)), st.booleans()), max_size=12))
+def test_states_that_a_kept_checkpoint_names_are_never_removed(tmp_path_factory, rounds):
+    """Every round writes some clients' states; some rounds are followed by a checkpoint."""
+    owned = OwnedStates(StateFiles(tmp_path_factory.mktemp("states")))
+    owned.claim("run")
+    current: dict[int, int] = {}
+    saved: list[dict[int, int]] = []
+    for number, (clients, checkpoint) in enumerate(rounds, start=1):
+        for client in clients:
+            owned.files.write(client, number, {"round": number})
+        owned.wrote({client: {"round": number} for client in clients})
+        current |= dict.fromkeys(clients, number)
+        if checkpoint:
+            saved.append(dict(current))
+            owned.checkpointed(number, {client: {"round": made} for client, made in current.items()})
+    needed = {pair for named in saved[-HELD:] for pair in named.items()} | set(current.items())
+    there = set(owned.files.present())
+    assert needed <= there
+    if len(saved) >= HELD and saved[-1] == current:
+        assert there == needed
+
+
+def test_a_run_with_states_in_a_folder_is_the_loop_and_resumes(tmp_path, ray):
+    task = small_task()
+
+    def run(name: str, rounds: int, resume: bool = False, **given):
+        return fedalloy.fit(
+            "scaffold", task, rounds=rounds, folder=tmp_path / name, resume=resume, metrics=("loss",), cohort=4, **given
+        )
+
+    options: dict[str, Any] = {"workers": 2, "block": 2, "states": str(tmp_path / "states")}
+    run("cut", 3, engine="ray", engine_options=options)
+    found = run("cut", 6, resume=True, engine="ray", engine_options={**options, "workers": 3})
+    expected = run("loop", 6, engine="loop")
+    assert list(differences(found.model, expected.model, 1e-12)) == []
+    ids = torch.arange(task.population)
+    theirs, ours = ({str(c): s for c, s in one.trained.states(ids).items()} for one in (found, expected))
+    assert list(differences(theirs, ours, 1e-12)) == []
+    with pytest.raises(CheckpointError, match="block"):
+        run("cut", 7, resume=True, engine="ray", engine_options={**options, "block": 3})
+
+
+# ---------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"inner": "lop"}, "inner = 'lop' is not possible: did you mean 'loop'"),
+        ({"inner": {"kind": "batched", "memory": 3}}, "unknown argument 'memory'; did you mean 'memory_mb'"),
+        ({"inner": {"kind": "loop", "block": 3}}, "inner 'loop' has no arguments, got block"),
+        ({"workers": 0}, "workers must be 1 or more, or none, got 0"),
+        ({"block": -1}, "block must be 1 or more, or none, got -1"),
+        ({"cpus_per_worker": 0}, "cpus_per_worker must be above 0"),
+        ({"gpus_per_worker": 1.5}, "gpus_per_worker above 1 must be whole, got 1.5"),
+        ({"adress": "auto"}, "did you mean 'address'"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options, words):
+    with pytest.raises(SpecError, match=words.replace("(", r"\(")):
+        Ray(**options)
+
+
+@pytest.mark.parametrize("name", ray_pool.MUST_AGREE)
+def test_a_worker_that_differs_is_refused_by_name(name, ray, monkeypatch):
+    told = ray_worker.identity_of
+    monkeypatch.setattr(ray_pool, "identity_of", lambda *given: {**told(*given), name: "another"})
+    with pytest.raises(SpecError, match=rf"the worker in process \d+ on \S+ has other {name}: .* there, another here"):
+        play(Ray(workers=1), algorithms.fedavg(), small_task())
+
+
+def test_states_on_several_machines_need_a_folder(ray, monkeypatch):
+    told = ray_worker.identity_of
+    monkeypatch.setattr(ray_pool, "identity_of", lambda *given: {**told(*given), "node": "elsewhere"})
+    with pytest.raises(SpecError, match="clients of this algorithm keep states, and there are several machines"):
+        play(Ray(workers=1), ALGORITHM, small_task())
+    assert len(play(Ray(workers=1), algorithms.fedavg(), small_task()).cohort) == 5
+
+
+def test_a_folder_that_a_worker_does_not_reach_is_refused(tmp_path, ray, monkeypatch):
+    monkeypatch.setattr("fedalloy.engines.ray_worker.StateFiles.owner", lambda self: os.urandom(4).hex())
+    with pytest.raises(SpecError, match="does not reach states = "):
+        play(Ray(workers=1, states=str(tmp_path)), ALGORITHM, small_task())
+
+
+class Broken(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x):
+        raise FloatingPointError("too far")
+
+
+def test_a_clients_own_error_comes_back_with_its_name(ray):
+    from tests.engines.rounds import task_of
+
+    with pytest.raises(ClientError, match=r"client \d failed in round 7 .*FloatingPointError: too far"):
+        play(Ray(workers=2, block=1), algorithms.fedavg(), task_of(Broken), work(3), round=7)
+
+
+def test_without_the_package_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(SpecError, match=r"pip install 'fedalloy\[ray\]'"):
+        play(Ray(workers=1), algorithms.fedavg(), small_task())
+
+
+def test_a_stored_run_reads_its_states_where_they_are(tmp_path, ray, monkeypatch, root):
+    """``reopen`` starts no workers."""
+    from fedalloy.experiment.recipe import load, resolve
+    from fedalloy.experiment.recipe.reopening import reopen
+
+    states: Path = tmp_path / "states"
+    told = ["algorithm.name=scaffold", "engine.kind=ray", "engine.workers=1", f"engine.states={states}", "run.rounds=2"]
+    ending, _ = resolve(load(root / "recipes" / "quickstart.toml", told)).run(tmp_path / "run")
+    ids = torch.arange(10)
+    before, started = ending.trained.states(ids), ray.started
+    found = reopen(tmp_path / "run").states(ids)
+    assert list(differences({str(c): s for c, s in found.items()}, {str(c): s for c, s in before.items()})) == []
+    assert ray.started == started
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:9", "no-port", "auto"])
+def test_an_address_at_which_nobody_listens_is_told_at_once(address, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")  # what 'auto' finds
+    with pytest.raises(ray_session.ClusterError, match=f"no connection to address = '{address}'"):
+        play(Ray(address, workers=1), algorithms.fedavg(), small_task())
