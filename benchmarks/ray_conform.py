@@ -320,6 +320,10 @@ def a_killed_driver_resumes(cluster: Cluster, folder: Path, kills: int = KILLS) 
         )
 
     wrong = list[str]()
+    for (
+        pool
+    ) in cluster.pools.values():  # replacements of dead workers are this driver's own: not while others are counted
+        cluster.ray.get(list(pool._starting))
     for number in range(kills):
         before, others = newest(folder / "cut") if number else 0, _workers()
         child = begin("cut", *(["--resume"] if number else []))
