@@ -49,7 +49,7 @@ def note(**row: Any) -> None:
 
 
 def reset_peak() -> None:
-    """Begin to count the largest memory anew."""
+    """Begin again to count the largest memory."""
     if DEVICE == "cuda":
         torch.cuda.reset_peak_memory_stats()
 

@@ -64,7 +64,7 @@ def main() -> None:
     for words in (line for line in lines if line[0] != "&"):
         now = time.monotonic()
         if now > end - 5:
-            say(f"left out: {' '.join(words)}")
+            say(f"not run: {' '.join(words)}")
             continue
         kept = [*words[1:], *(["--out", str(options.out)] if "benchmarks.gpu_kernels" in words else [])]
         said = wait(run(kept, log), min(end, now + float(words[0])))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import math
 import os
 import statistics
@@ -78,7 +79,8 @@ def test_scores_that_are_not_numbers_are_skipped():
     assert Spread.of([math.nan]) is None
 
 
-def test_a_comparison_in_one_process_equals_one_in_two_and_is_reused(tmp_path, caplog, capfd):
+def test_a_comparison_in_one_process_equals_one_in_two_and_is_reused(tmp_path, caplog, capfd, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("fedalloy"), "handlers", [])  # the command line's, if a test before used it
     recipe = select(tiny(algorithm={"lr": 0.5, "batch_size": 512}), ["fedavg", "scaffold"])
     alone = compare(recipe, tmp_path / "alone", processes=1)
     beside = compare(recipe, tmp_path / "beside", processes=2)

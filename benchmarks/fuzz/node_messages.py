@@ -77,11 +77,15 @@ class _Transport:
         self.grid = SimpleNamespace(get_nodes=lambda: [_node(number) for number in range(len(answers))])
 
     def ask(
-        self, tensor_messages: Any, message_type: str, group: str, seconds: float, enough: int | None = None
-    ) -> dict[int, Any]:
+        self, tensor_messages: Any, message_type: str, group: str, seconds: float, enough: int | None = None,
+        take: Any = lambda node, answer: None,
+    ) -> dict[int, Any]:  # fmt: skip
         from fedalloy.flower.transport import Answer
 
-        return {node: Answer(self._answers[node]) for node in tensor_messages}
+        found = {node: Answer(self._answers[node]) for node in tensor_messages}
+        for node, answer in found.items():
+            take(node, answer)
+        return found
 
     def clock(self) -> float:
         return 0.0

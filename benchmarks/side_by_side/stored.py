@@ -84,7 +84,7 @@ class Federation:
         return means_apart(self._outcomes(mine, score), self._outcomes(first, score), self.reused)
 
     def _outcomes(self, entry: Entry, score: str) -> list[RunOutcome]:
-        """The runs as the project's own statistics want them, with one score in the place of the mean."""
+        """The runs as the project's own statistics want them, with one score as their mean."""
         return [
             RunOutcome(
                 entry.name, run["seed"], run["state"], run.get("reason", ""), higher_is_better=self.higher_is_better,

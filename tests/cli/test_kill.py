@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from fedalloy.experiment.records.segments import segments
+
 KILLS = 3
 # Many clients make long rows, so that some reach the file between two checkpoints and must be cut on resuming.
 CHANGES = ["partition={kind='iid', clients=150}", "evaluate.metrics=['accuracy', 'loss', 'top3']"]
@@ -22,13 +24,17 @@ def contents(folder: Path) -> dict[str, bytes]:
     """Everything that must not depend on interruptions: records, and the last checkpoint with model and states."""
     last = max((folder / "checkpoints").glob("round-*.safetensors"))
     files = [folder / "rounds.jsonl", folder / "clients.jsonl", folder / "status.json", folder / "manifest.json", last]
-    return {file.name: file.read_bytes() for file in [*files, *current_states(folder)]}
+    return {file.name: file.read_bytes() for file in files} | current_states(folder)
 
 
-def current_states(folder: Path) -> list[Path]:
+def current_states(folder: Path) -> dict[str, bytes]:
     """The states of clients that are on disk: of every client the newest; older ones may or may not still be there."""
-    newest = {file.name[:7]: file for file in sorted((folder / "clients").glob("*-*.safetensors"))}
-    return list(newest.values())
+    newest: dict[int, tuple[int, bytes]] = {}
+    for segment in segments(folder / "clients"):
+        for client, round, content in segment.read(segment.table()):
+            assert content is not None, "its checksum does not match"
+            newest[client] = max(newest.get(client, (0, b"")), (round, content), key=lambda one: one[0])
+    return {f"client {client}": content for client, (_, content) in newest.items()}
 
 
 def wait_for(condition, seconds: float = 60.0) -> None:

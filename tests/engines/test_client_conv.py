@@ -20,7 +20,7 @@ from fedalloy.core.program import BlockTraining, TrainingResult
 from fedalloy.engines import client_conv, conv_graphs, conv_ops, cuda_graphs, tracing
 from fedalloy.engines.batched import Batched
 from fedalloy.engines.batches import dropout_keys, padded_batches
-from fedalloy.engines.client_conv import After, Drawn
+from fedalloy.engines.client_conv import After, DrawnImages
 from fedalloy.engines.conv_chain import ProductStage, Window
 from fedalloy.engines.loop import Loop
 from tests.engines.rounds import gaps, play, task_of
@@ -51,7 +51,7 @@ class Case:
         self.first = examples[rows].clone().requires_grad_()
         self.images: Any = self.first.detach().permute(0, 1, 3, 4, 2).contiguous()
         if pool:
-            self.images = Drawn(examples, rows, torch.float64)
+            self.images = DrawnImages(examples, rows, torch.float64)
         self.leaf, self.bias = random(clients, outputs, channels, *kernel).requires_grad_(), random(clients, outputs)
         rows_of = self.leaf.detach().permute(0, 1, 3, 4, 2).flatten(2)
         self.weight = functional.pad(rows_of, (0, self.stage.extra))

@@ -92,7 +92,17 @@ class Notes:
         >>> Notes.of({"delta": {"w": torch.tensor([[3.0, 4.0], [0.0, torch.inf]])}}).norms("delta")
         tensor([5., inf], dtype=torch.float64)
         """
-        return Notes.read(payload, Notes.measure(payload, exact=exact), exact=exact)
+        # As `measure` and `read` in one: a round on a CPU does this for every client, and calls would be most of it.
+        named = tuple((part, name) for part, leaves in payload.items() for name in leaves)
+        plain = (part if type(part) is dict else stored(part) for part in payload.values())
+        leaves = [leaf for part in plain for leaf in part.values()]
+        if not leaves:
+            return Notes((), *(torch.zeros(0, 0, dtype=kind) for kind in (torch.float64, torch.bool, torch.bool)))
+        if exact:
+            squares = torch.stack([_exact_squares(leaf) for leaf in leaves]).cpu()
+        else:
+            squares = torch.stack(_lengths(leaves)).cpu().double().square()
+        return Notes(named, *_finite(squares, leaves), _negative(named, leaves, squares.shape[1]))
 
     @staticmethod
     def measure(payload: Mapping[str, Mapping[str, Tensor]], *, exact: bool) -> Tensor:

@@ -117,8 +117,8 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
 
     >>> nearest("sampels", ["samples", "uniform"])
     "did you mean 'samples'? allowed: samples, uniform"
-    >>> nearest("fedvag", ["fedavg", "fedevg"])
-    "did you mean 'fedavg'? allowed: fedavg, fedevg"
+    >>> nearest("smaple", ["sample", "simple"])
+    "did you mean 'sample'? allowed: sample, simple"
     """
     names = sorted(allowed)
     close = [name for name in names if sorted(name) == sorted(word)] or difflib.get_close_matches(word, names, n=1)

@@ -209,6 +209,11 @@ class Objective(ABC):
         return False
 
     @declared
+    def takes_integers(self) -> bool:
+        """Whether whole numbers reach the model as they are; false if it accepts them only as floats."""
+        return True
+
+    @declared
     def scores_by_batch(self) -> bool:
         """Whether examples of a batch affect each other in evaluation too."""
         return False

@@ -22,7 +22,7 @@ ACTIVATIONS = ("relu", "tanh", "sigmoid")
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnImages:
     """The examples ``rows`` (``[C, B]``) of a pool; ``dtype`` is that of products."""
 
     pool: Tensor
@@ -69,7 +69,7 @@ def rounded(value: Tensor, precision: Precision) -> Tensor:
 
 def convolve(
     stage: ProductStage,
-    images: Tensor | Drawn,
+    images: Tensor | DrawnImages,
     weight: Tensor,
     after: After,
     precision: Precision,
@@ -87,20 +87,26 @@ def convolve(
 
 
 def by_input(
-    stage: ProductStage, batch: int, grad: Tensor, weight: Tensor, precision: Precision, before: Tensor | None, act: str
+    stage: ProductStage,
+    batch: int,
+    grad: Tensor,
+    weight: Tensor,
+    precision: Precision,
+    before: Tensor | None,
+    activation: str,
 ) -> Tensor:
-    """The gradient of the images; with an activation ``act`` that of its input, ``before`` being its result."""
+    """The gradient of the images; with an activation ``activation`` that of its input, ``before`` being its result."""
     if has_kernels(weight.device):
         given = stage, batch, grad, rounded(turned(stage, weight), precision)
         from fedalloy.engines.on_gpu import conv_launch
 
-        return conv_launch.by_input(*given, precision, before, act, loads=False)
+        return conv_launch.by_input(*given, precision, before, activation, loads=False)
     assert stage.reads is not None
     found = unpatched(torch.bmm(grad, weight.to(grad.dtype)), stage, batch, stage.reads)
-    if not act:
+    if not activation:
         return found.contiguous()
     assert before is not None
-    return undo_all([Op(act)], [before, before.reshape(found.shape)], found).contiguous()
+    return undo_all([Op(activation)], [before, before.reshape(found.shape)], found).contiguous()
 
 
 def turned(stage: ProductStage, weight: Tensor) -> Tensor:
@@ -121,7 +127,7 @@ def by_turned(stage: ProductStage, batch: int, grad: Tensor, weight: Tensor, pre
 
 
 def by_weight(
-    stage: ProductStage, images: Tensor | Drawn, grad: Tensor, precision: Precision, *, loads: bool = False
+    stage: ProductStage, images: Tensor | DrawnImages, grad: Tensor, precision: Precision, *, loads: bool = False
 ) -> tuple[Tensor, Tensor]:
     """The gradients of weights and biases, in the precision of weights."""
     weight = grad.new_zeros(len(grad), grad.shape[2], stage.inputs + stage.extra, dtype=wide(grad))
@@ -136,7 +142,12 @@ def by_weight(
 
 
 def into_weight(
-    stage: ProductStage, images: Tensor | Drawn, grad: Tensor, weight: Tensor, bias: Tensor | None, precision: Precision
+    stage: ProductStage,
+    images: Tensor | DrawnImages,
+    grad: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    precision: Precision,
 ) -> None:
     """Subtract the gradients from weights and biases."""
     if has_kernels(weight.device):
@@ -149,15 +160,17 @@ def into_weight(
         bias.sub_(grad.sum(1, dtype=bias.dtype))
 
 
-def unpool(stage: ProductStage, grad: Tensor, pooled: Tensor, chosen: Tensor, act: str, precision: Precision) -> Tensor:
+def unpool(
+    stage: ProductStage, grad: Tensor, pooled: Tensor, chosen: Tensor, activation: str, precision: Precision
+) -> Tensor:
     """The gradient of a convolution's results from that of its pooled activations."""
     clients, batch = grad.shape[:2]
     height, width, channels = stage.shape
     if has_kernels(grad.device):
         from fedalloy.engines.on_gpu import conv_launch
 
-        return conv_launch.unpool(stage, grad, pooled, chosen, act, precision)
-    windows = undo_all([Op(act)] if act else [], [pooled, pooled], grad)[:, :, :, None, :, None]
+        return conv_launch.unpool(stage, grad, pooled, chosen, activation, precision)
+    windows = undo_all([Op(activation)] if activation else [], [pooled, pooled], grad)[:, :, :, None, :, None]
     place = torch.arange(4, dtype=torch.int8, device=grad.device).reshape(2, 1, 2, 1)
     spread = torch.where(chosen[:, :, :, None, :, None] == place, windows, torch.zeros_like(windows))
     return spread.reshape(clients, batch * height * width, channels)
@@ -184,7 +197,7 @@ def subtract_product(left: Tensor, right: Tensor, out: Tensor, precision: Precis
 
 
 def _plain_convolve(
-    stage: ProductStage, images: Tensor | Drawn, weight: Tensor, after: After
+    stage: ProductStage, images: Tensor | DrawnImages, weight: Tensor, after: After
 ) -> tuple[Tensor, Tensor | None]:
     cut = _patches(stage, images)
     out = torch.bmm(cut, weight.to(cut.dtype).transpose(1, 2))
@@ -196,7 +209,7 @@ def _plain_convolve(
     return largest(Op("maxpool", (2, 2)), value) if after.pools else (value, None)
 
 
-def _patches(stage: ProductStage, images: Tensor | Drawn) -> Tensor:
-    if isinstance(images, Drawn):
+def _patches(stage: ProductStage, images: Tensor | DrawnImages) -> Tensor:
+    if isinstance(images, DrawnImages):
         return enter(stage, images.pool, images.rows, images.dtype)
     return patches(images, stage)

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedalloy.core.types import Tree
 from fedalloy.engines import client_conv
 from fedalloy.engines.between_products import applied, back, onward, undo_all
-from fedalloy.engines.client_conv import ACTIVATIONS, After, Drawn
+from fedalloy.engines.client_conv import ACTIVATIONS, After, DrawnImages
 from fedalloy.engines.conv_chain import Op, ProductStage
 from fedalloy.engines.conv_kernel import (
     ConvSgd,
@@ -34,29 +34,29 @@ from fedalloy.engines.kinds import PlainSgd
 
 
 @dataclass
-class Kept:
+class KeptImages:
     """What the backward pass reads, by stage: inputs, what the kernel stored (a dense layer's results), and which
     number of every window was the largest."""
 
-    inputs: list[Tensor | Drawn] = field(default_factory=list)
+    inputs: list[Tensor | DrawnImages] = field(default_factory=list)
     values: list[Tensor] = field(default_factory=list)
     chosen: list[Tensor | None] = field(default_factory=list)
 
 
-def forward(kernel: ConvSgd, model: Tree, factored: Factored, pool: Tensor, rows: Tensor) -> tuple[Kept, Tensor]:
+def forward(kernel: ConvSgd, model: Tree, factored: Factored, pool: Tensor, rows: Tensor) -> tuple[KeptImages, Tensor]:
     """What the backward pass reads, and the model's outputs, ``[C, classes, B]``."""
     dtype = torch.bfloat16 if kernel.precision == "bf16" else model[kernel.stages[0].weight].dtype
-    kept, value = Kept(), None
+    kept, value = KeptImages(), None
     for place, (stage, after) in enumerate(pairwise(kernel.stages)):
-        given = Drawn(pool, rows, dtype) if value is None else value
+        given = DrawnImages(pool, rows, dtype) if value is None else value
         bias = bias_of(stage, model)
         if stage.window is None:
             assert isinstance(given, Tensor)
             stored, chosen = product(kernel, model, factored, stage, given), None
             value = kernel.fusing(("onward", place), partial(onward, stage, after), stored, bias)
         else:
-            act, pools, rest = split(stage)
-            follows = After(bias, act, pools)
+            activation, pools, rest = split(stage)
+            follows = After(bias, activation, pools)
             stored, chosen = client_conv.convolve(stage, given, model[stage.weight], follows, kernel.precision)
             value = kernel.fusing(("rest", place), partial(_rest, rest), stored) if rest else stored
             value = value.flatten(2) if after.window is None else value
@@ -68,7 +68,9 @@ def forward(kernel: ConvSgd, model: Tree, factored: Factored, pool: Tensor, rows
     return kept, last_product(model, kernel.stages[-1], value)
 
 
-def backward(kernel: ConvSgd, memory: Memory, factored: Factored, sgd: PlainSgd, kept: Kept, out_grad: Tensor) -> None:
+def backward(
+    kernel: ConvSgd, memory: Memory, factored: Factored, sgd: PlainSgd, kept: KeptImages, out_grad: Tensor
+) -> None:
     """From the last product to the first; gradients with respect to a dense layer's result are ``[C, outputs, B]``,
     with respect to a convolution's ``[C, B * patches, outputs]``."""
     stages, model = kernel.stages, memory.model
@@ -94,12 +96,12 @@ def split(stage: ProductStage) -> tuple[str, bool, tuple[Op, ...]]:
     >>> split(ProductStage("w", None, *shape, (Op("relu"), Op("maxpool", (2, 2)), Op("tanh"))))
     ('relu', True, (Op(kind='tanh', size=(1, 1)),))
     """
-    ops, act = stage.ops, ""
+    ops, activation = stage.ops, ""
     if ops and ops[0].kind in ACTIVATIONS:
-        act, ops = ops[0].kind, ops[1:]
+        activation, ops = ops[0].kind, ops[1:]
     even = stage.shape[0] % 2 == 0 and stage.shape[1] % 2 == 0
     pools = bool(ops) and ops[0] == Op("maxpool", (2, 2)) and even
-    return act, pools, ops[1:] if pools else ops
+    return activation, pools, ops[1:] if pools else ops
 
 
 def _undoes(stage: ProductStage) -> bool:
@@ -108,19 +110,25 @@ def _undoes(stage: ProductStage) -> bool:
     return not (pools or rest)
 
 
-def _conv_back(kernel: ConvSgd, model: Tree, kept: Kept, place: int, out_grad: Tensor) -> Tensor:
+def _conv_back(kernel: ConvSgd, model: Tree, kept: KeptImages, place: int, out_grad: Tensor) -> Tensor:
     """The gradient of a convolution's images, or of what was before the activation that made them."""
     stage, given = kernel.stages[place], kept.inputs[place]
     assert isinstance(given, Tensor)
     before = kernel.stages[place - 1]
-    act = split(before)[0] if _undoes(before) else ""
+    activation = split(before)[0] if _undoes(before) else ""
     return client_conv.by_input(
-        stage, given.shape[1], out_grad, model[stage.weight], kernel.precision, given if act else None, act
+        stage,
+        given.shape[1],
+        out_grad,
+        model[stage.weight],
+        kernel.precision,
+        given if activation else None,
+        activation,
     )
 
 
 def _conv_move(
-    kernel: ConvSgd, memory: Memory, sgd: PlainSgd, stage: ProductStage, given: Tensor | Drawn, out_grad: Tensor
+    kernel: ConvSgd, memory: Memory, sgd: PlainSgd, stage: ProductStage, given: Tensor | DrawnImages, out_grad: Tensor
 ) -> None:
     """Update a convolution's leaves; plain SGD never writes the gradient."""
     if kernel.is_still:
@@ -133,22 +141,22 @@ def _conv_move(
         move_by(memory, stage.bias, sgd, by_bias)
 
 
-def _through(kernel: ConvSgd, model: Tree, kept: Kept, place: int, grad: Tensor) -> Tensor:
+def _through(kernel: ConvSgd, model: Tree, kept: KeptImages, place: int, grad: Tensor) -> Tensor:
     """From the gradient of a stage's input to that of the product before it."""
     stage, before, value = kernel.stages[place], kernel.stages[place - 1], kept.values[place - 1]
     if before.window is None:
         given = value, bias_of(before, model), grad
         return kernel.fusing(("back", place), partial(back, before, stage), *given).transpose(1, 2)
-    act, pools, rest = split(before)
+    activation, pools, rest = split(before)
     chosen, shape = kept.chosen[place - 1], (*grad.shape[:1], -1, before.shape[2])
     if stage.window is not None and _undoes(before):
         return grad.reshape(shape)
     if rest or not pools:
-        undone = () if pools or not act else (Op(act),)
+        undone = () if pools or not activation else (Op(activation),)
         grad = kernel.fusing(("undo", place), partial(_rest_back, undone, rest), value, grad)
     if chosen is None:
         return grad.reshape(shape)
-    return client_conv.unpool(before, grad.reshape(value.shape), value, chosen, act, kernel.precision)
+    return client_conv.unpool(before, grad.reshape(value.shape), value, chosen, activation, kernel.precision)
 
 
 def _rest(ops: Sequence[Op], value: Tensor) -> Tensor:

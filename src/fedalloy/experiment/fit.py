@@ -122,7 +122,7 @@ class RunResult(ShownRuns):
             self.personal_module(client)
             (leaves,) = self.trained.models(torch.tensor([client]))
         rows = predicting.rows_for(x, self.prepare, client, rows_of, prepared)
-        floats = not getattr(model.objective, "takes_integers", True)
+        floats = not model.objective.takes_integers
         return predicting.outputs(lambda part: model.objective.outputs(*leaves, part), rows, leaves[0], floats)
 
     def save(self, folder: str | Path, clients: Sequence[int] = (), *, rows_of: Sequence[int] | None = None) -> Path:
@@ -133,7 +133,7 @@ class RunResult(ShownRuns):
             self.personal_module(client)
         steps = self._preparation(clients if rows_of is None else rows_of)
         steps = steps if rows_of is None or not steps.per_client else steps.of_clients(rows_of)
-        floats = not getattr(self.trained.server_model().objective, "takes_integers", True)
+        floats = not self.trained.server_model().objective.takes_integers
         own = self.trained.models(torch.tensor(list(clients), dtype=torch.int64)) if clients else []
         told = {
             "name": self.name, "seed": self.seed, "status": self.status, "round": self.ending.progress.round,

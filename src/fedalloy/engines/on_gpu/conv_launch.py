@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedalloy.engines.client_conv import After, Drawn, wide
+from fedalloy.engines.client_conv import After, DrawnImages, wide
 from fedalloy.engines.conv_chain import ProductStage
 from fedalloy.engines.on_gpu import conv_triton
 from fedalloy.engines.precision import Precision
@@ -22,10 +22,16 @@ _EXACT = {"float32": "ieee", "tf32": "tf32", "bf16": "ieee", "tf32x3": "tf32x3"}
 
 
 def convolve(
-    stage: ProductStage, images: Tensor | Drawn, weight: Tensor, after: After, precision: Precision, *, loads: bool
+    stage: ProductStage,
+    images: Tensor | DrawnImages,
+    weight: Tensor,
+    after: After,
+    precision: Precision,
+    *,
+    loads: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """See :func:`fedalloy.engines.client_conv.convolve`; ``loads`` rounds what is read."""
-    clients, batch = images.rows.shape if isinstance(images, Drawn) else images.shape[:2]
+    clients, batch = images.rows.shape if isinstance(images, DrawnImages) else images.shape[:2]
     (down, right, outputs), scale = stage.shape, 2 if after.pools else 1
     form = clients, batch, down // scale, right // scale, outputs
     out = torch.empty(form, dtype=images.dtype, device=weight.device)
@@ -50,7 +56,7 @@ def by_input(
     turned: Tensor,
     precision: Precision,
     before: Tensor | None,
-    act: str,
+    activation: str,
     *,
     loads: bool,
 ) -> Tensor:
@@ -61,7 +67,7 @@ def by_input(
     block = _blocks("by_input", channels, outputs, precision)
     grid = triton.cdiv(batch * height * width, block["BM"]), clients, triton.cdiv(channels, block["BN"])
     conv_triton.by_input[grid](
-        grad, turned, grad if before is None else before, out, **_shape(stage, batch), ACT=act, SUM=_sum(turned),
+        grad, turned, grad if before is None else before, out, **_shape(stage, batch), ACT=activation, SUM=_sum(turned),
         PREC=_EXACT[precision],
         ROUND=_stored(precision, loads), LOADS=loads, **block,
     )  # fmt: skip
@@ -70,7 +76,7 @@ def by_input(
 
 def by_weight(
     stage: ProductStage,
-    images: Tensor | Drawn,
+    images: Tensor | DrawnImages,
     grad: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -80,7 +86,7 @@ def by_weight(
     loads: bool,
 ) -> None:
     """See :func:`fedalloy.engines.client_conv.by_weight`; writes into ``weight`` and ``bias``."""
-    clients, batch = images.rows.shape if isinstance(images, Drawn) else images.shape[:2]
+    clients, batch = images.rows.shape if isinstance(images, DrawnImages) else images.shape[:2]
     (down, right, outputs), inputs = stage.shape, stage.inputs
     block = _blocks("by_weight", outputs, inputs, precision)
     tiles = triton.cdiv(inputs, block["BK"]) * clients * triton.cdiv(outputs, block["BN"])
@@ -106,7 +112,9 @@ def _share(results: int, step: int, tiles: int) -> int:
     return int(triton.cdiv(triton.cdiv(results, shares), step) * step)
 
 
-def unpool(stage: ProductStage, grad: Tensor, pooled: Tensor, chosen: Tensor, act: str, precision: Precision) -> Tensor:
+def unpool(
+    stage: ProductStage, grad: Tensor, pooled: Tensor, chosen: Tensor, activation: str, precision: Precision
+) -> Tensor:
     """See :func:`fedalloy.engines.client_conv.unpool`."""
     clients, batch = grad.shape[:2]
     down, right, channels = stage.shape
@@ -121,7 +129,7 @@ def unpool(stage: ProductStage, grad: Tensor, pooled: Tensor, chosen: Tensor, ac
         DOWN=down,
         RIGHT=right,
         OUT=channels,
-        ACT=act,
+        ACT=activation,
         ROUND=precision,
         BLOCK=1024,
     )
@@ -175,20 +183,20 @@ def _power(count: int, least: int, most: int) -> int:
     return int(max(least, min(most, triton.next_power_of_2(count))))
 
 
-def _source(images: Tensor | Drawn) -> tuple[Tensor, Tensor]:
+def _source(images: Tensor | DrawnImages) -> tuple[Tensor, Tensor]:
     """Where images are, and which; a kernel that does not ask which gets any tensor."""
     return (
         (images.pool.contiguous(), images.rows.contiguous())
-        if isinstance(images, Drawn)
+        if isinstance(images, DrawnImages)
         else (images.contiguous(), images)
     )
 
 
-def _strides(stage: ProductStage, images: Tensor | Drawn) -> dict[str, Any]:
+def _strides(stage: ProductStage, images: Tensor | DrawnImages) -> dict[str, Any]:
     """Steps from one image, row, column and channel to the next. A pool has its channels first."""
     assert stage.reads is not None
     height, width, channels = stage.reads
-    if isinstance(images, Drawn):
+    if isinstance(images, DrawnImages):
         return {"XN": height * width * channels, "XY": width, "XX": 1, "XC": height * width, "GATHER": True}
     return {"XN": height * width * channels, "XY": width * channels, "XX": channels, "XC": 1, "GATHER": False}
 
