@@ -14,7 +14,8 @@ from fedalloy import algorithms
 from fedalloy.core.errors import SpecError
 from fedalloy.core.protocols import Engine, Outcome
 from fedalloy.engines import auto
-from fedalloy.engines.auto import Auto, Candidate, expected, keep_freed_memory
+from fedalloy.engines.auto import Auto, Candidate, expected
+from fedalloy.engines.freed_memory import keep_freed_memory
 from fedalloy.engines.loop import Loop
 from fedalloy.experiment.config import RunConfig
 from fedalloy.experiment.fit import fit

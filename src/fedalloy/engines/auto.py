@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +19,7 @@ from fedalloy.core.registry import register
 from fedalloy.core.types import Context, State, Work
 from fedalloy.engines import fused_interpolated
 from fedalloy.engines.batched import Batched, dense_of
+from fedalloy.engines.freed_memory import keep_freed_memory
 from fedalloy.engines.kinds import interpolated_sgd_of, plain_sgd_of, two_phase_sgd_of
 from fedalloy.engines.loop import Loop
 from fedalloy.engines.processes import forks
@@ -34,7 +33,6 @@ MUCH_FASTER = 1.5
 """A measured rival replaces the expected engine only if it is faster by this factor: timings are noisy, and the same
 seed should get the same engine."""
 SECOND_LOOK_SECONDS = 3.0
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 @dataclass(frozen=True)
@@ -161,15 +159,6 @@ def expected(algorithm: Algorithm, task: Task, shared: Shared, clients: int, cor
         return [Candidate("batched" if small and clients > 1 else "loop", threads)]
     rivals = [Candidate("batched", threads), _one_by_one(threads, cores)]
     return rivals if small else rivals[::-1]
-
-
-def keep_freed_memory() -> None:
-    """Make glibc keep the memory that one block frees for the next one: returning it to the system and getting it
-    again costs page faults, a tenth of a round with blocks of 100 MB. Does nothing without ``mallopt``."""
-    with suppress(OSError, AttributeError, TypeError):  # the last is what Windows answers to None
-        libc = ctypes.CDLL(None)
-        libc.mallopt(_M_MMAP_THRESHOLD, 256 << 20)
-        libc.mallopt(_M_TRIM_THRESHOLD, 512 << 20)
 
 
 def _one_by_one(threads: int, cores: int) -> Candidate:

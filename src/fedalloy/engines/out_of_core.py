@@ -23,6 +23,7 @@ from fedalloy.core.gathering import Storage
 from fedalloy.core.tree import Chunk
 from fedalloy.core.types import Payload, Stats, Tree, Weights
 from fedalloy.engines import processes
+from fedalloy.engines.freed_memory import return_large_blocks
 from fedalloy.engines.mapped_rows import MOST_BYTES, MappedRows, slab_width
 from fedalloy.engines.shared_memory import Layout, Slot
 
@@ -47,6 +48,7 @@ class StorageLimit:
             return None
         if any(leaf.device.type != "cpu" for leaves in like.values() for leaf in leaves.values()):
             return None
+        return_large_blocks()
         layout = Layout.of(like)
         log.info("the contributions of a round (%.1f GB) are kept on disk", clients * layout.size / 1e9)
         return FileRows(MappedRows(clients, layout, self.folder), self)

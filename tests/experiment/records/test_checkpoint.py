@@ -206,10 +206,10 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path, monkeyp
 
 
 def test_a_future_format_is_refused(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "FORMAT", 2)
+    monkeypatch.setattr(checkpoint, "FORMAT", 3)
     checkpoint.save(place, {"a": 1})
     monkeypatch.undo()
-    with pytest.raises(CheckpointError, match="format is 2"):
+    with pytest.raises(CheckpointError, match="format is 3"):
         checkpoint.load(place)
 
 

@@ -36,7 +36,9 @@ from fedalloy.core.errors import CheckpointError
 from fedalloy.core.types import State
 from fedalloy.experiment.records.atomic import write_atomically
 
-FORMAT = 1
+FORMAT = 2
+"""2: the states of clients are stacked, or in files of their own; 1 is read, and would not find them."""
+_READ = (1, FORMAT)
 _ENTRY = "fedalloy"
 _OS_ERROR = re.compile(r"os error (\d+)")
 # The dtypes that every version of the format supports; all others are stored as bytes.
@@ -72,7 +74,7 @@ def load(path: Path, verify: bool = True) -> State:
     """
     try:
         tensors, header = _read(path)
-        if header["format"] != FORMAT:
+        if header["format"] not in _READ:
             raise ValueError(f"its format is {header['format']!r}, this version reads {FORMAT}")
         if verify and header["sha256"] != digest(tensors, header["state"]):
             raise ValueError("its checksum does not match its content")
