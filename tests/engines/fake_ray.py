@@ -9,6 +9,11 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+from fedalloy.engines.ray_worker import StoreLost
+
+FETCH = ("prepare", "run", "dots", "cross")
+"""Methods of a worker that read the object store."""
+
 
 class ActorDied(Exception):
     """What Ray raises for a call to a dead actor."""
@@ -36,10 +41,12 @@ class Reference:
 
 @dataclass(eq=False)
 class FakeRay:
-    """``dies(number, method)`` says whether the worker that gets call ``number`` dies of it. Calls that wait are heard
+    """``dies(number, method)`` says whether the worker that gets call ``number`` dies of it, ``breaks`` whether it
+    then lives on without the object store of its machine, which the methods in ``FETCH`` need. Calls that wait are heard
     in the order that ``pick`` chooses."""
 
     dies: Callable[[int, str], bool] = lambda number, method: False
+    breaks: Callable[[int], bool] = lambda number: False
     pick: Callable[[list[Reference]], Reference] = lambda references: references[0]
     calls: int = 0
     started: int = 0
@@ -75,17 +82,20 @@ class Actor:
     """A worker in this process; arguments and answers are copied, as if they were sent."""
 
     def __init__(self, ray: FakeRay, worker: Any) -> None:
-        self.ray, self.worker, self.dead = ray, worker, False
+        self.ray, self.worker, self.dead, self.broken = ray, worker, False, False
         ray.started += 1
 
     def __getattr__(self, method: str) -> Any:
         def call(*given: Any, returns: int = 1) -> Any:
             number, self.ray.calls = self.ray.calls, self.ray.calls + 1
             self.dead = self.dead or self.ray.dies(number, method)
+            self.broken = self.broken or self.ray.breaks(number)
             failed = next((one.error for one in given if isinstance(one, Reference) and one.error), None)
             if self.dead or failed:
                 error: Exception = ActorDied("dead") if self.dead else TaskFailed(failed or Exception())
                 return [Reference(error=error) for _ in range(returns)] if returns > 1 else Reference(error=error)
+            if self.broken and method in FETCH:
+                return Reference(error=TaskFailed(StoreLost("OSError: Broken pipe")))
             plain = [one.value if isinstance(one, Reference) else one for one in given]
             try:
                 found = getattr(self.worker, method)(*_sent(plain))

@@ -24,6 +24,7 @@ from fedalloy.core.types import Cohort
 from fedalloy.engines import ray_pool, ray_session, ray_worker
 from fedalloy.engines.loop import Loop
 from fedalloy.engines.ray import Ray
+from fedalloy.engines.ray_session import ClusterError
 from fedalloy.engines.ray_states import HELD, OwnedStates, StateFiles
 from fedalloy.engines.ray_worker import add_blocks, partial_sum
 from fedalloy.engines.shared_cohort import Overwritten
@@ -110,8 +111,9 @@ def test_a_handle_that_answers_wrong_is_caught(name, ray):
 @settings(max_examples=20)
 @given(st.data())
 def test_whoever_dies_whenever_the_bits_are_the_same(data):
-    """A worker dies at any call of a round, up to three times; answers come in any order; one to three workers."""
-    deaths = data.draw(st.sets(st.integers(0, 40), max_size=3))
+    """A worker dies or loses its object store at any call of a round, up to three times; answers come in any
+    order; one to three workers."""
+    deaths, losses = (data.draw(st.sets(st.integers(0, 40), max_size=most)) for most in (3, 2))
     chosen = data.draw(st.randoms(use_true_random=False))
     workers = data.draw(st.integers(1, 3))
     with pytest.MonkeyPatch.context() as patch:
@@ -119,7 +121,7 @@ def test_whoever_dies_whenever_the_bits_are_the_same(data):
         patch.setattr(ray_pool, "ADDED_HERE", data.draw(st.sampled_from([0, 1 << 30])))
         patch.setattr(ray_worker, "SUMMED_AT_ONCE", data.draw(st.sampled_from([30, 1 << 26])))
         expected = everything_of(patch, FakeRay(), 1)
-        fake = FakeRay(lambda number, method: number in deaths, lambda some: chosen.choice(some))
+        fake = FakeRay(lambda number, method: number in deaths, losses.__contains__, chosen.choice)
         assert list(differences(everything_of(patch, fake, workers), expected)) == []
 
 
@@ -141,6 +143,23 @@ def test_a_block_that_kills_twice_stops_the_run_and_names_its_clients(monkeypatc
     without_ray(monkeypatch, dies=lambda number, method: method == "run")
     with pytest.raises(ClientError, match=r"its worker died 2 times with the clients \[0, 1\]"):
         play(Ray(workers=1, block=2), ALGORITHM, small_task())
+
+
+def test_a_worker_that_loses_its_object_store_is_a_lost_worker_and_no_failed_client(monkeypatch):
+    """The machine ends a little later than its object store: a block that could not begin there runs elsewhere."""
+    without_ray(monkeypatch, breaks=lambda number: number == 2)
+    engine = Ray(workers=2, block=2)
+    found = play(engine, ALGORITHM, small_task())
+    assert gaps(found, play(Loop(), ALGORITHM, small_task()), 1e-12) == []
+    (lost,) = engine.incidents()["lost_workers"]
+    assert "Broken pipe" in lost["why"]
+
+
+def test_workers_that_die_whenever_they_are_asked_end_the_run(monkeypatch):
+    without_ray(monkeypatch, dies=lambda number, method: method == "rows")
+    cohort = play(Ray(workers=2, block=2), ALGORITHM, small_task()).cohort
+    with pytest.raises(ClusterError, match="workers died 5 times while they were asked 'rows'"):
+        cohort.rows("control", cohort.ids)
 
 
 def test_deaths_are_told_once(monkeypatch):

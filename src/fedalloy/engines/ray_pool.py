@@ -29,6 +29,7 @@ from fedalloy.engines.ray_worker import (
     Columns,
     Rows,
     Settings,
+    StoreLost,
     add_blocks,
     identity_of,
     joined,
@@ -40,6 +41,7 @@ log = logging.getLogger("fedalloy")
 TRIES = 2
 """How often a block may bring its worker down before the run stops."""
 TRIES_TO_SUM = 5
+"""How often workers may die while they are asked for one thing."""
 ADDED_HERE = 1 << 18
 """Numbers up to which the driver itself adds the blocks' sums: for so few, messages between workers cost more."""
 START_SECONDS = 180.0
@@ -201,7 +203,10 @@ class WorkerPool:
     def ask(self, method: str, wanted: Mapping[int, Any], *more: Any) -> dict[int, Any]:
         """The answers of whoever holds the blocks, by block; lost blocks are run again first."""
         found: dict[int, Any] = {}
+        left = TRIES_TO_SUM
         while missing := [number for number in wanted if number not in found]:
+            if (left := left - 1) < 0:
+                raise ClusterError(f"engine 'ray': workers died {TRIES_TO_SUM} times while they were asked '{method}'")
             shares = self._by_holder(missing, wanted)
             sent = [(member, getattr(member.actor, method).remote(some, *more)) for member, some in shares]
             for member, reference in sent:
@@ -274,9 +279,11 @@ class WorkerPool:
         try:
             return self.ray.get(reference)
         except self.ray.exceptions.RayTaskError as error:
-            if _died(self.ray, error.cause):  # a piece of another worker
-                return None
-            raise
+            if _lost_its_store(error):
+                self._replace_dead(member, error, deque())
+            elif not _died(self.ray, error.cause):  # else a piece of another worker
+                raise
+            return None
         except Exception as error:
             if not _died(self.ray, error):
                 raise
@@ -321,30 +328,34 @@ class WorkerPool:
         member = self._starting.pop(reference)
         try:
             told = self.ray.get(reference)
-        except self.ray.exceptions.RayTaskError as error:
-            raise SpecError(
-                f"engine 'ray': a worker cannot load the task ({_reason(error)}): install the modules that it uses on "
-                "every machine, and give every machine the same files"
-            ) from error
         except Exception as error:
-            if not _died(self.ray, error):
-                raise
+            if not _died(self.ray, error) and not _lost_its_store(error):
+                raise self._unusable(error) from error
             self.lost.append({"worker": "one that had not started", "why": _reason(error), "blocks": []})
             if len(self.lost) > 3 * self.shape.count:
                 raise ClusterError(f"engine 'ray': workers die as soon as they start ({_reason(error)})") from error
+            self._end(member)
             self._start(self._new())
             return
         self._accept(member, told)
+
+    def _unusable(self, error: Exception) -> Exception:
+        """What is raised if a worker could not begin."""
+        if not isinstance(error, self.ray.exceptions.RayTaskError):
+            return error
+        return SpecError(
+            f"engine 'ray': a worker cannot load the task ({_reason(error)}): install the modules that it uses on "
+            "every machine, and give every machine the same files"
+        )
 
     def _handle_report(self, reference: Any, queue: deque[int]) -> None:
         member, number = self._running.pop(reference)
         assert self.now is not None
         try:
             report = self.ray.get(reference)
-        except self.ray.exceptions.RayTaskError:
-            raise
         except Exception as error:
-            if not _died(self.ray, error):
+            # A worker reports what a block does wrong; an error of the call itself is one of its machine.
+            if not _died(self.ray, error) and not isinstance(error, self.ray.exceptions.RayTaskError):
                 raise
             self._replace_dead(member, error, queue)
             self._count_death(number, error)
@@ -386,6 +397,10 @@ def _died(ray: Any, error: BaseException | None) -> bool:
     return isinstance(
         error, kinds.RayActorError | kinds.WorkerCrashedError | kinds.ObjectLostError | kinds.NodeDiedError
     )
+
+
+def _lost_its_store(error: BaseException) -> bool:
+    return isinstance(getattr(error, "cause", None), StoreLost)
 
 
 def _reason(error: BaseException) -> str:

@@ -72,6 +72,10 @@ class BlockReport:
     seconds: float
 
 
+class StoreLost(Exception):
+    """A worker cannot read the object store of its machine any more: the machine, or Ray on it, is ending."""
+
+
 class BlockWorker:
     """One process; ``call`` numbers the rounds of the driver, and what was sent in earlier ones is dropped."""
 
@@ -95,10 +99,10 @@ class BlockWorker:
     def run(
         self, call: int, references: Sequence[Any], number: int, work: Work, states: Packed, ctx: Context
     ) -> BlockReport | ClientError:
-        """Run a block's clients and keep what they send."""
+        """Run a block's clients and keep what they send; what comes back as an error is an error of the block."""
         began = time.perf_counter()
+        shared = self._received(call, references)
         try:
-            shared = self._received(call, references)
             found = self._trained(shared, self._states(shared, unpack(states)), work, ctx)
             self.held[number] = found.cohort if isinstance(found.cohort, Cohort) else _whole(found.cohort)
             kept = self._kept(found.states, ctx)
@@ -164,8 +168,9 @@ class BlockWorker:
 
     def _received(self, call: int, references: Sequence[Any]) -> Shared:
         if call != self.call:
-            self.held, self.call = {}, call
+            self.held, self.call = {}, -1
             self._shared: Shared = self._placed(unpack(_fetched(references[0])))
+            self.call = call
         return self._shared
 
     def _trained(self, shared: Shared, states: Mapping[int, State], work: Work, ctx: Context) -> Outcome:
@@ -328,7 +333,10 @@ def _fetched(reference: Any) -> Any:
         return reference
     import ray
 
-    return ray.get(reference)
+    try:
+        return ray.get(reference)
+    except Exception as error:
+        raise StoreLost(f"{type(error).__name__}: {error}") from None
 
 
 def _node() -> str:
