@@ -42,8 +42,8 @@ class Reference:
 @dataclass(eq=False)
 class FakeRay:
     """``dies(number, method)`` says whether the worker that gets call ``number`` dies of it, ``breaks`` whether it
-    then lives on without the object store of its machine, which the methods in ``FETCH`` need. Calls that wait are heard
-    in the order that ``pick`` chooses."""
+    then lives on without the object store of its machine, which the methods in ``FETCH`` need. Calls that wait are
+    heard in the order that ``pick`` chooses."""
 
     dies: Callable[[int, str], bool] = lambda number, method: False
     breaks: Callable[[int], bool] = lambda number: False
