@@ -29,11 +29,16 @@ whose clients have a model of their own, also ``personal``, which then comes las
 ``(1 - mix)`` federated plus ``mix`` local model and have a column ``mix``. A number that is not finite is ``null``:
 a client without a score, or one whose loss overflowed (then its other metrics have values), which counts as worst.
 
+An evaluation of very many clients (``parquet_from`` of the run, 100,000) is a file: its line has ``clients``, their
+number, and ``parquet``, the name of a file in ``evaluations/`` with a row per client (``id`` and the metrics) and
+the line's other columns. :func:`read_run` gives both kinds of row alike.
+
 With pandas::
 
     rounds = pd.read_json("runs/a/rounds.jsonl", lines=True)
     clients = pd.read_json("runs/a/clients.jsonl", lines=True).explode(["ids", "accuracy"])  # a row per client
     mine = clients[clients["model"] == "personal"]
+    many = pd.read_parquet("runs/a/evaluations")  # where there are very many clients: a row per client
 
 With DuckDB::
 
@@ -56,6 +61,7 @@ from typing import Any
 from fedalloy.core.errors import CheckpointError
 from fedalloy.core.showing import ShownRuns
 from fedalloy.experiment.records import shape
+from fedalloy.experiment.records.client_tables import ClientTables, is_line
 from fedalloy.experiment.records.lock import holder
 from fedalloy.experiment.records.shapes import MANIFEST, STATUS, fault, is_row
 from fedalloy.experiment.records.stream import decode
@@ -84,9 +90,10 @@ class RunRecord(ShownRuns):
         return (shape.checked_round(row, f"{path}, row {number}") for number, row in enumerate(read_rows(path), 1))
 
     def clients(self) -> Iterator[dict[str, Any]]:
-        """The rows of ``clients.jsonl``."""
-        path = self.path / "clients.jsonl"
-        return (shape.checked_clients(row, f"{path}, row {number}") for number, row in enumerate(read_rows(path), 1))
+        """The rows of ``clients.jsonl``, those in files of their own too."""
+        path, tables = self.path / "clients.jsonl", ClientTables(self.path)
+        rows = enumerate(read_rows(path), 1)
+        return (shape.checked_clients(tables.whole(row), f"{path}, row {number}") for number, row in rows)
 
     def timings(self) -> Iterator[dict[str, Any]]:
         """The rows of ``timings.jsonl``."""
@@ -196,6 +203,21 @@ def last_rows(path: Path) -> list[dict[str, Any]]:
             break
         found.append(row)
     return found[::-1]
+
+
+def last_clients(run: Path) -> list[dict[str, Any]]:
+    """The rows of the last evaluation of clients in their order, those in files of their own too."""
+    path, tables = run / "clients.jsonl", ClientTables(run)
+    return [
+        shape.checked_clients(tables.whole(row), f"the end of {path}") if is_line(row) else row
+        for row in last_rows(path)
+    ]
+
+
+def tables_of(run: Path) -> ClientTables:
+    """The files with scores of many clients, as the run declared them when it began."""
+    least = (read_json(run / "environment.json") or {}).get("parquet_from")
+    return ClientTables(run, least if type(least) is int and least > 0 else None)
 
 
 def _lines_backwards(path: Path) -> Iterator[bytes]:
