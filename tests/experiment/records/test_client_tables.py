@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from fedalloy.core.errors import CheckpointError, SpecError
 from fedalloy.experiment.fit import fit
-from fedalloy.experiment.records import atomic, client_tables
+from fedalloy.experiment.records import client_tables
 from fedalloy.experiment.records.client_tables import DEFAULT_LEAST, ClientTables, least_clients
 from fedalloy.experiment.records.folder import RunFolder
 from fedalloy.experiment.records.index import Index
@@ -139,7 +139,7 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, step: int, after: bool, resume: b
         real(*paths)
 
     with monkeypatch.context() as patch:
-        patch.setattr(atomic.os, "replace", replace)
+        patch.setattr(os, "replace", replace)
         try:
             train(place, resume=resume)
         except Killed:

@@ -13,12 +13,14 @@ import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from fedalloy.core.errors import CheckpointError, SpecError
 from fedalloy.experiment.records import atomic
+from fedalloy.experiment.records.shapes import number
 from fedalloy.experiment.records.stream import decode
 
 FOLDER = "evaluations"
@@ -34,6 +36,7 @@ _MOST_NUMBERS = 100_000_000
 Row = Mapping[str, Any]
 
 
+@cache
 def available() -> bool:
     """Whether pyarrow is installed."""
     try:
@@ -158,9 +161,10 @@ class ClientTables:
             raise CheckpointError(f"{file} is damaged: {error}; restore it, or run again elsewhere") from None
 
     def _file(self, row: Row) -> Path:
-        if not _NAME.fullmatch(row[_FILE]):
-            raise CheckpointError(f"{self.run / 'clients.jsonl'} names {row[_FILE][:40]!r}, which no run writes")
-        return self.folder / row[_FILE]
+        name: str = row[_FILE]
+        if not _NAME.fullmatch(name):
+            raise CheckpointError(f"{self.run / 'clients.jsonl'} names {name[:40]!r}, which no run writes")
+        return self.folder / name
 
 
 def _name(row: Row) -> str:
@@ -214,7 +218,17 @@ def _read(file: Path, count: int) -> tuple[Any, dict[str, Any]]:
     found = {name: column.combine_chunks() for name, column in zip(names, table.read(names).columns, strict=True)}
     if any(column.type not in (pa.int64(), pa.float64()) for column in found.values()):
         raise ValueError("its columns are not numbers")
+    if any(not _is_within(column) for column in found.values()):
+        raise ValueError("it holds numbers that no run writes")
     return found.pop("id"), found
+
+
+def _is_within(column: Any) -> bool:
+    """Whether all numbers are finite and within the range of all readers."""
+    import pyarrow.compute as pc
+
+    ends = pc.min_max(column).as_py()
+    return ends["min"] is None or (number(ends["min"]) and number(ends["max"]))
 
 
 def _content(file: Path) -> bytes:

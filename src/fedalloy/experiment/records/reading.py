@@ -51,7 +51,7 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -178,7 +178,28 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
             if row is not None:
                 yield row
             elif next(lines, None) is not None:
-                raise CheckpointError(f"{path}, line {number} is not a JSON object; resume the run or restore the file")
+                raise _no_row(path, number)
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, bytes, Callable[[], dict[str, Any]]]]:
+    """The same, not parsed: the number of every whole line, the line, and what parses it."""
+    if not path.exists():
+        return
+
+    def parsed() -> dict[str, Any]:
+        row = decode(line)
+        if row is None:
+            raise _no_row(path, number)
+        return row
+
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.endswith(b"\n"):
+                yield number, line, parsed
+
+
+def _no_row(path: Path, number: int) -> CheckpointError:
+    return CheckpointError(f"{path}, line {number} is not a JSON object; resume the run or restore the file")
 
 
 def last_row(path: Path) -> dict[str, Any] | None:
