@@ -65,14 +65,15 @@ def read_lists(line: bytes) -> tuple[dict[str, Any], dict[str, NumberList]] | No
     told = decode(line[:begin] + b"}\n") if begin > 0 else None
     lists: dict[str, NumberList] = {}
     while told is not None and line[begin : begin + 2] == b',"':
-        name, middle, _ = line[begin + 2 : begin + 200].partition(b'":[')
-        first = begin + 2 + len(name) + len(middle)
+        written, middle, _ = line[begin + 2 : begin + 200].partition(b'":[')
+        first, name = begin + 2 + len(written) + len(middle), written.decode("ascii", "replace")
         last = line.find(b"]", first)
-        read = _read_ids if name == b"ids" else NumberList.read
-        found = read(line[first:last]) if middle and last > 0 and b"\\" not in name else None
-        if found is None or name.decode("ascii", "replace") in (*told, *lists):
+        plain = middle and last > 0 and name.isprintable() and "\\" not in name and name not in (*told, *lists)
+        read = _read_ids if name == "ids" else NumberList.read
+        found = read(line[first:last]) if plain else None
+        if found is None:
             return None
-        lists[name.decode("ascii", "replace")], begin = found, last + 1
+        lists[name], begin = found, last + 1
     equal = len({len(one.values) for one in lists.values()}) == 1
     return (told, lists) if told is not None and line[begin:] == b"}\n" and equal else None
 
