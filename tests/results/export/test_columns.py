@@ -20,7 +20,7 @@ from fedalloy.experiment.records import number_lists
 from fedalloy.experiment.records.folder import RunFolder
 from fedalloy.experiment.records.number_lists import NumberList, read_lists
 from fedalloy.experiment.records.stream import encode
-from fedalloy.results.export.columns import Listed, Same, Stored, Written, blocks_of, cell
+from fedalloy.results.export.columns import SameColumn, StoredColumn, ValueColumn, WrittenColumn, blocks_of, cell
 from fedalloy.results.export.tables import blocks, rows
 from fedalloy.results.export.writing import WRITERS, write_csv
 
@@ -34,8 +34,8 @@ ODD = [0.0, -0.0, 1.0, 5e-324, 1e-4, 9.999e-5, 1e-5, 1e-7, 123456789.5, 1e9, 1e1
 @given(st.lists(NUMBERS, min_size=1, max_size=30))
 def test_every_form_of_a_column_has_the_same_cells(values):
     expected = ["" if one is None else repr(one) for one in values]
-    assert [text.decode() for text in Stored(pa.array(values, pa.float64())).cells()] == expected
-    assert [text.decode() for text in Listed(values).cells()] == expected
+    assert [text.decode() for text in StoredColumn(pa.array(values, pa.float64())).cells()] == expected
+    assert [text.decode() for text in ValueColumn(values).cells()] == expected
     read = NumberList.read(json.dumps(values, separators=(",", ":"))[1:-1].encode())
     assert read is not None
     assert [text.decode() for text in read.cells] == expected
@@ -156,10 +156,10 @@ def test_texts_and_truth_are_written_as_by_pythons_csv(tmp_path):
 
 
 def test_cells_of_columns_of_one_value():
-    assert list(Same(None, 2).cells()) == [b"", b""]
-    assert Same(None, 2).kinds == Listed([None]).kinds == frozenset()
-    assert list(Listed([float("nan"), 2]).cells()) == [b"", b"2"]
+    assert list(SameColumn(None, 2).cells()) == [b"", b""]
+    assert SameColumn(None, 2).kinds == ValueColumn([None]).kinds == frozenset()
+    assert list(ValueColumn([float("nan"), 2]).cells()) == [b"", b"2"]
     assert cell("a\rb") == b'"a\rb"'
     numbers = NumberList.read(b"null,null")
     assert numbers is not None
-    assert Written(numbers).kinds == frozenset()
+    assert WrittenColumn(numbers).kinds == frozenset()

@@ -17,7 +17,7 @@ _PLAIN_LEAST, _PLAIN_MOST = 1e-4, 1e9
 """Between these Python and Arrow write the same digits for every number that is not whole."""
 
 
-class Column(Protocol):
+class TableColumn(Protocol):
     """A value for every row of a block."""
 
     @property
@@ -32,7 +32,7 @@ class Column(Protocol):
 
 
 @dataclass(frozen=True)
-class Same:
+class SameColumn:
     """One value in all rows."""
 
     value: Any
@@ -51,7 +51,7 @@ class Same:
 
 
 @dataclass(frozen=True)
-class Listed:
+class ValueColumn:
     """Any values."""
 
     values: Sequence[Any]
@@ -75,7 +75,7 @@ class Listed:
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenColumn:
     """Numbers as they stand in a line of JSON."""
 
     numbers: NumberList
@@ -94,7 +94,7 @@ class Written:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredColumn:
     """Numbers in a column of pyarrow."""
 
     values: Any
@@ -119,26 +119,26 @@ class Stored:
 
 
 @dataclass(frozen=True)
-class Block:
+class RowBlock:
     """Some rows of a table; every column has ``count`` values."""
 
     count: int
-    columns: Mapping[str, Column]
+    columns: Mapping[str, TableColumn]
 
 
-def blocks_of(rows: Iterable[Mapping[str, Any]], most: int) -> Iterator[Block]:
+def blocks_of(rows: Iterable[Mapping[str, Any]], most: int) -> Iterator[RowBlock]:
     """Rows as blocks of at most ``most``."""
     left = iter(rows)
     while some := list(islice(left, most)):
         names = dict.fromkeys(name for row in some for name in row)
-        yield Block(len(some), {name: Listed([row.get(name) for row in some]) for name in names})
+        yield RowBlock(len(some), {name: ValueColumn([row.get(name) for row in some]) for name in names})
 
 
-def lines_of(block: Block, names: Sequence[str]) -> bytes:
+def lines_of(block: RowBlock, names: Sequence[str]) -> bytes:
     """The lines of a CSV file (RFC 4180) for a block."""
-    columns = [block.columns.get(name, Same(None, block.count)) for name in names]
-    leading = next((place for place, one in enumerate(columns) if not isinstance(one, Same)), len(columns) - 1)
-    before = b"".join(cell(one.value) + b"," for one in columns[:leading] if isinstance(one, Same))
+    columns = [block.columns.get(name, SameColumn(None, block.count)) for name in names]
+    leading = next((place for place, one in enumerate(columns) if not isinstance(one, SameColumn)), len(columns) - 1)
+    before = b"".join(cell(one.value) + b"," for one in columns[:leading] if isinstance(one, SameColumn))
     rest = map(b",".join, zip(*(one.cells() for one in columns[leading:]), strict=True))
     return before + (b"\r\n" + before).join(rest) + b"\r\n"
 

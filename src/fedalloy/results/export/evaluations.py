@@ -13,7 +13,7 @@ from fedalloy.experiment.records.client_tables import ClientTables, is_line
 from fedalloy.experiment.records.number_lists import NumberList, read_lists
 from fedalloy.experiment.records.reading import RunRecord, read_lines
 from fedalloy.experiment.records.shapes import MOST_CLIENTS
-from fedalloy.results.export.columns import Block, Column, Listed, Same, Stored, Written
+from fedalloy.results.export.columns import RowBlock, SameColumn, StoredColumn, TableColumn, ValueColumn, WrittenColumn
 
 
 @dataclass(frozen=True)
@@ -22,19 +22,19 @@ class ScoredClients:
 
     about: Mapping[str, Any]
     count: int
-    ids: Column
-    scores: Mapping[str, Column]
+    ids: TableColumn
+    scores: Mapping[str, TableColumn]
 
 
-def client_blocks(record: RunRecord) -> Iterator[Block]:
+def client_blocks(record: RunRecord) -> Iterator[RowBlock]:
     """A block per evaluation and model with a row per client, as :func:`.tables.client_rows` has them."""
-    names, known = (record.manifest or {}).get("names"), dict[str, Column]()
+    names, known = (record.manifest or {}).get("names"), dict[str, TableColumn]()
     for one in evaluations(record.path):
         if known.get("client") is not one.ids and known.get("client") != one.ids:  # mostly the same clients as before
             known = {"client": one.ids, "client_name": _named(one, names)}
         about = {"round": one.about["round"], "model": one.about.get("model", "global"), "mix": one.about.get("mix")}
-        shared = {name: Same(value, one.count) for name, value in about.items()}
-        yield Block(one.count, {**shared, **known, **one.scores})
+        shared = {name: SameColumn(value, one.count) for name, value in about.items()}
+        yield RowBlock(one.count, {**shared, **known, **one.scores})
 
 
 def evaluations(run: Path) -> Iterator[ScoredClients]:
@@ -51,14 +51,14 @@ def _written(about: dict[str, Any], lists: dict[str, NumberList], where: str) ->
     if ids is None:
         return None
     shape.checked_clients({**about, "ids": []}, where)
-    scores: dict[str, Column] = {name: Written(one) for name, one in lists.items()}
+    scores: dict[str, TableColumn] = {name: WrittenColumn(one) for name, one in lists.items()}
     return ScoredClients(about, len(ids.values), ids, scores)
 
 
 @lru_cache(maxsize=1)
-def _ids(numbers: NumberList) -> Listed | None:
+def _ids(numbers: NumberList) -> ValueColumn | None:
     known = numbers.whole and bool(((numbers.values >= 0) & (numbers.values < MOST_CLIENTS)).all())
-    return Listed(numbers.values.astype("int64").tolist()) if known else None
+    return ValueColumn(numbers.values.astype("int64").tolist()) if known else None
 
 
 def _looked_at(run: Path, row: dict[str, Any], where: str) -> ScoredClients:
@@ -67,14 +67,16 @@ def _looked_at(run: Path, row: dict[str, Any], where: str) -> ScoredClients:
     if is_line(row):
         ids, columns = tables.columns(row)
         about = shape.checked_clients({**tables.about(row), "ids": []}, where)
-        return ScoredClients(about, len(ids), Stored(ids), {name: Stored(one) for name, one in columns.items()})
+        return ScoredClients(
+            about, len(ids), StoredColumn(ids), {name: StoredColumn(one) for name, one in columns.items()}
+        )
     shape.checked_clients(row, where)
-    lists = {name: Listed(one) for name, one in row.items() if name != "ids" and isinstance(one, list)}
-    return ScoredClients(row, len(row["ids"]), Listed(row["ids"]), lists)
+    lists = {name: ValueColumn(one) for name, one in row.items() if name != "ids" and isinstance(one, list)}
+    return ScoredClients(row, len(row["ids"]), ValueColumn(row["ids"]), lists)
 
 
-def _named(one: ScoredClients, names: Sequence[str] | None) -> Column:
+def _named(one: ScoredClients, names: Sequence[str] | None) -> TableColumn:
     if not names:
-        return Same(None, one.count)
-    ids = one.ids.values if isinstance(one.ids, Listed) else one.ids.values.to_pylist()  # type: ignore[attr-defined]
-    return Listed([names[client] if client < len(names) else None for client in ids])
+        return SameColumn(None, one.count)
+    ids = one.ids.values if isinstance(one.ids, ValueColumn) else one.ids.values.to_pylist()  # type: ignore[attr-defined]
+    return ValueColumn([names[client] if client < len(names) else None for client in ids])

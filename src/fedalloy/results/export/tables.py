@@ -17,7 +17,7 @@ from typing import Any
 from fedalloy.core.errors import SpecError, nearest
 from fedalloy.experiment.records.reading import RunRecord, name_of, read_run, seed_of
 from fedalloy.experiment.records.scalars import scalars
-from fedalloy.results.export.columns import Block, Same, blocks_of
+from fedalloy.results.export.columns import RowBlock, SameColumn, blocks_of
 from fedalloy.results.export.evaluations import client_blocks
 from fedalloy.results.outcome import outcome_of
 from fedalloy.results.served import completed
@@ -35,13 +35,13 @@ def rows(table: str, runs: Sequence[Path]) -> Iterator[Row]:
             yield {**before, **row}
 
 
-def blocks(table: str, runs: Sequence[Path]) -> Iterator[Block]:
+def blocks(table: str, runs: Sequence[Path]) -> Iterator[RowBlock]:
     """The same as columns, for files; clients and their scores are never made rows."""
     for record, before in _records(table, runs):
         found = client_blocks(record) if table == "clients" else blocks_of(TABLES[table](record), AT_ONCE)
         for block in found:
-            shared = {name: Same(value, block.count) for name, value in before.items()}
-            yield Block(block.count, {**shared, **block.columns})
+            shared = {name: SameColumn(value, block.count) for name, value in before.items()}
+            yield RowBlock(block.count, {**shared, **block.columns})
 
 
 def _records(table: str, runs: Sequence[Path]) -> Iterator[tuple[RunRecord, Row]]:

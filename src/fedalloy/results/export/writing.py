@@ -10,22 +10,22 @@ from typing import Any
 
 from fedalloy.core.errors import SpecError
 from fedalloy.experiment.records import atomic
-from fedalloy.results.export.columns import Block, Kinds, Same, cell, lines_of
+from fedalloy.results.export.columns import Kinds, RowBlock, SameColumn, cell, lines_of
 
-Blocks = Callable[[], Iterator[Block]]
+Blocks = Callable[[], Iterator[RowBlock]]
 """Every call returns an iterator over all blocks."""
 AT_ONCE = 50_000
 """The least rows of a Parquet row group, which is built in memory."""
 
 
 @dataclass
-class Known:
+class KnownColumns:
     """The columns found so far, with the types of their values if these matter."""
 
     types: bool
     kinds: dict[str, Kinds] = field(default_factory=dict)
 
-    def learn(self, block: Block) -> bool:
+    def learn(self, block: RowBlock) -> bool:
         """Take in the columns of a block; whether something was new."""
         found = {name: column.kinds if self.types else frozenset() for name, column in block.columns.items()}
         new = {name for name, kinds in found.items() if name not in self.kinds or not kinds <= self.kinds[name]}
@@ -35,7 +35,7 @@ class Known:
 
 def write_csv(path: Path, blocks: Blocks) -> int:
     """RFC 4180 with a header; missing values and those that are not finite are empty. Returns the number of rows."""
-    return _write(path, blocks, _CsvFile, Known(types=False))
+    return _write(path, blocks, _CsvFile, KnownColumns(types=False))
 
 
 def write_parquet(path: Path, blocks: Blocks) -> int:
@@ -44,13 +44,13 @@ def write_parquet(path: Path, blocks: Blocks) -> int:
         import pyarrow as pa  # noqa: F401 (asked for before anything is read)
     except ImportError:
         raise SpecError("Parquet needs pyarrow: pip install pyarrow (CSV needs nothing)") from None
-    return _write(path, blocks, _ParquetFile, Known(types=True))
+    return _write(path, blocks, _ParquetFile, KnownColumns(types=True))
 
 
 WRITERS = {"csv": write_csv, "parquet": write_parquet}
 
 
-def _write(path: Path, blocks: Blocks, form: type[_CsvFile] | type[_ParquetFile], known: Known) -> int:
+def _write(path: Path, blocks: Blocks, form: type[_CsvFile] | type[_ParquetFile], known: KnownColumns) -> int:
     count: int | None = None
 
     def fill(place: Path) -> None:
@@ -63,7 +63,7 @@ def _write(path: Path, blocks: Blocks, form: type[_CsvFile] | type[_ParquetFile]
     return count or 0
 
 
-def _filled(place: Path, blocks: Blocks, form: type[_CsvFile] | type[_ParquetFile], known: Known) -> int | None:
+def _filled(place: Path, blocks: Blocks, form: type[_CsvFile] | type[_ParquetFile], known: KnownColumns) -> int | None:
     """Write all blocks; None if one of them has what the columns that the file began with cannot hold."""
     count, file = 0, None
     try:
@@ -85,7 +85,7 @@ class _CsvFile:
         self.file, self.names = place.open("wb"), list(kinds)
         self.file.write(b",".join(map(cell, self.names)) + b"\r\n")
 
-    def add(self, block: Block) -> None:
+    def add(self, block: RowBlock) -> None:
         self.file.write(lines_of(block, self.names))
 
     def close(self) -> None:
@@ -101,8 +101,8 @@ class _ParquetFile:
         self.schema = pa.schema([(name, _type(pa, some)) for name, some in kinds.items()])
         self.writer, self.waiting, self.rows = pq.ParquetWriter(place, self.schema), list[Any](), 0
 
-    def add(self, block: Block) -> None:
-        columns = [block.columns.get(name, Same(None, block.count)) for name in self.schema.names]
+    def add(self, block: RowBlock) -> None:
+        columns = [block.columns.get(name, SameColumn(None, block.count)) for name in self.schema.names]
         arrays = [column.array(self.pa, one.type) for column, one in zip(columns, self.schema, strict=True)]
         self.waiting.append(self.pa.Table.from_arrays(arrays, schema=self.schema))
         self.rows += block.count
