@@ -33,6 +33,7 @@ from fedalloy.experiment.fit import fit
 from fedalloy.methods.classifier import ClassifierTraining, classifier_of, train_classifier
 from fedalloy.tasks.assembly import make_task
 from fedalloy.tasks.federation import FederatedTask
+from fedalloy.tasks.objective import ModuleObjective
 
 TINY = bool(os.environ.get("FEDALLOY_TINY"))
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -102,7 +103,8 @@ def accuracy(objective: Objective, x: Tensor, y: Tensor, test: tuple[Tensor, Ten
 def train(method: str, variant: str, seeds: Iterable[int], out: Path, keep: Path, rounds: int | None) -> None:
     """All seeds of one method in one variant."""
     steps = {"iterations": 20} if method == "fedevg" else {}
-    scorer, judge, engine = Batched(precision="tf32"), None, engine_for(variant)
+    scorer, engine = Batched(precision="tf32"), engine_for(variant)
+    judge: Objective | None = None
     count = 1 if TINY else rounds or ROUNDS[method]
     for seed in seeds:
         begin, task = time.perf_counter(), task_for(method, seed)
@@ -112,7 +114,9 @@ def train(method: str, variant: str, seeds: Iterable[int], out: Path, keep: Path
                      classifier=quick)  # fmt: skip
         x, y = (value.to(DEVICE) for value in result.synthetic(PER_CLASS))
         trained = time.perf_counter() - begin
-        judge = judge or classifier_of(task).to(DEVICE)
+        found = classifier_of(task)
+        assert isinstance(found, ModuleObjective)
+        judge = judge or found.to(DEVICE)
         assert task.global_test is not None
         test = task.global_test.x, task.global_test.y
         few = x.shape[0] // (10 * 10) or 1  # as many samples teach in all methods
@@ -173,7 +177,7 @@ def compare(out: Path, keep: Path) -> Rows:
     rows = [json.loads(line) for line in (out / "generative.jsonl").read_text().splitlines()]
     found = compared(rows)
     (out / "generative.json").write_text(json.dumps({"runs": rows, "compared": found}, indent=1) + "\n")
-    arrays = {}
+    arrays: dict[str, Any] = {}
     for path in sorted(keep.glob("*.npz")):
         with np.load(path) as file:
             arrays |= {f"{path.stem}-{name}": file[name] for name in file.files}

@@ -20,8 +20,8 @@ class Adapted(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``x W' + b + (x A') B'``."""
-        beside: Tensor = (x @ self.down.T) @ self.up.T
-        return self.base(x) + beside
+        whole: Tensor = self.base(x) + (x @ self.down.T) @ self.up.T
+        return whole
 
 
 class AttentionBlock(nn.Module):
