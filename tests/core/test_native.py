@@ -26,7 +26,7 @@ def both(work, monkeypatch):
     return with_them, without
 
 
-@pytest.mark.parametrize("length", [1, 2, 20, 256, 300])
+@pytest.mark.parametrize("length", [1, 2, 20, 32, 33, 64, 256, 300, 5000])
 def test_draws_have_the_same_bits(length, monkeypatch):
     def drawn():
         key, some = Key.of(3).fold("round", 7), torch.tensor([5, 0, 9, -4])
