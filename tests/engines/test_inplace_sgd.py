@@ -54,6 +54,26 @@ def test_it_is_the_loop(solver, kernel, monkeypatch):
     assert gaps(found, play(Loop(), algorithm, task, now)) == []
 
 
+class Gated(nn.Module):
+    """One part is never used, and another one only by some batches: an expert that nobody asked, a mask token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.expert, self.idle = nn.Linear(4, 3), nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.head(x) + self.expert(x) if x.mean() > 0 else self.head(x)
+        return made
+
+
+@pytest.mark.parametrize("solver", SOLVERS[:2], ids=str)
+def test_parameters_that_a_batch_does_not_use_have_the_gradient_zero(solver, kernel, monkeypatch):
+    algorithm, task = Algorithm(solver, Lopsided(), ServerSgd()), task_of(Gated)
+    found = play(kernel, algorithm, task)
+    monkeypatch.undo()
+    assert gaps(found, play(Loop(), algorithm, task)) == []
+
+
 def test_images_lie_channels_last_where_maxima_are_taken_of_them(monkeypatch):
     seen: list[tuple[int, ...]] = []
 
