@@ -95,6 +95,39 @@ def test_it_is_the_loop(shape, solver, federation, block):
     assert gaps(found, play(Loop(), algorithm, task, now)) == []
 
 
+FAULTS: dict[str, tuple[str, Any]] = {
+    "no activation on the way back": ("through", lambda right: lambda grad, value, activation: grad),
+    "biases stay": ("move_bias", lambda right: lambda *_: None),
+    "velocity is forgotten": (
+        "momentum_step",
+        lambda right: lambda memory, leaf, sgd, *rest: right(memory, leaf, replace(sgd, momentum=0.0), *rest),
+    ),
+    "the pull is forgotten": (
+        "move_weight",
+        lambda right: lambda memory, leaf, sgd, *rest: right(memory, leaf, replace(sgd, pull=0.0), *rest),
+    ),
+    "losses are added twice": ("loss_totals", lambda right: lambda *given: 2 * right(*given)),
+    "padding counts": (
+        "Passes",
+        lambda right: lambda layers, loss, block: right(layers, loss, replace(block, full=[True] * len(block.full))),
+    ),
+    "labels of other examples": ("batches", lambda right: lambda block: [(x, y.flip(0)) for x, y in right(block)]),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_broken_kernel_is_noticed(monkeypatch, fault):
+    shape = Shape(4, ((5, True, "tanh"), (3, True, "none")), "cross_entropy")
+    task, name = task_of(shape.build), FAULTS[fault][0]
+    options = {"mu": 0.4, "lr": 0.3, "batch_size": 2, "weight_decay": 0.1}
+    solver = Prox(**options, momentum=0.7) if name == "momentum_step" else Prox(**options)  # type: ignore[arg-type]
+    algorithm = Algorithm(solver, Uniform(), ServerSgd())
+    expected = play(Loop(), algorithm, task)
+    assert gaps(play(Batched(kernel="fused"), algorithm, task), expected) == []
+    monkeypatch.setattr(fused, name, FAULTS[fault][1](getattr(fused, name)))
+    assert gaps(play(Batched(kernel="best"), algorithm, task), expected) != []
+
+
 @settings(max_examples=15)
 @given(shapes(), federations())
 def test_statistics_of_demanding_weightings_agree(shape, federation):
