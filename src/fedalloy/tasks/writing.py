@@ -54,7 +54,7 @@ class Writes:
             warnings.warn(
                 "the model gives other outputs when it is called again with the same inputs: it keeps something "
                 "between calls, such as a hidden state in an attribute, which all clients share, so that results "
-                "depend on the engine. Begin every call anew",
+                "depend on the engine. Compute every call from its inputs alone",
                 RuntimeWarning,
                 stacklevel=2,
             )
