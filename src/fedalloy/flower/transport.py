@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedalloy.core.errors import FedalloyError
-from fedalloy.flower.protocol.tensor_messages import TensorMessage, pack
+from fedalloy.flower.protocol.tensor_messages import TensorMessage, forget, pack
 
 if TYPE_CHECKING:
     from flwr.app import Message, RecordDict
@@ -94,6 +94,8 @@ class Transport:
         with of_a_live_run():
             alone = sum(map(_size, messages[:1])) > _LARGE
             pending, replies = self._send(messages)
+            for message in messages:
+                forget(message.content)
             messages = [_emptied(message) for message in messages]
             asked |= {number: message.metadata.dst_node_id for number, message in pending.items()}
             self._await(pending, replies, seconds, enough, arrived, alone)
