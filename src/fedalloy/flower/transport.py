@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedalloy.core.errors import FedalloyError
-from fedalloy.flower.protocol.tensor_messages import TensorMessage, forget, pack
+from fedalloy.flower.protocol.tensor_messages import TensorMessage, pack
 
 if TYPE_CHECKING:
     from flwr.app import Message, RecordDict
@@ -94,9 +95,9 @@ class Transport:
         with of_a_live_run():
             alone = sum(map(_size, messages[:1])) > _LARGE
             pending, replies = self._send(messages)
-            for message in messages:
-                forget(message.content)
             messages = [_emptied(message) for message in messages]
+            if alone:
+                gc.collect()  # records refer to themselves in circles, and Python counts objects, not bytes
             asked |= {number: message.metadata.dst_node_id for number, message in pending.items()}
             self._await(pending, replies, seconds, enough, arrived, alone)
         early = enough is not None and _count(replies) >= enough

@@ -82,7 +82,8 @@ def unpack(content: RecordDict, max_bytes: float = math.inf, *, release: bool = 
     sketch = outline(content, max_bytes)
     found = _data(content)
     if release:
-        forget(content)
+        if isinstance(found, bytearray):
+            _forget(content)
         content.pop(_TENSORS, None)
     # A buffer that can be written belongs to whoever received it; what Flower has received cannot, and is copied.
     data, start = found if isinstance(found, bytearray) else bytearray(found), 0
@@ -95,13 +96,12 @@ def unpack(content: RecordDict, max_bytes: float = math.inf, *, release: bool = 
     return TensorMessage(sketch.header, parts)
 
 
-def forget(content: RecordDict) -> None:
-    """Take the arrays' data from records that are not needed any more. Records refer to themselves in circles, so their
-    memory would otherwise be kept until Python collects garbage, which counts objects and not bytes."""
+def _forget(content: RecordDict) -> None:
+    """Take the data from arrays that nobody else reads. Records refer to themselves in circles, so their memory would
+    otherwise be kept until Python collects garbage, which counts objects and not bytes."""
     for record in content.array_records.values():
         for array in record.values():
             array.data = b""
-            array.__dict__.pop("_chunks", None)  # Flower's pieces of the same memory
 
 
 def outline(content: RecordDict, max_bytes: float = math.inf) -> TensorMessage:
