@@ -211,12 +211,12 @@ def _copied(parts: Payload) -> bytes:
 def _moved(parts: Payload) -> bytearray:
     """The bytes of all tensors, which are taken out of the parts."""
     data = bytearray(sum(_aligned_size(leaf) for leaves in parts.values() for leaf in leaves.values()))
-    room, start = memoryview(data), 0
+    view, start = memoryview(data), 0
     for leaves in parts.values():
         for name in list(leaves):
             leaf = leaves.pop(name)
             for piece in _pieces(leaf):
-                room[start : start + len(piece)] = piece
+                view[start : start + len(piece)] = piece
                 start += len(piece)
             del leaf
     return data
