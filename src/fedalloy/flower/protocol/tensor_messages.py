@@ -226,7 +226,7 @@ def _pieces(leaf: Tensor) -> Iterator[Any]:
     """The bytes of a tensor where they are, without a copy, and its padding."""
     plain = leaf.detach().cpu().contiguous()
     if plain.numel():
-        yield memoryview(plain.reshape(-1).view(torch.uint8).numpy())
+        yield plain.reshape(-1).view(torch.uint8).numpy()
         yield bytes(_aligned_size(plain) - plain.numel() * plain.element_size())
 
 
