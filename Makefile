@@ -30,8 +30,9 @@ demo: $(PACKAGE)  ## Compare algorithms on the embedded digits and leave demo/re
 test: lint browser  ## Lint, type check, then all tests and doctests in random order
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
+# Each takes longer than the five minutes after which pytest shows where a test is.
 test-long: $(DEV)  ## An operator's day on a federation of real processes, and what else takes minutes
-	@FEDALLOY_LONG=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/flower/test_day.py tests/engines/test_cluster_examples.py tests/engines/test_ray.py
+	@FEDALLOY_LONG=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -o faulthandler_timeout=1800 tests/flower/test_day.py tests/engines/test_cluster_examples.py tests/engines/test_ray.py
 
 # TORCH names the version of torch where the lowest one cannot be had.
 test-lowest: | $(BIN)/python  ## Install the lowest versions that pyproject.toml declares into .venv-lowest and run the fast tests

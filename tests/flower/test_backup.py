@@ -139,6 +139,13 @@ def test_nothing_is_overwritten_and_a_damaged_backup_writes_nothing(records, tmp
         assert not place.exists()
 
 
+def test_what_is_no_backup_and_a_folder_that_is_missing_are_said_in_words(records, tmp_path):
+    with pytest.raises(CheckpointError, match=r"server\.toml is no backup of a server"):
+        restore(records.place.folder / "server.toml", tmp_path / "new")
+    with pytest.raises(SpecError, match=r"there is no folder .*missing; make it"):
+        back_up(records.place.folder, tmp_path / "missing" / "backup.tar")
+
+
 def test_an_archive_that_would_write_elsewhere_is_refused(tmp_path):
     (tmp_path / "evil").write_text("x")
     with tarfile.open(tmp_path / "evil.tar", "w") as tar:

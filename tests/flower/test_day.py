@@ -120,8 +120,9 @@ def test_an_operators_day(programs_find_us, tmp_path):
         assert one.programs["study"].process.wait(LIMIT) == 1
         assert "resumed as" in one.command("resume", one.server)
         one.start_study()
+        follows = "of this study is"
+        wait_until(lambda: follows in one.said("study"), "the same command follows it", LIMIT, [one.programs["study"]])
         said = one.finish()
-        assert "of this study is" in said, "the same command follows it"
         assert "round 9/9: north, south, east" in said
         assert re.search(r"west\s*│?\s*.*round [3-6]", said), "who is missing at the end, and since when"
         rows = list(read_run(one.run).rounds())

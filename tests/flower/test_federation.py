@@ -19,7 +19,7 @@ from fedalloy.core.errors import CheckpointError, FedalloyError
 from fedalloy.experiment.recipe import load, parse, reopen, resolve
 from fedalloy.experiment.records.reading import read_run
 from fedalloy.flower.bundle import bundle_files, write_bundle
-from fedalloy.flower.engine import FederationError
+from fedalloy.flower.engine import FederationError, Flower
 from tests.flower import shares
 from tests.flower.fake import federation, play, recipe_file
 from tests.flower.watched import per_round, recorded, watched
@@ -40,6 +40,20 @@ def simulated(recipe: Path, **tables: dict):
 @functools.cache
 def _simulated(tables: str):
     return resolve(parse(json.loads(tables))).run()
+
+
+def test_the_server_keeps_no_second_copy_of_the_model(tmp_path, monkeypatch):
+    """A module is built for its structure; in rounds its values are those of the server's state."""
+    seen, call = [], Flower.__call__
+
+    def noted(engine, algorithm, task, *rest):
+        outcome = call(engine, algorithm, task, *rest)
+        seen.append([leaf.untyped_storage().nbytes() for leaf in task.objective.structure.parameters()])
+        return outcome
+
+    monkeypatch.setattr(Flower, "__call__", noted)
+    play(recipe_file(tmp_path), tmp_path / "run", federation(tmp_path))
+    assert seen == [[4, 4]] * 3
 
 
 def assert_equal(one, other, tolerance=1e-5):

@@ -80,6 +80,17 @@ def test_a_server_tells_what_status_tells(tmp_path, monkeypatch):
         socket.create_connection(("127.0.0.1", port))
 
 
+def test_two_studies_whose_folders_have_one_name_are_two(tmp_path, monkeypatch):
+    records = Records(ServerPlace.read(federation(tmp_path) / "server"))
+    monkeypatch.setattr(status, "answers", lambda place: True)
+    monkeypatch.setattr(status, "front_answers", lambda place: True)
+    places = [tmp_path / name / "study" for name in ("north", "south")]
+    for number, place in enumerate(places, 1):
+        records.run(number, a_run(place))
+    found = {one.name: one.values for one in server_metrics(records.place.folder, now=NOW)}
+    assert found["fedalloy_run_round"] == {(str(place),): 2 for place in places}
+
+
 def test_a_node_counts_what_was_asked_of_it_once(tmp_path):
     place = NodePlace.read(federation(tmp_path) / "nodes" / "north")
     audit = Audit(place.config.store, clock=lambda: 1000.0)

@@ -128,6 +128,21 @@ def test_impossible_federations_are_refused(plan):
         FederationPlan(**plan)
 
 
+@pytest.mark.parametrize(
+    "host",
+    ["", "a b", "http://fed.example.org", "fed.example.org:9092", "-x", "10.0.0.300", "::1", "[::1]", "spitäl.de"],
+)
+def test_a_host_that_no_node_could_reach_is_refused_before_anything_is_written(host, tmp_path):
+    with pytest.raises(SpecError, match="neither an IPv4 address nor a host name"):
+        write_federation(tmp_path / "fed", FederationPlan(("a",), host=host))
+    assert not list(tmp_path.iterdir())
+
+
+def test_hosts_are_names_and_addresses():
+    for host in ("localhost", "10.0.0.7", "fed.example.org", "server_1", "xn--spitl-ira.de", "0.0.0.0", "7.example"):
+        assert FederationPlan(("a",), host=host).host == host
+
+
 def test_every_folder_says_how_to_start_and_the_commands_are_quiet_and_encrypted(tmp_path):
     write_federation(tmp_path / "fed", FederationPlan(("north",), host="fed.example.org", port=4444, data="mine"))
     server, place = ServerPlace.read(tmp_path / "fed/server"), NodePlace.read(tmp_path / "fed/nodes/north")

@@ -24,6 +24,7 @@ from fedalloy.flower import status
 from fedalloy.flower.layout import RUNNING, ServerPlace
 from fedalloy.flower.programs import free_port
 from fedalloy.flower.project_templates import FederationPlan, write_federation
+from fedalloy.flower.site_logs import site_log
 from fedalloy.flower.status import CRITICAL, OK, WARNING, look
 from tests.flower.server_records import NOW, Records, a_run
 
@@ -163,6 +164,20 @@ def test_a_server_that_is_not_running(tmp_path):
     assert f"(process {gone.pid}) is gone" in look(tmp_path / "fed").findings()[0].text
     with pytest.raises(SpecError, match="not a folder of a federation"):
         look(tmp_path)
+
+
+def test_the_log_of_a_site_is_not_that_of_one_whose_name_begins_alike(records, tmp_path):
+    run = a_run(tmp_path / "study")
+    lines = ["north did not answer", "northwest did not answer", "it waits for south, north", "north-2 left", "north."]
+    (run / "federation.log").write_text("\n".join(lines))
+    assert [line for line in site_log(run, "north") if line in lines] == [lines[0], lines[2], lines[4]]
+
+
+def test_a_site_that_is_admitted_has_a_log_before_it_was_ever_there(tmp_path):
+    write_federation(tmp_path / "fed", FederationPlan(("north", "south"), data="recipe"))
+    assert site_log(tmp_path / "fed" / "server", "south") == []
+    with pytest.raises(SpecError, match=r"no site 'east'; allowed: north, south"):
+        site_log(tmp_path / "fed" / "server", "east")
 
 
 def test_who_is_missing_at_the_end_is_in_the_final_table(tmp_path, capsys):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import socket
 import sqlite3
 import threading
 import tracemalloc
@@ -23,12 +25,13 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 from flwr.supercore.task_identity import TaskIdentity
 
+import fedalloy
 from fedalloy.flower.prefork import NotCarriedOut, transfers, worker
 from fedalloy.flower.prefork.transfers import fewer_copies, push_in_turn
 from fedalloy.flower.protocol.header import signed
 from fedalloy.flower.protocol.replies import read_reply
 from fedalloy.flower.protocol.tensor_messages import TensorMessage, pack, unpack
-from fedalloy.flower.transport import Answer, Transport
+from fedalloy.flower.transport import Answer, Transport, _emptied
 from tests.flower.fake import FakeClock
 from tests.flower.grids import Grid
 
@@ -222,3 +225,76 @@ def test_a_large_order_is_not_kept_for_a_second_worker(tmp_path, monkeypatch):
         with pytest.raises(NotCarriedOut, match="the node's worker ended during the order"):
             worker.ask(tmp_path, {}, content)
         assert len(kept) == tries
+
+
+LARGE = 1 << 19
+
+
+def parts_of(*sizes: int) -> dict[str, dict[str, torch.Tensor]]:
+    leaves = {f"w{size}": torch.arange(size, dtype=torch.float32).reshape(-1, 1) for size in sizes}
+    return {"delta": {**leaves, "none": torch.zeros(0, 3), "turned": torch.rand(3, 5).T, "bits": torch.ones(3).bool()}}
+
+
+@pytest.mark.parametrize("sizes", [(3, 5), (3, LARGE, 5)])
+def test_a_message_that_gives_its_tensors_away_has_the_same_bytes_and_no_tensors(sizes):
+    parts = parts_of(*sizes)
+    kept = pack(TensorMessage(signed(), {"delta": dict(parts["delta"])}))
+    given = pack(TensorMessage(signed(), parts), release=True)
+    assert parts == {"delta": {}}
+    one, other = unpack(kept), unpack(given)
+    assert one.header == other.header
+    assert all(torch.equal(leaf, other.parts["delta"][name]) for name, leaf in one.parts["delta"].items())
+
+
+def test_a_received_message_that_was_read_keeps_no_memory_and_one_that_others_read_keeps_it():
+    """Flower's records are circles: what they hold is free only when garbage is collected."""
+    received = pack(TensorMessage(signed(), parts_of(LARGE)), release=True)
+    mine = next(iter(received.array_records["tensors"].values()))
+    read = unpack(received, release=True).parts["delta"]
+    assert mine.data == b""
+    assert torch.equal(read[f"w{LARGE}"], parts_of(LARGE)["delta"][f"w{LARGE}"])
+    parts, packed = parts_of(LARGE), dict[int, RecordDict]()
+    orders = [pack(TensorMessage(signed(), parts), packed) for _ in range(2)]
+    for order in orders:  # in one process, orders to several nodes are one array
+        assert torch.equal(unpack(order, release=True).parts["delta"]["bits"], torch.ones(3).bool())
+
+
+def test_a_worker_forgets_an_answer_that_it_has_sent():
+    answer = pack(TensorMessage(signed(), parts_of(LARGE)), release=True)
+    array = next(iter(answer.array_records["tensors"].values()))
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        question = threading.Thread(
+            target=worker.send_frame, args=(theirs, {"fedalloy": fedalloy.__version__, "config": {}}, RecordDict())
+        )
+        found: list[Any] = []
+        question.start()
+        reader = threading.Thread(target=lambda: found.append(worker.receive_frame(theirs)))
+        reader.start()
+        assert worker._answer(ours, lambda content, config: answer)
+        question.join()
+        reader.join()
+    assert array.data == b""
+    assert unpack(found[0][1]).parts["delta"][f"w{LARGE}"].shape == (LARGE, 1)
+
+
+def test_orders_that_were_sent_are_garbage_no_longer():
+    """A grid that sends them over a network keeps none; their memory is free before the answers come."""
+    alive: list[int] = []
+
+    class Remote(Grid):
+        def pull_messages(self, message_ids):
+            gc.disable()  # only what the transport itself collects counts
+            alive.append(sum(type(one) is Array and len(one.data) > LARGE for one in gc.get_objects()))
+            gc.enable()
+            return super().pull_messages(message_ids)
+
+        def push_messages(self, messages):
+            ids = super().push_messages(messages)
+            self.waiting = {number: _emptied(message) for number, message in self.waiting.items()}
+            return ids
+
+    grid, clock = Remote({1: lambda _: RecordDict({}), 2: lambda _: RecordDict({})}), FakeClock()
+    order = TensorMessage(signed(kind="hello"), parts_of(4 * LARGE, 2 * LARGE))
+    Transport(grid, clock, clock.sleep).ask(dict.fromkeys(grid.nodes, order), "train", "1", 5.0)
+    assert alive[0] == 0

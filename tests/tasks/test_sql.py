@@ -15,7 +15,7 @@ import fedalloy
 from fedalloy.core.errors import DataError
 from fedalloy.tasks.sources import sql
 from fedalloy.tasks.sources.one_client import read_path
-from fedalloy.tasks.sources.sql import check_query
+from fedalloy.tasks.sources.sql_text import check_query
 
 QUERY = "-- all visits\nSELECT age, pressure * 1.0 AS pressure, sex, outcome AS y FROM visits ORDER BY id;\n"
 SCHEMA = 'classes = ["no", "yes"]\ncategorical = { sex = ["f", "m"] }\n'
@@ -85,10 +85,41 @@ def test_words_in_quotes_and_comments_are_no_statements():
         assert check_query(text, "here") == text
 
 
+HIDDEN = "; COMMIT; DELETE FROM visits"
+
+
+@pytest.mark.parametrize(
+    ("database", "text", "words"),
+    [
+        ("postgresql", rf"SELECT E'\'' AS a FROM visits {HIDDEN} --'", "more than one statement"),
+        ("postgresql", f"SELECT ARRAY[']'] AS a FROM visits {HIDDEN} --'", "more than one statement"),
+        ("postgresql", f"SELECT a FROM visits /* /* */ ' */ {HIDDEN} --'", "in different ways"),
+        ("mysql", "SELECT age FROM visits # '\nINTO OUTFILE '/tmp/all'", "has the word 'INTO'"),
+        ("mysql", r"SELECT '\'' INTO OUTFILE '/tmp/all' FROM visits -- '", "has the word 'INTO'"),
+        ("mysql", "SELECT age FROM visits /*! INTO OUTFILE '/tmp/all' */", "in different ways"),
+        ("mariadb", "SELECT 5 --1 INTO OUTFILE '/tmp/all'", "has the word 'INTO'"),
+        ("mssql", f"SELECT $a$ {HIDDEN} SELECT $a$", "more than one statement"),
+    ],
+)
+def test_quotes_end_where_the_database_ends_them(database, text, words):
+    """Each text hides a second statement from a reading with the quotes of another database."""
+    with pytest.raises(DataError, match=words):
+        check_query(text, "here", database)
+
+
+def test_what_a_database_has_in_quotes_is_no_statement_to_it():
+    for database, text in {
+        "postgresql": r"SELECT E'it\'s; drop' AS note, tags[1] FROM visits",
+        "mysql": r"SELECT 'it\'s; drop' AS note FROM visits # insert",
+        "mssql": "SELECT [drop; it] FROM visits",
+    }.items():
+        assert check_query(text, "here", database) == text
+
+
 @pytest.mark.parametrize("text", ["DELETE FROM visits", "CREATE TABLE mine (a)", "PRAGMA user_version = 7"])
 def test_the_transaction_itself_writes_nothing(folder, text, monkeypatch):
     """Where the check of the text is passed, as by a function of the database with effects."""
-    monkeypatch.setattr(sql, "check_query", lambda query, where: query)
+    monkeypatch.setattr(sql, "check_query", lambda query, *_: query)
     (folder / "visits.sql").write_text(text)
     with pytest.raises(DataError, match="refuses the query"):
         read_path(folder / "visits.sql")
@@ -108,6 +139,8 @@ def test_the_connection_may_be_in_the_environment_and_its_password_is_never_show
         "postgresql+nodriver://reader:secret@db/registry",
         "secret",
         "mysql+nodriver://reader:secret@db/registry",
+        "mysql+nodriver://db/registry?user=reader&password=secret&read_default_file=x",
+        "postgresql://reader:geheim@secret@db:secret/registry",
     ):
         monkeypatch.setenv("REGISTRY_URL", url)
         with pytest.raises(DataError) as refused:

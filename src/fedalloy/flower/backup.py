@@ -88,6 +88,8 @@ def back_up(folder: Path, output: Path) -> dict[str, str]:
     place = ServerPlace.read(folder)
     if output.exists():
         raise SpecError(f"{output} exists and is not overwritten; choose another name")
+    if not output.parent.is_dir():
+        raise SpecError(f"there is no folder {output.parent}; make it, or write the backup elsewhere")
     runs = _runs(place)
     draft = output.with_name(f".{output.name}.draft-{os.getpid()}")
     draft.touch(mode=0o600)
@@ -121,6 +123,8 @@ def restore(archive: Path, folder: Path) -> dict[str, Any]:
         if folder.exists():
             folder.rmdir()
         draft.rename(folder)
+    except tarfile.ReadError:
+        raise CheckpointError(f"{archive} is no backup of a server, or was cut off") from None
     except (OSError, tarfile.TarError) as error:
         raise CheckpointError(f"{archive} cannot be restored: {error}") from None
     finally:

@@ -39,6 +39,7 @@ from fedalloy.flower.protocol.replies import Reply
 from fedalloy.flower.protocol.tensor_messages import TensorMessage, sizes
 from fedalloy.flower.remote_task import RemoteTask, remote_task
 from fedalloy.flower.transport import Answer
+from fedalloy.tasks.objective import ModuleObjective
 
 _BYTES_OF_A_NUMBER = 8
 
@@ -97,6 +98,8 @@ class Flower(Engine):
     def __call__(
         self, algorithm: Algorithm, task: Task, shared: Shared, states: Mapping[int, State], work: Work, ctx: Context
     ) -> Outcome:
+        if isinstance(task.objective, ModuleObjective):
+            task.objective.hollowed()  # the model as it was built is needed no more
         # Orders share their tensors, which are then packed and sent once.
         parts = {known: trained_on(algorithm, shared, known=known) for known in (False, True)}
         orders = {int(client): self._order(algorithm, states[int(client)], work, ctx, row, parts)

@@ -18,7 +18,7 @@ from typing import Any
 
 from fedalloy.core.errors import SpecError
 from fedalloy.flower.layout import NODE_FILE, SERVER_FILE, is_loopback, server_files
-from fedalloy.flower.names import check_name
+from fedalloy.flower.names import check_host, check_name
 from fedalloy.flower.pki import DAYS, make_node_key, make_server_certificate, public_half, write_public
 
 _UNSAFE = "**This federation is NOT encrypted and admits any node. Use it on one machine only, and without real data.**"
@@ -48,6 +48,7 @@ class FederationPlan:
             raise SpecError("a federation needs at least one node; name them with --names, or count them with --nodes")
         for name in self.nodes:
             check_name(name)
+        check_host(self.host)
         if len(set(self.nodes)) < len(self.nodes):
             raise SpecError(f"two nodes have the same name: {', '.join(self.nodes)}")
         if not 1 <= self.port <= 65535:

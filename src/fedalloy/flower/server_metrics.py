@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,8 +46,10 @@ def _of_server(server: Server) -> Iterator[Measurement]:
 
 
 def _of_runs(seen: Overview) -> Iterator[Measurement]:
+    names = _names([run.folder for run in seen.runs])
+
     def each(name: str, text: str, value: Callable[[Progress], float | None]) -> Measurement:
-        found = {(run.folder.name,): value(run) for run in seen.runs}
+        found = {(names[run.folder],): value(run) for run in seen.runs}
         return Measurement(name, text, ("run",), {labels: one for labels, one in found.items() if one is not None})
 
     yield each("fedalloy_run_running", "whether a run is going on", lambda run: float(run.state == "running"))
@@ -55,10 +58,20 @@ def _of_runs(seen: Overview) -> Iterator[Measurement]:
     yield each("fedalloy_run_round_seconds", "the time of a recent round", lambda run: run.seconds)
     yield each("fedalloy_run_quiet_seconds", "the time since anything was recorded", lambda run: run.quiet)
     parts = {
-        (run.folder.name, one.name): float(one.state == "in")
+        (names[run.folder], one.name): float(one.state == "in")
         for run in seen.runs
         for one in run.clients
         if one.state != "not asked"
     }
     text = "whether a site that was asked contributed to the last round"
     yield Measurement("fedalloy_run_contributed", text, ("run", "node"), parts)
+
+
+def _names(folders: Sequence[Path]) -> dict[Path, str]:
+    """Runs by the names of their folders, and by whole paths where two have the same name.
+
+    >>> _names([Path("one/study"), Path("two/study"), Path("two/other")])
+    {PosixPath('one/study'): 'one/study', PosixPath('two/study'): 'two/study', PosixPath('two/other'): 'other'}
+    """
+    common = Counter(folder.name for folder in folders)
+    return {folder: folder.name if common[folder.name] == 1 else str(folder) for folder in folders}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
 
 from fedalloy.core.errors import SpecError, nearest
 from fedalloy.experiment.records.reading import read_run
-from fedalloy.flower.layout import NODE_FILE, NodePlace
+from fedalloy.flower.layout import NODE_FILE, NodePlace, ServerPlace
 from fedalloy.flower.prefork.worker import LOG
 from fedalloy.flower.status import Overview, look
 from fedalloy.results.clients import client_name
@@ -28,6 +29,7 @@ def site_log(folder: Path, site: str = "") -> list[str]:
 
 def _check(seen: Overview, site: str) -> None:
     known = {node.name for node in seen.server.nodes if node.name} if seen.server else set[str]()
+    known |= {file.stem for file in ServerPlace.read(seen.server.folder).node_keys} if seen.server else set()
     known |= {client.name for run in seen.runs for client in run.clients}
     if site and site not in known:
         raise SpecError(f"there is no site '{site}'; {nearest(site, sorted(known))}")
@@ -35,7 +37,9 @@ def _check(seen: Overview, site: str) -> None:
 
 def _of_run(folder: Path, site: str) -> Iterator[str]:
     """The lines of a run's log about a site, and the rounds that it missed."""
-    yield from (line for line in _lines(folder / "federation.log") if not site or site in line)
+    # A name is a whole word: 'north' is not in a line about 'northwest'.
+    named = re.compile(rf"(?<![\w.-]){re.escape(site)}(?![\w-]|\.\w)")
+    yield from (line for line in _lines(folder / "federation.log") if not site or named.search(line))
     record = read_run(folder)
     for row in record.rounds():
         for client, why in row["dropped"].items():

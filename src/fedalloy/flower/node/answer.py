@@ -171,7 +171,7 @@ def _noted(order: ReceivedOrder | None, answered: TensorMessage, store: Path) ->
         log.error("the audit log cannot be written: %s", error)
         reason = "this node cannot write its audit log, and answers nothing without it"
         return plain_record(signed(status="failed", reason=reason))
-    return as_records(answered)
+    return as_records(answered, release=True)
 
 
 def _asked(order: ReceivedOrder | None) -> dict[str, Any]:

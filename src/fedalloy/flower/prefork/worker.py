@@ -140,7 +140,7 @@ def _answer(link: socket.socket, respond: Callable[[RecordDict, Mapping[str, Any
             Path(SOCKET).unlink(missing_ok=True)
             send_frame(link, {"status": "leaving"}, RecordDict())
             return False
-        send_frame(link, {"status": "answered"}, respond(content, said["config"]))
+        send_frame(link, {"status": "answered"}, respond(content, said["config"]), most=0)
     return True
 
 

@@ -48,9 +48,10 @@ class TensorMessage:
     parts: Payload = field(default_factory=dict)
 
 
-def pack(message: TensorMessage, packed: dict[int, RecordDict] | None = None) -> RecordDict:
+def pack(message: TensorMessage, packed: dict[int, RecordDict] | None = None, *, release: bool = False) -> RecordDict:
     """A message as Flower records. With ``packed``, messages that have the same parts (the same object, kept by its
-    owner) share one array, which is made once; Flower then hashes and sends it once."""
+    owner) share one array, which is made once; Flower then hashes and sends it once. With ``release`` the message loses
+    its tensors one after another while they are copied, so that there are never two copies of all."""
     from flwr.app import Array, ArrayRecord
 
     listed = {
@@ -63,11 +64,13 @@ def pack(message: TensorMessage, packed: dict[int, RecordDict] | None = None) ->
         content = plain_record(header)
         content[_TENSORS] = known[_TENSORS]
         return content
-    data = b"".join(piece for leaves in message.parts.values() for leaf in leaves.values() for piece in _pieces(leaf))
+    data = _moved(message.parts) if release else _copied(message.parts)
     if len(data) <= _FEW:
-        return plain_record(header, {_TENSORS: data} if data else None)
+        return plain_record(header, {_TENSORS: bytes(data)} if data else None)
+    record = ArrayRecord({_ALL: Array("uint8", (len(data),), _STYPE, b"")})
+    setattr(record[_ALL], "data", data)  # noqa: B010 (any buffer will do, and this one is not copied)
     content = plain_record(header)
-    content[_TENSORS] = ArrayRecord({_ALL: Array("uint8", (len(data),), _STYPE, data)})
+    content[_TENSORS] = record
     if packed is not None:
         packed[id(message.parts)] = content
     return content
@@ -79,6 +82,8 @@ def unpack(content: RecordDict, max_bytes: float = math.inf, *, release: bool = 
     sketch = outline(content, max_bytes)
     found = _data(content)
     if release:
+        if isinstance(found, bytearray):
+            _forget(content)
         content.pop(_TENSORS, None)
     # A buffer that can be written belongs to whoever received it; what Flower has received cannot, and is copied.
     data, start = found if isinstance(found, bytearray) else bytearray(found), 0
@@ -89,6 +94,14 @@ def unpack(content: RecordDict, max_bytes: float = math.inf, *, release: bool = 
             parts[part][name] = _read(data, start, leaf)
             start += _aligned_size(leaf)
     return TensorMessage(sketch.header, parts)
+
+
+def _forget(content: RecordDict) -> None:
+    """Take the data from arrays that nobody else reads. Records refer to themselves in circles, so their memory would
+    otherwise be kept until Python collects garbage, which counts objects and not bytes."""
+    for record in content.array_records.values():
+        for array in record.values():
+            array.data = b""
 
 
 def outline(content: RecordDict, max_bytes: float = math.inf) -> TensorMessage:
@@ -188,6 +201,25 @@ def _sketch(dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
 def _aligned_size(leaf: Tensor) -> int:
     """The size of a tensor in bytes, with padding."""
     return _bytes(leaf.dtype, tuple(leaf.shape))
+
+
+def _copied(parts: Payload) -> bytes:
+    """The bytes of all tensors."""
+    return b"".join(piece for leaves in parts.values() for leaf in leaves.values() for piece in _pieces(leaf))
+
+
+def _moved(parts: Payload) -> bytearray:
+    """The bytes of all tensors, which are taken out of the parts."""
+    data = bytearray(sum(_aligned_size(leaf) for leaves in parts.values() for leaf in leaves.values()))
+    view, start = memoryview(data), 0
+    for leaves in parts.values():
+        for name in list(leaves):
+            leaf = leaves.pop(name)
+            for piece in _pieces(leaf):
+                view[start : start + len(piece)] = piece
+                start += len(piece)
+            del leaf
+    return data
 
 
 def _pieces(leaf: Tensor) -> Iterator[Any]:
