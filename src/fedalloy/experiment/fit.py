@@ -284,4 +284,5 @@ def _settings(settings: dict[str, Any], cohort: int | float | None, task: Task) 
         raise SpecError("fit: 'cohort' and 'sampling' both choose the clients of a round; give one of them")
     defaults = task.metrics if "metrics" not in settings else ()
     scores = {"metrics": defaults, "target_metric": defaults[0]} if defaults else {}
-    return {"sampling": UniformSampling(cohort), **scores, **settings}
+    plain = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
+    return {"sampling": UniformSampling(cohort), **scores, **plain}
