@@ -275,3 +275,29 @@ def test_clients_are_asked_for_by_number_and_rows_are_needed(tmp_path):
 def test_a_folder_for_contributions_may_be_a_path(tmp_path):
     kept = {"contributions_mb": 0.0, "contributions_folder": tmp_path}
     assert fedalloy.fit("fedavg", own(), rounds=1, engine="loop", **kept).status == "finished"
+
+
+def test_a_comparison_is_judged_by_a_metric_that_its_runs_have(tmp_path):
+    quick = {"seeds": [0], "rounds": 1, "processes": 1}
+    for task in (synthetic, own):
+        done = fedalloy.compare(task, ["fedavg"], tmp_path / task.__name__, metrics=["loss"], **quick)
+        assert done.rows[0].mean is not None
+        assert done.to_pandas()["metric"].tolist() == ["loss"]
+        with pytest.raises(SpecError, match="target_metric 'ece' is not evaluated"):
+            fedalloy.compare(task, ["fedavg"], tmp_path / "none", target_metric="ece", **quick)
+    with pytest.raises(SpecError, match="target_metric 'ece' is not evaluated"):
+        fedalloy.compare({**TABLES, "run": {**TABLES["run"], "target_metric": "ece"}}, tmp_path / "none", **quick)
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("task", [own(), synthetic, TABLES], ids=["task", "function", "recipe"])
+def test_one_method_given_as_a_text_is_not_taken_for_the_folder(task, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SpecError, match=r"list of published methods' names, got 'scaffold': write \['scaffold'\]"):
+        fedalloy.compare(task, "scaffold", tmp_path / "runs", seeds=[0], rounds=1)
+    if task is not TABLES:
+        with pytest.raises(SpecError, match=r"write \['scaffold'\]"):
+            fedalloy.compare(task, "scaffold", seeds=[0], rounds=1)
+    with pytest.raises(SpecError, match="'fedavg' is named twice"):
+        fedalloy.compare(task, ["fedavg", "fedavg"], "runs", seeds=[0], rounds=1)
+    assert not list(tmp_path.iterdir())
