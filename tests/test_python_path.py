@@ -19,7 +19,7 @@ from fedalloy.experiment.records import toml
 from fedalloy.experiment.records.reading import find_runs, read_run
 from fedalloy.methods import Prox
 
-TABLES = {
+TABLES: dict[str, Any] = {
     "task": {"dataset": "synthetic", "model": "logistic"}, "partition": {"clients": 4}, "sampling": {"cohort": 2},
     "run": {"rounds": 2, "seeds": [0, 1]},
     "compare": [
@@ -222,9 +222,9 @@ def test_a_method_given_by_name_with_its_settings_has_them():
 def test_the_step_size_of_a_client_is_not_taken_for_that_of_the_server():
     for method in (fedavg, fedalloy.algorithms.scaffold, fedalloy.algorithms.median):
         with pytest.raises(SpecError, match="1 arguments are given by place, allowed: none"):
-            method(0.1)  # type: ignore[misc]
+            method(0.1)  # type: ignore[call-arg]
     with pytest.raises(SpecError, match=r"2 arguments are given by place, allowed: 1 \(mu\)"):
-        fedprox(0.1, 0.05)  # type: ignore[misc]
+        fedprox(0.1, 0.05)  # type: ignore[call-arg]
 
 
 def test_a_run_is_judged_by_a_metric_that_it_is_scored_by():
@@ -273,12 +273,12 @@ def test_clients_are_asked_for_by_number_and_rows_are_needed(tmp_path):
 
 
 def test_a_folder_for_contributions_may_be_a_path(tmp_path):
-    kept = {"contributions_mb": 0.0, "contributions_folder": tmp_path}
+    kept: dict[str, Any] = {"contributions_mb": 0.0, "contributions_folder": tmp_path}
     assert fedalloy.fit("fedavg", own(), rounds=1, engine="loop", **kept).status == "finished"
 
 
 def test_a_comparison_is_judged_by_a_metric_that_its_runs_have(tmp_path):
-    quick = {"seeds": [0], "rounds": 1, "processes": 1}
+    quick: dict[str, Any] = {"seeds": [0], "rounds": 1, "processes": 1}
     for task in (synthetic, own):
         done = fedalloy.compare(task, ["fedavg"], tmp_path / task.__name__, metrics=["loss"], **quick)
         assert done.rows[0].mean is not None

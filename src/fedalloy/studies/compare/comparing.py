@@ -134,7 +134,8 @@ def compare(
     leave_if_starting()
     _check_processes(processes)
     if isinstance(algorithms, str | Path):
-        algorithms, folder = None, _only_folder(task, algorithms, folder)
+        folder = _only_folder(task, algorithms, folder)
+        algorithms = None
     asked = {"seeds": seeds, "rounds": rounds, "tuning_seeds": tuning_seeds, "grid": grid, **settings}
     call = as_call(task, algorithms, folder, asked)
     if watcher is None and (in_notebook() if progress is None else progress):
