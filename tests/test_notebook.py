@@ -65,7 +65,9 @@ def test_the_text_of_everything_is_a_line_or_two(shown, task):
     public = {
         **shown, "algorithm": fedalloy.algorithms.superfed_mm() if hasattr(fedalloy.algorithms, "superfed_mm")
         else fedalloy.algorithms.fedavg(), "key": fedalloy.Key.of(3), "ending": shown["kept"].ending,
-        "trained": shown["kept"].trained, "pool": task.train, "manifest": task.manifest,
+        "config": shown["kept"].trained.fed.config, "federation": shown["kept"].trained.fed,
+        "rows": shown["result"].recorder, "trained": shown["kept"].trained, "pool": task.train,
+        "manifest": task.manifest,
         "outcome": shown["comparison"].outcomes[0], "row": shown["comparison"].rows[1],
         "gains": shown["comparison"].gains[0], "block": task.everyone("train"), "early": fedalloy.EarlyStopping(),
         "small": small_task().block,

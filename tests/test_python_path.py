@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ from fedalloy.cli.app import app
 from fedalloy.core.errors import CheckpointError, SpecError
 from fedalloy.experiment.records import toml
 from fedalloy.experiment.records.reading import find_runs, read_run
+from fedalloy.methods import Prox
 
-TABLES = {
+TABLES: dict[str, Any] = {
     "task": {"dataset": "synthetic", "model": "logistic"}, "partition": {"clients": 4}, "sampling": {"cohort": 2},
     "run": {"rounds": 2, "seeds": [0, 1]},
     "compare": [
@@ -184,3 +186,118 @@ def test_a_folder_that_is_not_there_holds_no_runs_and_that_is_said(tmp_path):
     assert fedalloy.read_runs(tmp_path) == []
     with pytest.raises(CheckpointError, match="is not a folder"):
         fedalloy.read_runs(tmp_path / "mistyped")
+
+
+@pytest.mark.parametrize("folder", [False, True])
+@pytest.mark.parametrize(
+    ("algorithm", "name"),
+    [
+        (fedavg(lr=0.1), "fedavg"),
+        (fedalloy.algorithms.ditto(lr=0.1), "ditto, samples, sgd"),
+        ("scaffold", "scaffold"),
+        ({"name": "fedprox", "mu": 0.5}, "fedprox"),
+    ],
+)
+def test_a_result_has_the_name_of_its_method_with_and_without_a_folder(algorithm, name, folder, tmp_path):
+    heard = []
+
+    class Begun(fedalloy.Callback):
+        def on_run_begin(self, start, /):
+            heard.append(start.name)
+
+    place = tmp_path / "run" if folder else None
+    result = fedalloy.fit(algorithm, own(), rounds=1, engine="loop", folder=place, callbacks=[Begun()])
+    assert repr(result).startswith(f"<{name}, seed 0: finished in round 1")
+    assert heard == [name]
+    assert repr(fedalloy.load(result.save(tmp_path / "saved"))).startswith(f"<saved {name}, seed 0")
+
+
+def test_a_method_given_by_name_with_its_settings_has_them():
+    result = fedalloy.fit({"name": "fedprox", "mu": 0.5, "lr": 0.2}, own(), rounds=1, engine="loop")
+    solver = result.trained.fed.algorithm.solver
+    assert isinstance(solver, Prox)
+    assert (solver.mu, solver.lr) == (0.5, 0.2)
+
+
+def test_the_step_size_of_a_client_is_not_taken_for_that_of_the_server():
+    for method in (fedavg, fedalloy.algorithms.scaffold, fedalloy.algorithms.median):
+        with pytest.raises(SpecError, match="1 arguments are given by place, allowed: none"):
+            method(0.1)  # type: ignore[call-arg]
+    with pytest.raises(SpecError, match=r"2 arguments are given by place, allowed: 1 \(mu\)"):
+        fedprox(0.1, 0.05)  # type: ignore[call-arg]
+
+
+def test_a_run_is_judged_by_a_metric_that_it_is_scored_by():
+    result = fedalloy.fit("fedavg", own(), rounds=1, engine="loop", metrics=["loss"])
+    assert result.metric == "loss"
+    assert result.last()["mean"] > 0
+    with pytest.raises(SpecError, match="target_metric 'ece' is not evaluated"):
+        fedalloy.fit("fedavg", own(), rounds=1, target_metric="ece")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"callbacks": "tensorboard"}, "callbacks must be a list of objects"),
+        ({"track": "tensorboard"}, "track must be a list, such as"),
+        ({"watcher": "print"}, "watcher must be a function"),
+    ],
+)
+def test_what_is_no_list_or_function_is_refused(settings, said):
+    with pytest.raises(SpecError, match=said):
+        fedalloy.fit("fedavg", own(), rounds=1, **settings)
+
+
+@pytest.mark.parametrize("least", [math.nan, -0.1, "0.1", True])
+def test_a_least_improvement_that_is_none_is_refused(least):
+    with pytest.raises(SpecError, match="least must be a number of 0 or more"):
+        fedalloy.EarlyStopping(least=least)
+    for made in (fedalloy.EarlyStopping, fedalloy.Checkpoints):
+        with pytest.raises(SpecError, match="must be 1 or more"):
+            made(True)
+
+
+def test_clients_are_asked_for_by_number_and_rows_are_needed(tmp_path):
+    result = fedalloy.fit(fedalloy.algorithms.ditto(lr=0.1), own(), rounds=1, engine="loop")
+    rows = torch.zeros(2, 60)
+    for client in ("a", 1.0, True):
+        with pytest.raises(SpecError, match="by its number, 0 to 3"):
+            result.predict(rows, client=client)  # type: ignore[arg-type]
+    with pytest.raises(SpecError, match="clients must be a list of numbers"):
+        result.save(tmp_path / "a", clients=0)  # type: ignore[arg-type]
+    with pytest.raises(SpecError, match="x has no rows"):
+        result.predict(rows[:0])
+    saved = fedalloy.load(result.save(tmp_path / "b"))
+    with pytest.raises(SpecError, match=r"the order is predict\(module, x\)"):
+        saved.predict(rows, result.module())  # type: ignore[arg-type]
+
+
+def test_a_folder_for_contributions_may_be_a_path(tmp_path):
+    kept: dict[str, Any] = {"contributions_mb": 0.0, "contributions_folder": tmp_path}
+    assert fedalloy.fit("fedavg", own(), rounds=1, engine="loop", **kept).status == "finished"
+
+
+def test_a_comparison_is_judged_by_a_metric_that_its_runs_have(tmp_path):
+    quick: dict[str, Any] = {"seeds": [0], "rounds": 1, "processes": 1}
+    for task in (synthetic, own):
+        done = fedalloy.compare(task, ["fedavg"], tmp_path / task.__name__, metrics=["loss"], **quick)
+        assert done.rows[0].mean is not None
+        assert done.to_pandas()["metric"].tolist() == ["loss"]
+        with pytest.raises(SpecError, match="target_metric 'ece' is not evaluated"):
+            fedalloy.compare(task, ["fedavg"], tmp_path / "none", target_metric="ece", **quick)
+    with pytest.raises(SpecError, match="target_metric 'ece' is not evaluated"):
+        fedalloy.compare({**TABLES, "run": {**TABLES["run"], "target_metric": "ece"}}, tmp_path / "none", **quick)
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("task", [own(), synthetic, TABLES], ids=["task", "function", "recipe"])
+def test_one_method_given_as_a_text_is_not_taken_for_the_folder(task, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SpecError, match=r"list of published methods' names, got 'scaffold': write \['scaffold'\]"):
+        fedalloy.compare(task, "scaffold", tmp_path / "runs", seeds=[0], rounds=1)
+    if task is not TABLES:
+        with pytest.raises(SpecError, match=r"write \['scaffold'\]"):
+            fedalloy.compare(task, "scaffold", seeds=[0], rounds=1)
+    with pytest.raises(SpecError, match="'fedavg' is named twice"):
+        fedalloy.compare(task, ["fedavg", "fedavg"], "runs", seeds=[0], rounds=1)
+    assert not list(tmp_path.iterdir())

@@ -53,3 +53,10 @@ def test_a_server_is_asked_once_and_ended(shell):
 )
 def test_shown_output_is_compared_with_times_masked(shown, printed, same):
     assert (difference(shown, printed) == "") is same
+
+
+def test_a_block_that_takes_too_long_says_how_it_gets_more_time(tmp_path, monkeypatch):
+    monkeypatch.setattr("scripts.docs.shell.LIMIT", 0.5)
+    done = Shell(tmp_path, tmp_path / "scratch", dict(os.environ)).bash("sleep 60")
+    assert done.code != 0
+    assert "stopped after 0 seconds; DOCS_LIMIT=SECONDS allows more" in done.err

@@ -10,6 +10,7 @@ import logging
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,6 +109,9 @@ class EarlyStopping(Callback):
 
     def __post_init__(self) -> None:
         _check_count(self.patience, "EarlyStopping: patience must be 1 or more evaluations")
+        number = isinstance(self.least, Real) and not isinstance(self.least, bool)
+        if not number or not math.isfinite(self.least) or self.least < 0:
+            raise SpecError(f"EarlyStopping: least must be a number of 0 or more, got {self.least!r}")
 
     def on_run_begin(self, start: RunStart, /) -> None:
         self._best, self._stale = None, 0
@@ -150,7 +154,7 @@ class LogRounds(Callback):
 
 
 def _check_count(value: Any, said: str) -> None:
-    if not isinstance(value, int) or value < 1:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise SpecError(f"{said}, got {value!r}")
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from fedalloy.core.arguments import checked
 from fedalloy.core.errors import SpecError, nearest
 from fedalloy.core.protocols import Engine
+from fedalloy.core.showing import brief
 from fedalloy.core.statistics import MAX_EXAMPLES
 from fedalloy.engines.out_of_core import LIMIT_MB
 from fedalloy.experiment.sampling import Sampling, UniformSampling
@@ -19,7 +20,7 @@ from fedalloy.tasks.metrics.metric import choose
 
 
 @checked("run")
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RunConfig:
     """How many rounds, which clients, what is evaluated and when to stop.
 
@@ -88,6 +89,9 @@ class RunConfig:
         choose(self.metrics)
         if watched:
             check_direction(self.target_metric, self.metrics, "targeted" if self.target is not None else "waited for")
+
+    def __repr__(self) -> str:
+        return brief(self)
 
     def _check_limits(self) -> None:
         """The same limits that recipes have."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from fedalloy.core.task import check_task
 from fedalloy.core.types import Tree
 from fedalloy.experiment import predicting, saved
 from fedalloy.experiment.config import RunConfig
-from fedalloy.experiment.describing import Described, recipe_of
+from fedalloy.experiment.describing import Described, parts_of, recipe_of
 from fedalloy.experiment.driver import Ending, RoundEvent, run
 from fedalloy.experiment.interrupt import put_off
 from fedalloy.experiment.notebook import ProgressBar, in_notebook
@@ -129,6 +130,8 @@ class RunResult(ShownRuns):
         """Write the model, those of some ``clients``, all rounds, and how raw rows are prepared, as safetensors and
         JSON; :func:`fedalloy.load` reads them (:mod:`fedalloy.experiment.saved`). Where rows are prepared per client,
         that of the clients ``rows_of`` is saved (default: all whose data are in memory, else ``clients``)."""
+        if isinstance(clients, str) or not isinstance(clients, Iterable):
+            raise SpecError(f"save: clients must be a list of numbers, such as [0, 3], got {clients!r}")
         for client in clients:
             self.personal_module(client)
         steps = self._preparation(clients if rows_of is None else rows_of)
@@ -148,6 +151,8 @@ class RunResult(ShownRuns):
 
     def _checked(self, client: int) -> int:
         known = self.trained.fed.task.population
+        if isinstance(client, bool) or not isinstance(client, Integral):
+            raise SpecError(f"a client is given by its number, 0 to {known - 1}, got {client!r}")
         if not 0 <= client < known:
             raise SpecError(f"client {client} does not exist: clients are 0 to {known - 1}")
         return client
@@ -184,7 +189,11 @@ class RunResult(ShownRuns):
         return self._rows("clients")
 
     def last(self, metric: str | None = None) -> dict[str, float]:
-        """The newest summary of a metric (default: the run's target metric) over clients: mean, worst, best, gini."""
+        """The newest summary of a metric (default: the run's target metric) over clients: mean, worst_served, gini, ...
+
+        ``worst`` and ``best`` are the lowest and the highest tenth whatever the metric; ``worst_served`` and
+        ``best_served`` are told apart by its direction.
+        """
         metric = self.trained.fed.config.target_metric if metric is None else metric
         found: dict[str, float] = {}
         known: set[str] = set()
@@ -235,11 +244,12 @@ def fit(
     another engine or device, ``start_over`` starts over where no checkpoint can be used.
     """
     _check_order(algorithm, task)
-    _check_given(folder, callbacks)
+    _check_given(folder, callbacks, track, watcher)
     chosen = as_algorithm(algorithm)
-    config = RunConfig(rounds=rounds, seed=seed, **_settings(settings, cohort, task))
-    name = {"name": algorithm} if isinstance(algorithm, str) else {}
-    recipe = Described({**name, **recipe_of(chosen, task, config)}) if folder is not None else Described(name)
+    config = RunConfig(rounds=rounds, seed=seed, **_settings(settings, cohort, task, resume))
+    name = _given_name(algorithm)
+    told = recipe_of(chosen, task, config) if folder is not None else parts_of(chosen)
+    recipe = Described({**name, **told})
     bars = [ProgressBar()] if (in_notebook() if progress is None else progress) else []
     with put_off(keep=in_notebook()) as caught:
         ending, recorder = run(
@@ -256,15 +266,28 @@ def as_algorithm(algorithm: Algorithm | str | Mapping[str, Any]) -> Algorithm:
         return algorithm
     if not isinstance(algorithm, str | Mapping):
         raise SpecError(f"algorithm is a {type(algorithm).__name__}: give fedavg(lr=0.05), a method's name, or a spec")
-    return algorithms.named(algorithm) if isinstance(algorithm, str) else algorithm_from_spec(algorithm)
+    if isinstance(algorithm, str):
+        return algorithms.named(algorithm)
+    # As in a comparison and in a recipe: the name of a method and its settings.
+    return algorithms.named(**algorithm) if "name" in algorithm else algorithm_from_spec(algorithm)
 
 
-def _check_given(folder: object, callbacks: object) -> None:
+def _given_name(algorithm: object) -> dict[str, Any]:
+    """The name under which a method was asked for; a value has only its parts."""
+    named = algorithm.get("name") if isinstance(algorithm, Mapping) else algorithm
+    return {"name": named} if isinstance(named, str) else {}
+
+
+def _check_given(folder: object, callbacks: object, track: object, watcher: object) -> None:
     if folder is not None and (not isinstance(folder, str | Path) or not str(folder)):
         raise SpecError(f"fit: folder must be the path of a run folder, or None for none, got {folder!r}")
-    if not isinstance(callbacks, Iterable):
-        how = f"write [{type(callbacks).__name__}()]"
-        raise SpecError(f"fit: callbacks must be a list of objects, got {callbacks!r}: {how}")
+    if isinstance(callbacks, str) or not isinstance(callbacks, Iterable):
+        how = "" if isinstance(callbacks, str) else f": write [{type(callbacks).__name__}()]"
+        raise SpecError(f"fit: callbacks must be a list of objects, got {callbacks!r}{how}")
+    if isinstance(track, str) or not isinstance(track, Iterable):
+        raise SpecError(f"fit: track must be a list, such as ['tensorboard'], got {track!r}")
+    if watcher is not None and not callable(watcher):
+        raise SpecError(f"fit: watcher must be a function of a round's event, or None, got {watcher!r}")
 
 
 def _check_order(algorithm: object, task: object) -> None:
@@ -274,7 +297,7 @@ def _check_order(algorithm: object, task: object) -> None:
     check_task(task, "fit: the second argument (the order is fit(algorithm, task))")
 
 
-def _settings(settings: dict[str, Any], cohort: int | float | None, task: Task) -> dict[str, Any]:
+def _settings(settings: dict[str, Any], cohort: int | float | None, task: Task, resume: bool) -> dict[str, Any]:
     """The settings with ``cohort`` turned into a sampling rule and, unless given, the default metrics of the task."""
     allowed = {field.name for field in fields(RunConfig)}
     for name in settings:
@@ -282,6 +305,18 @@ def _settings(settings: dict[str, Any], cohort: int | float | None, task: Task) 
             raise SpecError(f"fit: unknown setting '{name}'; {nearest(name, allowed | {'cohort'})}")
     if cohort is not None and "sampling" in settings:
         raise SpecError("fit: 'cohort' and 'sampling' both choose the clients of a round; give one of them")
-    defaults = task.metrics if "metrics" not in settings else ()
-    scores = {"metrics": defaults, "target_metric": defaults[0]} if defaults else {}
-    return {"sampling": UniformSampling(cohort), **scores, **settings}
+    scores = _scores(settings, tuple(task.metrics) or RunConfig.metrics, resume)
+    plain = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
+    return {"sampling": UniformSampling(cohort), **scores, **plain}
+
+
+def _scores(settings: Mapping[str, Any], defaults: tuple[str, ...], resume: bool) -> dict[str, Any]:
+    """What a run is scored and judged by where ``settings`` do not say it: as for a recipe, by the task's first metric
+    if that is evaluated, else by the first that is. Folders of earlier versions may hold another metric."""
+    metrics = settings.get("metrics", defaults)
+    if isinstance(metrics, str) or not isinstance(metrics, Sequence) or not metrics:
+        return {}  # refused by the settings themselves
+    chosen = settings.get("target_metric", defaults[0] if defaults[0] in metrics else metrics[0])
+    if chosen not in metrics and not resume:
+        raise SpecError(f"fit: target_metric '{chosen}' is not evaluated: {nearest(str(chosen), metrics)}")
+    return {"metrics": tuple(metrics), "target_metric": chosen}

@@ -42,7 +42,9 @@ class Recorder(Protocol):
 class MemoryRecorder:
     """Keeps the rows in lists; a run without a folder cannot be resumed."""
 
-    streams: dict[StreamName, list[Row]] = field(default_factory=lambda: {"rounds": [], "clients": [], "timings": []})
+    streams: dict[StreamName, list[Row]] = field(
+        default_factory=lambda: {"rounds": [], "clients": [], "timings": []}, repr=False
+    )
 
     def append(self, stream: StreamName, row: Mapping[str, Any]) -> None:
         self.streams[stream].append(dict(row))

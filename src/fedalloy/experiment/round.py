@@ -57,8 +57,8 @@ class Federation:
     task: Task
     engine: Engine
     config: RunConfig
-    root: Key
-    notices: tuple[str, ...] = ()
+    root: Key = field(repr=False)
+    notices: tuple[str, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         check_task(self.task, "the task of a federation")

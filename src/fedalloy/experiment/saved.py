@@ -100,6 +100,9 @@ class SavedResult:
     ) -> Tensor:
         """The outputs of your module with the saved weights, for raw rows; the arguments are those of
         ``result.predict``."""
+        if not isinstance(module, nn.Module):
+            given = type(module).__name__
+            raise SpecError(f"predict: the first argument is a {given}; the order is predict(module, x)")
         filled = self.module(module, client)
         rows = predicting.rows_for(x, self.prepare, client, rows_of, prepared)
         return predicting.outputs(lambda part: called(filled, part), rows, dict(filled.named_parameters()), self.floats)

@@ -44,13 +44,13 @@ def fedevg(
 
 
 @register("algorithm", "fedcgan")
-def fedcgan(official: bool = False, server_lr: float = 1.0, **local: Any) -> Algorithm:
+def fedcgan(official: bool = False, *, server_lr: float = 1.0, **local: Any) -> Algorithm:
     """FedAvg of conditional GANs, which generate labelled data (AC-GAN, Odena et al. 2017); local Adam."""
     return Algorithm(Cgan(official=official, **_generative(local)), Samples(), ServerSgd(server_lr))
 
 
 @register("algorithm", "fedcvae")
-def fedcvae(official: bool = False, server_lr: float = 1.0, **local: Any) -> Algorithm:
+def fedcvae(official: bool = False, *, server_lr: float = 1.0, **local: Any) -> Algorithm:
     """FedAvg of conditional VAEs, which generate labelled data (Kingma & Welling 2014); local Adam."""
     return Algorithm(Cvae(official=official, **_generative(local)), Samples(), ServerSgd(server_lr))
 

@@ -17,6 +17,7 @@ def duw_fedavg(
     table: Rows | LayerRows | str = (),
     layers: tuple[str, ...] = (),
     sizes: tuple[int, ...] = (),
+    *,
     server_lr: float = 1.0,
     **local: Any,
 ) -> Algorithm:
@@ -31,6 +32,7 @@ def duw_fednova(
     layers: tuple[str, ...] = (),
     sizes: tuple[int, ...] = (),
     mu: float = 0.0,
+    *,
     server_lr: float = 1.0,
     **local: Any,
 ) -> Algorithm:

@@ -294,6 +294,12 @@ def name_of(recipe: Mapping[str, Any]) -> str:
     >>> name_of({"algorithm": {"name": "fedavg"}}), name_of({"weighting": {"kind": "uniform"}})
     ('fedavg', 'fedavg, uniform')
 
+    The parts of FedAvg are FedAvg, and those of another method are listed, whichever settings they have.
+
+    >>> kinds = {"solver": {"kind": "sgd"}, "weighting": {"kind": "samples"}, "server": {"kind": "sgd"}}
+    >>> name_of(kinds), name_of({**kinds, "solver": {"kind": "ditto"}})
+    ('fedavg', 'ditto, samples, sgd')
+
     A shortened run is marked, so that it is not mistaken for a result.
 
     >>> name_of({"name": "mine", "run": {"quick": True}})
@@ -309,12 +315,16 @@ def seed_of(recipe: Mapping[str, Any]) -> int:
     return int(seeds[0])
 
 
+_FEDAVG = ["sgd", "samples", "sgd"]
+
+
 def _own_name(recipe: Mapping[str, Any]) -> str:
     if recipe.get("name"):
         return str(recipe["name"])
     table = recipe.get("algorithm", {})
     inside = {**table, **recipe}
     parts = [str(inside[part]["kind"]) for part in ("solver", "weighting", "server") if _is_rule(inside.get(part))]
+    parts = [] if parts == _FEDAVG else parts
     named = table.get("name") or ("fedavg" if len(parts) < 3 else "")
     return ", ".join([str(named)] * bool(named) + parts)
 

@@ -193,7 +193,8 @@ def _write_at(path: Path, offset: int, content: bytes) -> None:
 
 
 def _read_at(file: int, length: int, offset: int) -> bytes:
-    if hasattr(os, "pread"):
-        return os.pread(file, length, offset)
-    os.lseek(file, offset, os.SEEK_SET)  # Windows
-    return os.read(file, length)
+    os.lseek(file, offset, os.SEEK_SET)  # the caller has just opened it; Windows has no pread
+    found = bytearray()
+    while len(found) < length and (piece := os.read(file, length - len(found))):
+        found += piece  # one call reads at most 2 GB
+    return bytes(found)

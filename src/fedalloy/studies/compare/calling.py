@@ -56,11 +56,19 @@ def as_call(
     else:
         seeds = [*(settings.get("seeds") or [0]), *(settings.get("tuning_seeds") or ())]
         tables, own = _from_tasks(task, seeds)  # type: ignore[arg-type]
-    tables = merge(tables, dict(_placed(settings)))
+    tables = merge(tables, _unless_left_out(tables, dict(_placed(settings))))
     if algorithms is not None:
         tables["compare"] = [_entry(name, one, tables) for name, one in _named(algorithms).items()]
     grid: Grid = settings.get("grid") or {}
     return Call(parse(_with_grid(tables, grid), "compare"), own, where)
+
+
+def _unless_left_out(tables: Mapping[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """A task's own target metric is not that of runs whose ``metrics`` leave it out."""
+    metrics, target = settings.get("evaluate.metrics"), tables.get("run", {}).get("target_metric")
+    if not isinstance(metrics, list) or "run.target_metric" in settings or target is None or target in metrics:
+        return settings
+    return {**settings, "run.target_metric": metrics[0]} if metrics else settings
 
 
 def _seeds(given: Any, name: str) -> list[Any]:
@@ -163,6 +171,8 @@ def _named(algorithms: Algorithms) -> dict[str, AlgorithmLike]:
         return dict(algorithms)
     if isinstance(algorithms, str) or not all(isinstance(one, str) for one in algorithms):
         raise SpecError("compare: algorithms must be {name: algorithm, ...}, or a list of published methods' names")
+    if twice := [name for place, name in enumerate(algorithms) if name in algorithms[:place]]:
+        raise SpecError(f"compare: '{twice[0]}' is named twice; give {{name: algorithm, ...}} to compare two of a kind")
     return {name: name for name in algorithms}
 
 

@@ -133,8 +133,9 @@ def compare(
     """
     leave_if_starting()
     _check_processes(processes)
-    if isinstance(algorithms, str | Path):  # compare(recipe, folder)
-        algorithms, folder = None, algorithms
+    if isinstance(algorithms, str | Path):
+        folder = _only_folder(task, algorithms, folder)
+        algorithms = None
     asked = {"seeds": seeds, "rounds": rounds, "tuning_seeds": tuning_seeds, "grid": grid, **settings}
     call = as_call(task, algorithms, folder, asked)
     if watcher is None and (in_notebook() if progress is None else progress):
@@ -143,6 +144,16 @@ def compare(
         return compared(call, processes, watcher or (lambda news: None), track)
     except KeyboardInterrupt as interrupt:
         return _so_far(call.folder, interrupt)
+
+
+def _only_folder(task: object, second: str | Path, folder: str | Path | None) -> str | Path:
+    """The second argument of ``compare(recipe, folder)``: nowhere else is a text a folder."""
+    if folder is not None or not isinstance(task, Recipe | Mapping | str | Path):
+        raise SpecError(
+            f"compare: algorithms must be {{name: algorithm, ...}}, or a list of published methods' names, got "
+            f"{str(second)!r}: write [{str(second)!r}]"
+        )
+    return second
 
 
 def _so_far(folder: Path, interrupt: KeyboardInterrupt) -> Comparison:
@@ -230,12 +241,10 @@ def check_grids(recipe: Recipe) -> None:
         grid, entry = grid_of(entries, name), scored(with_entry(entries, name))
         if not grid:
             continue
-        metric, evaluated = str(entry.run.target_metric), entry.evaluate.metrics or []
         if "run.target_metric" in grid:
             raise SpecError("grid: settings are compared by run.target_metric; set it once, in [run]")
-        if metric not in evaluated:
-            raise SpecError(f"target_metric '{metric}' is not evaluated: {nearest(metric, evaluated)}")
-        check_direction(metric, evaluated, "tuned on")
+        _check_target(entry)
+        check_direction(str(entry.run.target_metric), entry.evaluate.metrics or [], "tuned on")
 
 
 def grid_of(recipe: Recipe, name: str) -> dict[str, list[Any]]:
@@ -258,7 +267,15 @@ def _check_entries(recipe: Recipe) -> None:
     """Refuse a bad entry before the first round of any run."""
     for _, one in with_entries(recipe):
         resolve(one)
+        _check_target(scored(one))
     check_grids(recipe)
+
+
+def _check_target(recipe: Recipe) -> None:
+    """Refuse a comparison by a metric that no run has."""
+    metric, evaluated = str(recipe.run.target_metric), recipe.evaluate.metrics or []
+    if metric not in evaluated:
+        raise SpecError(f"target_metric '{metric}' is not evaluated: {nearest(metric, evaluated)}")
 
 
 def as_entries(recipe: Recipe) -> Recipe:

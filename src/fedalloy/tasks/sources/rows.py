@@ -7,7 +7,8 @@ import tempfile
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from threading import Lock
 from typing import IO, Any
 
 import numpy as np
@@ -78,6 +79,7 @@ class Spool(RowReader):
     files: tuple[IO[bytes], IO[bytes]]
     forms: list[tuple[np.dtype[Any], tuple[int, ...]]]
     rows: int
+    _alone: Lock = field(default_factory=Lock, repr=False)
 
     def __post_init__(self) -> None:
         for file in self.files:
@@ -105,11 +107,22 @@ class Spool(RowReader):
 
     def _column(self, which: int, rows: Sequence[int]) -> NDArray[Any]:
         dtype, shape = self.forms[which]
-        size, file = dtype.itemsize * int(np.prod(shape, dtype=np.int64)), self.files[which].fileno()
+        size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
         found = bytearray()
         for begin, count in _runs(rows):
-            found += os.pread(file, count * size, begin * size)
+            found += self._read_at(self.files[which], count * size, begin * size)
         return np.frombuffer(found, dtype).reshape(len(rows), *shape)
+
+    def _read_at(self, file: IO[bytes], size: int, offset: int) -> bytes:
+        """Threads and forks share the position of a file, so it is not used where the system can read without it."""
+        if not hasattr(os, "pread"):  # Windows
+            with self._alone:
+                file.seek(offset)
+                return file.read(size)
+        found = bytearray()
+        while len(found) < size and (piece := os.pread(file.fileno(), size - len(found), offset + len(found))):
+            found += piece  # one call reads at most 2 GB
+        return bytes(found)
 
 
 @dataclass(frozen=True, eq=False)
