@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from benchmarks.side_by_side.advised import Answer, answers, regrets
 from benchmarks.side_by_side.stored import PERSONAL, Entry, Federation, read, regret_of_random
 from fedalloy.results.evidence import Evidence
 
@@ -50,7 +51,8 @@ def made() -> str:
         trials=_range(entry.trials for each in federations for entry in each.entries),
     )
     parts = [head, "## What to take from it\n", READING.read_text(encoding="utf-8"), *_overview(federations)]
-    return "\n".join([*parts, *_regrets(federations), *(line for each in federations for line in _table(each))])
+    parts += [*_regrets(federations), *_advised(answers(DATA / "advice"), federations)]
+    return "\n".join([*parts, *(line for each in federations for line in _table(each))])
 
 
 def _overview(federations: Sequence[Federation]) -> list[str]:
@@ -83,6 +85,30 @@ def _regrets(federations: Sequence[Federation]) -> list[str]:
         "those of the reported runs themselves, so small regrets are within chance.\n",
         *_markdown(["method", *(each.name for each in federations), "mean regret", "mean rank"], rows),
     ]
+
+
+def _advised(told: Sequence[Answer], federations: Sequence[Federation]) -> list[str]:
+    """What the advice is worth, by the tables of this page."""
+    known = [each.name for each in federations]
+    told = [one for one in told if one.federation in known]
+    if not told:
+        return []
+    said = [f"- {one.federation} (`{one.command}`): {_said(one)}" for one in told]
+    return [
+        "## What the advice is worth\n",
+        "`fedalloy advise` was asked about every federation with a few minutes of two cores that it shared with other "
+        "work, without what the package knows about that federation, and with other seeds than those of the tables. "
+        "Its choice is looked up in the table: how many points the best method is ahead, and the rank. Best and rank are "
+        "those of the reported runs, so small regrets are within chance.\n",
+        *_markdown(["choice", *(name for name in known if name in {one.federation for one in told}), "mean regret"],
+                   regrets(told, federations)),
+        *said,
+        "",
+    ]  # fmt: skip
+
+
+def _said(one: Answer) -> str:
+    return f"{one.first} {one.rounds} rounds, {one.seeds} reported seeds; pilot: {'; then '.join(one.stages)}."
 
 
 def _table(each: Federation) -> list[str]:
