@@ -98,8 +98,8 @@ def _advised(told: Sequence[Answer], federations: Sequence[Federation]) -> list[
         "## What the advice is worth\n",
         "`fedalloy advise` was asked about every federation with a few minutes of two cores that it shared with other "
         "work, without what the package knows about that federation, and with other seeds than those of the tables. "
-        "Its choice is looked up in the table: how many points the best method is ahead, and the rank. Best and rank are "
-        "those of the reported runs, so small regrets are within chance.\n",
+        "Its choice is looked up in the table: how many points the best method is ahead, and the rank. Both rest on "
+        "the reported runs, so small regrets are within chance.\n",
         *_markdown(["choice", *(name for name in known if name in {one.federation for one in told}), "mean regret"],
                    regrets(told, federations)),
         *said,
