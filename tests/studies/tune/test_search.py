@@ -32,7 +32,7 @@ from fedalloy.studies.compare.planning import plan
 from fedalloy.studies.compare.tuned import Tried
 from fedalloy.studies.tune.importance import importance
 from fedalloy.studies.tune.searching import Search, rungs
-from fedalloy.studies.tune.spaces import present, space_of
+from fedalloy.studies.tune.spaces import present, space_of, with_own_ranges
 from fedalloy.studies.tune.tuning import search_all, searches
 
 pytest.importorskip("optuna")
@@ -297,6 +297,16 @@ def test_a_range_for_one_methods_argument_does_not_stop_the_others(tmp_path: Pat
     assert "fedprox: algorithm.mu" in plan(made, tmp_path / "none").lines()[0]
     with pytest.raises(SpecError, match="unknown argument 'muu'"):
         fedalloy.tune(RECIPE, TWO, tmp_path / "no", trials=1, processes=1, space={"algorithm.muu": [0.1, 0.2]})
+
+
+def test_a_range_that_changes_nothing_is_refused() -> None:
+    """A method that is given as a value has its steps in its parts."""
+    given = {**RECIPE, "tune": {"space": {"algorithm.lr": [0.1, 0.2]}}}
+    call = as_call(given, {"mine": fedalloy.algorithms.fedavg(lr=0.3), "fedavg": "fedavg"}, None, {})
+    (_, mine), (_, other) = with_own_ranges(with_entries(call.recipe))
+    assert space_of(other)["algorithm.lr"] == Choice((0.1, 0.2))
+    with pytest.raises(SpecError, match=r"would change nothing.*write solver\.lr or server\.lr$"):
+        space_of(mine)
 
 
 @pytest.mark.parametrize("path", ["partition.alpha", "run.rounds", "run.tuning_seeds", "task.test_fraction"])

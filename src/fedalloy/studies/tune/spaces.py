@@ -141,10 +141,13 @@ def _settable(recipe: Recipe, path: str, where: Range | Choice) -> bool:
 
 
 def _check(recipe: Recipe, path: str, where: Range | Choice) -> None:
-    """Refuse a path or an end of its range that no run could use."""
+    """Refuse a path or an end of its range that no run could use, and a path that changes nothing."""
     ends = where.values if isinstance(where, Choice) else (where.value(where.low), where.value(where.high))
-    for value in ends:
-        algorithm_of(changed(recipe, {path: value}))
+    if len({repr(algorithm_of(changed(recipe, {path: value}))) for value in ends}) == 1:
+        own = [f"{table}.{path.partition('.')[2]}" for table in TABLES[1:]]
+        instead = " or ".join(one for one in own if has_argument(recipe, one))
+        why = f": the recipe gives that part of the method itself, so write {instead}" if instead else ""
+        raise SpecError(f"tune.space.{path} would change nothing{why}")
 
 
 def changed(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
