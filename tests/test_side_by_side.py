@@ -67,7 +67,12 @@ def test_the_regret_of_an_advice_is_that_of_its_method_in_the_table():
 
 
 def test_an_answer_is_kept_with_its_question(tmp_path):
-    asked = {"minutes": 3.0, "without": ["made"], "recipe": {"run": {"seeds": [20, 21], "tuning_seeds": [200]}}}
+    asked = {
+        "minutes": 3.0,
+        "most": 6,
+        "without": ["made"],
+        "recipe": {"run": {"seeds": [20, 21], "tuning_seeds": [200]}},
+    }
     record = {"asked": asked, "rounds": 9, "report": {"seeds": [0, 1, 2, 3]},
               "stages": [{"methods": ["fedavg", "ditto"], "trials": 2}]}  # fmt: skip
     (tmp_path / "made").mkdir()
@@ -87,7 +92,7 @@ def test_the_page_is_what_the_data_give():
 
 
 def test_every_federation_has_enough_methods_of_both_kinds():
-    recipes = sorted((page.ROOT / "recipes" / "side-by-side").glob("*.toml"))
+    recipes = sorted(page.RECIPES.glob("*.toml"))
     assert len(recipes) == 6
     for file in recipes:
         names = {one["name"] for one in tomllib.loads(file.read_text(encoding="utf-8"))["compare"]}

@@ -32,7 +32,8 @@ def main(arguments: list[str] | None = None) -> int:
             print(gather(place, given.to))
         return 0
     if given.advice:
-        for place in sorted(file.parent for file in given.advice.glob("*/advice.json")):
+        known = [place for place in sorted(given.advice.iterdir()) if (page.RECIPES / f"{place.name}.toml").is_file()]
+        for place in known:
             print(advised.gather(place, given.to / "advice"))
         return 0
     return page.check() if given.check else page.write()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.side_by_side.stored import Federation, regret_of_random
+from fedalloy.studies.advise.call import METHODS
 
 NAMES = {"fedavg_ft": "fedavg fine-tuned"}
 """Methods whose entry has another name."""
@@ -56,8 +57,9 @@ def _command(place: Path, asked: dict[str, Any]) -> str:
     """What was asked, its seeds included: they must be others than those of the tables."""
     run, recipe = asked["recipe"]["run"], f"recipes/side-by-side/{place.name}.toml"
     seeds = [f"--set run.{name}={json.dumps(run[name], separators=(',', ':'))}" for name in ("seeds", "tuning_seeds")]
+    budget = [f"--minutes {asked['minutes']:g}", *([f"--most {asked['most']}"] if asked["most"] != METHODS else [])]
     without = [f"--without {name}" for name in asked["without"]]
-    return " ".join(["fedalloy advise", recipe, *seeds, f"--minutes {asked['minutes']:g}", *without, "-o", str(place)])
+    return " ".join(["fedalloy advise", recipe, *seeds, *budget, *without, "-o", str(place)])
 
 
 def answers(folder: Path) -> list[Answer]:
