@@ -130,9 +130,7 @@ def advise(
     """
     leave_if_starting()
     call = as_call(task, None, folder or _folder(task), settings)
-    _check(call.recipe, minutes, aim, most)
-    known_facts(without)  # refuses a misspelt federation
-    check_parts(call.task, tuning_seeds(call.recipe))
+    _check(call, minutes, aim, most, without)
     recipe = _prepared(call.recipe, aim)
     question = {"aim": aim, "one_model": one_model, "methods": list(methods), "most": most, "without": sorted(without)}
     record = read_record(call.folder, {"recipe": _plain(recipe), "minutes": minutes, **question})
@@ -167,7 +165,10 @@ def _folder(task: object) -> Path:
     return Path("runs") / (f"{Path(task).stem}-advice" if isinstance(task, str | Path) else "advice")
 
 
-def _check(recipe: Recipe, minutes: float, aim: str, most: int) -> None:
+def _check(call: Call, minutes: float, aim: str, most: int, without: Sequence[str]) -> None:
+    """Refuse before anything is measured what could not be answered."""
+    recipe = call.recipe
+    known_facts(without)  # refuses a misspelt federation
     if not 0 < minutes < math.inf:
         raise SpecError(f"minutes is {minutes}: give the time that the pilot may take, for example 10")
     if aim not in ("mean", "worst"):
@@ -181,6 +182,7 @@ def _check(recipe: Recipe, minutes: float, aim: str, most: int) -> None:
     check_seeds(recipe.model_copy(update={"compare": [], "grid": {}}))
     found = scored(recipe)
     check_direction(str(found.run.target_metric), found.evaluate.metrics or [], "advised on")
+    check_parts(call.task, tuning_seeds(recipe))
 
 
 def _check_ranges(recipe: Recipe) -> None:
