@@ -8,7 +8,7 @@ import statistics
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -103,9 +103,10 @@ def federation(
     cohort: int,
     split: Any = None,
     dtype: torch.dtype = torch.float32,
+    trainable: Sequence[str] | None = None,
 ) -> Federation:
-    """The first ``cohort`` of ``clients`` take part."""
-    objective = ModuleObjective(model, dtype=dtype)
+    """The first ``cohort`` of ``clients`` take part; ``trainable`` are the leaves to be trained, if not all."""
+    objective = ModuleObjective(model, dtype=dtype, trainable=trainable)
     task = federate(data, split or Iid(), clients, objective, test_fraction=0.0, key=Key.of(0))
     return Federation(algorithm, task, torch.arange(cohort))
 

@@ -28,10 +28,12 @@ from torch import nn
 
 from benchmarks.gpu_conform import conform
 from benchmarks.gpu_federations import DEVICE, OUT, Federation, federation, images, measure, note, timed
+from benchmarks.gpu_models import LORA_TRAINS, attention, lora
 from benchmarks.h200 import cnn, resnet20, timed_fit
 from fedalloy.algorithms import fedavg, fedprox, named, scaffold
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.keys import Key
+from fedalloy.core.native import draws
 from fedalloy.engines import client_graphs, conv_graphs, cuda_graphs, tracing
 from fedalloy.engines.batched import Batched
 from fedalloy.engines.loop import Loop
@@ -188,31 +190,54 @@ METHODS: dict[str, Callable[..., Algorithm]] = {
 }  # fmt: skip
 
 
-def table() -> None:
-    """Models x methods: the multiple over the loop, 20 clients with two batches of 16, tf32."""
-    for model in (cnn, resnet20):
-        data = images(640, (3, 32, 32))
-        for name, method in METHODS.items():
-            part = f"table {model.__name__} {name}"
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...] | None]] = {
+    "cnn": (cnn, None), "resnet20": (resnet20, None), "attention": (attention, None), "lora": (lora, LORA_TRAINS),
+}  # fmt: skip
+
+
+def table(chosen: str = "", warm: str = "") -> None:
+    """Models x methods: the multiple over the loop, 20 clients with two batches of 16, tf32; of one model only if it is
+    named. ``warm`` only compiles."""
+    clients, batch = (2, 2) if TINY else (20, 16)
+    data = images(2 * clients * batch, (3, 32, 32))
+    for name in [chosen] if chosen else list(MODELS):
+        model, trained = MODELS[name]
+        for method, make in METHODS.items():
+            part = f"table {name} {method}"
             try:
-                fed = federation(method(lr=0.01, batch_size=16), data, model, 20, 20)
+                fed = federation(make(lr=0.01, batch_size=batch), data, model, clients, clients, trainable=trained)
+                engine = Batched(precision="tf32")
+                if warm:
+                    timed(fed, engine, 0)
+                    continue
                 loop = statistics.median(timed(fed, Loop(), 2)[1])
-                note(part=part, loop_ms=round(1e3 * loop, 2))
-                measure(part, "tf32 best", fed, Batched(precision="tf32"), 5)
+                times = timed(fed, engine, 10)[1]
+                note(part=part, loop_ms=round(1e3 * loop, 2), ms=round(1e3 * statistics.median(times), 2),
+                     spread_ms=[round(1e3 * one, 2) for one in (min(times), max(times))],
+                     multiple=round(loop / statistics.median(times), 1), kernel=kernel_of(engine),
+                     fallback=engine._unbatchable or engine._uncaptured)  # fmt: skip
             except Exception:
                 note(part=part, failed=traceback.format_exc()[-800:])
 
 
+def kernel_of(engine: Batched) -> str:
+    """Which kernel took the last rounds' steps."""
+    if engine._conv_graphs is not None:
+        return "chain"
+    sequential = engine._client_graphs is not None and any(engine._client_graphs._lanes.values())
+    return "sequential" if sequential else "mapped"
+
+
 SHARED: dict[str, Callable[[], Federation]] = {
     "fedevg": lambda: generative_federation("fedevg", iterations=20),
-    "resnet20": lambda: federation(fedavg(lr=0.1, batch_size=64), images(768, (3, 32, 32)), resnet20, 3, 3),
+    "resnet20": lambda: residual_federation(*RESIDUAL["3x64"]),
 }
 
 
-def sharing() -> None:
+def sharing(chosen: str = "") -> None:
     """One, two and four processes on one card, each with its own rounds: how many rounds a second in all."""
-    for name in SHARED:
-        for count in (1, 2, 4):
+    for name in [chosen] if chosen else SHARED:
+        for count in (1, 2) if TINY else (1, 2, 4):
             with tempfile.TemporaryDirectory() as folder:
                 call = [sys.executable, "-m", "benchmarks.gpu_kernels", "--member", name, folder]
                 members = [subprocess.Popen(call, stdout=subprocess.PIPE, text=True) for _ in range(count)]
@@ -224,14 +249,18 @@ def sharing() -> None:
             note(part=f"sharing {name}", processes=count, rounds_per_second=round(sum(rates), 3), each=rates)
 
 
-def member(name: str, folder: str, rounds: int = 10) -> None:
+ROUNDS_SHARED = {"fedevg": 5, "resnet20": 300}
+
+
+def member(name: str, folder: str) -> None:
     """One process of ``sharing``: warm up, wait for the others, print rounds per second."""
-    fed, engine = SHARED[name](), Batched(precision="tf32")
+    fed, engine, rounds = SHARED[name](), Batched(precision="tf32"), 2 if TINY else ROUNDS_SHARED[name]
     timed(fed, engine, 1)
     (Path(folder) / f"ready-{os.getpid()}").touch()
     while not (Path(folder) / "go").exists():
         time.sleep(0.01)
-    print(rounds / sum(timed(fed, engine, rounds - 1)[1]) * (rounds - 1) / rounds)
+    first, others, *_ = timed(fed, engine, rounds - 1)
+    print(rounds / (first + sum(others)))
 
 
 PARTS: dict[str, Callable[..., Any]] = {
@@ -277,10 +306,12 @@ def main() -> None:
         return
     if options.warm:
         only_compile()
+        options.only = [f"{part}:warm" if part.startswith("table:") else part for part in options.only]
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
         OUT.append(options.out)
-    note(torch=torch.__version__, card=torch.cuda.get_device_name() if DEVICE == "cuda" else "none")
+    note(torch=torch.__version__, card=torch.cuda.get_device_name() if DEVICE == "cuda" else "none",
+         threads=torch.get_num_threads(), compiled_draws=draws.COMPILED)  # fmt: skip
     for part in options.only:
         name, *given = part.split(":")
         begin = time.perf_counter()

@@ -1,25 +1,136 @@
-"""Several parts of ``benchmarks.gpu_kernels`` in one call on a lent GPU, each in its own process with its own limit.
+"""All that is still to be measured on a lent GPU, as two commands of less than ten minutes each.
 
-    PYTHONPATH=src python -m benchmarks.gpu_session PLAN --out FOLDER [--minutes 6]
+    PYTHONPATH=src python -m benchmarks.gpu_session first --data FOLDER --out OUT [--minutes 9.5]
+    PYTHONPATH=src python -m benchmarks.gpu_session second --data FOLDER --out OUT
+    PYTHONPATH=src python -m benchmarks.gpu_session PLAN --out OUT
 
-``PLAN`` has one step a line: seconds, then the command's words after ``python3``; a line that begins with ``&`` runs
-beside the others that do, before the first one that does not (this is how the compiler's cache is filled), and its
-findings are not kept. ``OUT/`` in a line is the folder. Whatever a step prints goes to ``log.txt``; a step that fails
-or is too slow ends alone.
+``FOLDER`` holds ``cifar10_train_a.npz`` and ``cifar10_test.npz`` (first), ``mnist_train.npz`` and ``mnist_test.npz``
+(second). ``--tiny`` runs a plan with the smallest sizes on a CPU, for which no file is needed: try a plan with it
+before it costs time on a card. All results lie in ``OUT``, in at most eight files; what a step prints is in
+``log.txt``, what became of it and how long it took in ``steps.txt``. A step that fails or is too slow ends alone.
+
+The kernels in C must be on the machine, or draws take a hundred times as long: they are ignored by git, so carry
+``src/fedalloy/core/native/kernels.so``. ``kernels.jsonl`` says in its first row whether they were found.
+
+*First call*, expected 9 minutes: compile all models side by side, with the conformance checks and their planted
+faults, which are not timed, beside them (3 minutes; 16 cores); ``h200`` before and after in one process (2.5); errors
+of the updates against float64 (0.3); two and four processes on the card (1.7); both CNN profiles (0.6); models x
+methods (1.5).
+
+*Second call*, expected 9.5 minutes: compile (1); the generative methods' rounds, alone on the card (1.7); three seeds
+in tf32 and bf16, side by side, as nothing of them is timed (6.5: FedEvg 25 rounds of 20 local steps, FedCGAN 20,
+FedCVAE 30, and FedCVAE with the mapped kernel of before); the comparison (0.1). These times are estimates from earlier
+calls. What matters most runs first; when the minutes are over, the rest is listed as not run.
+
+A ``PLAN`` is a file with one step a line: seconds, then the command's words after ``python3``. Neighbouring lines that
+begin with ``&`` run side by side; what ``&-`` finds is not kept: this is how the compiler's cache is filled. Time is
+kept for a step whose seconds end in ``!``.
+``OUT/``, ``KEEP/`` and ``DATA/`` in a line are the folders of results, of what only later steps need, and of the data.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+FIRST = """
+& 240 -m benchmarks.h200 --conform
+&- 200 -m benchmarks.h200 --data DATA/ --timed --rounds 3 --only cnn-50x50
+&- 200 -m benchmarks.h200 --data DATA/ --timed --rounds 3 --only resnet20-3x64
+&- 200 -m benchmarks.h200 --data DATA/ --timed --rounds 3 --only resnet20-50x10
+&- 200 -m benchmarks.gpu_kernels --warm --only table:cnn
+&- 200 -m benchmarks.gpu_kernels --warm --only table:resnet20
+&- 200 -m benchmarks.gpu_kernels --warm --only table:attention
+&- 200 -m benchmarks.gpu_kernels --warm --only table:lora
+&- 120 -m benchmarks.gpu_kernels --warm --only generative:fedevg:tf32
+240 -m benchmarks.h200 --data DATA/ --timed --rounds 200 --out OUT/h200.json
+60 -m benchmarks.gpu_kernels --only errors
+120 -m benchmarks.gpu_kernels --only sharing:fedevg
+80 -m benchmarks.gpu_kernels --only sharing:resnet20
+60 -m benchmarks.gpu_kernels --only cnn:tf32 cnn:bf16
+60 -m benchmarks.gpu_kernels --only table:cnn
+60 -m benchmarks.gpu_kernels --only table:resnet20
+60 -m benchmarks.gpu_kernels --only table:attention
+60 -m benchmarks.gpu_kernels --only table:lora
+"""
+SECOND = """
+&- 120 -m benchmarks.gpu_kernels --warm --only generative:fedevg:tf32
+&- 120 -m benchmarks.gpu_kernels --warm --only generative:fedevg:bf16
+&- 120 -m benchmarks.gpu_kernels --warm --only generative:fedcgan:tf32
+&- 120 -m benchmarks.gpu_kernels --warm --only generative:fedcgan:bf16
+&- 120 -m benchmarks.gpu_kernels --warm --only generative:fedcvae:tf32
+&- 120 -m benchmarks.gpu_kernels --warm --only generative:fedcvae:bf16
+50 -m benchmarks.gpu_kernels --only generative:fedcvae:tf32 generative:fedcvae:bf16
+60 -m benchmarks.gpu_kernels --only generative:fedcgan:tf32 generative:fedcgan:bf16
+90 -m benchmarks.gpu_kernels --only generative:fedevg:tf32 generative:fedevg:bf16
+& 400 -m benchmarks.generative_quality train fedevg tf32 --data DATA/ --out OUT/ --keep KEEP/
+& 400 -m benchmarks.generative_quality train fedevg bf16 --data DATA/ --out OUT/ --keep KEEP/
+& 400 -m benchmarks.generative_quality train fedcgan tf32 --data DATA/ --out OUT/ --keep KEEP/
+& 400 -m benchmarks.generative_quality train fedcgan bf16 --data DATA/ --out OUT/ --keep KEEP/
+& 400 -m benchmarks.generative_quality train fedcvae tf32 --data DATA/ --out OUT/ --keep KEEP/
+& 400 -m benchmarks.generative_quality train fedcvae bf16 --data DATA/ --out OUT/ --keep KEEP/
+& 400 -m benchmarks.generative_quality train fedcvae before --data DATA/ --out OUT/ --keep KEEP/
+30! -m benchmarks.generative_quality compare --out OUT/ --keep KEEP/
+"""
+PLANS = {"first": FIRST, "second": SECOND}
+RESERVE = 15.0
+"""Seconds that are kept for steps marked with ``!``, which run even if nothing else is left to do."""
 
-def run(words: list[str], log: Path) -> subprocess.Popen[bytes]:
+
+@dataclass(frozen=True)
+class Step:
+    """A command, its limit in seconds, whether it runs beside its neighbours, whether its findings are kept, and
+    whether time is kept for it."""
+
+    seconds: float
+    words: tuple[str, ...]
+    beside: bool = False
+    kept: bool = True
+    last: bool = False
+
+    @staticmethod
+    def read(line: str, folders: dict[str, Path]) -> Step:
+        """A line of a plan.
+
+        >>> Step.read("&- 9 -m this --out OUT/x", {"OUT/": Path("/o")}).words
+        ('-m', 'this', '--out', '/o/x')
+        """
+        words = line.split()
+        mark = words.pop(0) if words[0].startswith("&") else ""
+        seconds, words = words[0], words[1:]
+        for name, folder in folders.items():
+            words = [str(folder / word[len(name) :]) if word.startswith(name) else word for word in words]
+        return Step(float(seconds.rstrip("!")), tuple(words), bool(mark), mark != "&-", seconds.endswith("!"))
+
+    def call(self, out: Path) -> list[str]:
+        """The words, and where findings go if they are kept."""
+        adds = self.kept and "benchmarks.gpu_kernels" in self.words
+        return [*self.words, *(["--out", str(out)] if adds else [])]
+
+
+def steps_of(plan: str, folders: dict[str, Path]) -> list[Step]:
+    """The steps of a plan; lines that begin with # are left out."""
+    lines = (line.strip() for line in plan.splitlines())
+    return [Step.read(line, folders) for line in lines if line and not line.startswith("#")]
+
+
+def groups(steps: list[Step]) -> Iterator[list[Step]]:
+    """Neighbours that run side by side, and every other step alone."""
+    for beside, neighbours in itertools.groupby(steps, lambda step: step.beside):
+        some = list(neighbours)
+        yield from [some] if beside else ([one] for one in some)
+
+
+def start(words: list[str], log: Path) -> subprocess.Popen[bytes]:
     """Start a step; what it prints is added to the log when it is written."""
     with log.open("ab") as file:
         return subprocess.Popen([sys.executable, *words], stdout=file, stderr=file, start_new_session=True)
@@ -35,42 +146,49 @@ def wait(step: subprocess.Popen[bytes], until: float) -> str:
         return "ended, too slow"
 
 
-def main() -> None:
+def work(steps: list[Step], out: Path, seconds: float, say: Callable[[str], None]) -> bool:
+    """All steps, as long as there is time; whether every one ended well."""
+    begin = time.monotonic()
+    reserve, well = RESERVE * any(step.last for step in steps), True
+    for some in groups(steps):
+        now = time.monotonic()
+        end = begin + seconds - (0 if some[0].last else reserve)
+        if now > end - 5:
+            say(f"not run: {'; '.join(' '.join(step.words) for step in some)}")
+            well = False
+            continue
+        started = [(step, start(step.call(out), out / "log.txt")) for step in some]
+        for step, running in started:
+            said = wait(running, min(end, now + step.seconds))
+            took, name = time.monotonic() - now, " ".join(step.words)
+            say(f"{now - begin:6.1f} s  {took:5.1f} s  {'& ' * step.beside}{name[:110]}: {said}")
+            well &= said == "0"
+    return well
+
+
+def main(given: list[str] | None = None) -> bool:
     """All steps of a plan."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("plan", type=Path)
+    parser.add_argument("plan", help="first, second, or a file")
+    parser.add_argument("--data", type=Path, default=Path("."))
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, default=6.0)
-    options = parser.parse_args()
+    parser.add_argument("--minutes", type=float, default=9.5)
+    parser.add_argument("--tiny", action="store_true", help="the smallest sizes, on a CPU")
+    options = parser.parse_args(given)
     options.out.mkdir(parents=True, exist_ok=True)
-    begin = time.monotonic()
-    end = begin + 60 * options.minutes
-    lines = [
-        line.replace("OUT/", f"{options.out}/").split()
-        for line in options.plan.read_text().splitlines()
-        if line.strip()
-    ]
-    log = beside = options.out / "log.txt"
+    if options.tiny:
+        os.environ["FEDALLOY_TINY"] = "1"
 
     def say(line: str) -> None:
         print(line, flush=True)
         with (options.out / "steps.txt").open("a") as file:
             file.write(line + "\n")
 
-    started = [(words, run(words[2:], beside), float(words[1])) for words in lines if words[0] == "&"]
-    for words, step, seconds in started:
-        said = wait(step, min(end, begin + seconds))
-        say(f"{time.monotonic() - begin:6.1f} s  beside  {' '.join(words[2:])[:90]}: {said}")
-    for words in (line for line in lines if line[0] != "&"):
-        now = time.monotonic()
-        if now > end - 5:
-            say(f"not run: {' '.join(words)}")
-            continue
-        kept = [*words[1:], *(["--out", str(options.out)] if "benchmarks.gpu_kernels" in words else [])]
-        said = wait(run(kept, log), min(end, now + float(words[0])))
-        took = time.monotonic() - now
-        say(f"{now - begin:6.1f} s  {took:5.1f} s  {' '.join(words[1:])[:90]}: {said}")
+    with tempfile.TemporaryDirectory() as keep:
+        folders = {"OUT/": options.out.resolve(), "KEEP/": Path(keep), "DATA/": options.data.resolve()}
+        text = PLANS[options.plan] if options.plan in PLANS else Path(options.plan).read_text()
+        return work(steps_of(text, folders), options.out, 60 * options.minutes, say)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(not main())

@@ -1,13 +1,14 @@
 """On one GPU: fedalloy's public ``fit`` against a hand-written sequential loop, in one run.
 
-    PYTHONPATH=src python -m benchmarks.h200 --data FOLDER [--rounds 200] [--out FILE.json]
+    PYTHONPATH=src python -m benchmarks.h200 --data FOLDER [--rounds 200] [--only SHAPE ...] [--out FILE.json]
     PYTHONPATH=src python -m benchmarks.h200 --conform
 
 ``FOLDER`` holds ``cifar10_train_a.npz`` and ``cifar10_test.npz``. The first shape is a known CIFAR-10 benchmark of
 simulators: a CNN of 1,626,442 parameters, 50 clients a round with 50 images each, batches of 10, one epoch. The
 second is one local epoch of ResNet-20 with GroupNorm for 3 clients with batches of 64 and 50 clients with batches
 of 10. "Before" is ``kernel = "mapped"``. ``--conform`` needs no data: it compares the kernels with the loop in float64
-and plants faults that the comparison must find.
+and plants faults that the comparison must find; ``--timed`` leaves that out, for a process beside. With
+``FEDALLOY_TINY=1`` images are drawn and few, to try the script on a CPU.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import statistics
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +43,8 @@ from fedalloy.tasks.partitions.iid import Iid
 from fedalloy.tasks.partitions.power_law import PowerLaw
 
 LR = 0.1
+TINY = bool(os.environ.get("FEDALLOY_TINY"))
+DEVICE = "cuda" if torch.cuda.is_available() or not TINY else "cpu"
 
 
 def cnn() -> nn.Module:
@@ -77,8 +82,17 @@ def resnet20() -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
 
 
+def synchronize() -> None:
+    """Wait for the GPU."""
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+
+
 def load(folder: Path) -> Dataset:
     """Real CIFAR-10 images, standardised per channel."""
+    if TINY:
+        x, y = Key.of(1).normal(48, 3, 32, 32), torch.arange(48) % 10
+        return Dataset(x=x, y=y, classes=10, test=Examples(x, y))
 
     def read(name: str) -> tuple[Tensor, Tensor]:
         with np.load(folder / name, allow_pickle=False) as file:
@@ -101,39 +115,40 @@ def timed_fit(
 ) -> tuple[list[float], float, float]:
     """Seconds per round (first left out), final accuracy on the test images, peak memory in MB."""
     stamps: list[float] = []
-    torch.cuda.reset_peak_memory_stats()
+    if DEVICE == "cuda":
+        torch.cuda.reset_peak_memory_stats()
 
     def stamp(_: object) -> None:
-        torch.cuda.synchronize()
+        synchronize()
         stamps.append(time.perf_counter())
 
     with tempfile.TemporaryDirectory() as folder:
         result = fit(
-            fedavg(lr=LR, batch_size=batch), task, rounds=rounds, cohort=cohort, seed=1, device="cuda",
+            fedavg(lr=LR, batch_size=batch), task, rounds=rounds, cohort=cohort, seed=1, device=DEVICE,
             folder=f"{folder}/run", engine=engine, evaluate_every=rounds, watcher=stamp, checkpoint_every=1e9,
         )  # fmt: skip
         accuracy = [row["global"]["accuracy"] for row in result.rounds() if "global" in row][-1]
     gaps = [after - before for before, after in itertools.pairwise(stamps[:-1])]
-    return gaps, accuracy, torch.cuda.max_memory_allocated() / 1e6
+    return gaps, accuracy, torch.cuda.max_memory_allocated() / 1e6 if DEVICE == "cuda" else 0.0
 
 
 def sequential(task: FederatedTask, model: Any, rounds: int, cohort: int, batch: int) -> list[float]:
     """A hand-written loop: client after client, one autograd call per step."""
-    module = model().cuda()
+    module = model().to(DEVICE)
     params = list(module.parameters())
     server = [leaf.detach().clone() for leaf in params]
-    x, y = task.train.x.cuda(), task.train.y.cuda()
+    x, y = task.train.x.to(DEVICE), task.train.y.to(DEVICE)
     start, size = task.train.start.tolist(), task.train.size.tolist()
     generator, times = torch.Generator().manual_seed(0), []
     for _ in range(rounds):
-        torch.cuda.synchronize()
+        synchronize()
         begin = time.perf_counter()
         mean = [torch.zeros_like(leaf) for leaf in server]
         for client in torch.randperm(len(size), generator=generator)[:cohort].tolist():
             with torch.no_grad():
                 for leaf, value in zip(params, server, strict=True):
                     leaf.copy_(value)
-            order = (start[client] + torch.randperm(size[client], generator=generator)).cuda()
+            order = (start[client] + torch.randperm(size[client], generator=generator)).to(DEVICE)
             for rows in order.split(batch):
                 grads = torch.autograd.grad(functional.cross_entropy(module(x[rows]), y[rows]), params)
                 with torch.no_grad():
@@ -143,17 +158,34 @@ def sequential(task: FederatedTask, model: Any, rounds: int, cohort: int, batch:
                 for total, leaf in zip(mean, params, strict=True):
                     total.add_(leaf, alpha=1 / cohort)
         server = mean
-        torch.cuda.synchronize()
+        synchronize()
         times.append(time.perf_counter() - begin)
     return times[1:]
 
 
-def compare(
-    name: str, data: Dataset, model: Any, shape: tuple[int, int, int, int], rounds: int
-) -> list[dict[str, Any]]:
-    """One shape: the sequential loop before and after every variant of ours, so that both have the same load."""
-    clients, cohort, batch, sequential_rounds = shape
-    task = task_for(data, model, clients)
+@dataclass(frozen=True)
+class Shape:
+    """Clients in all, of a round, the size of a batch, rounds of the sequential loop at a time, and our rounds as a
+    share of those that are asked for."""
+
+    model: Any
+    clients: int
+    cohort: int
+    batch: int
+    sequential: int
+    share: float = 1.0
+
+
+SHAPES = {
+    "cnn-50x50": Shape(cnn, 200, 50, 10, 6), "resnet20-3x64": Shape(resnet20, 156, 3, 64, 20, 0.1),
+    "resnet20-50x10": Shape(resnet20, 1000, 50, 10, 2, 0.1),
+}  # fmt: skip
+TINY_SHAPES = {name: Shape(shape.model, 12, 2, 2, 2) for name, shape in SHAPES.items()}
+
+
+def compare(name: str, data: Dataset, shape: Shape, rounds: int) -> list[dict[str, Any]]:
+    """One shape: the sequential loop before every variant of ours, so that both have the same load."""
+    task = task_for(data, shape.model, shape.clients)
     rows = []
     control: list[float] = []
     variants = {
@@ -162,9 +194,9 @@ def compare(
         "bf16 before": Batched(precision="bf16", kernel="mapped"), "bf16": Batched(precision="bf16"),
     }  # fmt: skip
     for label, engine in variants.items():
-        control += sequential(task, model, sequential_rounds, cohort, batch)
+        control += sequential(task, shape.model, shape.sequential, shape.cohort, shape.batch)
         try:
-            gaps, accuracy, peak = timed_fit(task, rounds, cohort, batch, engine)
+            gaps, accuracy, peak = timed_fit(task, rounds, shape.cohort, shape.batch, engine)
         except Exception as error:  # a variant that this torch cannot run is recorded as failed
             rows.append({"shape": name, "variant": label, "failed": f"{type(error).__name__}: {error}"[:300]})
             continue
@@ -206,7 +238,7 @@ def agreement() -> list[dict[str, Any]]:
         }.items():  # fmt: skip
             models = [
                 fit(
-                    algorithm, task, rounds=3, seed=2, device="cuda", engine=engine, devices=DeviceProfile(success=0.8)
+                    algorithm, task, rounds=3, seed=2, device=DEVICE, engine=engine, devices=DeviceProfile(success=0.8)
                 ).model
                 for engine in ("loop", Batched())
             ]
@@ -216,31 +248,42 @@ def agreement() -> list[dict[str, Any]]:
     return rows
 
 
+def agrees() -> bool:
+    """Whether the GPU engine agrees with the loop in float64, and every planted fault is found."""
+    from benchmarks.gpu_conform import conform
+
+    same = agreement()
+    return max(row["largest difference"] for row in same) <= 1e-9 and conform()
+
+
 def main() -> None:
-    """All shapes, one table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """The shapes that are asked for; after each, all rows so far are written."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path)
     parser.add_argument("--conform", action="store_true")
+    parser.add_argument("--timed", action="store_true")
     parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--only", nargs="*", choices=sorted(SHAPES), default=list(SHAPES))
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if not options.conform and options.data is None:
         parser.error("--data FOLDER is needed, unless with --conform")
-    from benchmarks.gpu_conform import conform
-
-    same = agreement()
-    if max(row["largest difference"] for row in same) > 1e-9 or not conform():
+    if options.rounds < 3:
+        parser.error("--rounds must be 3 or more: the first round and the last, which evaluates, are not timed")
+    if not options.timed and not agrees():
         raise SystemExit("the GPU engine does not agree with the loop, or a planted fault was not found")
     if options.conform:
+        print("conform: all agree, all planted faults found")
         return
-    data = load(options.data)
-    rows = compare("cnn 50x50", data, cnn, (200, 50, 10, 6), options.rounds)
-    rows += compare("resnet20 3x64", data, resnet20, (156, 3, 64, 20), max(20, options.rounds // 10))
-    rows += compare("resnet20 50x10", data, resnet20, (1000, 50, 10, 4), max(20, options.rounds // 10))
+    data, rows = load(options.data), []
+    for name in options.only:
+        shape = (TINY_SHAPES if TINY else SHAPES)[name]
+        rounds = max(min(20, options.rounds), int(shape.share * options.rounds)) if not TINY else 3
+        rows += compare(name, data, shape, rounds)
+        if options.out:
+            options.out.write_text(json.dumps(rows, indent=1))
     for row in rows:
         print(json.dumps(row))
-    if options.out:
-        options.out.write_text(json.dumps(rows, indent=1))
 
 
 if __name__ == "__main__":

@@ -37,7 +37,8 @@ METHODS = (
 )  # fmt: skip
 NODES, KILLS, ROUNDS = 3, 3, 3
 TOLERANCE = 1e-9
-PATIENCE = 60.0
+PATIENCE = 180.0
+"""Seconds after which something that should have happened has not; many times what it takes on an idle machine."""
 RECIPE = Path(__file__).parents[1] / "recipes" / "quickstart.toml"
 Check = Callable[["Cluster", Path], list[str]]
 
@@ -240,26 +241,29 @@ def _refusal(run: Callable[[], Any], words: str) -> list[str]:
 
 
 class Deadly(nn.Module):
-    """A linear model that ends its process ``deaths`` times, while files in ``folder`` count them."""
+    """A linear model that ends its process ``deaths`` times, while files in ``folder`` count them; or that waits at one
+    client while there is a file ``gate``."""
 
-    def __init__(self, folder: str = "", deaths: int = 0, seconds: float = 0.0) -> None:
+    def __init__(self, folder: str = "", deaths: int = 0, gate: str = "") -> None:
         super().__init__()
-        self.layer, self.folder, self.deaths, self.seconds = nn.Linear(4, 3), folder, deaths, seconds
+        self.layer, self.folder, self.deaths, self.gate = nn.Linear(4, 3), folder, deaths, gate
 
     def forward(self, x: Tensor) -> Tensor:
-        time.sleep(self.seconds)
-        if self.folder and float(x.max()) > 50 and len(list(Path(self.folder).iterdir())) < self.deaths:
+        chosen = bool(self.folder or self.gate) and float(x.max()) > 50
+        if chosen and self.folder and len(list(Path(self.folder).iterdir())) < self.deaths:
             (Path(self.folder) / str(time.monotonic_ns())).touch()
             os._exit(3)
+        if chosen and self.gate:
+            _wait(lambda: not Path(self.gate).exists())
         return self.layer(x.clamp(max=50))
 
 
-def deadly_task(folder: Path | None, deaths: int, seconds: float = 0.0) -> Any:
+def deadly_task(folder: Path | None, deaths: int, gate: Path | str = "") -> Any:
     from dataclasses import replace
 
     from tests.engines.rounds import task_of
 
-    made = task_of(lambda: Deadly(str(folder or ""), deaths, seconds), sizes=(5, 3, 6, 1, 4, 2))
+    made = task_of(lambda: Deadly(str(folder or ""), deaths, str(gate)), sizes=(5, 3, 6, 1, 4, 2))
     x = made.block.x.clone()
     x[int(made.block.start[2])] = 99.0
     return replace(made, block=replace(made.block, x=x))
@@ -279,24 +283,30 @@ def a_killed_actor_changes_nothing(cluster: Cluster, folder: Path) -> list[str]:
 
 def a_killed_node_changes_nothing(cluster: Cluster, folder: Path) -> list[str]:
     """A machine that is lost in the middle of a round; the others take over. Comes last: the node does not return."""
-    engine, task = cluster.engine(3), deadly_task(None, 0, 0.05)
+    engine, task = cluster.engine(3), deadly_task(None, 0, gate := folder / "gate")
     played("fedavg", engine, folder / "calm", task, 3)
     assert engine._pool is not None
     used = {member.node for member in engine._pool.members}
-    node = next(one for one in cluster.others if one.node_id in used)
-    cluster.others.remove(node)
-    timer = threading.Timer(0.0, lambda: cluster.raylets.remove_node(node, allow_graceful=False))
-    begun: list[bool] = []
+    there = [one for one in cluster.others if one.node_id in used]
+    if not there:
+        return [f"all workers are on one machine: {used}"]
+    cluster.others.remove(there[0])
+
+    def lose() -> None:
+        cluster.raylets.remove_node(there[0], allow_graceful=False)
+        gate.unlink()
+
+    thread = threading.Thread(target=lose)
 
     def watcher(event: Any) -> None:
-        if not begun:  # after the first round, so that it is lost in the second
-            begun.append(True)
-            timer.start()
+        if event.progress.round == 1:  # the second round does not end before the machine is lost
+            gate.touch()
+            thread.start()
 
     fedalloy.fit(
         "fedavg", task, rounds=3, engine=engine, metrics=("loss",), folder=folder / "lost", cohort=6, watcher=watcher
     )
-    timer.join()
+    thread.join()
     told = [json.loads(line) for line in (folder / "lost" / "timings.jsonl").read_text().splitlines()]
     lost = [one for row in told for one in row.get("lost_workers", [])]
     wrong = [] if lost else ["a node was lost, the record does not say so"]
@@ -372,8 +382,15 @@ def newest(folder: Path) -> int:
 
 
 def _workers() -> set[int]:
-    """The processes of all workers on this machine."""
-    return {pid for pid in _named("ray::BlockWorker") if _alive(pid)}
+    """The processes of all workers of this process's own raylets; other programs may have workers, too."""
+    return {pid for pid in _named("ray::BlockWorker") if _alive(pid) and _parent(_parent(pid)) == os.getpid()}
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except (OSError, IndexError):
+        return 0
 
 
 def _named(text: str) -> list[int]:

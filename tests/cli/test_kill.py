@@ -24,6 +24,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     """Everything that must not depend on interruptions: records, and the last checkpoint with model and states."""
     last = max((folder / "checkpoints").glob("round-*.safetensors"))
     files = [folder / "rounds.jsonl", folder / "clients.jsonl", folder / "status.json", folder / "manifest.json", last]
+    files += (folder / "evaluations").glob("*")
     return {file.name: file.read_bytes() for file in files} | current_states(folder)
 
 
@@ -85,6 +86,15 @@ def test_sigkill_anywhere_and_resume(cli, recipe, tmp_path, algorithm, memory):
     assert whole.code == 0, whole.err
     assert contents(cut) == contents(tmp_path / "whole")
     assert bool(current_states(cut)) == (memory == 0)
+
+
+def test_sigkill_anywhere_and_resume_with_files_of_scores(cli, recipe, tmp_path):
+    line = ["run", str(recipe), "--json", *SETTINGS, "--set", "evaluate.parquet_from=100"]
+    line, cut = long_enough(cli, line, tmp_path, random.Random(2))
+    assert cli.run("run", cut, "--resume", "--json").code == 0
+    assert cli.run(*line, "-o", tmp_path / "whole").code == 0
+    assert contents(cut) == contents(tmp_path / "whole")
+    assert len(list((cut / "evaluations").iterdir())) >= 100
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

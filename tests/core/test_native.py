@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,6 +13,7 @@ from fedalloy.core import statistics, tree
 from fedalloy.core.keys import Key
 from fedalloy.core.native import draws, library, numbers
 from fedalloy.core.statistics import STATISTICS, SizeLimits
+from tests.engines.kernels import compiled, needs_compiler
 
 pytestmark = pytest.mark.skipif(library() is None, reason="the kernels are not compiled in this installation")
 NUMBERS = st.sampled_from([0.0, 0.5, 1.0, 3.0, 1e9, 2e9, -1.0, torch.nan, torch.inf, -0.0])
@@ -26,21 +29,95 @@ def both(work, monkeypatch):
     return with_them, without
 
 
-@pytest.mark.parametrize("length", [1, 2, 20, 256, 300])
-def test_draws_have_the_same_bits(length, monkeypatch):
-    def drawn():
-        key, some = Key.of(3).fold("round", 7), torch.tensor([5, 0, 9, -4])
-        batch = key.each(some).fold("plan")
-        valid = torch.tensor([0, 1, length, length // 2])
-        return [
-            batch.state, batch.each(torch.arange(3)).state, key.bits(length), batch.bits(2, length),
-            batch.permutation(length), batch.permutation(length, valid=valid), batch.rows(1, 3).fold("x").state,
-            batch.each(torch.arange(2)).permutation(length, valid=valid.unsqueeze(1).expand(-1, 2)),
-            key.choice(10 * length, length), key.choice(length, length), key.choice(10**9, length),
-        ]  # fmt: skip
+def drawn(length: int) -> list[Any]:
+    """Draws of every kind."""
+    key, some = Key.of(3).fold("round", 7), torch.tensor([5, 0, 9, -4])
+    batch = key.each(some).fold("plan")
+    valid = torch.tensor([0, 1, length, length // 2])
+    return [
+        batch.state, batch.each(torch.arange(3)).state, key.bits(length), batch.bits(2, length),
+        batch.permutation(length), batch.permutation(length, valid=valid), batch.rows(1, 3).fold("x").state,
+        batch.each(torch.arange(2)).permutation(length, valid=valid.unsqueeze(1).expand(-1, 2)),
+        key.choice(10 * length, length), key.choice(length, length), key.choice(10**9, length),
+    ]  # fmt: skip
 
-    for one, other in zip(*both(drawn, monkeypatch), strict=True):
+
+@pytest.mark.parametrize("length", [1, 2, 20, 32, 33, 64, 256, 300, 5000])
+def test_draws_have_the_same_bits(length, monkeypatch):
+    for one, other in zip(*both(lambda: drawn(length), monkeypatch), strict=True):
         assert torch.equal(one, other)
+
+
+DRAW_FAULTS = {
+    "a label is ignored": ("out[i] = mix(keys[i] ^ label);", "out[i] = mix(keys[i]);"),
+    "labels are shifted": ("mix(labels[j] * GOLDEN + 1)", "mix(labels[j] * GOLDEN)"),
+    "draws are shifted": ("out[i * many + j] = mix(keys[i] + (j + 1)", "out[i * many + j] = mix(keys[i] + j"),
+    "equal numbers have one place": ("numbers[j] <= numbers[i]", "numbers[j] < numbers[i]"),
+    "unused places are drawn too": ("long used = valid ? valid[i] : many;", "long used = many;"),
+    "members are chosen twice": ("picks[i] = taken ? top : pick;", "picks[i] = pick;"),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("fault", DRAW_FAULTS)
+def test_every_planted_fault_in_compiled_draws_is_seen(fault, tmp_path, monkeypatch):
+    right = drawn(20)
+    kernels = compiled(tmp_path, *DRAW_FAULTS[fault], source="draws.c")
+    monkeypatch.setattr(draws, "library", lambda: kernels)
+    monkeypatch.setattr(draws, "_LIBRARY", draws._prepared())
+    assert not all(torch.equal(one, other) for one, other in zip(drawn(20), right, strict=True))
+
+
+def numbers_are_right() -> bool:
+    """Whether the compiled functions say what they should about some numbers."""
+    limits = SizeLimits(10.0, torch.tensor([3.0, torch.nan], dtype=torch.float64), whole=True)
+    told = [torch.tensor(pair, dtype=torch.float64) for pair in ([3, 4], [-1, 4], [3, 11], [3, 4.5], [2, 4])]
+    judged = all(limits.look(one) == limits._look_closer(one) for one in told)
+    ranges, whole = torch.tensor([0.0, 10.0, 1.0], dtype=torch.float64).reshape(3, 1, 1), torch.tensor([[[True]]])
+    wrong = [torch.tensor([3.0, value], dtype=torch.float64) for value in (-1.0, 11.0, 0.5, 2.5, torch.nan)]
+    strict = not any(numbers.in_range([one], ranges, whole[0]) for one in wrong)
+    strict &= not numbers.in_range([wrong[2]], ranges, ~whole[0])
+    rows, weights = Key.of(1).normal(5, 700), Key.of(2).uniform(5, dtype=torch.float64)
+    found, start = numbers.combined(weights, rows), torch.tensor([0, 4])
+    summed = found is not None and torch.allclose(found, (weights @ rows.double()).float(), rtol=0, atol=1e-6)
+    places = numbers.places(torch.tensor([1]), start, torch.tensor([4, 1]))
+    placed = places is not None and [one.item() for one in places] == [4, 1]
+    missing = numbers.places(torch.tensor([2]), start, torch.tensor([4, 1])) is None
+    return judged and strict and summed and placed and missing
+
+
+NUMBER_FAULTS = {
+    "sizes below 0": ("told[i] >= 0 && ", ""),
+    "sizes above the limit": ("told[i] <= most && ", ""),
+    "sizes that are not whole": ("(!whole || told[i] == floor(told[i]))", "1"),
+    "sizes that changed": ("same &= ", "1 || "),
+    "sizes that are not known": ("all &= told[i] == known[i];", ";"),
+    "numbers below their range": ("value >= low[s] && ", "value == value && "),
+    "numbers above their range": ("value <= high[s] && ", ""),
+    "numbers below the least": ("!(value > 0 && value < least[s])", "1"),
+    "numbers that are not whole": ("good &= !whole[s] || value == floor(value);", ";"),
+    "weights are ignored": ("sums[j] += weight * row[j]", "sums[j] += row[j]"),
+    "a second piece is the first": ("rows + i * columns + from", "rows + i * columns"),
+    "the size of another client": ("sizes[i] = size[ids[i]];", "sizes[i] = size[i];"),
+    "a client that does not exist": ("ids[i] >= population", "ids[i] > population"),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("fault", NUMBER_FAULTS)
+def test_every_planted_fault_in_compiled_looks_and_sums_is_seen(fault, tmp_path, monkeypatch):
+    assert numbers_are_right()
+    kernels = compiled(tmp_path, *NUMBER_FAULTS[fault], source="numbers.c")
+    monkeypatch.setattr(numbers, "library", lambda: kernels)
+    monkeypatch.setattr(numbers, "_LIBRARY", numbers._prepared())
+    assert not numbers_are_right()
+
+
+def test_an_answer_about_sizes_that_were_written_since_is_not_given_again():
+    limits, sizes = SizeLimits(10.0), torch.tensor([3.0, 4.0], dtype=torch.float64)
+    assert limits.look(sizes)[0]
+    sizes[1] = 11.0
+    assert not limits.look(sizes)[0]
 
 
 def test_draws_inside_transforms_are_left_to_torch():

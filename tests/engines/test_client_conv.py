@@ -17,11 +17,13 @@ from torch.nn import functional
 from torch.utils._pytree import tree_map
 
 from fedalloy.core.program import BlockTraining, TrainingResult
-from fedalloy.engines import client_conv, conv_graphs, conv_ops, cuda_graphs, tracing
+from fedalloy.engines import client_conv, conv_graphs, conv_kernel, conv_ops, cuda_graphs, tracing
 from fedalloy.engines.batched import Batched
 from fedalloy.engines.batches import dropout_keys, padded_batches
 from fedalloy.engines.client_conv import After, DrawnImages
 from fedalloy.engines.conv_chain import ProductStage, Window
+from fedalloy.engines.conv_kernel import ConvSgd, FactoredLayer
+from fedalloy.engines.kinds import PlainSgd
 from fedalloy.engines.loop import Loop
 from tests.engines.rounds import gaps, play, task_of
 from tests.engines.test_conv_sgd import CHAINS, METHODS, dense_heavy, task
@@ -242,9 +244,50 @@ def test_kernels_are_the_plain_functions(name, pool, monkeypatch):
             found.append(client_conv.by_input(*given, "float32", case.images, "sigmoid"))
         one, other = case.flat.transpose(1, 2).contiguous(), case.flat.transpose(1, 2).contiguous() * 2
         found.append(client_conv.inner_products(one, other, "float32"))
-        client_conv.subtract_product(found[-1].clone(), other, one, "float32")
+        client_conv.subtract_product(found[-1].clone(), other, one)
         return [*found, one]
 
     by_kernels = everything()
     monkeypatch.setattr(client_conv, "has_kernels", lambda device: False)
     assert all(close(one.double(), other.double()) for one, other in zip(by_kernels, everything(), strict=True))
+
+
+def factored_errors() -> tuple[float, float]:
+    """The relative errors of a factored layer's results and gradients in tf32 where its factors' products cancel:
+    inputs are alike and positive, and what the output gradients of all examples have in common is little."""
+    drawn = torch.Generator().manual_seed(5)
+    random = lambda *shape: torch.randn(*shape, generator=drawn, dtype=torch.float64)  # noqa: E731
+    rounded = lambda value: client_conv.rounded(value.float(), "tf32").double()  # noqa: E731
+    weight, inputs, now = rounded(random(8, 96)), rounded(2 + 0.1 * random(1, 20, 96)), rounded(random(1, 4, 96))
+    common = random(1, 20, 8)
+    grads, given = common - common.mean(1, keepdim=True), rounded(1 + 0.1 * random(1, 4, 8))
+    moved = weight - grads[0].T @ inputs[0]
+    kernel = ConvSgd((), "cross_entropy", PlainSgd(), "tf32", tracing.Fuser(False), implicit=True)
+    layer = FactoredLayer(kernel, weight.float(), 1, 20)
+    layer.move(inputs.float(), grads.float())
+    pairs = [
+        (layer.forward(kernel, (now + 2).float()), rounded(now + 2) @ moved.T),
+        (layer.back(kernel, given.float()), given @ moved),
+    ]
+    one, other = (float((found - right).norm() / right.norm()) for found, right in pairs)
+    return one, other
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="needs Triton and TRITON_INTERPRET=1")
+def test_products_of_factors_are_nearly_exact(monkeypatch):
+    assert max(factored_errors()) < 2e-4
+    right = client_conv.subtract_product
+    wrong = lambda left, *rest: right(client_conv.rounded(left, "tf32"), *rest)  # noqa: E731
+    monkeypatch.setattr(conv_kernel, "subtract_product", wrong)
+    assert min(factored_errors()) > 2e-4
+
+
+def test_on_a_cpu_factors_are_not_rounded(monkeypatch):
+    monkeypatch.setattr(client_conv, "has_kernels", lambda device: False)
+    monkeypatch.setattr(conv_kernel, "has_kernels", lambda device: False)
+    kernel = ConvSgd((), "cross_entropy", PlainSgd(), "tf32", tracing.Fuser(False))
+    value = torch.tensor([1 + 2**-20])
+    assert torch.equal(kernel.nearest(value), value)
+    monkeypatch.setattr(conv_kernel, "has_kernels", lambda device: True)
+    assert kernel.nearest(value).item() == 1
+    assert replace(kernel, precision="bf16").nearest(value).dtype == torch.bfloat16

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -94,6 +95,39 @@ def test_it_is_the_loop(shape, solver, federation, block):
     assert gaps(found, play(Loop(), algorithm, task, now)) == []
 
 
+FAULTS: dict[str, tuple[str, Any]] = {
+    "no activation on the way back": ("through", lambda right: lambda grad, value, activation: grad),
+    "biases stay": ("move_bias", lambda right: lambda *_: None),
+    "velocity is forgotten": (
+        "momentum_step",
+        lambda right: lambda memory, leaf, sgd, *rest: right(memory, leaf, replace(sgd, momentum=0.0), *rest),
+    ),
+    "the pull is forgotten": (
+        "move_weight",
+        lambda right: lambda memory, leaf, sgd, *rest: right(memory, leaf, replace(sgd, pull=0.0), *rest),
+    ),
+    "losses are added twice": ("loss_totals", lambda right: lambda *given: 2 * right(*given)),
+    "padding counts": (
+        "Passes",
+        lambda right: lambda layers, loss, block: right(layers, loss, replace(block, full=[True] * len(block.full))),
+    ),
+    "labels of other examples": ("batches", lambda right: lambda block: [(x, y.flip(0)) for x, y in right(block)]),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_broken_kernel_is_noticed(monkeypatch, fault):
+    shape = Shape(4, ((5, True, "tanh"), (3, True, "none")), "cross_entropy")
+    task, name = task_of(shape.build), FAULTS[fault][0]
+    options = {"mu": 0.4, "lr": 0.3, "batch_size": 2, "weight_decay": 0.1}
+    solver = Prox(**options, momentum=0.7) if name == "momentum_step" else Prox(**options)  # type: ignore[arg-type]
+    algorithm = Algorithm(solver, Uniform(), ServerSgd())
+    expected = play(Loop(), algorithm, task)
+    assert gaps(play(Batched(kernel="fused"), algorithm, task), expected) == []
+    monkeypatch.setattr(fused, name, FAULTS[fault][1](getattr(fused, name)))
+    assert gaps(play(Batched(kernel="best"), algorithm, task), expected) != []
+
+
 @settings(max_examples=15)
 @given(shapes(), federations())
 def test_statistics_of_demanding_weightings_agree(shape, federation):
@@ -173,10 +207,45 @@ class Functions(nn.Module):
         return self.two(nn.functional.relu(self.one(torch.flatten(x, 1))))
 
 
+class Stopped(Functions):
+    """No gradient reaches the first layer, which a traced graph does not show."""
+
+    def forward(self, x):
+        with torch.no_grad():
+            x = torch.relu(self.one(x))
+        return self.two(x)
+
+
+class Narrow(Functions):
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(x)
+
+
 def hooked() -> nn.Module:
     layer = nn.Linear(4, 3)
     layer.register_forward_pre_hook(lambda module, given: (2 * given[0],))
     return layer
+
+
+def hooked_outside() -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+    model.register_forward_hook(lambda module, given, made: 2 * made)
+    return model
+
+
+def hooked_backward() -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+    halved: Any = lambda module, inner, outer: (inner[0] / 2,)  # noqa: E731
+    model[2].register_full_backward_hook(halved)
+    return model
+
+
+def replaced() -> nn.Module:
+    model: Any = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+    first = model[0]
+    model.forward = lambda x: model[2](-torch.relu(first(x)))
+    return cast(nn.Module, model)
 
 
 @pytest.mark.parametrize(
@@ -188,6 +257,9 @@ def hooked() -> nn.Module:
         (Tied, False),
         (Skips, False),
         (hooked, False),
+        (hooked_outside, False),
+        (Stopped, False),
+        (Narrow, False),
         (lambda: nn.Sequential(nn.Linear(4, 3), nn.Softplus()), False),
         (lambda: nn.Sequential(nn.Linear(4, 3), nn.Tanh()), False),
         (lambda: nn.Sequential(nn.Tanh(), nn.Linear(4, 3)), False),
@@ -199,6 +271,19 @@ def test_only_plain_chains_are_fused_and_others_still_agree(factory, possible):
     task, algorithm = task_of(factory), algorithms.fedavg(lr=0.3, batch_size=2)
     assert (dense_of(task.objective, shared_of(algorithm, task)) is not None) is possible
     assert gaps(play(Batched(), algorithm, task), play(Loop(), algorithm, task)) == []
+
+
+def test_what_changes_gradients_alone_is_not_fused():
+    """The batched engine cannot run it, and gives the loop's numbers."""
+    task, algorithm = task_of(hooked_backward), algorithms.fedavg(lr=0.3, batch_size=2)
+    with pytest.warns(RuntimeWarning, match="cannot be batched"):
+        found = play(Batched(), algorithm, task)
+    assert gaps(found, play(Loop(), algorithm, task)) == []
+
+
+def test_a_function_in_place_of_forward_is_not_a_chain():
+    task = task_of(replaced)
+    assert dense_of(task.objective, shared_of(algorithms.fedavg(), task)) is None
 
 
 def test_frozen_leaves_are_not_fused():

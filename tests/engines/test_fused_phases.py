@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
+import fedalloy
+from fedalloy import algorithms
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.keys import Key
 from fedalloy.engines import fused_phases, vmap_kernel
@@ -19,6 +22,7 @@ from fedalloy.engines.workers import Workers
 from fedalloy.methods.servers.sgd import ServerSgd
 from fedalloy.methods.solvers.ditto import Ditto
 from fedalloy.methods.wires.topk import TopK
+from fedalloy.tasks.datasets.base import Dataset
 from fedalloy.testing import check_engine, small_task, work
 from fedalloy.testing.cases import CHANGING, FAILING, UNEVEN, EngineCase
 from fedalloy.testing.comparing import copied, differences
@@ -125,6 +129,18 @@ def test_workers_use_it_too(monkeypatch):
     engine = Workers(2)
     agrees(engine, case(Ditto(**LOCAL), FAILING))
     engine.close()
+
+
+def test_workers_leave_several_targets_to_the_plain_kernel():
+    """As the batched engine does: the fused kernels have one target per example."""
+    labels = (Key.of(5).uniform(20, 4) < 0.5).float()
+    task = fedalloy.task(
+        Dataset(Key.of(6).normal(20, 3), labels, 0), model=lambda: nn.Linear(3, 4), kind="multilabel", clients=3,
+        dtype="float64",
+    )  # fmt: skip
+    for method in (algorithms.ditto, algorithms.apfl, algorithms.superfed_mm):
+        one, other = (fedalloy.fit(method(lr=0.1), task, rounds=1, engine=by).model for by in ("loop", "workers"))
+        assert max(float((leaf - other[name]).abs().max()) for name, leaf in one.items()) <= 1e-9
 
 
 def test_it_writes_into_nothing_it_was_given():

@@ -10,6 +10,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
+from fedalloy.engines import im2col
 from fedalloy.engines.im2col import ConvolutionsAsProducts, convolve
 
 CLIENTS = 3
@@ -47,6 +48,37 @@ def test_values_and_gradients_under_vmap_are_torchs(given):
         ours = vmap(grad(loss_of(convolve, stride, padding), argnums=wanted))(weight, bias, x)
         for one, other in zip(ours, theirs, strict=True):
             assert torch.allclose(one, other, rtol=1e-10, atol=1e-9)
+
+
+FAULTS = {
+    "images are turned": ("_forward", lambda right: lambda x, *rest: right(x.flip(-1), *rest)),
+    "weights get the gradient of other images": (
+        "_by_weight",
+        lambda right: lambda out_grad, x, *rest: right(out_grad, x.flip(0), *rest),
+    ),
+    "images get another gradient": ("_by_input", lambda right: lambda *given: 2 * right(*given)),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found(fault, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    x, weight, bias = (
+        torch.randn(CLIENTS, *shape, generator=generator, dtype=torch.float64)
+        for shape in ((2, 2, 5, 5), (3, 2, 2, 2), (3,))
+    )
+
+    def agree():
+        both = [
+            vmap(grad(loss_of(kind, (1, 1), (1, 1)), argnums=(0, 2)))(weight, bias, x)
+            for kind in (convolve, functional.conv2d)
+        ]
+        return all(torch.allclose(one, other) for one, other in zip(*both, strict=True))
+
+    assert agree()
+    name, breaks = FAULTS[fault]
+    monkeypatch.setattr(im2col, name, breaks(getattr(im2col, name)))
+    assert not agree()
 
 
 @settings(max_examples=15)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -52,6 +53,65 @@ def test_it_is_the_loop(solver, kernel, monkeypatch):
     found = play(kernel, algorithm, task, now)
     monkeypatch.undo()
     assert gaps(found, play(Loop(), algorithm, task, now)) == []
+
+
+def _without(right, **changes):
+    def descend(self, loss, lr):
+        self.sgd = replace(self.sgd, **changes)
+        return right(self, loss, lr)
+
+    return descend
+
+
+def _standing(right):
+    def descend(self, loss, lr):
+        for velocity in self.velocity:
+            velocity.zero_()
+        return right(self, loss, lr)
+
+    return descend
+
+
+FAULTS: dict[str, tuple[Any, str, Any]] = {
+    "velocity is forgotten": (inplace_sgd.InplaceModel, "descend", _standing),
+    "decay is forgotten": (inplace_sgd.InplaceModel, "descend", partial(_without, weight_decay=0.0)),
+    "the pull is forgotten": (inplace_sgd.InplaceModel, "descend", partial(_without, pull=0.0)),
+    "batches come in another order": (
+        inplace_sgd, "batches_of_one", lambda right: lambda *given: list(right(*given))[::-1]
+    ),
+    "losses are counted twice": (inplace_sgd, "loss_sums", lambda right: lambda losses: right(losses * 2)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_broken_kernel_is_noticed(fault, kernel, monkeypatch):
+    owner, name, breaks = FAULTS[fault]
+    solver = Prox(lr=0.3, batch_size=2, epochs=2, mu=0.7, momentum=0.5, weight_decay=0.1)
+    algorithm, task = Algorithm(solver, Lopsided(), ServerSgd()), task_of(lambda: nn.Linear(4, 3))
+    monkeypatch.setattr(owner, name, breaks(getattr(owner, name)))
+    found = play(kernel, algorithm, task)
+    monkeypatch.undo()
+    assert gaps(found, play(Loop(), algorithm, task)) != []
+
+
+class Gated(nn.Module):
+    """One part is never used, and another one only by some batches: an expert that nobody asked, a mask token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.expert, self.idle = nn.Linear(4, 3), nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.head(x) + self.expert(x) if x.mean() > 0 else self.head(x)
+        return made
+
+
+@pytest.mark.parametrize("solver", SOLVERS[:2], ids=str)
+def test_parameters_that_a_batch_does_not_use_have_the_gradient_zero(solver, kernel, monkeypatch):
+    algorithm, task = Algorithm(solver, Lopsided(), ServerSgd()), task_of(Gated)
+    found = play(kernel, algorithm, task)
+    monkeypatch.undo()
+    assert gaps(found, play(Loop(), algorithm, task)) == []
 
 
 def test_images_lie_channels_last_where_maxima_are_taken_of_them(monkeypatch):

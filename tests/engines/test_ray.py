@@ -28,6 +28,7 @@ from fedalloy.engines.ray_session import ClusterError
 from fedalloy.engines.ray_states import HELD, OwnedStates, StateFiles
 from fedalloy.engines.ray_worker import add_blocks, partial_sum
 from fedalloy.engines.shared_cohort import Overwritten
+from fedalloy.methods.published import fedavg
 from fedalloy.testing import FAULTS, HANDLE_FAULTS, check_engine, engine_cases, small_task, work
 from fedalloy.testing.comparing import differences
 from tests.engines.fake_ray import FakeRay
@@ -377,3 +378,44 @@ def test_an_address_at_which_nobody_listens_is_told_at_once(address, monkeypatch
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")  # what 'auto' finds
     with pytest.raises(ray_session.ClusterError, match=f"no connection to address = '{address}'"):
         play(Ray(address, workers=1), algorithms.fedavg(), small_task())
+
+
+@pytest.mark.parametrize("fault", ["store", "death"])
+def test_a_machine_that_is_lost_with_several_workers_is_no_fault_of_a_block(monkeypatch, fault):
+    """Three workers of a machine fall one after another; the fourth, elsewhere, runs what they were given."""
+    count, told, rule, task = iter(range(100)), ray_worker.identity_of, fedavg(lr=0.3), small_task()
+
+    def identity(task, files):  # the first call is the driver's
+        return {**told(task, files), "node": "lost" if next(count) in (1, 2, 3) else "other"}
+
+    monkeypatch.setattr(ray_worker, "identity_of", identity)
+    fake = without_ray(monkeypatch)
+    engine = Ray(workers=4, block=1)
+    play(engine, rule, task)
+    assert engine._pool is not None
+    lost = [member.actor for member in engine._pool.members if member.node == "lost"]
+    assert len(lost) == 3
+    for actor in lost:
+        setattr(actor, "broken" if fault == "store" else "dead", True)
+    found = play(engine, rule, task)
+    assert gaps(found, play(Loop(), rule, task), 1e-12) == []
+    assert fake.started == 7
+
+
+def test_a_worker_that_cannot_read_what_it_is_sent_is_lost_while_it_adds(monkeypatch):
+    """Ray reads the arguments of a call itself; on a machine that ends that is an error of its own."""
+    fake, real, left = without_ray(monkeypatch), ray_worker.BlockWorker.add, [OSError("Broken pipe")]
+
+    def add(worker, *given):
+        if left:
+            raise left.pop()
+        return real(worker, *given)
+
+    monkeypatch.setattr(ray_pool, "ADDED_HERE", 0)
+    engine = Ray(workers=2, block=2)
+    cohort = play(engine, ALGORITHM, small_task()).cohort
+    expected = cohort.combine("delta", torch.ones(len(cohort.ids), dtype=torch.float64))
+    monkeypatch.setattr(ray_worker.BlockWorker, "add", add)
+    assert list(differences(cohort.combine("delta", torch.ones(len(cohort.ids), dtype=torch.float64)), expected)) == []
+    assert any("Broken pipe" in one["why"] for one in engine.incidents()["lost_workers"])
+    assert fake.started == 3

@@ -212,8 +212,17 @@ LONGER: dict[str, dict[str, Any]] = {
     "mixtures and a rare evaluation": {
         "algorithm": algorithms.named("superfed_mm", lr=0.3, batch_size=4, start=2), "evaluate_every": 5,
     },
+    "files of scores": {"evaluate_every": 5, "parquet_from": 1},
+    "files of scores of mixtures": {
+        "algorithm": algorithms.named("superfed_mm", lr=0.3, batch_size=4, start=2), "evaluate_every": 2,
+        "mix_every": 4, "parquet_from": 1,
+    },
     "states on disk": {"algorithm": "scaffold", "cohort": 3, "evaluate_every": 5, "client_memory_mb": 0.0},
 }  # fmt: skip
+
+
+def files_of_scores(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (folder / "evaluations").glob("*")}
 
 
 @pytest.mark.parametrize("case", LONGER)
@@ -225,6 +234,8 @@ def test_a_run_that_is_made_longer_is_the_one_that_was_asked_for_it_from_the_sta
         longer = train(tmp_path / "longer", rounds=rounds, resume=rounds > 3, **settings)
     for name in RECORDS:
         assert (tmp_path / "longer" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+    assert files_of_scores(tmp_path / "longer") == files_of_scores(tmp_path / "whole")
+    assert bool(files_of_scores(tmp_path / "whole")) == ("parquet_from" in settings)
     assert longer.ending.progress == whole.ending.progress
     assert longer.ending.reason == whole.ending.reason
     last = f"checkpoints/round-{whole.ending.progress.round:06d}.safetensors"

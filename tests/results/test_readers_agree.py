@@ -53,13 +53,15 @@ def losses(name: str, seed: int, round: int) -> list[float]:
 
 
 def write(
-    folder: Path, name: str, seed: int, state: str = "finished", rounds: int = ROUNDS, changed: Any = None, **run: Any
-) -> Path:
+    folder: Path, name: str, seed: int, state: str = "finished", rounds: int = ROUNDS, changed: Any = None,
+    least: int | None = None, **run: Any,
+) -> Path:  # fmt: skip
     recipe = {
         "name": name,
         "run": {"rounds": ROUNDS, "seeds": [seed], "target_metric": "loss", "target": TARGET, **run},
     }
-    made = RunFolder.create(folder, recipe, {"python": "3"}, {"clients": CLIENTS, "sizes": [5] * CLIENTS})
+    environment = {"python": "3", **({"parquet_from": least} if least else {})}
+    made = RunFolder.create(folder, recipe, environment, {"clients": CLIENTS, "sizes": [5] * CLIENTS})
     with made.lock():
         for round in range(1, rounds + 1):
             values = losses(name, seed, round)
@@ -333,3 +335,37 @@ def test_regret_is_not_judged_by_a_cohort(tmp_path):
 
     folder = write(tmp_path / "runs" / "one", "one", 0, changed=decided)
     assert measure_run(folder, "case", "one", ["regret", "objective"]).scores == {"objective": pytest.approx(-1.6)}
+
+
+def test_no_reader_sees_how_the_scores_of_clients_are_kept(tmp_path, monkeypatch):
+    """Pages, tables and the live page of runs whose scores are in files are those of runs with lines, to the byte."""
+    shown: list[dict[str, Any]] = []
+    for form, least in (("lines", None), ("files", CLIENTS)):
+        (tmp_path / form).mkdir()
+        monkeypatch.chdir(tmp_path / form)
+        for name in ("zeta", "alpha"):
+            for seed in range(3):
+                write(Path("runs") / name / f"seed-{seed}", name, seed, least=least, changed=without_tails)
+        told = {
+            table: invoke("export", "runs", "--table", table, "-o", f"{table}.csv") for table in ("results", "clients")
+        }
+        told |= {table: Path(f"{table}.csv").read_text() for table in told}
+        told["page"] = page(gather([Path("runs")]))
+        told["one"], told["gains"] = invoke("show", "runs/zeta/seed-0"), str(gather([Path("runs")])[0].clients)
+        store = RunStore(Path("runs"))
+        store.scan()
+        watch = Watch(store)
+        with watch.page(["zeta/seed-0"]):
+            details = answers.details(store, "zeta/seed-0", watch.index("zeta/seed-0"))
+        told["live"] = json.dumps({**details, "environment": {}})
+        shown.append(told)
+    assert len(list(Path("runs").rglob("*.parquet"))) == 6 * ROUNDS
+    for name, told in shown[0].items():
+        assert shown[1][name] == told, name
+
+
+def without_tails(row: dict[str, Any]) -> dict[str, Any]:
+    """As earlier versions wrote it, so that readers have to look at the clients."""
+    summaries = {metric: {name: one for name, one in of.items() if not name.endswith("_served")}
+                 for metric, of in row["evaluation"].items()}  # fmt: skip
+    return {**row, "evaluation": summaries}

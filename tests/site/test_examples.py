@@ -32,7 +32,7 @@ UNRUN: dict[str, dict[str, int]] = {
     "docs/report.md": {"slow": 2},
     "docs/reproduce.md": {"not run": 1, "slow": 2},
     "docs/synthetic.md": {"slow": 1},
-    "docs/scale.md": {"install": 1, "slow": 1},
+    "docs/scale.md": {"install": 1, "not run": 1, "slow": 1},
     "docs/tutorial.md": {"install": 1},
     "docs/unfolding.md": {"not run": 1},
 }

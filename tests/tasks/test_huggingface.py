@@ -15,6 +15,7 @@ import fedalloy
 from examples.zoo import data
 from examples.zoo.models import bert, gpt2, lora, with_adapters
 from fedalloy.core.errors import FedalloyError
+from fedalloy.core.keys import Key
 from fedalloy.core.tree import layers
 from fedalloy.tasks.assembly import make_task
 from fedalloy.tasks.pure_module import PureModule
@@ -105,3 +106,16 @@ def test_a_model_without_a_loss_is_told_so():
     task = fedalloy.task("digits", model="logistic", loss="model", clients=2)
     with pytest.raises(FedalloyError, match="unexpected keyword argument 'labels'"):
         fedalloy.fit("fedavg", task, rounds=1)
+
+
+def test_rows_that_see_padding_only_are_no_reason_to_keep_another_attention(recwarn):
+    """A sliding window over padding, in float64: such a row was NaN, and Mistral kept its own attention."""
+    from transformers import MistralConfig, MistralForSequenceClassification
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    config = MistralConfig(
+        vocab_size=data.WORDS, num_key_value_heads=1, num_labels=data.CLASSES, pad_token_id=0, sliding_window=2, **sizes
+    )
+    task = make_task(data.sentences(), MistralForSequenceClassification(config), test_fraction=0.0, dtype="float64")
+    assert not [one for one in recwarn if "keeps its own" in str(one.message)]
+    assert bool(task.objective.outputs(*task.objective.init(Key.of(0)), task.train.x).isfinite().all())

@@ -55,6 +55,11 @@ def noise(x: Tensor) -> Tensor:
     return x + 0.1 * torch.randn_like(x) + torch.normal(torch.zeros_like(x), 0.1) + torch.bernoulli(0.5 + 0 * x)
 
 
+def latent(x: Tensor) -> Tensor:
+    """As in a variational autoencoder."""
+    return torch.distributions.Normal(x, x.exp()).rsample()
+
+
 def encoder() -> nn.Module:
     layer = nn.TransformerEncoderLayer(WIDTH, 2, 16, dropout=0.2, batch_first=True)
     return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
@@ -72,6 +77,7 @@ BODIES: dict[str, Any] = {
     "depth": stochastic_depth,
     "filled": filled,
     "noise": noise,
+    "latent": latent,
 }
 
 

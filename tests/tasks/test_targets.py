@@ -236,7 +236,7 @@ def test_fused_kernels_are_not_used_for_several_targets():
                      loss="binary")  # fmt: skip
     assert isinstance(task.objective, ModuleObjective)
     assert task.objective.loss_name == "binary"
-    assert not batched._one_target(task.data("train", torch.arange(2)))
+    assert not batched.one_target(task.data("train", torch.arange(2)))
 
 
 def nn_linear() -> nn.Module:

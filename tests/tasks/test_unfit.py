@@ -40,7 +40,33 @@ def compiled():
     return torch.compile(nn.Linear(4, 2), backend="eager")
 
 
+def masked():
+    """Pruned by a hook, which a copy of the parameter does not have."""
+    model = nn.Linear(4, 2)
+    model.weight.register_hook(lambda grad: grad * torch.tensor([1.0, 1.0, 0.0, 0.0]))
+    return model
+
+
+def gathering():
+    model = nn.Linear(4, 2)
+    model.weight.register_post_accumulate_grad_hook(lambda leaf: None)
+    return model
+
+
+def old_spectral_norm():
+    return nn.Sequential(nn.utils.spectral_norm(nn.Linear(4, 4)), nn.Linear(4, 2))
+
+
+def old_weight_norm():
+    with pytest.warns(FutureWarning):
+        return nn.utils.weight_norm(nn.Linear(4, 2))
+
+
 @pytest.mark.parametrize(("model", "words"), [
+    (masked, "'weight' has a hook for its gradient"),
+    (gathering, "'weight' has a hook for its gradient"),
+    (old_spectral_norm, r"part '0' has torch's old spectral_norm.*parametrizations\.spectral_norm"),
+    (old_weight_norm, r"the model has torch's old weight_norm.*parametrizations\.weight_norm"),
     (compiled, "compiled by torch.compile.*before torch.compile"),
     (lambda: nn.DataParallel(nn.Linear(4, 2)), r"nn\.DataParallel.*its '\.module'"),
     (Around, r"the model's part 'inside' is wrapped in nn\.DataParallel"),

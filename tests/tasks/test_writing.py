@@ -53,6 +53,41 @@ class Counting(Head):
         return x * self.calls
 
 
+class Remembering(Head):
+    """A hidden state that goes on in the next call, of another client."""
+
+    state: Any = 0.0
+
+    def before(self, x: Tensor) -> Tensor:
+        made = x + self.state
+        self.state = made.detach().mean(0)
+        return made
+
+
+class Caching(Head):
+    """What is computed in the first call and used in the others does no harm."""
+
+    table: Any = None
+
+    def before(self, x: Tensor) -> Tensor:
+        if self.table is None:
+            self.table = torch.linspace(-1, 1, 5, dtype=x.dtype)
+        made: Tensor = x + self.table
+        return made
+
+
+class Frequencies(Head):
+    """Gradients of words are divided by how often they are in the batch; a padding row would count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(4, 5, scale_grad_by_freq=True)
+
+    def before(self, x: Tensor) -> Tensor:
+        made: Tensor = self.words((x[:, :, 0] > 0).long())
+        return made
+
+
 class Normed(Head):
     def __init__(self) -> None:
         super().__init__()
@@ -84,8 +119,17 @@ def test_a_model_that_counts_is_warned_about():
         task(Counting)
 
 
-def test_statistics_of_rows_are_taken_of_whole_batches():
-    given, engine = task(Normed), Batched()
+def test_a_model_that_keeps_a_state_between_calls_is_warned_about(recwarn):
+    with pytest.warns(RuntimeWarning, match="keeps something between calls"):
+        task(Remembering)
+    recwarn.clear()
+    task(Caching)
+    assert not [one for one in recwarn if one.category is RuntimeWarning]
+
+
+@pytest.mark.parametrize("model", [Normed, Frequencies])
+def test_statistics_of_rows_are_taken_of_whole_batches(model):
+    given, engine = task(model), Batched()
     assert given.objective.needs_full_batches
     algorithm = fedalloy.algorithms.fedavg(lr=0.1, batch_size=4)
     one, other = (fedalloy.fit(algorithm, given, rounds=2, engine=by).model for by in ("loop", engine))

@@ -40,7 +40,7 @@ def export(
     """
     from fedalloy.core.errors import SpecError
     from fedalloy.results.export.latex import write_latex
-    from fedalloy.results.export.tables import rows
+    from fedalloy.results.export.tables import blocks
     from fedalloy.results.export.writing import WRITERS
     from fedalloy.results.runs import runs_in
 
@@ -51,5 +51,5 @@ def export(
     if format is Format.latex:
         count = write_latex(output, runs)
     else:
-        count = WRITERS[format.value](output, lambda: rows(table.value, chosen))
+        count = WRITERS[format.value](output, lambda: blocks(table.value, chosen))
     typer.echo(f"{output}: {count} rows")

@@ -107,10 +107,10 @@ class SizeLimits:
         """Whether all sizes are usable, whether none has changed, and whether all are known; remembers the answer for
         the tensor that it was last asked about, because several steps of a round ask."""
         seen = self.__dict__.get("_seen")
-        if seen is None or seen[0] is not sizes:
+        if seen is None or seen[0] is not sizes or seen[1] != sizes._version:  # torch counts the writes to a tensor
             found = look_at_sizes(sizes.detach(), self.known, self.most, self.whole) or self._look_closer(sizes)
-            seen = self.__dict__["_seen"] = sizes, found
-        answer: tuple[bool, bool, bool] = seen[1]
+            seen = self.__dict__["_seen"] = sizes, sizes._version, found
+        answer: tuple[bool, bool, bool] = seen[2]
         return answer
 
     def _look_closer(self, sizes: Tensor) -> tuple[bool, bool, bool]:

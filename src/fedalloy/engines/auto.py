@@ -20,7 +20,7 @@ from fedalloy.core.types import Context, State, Work
 from fedalloy.engines import fused_interpolated
 from fedalloy.engines.batched import Batched, dense_of
 from fedalloy.engines.freed_memory import keep_freed_memory
-from fedalloy.engines.kinds import interpolated_sgd_of, plain_sgd_of, two_phase_sgd_of
+from fedalloy.engines.kinds import interpolated_sgd_of, is_fusible
 from fedalloy.engines.loop import Loop
 from fedalloy.engines.processes import forks
 from fedalloy.engines.workers import Workers
@@ -143,13 +143,13 @@ def expected(algorithm: Algorithm, task: Task, shared: Shared, clients: int, cor
     if _device(shared) != "cpu":
         return [Candidate("batched", torch.get_num_threads())]
     threads = cores if size * clients > THREADS_PAY_BYTES else 1
-    descends = plain_sgd_of(algorithm) is not None or two_phase_sgd_of(algorithm) is not None
-    if descends and dense_of(task.objective, shared) is not None:
+    pair = interpolated_sgd_of(algorithm) is not None
+    if is_fusible(algorithm) and not pair and dense_of(task.objective, shared) is not None:
         # On a busy machine threads wait for each other, so one candidate always uses a single thread.
         alone = [Candidate("batched", 1)] if threads > 1 else []
         large = size * min(clients, 10) > CACHE_BYTES and cores > 1 and forks()
         return [Candidate("batched", threads), *alone, *([Candidate("workers", 1, cores)] if large else [])]
-    mixes = interpolated_sgd_of(algorithm) is not None and dense_of(task.objective, shared) is not None
+    mixes = pair and dense_of(task.objective, shared) is not None
     if mixes and cores > 1 and forks() and fused_interpolated.clients_in_cache(shared["params"]) < clients:
         return [Candidate("workers", 1, cores), Candidate("batched", 1)]
     small = size * clients <= CACHE_BYTES and not _convolutional(shared)

@@ -25,13 +25,13 @@ from fedalloy.core.program import BlockTraining, Finished, Kernel, TrainingResul
 from fedalloy.core.protocols import Engine, Objective, Outcome, Shared, Task
 from fedalloy.core.registry import register
 from fedalloy.core.types import Block, Cohort, Context, State, Work
-from fedalloy.engines import fused, fused_interpolated, fused_phases, vmap_kernel
+from fedalloy.engines import fused, fused_interpolated, fused_mixed, fused_phases, vmap_kernel
 from fedalloy.engines.client_graphs import ClientGraphs
 from fedalloy.engines.conv_chain import Stages, stages_of
 from fedalloy.engines.conv_graphs import ConvGraphs
 from fedalloy.engines.cuda_graphs import CudaGraphs
 from fedalloy.engines.fused_graph import FusedGraphs
-from fedalloy.engines.kinds import interpolated_sgd_of, is_fusible, plain_sgd_of, two_phase_sgd_of
+from fedalloy.engines.kinds import interpolated_sgd_of, is_fusible, mixed_sgd_of, plain_sgd_of, two_phase_sgd_of
 from fedalloy.engines.layer_chain import chain_of
 from fedalloy.engines.loop import loop_like
 from fedalloy.engines.precision import Precision, precise
@@ -162,9 +162,11 @@ class Batched(Engine):
         if stages is not None:
             self._conv_graphs = self._conv_graphs or ConvGraphs(self.precision, self.compiled)
             return partial(self._conv_graphs.train, stages)
-        layers = self._fused(algorithm, objective, shared) if _one_target(data) else None
+        layers = self._fused(algorithm, objective, shared) if one_target(data) else None
         if layers is not None and two_phase_sgd_of(algorithm) is not None:
             return partial(fused_phases.train, layers)
+        if layers is not None and mixed_sgd_of(algorithm) is not None:
+            return partial(fused_mixed.train, layers)
         if layers is not None and plain_sgd_of(algorithm) is None:
             return partial(fused_interpolated.train, layers)
         if layers is not None and not on_gpu:
@@ -198,7 +200,7 @@ class Batched(Engine):
         """The stages of a convolutional chain if there is a kernel for the local program; on a CPU, where ordinary
         convolutions are faster, only with kernel ``fused``."""
         chosen = self.kernel == "fused" or (self.kernel == "best" and _on_gpu(shared))
-        if not chosen or shared["buffers"] or plain_sgd_of(algorithm) is None or not _one_target(data):
+        if not chosen or shared["buffers"] or plain_sgd_of(algorithm) is None or not one_target(data):
             return None
         here = next(iter(shared["params"].values())).device
         return stages_for(objective, shared, data) if data.x.device == data.y.device == here else None
@@ -249,7 +251,7 @@ def _refused(work: Work, reason: str) -> Outcome:
     return Outcome(Cohort(work.ids[:0], {}, {}), {}, dict.fromkeys(work.ids.tolist(), reason))
 
 
-def _one_target(data: Block) -> bool:
+def one_target(data: Block) -> bool:
     """Whether examples are tensors with one target each, as the fused kernels need them."""
     return isinstance(data.x, Tensor) and isinstance(data.y, Tensor) and data.y.dim() == 1
 

@@ -176,9 +176,13 @@ def unpool(
     return spread.reshape(clients, batch * height * width, channels)
 
 
+def nearly_exact(value: Tensor) -> str:
+    """The precision of products that are nearly those of float32 on matrix units; float64 keeps its own."""
+    return "tf32x3" if value.dtype == torch.float32 else "float32"
+
+
 def inner_products(one: Tensor, other: Tensor, precision: str) -> Tensor:
-    """Those of all rows of two matrices of every client, ``[C, i, n]`` and ``[C, j, n]``, where n is large. Precision
-    ``tf32x3`` is nearly that of float32, on matrix units."""
+    """Those of all rows of two matrices of every client, ``[C, i, n]`` and ``[C, j, n]``, where n is large."""
     if has_kernels(one.device):
         from fedalloy.engines.on_gpu import conv_launch
 
@@ -186,14 +190,14 @@ def inner_products(one: Tensor, other: Tensor, precision: str) -> Tensor:
     return torch.bmm(one, other.transpose(1, 2)).to(wide(one))
 
 
-def subtract_product(left: Tensor, right: Tensor, out: Tensor, precision: Precision) -> None:
-    """``out -= left @ right`` for every client, where ``out`` has long rows."""
+def subtract_product(left: Tensor, right: Tensor, out: Tensor) -> None:
+    """``out -= left @ right`` for every client, nearly exactly, where ``out`` has long rows."""
     if has_kernels(out.device):
         from fedalloy.engines.on_gpu import conv_launch
 
-        conv_launch.subtract_product(left, right, out, precision)
+        conv_launch.subtract_product(left, right, out)
     else:
-        out.sub_(torch.bmm(left.to(right.dtype), right))
+        out.sub_(torch.bmm(left, right.to(left.dtype)))
 
 
 def _plain_convolve(

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from fedalloy.core.factors import LowRank
 from fedalloy.core.types import Tree
-from fedalloy.engines.client_conv import has_kernels, inner_products, subtract_product
+from fedalloy.engines.client_conv import has_kernels, inner_products, nearly_exact, rounded, subtract_product
 from fedalloy.engines.conv_chain import ProductStage, Stages
 from fedalloy.engines.fused import Memory, momentum_step, move_bias, move_weight
 from fedalloy.engines.kinds import PlainSgd
-from fedalloy.engines.precision import Precision
+from fedalloy.engines.precision import Precision, products_in
 from fedalloy.engines.tracing import Fuser
 
 DIFFERENTIABLE = False
@@ -45,45 +45,52 @@ class ConvSgd:
         """A factor of a product in the precision of products."""
         return value.bfloat16() if self.precision == "bf16" else value
 
+    def nearest(self, value: Tensor) -> Tensor:
+        """The same, rounded where matrix units would cut off what tf32 does not have."""
+        on_units = value.is_cuda or has_kernels(value.device)
+        return rounded(value, self.precision) if on_units and self.precision == "tf32" else self.cast(value)
+
 
 class FactoredLayer:
     """The weights of one dense layer of all clients: the received weight, which all share, minus the sum over steps of
-    output gradients times inputs, which are kept instead of a private copy of the weight."""
+    output gradients times inputs, which are kept instead of a private copy of the weight.
 
-    def __init__(self, weight: Tensor, clients: int, rank: int, dtype: torch.dtype) -> None:
-        self.weight, self.count = weight, 0
-        self.inputs = weight.new_zeros(clients, rank, weight.shape[1], dtype=dtype)
+    The products of the factors with each other are computed nearly exactly. They are few, and what they add up cancels:
+    the inputs of all examples are alike (they are not negative after a ReLU), and their gradients have both signs. A
+    rounded product would be an error of the whole sum before it cancels; rounded weights have independent errors.
+    """
+
+    def __init__(self, kernel: ConvSgd, weight: Tensor, clients: int, rank: int) -> None:
+        self.weight, self.count = kernel.nearest(weight), 0
+        self.inputs = weight.new_zeros(clients, rank, weight.shape[1], dtype=kernel.cast(weight).dtype)
         self.grads = weight.new_zeros(clients, rank, weight.shape[0])
 
     def forward(self, kernel: ConvSgd, value: Tensor) -> Tensor:
         """The layer's results without its bias."""
-        out: Tensor = (value.flatten(0, 1) @ kernel.cast(self.weight).T).unflatten(0, value.shape[:2])
+        out: Tensor = (value.flatten(0, 1) @ self.weight.T).unflatten(0, value.shape[:2])
         if not self.count:
             return out
-        inputs, grads = self.so_far(kernel)
-        if not kernel.implicit:
-            return torch.baddbmm(out, value @ inputs.transpose(1, 2), grads, alpha=-1)
-        # What inputs have in common with those of earlier steps is little, but computed from long rows.
-        common = inner_products(value, inputs, kernel.precision)
-        subtract_product(common, grads, out, kernel.precision)
-        return out
+        inputs, grads = self.inputs[:, : self.count], self.grads[:, : self.count]
+        if kernel.implicit:
+            # What inputs have in common with those of earlier steps is little, but computed from long rows.
+            subtract_product(inner_products(value, inputs, kernel.precision), grads, out)
+            return out
+        with products_in("float32"):
+            return torch.baddbmm(out, value @ inputs.transpose(1, 2), kernel.cast(grads), alpha=-1)
 
     def back(self, kernel: ConvSgd, out_grad: Tensor) -> Tensor:
         """The gradient with respect to the inputs; ``out_grad`` is ``[C, B, outputs]``."""
-        grad = kernel.cast(out_grad)
-        found: Tensor = (grad.flatten(0, 1) @ kernel.cast(self.weight)).unflatten(0, grad.shape[:2])
+        grad = kernel.nearest(out_grad)
+        found: Tensor = (grad.flatten(0, 1) @ self.weight).unflatten(0, grad.shape[:2])
         if not self.count:
             return found
-        inputs, grads = self.so_far(kernel)
-        common = grad @ grads.transpose(1, 2)
-        if not kernel.implicit:
-            return torch.baddbmm(found, common, inputs, alpha=-1)
-        subtract_product(common, inputs, found, kernel.precision)
-        return found
-
-    def so_far(self, kernel: ConvSgd) -> tuple[Tensor, Tensor]:
-        """The factors of the steps so far, in the precision of products."""
-        return self.inputs[:, : self.count], kernel.cast(self.grads[:, : self.count])
+        inputs, grads = self.inputs[:, : self.count], self.grads[:, : self.count]
+        if kernel.implicit:
+            given = out_grad.to(grads.dtype).contiguous()
+            subtract_product(inner_products(given, grads, nearly_exact(grads)), inputs, found)
+            return found
+        with products_in("float32"):
+            return torch.baddbmm(found, kernel.cast(out_grad) @ kernel.cast(grads).transpose(1, 2), inputs, alpha=-1)
 
     def move(self, value: Tensor, out_grad: Tensor) -> None:
         """Add a step."""
@@ -94,10 +101,10 @@ class FactoredLayer:
     def update(self, stage: ProductStage) -> LowRank:
         """What the clients send."""
         left = -self.grads.transpose(1, 2)
-        fast = has_kernels(self.inputs.device) and self.grads.dtype == torch.float32
-        if not fast:
+        precision = nearly_exact(self.grads)
+        if precision == "float32" or not has_kernels(self.inputs.device):
             return LowRank(left, self.inputs, stage.to_model)
-        return LowRank(left, self.inputs, stage.to_model, partial(inner_products, precision="tf32x3"))
+        return LowRank(left, self.inputs, stage.to_model, partial(inner_products, precision=precision))
 
 
 Factored = dict[str, FactoredLayer]
@@ -111,9 +118,11 @@ def product(kernel: ConvSgd, model: Tree, factored: Factored, stage: ProductStag
 
 
 def last_product(model: Tree, stage: ProductStage, value: Tensor) -> Tensor:
-    """The model's outputs, ``[C, classes, B]``, in full precision."""
+    """The model's outputs, ``[C, classes, B]``, in full precision: products of the last layer are small, and an error
+    of theirs is one of everything before."""
     weight, bias = model[stage.weight], bias_of(stage, model)
-    logits = torch.bmm(weight, value.to(weight.dtype).transpose(1, 2))
+    with products_in("float32"):
+        logits = torch.bmm(weight, value.to(weight.dtype).transpose(1, 2))
     return logits if bias is None else logits.add_(bias.unsqueeze(2))
 
 
@@ -121,6 +130,9 @@ def product_back(kernel: ConvSgd, model: Tree, factored: Factored, stage: Produc
     """The gradient with respect to the input of a stage's product; ``out_grad`` is ``[C, outputs, B * patches]``."""
     if stage.weight in factored:
         return factored[stage.weight].back(kernel, out_grad.transpose(1, 2))
+    if stage is kernel.stages[-1]:
+        with products_in("float32"):
+            return kernel.cast(torch.bmm(out_grad.transpose(1, 2), model[stage.weight]))
     return torch.bmm(kernel.cast(out_grad).transpose(1, 2), kernel.cast(model[stage.weight]))
 
 
@@ -138,6 +150,10 @@ def product_move(
         move_bias(memory, stage.bias, sgd, out_grad, 1.0, 1.0)
     if stage.weight in factored:
         factored[stage.weight].move(value, out_grad.transpose(1, 2))
+    elif stage is kernel.stages[-1]:
+        with products_in("float32"):
+            wide_value = value.to(memory.model[stage.weight].dtype)
+            move_weight(memory, stage.weight, sgd, out_grad, wide_value, 1.0, 1.0)
     else:
         _move(kernel, memory, sgd, stage, out_grad, value)
 

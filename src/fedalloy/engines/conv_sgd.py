@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from fedalloy.core.blocks import Prepared
@@ -54,8 +53,7 @@ def factored_layers(kernel: ConvSgd, model: Tree, batches: Batches) -> Factored:
     for stage in kernel.stages[:-1] if kernel.factored and kernel.is_still else ():
         outputs, inputs = model[stage.weight].shape
         if stage.window is None and 2 * steps * batch * (outputs + inputs) <= outputs * inputs:
-            dtype = torch.bfloat16 if kernel.precision == "bf16" else model[stage.weight].dtype
-            found[stage.weight] = FactoredLayer(model[stage.weight], clients, steps * batch, dtype)
+            found[stage.weight] = FactoredLayer(kernel, model[stage.weight], clients, steps * batch)
     return found
 
 

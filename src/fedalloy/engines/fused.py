@@ -105,7 +105,7 @@ def walk(layers: tuple[Dense, ...], loss: str, sgd: PlainSgd, memory: Memory, bl
         if block.running[step] < len(block):
             now = memory.first(block.running[step])
         values, out_grad, scale = passes.forward(now.model, step, x, y)
-        _backward(layers, now, sgd, values, out_grad, scale, ctx.local_lr)
+        backward(layers, now, sgd, values, out_grad, scale, ctx.local_lr)
     return passes.totals()
 
 
@@ -194,7 +194,7 @@ def output_gradient(loss: str, out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return logs.exp_().scatter_(1, y, -1.0, reduce="add"), losses
 
 
-def _backward(
+def backward(
     layers: tuple[Dense, ...],
     memory: Memory,
     sgd: PlainSgd,
@@ -202,12 +202,14 @@ def _backward(
     out_grad: Tensor,
     scale: float,
     lr: float,
+    at: Tree | None = None,
 ) -> None:
     """From the last layer to the first: compute the gradient for the layer before it, then update the layer.
-    Gradients are ``[c, features, B]``."""
+    Gradients are ``[c, features, B]``, those of the models ``at`` (default: the ones that are updated)."""
+    model = memory.model if at is None else at
     for depth in reversed(range(len(layers))):
         layer, before = layers[depth], inputs[depth]
-        onward = torch.bmm(out_grad.transpose(1, 2), memory.model[layer.weight]) if depth else out_grad
+        onward = torch.bmm(out_grad.transpose(1, 2), model[layer.weight]) if depth else out_grad
         move_weight(memory, layer.weight, sgd, out_grad, before, scale, lr)
         if layer.bias is not None:
             move_bias(memory, layer.bias, sgd, out_grad, scale, lr)

@@ -40,7 +40,7 @@ class InplaceModel:
 
     def descend(self, loss: Tensor, lr: float) -> None:
         """Take one SGD step on this loss."""
-        grads = list(torch.autograd.grad(loss, self.leaves))
+        grads = list(torch.autograd.grad(loss, self.leaves, allow_unused=True, materialize_grads=True))
         how, leaves = self.sgd, [leaf.detach() for leaf in self.leaves]
         if how.weight_decay or how.pull:
             torch._foreach_add_(grads, leaves, alpha=how.weight_decay + how.pull)

@@ -49,37 +49,62 @@ class TwoPhaseSgd:
     pull: float = 0.0
 
 
+@dataclass(frozen=True)
+class MixedSgd:
+    """Kind ``mixed_descent``: gradient descent on the received model and, in the same steps, on a model of the client's
+    own along ``share`` times the gradient at ``(1 - share) received + share own``, all three from before the step;
+    both with the same momentum and weight decay. The solver keeps its own model as ``personal`` and the share as
+    ``alpha`` in its state, and its ``end`` reads ``params``, ``personal`` and ``alpha`` of the carry only.
+    """
+
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+
+
+Setting = PlainSgd | InterpolatedSgd | TwoPhaseSgd | MixedSgd
+
+
 def plain_sgd_of(algorithm: Algorithm) -> PlainSgd | None:
     """The settings of the clients' program if it is of kind ``descent``, otherwise None."""
-    found = _setting(algorithm)
+    found = setting_of(algorithm)
     return found if isinstance(found, PlainSgd) else None
 
 
 def interpolated_sgd_of(algorithm: Algorithm) -> InterpolatedSgd | None:
     """The settings of the clients' program if it is of kind ``pair_descent``, otherwise None."""
-    found = _setting(algorithm)
+    found = setting_of(algorithm)
     return found if isinstance(found, InterpolatedSgd) else None
 
 
 def two_phase_sgd_of(algorithm: Algorithm) -> TwoPhaseSgd | None:
     """The settings of the clients' program if it is of kind ``two_phase_descent``, otherwise None."""
-    found = _setting(algorithm)
+    found = setting_of(algorithm)
     return found if isinstance(found, TwoPhaseSgd) else None
+
+
+def mixed_sgd_of(algorithm: Algorithm) -> MixedSgd | None:
+    """The settings of the clients' program if it is of kind ``mixed_descent``, otherwise None."""
+    found = setting_of(algorithm)
+    return found if isinstance(found, MixedSgd) else None
 
 
 def is_fusible(algorithm: Algorithm) -> bool:
     """Whether there is a fused kernel for the clients' program."""
-    return _setting(algorithm) is not None
+    return setting_of(algorithm) is not None
 
 
-_KINDS: dict[str, Any] = {"descent": PlainSgd, "pair_descent": InterpolatedSgd, "two_phase_descent": TwoPhaseSgd}
+_KINDS: dict[str, Any] = {
+    "descent": PlainSgd, "pair_descent": InterpolatedSgd, "two_phase_descent": TwoPhaseSgd, "mixed_descent": MixedSgd,
+}  # fmt: skip
 
 
-def _setting(algorithm: Algorithm) -> PlainSgd | InterpolatedSgd | TwoPhaseSgd | None:
-    """Read once per algorithm, which is frozen, and kept with it as its traits are."""
+def setting_of(algorithm: Algorithm) -> Setting | None:
+    """The settings of the clients' program if there is a kind for it, otherwise None. Read once per algorithm, which is
+    frozen, and kept with it as its traits are."""
     kept = algorithm.__dict__
     if "_fused_setting" not in kept:
         hint = algorithm.fusing
         kept["_fused_setting"] = _KINDS[hint.kind](**hint.numbers) if hint is not None and hint.kind in _KINDS else None
-    found: PlainSgd | InterpolatedSgd | TwoPhaseSgd | None = kept["_fused_setting"]
+    found: Setting | None = kept["_fused_setting"]
     return found

@@ -48,18 +48,36 @@ def chain_of(objective: Objective, params: Tree) -> Chain | None:
 def _layers(structure: nn.Module) -> list[Layer] | None:
     if kind := _kind(structure):  # tracing would trace the inside of a model that is a single layer
         return [Layer(kind, "", structure)] if _plain(structure) else None
+    if not all(map(_runs_its_class, structure.modules())):
+        return None
     try:
-        graph = _Tracer().trace(structure)
+        with torch.enable_grad():
+            graph = _Tracer().trace(structure)
     except Exception:
         return None  # data-dependent or otherwise untraceable: not a chain
     return _walk(graph, structure)
 
 
 class _Tracer(fx.Tracer):
-    """Does not look into modules that are one layer of a chain."""
+    """Does not look into modules that are one layer of a chain. Refuses calls under ``no_grad`` or autocast: a graph
+    has the calls alone, and the kernels would compute gradients that the model does not have."""
 
     def is_leaf_module(self, module: nn.Module, name: str) -> bool:
         return bool(_kind(module)) or super().is_leaf_module(module, name)
+
+    def create_node(self, *given: Any, **named: Any) -> fx.Node:
+        if not torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+            raise NotImplementedError("a call in another mode of torch")
+        return super().create_node(*given, **named)
+
+
+def _runs_its_class(module: nn.Module) -> bool:
+    """Whether a call of a module is the ``forward`` of its class and nothing else: no hooks, which may change values or
+    gradients, and no function put in its place."""
+    hooks = (
+        module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks,
+    )  # fmt: skip
+    return not any(hooks) and "forward" not in vars(module) and type(module).__call__ is nn.Module.__call__
 
 
 def _kind(module: nn.Module) -> str | None:
@@ -102,8 +120,8 @@ def _layer(node: fx.Node, structure: nn.Module) -> Layer | None:
 
 
 def _plain(module: nn.Module) -> bool:
-    """Whether the kernels support the module's settings. Hooks are refused: they may change a weight before its use."""
-    if module._forward_pre_hooks or module._forward_hooks:
+    """Whether the kernels support the module's settings."""
+    if not _runs_its_class(module):
         return False
     if isinstance(module, nn.Conv2d):
         return module.groups == 1 and module.padding_mode == "zeros" and not isinstance(module.padding, str)

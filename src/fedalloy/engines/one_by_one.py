@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.applying import Applied, plain, vmapped
@@ -17,36 +17,38 @@ from fedalloy.core.gathering import Gathering
 from fedalloy.core.program import Kernel
 from fedalloy.core.protocols import Objective, Outcome, Shared, Task
 from fedalloy.core.types import Block, Context, State, Work
-from fedalloy.engines import fused_interpolated, fused_phases, inplace_sgd
-from fedalloy.engines.batched import dense_of
+from fedalloy.engines import fused_interpolated, fused_mixed, fused_phases, inplace_sgd
+from fedalloy.engines.batched import dense_of, one_target
 from fedalloy.engines.fused import Dense
-from fedalloy.engines.kinds import interpolated_sgd_of, plain_sgd_of, two_phase_sgd_of
+from fedalloy.engines.kinds import InterpolatedSgd, MixedSgd, PlainSgd, TwoPhaseSgd, setting_of
 from fedalloy.engines.loop import planned, run_one
 
 PLANNED_AT_ONCE = 32
+_PAIRS: dict[type, Any] = {
+    InterpolatedSgd: fused_interpolated.train, TwoPhaseSgd: fused_phases.train, MixedSgd: fused_mixed.train,
+}  # fmt: skip
+"""The kernels for two models of a client."""
 
 
 @dataclass(frozen=True)
 class KernelFor:
     """Chooses the kernel for the local steps on some data, and how it applies rules to trees: ``inplace_sgd`` for plain
-    SGD, a fused kernel for SGD on two models of dense ``layers``, which are trained at once or one after the other (in
-    two ``phases``), otherwise None, the plain kernel."""
+    SGD, the fused kernel ``pair`` for SGD on two models of dense ``layers``, otherwise None, the plain kernel."""
 
     plain_sgd: bool
-    phases: bool = False
+    pair: Any = None
     layers: tuple[Dense, ...] | None = None
 
     @staticmethod
     def of(algorithm: Algorithm, objective: Objective, shared: Shared) -> KernelFor:
         """The choice for an algorithm and a model."""
-        phases = two_phase_sgd_of(algorithm) is not None
-        two = (phases or interpolated_sgd_of(algorithm) is not None) and not shared["buffers"]
-        return KernelFor(plain_sgd_of(algorithm) is not None, phases, dense_of(objective, shared) if two else None)
+        setting = setting_of(algorithm)
+        pair = None if shared["buffers"] else _PAIRS.get(type(setting))
+        return KernelFor(isinstance(setting, PlainSgd), pair, dense_of(objective, shared) if pair else None)
 
     def __call__(self, data: Block) -> tuple[Kernel | None, Applied]:
-        if self.layers is not None and isinstance(data.x, Tensor):
-            fused = fused_phases if self.phases else fused_interpolated
-            return partial(fused.train, self.layers), vmapped
+        if self.layers is not None and one_target(data):
+            return partial(self.pair, self.layers), vmapped
         return inplace_sgd.train if self.plain_sgd else None, plain
 
 

@@ -20,6 +20,7 @@ from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.errors import ClientError, SpecError
 from fedalloy.core.protocols import Shared, Task
 from fedalloy.core.types import Context, State, Tree, Weights, Work
+from fedalloy.engines.ray_losses import TRIES, cut_off, died, is_to_blame, lost_its_store, may_take, reason
 from fedalloy.engines.ray_packing import Packed, pack, unpack
 from fedalloy.engines.ray_session import ClusterError, load_ray
 from fedalloy.engines.ray_states import StateFiles
@@ -29,7 +30,6 @@ from fedalloy.engines.ray_worker import (
     Columns,
     Rows,
     Settings,
-    StoreLost,
     add_blocks,
     identity_of,
     joined,
@@ -38,8 +38,6 @@ from fedalloy.engines.ray_worker import (
 from fedalloy.engines.shared_cohort import split_columns
 
 log = logging.getLogger("fedalloy")
-TRIES = 2
-"""How often a block may bring its worker down before the run stops."""
 TRIES_TO_SUM = 5
 """How often workers may die while they are asked for one thing."""
 ADDED_HERE = 1 << 18
@@ -78,7 +76,7 @@ class BlockOrder:
 
 @dataclass
 class RoundOrders:
-    """One call of the engine: enough to run any of its blocks again."""
+    """One call of the engine: enough to run any of its blocks again; ``deaths`` are machines, by block."""
 
     call: int
     shared: Any
@@ -86,7 +84,7 @@ class RoundOrders:
     blocks: list[BlockOrder]
     reports: dict[int, BlockReport] = field(default_factory=dict)
     holder: dict[int, PoolWorker] = field(default_factory=dict)
-    deaths: dict[int, int] = field(default_factory=dict)
+    deaths: dict[int, list[str]] = field(default_factory=dict)
 
 
 class WorkerPool:
@@ -101,6 +99,7 @@ class WorkerPool:
         self.calls = 0
         self.now: RoundOrders | None = None
         self.lost: list[dict[str, Any]] = []
+        self.machines: set[str] = set()
         self._starting: dict[Any, PoolWorker] = {}
         self._running: dict[Any, tuple[PoolWorker, int]] = {}
         self._own_identity: dict[str, str] = {}
@@ -190,6 +189,7 @@ class WorkerPool:
                 "folder that all of them reach"
             )
         self.members.append(member)
+        self.machines.add(member.node)
 
     # ------------------------------------------------------------------------------------------ rounds
 
@@ -279,13 +279,13 @@ class WorkerPool:
         try:
             return self.ray.get(reference)
         except self.ray.exceptions.RayTaskError as error:
-            if _lost_its_store(error):
+            if cut_off(self.ray, error):
                 self._replace_dead(member, error, deque())
-            elif not _died(self.ray, error.cause):  # else a piece of another worker
+            elif not died(self.ray, error.cause):  # else a piece of another worker
                 raise
             return None
         except Exception as error:
-            if not _died(self.ray, error):
+            if not died(self.ray, error):
                 raise
             self._replace_dead(member, error, deque())
             return None
@@ -307,12 +307,19 @@ class WorkerPool:
         for depth in (1, 2):
             for member in self.members:
                 ahead = depth == 1 or len(queue) > 2 * len(self.members)
-                if queue and ahead and len(member.given) < depth:
-                    number = queue.popleft()
+                fitting = queue and ahead and len(member.given) < depth
+                number = self._next_for(member, queue) if fitting else None
+                if number is not None:
+                    queue.remove(number)
                     one = now.blocks[number]
                     order = now.call, [now.shared], number, one.work, one.states, now.ctx
                     self._running[member.actor.run.remote(*order)] = member, number
                     member.given.append(number)
+
+    def _next_for(self, member: PoolWorker, queue: deque[int]) -> int | None:
+        assert self.now is not None
+        nodes, deaths = {one.node for one in self.members}, self.now.deaths
+        return next((number for number in queue if may_take(member.node, deaths.get(number, ()), nodes)), None)
 
     def _handle_next(self, references: list[Any], seconds: float | None, queue: deque[int]) -> None:
         ready, _ = self.ray.wait(references, num_returns=1, timeout=seconds)
@@ -329,11 +336,11 @@ class WorkerPool:
         try:
             told = self.ray.get(reference)
         except Exception as error:
-            if not _died(self.ray, error) and not _lost_its_store(error):
+            if not died(self.ray, error) and not lost_its_store(error):
                 raise self._unusable(error) from error
-            self.lost.append({"worker": "one that had not started", "why": _reason(error), "blocks": []})
+            self.lost.append({"worker": "one that had not started", "why": reason(error), "blocks": []})
             if len(self.lost) > 3 * self.shape.count:
-                raise ClusterError(f"engine 'ray': workers die as soon as they start ({_reason(error)})") from error
+                raise ClusterError(f"engine 'ray': workers die as soon as they start ({reason(error)})") from error
             self._end(member)
             self._start(self._new())
             return
@@ -341,12 +348,9 @@ class WorkerPool:
 
     def _unusable(self, error: Exception) -> Exception:
         """What is raised if a worker could not begin."""
-        if not isinstance(error, self.ray.exceptions.RayTaskError):
-            return error
-        return SpecError(
-            f"engine 'ray': a worker cannot load the task ({_reason(error)}): install the modules that it uses on "
-            "every machine, and give every machine the same files"
-        )
+        text = f"engine 'ray': a worker cannot load the task ({reason(error)}): install the modules that it uses on "
+        told = SpecError(f"{text}every machine, and give every machine the same files")
+        return told if isinstance(error, self.ray.exceptions.RayTaskError) else error
 
     def _handle_report(self, reference: Any, queue: deque[int]) -> None:
         member, number = self._running.pop(reference)
@@ -355,10 +359,10 @@ class WorkerPool:
             report = self.ray.get(reference)
         except Exception as error:
             # A worker reports what a block does wrong; an error of the call itself is one of its machine.
-            if not _died(self.ray, error) and not isinstance(error, self.ray.exceptions.RayTaskError):
+            if not died(self.ray, error) and not isinstance(error, self.ray.exceptions.RayTaskError):
                 raise
             self._replace_dead(member, error, queue)
-            self._count_death(number, error)
+            self._count_death(number, member.node, error)
             return
         member.given.remove(number)
         if isinstance(report, ClientError):
@@ -377,32 +381,17 @@ class WorkerPool:
         self._running = {ref: (one, number) for ref, (one, number) in self._running.items() if one is not member}
         again = sorted({*held, *member.given})
         queue.extendleft(reversed(again))
-        self.lost.append({"worker": member.name, "why": _reason(error), "blocks": again})
+        self.lost.append({"worker": member.name, "why": reason(error), "blocks": again})
         log.warning("engine 'ray': the worker in %s died; %d blocks run again", member.name, len(again))
         self._end(member)
         self._start(self._new())
 
-    def _count_death(self, number: int, error: BaseException) -> None:
+    def _count_death(self, number: int, node: str, error: BaseException) -> None:
         now = self.now
         assert now is not None
-        now.deaths[number] = now.deaths.get(number, 0) + 1
-        if now.deaths[number] >= TRIES:
+        deaths = now.deaths.setdefault(number, [])
+        deaths.append(node)
+        if is_to_blame(deaths, self.machines, TRIES):
             clients = now.blocks[number].work.ids.tolist()
-            cause = ClusterError(f"its worker died {TRIES} times with the clients {clients} ({_reason(error)})")
+            cause = ClusterError(f"its worker died {len(deaths)} times with the clients {clients} ({reason(error)})")
             raise ClientError("worker", cause, client=clients[0], round=now.ctx.round) from None
-
-
-def _died(ray: Any, error: BaseException | None) -> bool:
-    kinds = ray.exceptions
-    return isinstance(
-        error, kinds.RayActorError | kinds.WorkerCrashedError | kinds.ObjectLostError | kinds.NodeDiedError
-    )
-
-
-def _lost_its_store(error: BaseException) -> bool:
-    return isinstance(getattr(error, "cause", None), StoreLost)
-
-
-def _reason(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[-1] if lines else ''}"[:300]

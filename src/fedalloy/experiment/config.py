@@ -35,6 +35,8 @@ class RunConfig:
     larger than ``client_memory_mb`` (:func:`fedalloy.experiment.records.store.open_store`), and the contributions of a
     round when those of the cohort are larger than ``contributions_mb``: in a file without a name in
     ``contributions_folder`` (default: in the run folder, or the system's temporary folder for a run that has none).
+    ``parquet_from``: evaluations of so many clients or more are Parquet files in the run folder instead of lines of
+    JSON (default: 100,000 where pyarrow is installed, 0: never).
     """
 
     rounds: int = 50
@@ -46,6 +48,7 @@ class RunConfig:
     evaluate_part: Literal["test", "valid"] = "test"
     mix_every: int | None = None
     snapshot_every: int | None = None
+    parquet_from: int | None = None
     metrics: tuple[str, ...] = ("accuracy", "loss")
     target: float | None = None
     target_metric: str = "accuracy"
@@ -74,6 +77,8 @@ class RunConfig:
             raise SpecError(f"evaluate mix_every: must be 1 or more rounds, got {self.mix_every}")
         if self.snapshot_every is not None and self.snapshot_every < 1:
             raise SpecError(f"evaluate snapshots: must be 1 or more rounds, got {self.snapshot_every}")
+        if self.parquet_from is not None and self.parquet_from < 0:
+            raise SpecError(f"evaluate parquet_from: must be 0 (never) or more clients, got {self.parquet_from}")
         self._check_limits()
         watched = self.target is not None or self.patience is not None
         if watched and self.target_metric not in self.metrics:

@@ -26,7 +26,7 @@ PATHS = {
     "max_examples": "run.max_examples", "checkpoint_every": "run.checkpoint_every",
     "client_memory_mb": "run.client_memory_mb", "evaluate_every": "evaluate.every",
     "evaluate_clients": "evaluate.clients", "evaluate_part": "evaluate.part", "mix_every": "evaluate.mix_every",
-    "snapshot_every": "evaluate.snapshots",
+    "snapshot_every": "evaluate.snapshots", "parquet_from": "evaluate.parquet_from",
     "metrics": "evaluate.metrics", "device": "engine.device", "threads": "engine.threads",
     "contributions_mb": "engine.contributions_mb", "contributions_folder": "engine.contributions_folder",
 }  # fmt: skip

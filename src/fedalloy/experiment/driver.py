@@ -203,6 +203,8 @@ def _restore(session: Session, folder: RunFolder, agreed: Agreement, start_over:
     longer = saved is not None and LAST in saved.extra and config.rounds > saved.round
     if saved is not None and not longer:  # lengthening may find an incomplete last round
         folder.check_records(saved)
+    if saved is not None and longer:
+        folder.check_tables(saved.round - 1, saved.extra[LAST]["clients"].numpy().tobytes())
     agreed.record_agreement(folder, saved.round if saved else 0)
     if saved is not None and longer:
         progress = reopen_last(folder, saved)
@@ -296,7 +298,7 @@ def _unless_last(session: Session, result: RoundResult, seen: Seen) -> State:
         check_health(result, seen.evaluation, progress.barren, session.fed.algorithm.solver.target)
     except Diverged as error:
         progress.failed = str(error)
-    clients = [{"round": progress.round, **one} for one in seen.clients]
+    clients = [session.recorder.client_line({"round": progress.round, **one}) for one in seen.clients]
     return kept(asdict(progress), {**result.row, **seen.row}, clients)
 
 

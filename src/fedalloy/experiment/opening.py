@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,10 @@ from fedalloy.experiment.config import RunConfig
 from fedalloy.experiment.describing import GIVEN, Described
 from fedalloy.experiment.identity import disagreements
 from fedalloy.experiment.lengthening import check_length
+from fedalloy.experiment.records.client_tables import check_able, least_clients
 from fedalloy.experiment.records.environment import describe
 from fedalloy.experiment.records.folder import RunFolder
+from fedalloy.experiment.records.reading import tables_of
 
 CHANGES = "engine_changes"
 """The entry of ``identity.json`` with the rounds after which a run continued with another engine."""
@@ -66,11 +69,17 @@ def open_folder(
     folder: str | Path, resume: bool, claim: ClaimedRun, task: Task, config: RunConfig, notices: tuple[str, ...]
 ) -> RunFolder:
     """The run folder: the existing one when resuming, otherwise a new one."""
+    scored = min(task.population, config.evaluate_clients or task.population)
     if resume and (Path(folder) / "recipe.toml").exists():
+        check_able(Path(folder), tables_of(Path(folder)).least, scored)
         return RunFolder.open(folder)
+    least, told = least_clients(config.parquet_from, scored)
+    if told:
+        warnings.warn(told, RuntimeWarning, stacklevel=2)
+        notices = (*notices, told)
     described = describe(config.device) | ({"threads": config.threads} if config.threads else {})
     described |= {"notices": list(notices)} if notices else {}
-    described |= {"higher_is_better": config.directions}
+    described |= {"higher_is_better": config.directions} | ({"parquet_from": least} if least else {})
     return RunFolder.create(folder, claim.recipe, described, _manifest(task), claim.identity)
 
 

@@ -25,6 +25,9 @@ class Recorder(Protocol):
     def append(self, stream: StreamName, row: Mapping[str, Any]) -> None:
         """Add one row."""
 
+    def client_line(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A row of ``clients`` as it is written."""
+
     def checkpoint(self, round: int, server: State, clients: ClientStore, extra: Mapping[str, Any]) -> None:
         """Save everything up to this round."""
 
@@ -43,6 +46,9 @@ class MemoryRecorder:
 
     def append(self, stream: StreamName, row: Mapping[str, Any]) -> None:
         self.streams[stream].append(dict(row))
+
+    def client_line(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        return row
 
     def checkpoint(self, round: int, server: State, clients: ClientStore, extra: Mapping[str, Any]) -> None:
         """Does nothing."""
@@ -67,6 +73,9 @@ class FolderRecorder:
         if stream == "timings" and time.monotonic() - self._shown >= SHOWN_EVERY:
             self.folder.flush()
             self._shown = time.monotonic()
+
+    def client_line(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        return self.folder.client_line(row)
 
     def checkpoint(self, round: int, server: State, clients: ClientStore, extra: Mapping[str, Any]) -> None:
         self.folder.checkpoint(round, server, clients.commit(round), extra)

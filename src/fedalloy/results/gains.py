@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedalloy.experiment.records.reading import last_rows, newest_rows, read_run
+from fedalloy.experiment.records.reading import last_clients, newest_rows, read_run
 from fedalloy.results.clients import Client, clients_at
 from fedalloy.results.evidence import FEWEST_PAIRS, exact_p, fewest_by_ranks, holm
 from fedalloy.results.outcome import RunOutcome
@@ -219,7 +219,7 @@ def read_scores(outcome: RunOutcome) -> ClientScores:
         return ClientScores(outcome, {}, ())
     record = read_run(outcome.folder)
     manifest = record.manifest or {}
-    row = scored(last_rows(outcome.folder / "clients.jsonl"))
+    row = scored(last_clients(outcome.folder))
     summary = _summary_at(outcome.folder, row.get("round"), outcome.metric)
     values = client_values(row, outcome.metric, direction(record, outcome.metric), summary)
     return ClientScores(outcome, manifest, tuple(clients_at(row, values, manifest)))

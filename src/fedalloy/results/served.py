@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from fedalloy.experiment.records.reading import RunRecord, last_rows
+from fedalloy.experiment.records.reading import RunRecord, last_clients
 from fedalloy.tasks.metrics.direction import higher_is_better
 
 Row = dict[str, Any]
@@ -74,7 +74,7 @@ def last_tails(record: RunRecord, round: int, metric: str, summary: Mapping[str,
     higher = direction(record, metric)
     if higher is None or "worst_served" in summary:
         return {}
-    row = scored(last_rows(record.path / "clients.jsonl"))
+    row = scored(last_clients(record.path))
     return tails(row, metric, higher, summary) if row.get("round") == round else {}
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedalloy.core import renamed
 from fedalloy.core.errors import SpecError, nearest
-from fedalloy.experiment.records.reading import RunRecord, last_rows, read_run
+from fedalloy.experiment.records.reading import RunRecord, last_clients, read_run
 from fedalloy.results.clients import Client, clients_at
 from fedalloy.results.lines import statistic_of
 from fedalloy.results.outcome import RunOutcome, outcome_of
@@ -111,7 +111,7 @@ class Gatherer:
         """The summary of the rows read so far."""
         record, history = self.record, self.history
         outcome = outcome_of(record, history.evaluations)
-        last = tuple(last_rows(record.path / "clients.jsonl"))
+        last = tuple(last_clients(record.path))
         manifest = record.manifest or {}
         shown = metric or outcome.metric
         higher = direction(record, shown)

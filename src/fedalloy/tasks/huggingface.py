@@ -7,6 +7,7 @@ import functools
 import sys
 from typing import Any
 
+import torch
 from torch import nn
 
 NAME = "fedalloy"
@@ -64,9 +65,12 @@ def _attention(module: nn.Module, *given: Any, **named: Any) -> Any:
 
 
 def _mask(*given: Any, **named: Any) -> Any:
+    """The plain mask. Where everything is masked (padding under a sliding window), models that compute their softmax in
+    float32 make NaN of the least number of float64, which is infinite there."""
     from transformers.masking_utils import eager_mask
 
-    return eager_mask(*given, **{**named, "allow_is_bidirectional_skip": False, "allow_is_causal_skip": False})
+    mask = eager_mask(*given, **{**named, "allow_is_bidirectional_skip": False, "allow_is_causal_skip": False})
+    return mask.clamp(min=torch.finfo(torch.float32).min) if mask.dtype == torch.float64 else mask
 
 
 def _has_attention(model: Any) -> bool:

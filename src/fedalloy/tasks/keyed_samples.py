@@ -19,6 +19,8 @@ _EXACT = {torch.bfloat16: 8, torch.float16: 11}
 class Drawing(Protocol):
     """What hands out keys."""
 
+    key: Key | None
+
     def next(self) -> Key:
         """The key of the next call."""
 
@@ -179,7 +181,18 @@ def _fill_random(mode: Drawing, target: Tensor, a: int | None = None, b: int | N
     return _integers(mode, tuple(target.shape), low, math.floor(most), target.dtype, target.device)
 
 
+def _empty(mode: Drawing, func: Any, *given: Any, **named: Any) -> Any:
+    """``torch.empty``, for tensors that are filled with draws (``torch.distributions``). For a block of clients these
+    draws have an axis of clients, and so must what they are written into."""
+    made = func(*given, **named)
+    if _free(func, (), named) or not isinstance(mode.key, Key) or not isinstance(mode.key.state, Tensor):
+        return made
+    like = mode.key.state.to(made.device)
+    return made + torch.zeros_like(like, dtype=made.dtype) if made.is_floating_point() else made
+
+
 SAMPLES: dict[Any, Callable[..., Any]] = {
+    torch.empty: _empty,
     torch.rand: _sized(_uniform),
     torch.randn: _sized(_normal),
     torch.rand_like: _like(_uniform),

@@ -21,12 +21,13 @@ ROWS = 3
 @dataclass(frozen=True)
 class ProbeResult:
     """What a probe of the training mode found: whether the model ``draws``, whether some of these draws are ``unkeyed``
-    (a global generator of torch, Python or numpy moved), and whether a row's output depends on how many rows follow
-    (``couples``)."""
+    (a global generator of torch, Python or numpy moved), whether a row's output depends on how many rows follow
+    (``couples``), and whether an output depends on the calls before it (``remembers``)."""
 
     draws: bool = False
     unkeyed: bool = False
     couples: bool = False
+    remembers: bool = False
 
 
 Call = Callable[[Inputs, KeyedDraws], Tensor]
@@ -35,12 +36,12 @@ Call = Callable[[Inputs, KeyedDraws], Tensor]
 
 @torch.no_grad()
 def probe(call: Call, example: Inputs) -> ProbeResult:
-    """Call a model with two rows, and with three of which the first two are the same, under the same key. A model that
-    fails is left to fail where its error can name the client; nothing is assumed of it."""
+    """Call a model with two rows, with three of which the first two are the same, and again with two, under the same
+    key. A model that fails is left to fail where its error can name the client; nothing is assumed of it."""
     rows = some_rows(example)
     modes, made, moved = [], [], False
     try:
-        for count in (ROWS - 1, ROWS):
+        for count in (ROWS - 1, ROWS, ROWS - 1):
             with seeded_by(Key.of(0).fold("probe")):
                 start, others = torch.random.get_rng_state(), other_generators()
                 modes.append(KeyedDraws(Key.of(0).fold("probe"), even=True))
@@ -51,7 +52,8 @@ def probe(call: Call, example: Inputs) -> ProbeResult:
         raise
     except Exception:
         return ProbeResult(draws=True, couples=True)
-    return ProbeResult(bool(modes[0].count) or moved, moved, not _same_rows(*made))
+    few, more, again = made
+    return ProbeResult(bool(modes[0].count) or moved, moved, not _same_rows(few, more), not close(few, again))
 
 
 def some_rows(example: Inputs) -> Inputs:

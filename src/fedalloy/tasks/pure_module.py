@@ -311,7 +311,7 @@ class PureModule:
             found = probe(call, self.example)
         if checkpoints.used:
             tell()
-        writes.tell()
+        writes.tell(found.remembers)
         return replace(found, couples=True) if writes.buffers else found
 
 

@@ -17,6 +17,8 @@ _WRAPPERS = {
     "FullyShardedDataParallel": ("wrapped in FullyShardedDataParallel", "give the module before it is wrapped"),
 }
 """By class, so that none of them has to be imported."""
+_OLD = {"WeightNorm": "weight_norm", "SpectralNorm": "spectral_norm"}
+"""Hooks that write a weight in every call, by class, with the name of what replaces them."""
 
 
 def checked(made: Any) -> nn.Module:
@@ -30,7 +32,18 @@ def checked(made: Any) -> nn.Module:
             raise SpecError(f"{where} is {found[0]}, which keeps its leaves to itself: {found[1]}")
         if isinstance(part, torch.jit.ScriptModule):
             raise SpecError(f"{where} is a ScriptModule, whose leaves cannot be replaced: give the nn.Module itself")
+        for hook in part._forward_pre_hooks.values():
+            if new := _OLD.get(type(hook).__name__):
+                raise SpecError(
+                    f"{where} has torch's old {new}, which writes a weight in every call: use "
+                    f"torch.nn.utils.parametrizations.{new}"
+                )
     for name, leaf in made.named_parameters():
+        if leaf._backward_hooks or leaf._post_accumulate_grad_hooks:
+            raise SpecError(
+                f"the parameter '{name}' has a hook for its gradient, which would not be called, because clients train "
+                "copies: let the model compute with a changed copy of the parameter instead (a mask, a parametrization)"
+            )
         if leaf.is_complex():
             raise SpecError(
                 f"the parameter '{name}' is complex, and models are trained in real numbers: keep its real and "

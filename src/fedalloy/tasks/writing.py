@@ -39,13 +39,22 @@ class Writes:
         changed = {name for name, value in _numbers(self.module).items() if before.get(name) != value}
         self._counting = changed if self._counting is None else self._counting & changed
 
-    def tell(self) -> None:
-        """Warn about numbers that changed in every call."""
+    def tell(self, remembers: bool) -> None:
+        """Warn about numbers that changed in every call and, if there are none, about a model that ``remembers`` its
+        calls in another way."""
         for name in sorted(self._counting or ()):
             warnings.warn(
                 f"the model changes its attribute '{name}' in every training call: all clients share it, and a resumed "
                 "run begins it again, so that results depend on the engine. Keep such a number in a buffer that its "
                 "class lists in 'exchanged_buffers'",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        if remembers and not self._counting:
+            warnings.warn(
+                "the model gives other outputs when it is called again with the same inputs: it keeps something "
+                "between calls, such as a hidden state in an attribute, which all clients share, so that results "
+                "depend on the engine. Compute every call from its inputs alone",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -63,7 +72,9 @@ def refuse_renorm(module: nn.Module) -> None:
 
 
 def tracks_rows(part: nn.Module) -> bool:
-    """Whether a layer that treats rows one by one keeps statistics of all of them."""
+    """Whether a layer that treats rows one by one keeps statistics of all of them, or counts their tokens."""
+    if isinstance(part, nn.Embedding | nn.EmbeddingBag):
+        return part.scale_grad_by_freq
     return isinstance(part, nn.modules.instancenorm._InstanceNorm) and part.track_running_stats and part.training
 
 

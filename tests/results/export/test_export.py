@@ -16,8 +16,9 @@ from typer.testing import CliRunner
 from fedalloy.core.errors import CheckpointError, SpecError
 from fedalloy.experiment.records.reading import read_run
 from fedalloy.results.export import writing
+from fedalloy.results.export.columns import blocks_of
 from fedalloy.results.export.latex import escape, latex
-from fedalloy.results.export.tables import TABLES, rows
+from fedalloy.results.export.tables import TABLES, blocks, rows
 from fedalloy.results.export.writing import WRITERS, write_csv, write_parquet
 from fedalloy.results.outcome import RunOutcome, read_outcome
 from fedalloy.results.runs import runs_in
@@ -50,7 +51,7 @@ def same(left, right):
 def test_what_is_written_is_what_was_recorded(runs, tmp_path, table, format, monkeypatch):
     monkeypatch.setattr(writing, "AT_ONCE", 4)
     path, expected = tmp_path / f"table.{format}", list(rows(table, runs))
-    assert WRITERS[format](path, lambda: rows(table, runs)) == len(expected) > 0
+    assert WRITERS[format](path, lambda: blocks(table, runs)) == len(expected) > 0
     read = read_csv(path) if format == "csv" else pq.read_table(path).to_pylist()
     assert len(read) == len(expected)
     for found, wanted in zip(read, expected, strict=True):
@@ -75,9 +76,9 @@ def test_the_rows_of_a_table(runs):
 
 def test_columns_that_come_late_are_there_from_the_beginning(tmp_path):
     late: list[dict[str, Any]] = [{"a": 1}, {"a": 2.5, "b": "x"}, {"c": None}]
-    write_csv(tmp_path / "t.csv", lambda: iter(late))
+    write_csv(tmp_path / "t.csv", lambda: blocks_of(late, 1))
     assert read_csv(tmp_path / "t.csv")[0] == {"a": "1", "b": "", "c": ""}
-    write_parquet(tmp_path / "t.parquet", lambda: iter(late))
+    write_parquet(tmp_path / "t.parquet", lambda: blocks_of(late, 1))
     assert pq.read_table(tmp_path / "t.parquet").to_pylist()[1] == {"a": 2.5, "b": "x", "c": None}
 
 

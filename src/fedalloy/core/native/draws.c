@@ -38,16 +38,51 @@ FAST static void order(const int64_t *numbers, long count, int64_t *out) {
     }
 }
 
-/* out[i] = the permutation of key i, of length many; of valid[i] numbers and then the rest if valid is given. */
-int ordered(const uint64_t *keys, long count, long many, const int64_t *valid, int64_t *out) {
-    int64_t numbers[SHORT];
-    if (many > SHORT) return 1;
+/* The same for many numbers that are spread evenly, as draws are: about one falls into each bucket of first bits, so
+   that after putting them there few must still change places. `sorted` has space for them, `begin` for 1 << bits + 1. */
+static void order_many(const uint64_t *numbers, long count, int bits, uint64_t *sorted, int64_t *begin, int64_t *out) {
+    memset(begin, 0, ((1L << bits) + 1) * sizeof *begin);
+    for (long i = 0; i < count; i++) begin[(numbers[i] >> (64 - bits)) + 1]++;
+    for (long i = 0; i < 1L << bits; i++) begin[i + 1] += begin[i];
+    for (long i = 0; i < count; i++) {
+        long place = begin[numbers[i] >> (64 - bits)]++;
+        sorted[place] = numbers[i], out[place] = i;
+    }
+    for (long i = 1; i < count; i++) {
+        uint64_t number = sorted[i];
+        int64_t which = out[i];
+        long place = i;
+        for (; place && sorted[place - 1] > number; place--)
+            sorted[place] = sorted[place - 1], out[place] = out[place - 1];
+        sorted[place] = number, out[place] = which;
+    }
+}
+
+static void ordered_few(const uint64_t *keys, long count, long many, const int64_t *valid, int64_t *out) {
+    int64_t numbers[FEW];
     for (long i = 0; i < count; i++) {
         long used = valid ? valid[i] : many;
         for (long j = 0; j < many; j++)
             numbers[j] = j < used ? (int64_t)mix(keys[i] + (j + 1) * GOLDEN) : INT64_MAX;
         order(numbers, many, out + i * many);
     }
+}
+
+/* out[i] = the permutation of key i, of length many; of valid[i] numbers and then the rest if valid is given. 1 if there
+   is no memory for it. */
+int ordered(const uint64_t *keys, long count, long many, const int64_t *valid, int64_t *out) {
+    if (many <= FEW) return ordered_few(keys, count, many, valid, out), 0;
+    int bits = 64 - __builtin_clzl(many - 1);
+    uint64_t *numbers = malloc((2 * many + (1L << bits) + 1) * sizeof *numbers), *sorted = numbers + many;
+    if (!numbers) return 1;
+    for (long i = 0; i < count; i++) {
+        long used = valid && valid[i] < many ? (valid[i] > 0 ? valid[i] : 0) : many;
+        for (long j = 0; j < used; j++) /* draws are signed numbers, and these have the same order */
+            numbers[j] = mix(keys[i] + (j + 1) * GOLDEN) ^ (uint64_t)1 << 63;
+        order_many(numbers, used, bits, sorted, (int64_t *)(sorted + many), out + i * many);
+        for (long j = used; j < many; j++) out[i * many + j] = j;
+    }
+    free(numbers);
     return 0;
 }
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedalloy.core.native import library
 
 SHORT = 256
-"""Longer permutations and choices are left to the caller."""
+"""Larger choices are left to the caller."""
 
 
 def folded(keys: Tensor, label: int) -> Tensor:
@@ -44,15 +44,12 @@ def drawn(keys: int | Tensor, count: int) -> Tensor:
 
 
 def ordered(keys: Tensor, length: int, valid: Tensor | None) -> Tensor | None:
-    """Every key's permutation; None if it is too long."""
-    if length > SHORT:
-        return None
+    """Every key's permutation; None if there is no memory for it."""
     out = torch.empty((*keys.shape, length), dtype=torch.int64)
     counts = None if valid is None else valid.expand(keys.shape).contiguous()
-    _LIBRARY.ordered(
-        keys.data_ptr(), keys.numel(), length, None if counts is None else counts.data_ptr(), out.data_ptr()
-    )
-    return out
+    where = None if counts is None else counts.data_ptr()
+    failed = _LIBRARY.ordered(keys.data_ptr(), keys.numel(), length, where, out.data_ptr())
+    return None if failed else out
 
 
 def chosen(key: int, population: int, size: int) -> Tensor | None:

@@ -17,6 +17,7 @@
 
 #define FAST CLONES
 #define SHORT 256
+#define FEW 32
 #include "draws.c"
 #include "numbers.c"
 

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedalloy.engines.client_conv import After, DrawnImages, wide
+from fedalloy.engines.client_conv import After, DrawnImages, nearly_exact, wide
 from fedalloy.engines.conv_chain import ProductStage
 from fedalloy.engines.on_gpu import conv_triton
 from fedalloy.engines.precision import Precision
@@ -148,18 +148,17 @@ def inner_products(one: Tensor, other: Tensor, precision: str) -> Tensor:
         one, other, out, ONE=one.stride(0), OTHER=other.stride(0), CLIENTS=clients, ROWS=rows, COLUMNS=columns,
         N=length, EACH=each, SUM=_sum(out), PREC=_EXACT[precision], num_warps=4, num_stages=3, **block,
     )  # fmt: skip
-    return out.sum(0)
+    return out[0] if shares == 1 else out.sum(0)
 
 
-def subtract_product(left: Tensor, right: Tensor, out: Tensor, precision: Precision) -> None:
+def subtract_product(left: Tensor, right: Tensor, out: Tensor) -> None:
     """See :func:`fedalloy.engines.client_conv.subtract_product`."""
     clients, rows, length = out.shape
     block = {"BM": _power(rows, 16, 64), "BN": 128, "BK": _power(right.shape[1], 16, 64)}
     grid = triton.cdiv(length, block["BN"]), clients, triton.cdiv(rows, block["BM"])
     conv_triton.subtract_product[grid](
         left.contiguous(), right, out, RIGHT=right.stride(0), ROWS=rows, DEPTH=right.shape[1], N=length,
-        SUM=tl.float64 if out.dtype == torch.float64 else tl.float32, PREC=_EXACT[precision], num_warps=4,
-        num_stages=2, **block,
+        SUM=_sum(left), PREC=_EXACT[nearly_exact(left)], num_warps=4, num_stages=2, **block,
     )  # fmt: skip
 
 

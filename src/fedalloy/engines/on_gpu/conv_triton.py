@@ -293,6 +293,6 @@ def subtract_product(left, right, out,
                     mask=(i < ROWS)[:, None] & (r < DEPTH)[None, :], other=0.0)  # fmt: skip
         b = tl.load(right + c * RIGHT + r[:, None] * N + n[None, :],
                     mask=(r < DEPTH)[:, None] & (n < N)[None, :], other=0.0)  # fmt: skip
-        total = tl.dot(_rounded(a.to(b.dtype), PREC), _rounded(b, PREC), total, input_precision=PREC, out_dtype=SUM)
+        total = tl.dot(a.to(SUM), b.to(SUM), total, input_precision=PREC, out_dtype=SUM)
     at, ok = out + (c * ROWS + i[:, None]) * N + n[None, :], (i < ROWS)[:, None] & (n < N)[None, :]
     tl.store(at, (tl.load(at, mask=ok, other=0.0).to(SUM) - total).to(out.dtype.element_ty), mask=ok)

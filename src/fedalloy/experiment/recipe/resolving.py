@@ -207,6 +207,7 @@ def config_of(recipe: Recipe) -> RunConfig:
         evaluate_part=recipe.evaluate.part,
         mix_every=recipe.evaluate.mix_every,
         snapshot_every=recipe.evaluate.snapshots,
+        parquet_from=recipe.evaluate.parquet_from,
         metrics=tuple(recipe.evaluate.metrics or ()),
         target=table.target,
         target_metric=table.target_metric or "",

@@ -244,6 +244,9 @@ class EvaluateTable(Closed):
     """Rounds between evaluations at lambda = 0, 0.1, ..., 1, for methods that mix two models; default: at the end."""
     snapshots: Count | None = None
     """Rounds between snapshots of synthetic samples in the run folder, for generative methods; default: none."""
+    parquet_from: Annotated[int, Field(ge=0)] | None = None
+    """Evaluations of so many clients or more become Parquet files in the run folder instead of lines of JSON, 0: never;
+    default: 100,000 where pyarrow is installed."""
     classifier: ClassifierTable = ClassifierTable()
     """The classifier that scores synthetic samples."""
 

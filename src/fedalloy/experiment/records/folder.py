@@ -8,6 +8,7 @@
 | ``manifest.json`` | the partition: sizes, class counts, digest (where one was given) |
 | ``status.json`` | ``state`` (:data:`RunState`), ``round``, ``reason`` |
 | ``rounds.jsonl``, ``clients.jsonl`` | one per round, per evaluation (:mod:`fedalloy.experiment.records.reading`) |
+| ``evaluations/round-000010-global.parquet`` | an evaluation of many clients (:mod:`.client_tables`) |
 | ``timings.jsonl`` | everything that depends on the clock; every row names its ``round`` |
 | ``checkpoints/round-000123.safetensors`` | the last two (:mod:`fedalloy.experiment.records.checkpoint`) |
 | ``clients/0000007.states``, ``.index`` | large states of clients, in segments (:mod:`.disk_store`) |
@@ -29,6 +30,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -36,8 +38,9 @@ from fedalloy.core.errors import CheckpointError, SpecError, nearest
 from fedalloy.core.store import Kept, StoredStates
 from fedalloy.core.types import State
 from fedalloy.experiment.records import atomic, checkpoint, stacked_states, toml
+from fedalloy.experiment.records.client_tables import ClientTables, file_rows
 from fedalloy.experiment.records.lock import locked
-from fedalloy.experiment.records.reading import read_recipe, read_status
+from fedalloy.experiment.records.reading import read_recipe, read_status, tables_of
 from fedalloy.experiment.records.shapes import SAVED, any_value, fault
 from fedalloy.experiment.records.stream import Stream, encode, length_through
 
@@ -80,6 +83,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._streams: dict[str, Stream] = {}
+        self._tables = ClientTables(path)
 
     @staticmethod
     def create(
@@ -149,7 +153,9 @@ class RunFolder:
         """Be the only writer; records are always flushed at the end."""
         with ExitStack() as stack:
             stack.enter_context(locked(self.path / "lock"))
-            for leftover in (*atomic.leftovers(self.path), *atomic.leftovers(self._checkpoints)):
+            self._tables = tables_of(self.path)
+            left = (*atomic.leftovers(self.path), *atomic.leftovers(self._checkpoints), *self._tables.leftovers())
+            for leftover in left:
                 leftover.unlink(missing_ok=True)
             stack.callback(self._streams.clear)
             for name in get_args(StreamName):
@@ -159,7 +165,12 @@ class RunFolder:
 
     def append(self, stream: StreamName, row: Mapping[str, Any]) -> None:
         """Add one row to ``rounds``, ``clients`` or ``timings``; it is synced by the next checkpoint."""
-        self._stream(stream).append(row)
+        to = self._stream(stream)
+        to.append(self._tables.write(row) if stream == "clients" else row)
+
+    def client_line(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What ``clients.jsonl`` holds for a row, which may be in a file of its own."""
+        return self._tables.line(row)
 
     def flush(self) -> None:
         """Let readers see the rows appended so far."""
@@ -240,11 +251,21 @@ class RunFolder:
         for name, length in lengths.items():
             self._streams[name].cut(length)
             self._streams[name].write((instead or {}).get(name, b""))
+        # Last: a line without its file would be damage, a file without a line is deleted by the next attempt.
+        last = (instead or {}).get("clients", b"").splitlines(keepends=True)
+        self._tables.forget((to.round if to else 0) - (instead is not None), but=file_rows(last))
 
     def check_records(self, at: Checkpoint) -> None:
         """Refuse records that are shorter than they were at a checkpoint, before anything is changed."""
         for name in _MEASURED:
             self._length_at(name, at)
+        self.check_tables(at.round)
+
+    def check_tables(self, through: int, more: bytes = b"") -> None:
+        """Refuse to go on where scores of clients up to a round are missing, or those of ``more`` lines."""
+        with (self.path / "clients.jsonl").open("rb") as lines:
+            known = takewhile(lambda row: row["round"] <= through, file_rows(lines))
+            self._tables.check(chain(known, file_rows(more.splitlines(keepends=True))))
 
     @property
     def clients(self) -> Path:

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from fedalloy.core.errors import CheckpointError
+from fedalloy.experiment.records.client_tables import ClientTables
 from fedalloy.experiment.records.index_tables import FILE, Floats, open_tables
 from fedalloy.experiment.records.lines import LineBlock, is_unchanged, read_block
 from fedalloy.experiment.records.scalars import scalars, seconds_of
@@ -136,7 +137,8 @@ class Index:
         with (self.folder / "clients.jsonl").open("rb") as file:
             file.seek(found[0])
             row = decode(file.read(found[1]))
-        return row if row is not None and is_row(row) else {}
+        row = ClientTables(self.folder).whole(row) if row is not None and is_row(row) else {}
+        return row if row and is_row(row) else {}
 
     def events(self, most: int = 200) -> list[dict[str, Any]]:
         """The newest drops, newest first."""

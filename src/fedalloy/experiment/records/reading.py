@@ -29,11 +29,16 @@ whose clients have a model of their own, also ``personal``, which then comes las
 ``(1 - mix)`` federated plus ``mix`` local model and have a column ``mix``. A number that is not finite is ``null``:
 a client without a score, or one whose loss overflowed (then its other metrics have values), which counts as worst.
 
+An evaluation of very many clients (``parquet_from`` of the run, 100,000) is a file: its line has ``clients``, their
+number, and ``parquet``, the name of a file in ``evaluations/`` with a row per client (``id`` and the metrics) and
+the line's other columns. :func:`read_run` gives both kinds of row alike.
+
 With pandas::
 
     rounds = pd.read_json("runs/a/rounds.jsonl", lines=True)
     clients = pd.read_json("runs/a/clients.jsonl", lines=True).explode(["ids", "accuracy"])  # a row per client
     mine = clients[clients["model"] == "personal"]
+    many = pd.read_parquet("runs/a/evaluations")  # where there are very many clients: a row per client
 
 With DuckDB::
 
@@ -46,7 +51,7 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -56,6 +61,7 @@ from typing import Any
 from fedalloy.core.errors import CheckpointError
 from fedalloy.core.showing import ShownRuns
 from fedalloy.experiment.records import shape
+from fedalloy.experiment.records.client_tables import ClientTables, is_line
 from fedalloy.experiment.records.lock import holder
 from fedalloy.experiment.records.shapes import MANIFEST, STATUS, fault, is_row
 from fedalloy.experiment.records.stream import decode
@@ -84,9 +90,10 @@ class RunRecord(ShownRuns):
         return (shape.checked_round(row, f"{path}, row {number}") for number, row in enumerate(read_rows(path), 1))
 
     def clients(self) -> Iterator[dict[str, Any]]:
-        """The rows of ``clients.jsonl``."""
-        path = self.path / "clients.jsonl"
-        return (shape.checked_clients(row, f"{path}, row {number}") for number, row in enumerate(read_rows(path), 1))
+        """The rows of ``clients.jsonl``, those in files of their own too."""
+        path, tables = self.path / "clients.jsonl", ClientTables(self.path)
+        rows = enumerate(read_rows(path), 1)
+        return (shape.checked_clients(tables.whole(row), f"{path}, row {number}") for number, row in rows)
 
     def timings(self) -> Iterator[dict[str, Any]]:
         """The rows of ``timings.jsonl``."""
@@ -171,7 +178,28 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
             if row is not None:
                 yield row
             elif next(lines, None) is not None:
-                raise CheckpointError(f"{path}, line {number} is not a JSON object; resume the run or restore the file")
+                raise _no_row(path, number)
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, bytes, Callable[[], dict[str, Any]]]]:
+    """The same, not parsed: the number of every whole line, the line, and what parses it."""
+    if not path.exists():
+        return
+
+    def parsed() -> dict[str, Any]:
+        row = decode(line)
+        if row is None:
+            raise _no_row(path, number)
+        return row
+
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.endswith(b"\n"):
+                yield number, line, parsed
+
+
+def _no_row(path: Path, number: int) -> CheckpointError:
+    return CheckpointError(f"{path}, line {number} is not a JSON object; resume the run or restore the file")
 
 
 def last_row(path: Path) -> dict[str, Any] | None:
@@ -196,6 +224,21 @@ def last_rows(path: Path) -> list[dict[str, Any]]:
             break
         found.append(row)
     return found[::-1]
+
+
+def last_clients(run: Path) -> list[dict[str, Any]]:
+    """The rows of the last evaluation of clients in their order, those in files of their own too."""
+    path, tables = run / "clients.jsonl", ClientTables(run)
+    return [
+        shape.checked_clients(tables.whole(row), f"the end of {path}") if is_line(row) else row
+        for row in last_rows(path)
+    ]
+
+
+def tables_of(run: Path) -> ClientTables:
+    """The files with scores of many clients, as the run declared them when it began."""
+    least = (read_json(run / "environment.json") or {}).get("parquet_from")
+    return ClientTables(run, least if type(least) is int and least > 0 else None)
 
 
 def _lines_backwards(path: Path) -> Iterator[bytes]:

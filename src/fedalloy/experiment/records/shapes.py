@@ -102,6 +102,8 @@ ROW: dict[str, Check] = {
     "evaluation_mix": table(table(lambda value: maybe(number)(value) or numbers(value) or _SCORES(value))),
     "global": table(maybe(number)),
     **dict.fromkeys(("model", "split"), text),
+    "parquet": lambda value: text(value) or numbers(value),
+    "clients": lambda value: within(MOST_CLIENTS)(value) or is_plain(value),
 }
 """The columns of all three streams; ``round`` is in every row."""
 STATUS: dict[str, Check] = {"state": text, "round": _ROUND, "reason": text}

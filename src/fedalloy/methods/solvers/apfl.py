@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedalloy.core import tree
-from fedalloy.core.aspects import Personalised
+from fedalloy.core.aspects import Fusible, Fusing, Personalised
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Carry, GradAt, Shared
 from fedalloy.core.registry import register
@@ -17,12 +17,12 @@ from fedalloy.core.search import Range
 from fedalloy.core.types import Context, Payload, State, Tree
 from fedalloy.methods.solvers.descent import descend, descend_start, gradient
 from fedalloy.methods.solvers.mixing import mixture
-from fedalloy.methods.solvers.training import LocalTraining
+from fedalloy.methods.solvers.training import LocalTraining, plain_sgd_hint
 
 
 @register("solver", "apfl", search={"alpha": Range(0.05, 0.95)})
 @dataclass(frozen=True)
-class Apfl(LocalTraining, Personalised):
+class Apfl(LocalTraining, Personalised, Fusible):
     """``w <- w - lr grad F(w)`` and ``v <- v - lr alpha grad F(m)`` at the mixture ``m = alpha v + (1 - alpha) w``.
 
     Parameters are mixed, not outputs. ``adaptive`` also learns each client's weight on its local model,
@@ -41,6 +41,11 @@ class Apfl(LocalTraining, Personalised):
         super().__post_init__()
         if not 0 <= self.alpha <= 1:
             raise ValueError(f"alpha must lie in [0, 1], got {self.alpha}")
+
+    @property
+    def fusing(self) -> Fusing | None:
+        plain = type(self) is Apfl and not self.adaptive  # see Sgd
+        return plain_sgd_hint(self, kind="mixed_descent") if plain else None
 
     def init_client(self, shared: Shared, key: Key) -> State:
         first = next(iter(shared["params"].values()))

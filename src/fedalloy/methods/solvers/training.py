@@ -194,7 +194,7 @@ def plain_sgd_hint(training: LocalTraining, pull: float = 0.0, kind: str = "desc
     if not training.plain_but():
         return None
     numbers = {"momentum": training.momentum, "nesterov": training.nesterov, "weight_decay": training.weight_decay}
-    return Fusing(kind, {**numbers, "pull": pull})
+    return Fusing(kind, {**numbers, "pull": pull} if pull else numbers)
 
 
 def update_length(steps: Tensor, momentum: float = 0.0, nesterov: bool = False, pull: float = 0.0) -> Tensor:

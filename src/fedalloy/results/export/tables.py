@@ -1,4 +1,4 @@
-"""The rows of exported tables, one at a time, so that memory does not grow with the runs.
+"""The rows of exported tables, a few at a time, so that memory does not grow with the runs.
 
 | table | one row per |
 |---|---|
@@ -17,22 +17,39 @@ from typing import Any
 from fedalloy.core.errors import SpecError, nearest
 from fedalloy.experiment.records.reading import RunRecord, name_of, read_run, seed_of
 from fedalloy.experiment.records.scalars import scalars
+from fedalloy.results.export.columns import RowBlock, SameColumn, blocks_of
+from fedalloy.results.export.evaluations import client_blocks
 from fedalloy.results.outcome import outcome_of
 from fedalloy.results.served import completed
 
 Row = dict[str, Any]
+AT_ONCE = 10_000
+"""Rows of a block of the tables that are made of rows."""
 _TOLD = ("state", "round", "rounds", "metric", "higher_is_better", "target", "reached")
 
 
 def rows(table: str, runs: Sequence[Path]) -> Iterator[Row]:
     """The rows of a table."""
+    for record, before in _records(table, runs):
+        for row in TABLES[table](record):
+            yield {**before, **row}
+
+
+def blocks(table: str, runs: Sequence[Path]) -> Iterator[RowBlock]:
+    """The same as columns, for files; clients and their scores are never made rows."""
+    for record, before in _records(table, runs):
+        found = client_blocks(record) if table == "clients" else blocks_of(TABLES[table](record), AT_ONCE)
+        for block in found:
+            shared = {name: SameColumn(value, block.count) for name, value in before.items()}
+            yield RowBlock(block.count, {**shared, **block.columns})
+
+
+def _records(table: str, runs: Sequence[Path]) -> Iterator[tuple[RunRecord, Row]]:
     if table not in TABLES:
         raise SpecError(f"unknown table '{table}': {nearest(table, TABLES)}")
     for run in runs:
         record = read_run(run)
-        before = {"run": run.as_posix(), "name": name_of(record.recipe), "seed": seed_of(record.recipe)}
-        for row in TABLES[table](record):
-            yield {**before, **row}
+        yield record, {"run": run.as_posix(), "name": name_of(record.recipe), "seed": seed_of(record.recipe)}
 
 
 def _results(record: RunRecord) -> Iterator[Row]:

@@ -38,7 +38,7 @@ from torch import Tensor
 from fedalloy.core.errors import SpecError
 from fedalloy.experiment.recipe.resolving import sampling_of
 from fedalloy.experiment.recipe.tables import SamplingTable
-from fedalloy.experiment.records.reading import RunRecord, last_rows, read_run
+from fedalloy.experiment.records.reading import RunRecord, last_clients, read_run
 from fedalloy.experiment.records.scalars import seconds_of
 from fedalloy.methods.weightings.regret import regret, regret_bound
 from fedalloy.results.lines import responses_of
@@ -94,7 +94,7 @@ def _cohort(record: RunRecord, clients: int | None) -> int | None:
 
 def scores_of(record: RunRecord, outcome: RunOutcome, names: list[str]) -> dict[str, float]:
     """The scores that this run has; those that do not apply to it (regret of a rule without decisions) are left out."""
-    rows, last = list(record.rounds()), scored(last_rows(record.path / "clients.jsonl"))
+    rows, last = list(record.rounds()), scored(last_clients(record.path))
     sizes = (record.manifest or {}).get("sizes")
     known = {name: _score(name, record, rows, last, sizes, outcome) for name in names}
     return {name: value for name, value in known.items() if value is not None and _counts(name, value)}
