@@ -1,11 +1,13 @@
 """The page of the methods side by side: made from its data alone, and in the right direction."""
 
+import json
 import math
 import tomllib
 
 import pytest
 
 from benchmarks.side_by_side import page
+from benchmarks.side_by_side.advised import Answer, answers, gather, regrets
 from benchmarks.side_by_side.stored import PERSONAL, Entry, Federation
 
 SEEDS = range(10)
@@ -50,12 +52,47 @@ def test_rounds_are_counted_to_the_level_that_fedavg_ends_with():
     assert made.rounds_to_fedavg(made.entries[2])[1] == 0
 
 
+def answer(method: str) -> Answer:
+    return Answer("made", "fedalloy advise", method, "Use it.", 20, 4, ("fedavg: trials 1",))
+
+
+def test_the_regret_of_an_advice_is_that_of_its_method_in_the_table():
+    made = federation(True, entry("fedavg", 0.0), entry("fedavg fine-tuned", 0.02), entry("best", 0.05))
+    rows = {row[0]: row[1:] for row in regrets([answer("fedavg_ft")], [made])}
+    assert rows["`fedalloy advise`"] == rows["always fedavg fine-tuned, tuned"] == ["3.0 (rank 2 of 3)", "3.0"]
+    assert rows["always fedavg, tuned"] == ["5.0 (rank 3 of 3)", "5.0"]
+    assert rows["a method drawn at random"][1] == "2.7"
+    other = {row[0]: row[1:] for row in regrets([answer("fedadam")], [made])}
+    assert other["`fedalloy advise`"] == ["fedadam: not compared here", "-"]
+
+
+def test_an_answer_is_kept_with_its_question(tmp_path):
+    asked = {
+        "minutes": 3.0,
+        "most": 6,
+        "without": ["made"],
+        "recipe": {"run": {"seeds": [20, 21], "tuning_seeds": [200]}},
+    }
+    record = {"asked": asked, "rounds": 9, "report": {"seeds": [0, 1, 2, 3]},
+              "stages": [{"methods": ["fedavg", "ditto"], "trials": 2}]}  # fmt: skip
+    (tmp_path / "made").mkdir()
+    told = {"method": "ditto", "first": "Use ditto.", "pilot": record}
+    (tmp_path / "made" / "advice.json").write_text(json.dumps(told))
+    gather(tmp_path / "made", tmp_path / "kept")
+    (kept,) = answers(tmp_path / "kept")
+    assert (
+        "recipes/side-by-side/made.toml --set run.seeds=[20,21] --set run.tuning_seeds=[200] --minutes 3 "
+        in kept.command
+    )
+    assert (kept.entry, kept.seeds, kept.stages) == ("ditto", 4, ("fedavg, ditto: trials 2",))
+
+
 def test_the_page_is_what_the_data_give():
     assert page.check() == 0
 
 
 def test_every_federation_has_enough_methods_of_both_kinds():
-    recipes = sorted((page.ROOT / "recipes" / "side-by-side").glob("*.toml"))
+    recipes = sorted(page.RECIPES.glob("*.toml"))
     assert len(recipes) == 6
     for file in recipes:
         names = {one["name"] for one in tomllib.loads(file.read_text(encoding="utf-8"))["compare"]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,8 +23,10 @@ from fedalloy.experiment.recipe.reading import load
 from fedalloy.experiment.records.reading import find_runs, read_run
 from fedalloy.results.outcome import RunOutcome, read_outcome
 from fedalloy.results.statistics import Spread
+from fedalloy.studies.advise import pilot
 from fedalloy.studies.advise.answer import Effect, chosen, effects, first_line
-from fedalloy.studies.compare.jobs import JobNews
+from fedalloy.studies.compare import jobs
+from fedalloy.studies.compare.jobs import Job, JobNews, Watcher, work
 
 pytest.importorskip("optuna")
 
@@ -147,3 +150,79 @@ def test_the_direction_of_a_metric_decides_what_beats() -> None:
     assert isinstance(spread, Spread)
     failed = [one for one in as_loss if one.name == "fedavg"]
     assert first_line(failed, "mean", "loss", False) == "No other method could be tried: FedAvg it is."
+
+
+def test_what_cannot_work_is_said_before_the_pilot(tmp_path: Path) -> None:
+    """Nothing is trained before it."""
+    for changes, said in (
+        ({"seeds": [0, 0]}, "names a seed twice"),
+        ({"minutes": float("inf")}, "minutes is inf"),
+        ({"methods": ["ditto"], "one_model": True}, "gives every client a model of its own"),
+        ({"without": ["hart"]}, "did you mean 'heart'"),
+        ({"tune_space": {"algorithm.muu": [0.1, 0.2]}}, "no method has this argument"),
+        ({"tune_space": {"partition.alpha": [0.1, 0.2]}}, "no method has this argument"),
+    ):
+        table = {**RECIPE, "tune": {"space": changes.pop("tune_space", {})}}
+        with pytest.raises(SpecError, match=said):
+            fedalloy.advise(table, tmp_path, **{"minutes": SHORT, **changes})  # type: ignore[arg-type]
+    with pytest.raises(SpecError, match="the task has no validation parts"):
+        fedalloy.advise(fedalloy.task("digits", clients=3), tmp_path, minutes=SHORT, seeds=[5])
+    assert not tmp_path.exists() or not any(tmp_path.iterdir())
+
+
+def test_a_range_for_one_methods_argument_reaches_that_method_alone(tmp_path: Path) -> None:
+    table = {**RECIPE, "tune": {"space": {"algorithm.lam": [0.25, 0.75]}}}
+    found = fedalloy.advise(table, tmp_path, minutes=SHORT, methods=["ditto"], processes=1)
+    tuned = found.record["tuned"]
+    assert tuned["ditto"]["best"]["algorithm.lam"] in (0.25, 0.75)
+    assert "algorithm.lam" not in tuned["fedavg"]["best"]
+
+
+def test_a_named_method_that_the_cohort_does_not_suit_is_not_tried(tmp_path: Path) -> None:
+    found = fedalloy.advise(
+        {**RECIPE, "sampling": {"cohort": 2}}, tmp_path, minutes=SHORT, methods=["afl"], processes=1
+    )
+    (afl,) = (one for one in found.candidates if one.name == "afl")
+    assert "needs every client in every round" in afl.refused
+    assert not (tmp_path / "tuning" / "afl").exists()
+    assert any(line.startswith("Tried: fedavg (1 method with 1 trial).") for line in found.lines)
+
+
+def test_no_answer_rests_on_runs_that_are_not_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that is killed in the last stage leaves fewer seeds; the same command does the rest."""
+    asked: dict[str, Any] = {"minutes": SHORT, "methods": ["ditto"], "processes": 1}
+
+    def dying(job: Job, tell: Watcher) -> JobNews:
+        broken = "tuning" not in job.folder.parts and job.seed == 3
+        return JobNews(job, "broken", text="its process died", state="interrupted") if broken else work(job, tell)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(jobs, "work", dying)
+        with pytest.raises(CheckpointError, match=r"seed 3: its process died.*the same command continues"):
+            fedalloy.advise(RECIPE, tmp_path, **asked)
+    assert not (tmp_path / "advice.json").exists()
+    assert all(one.evidence["mean"].pairs == 4 for one in fedalloy.advise(RECIPE, tmp_path, **asked).effects[1:])
+
+
+def test_a_later_session_does_not_change_what_an_earlier_stage_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The searches of a later stage have more trials; the stage before keeps its number."""
+    monkeypatch.setattr(pilot, "kept_after", lambda stage: 0.0)
+    asked: dict[str, Any] = {"minutes": SHORT, "methods": ["fedprox"], "rounds": 2, "processes": 1}
+    fedalloy.advise(RECIPE, tmp_path, **asked)
+    record = json.loads((tmp_path / "advise.json").read_text())
+    before = record["stages"][0]["trials"]
+    record["stages"] = [record["stages"][0], {"methods": ["fedavg", "fedprox"], "trials": before + 1}]
+    (tmp_path / "advise.json").write_text(json.dumps(record))
+    for name in ("fedavg", "fedprox"):
+        shutil.rmtree(tmp_path / name)
+    for _ in range(2):
+        found = fedalloy.advise(RECIPE, tmp_path, **asked)
+        assert [one["trials"] for one in found.record["stages"]] == [before, before + 1]
+
+
+def test_an_advice_about_a_task_in_python_is_an_algorithm_to_run(tmp_path: Path) -> None:
+    task = fedalloy.task("digits", "logistic", clients=3, valid_fraction=0.2)
+    found = fedalloy.advise(task, tmp_path, minutes=SHORT, methods=["fedprox"], rounds=2, processes=1)
+    assert fedalloy.fit(found.algorithm, task, rounds=1).last("accuracy")["mean"] > 0

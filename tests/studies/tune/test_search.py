@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,21 +17,22 @@ import pytest
 
 import fedalloy
 from fedalloy.core import registry
-from fedalloy.core.errors import SpecError
+from fedalloy.core.errors import CheckpointError, FedalloyError, SpecError
 from fedalloy.core.search import Choice, Range, read_space
 from fedalloy.experiment.recipe.reading import load, parse
 from fedalloy.experiment.recipe.resolving import resolve, with_entry
 from fedalloy.experiment.recipe.tables import Recipe
 from fedalloy.experiment.records.reading import find_runs, read_run
+from fedalloy.experiment.records.scalars import seconds_of
 from fedalloy.results.outcome import read_outcome
 from fedalloy.studies.compare.calling import as_call
 from fedalloy.studies.compare.comparing import job_of, with_entries
-from fedalloy.studies.compare.jobs import Job, JobNews
+from fedalloy.studies.compare.jobs import Job, JobNews, work
 from fedalloy.studies.compare.planning import plan
 from fedalloy.studies.compare.tuned import Tried
 from fedalloy.studies.tune.importance import importance
-from fedalloy.studies.tune.searching import rungs
-from fedalloy.studies.tune.spaces import present, space_of
+from fedalloy.studies.tune.searching import Search, rungs
+from fedalloy.studies.tune.spaces import present, space_of, with_own_ranges
 from fedalloy.studies.tune.tuning import search_all, searches
 
 pytest.importorskip("optuna")
@@ -284,3 +286,105 @@ def test_when_it_is_late_all_searches_end_with_equally_many_trials(tmp_path: Pat
     ended: list[JobNews] = []
     tuned, _ = search_all(found, 1, ended.append, lambda: sum(news.kind == "ended" for news in ended) >= 5)
     assert [len(one.tried) for one in tuned] == [2, 2]
+
+
+def test_a_range_for_one_methods_argument_does_not_stop_the_others(tmp_path: Path) -> None:
+    space = {"algorithm.mu": [0.2, 0.3], "algorithm.lr": [0.1, 0.4]}
+    found = fedalloy.tune(RECIPE, TWO, tmp_path, trials=1, rounds=2, processes=1, space=space)
+    assert "algorithm.mu" not in found.best["fedavg"]
+    assert found.best["fedprox"]["algorithm.mu"] in (0.2, 0.3)
+    made = parse({**RECIPE, "compare": [{"name": name} for name in TWO], "tune": {"space": space}})
+    assert "fedprox: algorithm.mu" in plan(made, tmp_path / "none").lines()[0]
+    with pytest.raises(SpecError, match="unknown argument 'muu'"):
+        fedalloy.tune(RECIPE, TWO, tmp_path / "no", trials=1, processes=1, space={"algorithm.muu": [0.1, 0.2]})
+
+
+def test_a_range_that_changes_nothing_is_refused() -> None:
+    """A method that is given as a value has its steps in its parts."""
+    given = {**RECIPE, "tune": {"space": {"algorithm.lr": [0.1, 0.2]}}}
+    call = as_call(given, {"mine": fedalloy.algorithms.fedavg(lr=0.3), "fedavg": "fedavg"}, None, {})
+    (_, mine), (_, other) = with_own_ranges(with_entries(call.recipe))
+    assert space_of(other)["algorithm.lr"] == Choice((0.1, 0.2))
+    with pytest.raises(SpecError, match=r"would change nothing.*write solver\.lr or server\.lr$"):
+        space_of(mine)
+
+
+@pytest.mark.parametrize("path", ["partition.alpha", "run.rounds", "run.tuning_seeds", "task.test_fraction"])
+def test_what_makes_scores_incomparable_is_not_searched(tmp_path: Path, path: str) -> None:
+    with pytest.raises(SpecError, match="only settings of the method can be searched"):
+        fedalloy.tune(RECIPE, TWO, tmp_path, trials=1, processes=1, space={path: [0.1, 0.2]})
+
+
+def test_a_method_that_cannot_run_does_not_search_for_ever(tmp_path: Path) -> None:
+    """Its trials break before their first round, so a budget in rounds is never spent."""
+    told: list[JobNews] = []
+
+    def watch(news: JobNews) -> None:
+        told.append(news)
+        assert len(told) < 20, "the search does not end"
+
+    with pytest.raises(FedalloyError, match="needs every client in every round"):
+        fedalloy.tune(RECIPE, ["afl"], tmp_path, budget_rounds=40, cohort=2, processes=1, watcher=watch)
+
+
+def test_a_budget_that_holds_no_trial_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="17 rounds is less than one trial takes, 18: 9 rounds with each of 2"):
+        fedalloy.tune(RECIPE, TWO, tmp_path, budget_rounds=17, processes=1)
+
+
+def test_runs_that_were_not_tuned_are_refused_before_the_search(tmp_path: Path) -> None:
+    one = {"fedavg": {"name": "fedavg", "lr": 1e-5}}
+    fedalloy.compare(RECIPE, one, tmp_path, seeds=[0], rounds=2, processes=1)
+    with pytest.raises(CheckpointError, match="holds runs that were not tuned"):
+        fedalloy.compare({**RECIPE, "tune": {"trials": 2}}, one, tmp_path, seeds=[0], rounds=2, processes=1)
+    assert not (tmp_path / "tuning").exists()
+
+
+def test_a_kill_while_settings_are_drawn_changes_no_trial(tmp_path: Path) -> None:
+    """The recipe's own settings, which are the first trial, are not lost, and the next ones are drawn the same."""
+    whole, cut = (_one_search(tmp_path / name) for name in ("whole", "cut"))
+    expected = [whole._ask().settings for _ in range(3)]
+    cut.study.ask()  # and killed before anything was drawn
+    again = _one_search(tmp_path / "cut")
+    assert again._ask().settings == expected[0]
+    again.study.ask()
+    once_more = _one_search(tmp_path / "cut")
+    found = [one.settings for one in once_more.waiting] + [once_more._ask().settings]
+    assert found == expected[:2]
+
+
+def test_a_kill_during_a_comparison_of_trials_does_not_skip_it(tmp_path: Path) -> None:
+    one = _one_search(tmp_path)
+    for lr, score in ((1.0, 0.9), (0.1, 0.2)):
+        trial = one._ask()
+        if lr == 1.0:
+            assert not one._at_rung(trial, score)
+            continue
+        trial.handle.report(score, one.rungs[0])  # and killed before it was decided
+    again = _one_search(tmp_path)
+    assert again._at_rung(again.waiting[1], 0.2) == "stopped early"
+
+
+def _one_search(folder: Path) -> Search:
+    return searches([("fedavg", parse({**RECIPE, "tune": {"trials": 9}}))], folder, _job, {})[0]
+
+
+def test_a_run_that_breaks_is_charged_its_rounds(tmp_path: Path) -> None:
+    call = as_call({**RECIPE, "tune": {"trials": 2, "pruner": "none"}}, ["fedavg"], tmp_path, {})
+    one = searches(with_entries(call.recipe), tmp_path, partial(job_of, call=call), {})[0]
+    job = one.next_job()
+    assert job is not None
+    work(replace(job, until=5), lambda news: None)
+    one.ended(JobNews(job, "broken", text="an error in round 6", state="failed"))
+    assert [(tried.rounds, tried.state) for tried in one.tried] == [(5, "failed: an error in round 6")]
+
+
+def test_a_trial_that_is_resumed_keeps_the_seconds_it_took(tmp_path: Path) -> None:
+    call = as_call({**RECIPE, "tune": {"seconds": 60.0, "pruner": "none"}}, ["fedavg"], tmp_path, {})
+    make = partial(searches, with_entries(call.recipe), tmp_path, partial(job_of, call=call), {})
+    job = make()[0].next_job()
+    assert job is not None
+    work(replace(job, until=5), lambda news: None)
+    (trial,) = make()[0].waiting
+    assert trial.seconds == pytest.approx(sum(map(seconds_of, read_run(job.folder).timings())))
+    assert trial.seconds > 0

@@ -148,7 +148,7 @@ def further_lines(found: Sequence[Effect], aim: Aim, metric: str, higher: bool) 
     for one in others:
         more = seeds_to_decide(one.evidence[aim]) if not one.evidence[aim].decided else None
         if more:
-            said.append(f"About {more} more seeds would decide {one.name}, if they are like these.")
+            said.append(f"About {counted(more, 'more seed')} would decide {one.name}, if they are like these.")
     told = winner or first
     return [*said, f"{told.name} costs {told.cost.text(first.cost if winner else None)}."]
 
@@ -159,6 +159,15 @@ def _other(one: Effect, aim: Aim, metric: str) -> str:
     what = f"{metric} of the worst-served 10 %" if other == "worst" else f"mean {metric}"
     mine = f"{one.name} against FedAvg: {one.evidence[aim].text() or 'no values'} ({one.evidence[aim].word}); "
     return f"{mine}{what} {one.evidence[other].text() or 'no values'}."
+
+
+def counted(number: int, what: str) -> str:
+    """A number and its noun.
+
+    >>> counted(1, "trial"), counted(2, "trial")
+    ('1 trial', '2 trials')
+    """
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _bytes(count: float) -> str:

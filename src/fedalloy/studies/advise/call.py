@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedalloy.core.errors import SpecError
+from fedalloy.core import registry
+from fedalloy.core.algorithm import Algorithm
+from fedalloy.core.errors import CheckpointError, SpecError
 from fedalloy.experiment.config import check_direction
 from fedalloy.experiment.recipe.changes import leaves
-from fedalloy.experiment.recipe.resolving import resolve, scored
+from fedalloy.experiment.recipe.reading import load
+from fedalloy.experiment.recipe.resolving import algorithm_of, resolve, scored
 from fedalloy.experiment.recipe.tables import AlgorithmTable, Recipe, TuneTable
 from fedalloy.experiment.records import atomic
 from fedalloy.experiment.records.toml import dumps
 from fedalloy.methods.solvers.training import LocalTraining
-from fedalloy.studies.advise.answer import Effect, chosen, effects, first_line, further_lines
+from fedalloy.studies.advise.answer import Effect, chosen, counted, effects, first_line, further_lines
 from fedalloy.studies.advise.facts import REFERENCE, known_facts
 from fedalloy.studies.advise.measuring import Measures, measure
 from fedalloy.studies.advise.pilot import Pilot, Record, read_record, reported
@@ -24,6 +29,7 @@ from fedalloy.studies.advise.shortlist import Aim, MethodChoice, refusal_of, sho
 from fedalloy.studies.compare.calling import Call, RecipeLike, TaskLike, as_call
 from fedalloy.studies.compare.comparing import (
     Comparison,
+    check_seeds,
     compared,
     default_processes,
     job_of,
@@ -32,7 +38,8 @@ from fedalloy.studies.compare.comparing import (
 )
 from fedalloy.studies.compare.jobs import Watcher, leave_if_starting
 from fedalloy.studies.tune.searching import tuning_seeds
-from fedalloy.studies.tune.spaces import changed
+from fedalloy.studies.tune.spaces import changed, has_argument
+from fedalloy.studies.tune.tuning import check_parts
 from fedalloy.tasks.metrics.direction import higher_is_better
 
 METHODS = 6
@@ -64,6 +71,11 @@ class Advice:
 
     def __repr__(self) -> str:
         return f"<{self.first} Recipe {self.file}>"
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The advised method with the settings that were found: ``fedalloy.fit(advice.algorithm, task)``."""
+        return algorithm_of(load(self.file))
 
     @property
     def tried(self) -> list[MethodChoice]:
@@ -118,7 +130,7 @@ def advise(
     """
     leave_if_starting()
     call = as_call(task, None, folder or _folder(task), settings)
-    _check(call.recipe, minutes, aim, most)
+    _check(call, minutes, aim, most, without)
     recipe = _prepared(call.recipe, aim)
     question = {"aim": aim, "one_model": one_model, "methods": list(methods), "most": most, "without": sorted(without)}
     record = read_record(call.folder, {"recipe": _plain(recipe), "minutes": minutes, **question})
@@ -134,9 +146,14 @@ def _piloted(pilot: Pilot) -> Comparison:
     call, record = pilot.call, pilot.record
     write_json(call.folder / "tuning.json", list(record["tuned"].values()))
     try:
-        return compared(Call(reported(record, pilot.recipe), call.task, call.folder), pilot.processes, pilot.watcher)
+        done = compared(Call(reported(record, pilot.recipe), call.task, call.folder), pilot.processes, pilot.watcher)
     finally:
         pilot.note()
+    if open_ones := [
+        f"{run.name}, seed {run.seed}: {run.reason or run.state}" for run in done.outcomes if not run.ended
+    ]:
+        raise CheckpointError(f"the runs that decide are not complete ({open_ones[0]}); the same command continues")
+    return done
 
 
 def _plain(recipe: Recipe) -> Any:
@@ -148,8 +165,11 @@ def _folder(task: object) -> Path:
     return Path("runs") / (f"{Path(task).stem}-advice" if isinstance(task, str | Path) else "advice")
 
 
-def _check(recipe: Recipe, minutes: float, aim: str, most: int) -> None:
-    if not minutes > 0:
+def _check(call: Call, minutes: float, aim: str, most: int, without: Sequence[str]) -> None:
+    """Refuse before anything is measured what could not be answered."""
+    recipe = call.recipe
+    known_facts(without)  # refuses a misspelt federation
+    if not 0 < minutes < math.inf:
         raise SpecError(f"minutes is {minutes}: give the time that the pilot may take, for example 10")
     if aim not in ("mean", "worst"):
         raise SpecError(f"aim is '{aim}': allowed are 'mean' (over clients) and 'worst' (the worst-served tenth)")
@@ -158,8 +178,19 @@ def _check(recipe: Recipe, minutes: float, aim: str, most: int) -> None:
     own = [name for name in _OWN_PARTS if getattr(recipe, name) is not None]
     if own:
         raise SpecError(f"the recipe has [{own[0]}], which would replace that part of every method: take it out")
+    _check_ranges(recipe)
+    check_seeds(recipe.model_copy(update={"compare": [], "grid": {}}))
     found = scored(recipe)
     check_direction(str(found.run.target_metric), found.evaluate.metrics or [], "advised on")
+    check_parts(call.task, tuning_seeds(recipe))
+
+
+def _check_ranges(recipe: Recipe) -> None:
+    """Refuse a range that no method has an argument for; the searches leave out those of other methods."""
+    for path in recipe.tune.space if recipe.tune else ():
+        methods = (changed(recipe, {"algorithm": {"name": name}}) for name in registry.names("algorithm"))
+        if not any(has_argument(one, path) for one in methods):
+            raise SpecError(f"tune.space.{path}: no method has this argument")
 
 
 def _prepared(recipe: Recipe, aim: Aim) -> Recipe:
@@ -186,12 +217,18 @@ def _looked_at(
     if "measures" not in record:
         first = job_of(call.recipe, REFERENCE, call.recipe.run.tuning_seeds[0], call.folder, call)
         found = measure(first.experiment)
-        refusal = refusal_of(lambda name: resolve(changed(call.recipe, {"algorithm.name": name})))
+        refusal = refusal_of(partial(_build, call.recipe, found.clients))
         listed = shortlist(found, known_facts(without), aim, most, refusal, one_model, methods)
         record |= {"measures": found.to_json(), "candidates": [one.to_json() for one in listed]}
         write_json(call.folder / "advise.json", record)
     found = Measures(**{**record["measures"], "missing": tuple(record["measures"]["missing"])})
     return found, [MethodChoice(**{**one, "facts": tuple(one["facts"])}) for one in record["candidates"]]
+
+
+def _build(recipe: Recipe, population: int, name: str) -> None:
+    """Refuse a method that cannot be built with the recipe, or not run with its cohorts."""
+    made = resolve(changed(recipe, {"algorithm.name": name}))
+    made.algorithm.check_cohort(made.config.sampling.size(population), population)
 
 
 def _answer(
@@ -223,7 +260,7 @@ def _length(recipe: Recipe, record: Mapping[str, Any]) -> list[str]:
 def _untried(candidates: Sequence[MethodChoice], pilot: Pilot) -> list[str]:
     """What was tried with which budgets, what failed, and how many methods were not tried."""
     stages = " then ".join(
-        f"{len(one['methods'])} methods with {one['trials']} trial{'s' * (one['trials'] > 1)}"
+        f"{counted(len(one['methods']), 'method')} with {counted(one['trials'], 'trial')}"
         for one in pilot.record["stages"]
     )
     tried = pilot.record["stages"][0]["methods"]
@@ -232,7 +269,7 @@ def _untried(candidates: Sequence[MethodChoice], pilot: Pilot) -> list[str]:
     said += [f"There was no time to try {', '.join(late)}: give more --minutes."] if late else []
     said += [f"{name} failed in the pilot: {reason}." for name, reason in pilot.failed.items()]
     rest = [one.name for one in candidates if one.refused]
-    return [*said, f"Not tried: {len(rest)} other methods ({', '.join(rest)})."]
+    return [*said, f"Not tried: {counted(len(rest), 'other method')} ({', '.join(rest)})."]
 
 
 def _write(folder: Path, recipe: Recipe, name: str, best: Mapping[str, Any], why: str) -> Path:

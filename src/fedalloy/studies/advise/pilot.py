@@ -38,7 +38,7 @@ from fedalloy.studies.compare.comparing import job_of, with_entries, write_json
 from fedalloy.studies.compare.jobs import Watcher, work
 from fedalloy.studies.compare.tuned import Tuned, tuned_json
 from fedalloy.studies.tune.searching import Search
-from fedalloy.studies.tune.spaces import changed
+from fedalloy.studies.tune.spaces import changed, without_ranges
 from fedalloy.studies.tune.tuning import check_parts, search_all, searches
 from fedalloy.tasks.metrics.direction import higher_is_better
 
@@ -146,7 +146,8 @@ class Pilot:
             self.note()
         stage = stages[number - 1]
         self._search(stage["methods"], stage["trials"], late=lambda: self.left < kept_after(number) * self._whole)
-        stage["trials"] = max(len(one.tried) for one in self._found.values())
+        if not stage.get("ended"):  # a later session finds the trials of later stages too
+            stage |= {"trials": max(len(one.tried) for one in self._found.values()), "ended": True}
         self.note()
         return True
 
@@ -185,7 +186,8 @@ class Pilot:
         table = recipe.tune.model_copy(update={"trials": trials})
         entries = [EntryTable(name=name, set={"algorithm.name": name}) for name in names]
         made = recipe.model_copy(update={"compare": entries, "tune": table})
-        return searches(with_entries(made), folder or self.call.folder, partial(job_of, call=self.call), {})
+        own = [(name, without_ranges(one, table.space)) for name, one in with_entries(made)]
+        return searches(own, folder or self.call.folder, partial(job_of, call=self.call), {})
 
     def _run_seconds(self, name: str) -> float:
         """The seconds of a whole run, from the trials of a method that ran to their end."""

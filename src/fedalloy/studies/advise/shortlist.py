@@ -87,7 +87,7 @@ def shortlist(
     ``refusal`` says why a method cannot run with the recipe. With ``named`` methods these are tried, and no others but
     those that always are.
     """
-    _check_named(named)
+    _check_named(named, one_model)
     known = {name: _candidate(one, found, facts, aim, one_model, refusal) for name, one in method_notes().items()}
     for name in set(named):
         known[name] = _asked(known[name], refusal(name))
@@ -101,10 +101,15 @@ def shortlist(
     return [*chosen, *(one if one.refused else _refused(one, said) for one in left)]
 
 
-def _check_named(named: Sequence[str]) -> None:
+def _check_named(named: Sequence[str], one_model: bool) -> None:
     for name in named:
         if name not in registry.names("algorithm"):
             raise SpecError(f"methods: unknown '{name}': {nearest(name, registry.names('algorithm'))}")
+        if one_model and method_notes()[name].kind == "personal":
+            raise SpecError(
+                f"methods: '{name}' gives every client a model of its own, and one model for all is asked for "
+                "(one_model): leave out one of the two"
+            )
 
 
 def _candidate(

@@ -32,7 +32,7 @@ from fedalloy.studies.compare.calling import Algorithms, Call, Grid, RecipeLike,
 from fedalloy.studies.compare.jobs import Broken, Job, Watcher, is_done, leave_if_starting, run_jobs
 from fedalloy.studies.compare.naming import folders, safe, settings_folders
 from fedalloy.studies.compare.progress import JobsBar
-from fedalloy.studies.compare.tuned import Stuck, Tried, Tries, Tuned, set_aside, tuned_json
+from fedalloy.studies.compare.tuned import Stuck, Tried, Tries, Tuned, check_untuned, set_aside, tuned_json
 from fedalloy.studies.tune.searching import Search
 from fedalloy.studies.tune.tuning import check_parts, search_all, searches
 from fedalloy.tasks.metrics.direction import best, higher_is_better
@@ -171,6 +171,7 @@ def compared(call: Call, processes: int | None, watcher: Watcher, track: Sequenc
     recorded = read_looks(where)
     _check_entries(entries)
     tuning = {name: _tuning_jobs(entries, name, call) for name in entry_names(entries) if grid_of(entries, name)}
+    check_untuned(where, places, entry_names(entries) if entries.tune else ())
     found = searches(with_entries(entries), where, partial(job_of, call=call), tuning)
     check_parts(call.task, found[0].recipe.run.tuning_seeds if found else ())
     changing = {*tuning, *(one.name for one in found)}

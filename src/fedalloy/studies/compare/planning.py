@@ -18,7 +18,7 @@ from fedalloy.results.runs import read_outcomes
 from fedalloy.results.table import summarise
 from fedalloy.studies.compare.comparing import as_entries, check_seeds, tuning_runs, with_entries
 from fedalloy.studies.tune.searching import DEFAULT_TRIALS, tuning_seeds
-from fedalloy.studies.tune.spaces import space_of
+from fedalloy.studies.tune.spaces import space_of, with_own_ranges
 from fedalloy.studies.tune.tuning import check_search
 
 
@@ -113,7 +113,7 @@ def _search(recipe: Recipe) -> str:
     table = recipe.tune
     if table is None:
         return ""
-    entries = with_entries(recipe)
+    entries = with_own_ranges(with_entries(recipe))
     for _, one in entries:
         check_search(one, table)
     seeds = tuning_seeds(entries[0][1])

@@ -64,6 +64,18 @@ def tuned_json(tuned: Tuned) -> dict[str, Any]:
     return {"name": tuned.name, "best": tuned.best, "tried": tried, **{key: one for key, one in more.items() if one}}
 
 
+def check_untuned(where: Path, places: Mapping[str, str], names: Sequence[str]) -> None:
+    """Refuse, before a search begins, folders with reported runs that no search chose: it could only end with settings
+    that these runs do not have."""
+    chosen = _chosen_before(where)
+    for name in names:
+        runs = [run for run in (where / places[name]).glob("seed-*") if is_run(run)]
+        if runs and name not in chosen:
+            raise CheckpointError(
+                f"{where / places[name]} holds runs that were not tuned: choose another folder with -o, or delete them"
+            )
+
+
 def set_aside(where: Path, places: Mapping[str, str], tuned: Sequence[Tuned], tuning: Mapping[str, Tries]) -> None:
     """Move the reported runs of an earlier choice to their setting below ``tuning``, and those of the new one back.
 

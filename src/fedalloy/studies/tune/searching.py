@@ -21,6 +21,7 @@ from fedalloy.core.search import Choice
 from fedalloy.experiment.recipe.resolving import scored
 from fedalloy.experiment.recipe.tables import Recipe, TuneTable
 from fedalloy.experiment.records.reading import is_run, read_run
+from fedalloy.experiment.records.scalars import seconds_of
 from fedalloy.results.outcome import RunOutcome, read_outcome, watched
 from fedalloy.results.statistics import number
 from fedalloy.studies.compare.jobs import Job, JobNews
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 _FACTOR = 3
 """Of the trials that reach a rung, about one in so many goes on."""
+_HOPELESS = 5
+"""After so many trials without a single round the method cannot run at all: a budget in rounds would never be spent."""
 DEFAULT_TRIALS = 20
 MakeJob = Callable[[Recipe, str, int, Path], Job]
 
@@ -49,6 +52,7 @@ class OpenTrial:
     done: list[RunOutcome] = field(default_factory=list)
     rung: int = 0
     early: float | None = None
+    reported: frozenset[int] = frozenset()
     begun: float = 0.0
     seconds: float = 0.0
 
@@ -154,6 +158,8 @@ class Search:
 
     def _affords_another(self) -> bool:
         """Whether the budget allows another trial, should it and those that run take all their rounds."""
+        if len(self.tried) >= _HOPELESS and not any(one.rounds for one in self.tried):
+            return False
         if self.table.rounds is not None:
             whole = self.recipe.run.rounds * len(self.recipe.run.tuning_seeds)
             return self.spent + whole * (len(self.running) + 1) <= self.table.rounds
@@ -207,17 +213,23 @@ class Search:
                 self.study.enqueue_trial(own)  # the recipe's own settings are tried first
         for one in known:
             if one.state == states.RUNNING and len(one.params) < len(self.space):  # killed before it was drawn
-                self.study.tell(one.number, state=states.FAIL)
+                self._draw_again(one)
             elif one.state == states.RUNNING:
                 self.waiting.append(self._again(one))
             elif one.state in (states.COMPLETE, states.PRUNED):
                 self.tried.append(Tried(**one.user_attrs["tried"]))
                 self.seconds += one.user_attrs.get("seconds", 0.0)
 
+    def _draw_again(self, found: optuna.trial.FrozenTrial) -> None:
+        """Take back a trial whose settings are not known: the next one is drawn as it would have been."""
+        self.study.tell(found.number, state=_optuna().trial.TrialState.FAIL)
+        if (own := found.system_attrs.get("fixed_params")) is not None:
+            self.study.enqueue_trial(own)
+
     def _ask(self) -> OpenTrial:
         """The next settings, drawn from the seed and the number of trials so far."""
         optuna = _optuna()
-        number = len(self.study.get_trials(deepcopy=False))
+        number = sum(one.state != optuna.trial.TrialState.FAIL for one in self.study.get_trials(deepcopy=False))
         seed = int.from_bytes(hashlib.sha256(f"{self.table.seed} {self.name} {number}".encode()).digest()[:4])
         self.study.sampler = (
             optuna.samplers.RandomSampler(seed)
@@ -230,8 +242,10 @@ class Search:
     def _again(self, found: optuna.trial.FrozenTrial) -> OpenTrial:
         """A trial that an earlier session did not close: its settings are drawn, and some rungs may be behind it."""
         trial = self._trial(_optuna().trial.Trial(self.study, found._trial_id))
-        trial.rung = sum(rung in found.intermediate_values for rung in self.rungs)
+        trial.reported = frozenset(found.intermediate_values)
+        trial.rung = max(0, len(trial.reported) - 1)  # the last comparison may have been cut short: it is made again
         trial.early = found.intermediate_values.get(self.rungs[0]) if self.rungs else None
+        trial.seconds = sum(_seconds(job.folder) for job in trial.jobs)
         return trial
 
     def _trial(self, handle: optuna.Trial) -> OpenTrial:
@@ -259,7 +273,8 @@ class Search:
         """Compare a trial with those that came to its rung; returns why it ends here, or nothing."""
         if not math.isfinite(score):
             return "failed: no finite score"
-        trial.handle.report(score, self.rungs[trial.rung])
+        if self.rungs[trial.rung] not in trial.reported:
+            trial.handle.report(score, self.rungs[trial.rung])
         trial.early = score if trial.early is None else trial.early
         trial.rung += 1
         return "stopped early" if trial.handle.should_prune() else ""
@@ -331,7 +346,15 @@ def _scores(folder: Path, metric: str, score: str) -> dict[int, float]:
     return {round: number(one.get(score)) for round, one in found.items() if one}
 
 
+def _seconds(folder: Path) -> float:
+    """What the rounds of a run have taken so far."""
+    return sum(seconds_of(row) for row in read_run(folder).timings()) if is_run(folder) else 0.0
+
+
 def _failed(news: JobNews) -> RunOutcome:
+    """A run that broke, with the rounds that it ran."""
+    if is_run(news.job.folder):
+        return replace(read_outcome(news.job.folder), name=news.job.name, state="failed", reason=news.text)
     return RunOutcome(news.job.name, news.job.seed, "failed", news.text, folder=news.job.folder)
 
 

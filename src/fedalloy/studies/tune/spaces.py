@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from fedalloy.core import registry
@@ -18,6 +19,8 @@ from fedalloy.methods.solvers.personal import Personal
 from fedalloy.methods.solvers.training import SEARCH, SEARCH_SCALED, LocalTraining
 
 Space = dict[str, Range | Choice]
+TABLES = ("algorithm", "solver", "weighting", "server")
+"""The tables of a recipe whose settings can be searched."""
 _ARGUMENTS = {("server", "lr"): "server_lr", ("weighting", "lr"): "score_lr"}
 """The names that arguments of rules have in published methods, where they differ."""
 
@@ -30,13 +33,55 @@ def space_of(recipe: Recipe) -> Space:
     """
     algorithm = algorithm_of(recipe)
     found = {**_method_space(recipe, algorithm), **_parts_space(recipe, algorithm)}
-    own = {path: read_space(path, given) for path, given in (recipe.tune.space if recipe.tune else {}).items()}
+    own = {path: read_space(path, given) for path, given in _given(recipe).items()}
     for path, where in own.items():
+        _check_table(path)
         _check(recipe, path, where)
     space = {**{path: one for path, one in found.items() if _settable(recipe, path, one)}, **own}
     if not space:
         raise SpecError("there is nothing to search: the rules of this algorithm declare no ranges; give [tune.space]")
     return space
+
+
+def with_own_ranges(entries: Sequence[tuple[str, Recipe]]) -> list[tuple[str, Recipe]]:
+    """The entries, each without those ranges of ``[tune.space]`` that are for arguments of other entries' methods; one
+    that none of them has stays, and is refused by :func:`space_of`."""
+    elsewhere = {path for _, recipe in entries for path in _given(recipe) if has_argument(recipe, path)}
+    return [(name, without_ranges(recipe, elsewhere)) for name, recipe in entries]
+
+
+def without_ranges(recipe: Recipe, paths: Collection[str]) -> Recipe:
+    """The recipe without the ranges at these paths that its method has no argument for."""
+    kept = {path: one for path, one in _given(recipe).items() if path not in paths or has_argument(recipe, path)}
+    if recipe.tune is None or kept == recipe.tune.space:
+        return recipe
+    return recipe.model_copy(update={"tune": recipe.tune.model_copy(update={"space": kept})})
+
+
+def has_argument(recipe: Recipe, path: str) -> bool:
+    """Whether the algorithm of a one-algorithm recipe has the argument at a path.
+
+    >>> [has_argument(parse({"algorithm": {"name": name}}), "algorithm.mu") for name in ("fedprox", "fedavg")]
+    [True, False]
+    """
+    table, _, name = path.partition(".")
+    if table not in TABLES or (table != "algorithm" and getattr(recipe, table) is None):
+        return False
+    local = {one.name for one in fields(LocalTraining)} if table == "algorithm" else set()
+    return name in {*inspect.signature(_maker(recipe, table)).parameters, *local}
+
+
+def _given(recipe: Recipe) -> Mapping[str, Any]:
+    return recipe.tune.space if recipe.tune else {}
+
+
+def _check_table(path: str) -> None:
+    """Refuse what is not a setting of the method: with other data, seeds or rounds scores could not be compared."""
+    if path.partition(".")[0] not in TABLES:
+        raise SpecError(
+            f"tune.space.{path}: only settings of the method can be searched, in {', '.join(TABLES)}: trials with "
+            "other data, seeds or rounds could not be compared"
+        )
 
 
 def _method_space(recipe: Recipe, algorithm: Algorithm) -> Space:
@@ -96,10 +141,13 @@ def _settable(recipe: Recipe, path: str, where: Range | Choice) -> bool:
 
 
 def _check(recipe: Recipe, path: str, where: Range | Choice) -> None:
-    """Refuse a path or an end of its range that no run could use."""
+    """Refuse a path or an end of its range that no run could use, and a path that changes nothing."""
     ends = where.values if isinstance(where, Choice) else (where.value(where.low), where.value(where.high))
-    for value in ends:
-        algorithm_of(changed(recipe, {path: value}))
+    if len({repr(algorithm_of(changed(recipe, {path: value}))) for value in ends}) == 1:
+        own = [f"{table}.{path.partition('.')[2]}" for table in TABLES[1:]]
+        instead = " or ".join(one for one in own if has_argument(recipe, one))
+        why = f": the recipe gives that part of the method itself, so write {instead}" if instead else ""
+        raise SpecError(f"tune.space.{path} would change nothing{why}")
 
 
 def changed(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
@@ -124,6 +172,11 @@ def present(recipe: Recipe, space: Space) -> dict[str, Any]:
 
 def _default(recipe: Recipe, table: str, name: str) -> Any:
     """The default of a rule's argument; of local training's where the rule passes it on."""
-    kind = recipe.algorithm.name or "fedavg" if table == "algorithm" else getattr(recipe, table).kind
-    known = inspect.signature(registry.find(table, kind)).parameters
+    known = inspect.signature(_maker(recipe, table)).parameters
     return known[name].default if name in known else getattr(LocalTraining, name, None)
+
+
+def _maker(recipe: Recipe, table: str) -> Callable[..., Any]:
+    """The function or class that takes the arguments of a table."""
+    kind = recipe.algorithm.name or "fedavg" if table == "algorithm" else getattr(recipe, table).kind
+    return registry.find(table, kind)

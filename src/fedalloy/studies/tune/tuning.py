@@ -16,6 +16,10 @@ from fedalloy.studies.compare.jobs import Job, JobNews, Watcher, work_through
 from fedalloy.studies.compare.naming import folders
 from fedalloy.studies.compare.tuned import Stuck, Tries, Tuned
 from fedalloy.studies.tune.searching import MakeJob, Search, tuning_seeds
+from fedalloy.studies.tune.spaces import with_own_ranges
+
+_AT_ONCE = 1000
+"""Of so many clients' validation parts it is looked at a time whether there are any."""
 
 
 def searches(
@@ -28,6 +32,7 @@ def searches(
     if grids:
         raise SpecError(f"tune: '{next(iter(grids))}' has a grid too: give either a grid or a search")
     places = folders([name for name, _ in entries])
+    entries = with_own_ranges(entries)
     for _, recipe in entries:
         check_search(recipe, table)
     return [Search(name, recipe, folder / "tuning" / places[name], make, table) for name, recipe in entries]
@@ -35,7 +40,7 @@ def searches(
 
 def check_search(recipe: Recipe, table: TuneTable) -> None:
     """A search needs one budget, seeds of its own, and a metric that is evaluated and has a direction."""
-    _check_budget(table)
+    _check_budget(table, recipe)
     both = sorted({*recipe.run.seeds} & {*tuning_seeds(recipe)})
     if both:
         raise SpecError(
@@ -54,18 +59,29 @@ def check_parts(task: Callable[[int], Task] | None, seeds: Sequence[int]) -> Non
     if task is None:
         return
     for seed in seeds:
-        made = task(seed)
-        if not bool(made.data("valid", torch.arange(made.population)).size.any()):
+        if not _has_valid(task(seed)):
             raise SpecError(
                 "the task has no validation parts, on which a search scores its trials: make it with valid_fraction, "
                 "fedalloy.task(..., valid_fraction=0.2)"
             )
 
 
-def _check_budget(table: TuneTable) -> None:
+def _has_valid(task: Task) -> bool:
+    """Whether any client has validation examples; asked for some clients at a time, whose data may have to be read."""
+    everyone = torch.arange(task.population)
+    return any(bool(task.data("valid", some).size.any()) for some in everyone.split(_AT_ONCE))
+
+
+def _check_budget(table: TuneTable, recipe: Recipe) -> None:
     budgets = [name for name in ("trials", "rounds", "seconds") if getattr(table, name) is not None]
     if len(budgets) > 1:
         raise SpecError(f"tune: give one budget, not {' and '.join(budgets)}")
+    seeds = len(tuning_seeds(recipe))
+    if table.rounds is not None and table.rounds < recipe.run.rounds * seeds:
+        raise SpecError(
+            f"tune: a budget of {table.rounds} rounds is less than one trial takes, {recipe.run.rounds * seeds}: "
+            f"{recipe.run.rounds} rounds with each of {seeds} tuning seeds"
+        )
 
 
 def search_all(
@@ -93,12 +109,13 @@ def search_all(
 
     if found:
         work_through(feed, processes, tell)
-    results = {one.name: (one.result, one.broken) for one in found}
-    tuned = [result for result, broken in results.values() if result is not None and not broken]
-    return tuned, {name: _stuck(broken) for name, (result, broken) in results.items() if broken or result is None}
+    results = [(one, one.result) for one in found]
+    tuned = [result for one, result in results if result is not None and not one.broken]
+    return tuned, {one.name: _stuck(one) for one, result in results if one.broken or result is None}
 
 
-def _stuck(broken: str) -> Stuck:
-    if broken:
-        return Stuck("interrupted", f"its search is not complete: {broken}")
-    return Stuck("failed", "every trial of its search failed on the tuning seeds; give smaller steps in [tune.space]")
+def _stuck(search: Search) -> Stuck:
+    if search.broken:
+        return Stuck("interrupted", f"its search is not complete: {search.broken}")
+    last = search.tried[-1].state if search.tried else "there was none"
+    return Stuck("failed", f"every trial of its search failed on the tuning seeds, the last one with: {last}")
