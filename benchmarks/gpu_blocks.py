@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu_federations import DEVICE
-from fedalloy.engines import client_conv
-from fedalloy.engines.client_conv import After, Drawn
-from fedalloy.engines.conv_chain import ProductStage, Window
-from fedalloy.engines.on_gpu import conv_launch
+from fedalloy.engines.kernels import client_conv
+from fedalloy.engines.kernels.client_conv import After, Drawn
+from fedalloy.engines.kernels.conv_chain import ProductStage, Window
+from fedalloy.engines.kernels.on_gpu import conv_launch
 from fedalloy.engines.precision import products_in
 
 SHAPES = {  # clients, batch, height, inputs, outputs, stride, padding, from a pool

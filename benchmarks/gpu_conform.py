@@ -12,8 +12,8 @@ from torch import nn
 
 from benchmarks.gpu_federations import DEVICE, FOUND, apart, federation, images, note
 from fedalloy.algorithms import fedavg, fedprox, scaffold
-from fedalloy.engines import client_conv, conv_sgd
 from fedalloy.engines.batched import Batched
+from fedalloy.engines.kernels import client_conv, conv_sgd
 from fedalloy.engines.loop import Loop
 from fedalloy.tasks.datasets.base import Dataset
 from fedalloy.tasks.partitions.power_law import PowerLaw

@@ -34,8 +34,8 @@ from fedalloy.algorithms import fedavg, fedprox, named, scaffold
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.keys import Key
 from fedalloy.core.native import draws
-from fedalloy.engines import client_graphs, conv_graphs, cuda_graphs, tracing
 from fedalloy.engines.batched import Batched
+from fedalloy.engines.kernels import client_graphs, conv_graphs, cuda_graphs, tracing
 from fedalloy.engines.loop import Loop
 from fedalloy.tasks.federation import federate
 from fedalloy.tasks.models.acgan import acgan

@@ -38,8 +38,8 @@ import fedalloy
 from fedalloy.core import cuda_draws
 from fedalloy.core.keys import Key
 from fedalloy.core.protocols import Engine
-from fedalloy.engines import cuda_graphs
 from fedalloy.engines.batched import Batched
+from fedalloy.engines.kernels import cuda_graphs
 from fedalloy.tasks.datasets.base import Dataset
 from fedalloy.tasks.federation import FederatedTask
 

@@ -32,8 +32,8 @@ from benchmarks.peers.environments import PEERS, Peer
 from benchmarks.peers.machine import describe
 from benchmarks.peers.measuring import measure
 from benchmarks.workloads import WORKLOADS, Workload, task_of
+from fedalloy.engines.cluster.packing import pack, unpack
 from fedalloy.engines.ray import Ray
-from fedalloy.engines.ray_packing import pack, unpack
 
 RESULTS = Path(__file__).parent / "results" / "ray.json"
 SIDES = (Peer("fedalloy", "workers"), Peer("ray", "ray"), *(peer for peer in PEERS if peer.module == "flower"))

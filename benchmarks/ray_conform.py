@@ -26,9 +26,10 @@ from torch import Tensor, nn
 
 import fedalloy
 from fedalloy.core.errors import SpecError
-from fedalloy.engines import ray_pool, ray_worker
+from fedalloy.engines.cluster import pool as ray_pool
+from fedalloy.engines.cluster import worker as ray_worker
+from fedalloy.engines.cluster.session import load_ray
 from fedalloy.engines.ray import Ray
-from fedalloy.engines.ray_session import load_ray
 from fedalloy.testing import FAULTS, check_engine, engine_cases, small_task
 from fedalloy.testing.comparing import differences
 

@@ -36,7 +36,7 @@ SMALL = ("W1", "W4")
 PARTS: dict[str, tuple[str, ...]] = {
     "choosing clients": ("fedalloy.experiment.round:_assign",),
     "plan and draws of the block": ("fedalloy.engines.batched:prepare",),
-    "local steps": ("fedalloy.engines.fused:train",),
+    "local steps": ("fedalloy.engines.kernels.fused:train",),
     "rest of the engine": ("fedalloy.engines.batched:Batched.__call__",),
     "server": ("fedalloy.experiment.round:server_step", "fedalloy.experiment.round:recounted"),
     "records": ("fedalloy.experiment.recorder:FolderRecorder.append",),

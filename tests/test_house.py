@@ -114,8 +114,8 @@ def _third_party_fault(module: str, here: str, top: str) -> str | None:
         return "core imports torch and the standard library only"
     if top == "flwr" and here != "flower":
         return "only flower/ imports flwr"
-    if top == "ray" and not module.startswith("fedalloy.engines.ray"):
-        return "only engines/ray* imports ray"
+    if top == "ray" and not module.startswith(("fedalloy.engines.ray", "fedalloy.engines.cluster")):
+        return "only engines/ray.py and engines/cluster/ import ray"
     return None
 
 
@@ -209,7 +209,7 @@ def test_a_planted_import_is_caught(file, code):
             "import numpy\nfrom fedalloy.core import tree\nfrom fedalloy.methods.weightings import nova",
         ),
         ("methods/published.py", "from fedalloy.methods.solvers.sgd import Sgd"),
-        ("engines/ray_pool.py", "import ray\nfrom ray.exceptions import RayError"),
+        ("engines/cluster/pool.py", "import ray\nfrom ray.exceptions import RayError"),
         ("flower/app.py", "from flwr.server import ServerApp\nfrom fedalloy.engines import loop"),
         ("results/outcome.py", "from fedalloy.experiment.records.reading import read_run"),
         ("results/outcome.py", "from fedalloy.tasks.metrics import summary"),

@@ -65,13 +65,13 @@ def _report(run: Path) -> None:
 
 def _export(run: Path) -> None:
     from fedalloy.results.export.latex import write_latex
-    from fedalloy.results.export.tables import TABLES, rows
+    from fedalloy.results.export.tables import TABLES, blocks
     from fedalloy.results.export.writing import WRITERS
     from fedalloy.results.runs import runs_in
 
     chosen = runs_in([run])
     for table in TABLES:
-        WRITERS["csv"](run.parent / f"{table}.csv", lambda table=table: rows(table, chosen))  # type: ignore[misc]
+        WRITERS["csv"](run.parent / f"{table}.csv", lambda table=table: blocks(table, chosen))  # type: ignore[misc]
     write_latex(run.parent / "results.tex", chosen)
 
 

@@ -19,13 +19,13 @@ MOVED = {
     "fedalloy.core.around": "fedalloy.core.wrappers",
     "fedalloy.core.roles": "fedalloy.core.capabilities",
     "fedalloy.docs": "fedalloy.cli.docs",
-    "fedalloy.engines.chain": "fedalloy.engines.layer_chain",
+    "fedalloy.engines.chain": "fedalloy.engines.kernels.layer_chain",
     "fedalloy.engines.exchange": "fedalloy.engines.shared_memory",
     "fedalloy.engines.flower": "fedalloy.flower.engine",
-    "fedalloy.engines.fused_mixture": "fedalloy.engines.fused_interpolated",
-    "fedalloy.engines.graphs": "fedalloy.engines.cuda_graphs",
-    "fedalloy.engines.inplace": "fedalloy.engines.inplace_sgd",
-    "fedalloy.engines.mapped": "fedalloy.engines.vmap_kernel",
+    "fedalloy.engines.fused_mixture": "fedalloy.engines.kernels.fused_interpolated",
+    "fedalloy.engines.graphs": "fedalloy.engines.kernels.cuda_graphs",
+    "fedalloy.engines.inplace": "fedalloy.engines.kernels.inplace_sgd",
+    "fedalloy.engines.mapped": "fedalloy.engines.kernels.vmap_kernel",
     "fedalloy.experiment.newcomers": "fedalloy.experiment.unseen",
     "fedalloy.export": "fedalloy.results.export",
     "fedalloy.flower.protocol.letters": "fedalloy.flower.protocol.tensor_messages",
@@ -66,6 +66,9 @@ MOVED = {
     "fedalloy.weightings": "fedalloy.methods.weightings",
     "fedalloy.wire": "fedalloy.methods.wires",
 }
+_KERNELS = """between_products client_graphs conv_chain conv_graphs conv_sgd cuda_graphs filling fused fused_graph
+fused_interpolated im2col inplace_sgd layer_chain tracing vmap_kernel"""
+MOVED |= {f"fedalloy.engines.{name}": f"fedalloy.engines.kernels.{name}" for name in _KERNELS.split()}
 
 
 class OldNames:

@@ -21,8 +21,8 @@ from fedalloy.core.client import train
 from fedalloy.core.keys import Key
 from fedalloy.core.program import Finished, Kernel, run_block
 from fedalloy.core.types import Context
-from fedalloy.engines import fused, vmap_kernel
 from fedalloy.engines.batched import Batched
+from fedalloy.engines.kernels import fused, vmap_kernel
 from fedalloy.engines.loop import Loop
 from fedalloy.experiment.fit import fit
 from fedalloy.methods.servers.sgd import ServerSgd

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from fedalloy.engines.ray_worker import StoreLost
+from fedalloy.engines.cluster.worker import StoreLost
 
 FETCH = ("prepare", "run", "dots", "cross")
 """Methods of a worker that read the object store."""

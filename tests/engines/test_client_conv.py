@@ -17,12 +17,12 @@ from torch.nn import functional
 from torch.utils._pytree import tree_map
 
 from fedalloy.core.program import BlockTraining, TrainingResult
-from fedalloy.engines import client_conv, conv_graphs, conv_kernel, conv_ops, cuda_graphs, tracing
 from fedalloy.engines.batched import Batched
 from fedalloy.engines.batches import dropout_keys, padded_batches
-from fedalloy.engines.client_conv import After, DrawnImages
-from fedalloy.engines.conv_chain import ProductStage, Window
-from fedalloy.engines.conv_kernel import ConvSgd, FactoredLayer
+from fedalloy.engines.kernels import client_conv, conv_graphs, conv_kernel, conv_ops, cuda_graphs, tracing
+from fedalloy.engines.kernels.client_conv import After, DrawnImages
+from fedalloy.engines.kernels.conv_chain import ProductStage, Window
+from fedalloy.engines.kernels.conv_kernel import ConvSgd, FactoredLayer
 from fedalloy.engines.kinds import PlainSgd
 from fedalloy.engines.loop import Loop
 from tests.engines.rounds import gaps, play, task_of

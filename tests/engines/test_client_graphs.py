@@ -12,11 +12,11 @@ from torch import nn
 
 from fedalloy.algorithms import fedavg, scaffold
 from fedalloy.core.types import Block
-from fedalloy.engines import client_graphs, vmap_kernel
 from fedalloy.engines.batched import Batched
-from fedalloy.engines.client_graphs import ClientGraphs, Lane
+from fedalloy.engines.kernels import client_graphs, vmap_kernel
+from fedalloy.engines.kernels.client_graphs import ClientGraphs, Lane
+from fedalloy.engines.kernels.tracing import trace
 from fedalloy.engines.loop import Loop
-from fedalloy.engines.tracing import trace
 from fedalloy.methods.solvers.sgd import Sgd
 from fedalloy.tasks.dropout import Dropout
 from fedalloy.testing import work

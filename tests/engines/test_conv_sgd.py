@@ -15,15 +15,16 @@ from fedalloy.algorithms import fedavg, fedprox
 from fedalloy.core.factors import FactoredTree, LowRank
 from fedalloy.core.keys import Key
 from fedalloy.core.types import Block
-from fedalloy.engines import batched, between_products, conv_graphs, conv_kernel, conv_sgd
+from fedalloy.engines import batched
 from fedalloy.engines.batched import Batched, stages_for
-from fedalloy.engines.conv_chain import Op
-from fedalloy.engines.conv_graphs import CapturedRound, ConvGraphs, signature
-from fedalloy.engines.conv_kernel import ConvSgd
-from fedalloy.engines.conv_sgd import Batches
+from fedalloy.engines.kernels import between_products, conv_graphs, conv_kernel, conv_sgd
+from fedalloy.engines.kernels.conv_chain import Op
+from fedalloy.engines.kernels.conv_graphs import CapturedRound, ConvGraphs, signature
+from fedalloy.engines.kernels.conv_kernel import ConvSgd
+from fedalloy.engines.kernels.conv_sgd import Batches
+from fedalloy.engines.kernels.tracing import Fuser
 from fedalloy.engines.kinds import PlainSgd
 from fedalloy.engines.loop import Loop
-from fedalloy.engines.tracing import Fuser
 from fedalloy.testing import SmallTask
 from tests.engines.rounds import gaps, play, shared_of, task_of
 
@@ -250,7 +251,7 @@ def test_a_failing_compiler_is_no_failing_round(monkeypatch):
     def failing(*_: Any) -> Any:
         raise RuntimeError("compiler: no ptxas\n\nthe cause")
 
-    monkeypatch.setattr("fedalloy.engines.tracing._compiled", failing)
+    monkeypatch.setattr("fedalloy.engines.kernels.tracing._compiled", failing)
     engine, algorithm, data = Batched(kernel="fused"), METHODS["plain"], task("flat examples")
     engine._conv_graphs = ConvGraphs(_fusing=Fuser(compiled=True))
     with pytest.warns(RuntimeWarning, match=r"uncompiled.*no ptxas.*the cause"):

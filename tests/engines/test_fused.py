@@ -15,8 +15,8 @@ import fedalloy
 from fedalloy import algorithms
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.keys import Key
-from fedalloy.engines import cuda_graphs, fused, vmap_kernel
 from fedalloy.engines.batched import Batched, dense_of
+from fedalloy.engines.kernels import cuda_graphs, fused, vmap_kernel
 from fedalloy.engines.loop import Loop
 from fedalloy.methods.servers.sgd import ServerSgd
 from fedalloy.methods.solvers.prox import Prox

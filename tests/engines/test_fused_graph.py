@@ -12,9 +12,10 @@ import torch
 from fedalloy.algorithms import fedavg
 from fedalloy.core.keys import Key
 from fedalloy.core.types import Block, Context, Work
-from fedalloy.engines import batched, fused, fused_graph
+from fedalloy.engines import batched
 from fedalloy.engines.batched import Batched
-from fedalloy.engines.fused_graph import FusedGraphs, Kernel, agree
+from fedalloy.engines.kernels import fused, fused_graph
+from fedalloy.engines.kernels.fused_graph import FusedGraphs, Kernel, agree
 from fedalloy.engines.loop import Loop
 from fedalloy.testing import small_task
 from fedalloy.testing.cases import work

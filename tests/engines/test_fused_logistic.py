@@ -15,8 +15,8 @@ from fedalloy import algorithms
 from fedalloy.core import native
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.native import building
-from fedalloy.engines import fused_logistic
 from fedalloy.engines.batched import Batched
+from fedalloy.engines.kernels import fused_logistic
 from fedalloy.engines.loop import Loop
 from fedalloy.methods.servers.sgd import ServerSgd
 from fedalloy.methods.solvers.prox import Prox

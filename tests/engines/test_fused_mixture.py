@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from fedalloy.core import native
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.keys import Key
-from fedalloy.engines import fused_interpolated, fused_pair, vmap_kernel
 from fedalloy.engines.auto import expected
 from fedalloy.engines.batched import Batched
+from fedalloy.engines.kernels import fused_interpolated, fused_pair, vmap_kernel
 from fedalloy.engines.loop import run_one
 from fedalloy.engines.workers import Workers
 from fedalloy.methods.servers.sgd import ServerSgd

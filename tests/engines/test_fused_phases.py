@@ -14,9 +14,9 @@ import fedalloy
 from fedalloy import algorithms
 from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.keys import Key
-from fedalloy.engines import fused_phases, vmap_kernel
 from fedalloy.engines.auto import expected
 from fedalloy.engines.batched import Batched
+from fedalloy.engines.kernels import fused_phases, vmap_kernel
 from fedalloy.engines.loop import run_one
 from fedalloy.engines.workers import Workers
 from fedalloy.methods.servers.sgd import ServerSgd

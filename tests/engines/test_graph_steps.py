@@ -20,10 +20,10 @@ import fedalloy
 from fedalloy.core import inputs, registry
 from fedalloy.core.keys import Key
 from fedalloy.core.program import BlockTraining, TrainingResult
-from fedalloy.engines import vmap_kernel
 from fedalloy.engines.batched import Batched
 from fedalloy.engines.batches import batches, dropout_keys
-from fedalloy.engines.cuda_graphs import FEW, StepContext, in_streams
+from fedalloy.engines.kernels import vmap_kernel
+from fedalloy.engines.kernels.cuda_graphs import FEW, StepContext, in_streams
 from fedalloy.methods.solvers.sgd import Sgd
 from fedalloy.tasks.objective import ModuleObjective
 from tests.experiment.test_cuda import DATA_MAKERS, SKEWED, method

@@ -10,8 +10,8 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
-from fedalloy.engines import im2col
-from fedalloy.engines.im2col import ConvolutionsAsProducts, convolve
+from fedalloy.engines.kernels import im2col
+from fedalloy.engines.kernels.im2col import ConvolutionsAsProducts, convolve
 
 CLIENTS = 3
 pairs = st.tuples(st.integers(1, 3), st.integers(1, 3))

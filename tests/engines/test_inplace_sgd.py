@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from fedalloy.core.algorithm import Algorithm
-from fedalloy.engines import inplace_sgd, loop
+from fedalloy.engines import loop
+from fedalloy.engines.kernels import inplace_sgd
 from fedalloy.engines.loop import Loop, run_one
 from fedalloy.engines.workers import Workers
 from fedalloy.methods.servers.sgd import ServerSgd

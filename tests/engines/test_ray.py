@@ -21,12 +21,14 @@ from fedalloy import algorithms
 from fedalloy.core import tree
 from fedalloy.core.errors import CheckpointError, ClientError, SpecError
 from fedalloy.core.types import Cohort
-from fedalloy.engines import ray_pool, ray_session, ray_worker
+from fedalloy.engines.cluster import pool as ray_pool
+from fedalloy.engines.cluster import session as ray_session
+from fedalloy.engines.cluster import worker as ray_worker
+from fedalloy.engines.cluster.session import ClusterError
+from fedalloy.engines.cluster.states import HELD, OwnedStates, StateFiles
+from fedalloy.engines.cluster.worker import add_blocks, partial_sum
 from fedalloy.engines.loop import Loop
 from fedalloy.engines.ray import Ray
-from fedalloy.engines.ray_session import ClusterError
-from fedalloy.engines.ray_states import HELD, OwnedStates, StateFiles
-from fedalloy.engines.ray_worker import add_blocks, partial_sum
 from fedalloy.engines.shared_cohort import Overwritten
 from fedalloy.methods.published import fedavg
 from fedalloy.testing import FAULTS, HANDLE_FAULTS, check_engine, engine_cases, small_task, work
@@ -331,7 +333,7 @@ def test_states_on_several_machines_need_a_folder(ray, monkeypatch):
 
 
 def test_a_folder_that_a_worker_does_not_reach_is_refused(tmp_path, ray, monkeypatch):
-    monkeypatch.setattr("fedalloy.engines.ray_worker.StateFiles.owner", lambda self: os.urandom(4).hex())
+    monkeypatch.setattr("fedalloy.engines.cluster.worker.StateFiles.owner", lambda self: os.urandom(4).hex())
     with pytest.raises(SpecError, match="does not reach states = "):
         play(Ray(workers=1, states=str(tmp_path)), ALGORITHM, small_task())
 

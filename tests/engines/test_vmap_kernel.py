@@ -19,8 +19,8 @@ from fedalloy.core.errors import ClientError
 from fedalloy.core.keys import Key
 from fedalloy.core.program import run_block
 from fedalloy.core.types import Tree
-from fedalloy.engines import vmap_kernel
 from fedalloy.engines.batched import Batched
+from fedalloy.engines.kernels import vmap_kernel
 from fedalloy.engines.loop import Loop
 from fedalloy.methods.servers.sgd import ServerSgd
 from fedalloy.methods.solvers.scaffold import Scaffold

@@ -17,9 +17,9 @@ from fedalloy.core.gathering import Storage
 from fedalloy.core.protocols import Engine, Outcome, Shared, Task
 from fedalloy.core.registry import register
 from fedalloy.core.types import Context, State, Work
-from fedalloy.engines import fused_interpolated
 from fedalloy.engines.batched import Batched, dense_of
 from fedalloy.engines.freed_memory import keep_freed_memory
+from fedalloy.engines.kernels import fused_interpolated
 from fedalloy.engines.kinds import interpolated_sgd_of, is_fusible
 from fedalloy.engines.loop import Loop
 from fedalloy.engines.processes import forks

@@ -17,9 +17,9 @@ from fedalloy.core.gathering import Gathering
 from fedalloy.core.program import Kernel
 from fedalloy.core.protocols import Objective, Outcome, Shared, Task
 from fedalloy.core.types import Block, Context, State, Work
-from fedalloy.engines import fused_interpolated, fused_mixed, fused_phases, inplace_sgd
 from fedalloy.engines.batched import dense_of, one_target
-from fedalloy.engines.fused import Dense
+from fedalloy.engines.kernels import fused_interpolated, fused_mixed, fused_phases, inplace_sgd
+from fedalloy.engines.kernels.fused import Dense
 from fedalloy.engines.kinds import InterpolatedSgd, MixedSgd, PlainSgd, TwoPhaseSgd, setting_of
 from fedalloy.engines.loop import planned, run_one
 

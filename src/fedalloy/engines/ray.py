@@ -26,13 +26,13 @@ from fedalloy.core.protocols import Engine, Outcome, Shared, Task
 from fedalloy.core.registry import register
 from fedalloy.core.types import Cohort, Context, Contributions, State, Work
 from fedalloy.engines.batched import Batched
+from fedalloy.engines.cluster.cohort import Places, RayCohort
+from fedalloy.engines.cluster.packing import Packed, unpack
+from fedalloy.engines.cluster.pool import RoundOrders, WorkerPool, WorkerShape
+from fedalloy.engines.cluster.session import LOCAL, connect, disconnect
+from fedalloy.engines.cluster.states import OwnedStates, StateFiles
+from fedalloy.engines.cluster.worker import Settings
 from fedalloy.engines.profile import phase
-from fedalloy.engines.ray_cohort import Places, RayCohort
-from fedalloy.engines.ray_packing import Packed, unpack
-from fedalloy.engines.ray_pool import RoundOrders, WorkerPool, WorkerShape
-from fedalloy.engines.ray_session import LOCAL, connect, disconnect
-from fedalloy.engines.ray_states import OwnedStates, StateFiles
-from fedalloy.engines.ray_worker import Settings
 
 INNER = ("batched", "loop")
 BLOCKS = {"loop": 256, "batched": 16}

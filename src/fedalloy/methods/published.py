@@ -147,13 +147,13 @@ def fedcams(
     compressor: Literal["topk", "scaled_sign"] = "topk",
     ratio: float = 1 / 64,
     *,
-    server_lr: float = 0.01,
     beta1: float = 0.9,
     beta2: float = 0.99,
     eps: float = 1e-3,
     option: Literal["max", "plus"] = "max",
     vhat0: float = 0.0,
     bias_correction: bool = False,
+    server_lr: float = 0.01,
     **local: Any,
 ) -> Algorithm:
     """FedAMS on compressed updates with error feedback (Wang et al. 2022); ``ratio`` is used by top-k only."""

@@ -18,7 +18,7 @@ from fedalloy.core.program import Finished, Kernel, run_block
 from fedalloy.core.protocols import LocalSolver, Shared
 from fedalloy.core.screening import misfit
 from fedalloy.core.types import Cohort, Context, Contribution, Plan, State, Work
-from fedalloy.engines import vmap_kernel
+from fedalloy.engines.kernels import vmap_kernel
 from fedalloy.methods.servers.sgd import ServerSgd
 from fedalloy.methods.weightings.uniform import Uniform
 from fedalloy.testing.comparing import broken, copied, differences

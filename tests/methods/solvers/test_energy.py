@@ -16,8 +16,8 @@ from fedalloy.core.errors import AlgorithmError
 from fedalloy.core.keys import Key
 from fedalloy.core.program import BlockTraining
 from fedalloy.core.types import Context, Work
-from fedalloy.engines import vmap_kernel
-from fedalloy.engines.im2col import ConvolutionsAsProducts
+from fedalloy.engines.kernels import vmap_kernel
+from fedalloy.engines.kernels.im2col import ConvolutionsAsProducts
 from fedalloy.methods.servers.langevin import Langevin
 from fedalloy.methods.servers.sgd import ServerSgd
 from fedalloy.methods.solvers import energy

@@ -13,7 +13,7 @@ from fedalloy.core.errors import AlgorithmError, Diverged
 from fedalloy.core.keys import Key
 from fedalloy.core.program import BlockTraining, TrainingResult
 from fedalloy.core.types import Tree
-from fedalloy.engines import vmap_kernel
+from fedalloy.engines.kernels import vmap_kernel
 from fedalloy.engines.loop import Loop
 from fedalloy.engines.workers import Workers
 from fedalloy.studies.unfolding.gradient import outer_gradient

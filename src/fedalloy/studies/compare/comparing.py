@@ -134,8 +134,7 @@ def compare(
     leave_if_starting()
     _check_processes(processes)
     if isinstance(algorithms, str | Path):
-        folder = _only_folder(task, algorithms, folder)
-        algorithms = None
+        algorithms, folder = _only_folder(task, algorithms, folder)
     asked = {"seeds": seeds, "rounds": rounds, "tuning_seeds": tuning_seeds, "grid": grid, **settings}
     call = as_call(task, algorithms, folder, asked)
     if watcher is None and (in_notebook() if progress is None else progress):
@@ -146,14 +145,14 @@ def compare(
         return _so_far(call.folder, interrupt)
 
 
-def _only_folder(task: object, second: str | Path, folder: str | Path | None) -> str | Path:
+def _only_folder(task: object, second: str | Path, folder: str | Path | None) -> tuple[None, str | Path]:
     """The second argument of ``compare(recipe, folder)``: nowhere else is a text a folder."""
     if folder is not None or not isinstance(task, Recipe | Mapping | str | Path):
         raise SpecError(
             f"compare: algorithms must be {{name: algorithm, ...}}, or a list of published methods' names, got "
             f"{str(second)!r}: write [{str(second)!r}]"
         )
-    return second
+    return None, second
 
 
 def _so_far(folder: Path, interrupt: KeyboardInterrupt) -> Comparison:

@@ -17,7 +17,7 @@ from fedalloy.core.keys import Key
 from fedalloy.core.program import run_block
 from fedalloy.core.protocols import Shared
 from fedalloy.core.types import Cohort, Context, State, Tree, Work
-from fedalloy.engines import vmap_kernel
+from fedalloy.engines.kernels import vmap_kernel
 from fedalloy.studies.unfolding.first_order import Found, check_finite, final_point, silent_point
 from fedalloy.studies.unfolding.fixed_model import fixed_model_gradient, fixed_model_loss
 from fedalloy.studies.unfolding.unrolled import UnrolledProblem, known

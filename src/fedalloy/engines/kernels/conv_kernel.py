@@ -10,12 +10,12 @@ from torch import Tensor
 
 from fedalloy.core.factors import LowRank
 from fedalloy.core.types import Tree
-from fedalloy.engines.client_conv import has_kernels, inner_products, nearly_exact, rounded, subtract_product
-from fedalloy.engines.conv_chain import ProductStage, Stages
-from fedalloy.engines.fused import Memory, momentum_step, move_bias, move_weight
+from fedalloy.engines.kernels.client_conv import has_kernels, inner_products, nearly_exact, rounded, subtract_product
+from fedalloy.engines.kernels.conv_chain import ProductStage, Stages
+from fedalloy.engines.kernels.fused import Memory, momentum_step, move_bias, move_weight
+from fedalloy.engines.kernels.tracing import Fuser
 from fedalloy.engines.kinds import PlainSgd
 from fedalloy.engines.precision import Precision, products_in
-from fedalloy.engines.tracing import Fuser
 
 DIFFERENTIABLE = False
 
@@ -23,7 +23,7 @@ DIFFERENTIABLE = False
 @dataclass(frozen=True)
 class ConvSgd:
     """What is the same in all rounds. ``fusing`` calls what is between products; ``factored`` allows updates of dense
-    layers to stay factors; ``implicit`` never stores patches (:mod:`fedalloy.engines.conv_implicit`);
+    layers to stay factors; ``implicit`` never stores patches (:mod:`conv_implicit`);
     ``exact_norms`` is the algorithm's."""
 
     stages: Stages

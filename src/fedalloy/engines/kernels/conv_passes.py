@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fedalloy.core.types import Tree
-from fedalloy.engines.between_products import back, enter, onward
-from fedalloy.engines.conv_kernel import (
+from fedalloy.engines.kernels.between_products import back, enter, onward
+from fedalloy.engines.kernels.conv_kernel import (
     ConvSgd,
     Factored,
     bias_of,
@@ -19,7 +19,7 @@ from fedalloy.engines.conv_kernel import (
     product_back,
     product_move,
 )
-from fedalloy.engines.fused import Memory
+from fedalloy.engines.kernels.fused import Memory
 from fedalloy.engines.kinds import PlainSgd
 
 Kept = tuple[list[Tensor], list[Tensor]]

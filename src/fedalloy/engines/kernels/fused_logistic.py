@@ -1,6 +1,6 @@
 """Plain SGD of a block of clients on one linear layer with cross-entropy, in one call of a compiled kernel.
 
-It does what :func:`fedalloy.engines.fused.descend` does, client by client with everything in the first caches, where
+It does what :func:`fused.descend` does, client by client with everything in the first caches, where
 that function calls torch a dozen times per step. Not differentiable.
 """
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedalloy.engines.between_products import applied, enter, largest, patches, undo_all, unpatched
-from fedalloy.engines.conv_chain import Op, ProductStage
+from fedalloy.engines.kernels.between_products import applied, enter, largest, patches, undo_all, unpatched
+from fedalloy.engines.kernels.conv_chain import Op, ProductStage
 from fedalloy.engines.precision import Precision
 
 ACTIVATIONS = ("relu", "tanh", "sigmoid")
@@ -60,7 +60,7 @@ def rounded(value: Tensor, precision: Precision) -> Tensor:
     if precision != "tf32" or value.dtype != torch.float32:
         return value
     if has_kernels(value.device):
-        from fedalloy.engines.on_gpu import conv_launch
+        from fedalloy.engines.kernels.on_gpu import conv_launch
 
         return conv_launch.rounded(value, precision)
     bits = (value.view(torch.int32) + 0x1000) & -0x2000
@@ -81,7 +81,7 @@ def convolve(
     if not has_kernels(weight.device):
         return _plain_convolve(stage, images, weight, after)
     weight = weight if loads else rounded(weight, precision)
-    from fedalloy.engines.on_gpu import conv_launch
+    from fedalloy.engines.kernels.on_gpu import conv_launch
 
     return conv_launch.convolve(stage, images, weight, after, precision, loads=loads)
 
@@ -98,7 +98,7 @@ def by_input(
     """The gradient of the images; with an activation ``activation`` that of its input, ``before`` being its result."""
     if has_kernels(weight.device):
         given = stage, batch, grad, rounded(turned(stage, weight), precision)
-        from fedalloy.engines.on_gpu import conv_launch
+        from fedalloy.engines.kernels.on_gpu import conv_launch
 
         return conv_launch.by_input(*given, precision, before, activation, loads=False)
     assert stage.reads is not None
@@ -119,7 +119,7 @@ def turned(stage: ProductStage, weight: Tensor) -> Tensor:
 def by_turned(stage: ProductStage, batch: int, grad: Tensor, weight: Tensor, precision: Precision) -> Tensor:
     """``by_input`` for weights that are turned; what is read is rounded."""
     if has_kernels(weight.device):
-        from fedalloy.engines.on_gpu import conv_launch
+        from fedalloy.engines.kernels.on_gpu import conv_launch
 
         return conv_launch.by_input(stage, batch, grad, weight, precision, None, "", loads=True)
     rows = functional.pad(weight.permute(0, 3, 1, 2).flatten(2), (0, stage.extra))
@@ -133,7 +133,7 @@ def by_weight(
     weight = grad.new_zeros(len(grad), grad.shape[2], stage.inputs + stage.extra, dtype=wide(grad))
     bias = grad.new_zeros(len(grad), grad.shape[2], dtype=wide(grad))
     if has_kernels(grad.device):
-        from fedalloy.engines.on_gpu import conv_launch
+        from fedalloy.engines.kernels.on_gpu import conv_launch
 
         conv_launch.by_weight(stage, images, grad, weight, bias, precision, into=False, loads=loads)
         return weight, bias
@@ -151,7 +151,7 @@ def into_weight(
 ) -> None:
     """Subtract the gradients from weights and biases."""
     if has_kernels(weight.device):
-        from fedalloy.engines.on_gpu import conv_launch
+        from fedalloy.engines.kernels.on_gpu import conv_launch
 
         conv_launch.by_weight(stage, images, grad, weight, bias, precision, into=True, loads=False)
         return
@@ -167,7 +167,7 @@ def unpool(
     clients, batch = grad.shape[:2]
     height, width, channels = stage.shape
     if has_kernels(grad.device):
-        from fedalloy.engines.on_gpu import conv_launch
+        from fedalloy.engines.kernels.on_gpu import conv_launch
 
         return conv_launch.unpool(stage, grad, pooled, chosen, activation, precision)
     windows = undo_all([Op(activation)] if activation else [], [pooled, pooled], grad)[:, :, :, None, :, None]
@@ -184,7 +184,7 @@ def nearly_exact(value: Tensor) -> str:
 def inner_products(one: Tensor, other: Tensor, precision: str) -> Tensor:
     """Those of all rows of two matrices of every client, ``[C, i, n]`` and ``[C, j, n]``, where n is large."""
     if has_kernels(one.device):
-        from fedalloy.engines.on_gpu import conv_launch
+        from fedalloy.engines.kernels.on_gpu import conv_launch
 
         return conv_launch.inner_products(one, other, precision)
     return torch.bmm(one, other.transpose(1, 2)).to(wide(one))
@@ -193,7 +193,7 @@ def inner_products(one: Tensor, other: Tensor, precision: str) -> Tensor:
 def subtract_product(left: Tensor, right: Tensor, out: Tensor) -> None:
     """``out -= left @ right`` for every client, nearly exactly, where ``out`` has long rows."""
     if has_kernels(out.device):
-        from fedalloy.engines.on_gpu import conv_launch
+        from fedalloy.engines.kernels.on_gpu import conv_launch
 
         conv_launch.subtract_product(left, right, out)
     else:

@@ -30,9 +30,9 @@ from fedalloy.core.fingerprint import digest
 from fedalloy.core.protocols import Outcome, Shared, Task
 from fedalloy.core.types import Cohort, Context, Payload, State, Stats, Tree, Weights, Work
 from fedalloy.engines.batched import Batched
+from fedalloy.engines.cluster.packing import Packed, pack, unpack
+from fedalloy.engines.cluster.states import StateFiles
 from fedalloy.engines.one_by_one import KernelFor, run_clients
-from fedalloy.engines.ray_packing import Packed, pack, unpack
-from fedalloy.engines.ray_states import StateFiles
 from fedalloy.engines.workers import portable
 
 _WITNESSES = 5

@@ -23,12 +23,12 @@ from fedalloy.core.blocks import summed_losses
 from fedalloy.core.program import BlockTraining, TrainingResult
 from fedalloy.core.protocols import Objective
 from fedalloy.core.types import Context
-from fedalloy.engines import vmap_kernel
 from fedalloy.engines.batches import dropout_keys, padded_batches
-from fedalloy.engines.filling import fill
-from fedalloy.engines.im2col import ConvolutionsAsProducts
+from fedalloy.engines.kernels import vmap_kernel
+from fedalloy.engines.kernels.filling import fill
+from fedalloy.engines.kernels.im2col import ConvolutionsAsProducts
+from fedalloy.engines.kernels.tracing import can_compile, or_uncompiled, trace, warn_uncompiled
 from fedalloy.engines.precision import Precision, fastest_convolutions, precise
-from fedalloy.engines.tracing import can_compile, or_uncompiled, trace, warn_uncompiled
 
 FEW = 8
 """Up to this many clients run in separate CUDA streams; more are vmapped, and those that share most of a model."""

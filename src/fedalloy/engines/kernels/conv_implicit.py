@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from fedalloy.core.types import Tree
-from fedalloy.engines import client_conv
-from fedalloy.engines.between_products import applied, back, onward, undo_all
-from fedalloy.engines.client_conv import ACTIVATIONS, After, DrawnImages
-from fedalloy.engines.conv_chain import Op, ProductStage
-from fedalloy.engines.conv_kernel import (
+from fedalloy.engines.kernels import client_conv
+from fedalloy.engines.kernels.between_products import applied, back, onward, undo_all
+from fedalloy.engines.kernels.client_conv import ACTIVATIONS, After, DrawnImages
+from fedalloy.engines.kernels.conv_chain import Op, ProductStage
+from fedalloy.engines.kernels.conv_kernel import (
     ConvSgd,
     Factored,
     bias_of,
@@ -29,7 +29,7 @@ from fedalloy.engines.conv_kernel import (
     product_back,
     product_move,
 )
-from fedalloy.engines.fused import Memory
+from fedalloy.engines.kernels.fused import Memory
 from fedalloy.engines.kinds import PlainSgd
 
 
@@ -91,7 +91,7 @@ def split(stage: ProductStage) -> tuple[str, bool, tuple[Op, ...]]:
     """The activation and whether windows of 2 x 2 are pooled, if these are the first layers after a convolution; and
     the other layers.
 
-    >>> from fedalloy.engines.conv_chain import Window
+    >>> from fedalloy.engines.kernels.conv_chain import Window
     >>> shape = (4, 6, 8), (4, 6, 3), Window((1, 1), (1, 1), (0, 0)), None
     >>> split(ProductStage("w", None, *shape, (Op("relu"), Op("maxpool", (2, 2)), Op("tanh"))))
     ('relu', True, (Op(kind='tanh', size=(1, 1)),))

@@ -1,7 +1,7 @@
 """Plain descent on the received model and, at the same time, on one of the client's own that is trained at a mixture of
 both, in place, for a chain of linear layers. Not differentiable.
 
-Both are the descent of :mod:`fedalloy.engines.fused`; for the second one, gradients are those at the mixture.
+Both are the descent of :mod:`fused`; for the second one, gradients are those at the mixture.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 from fedalloy.core.program import BlockTraining, TrainingResult
 from fedalloy.core.types import Tree
 from fedalloy.engines.batches import batches
-from fedalloy.engines.fused import Dense, Memory, Passes, allocate, backward
+from fedalloy.engines.kernels.fused import Dense, Memory, Passes, allocate, backward
 from fedalloy.engines.kinds import PlainSgd, mixed_sgd_of
 
 DIFFERENTIABLE = False

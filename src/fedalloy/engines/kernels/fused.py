@@ -17,10 +17,10 @@ from fedalloy.core.blocks import Prepared
 from fedalloy.core.program import BlockTraining, TrainingResult
 from fedalloy.core.types import Context, Tree
 from fedalloy.core.wide import widest
-from fedalloy.engines import fused_logistic
 from fedalloy.engines.batches import batches
+from fedalloy.engines.kernels import fused_logistic
+from fedalloy.engines.kernels.layer_chain import Chain
 from fedalloy.engines.kinds import PlainSgd, plain_sgd_of
-from fedalloy.engines.layer_chain import Chain
 
 DIFFERENTIABLE = False
 LOSSES = ("cross_entropy", "binary")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from fedalloy.engines.ray_worker import StoreLost
+from fedalloy.engines.cluster.worker import StoreLost
 
 TRIES = 2
 """How often a block may bring its worker down before the run stops."""

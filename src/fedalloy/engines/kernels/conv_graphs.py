@@ -16,15 +16,15 @@ from fedalloy.core.factors import FactoredTree
 from fedalloy.core.program import BlockTraining, TrainingResult
 from fedalloy.core.protocols import ElementWeighting
 from fedalloy.core.types import Tree
-from fedalloy.engines.client_conv import has_kernels
-from fedalloy.engines.conv_chain import Stages
-from fedalloy.engines.conv_kernel import ConvSgd
-from fedalloy.engines.conv_sgd import Batches, descend
-from fedalloy.engines.filling import fill
-from fedalloy.engines.fused_graph import agree
+from fedalloy.engines.kernels.client_conv import has_kernels
+from fedalloy.engines.kernels.conv_chain import Stages
+from fedalloy.engines.kernels.conv_kernel import ConvSgd
+from fedalloy.engines.kernels.conv_sgd import Batches, descend
+from fedalloy.engines.kernels.filling import fill
+from fedalloy.engines.kernels.fused_graph import agree
+from fedalloy.engines.kernels.tracing import Fuser, can_compile, warn_uncompiled
 from fedalloy.engines.kinds import plain_sgd_of
 from fedalloy.engines.precision import Precision, products_in
-from fedalloy.engines.tracing import Fuser, can_compile, warn_uncompiled
 
 DIFFERENTIABLE = False
 Result = tuple[Mapping[str, Tensor], Tensor, Tensor]

@@ -2,7 +2,7 @@
 place, for a chain of linear layers. Not differentiable.
 
 Clients reach the second phase at different steps, so a block is prepared again for each phase: then the clients that
-have steps of this phase left are its first rows, and every phase is the descent of :mod:`fedalloy.engines.fused`.
+have steps of this phase left are its first rows, and every phase is the descent of :mod:`fused`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 from fedalloy.core.blocks import Prepared, prepare
 from fedalloy.core.program import BlockTraining, TrainingResult
 from fedalloy.core.types import Plan, Tree
-from fedalloy.engines.fused import Dense, Memory, allocate, walk
+from fedalloy.engines.kernels.fused import Dense, Memory, allocate, walk
 from fedalloy.engines.kinds import PlainSgd, two_phase_sgd_of
 
 DIFFERENTIABLE = False

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from fedalloy.engines.filling import fill
+from fedalloy.engines.kernels.filling import fill
 
 Values = dict[str, Any]
 

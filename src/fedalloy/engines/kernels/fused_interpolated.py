@@ -18,8 +18,8 @@ from fedalloy.core import tree
 from fedalloy.core.program import BlockTraining, TrainingResult
 from fedalloy.core.types import Tree
 from fedalloy.engines.batches import batches
-from fedalloy.engines.fused import Dense, Passes, through
-from fedalloy.engines.fused_pair import PairSteps, pair_steps
+from fedalloy.engines.kernels.fused import Dense, Passes, through
+from fedalloy.engines.kernels.fused_pair import PairSteps, pair_steps
 from fedalloy.engines.kinds import InterpolatedSgd, interpolated_sgd_of
 
 DIFFERENTIABLE = False

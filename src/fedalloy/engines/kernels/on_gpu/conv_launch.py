@@ -1,4 +1,4 @@
-"""How the kernels of :mod:`fedalloy.engines.on_gpu.conv_triton` are called: shapes, and the sizes of their blocks."""
+"""How the kernels of :mod:`conv_triton` are called: shapes, and the sizes of their blocks."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedalloy.engines.client_conv import After, DrawnImages, nearly_exact, wide
-from fedalloy.engines.conv_chain import ProductStage
-from fedalloy.engines.on_gpu import conv_triton
+from fedalloy.engines.kernels.client_conv import After, DrawnImages, nearly_exact, wide
+from fedalloy.engines.kernels.conv_chain import ProductStage
+from fedalloy.engines.kernels.on_gpu import conv_triton
 from fedalloy.engines.precision import Precision
 
 PROGRAMS = 1600
@@ -30,7 +30,7 @@ def convolve(
     *,
     loads: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """See :func:`fedalloy.engines.client_conv.convolve`; ``loads`` rounds what is read."""
+    """See :func:`client_conv.convolve`; ``loads`` rounds what is read."""
     clients, batch = images.rows.shape if isinstance(images, DrawnImages) else images.shape[:2]
     (down, right, outputs), scale = stage.shape, 2 if after.pools else 1
     form = clients, batch, down // scale, right // scale, outputs
@@ -60,7 +60,7 @@ def by_input(
     *,
     loads: bool,
 ) -> Tensor:
-    """See :func:`fedalloy.engines.client_conv.by_input`; the weights are ``[C, taps, inputs, outputs]``."""
+    """See :func:`client_conv.by_input`; the weights are ``[C, taps, inputs, outputs]``."""
     assert stage.reads is not None
     (height, width, channels), outputs, clients = stage.reads, stage.shape[2], len(grad)
     out = torch.empty(clients, batch, height, width, channels, dtype=grad.dtype, device=grad.device)
@@ -85,7 +85,7 @@ def by_weight(
     into: bool,
     loads: bool,
 ) -> None:
-    """See :func:`fedalloy.engines.client_conv.by_weight`; writes into ``weight`` and ``bias``."""
+    """See :func:`client_conv.by_weight`; writes into ``weight`` and ``bias``."""
     clients, batch = images.rows.shape if isinstance(images, DrawnImages) else images.shape[:2]
     (down, right, outputs), inputs = stage.shape, stage.inputs
     block = _blocks("by_weight", outputs, inputs, precision)
@@ -115,7 +115,7 @@ def _share(results: int, step: int, tiles: int) -> int:
 def unpool(
     stage: ProductStage, grad: Tensor, pooled: Tensor, chosen: Tensor, activation: str, precision: Precision
 ) -> Tensor:
-    """See :func:`fedalloy.engines.client_conv.unpool`."""
+    """See :func:`client_conv.unpool`."""
     clients, batch = grad.shape[:2]
     down, right, channels = stage.shape
     out = torch.empty(clients, batch * down * right, channels, dtype=grad.dtype, device=grad.device)
@@ -137,7 +137,7 @@ def unpool(
 
 
 def inner_products(one: Tensor, other: Tensor, precision: str) -> Tensor:
-    """See :func:`fedalloy.engines.client_conv.inner_products`."""
+    """See :func:`client_conv.inner_products`."""
     (clients, rows, length), columns = one.shape, other.shape[1]
     block = {"BM": _power(rows, 16, 64), "BN": _power(columns, 16, 64), "BK": 64}
     places = triton.cdiv(rows, block["BM"]) * triton.cdiv(columns, block["BN"])
@@ -152,7 +152,7 @@ def inner_products(one: Tensor, other: Tensor, precision: str) -> Tensor:
 
 
 def subtract_product(left: Tensor, right: Tensor, out: Tensor) -> None:
-    """See :func:`fedalloy.engines.client_conv.subtract_product`."""
+    """See :func:`client_conv.subtract_product`."""
     clients, rows, length = out.shape
     block = {"BM": _power(rows, 16, 64), "BN": 128, "BK": _power(right.shape[1], 16, 64)}
     grid = triton.cdiv(length, block["BN"]), clients, triton.cdiv(rows, block["BM"])
@@ -163,7 +163,7 @@ def subtract_product(left: Tensor, right: Tensor, out: Tensor) -> None:
 
 
 def rounded(value: Tensor, precision: Precision) -> Tensor:
-    """See :func:`fedalloy.engines.client_conv.rounded`."""
+    """See :func:`client_conv.rounded`."""
     if precision != "tf32" or value.dtype != torch.float32:
         return value
     value = value.contiguous()

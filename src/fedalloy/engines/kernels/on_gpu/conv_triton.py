@@ -1,6 +1,6 @@
 """Convolutions of many clients as Triton kernels that read their patches from the images: no patch is ever stored.
 
-Every client has its own weights, ``[outputs, inputs]`` as in :mod:`fedalloy.engines.conv_chain`; images have their
+Every client has its own weights, ``[outputs, inputs]`` as in :mod:`conv_chain`; images have their
 channels last. ``client_conv`` has the same functions in plain torch, and calls these where they can run.
 """
 

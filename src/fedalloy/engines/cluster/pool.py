@@ -20,11 +20,11 @@ from fedalloy.core.algorithm import Algorithm
 from fedalloy.core.errors import ClientError, SpecError
 from fedalloy.core.protocols import Shared, Task
 from fedalloy.core.types import Context, State, Tree, Weights, Work
-from fedalloy.engines.ray_losses import TRIES, cut_off, died, is_to_blame, lost_its_store, may_take, reason
-from fedalloy.engines.ray_packing import Packed, pack, unpack
-from fedalloy.engines.ray_session import ClusterError, load_ray
-from fedalloy.engines.ray_states import StateFiles
-from fedalloy.engines.ray_worker import (
+from fedalloy.engines.cluster.losses import TRIES, cut_off, died, is_to_blame, lost_its_store, may_take, reason
+from fedalloy.engines.cluster.packing import Packed, pack, unpack
+from fedalloy.engines.cluster.session import ClusterError, load_ray
+from fedalloy.engines.cluster.states import StateFiles
+from fedalloy.engines.cluster.worker import (
     BlockReport,
     BlockWorker,
     Columns,

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from fedalloy.engines import conv_ops
+from fedalloy.engines.kernels import conv_ops
 
 Pair = tuple[int, int]
 FEW_CHANNELS = 8

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedalloy.engines.conv_chain import Op, ProductStage, Shape
+from fedalloy.engines.kernels.conv_chain import Op, ProductStage, Shape
 
 
 def enter(first: ProductStage, pool: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedalloy.engines import client_conv
-from fedalloy.engines.client_conv import After, has_kernels
-from fedalloy.engines.conv_chain import ProductStage, Window
+from fedalloy.engines.kernels import client_conv
+from fedalloy.engines.kernels.client_conv import After, has_kernels
+from fedalloy.engines.kernels.conv_chain import ProductStage, Window
 from fedalloy.engines.precision import Precision
 
 Pair = tuple[int, int]

@@ -14,9 +14,9 @@ from fedalloy.core import tree
 from fedalloy.core.contributions import Contributions, Notes, Payload, Stats
 from fedalloy.core.tree import Chunk, Tree, Weights
 from fedalloy.core.types import Cohort
-from fedalloy.engines.ray_packing import pack, unpack
-from fedalloy.engines.ray_pool import WorkerPool
-from fedalloy.engines.ray_worker import BlockWorker, Rows, add_blocks, joined, partial_sum, ranges_of, to_dtype
+from fedalloy.engines.cluster.packing import pack, unpack
+from fedalloy.engines.cluster.pool import WorkerPool
+from fedalloy.engines.cluster.worker import BlockWorker, Rows, add_blocks, joined, partial_sum, ranges_of, to_dtype
 from fedalloy.engines.shared_cohort import Overwritten
 
 CHUNKS_AT_ONCE = 4

@@ -1,8 +1,8 @@
 """Plain SGD on a convolutional chain, for many clients at once: hand-written backward, updates fused into products.
 
-Convolutions and dense layers of all clients are batched products of patches (:mod:`fedalloy.engines.conv_chain`). The
+Convolutions and dense layers of all clients are batched products of patches (:mod:`conv_chain`). The
 gradient of a weight is added to the weight by the product that computes it, so it is never stored; what is between two
-products is one function each (:mod:`fedalloy.engines.between_products`), compiled on a GPU. The step size is a factor
+products is one function each (:mod:`between_products`), compiled on a GPU. The step size is a factor
 of the loss's gradient, so a captured graph serves all rounds of a schedule. Not differentiable.
 """
 
@@ -17,11 +17,11 @@ from fedalloy.core.blocks import Prepared
 from fedalloy.core.factors import FactoredTree
 from fedalloy.core.types import Tree
 from fedalloy.core.wide import widest
-from fedalloy.engines import conv_implicit, conv_passes
-from fedalloy.engines.conv_chain import Stages, received, updates
-from fedalloy.engines.conv_kernel import ConvSgd, Factored, FactoredLayer
-from fedalloy.engines.fused import allocate, loss_totals, output_gradient
-from fedalloy.engines.tracing import Fuser
+from fedalloy.engines.kernels import conv_implicit, conv_passes
+from fedalloy.engines.kernels.conv_chain import Stages, received, updates
+from fedalloy.engines.kernels.conv_kernel import ConvSgd, Factored, FactoredLayer
+from fedalloy.engines.kernels.fused import allocate, loss_totals, output_gradient
+from fedalloy.engines.kernels.tracing import Fuser
 
 DIFFERENTIABLE = False
 

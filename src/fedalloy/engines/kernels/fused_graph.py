@@ -13,8 +13,8 @@ from torch import Tensor
 from fedalloy.core.blocks import Prepared
 from fedalloy.core.program import BlockTraining, TrainingResult
 from fedalloy.core.types import Context, Tree
-from fedalloy.engines import fused
-from fedalloy.engines.fused import Dense
+from fedalloy.engines.kernels import fused
+from fedalloy.engines.kernels.fused import Dense
 from fedalloy.engines.kinds import PlainSgd
 
 DIFFERENTIABLE = False

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedalloy.core.types import Tree
-from fedalloy.engines.fused import LOSSES
-from fedalloy.engines.layer_chain import Chain, Layer
+from fedalloy.engines.kernels.fused import LOSSES
+from fedalloy.engines.kernels.layer_chain import Chain, Layer
 
 Shape = tuple[int, int, int]
 """Height, width, channels."""

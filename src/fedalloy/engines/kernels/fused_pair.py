@@ -1,4 +1,4 @@
-"""The updates of :mod:`fedalloy.engines.fused_interpolated` by a compiled kernel: one pass over a client's rows takes
+"""The updates of :mod:`fused_interpolated` by a compiled kernel: one pass over a client's rows takes
 the step, makes the next mixture and adds up what the next step's angle needs, where torch takes thirteen passes."""
 
 from __future__ import annotations

@@ -22,11 +22,11 @@ from fedalloy.core import inputs
 from fedalloy.core.blocks import summed_losses
 from fedalloy.core.program import BlockTraining, Kernel, TrainingResult
 from fedalloy.core.wide import widest
-from fedalloy.engines import vmap_kernel
-from fedalloy.engines.cuda_graphs import StepContext, floating
-from fedalloy.engines.filling import fill
+from fedalloy.engines.kernels import vmap_kernel
+from fedalloy.engines.kernels.cuda_graphs import StepContext, floating
+from fedalloy.engines.kernels.filling import fill
+from fedalloy.engines.kernels.tracing import TracedStep, Values, can_compile, or_uncompiled, trace
 from fedalloy.engines.precision import Precision, fastest_convolutions, precise
-from fedalloy.engines.tracing import TracedStep, Values, can_compile, or_uncompiled, trace
 
 DIFFERENTIABLE = False
 LARGE_STEP = 5e9

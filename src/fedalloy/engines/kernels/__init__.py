@@ -1,0 +1,1 @@
+"""Kernels for local steps: faster ways to do what the loop does, each tested against it."""
