@@ -1,6 +1,6 @@
 """Scores finished runs that make samples with another classifier of the server; the runs themselves are not changed.
 
-    PYTHONPATH=. python -m benchmarks.rescored runs/reproduce/s4-ch4-digits/converged --epochs 1
+    PYTHONPATH=. python -m benchmarks.rescored runs/digits-k5 --epochs 1
 
 Prints a row per run: the mean accuracy over the clients' own test parts in percent, with the classifier that the run
 has (``own``, which must be what its record says), and with one trained for ``--epochs`` passes over the samples.

@@ -27,7 +27,7 @@ def _tampering(change: Any) -> tuple[Any, Any]:
 
     honest = tensor_messages.pack
 
-    def tampered(message: TensorMessage) -> Any:
+    def tampered(message: TensorMessage, **_: Any) -> Any:
         return honest(TensorMessage(message.header, change(message.parts)) if message.parts else message)
 
     setattr(node, "as_records", tampered)  # noqa: B010

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedalloy.core import aspects
 from fedalloy.core.algorithm import Algorithm
-from fedalloy.core.errors import SpecError, nearest
+from fedalloy.core.errors import RegistryError, SpecError, nearest
 from fedalloy.core.protocols import Task
 from fedalloy.core.showing import ShownRuns
 from fedalloy.core.spec import algorithm_from_spec
@@ -248,8 +248,8 @@ def fit(
     chosen = as_algorithm(algorithm)
     config = RunConfig(rounds=rounds, seed=seed, **_settings(settings, cohort, task, resume))
     name = _given_name(algorithm)
-    told = recipe_of(chosen, task, config) if folder is not None else parts_of(chosen)
-    recipe = Described({**name, **told})
+    told = recipe_of(chosen, task, config) if folder is not None else _told_parts(chosen)
+    recipe = Described({**told, **name})
     bars = [ProgressBar()] if (in_notebook() if progress is None else progress) else []
     with put_off(keep=in_notebook()) as caught:
         ending, recorder = run(
@@ -276,6 +276,15 @@ def _given_name(algorithm: object) -> dict[str, Any]:
     """The name under which a method was asked for; a value has only its parts."""
     named = algorithm.get("name") if isinstance(algorithm, Mapping) else algorithm
     return {"name": named} if isinstance(named, str) else {}
+
+
+def _told_parts(algorithm: Algorithm) -> dict[str, Any]:
+    """An algorithm's parts for a result that has no folder; rules of one's own need no registered names there."""
+    try:
+        return parts_of(algorithm)
+    except RegistryError:
+        parts = algorithm.solver, algorithm.weighting, algorithm.server
+        return {"name": ", ".join(type(part).__name__ for part in parts)}
 
 
 def _check_given(folder: object, callbacks: object, track: object, watcher: object) -> None:
