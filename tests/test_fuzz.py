@@ -98,12 +98,11 @@ def test_a_hang_is_found(misbehave, monkeypatch):
 
 
 def large_tensor(folder: Path) -> None:
-    # More than the limit by what a thread gives back that ends in the meantime: its arena has 64 MB of address space.
-    torch.empty(400 << 20, dtype=torch.uint8)
+    torch.empty(320 << 20, dtype=torch.uint8)
 
 
 def large_list(folder: Path) -> None:
-    _ = [0] * (50 << 20)
+    _ = [0] * (40 << 20)
 
 
 def swallowed(folder: Path) -> None:
@@ -115,7 +114,11 @@ def swallowed(folder: Path) -> None:
 
 @pytest.mark.parametrize("misbehave", [large_tensor, large_list, swallowed])
 def test_too_much_memory_is_found(misbehave):
-    assert kinds(misbehave, most=6) == {"memory"}
+    """In a process of its own: among other tests an input was once missed, and why was not found."""
+    name = misbehave.__name__
+    program = f"import tests.test_fuzz as fuzz; assert fuzz.kinds(fuzz.{name}, most=6) == {{'memory'}}"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_memory_that_malloc_kept_is_found_too():
